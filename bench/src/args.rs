@@ -1,0 +1,166 @@
+//! The command line: what was typed, nothing decided yet.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+/// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+pub struct Cli {
+    /// Something else than the comparison.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Options of the comparison.
+    #[command(flatten)]
+    pub compare: CompareArgs,
+}
+
+/// What can be done besides comparing.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run one workload against any vhost-user-blk socket and print the result as JSON.
+    Load(Box<LoadArgs>),
+    /// List the points of the comparison.
+    List,
+}
+
+/// Options of the comparison.
+#[derive(Clone, Debug, Args)]
+pub struct CompareArgs {
+    /// One round, one second a point: is it alive, not how fast is it.
+    #[arg(long)]
+    pub quick: bool,
+    /// Rounds; each measures every point on every server once.
+    #[arg(long, default_value_t = 3)]
+    pub rounds: usize,
+    /// Measured seconds per point.
+    #[arg(long, default_value_t = 2.0)]
+    pub runtime: f64,
+    /// Only points whose name contains this; may be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    pub only: Vec<String>,
+    /// Measure Flowstone alone.
+    #[arg(long)]
+    pub skip_peers: bool,
+    /// Also measure qemu-storage-daemon with the export in an iothread, which polls.
+    #[arg(long)]
+    pub qsd_iothread: bool,
+    /// Write everything measured as JSON.
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Rewrite the tables between the bench markers of this file.
+    #[arg(long, value_name = "FILE")]
+    pub markdown: Option<PathBuf>,
+    /// Directory of the disk image, on the file system to be measured [default: beside the
+    /// build].
+    #[arg(long)]
+    pub dir: Option<PathBuf>,
+    /// Size of the disk image.
+    #[arg(long, default_value = "8G", value_parser = parse_size)]
+    pub file_size: u64,
+    /// Size of the image on tmpfs.
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    pub tmpfs_size: u64,
+    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
+    #[arg(long, value_name = "FILE")]
+    pub flowstone: Option<PathBuf>,
+    /// Further arguments for `flowstone serve`.
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    pub flowstone_arg: Vec<String>,
+    /// CPU of the servers.
+    #[arg(long, default_value_t = 0)]
+    pub server_cpu: usize,
+    /// CPU of the client and of fio.
+    #[arg(long, default_value_t = 1)]
+    pub client_cpu: usize,
+}
+
+impl CompareArgs {
+    /// The same with `--quick` worked in.
+    pub fn settled(mut self) -> Self {
+        if self.quick {
+            self.rounds = 1;
+            self.runtime = 1.0;
+        }
+        self.rounds = self.rounds.max(1);
+        self
+    }
+}
+
+/// One workload by hand.
+#[derive(Debug, Args)]
+pub struct LoadArgs {
+    /// The backend's socket.
+    #[arg(long)]
+    pub socket: PathBuf,
+    /// read, write, rw, randread, randwrite, randrw, discard, randdiscard or mix.
+    #[arg(long, default_value = "randread")]
+    pub rw: String,
+    /// Request size.
+    #[arg(long, default_value = "4k", value_parser = parse_size)]
+    pub bs: u64,
+    /// Requests in flight per queue.
+    #[arg(long, default_value_t = 1)]
+    pub iodepth: u16,
+    /// Queues.
+    #[arg(long, default_value_t = 1)]
+    pub queues: usize,
+    /// Client threads (0: one per queue).
+    #[arg(long, default_value_t = 0)]
+    pub threads: usize,
+    /// CPUs of the client threads.
+    #[arg(long, value_delimiter = ',')]
+    pub cpus: Vec<usize>,
+    /// Sleep on the call eventfd instead of polling.
+    #[arg(long)]
+    pub eventfd: bool,
+    /// Measured seconds.
+    #[arg(long, default_value_t = 2.0)]
+    pub runtime: f64,
+    /// Seconds before measuring.
+    #[arg(long, default_value_t = 0.25)]
+    pub ramp: f64,
+    /// Stop after this many requests instead.
+    #[arg(long)]
+    pub ops: Option<u64>,
+    /// A flush after so many writes.
+    #[arg(long, default_value_t = 0)]
+    pub flush_every: u64,
+    /// Use only this much of the disk.
+    #[arg(long, default_value = "0", value_parser = parse_size)]
+    pub size: u64,
+    /// Write a pattern, check every read, read everything again at the end.
+    #[arg(long)]
+    pub verify: bool,
+    /// Charge this process's CPU time to the requests.
+    #[arg(long)]
+    pub server_pid: Option<u32>,
+    /// Descriptors per queue.
+    #[arg(long, default_value_t = 128)]
+    pub queue_size: u16,
+    /// Do without EVENT_IDX.
+    #[arg(long)]
+    pub no_event_idx: bool,
+    /// Do without indirect descriptors.
+    #[arg(long)]
+    pub no_indirect: bool,
+    /// Wait so many seconds for a successor when the backend dies.
+    #[arg(long)]
+    pub reconnect: Option<f64>,
+    /// Seed of all choices.
+    #[arg(long, default_value_t = 1)]
+    pub seed: u64,
+}
+
+/// A number of bytes with an optional k, M or G (powers of 1024).
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_lowercase()) {
+        Some('k') => (&text[..text.len() - 1], 10),
+        Some('m') => (&text[..text.len() - 1], 20),
+        Some('g') => (&text[..text.len() - 1], 30),
+        _ => (text, 0),
+    };
+    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
+}

@@ -1,0 +1,162 @@
+//! The comparison: rounds of points of servers, each server in turn.
+//!
+//! Interleaving spreads whatever the machine does meanwhile over all servers alike, and each round
+//! starts with another server so that none always follows the same neighbour. A server that is
+//! missing or fails is reported; it never stops the others.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use flowstone_testkit::process::temp_dir;
+use serde::Serialize;
+
+use crate::args::CompareArgs;
+use crate::idle::{self, IdleSample};
+use crate::image::Images;
+use crate::point::{Point, selected};
+use crate::sample::{Sample, Summary};
+use crate::server::{Server, Setting};
+
+/// A pause between measurements, for the disk to come to rest.
+const REST: Duration = Duration::from_millis(300);
+
+/// Everything measured at one point.
+#[derive(Debug, Serialize)]
+pub struct PointResult {
+    /// The point.
+    pub point: Point,
+    /// One entry per server.
+    pub servers: Vec<ServerResult>,
+}
+
+/// What became of one server at one point.
+#[derive(Debug, Serialize)]
+pub struct ServerResult {
+    /// Its name.
+    pub name: String,
+    /// All samples, in order of rounds.
+    pub samples: Vec<Sample>,
+    /// Medians, if there are samples.
+    pub summary: Option<Summary>,
+    /// Why it was not measured at all.
+    pub skipped: Option<String>,
+    /// What went wrong while measuring.
+    pub failures: Vec<String>,
+    /// Which one it is.
+    #[serde(skip)]
+    pub server: Server,
+}
+
+/// What became of one server with nothing to do.
+#[derive(Debug, Serialize)]
+pub struct IdleResult {
+    /// Its name.
+    pub name: String,
+    /// What was measured.
+    pub sample: Option<IdleSample>,
+    /// Why it was not.
+    pub problem: Option<String>,
+}
+
+/// Measures all points that were asked for.
+pub fn compare(args: &CompareArgs, images: &Images) -> Result<Vec<PointResult>> {
+    let mut results: Vec<PointResult> = Point::all()
+        .into_iter()
+        .filter(|point| selected(&point.name, &args.only))
+        .map(|point| PointResult::new(point, args))
+        .collect();
+    let dir = temp_dir()?;
+    for round in 0..args.rounds {
+        for result in &mut results {
+            result.measure(round, args, images, dir.path());
+        }
+    }
+    results.iter_mut().for_each(PointResult::sum_up);
+    Ok(results)
+}
+
+/// Measures what idle disks cost, if that was asked for.
+pub fn compare_idle(args: &CompareArgs) -> Vec<IdleResult> {
+    if !selected(idle::NAME, &args.only) {
+        return Vec::new();
+    }
+    let points = Point::all();
+    Server::for_point(&points[0], args)
+        .into_iter()
+        .filter(|server| !matches!(server, Server::Fio | Server::Qsd { iothread: true, .. }))
+        .map(|server| {
+            let name = server.name(points[0].backend);
+            eprintln!("{:<28} {name}", idle::NAME);
+            let sample = match server.missing(&points[0], args) {
+                Some(reason) => Err(format!("skipped: {reason}")),
+                None => idle::measure(server, args).map_err(|e| format!("failed: {e:#}")),
+            };
+            let problem = sample.as_ref().err().cloned();
+            IdleResult { name, sample: sample.ok(), problem }
+        })
+        .collect()
+}
+
+impl PointResult {
+    fn new(point: Point, args: &CompareArgs) -> Self {
+        let server = |server: Server| ServerResult {
+            name: server.name(point.backend),
+            samples: Vec::new(),
+            summary: None,
+            skipped: server.missing(&point, args),
+            failures: Vec::new(),
+            server,
+        };
+        let servers = Server::for_point(&point, args).into_iter().map(server).collect();
+        PointResult { point, servers }
+    }
+
+    fn measure(&mut self, round: usize, args: &CompareArgs, images: &Images, dir: &Path) {
+        let image = images.prepare(self.point.backend);
+        let count = self.servers.len();
+        for turn in 0..count {
+            let result = &mut self.servers[(turn + round) % count];
+            if result.skipped.is_some() {
+                continue;
+            }
+            let sample = match &image {
+                Ok(image) => {
+                    let setting = Setting { args, point: &self.point, image: *image, dir };
+                    result.server.measure(&setting)
+                }
+                Err(error) => Err(anyhow::anyhow!("{error:#}")),
+            };
+            progress(round, args, &self.point, &result.name, &sample);
+            match sample {
+                Ok(sample) => result.samples.push(sample),
+                Err(error) => result.failures.push(format!("round {}: {error:#}", round + 1)),
+            }
+            std::thread::sleep(REST);
+        }
+    }
+
+    fn sum_up(&mut self) {
+        for result in &mut self.servers {
+            result.summary = Summary::of(&result.samples);
+        }
+    }
+}
+
+fn progress(
+    round: usize,
+    args: &CompareArgs,
+    point: &Point,
+    server: &str,
+    sample: &Result<Sample>,
+) {
+    let outcome = match sample {
+        Ok(sample) => format!(
+            "{:>9.0} IOPS  p50 {:>7.1} us  {:>6.2} us/IO",
+            sample.iops, sample.p50_us, sample.server_us_per_io
+        ),
+        Err(error) => format!("failed: {error:#}"),
+    };
+    let (round, rounds) = (round + 1, args.rounds);
+    eprintln!("{round}/{rounds} {:<24} {server:<20} {outcome}", point.name);
+}

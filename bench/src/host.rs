@@ -1,0 +1,102 @@
+//! Where a result comes from: without this a figure means nothing.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::Command;
+
+use serde::Serialize;
+
+use crate::args::CompareArgs;
+use crate::server::versions;
+
+/// The machine, the code, and how busy it was.
+#[derive(Clone, Debug, Serialize)]
+pub struct Host {
+    /// UTC date and time of the start.
+    pub date: String,
+    /// Commit of this repository, with `-dirty` if there are changes; or why it is not known.
+    pub commit: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// CPU model.
+    pub cpu: String,
+    /// Number of CPUs.
+    pub cpus: usize,
+    /// Memory.
+    pub memory_mib: u64,
+    /// File system and device of the disk image.
+    pub device: String,
+    /// Load average over a minute at the start; far above zero spoils everything.
+    pub load_average: f64,
+    /// Versions of everything measured.
+    pub versions: Vec<(&'static str, String)>,
+}
+
+impl Host {
+    /// Looks around.
+    pub fn inspect(args: &CompareArgs, disk_dir: &Path) -> Self {
+        let cpuinfo = read("/proc/cpuinfo");
+        Host {
+            date: said("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
+            commit: commit(),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            cpu: after_colon(&cpuinfo, "model name").unwrap_or_else(|| "unknown".to_owned()),
+            cpus: std::thread::available_parallelism().map_or(0, Into::into),
+            memory_mib: first_number(&read("/proc/meminfo"), "MemTotal").unwrap_or(0) / 1024,
+            device: device(disk_dir),
+            load_average: read("/proc/loadavg")
+                .split(' ')
+                .next()
+                .and_then(|word| word.parse().ok())
+                .unwrap_or(f64::NAN),
+            versions: versions(args),
+        }
+    }
+}
+
+fn commit() -> String {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let hash = said("git", &["-C", root, "rev-parse", "--short=12", "HEAD"]);
+    let changes = said("git", &["-C", root, "status", "--porcelain", "--untracked-files=no"]);
+    if changes.is_empty() { hash } else { format!("{hash}-dirty") }
+}
+
+/// File system type and block device of a directory, with what sysfs says about it.
+fn device(dir: &Path) -> String {
+    let Ok(number) = fs::metadata(dir).map(|meta| meta.dev()) else {
+        return "unknown".to_owned();
+    };
+    let id = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
+    let mounts = read("/proc/self/mountinfo");
+    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&id));
+    let kind = mount.and_then(|line| line.split(" - ").nth(1)).unwrap_or("unknown");
+    let mut words = kind.split(' ');
+    let (kind, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let sys = |file: &str| read(&format!("/sys/dev/block/{id}/{file}")).trim().to_owned();
+    let (cache, scheduler) = (sys("queue/write_cache"), sys("queue/scheduler"));
+    format!("{kind} on {name} ({cache}, scheduler {scheduler})")
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+/// What a program prints, or that it cannot be asked.
+fn said(program: &str, args: &[&str]) -> String {
+    match Command::new(program).args(args).output() {
+        Ok(answer) if answer.status.success() => {
+            String::from_utf8_lossy(&answer.stdout).trim().to_owned()
+        }
+        _ => format!("unknown ({program} failed)"),
+    }
+}
+
+fn after_colon(text: &str, name: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_once(':').map(|(_, value)| value.trim().to_owned())
+}
+
+fn first_number(text: &str, name: &str) -> Option<u64> {
+    after_colon(text, name)?.split(' ').next()?.parse().ok()
+}

@@ -1,0 +1,125 @@
+//! What a daemon with many disks costs while nobody uses them.
+//!
+//! Every disk has a client that is connected, with rings started and one request done, as the disk
+//! of a guest that sleeps. Then nothing happens for a while, and nothing is what it should cost.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use flowstone_testkit::load::CpuSample;
+use flowstone_testkit::process::{TERMINATE_TIMEOUT, temp_dir};
+use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Status};
+use serde::Serialize;
+
+use crate::args::CompareArgs;
+use crate::server::{Server, flowstone_idle, qsd_idle};
+
+/// Name for `--only`.
+pub const NAME: &str = "idle-8-disks";
+const DISKS: usize = 8;
+const DISK_BYTES: u64 = 64 << 20;
+const SETTLE: Duration = Duration::from_secs(1);
+const WATCH: Duration = Duration::from_secs(5);
+
+/// A disk nobody uses.
+#[derive(Clone, Debug)]
+pub struct IdleDisk {
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub image: PathBuf,
+    /// Its socket.
+    pub socket: PathBuf,
+}
+
+/// What doing nothing costs.
+#[derive(Clone, Debug, Serialize)]
+pub struct IdleSample {
+    /// Number of disks.
+    pub disks: usize,
+    /// Share of one CPU, in percent.
+    pub cpu_percent: f64,
+    /// Times a thread went to sleep per second, which is how often it was woken.
+    pub wakeups_per_second: f64,
+    /// Number of threads.
+    pub threads: usize,
+    /// Resident memory.
+    pub rss_mib: f64,
+    /// The part of it that is not shared with files or other processes.
+    pub anonymous_mib: f64,
+}
+
+/// Measures one server.
+pub fn measure(server: Server, args: &CompareArgs) -> Result<IdleSample> {
+    let dir = temp_dir()?;
+    let disks = make_disks(dir.path())?;
+    match server {
+        Server::Flowstone => watch(&flowstone_idle(args, &disks)?, &disks),
+        _ => watch(&qsd_idle(args, &disks), &disks),
+    }
+}
+
+fn make_disks(dir: &Path) -> Result<Vec<IdleDisk>> {
+    let disk = |index: usize| {
+        let name = format!("d{index}");
+        let (image, socket) = (dir.join(format!("{name}.raw")), dir.join(format!("{name}.sock")));
+        fs::File::create(&image)
+            .and_then(|file| file.set_len(DISK_BYTES))
+            .with_context(|| format!("make {}", image.display()))?;
+        Ok(IdleDisk { name, image, socket })
+    };
+    (0..DISKS).map(disk).collect()
+}
+
+fn watch(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<IdleSample> {
+    let mut daemon = command.spawn()?;
+    let clients = disks.iter().map(use_once).collect::<Result<Vec<_>>>()?;
+    std::thread::sleep(SETTLE);
+    let pid = daemon.pid();
+    let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
+    std::thread::sleep(WATCH);
+    let seconds = began.elapsed().as_secs_f64();
+    let spent = CpuSample::take(pid)?.since(&cpu);
+    let sample = IdleSample {
+        disks: disks.len(),
+        cpu_percent: spent.cpu_ns as f64 / 1e9 / seconds * 100.0,
+        wakeups_per_second: (sleeps(pid)? - slept) / seconds,
+        threads: fs::read_dir(format!("/proc/{pid}/task"))?.count(),
+        rss_mib: status_kib(pid, "VmRSS:")? / 1024.0,
+        anonymous_mib: status_kib(pid, "RssAnon:")? / 1024.0,
+    };
+    drop(clients);
+    daemon.terminate(TERMINATE_TIMEOUT)?;
+    Ok(sample)
+}
+
+/// Connects, writes and reads one block, and stays connected.
+fn use_once(disk: &IdleDisk) -> Result<Client> {
+    let mut client = Client::connect(ClientOptions::new(&disk.socket))?;
+    let written = client.write(0, &[1; 4096])?;
+    let read = client.read(0, &mut [0; 4096])?;
+    ensure!((written, read) == (Status::Ok, Status::Ok), "disk {} does not work", disk.name);
+    Ok(client)
+}
+
+/// Voluntary context switches of all threads so far.
+fn sleeps(pid: u32) -> Result<f64> {
+    let mut total = 0.0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let text = fs::read_to_string(task?.path().join("status")).unwrap_or_default();
+        total += field(&text, "voluntary_ctxt_switches:").unwrap_or(0.0);
+    }
+    Ok(total)
+}
+
+fn status_kib(pid: u32, name: &str) -> Result<f64> {
+    let text = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    field(&text, name).with_context(|| format!("no {name} in the status of {pid}"))
+}
+
+fn field(text: &str, name: &str) -> Option<f64> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_whitespace().nth(1)?.parse().ok()
+}

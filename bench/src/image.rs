@@ -1,0 +1,115 @@
+//! The files that are measured: written once, fully, with bytes that do not compress.
+//!
+//! A file that is there in full size with all its blocks is used again, since writing gigabytes
+//! anew before every run would age the disk and take minutes. The file on tmpfs is memory, so it
+//! goes when the run ends; the one on disk stays.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rustix::fs::{Advice, fadvise};
+
+use crate::args::CompareArgs;
+use crate::point::Backend;
+
+const CHUNK: usize = 1 << 20;
+/// A disk that just took gigabytes is not itself for a while.
+const REST: Duration = Duration::from_secs(5);
+const TMPFS: &str = "/dev/shm";
+
+/// Where the images are.
+#[derive(Debug)]
+pub struct Images {
+    tmpfs: Image,
+    disk: Image,
+}
+
+#[derive(Debug)]
+struct Image {
+    path: PathBuf,
+    bytes: u64,
+}
+
+impl Images {
+    /// Chooses places; nothing is written yet.
+    pub fn new(args: &CompareArgs) -> Result<Self> {
+        let dir = match &args.dir {
+            Some(dir) => dir.clone(),
+            None => default_dir()?,
+        };
+        std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+        Ok(Images {
+            tmpfs: Image::new(Path::new(TMPFS), args.tmpfs_size),
+            disk: Image::new(&dir, args.file_size),
+        })
+    }
+
+    /// The image for a backend, written if it is not there; nothing for the null backend.
+    pub fn prepare(&self, backend: Backend) -> Result<Option<&Path>> {
+        let image = match backend {
+            Backend::Null => return Ok(None),
+            Backend::Tmpfs => &self.tmpfs,
+            Backend::Disk => &self.disk,
+        };
+        image.fill().with_context(|| format!("write {}", image.path.display()))?;
+        Ok(Some(&image.path))
+    }
+
+    /// The directory of the disk image, for the report.
+    pub fn disk_dir(&self) -> &Path {
+        self.disk.path.parent().unwrap_or(Path::new("/"))
+    }
+}
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.tmpfs.path);
+    }
+}
+
+impl Image {
+    fn new(dir: &Path, bytes: u64) -> Self {
+        Image { path: dir.join(format!("flowstone-bench-{bytes}.raw")), bytes }
+    }
+
+    /// Is every block of it there?
+    fn is_full(&self) -> bool {
+        let full =
+            |meta: std::fs::Metadata| meta.len() == self.bytes && meta.blocks() * 512 >= self.bytes;
+        std::fs::metadata(&self.path).is_ok_and(full)
+    }
+
+    fn fill(&self) -> Result<()> {
+        if self.is_full() {
+            return Ok(());
+        }
+        eprintln!("writing {} ({} MiB), once", self.path.display(), self.bytes >> 20);
+        let mut file = File::create(&self.path)?;
+        let mut random = fastrand::Rng::with_seed(self.bytes);
+        let mut chunk = vec![0; CHUNK];
+        random.fill(&mut chunk);
+        let mut left = self.bytes as usize;
+        while left > 0 {
+            // One word per page tells pages apart; the rest may repeat.
+            chunk.chunks_mut(4096).for_each(|page| random.fill(&mut page[..8]));
+            let part = left.min(CHUNK);
+            file.write_all(&chunk[..part])?;
+            left -= part;
+        }
+        file.sync_all()?;
+        fadvise(&file, 0, None, Advice::DontNeed)?;
+        std::thread::sleep(REST);
+        Ok(())
+    }
+}
+
+/// `bench` in the target directory this program was built into.
+fn default_dir() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("find this program")?;
+    let target = this.ancestors().nth(2).context("this program lies in no target directory")?;
+    Ok(target.join("bench-data"))
+}

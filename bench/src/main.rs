@@ -1,0 +1,104 @@
+//! `flowstone-bench`: how fast Flowstone is, measured beside its peers.
+//!
+//! Without a subcommand it runs the comparison of `docs/benchmarks.md`: progress on stderr, tables
+//! on stdout, and on request JSON and an updated document. The exit status says whether everything
+//! that could be measured was; a peer that is not installed is skipped, with the reason.
+
+mod args;
+mod compare;
+mod host;
+mod idle;
+mod image;
+mod load;
+mod markdown;
+mod point;
+mod sample;
+mod server;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use serde_json::json;
+
+use args::{Cli, Command, CompareArgs};
+use compare::{IdleResult, PointResult, compare, compare_idle};
+use host::Host;
+use image::Images;
+use markdown::Report;
+use point::{Point, selected};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let done = match cli.command {
+        Some(Command::Load(args)) => load::load(&args),
+        Some(Command::List) => {
+            list();
+            Ok(())
+        }
+        None => run(&cli.compare.settled()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("flowstone-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn list() {
+    Point::all().iter().for_each(|point| println!("{:<26} {}", point.name, point.title));
+    println!("{:<26} 8 connected disks, nothing to do", idle::NAME);
+}
+
+fn run(args: &CompareArgs) -> Result<()> {
+    let named = |name: &str| selected(name, &args.only);
+    let any = Point::all().iter().any(|point| named(&point.name)) || named(idle::NAME);
+    ensure!(any, "no point matches {:?}; see `flowstone-bench list`", args.only);
+    let images = Images::new(args)?;
+    let host = Host::inspect(args, images.disk_dir());
+    let points = compare(args, &images)?;
+    let idle = compare_idle(args);
+    let report = Report { args, host: &host, points: &points, idle: &idle };
+    println!("{}", markdown::render(&report));
+    if let Some(path) = &args.json {
+        write_json(path, &report)?;
+    }
+    if let Some(path) = &args.markdown {
+        markdown::update(path, &report)?;
+    }
+    let failures = count_failures(&points, &idle);
+    ensure!(failures == 0, "{failures} measurements failed; see above");
+    Ok(())
+}
+
+fn write_json(path: &Path, report: &Report<'_>) -> Result<()> {
+    let Report { args, host, points, idle } = report;
+    let value = json!({
+        "host": host,
+        "configuration": {
+            "rounds": args.rounds,
+            "runtime_s": args.runtime,
+            "server_cpu": args.server_cpu,
+            "client_cpu": args.client_cpu,
+            "file_bytes": args.file_size,
+            "tmpfs_bytes": args.tmpfs_size,
+            "queue_size": 128,
+            "flowstone_args": args.flowstone_arg,
+        },
+        "points": points,
+        "idle": idle,
+    });
+    let text = serde_json::to_string_pretty(&value).context("encode the results")?;
+    std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))
+}
+
+fn count_failures(points: &[PointResult], idle: &[IdleResult]) -> usize {
+    let loaded = points.iter().flat_map(|point| &point.servers).map(|s| s.failures.len());
+    let failed = |result: &&IdleResult| {
+        result.problem.as_ref().is_some_and(|problem| problem.starts_with("failed"))
+    };
+    loaded.sum::<usize>() + idle.iter().filter(failed).count()
+}

@@ -1,0 +1,210 @@
+//! The tables, as Markdown, and their place in a document.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::args::CompareArgs;
+use crate::compare::{IdleResult, PointResult, ServerResult};
+use crate::host::Host;
+use crate::point::Backend;
+use crate::server::Server;
+
+const BEGIN: &str = "<!-- bench:begin -->";
+const END: &str = "<!-- bench:end -->";
+
+/// Everything a report shows.
+pub struct Report<'a> {
+    /// How it was run.
+    pub args: &'a CompareArgs,
+    /// Where it was run.
+    pub host: &'a Host,
+    /// What was measured under load.
+    pub points: &'a [PointResult],
+    /// What was measured with nothing to do.
+    pub idle: &'a [IdleResult],
+}
+
+/// Replaces what stands between the markers of a document.
+pub fn update(path: &Path, report: &Report<'_>) -> Result<()> {
+    let old = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
+    let new = splice(&old, &render(report))
+        .with_context(|| format!("{} has no `{BEGIN}` before a `{END}`", path.display()))?;
+    std::fs::write(path, new).with_context(|| format!("write {}", path.display()))
+}
+
+fn splice(document: &str, tables: &str) -> Option<String> {
+    let begin = document.find(BEGIN)? + BEGIN.len();
+    let end = begin + document[begin..].find(END)?;
+    Some(format!("{}\n\n{tables}\n{}", &document[..begin], &document[end..]))
+}
+
+/// The whole report.
+pub fn render(report: &Report<'_>) -> String {
+    let mut text = preamble(report);
+    let headings = [
+        (Backend::Null, "Null backend, client polls"),
+        (Backend::Tmpfs, "Raw file on tmpfs, page cache, client polls"),
+        (Backend::Disk, "Raw file on a disk, O_DIRECT, client sleeps"),
+    ];
+    for (backend, heading) in headings {
+        let points: Vec<_> = report.points.iter().filter(|p| p.point.backend == backend).collect();
+        if !points.is_empty() {
+            line(&mut text, &format!("\n### {heading}\n"));
+            load_table(&mut text, &points);
+        }
+    }
+    if !report.idle.is_empty() {
+        line(&mut text, "\n### Idle, 8 connected disks in one daemon\n");
+        idle_table(&mut text, report.idle);
+    }
+    text
+}
+
+fn preamble(report: &Report<'_>) -> String {
+    let Report { args, host, .. } = report;
+    let mut text = String::new();
+    let paragraphs = [
+        format!(
+            "Measured {} at commit `{}`: {}, {} CPUs, {} MiB, kernel {}; load average at the \
+             start {:.2}.",
+            host.date,
+            host.commit,
+            host.cpu,
+            host.cpus,
+            host.memory_mib,
+            host.kernel,
+            host.load_average
+        ),
+        format!(
+            "Server on CPU {}, client on CPU {} (one thread), queue size 128; plain fio is one \
+             io_uring job on CPU {}, without a server, and its us/IO is its own CPU. {} rounds \
+             of {} s a point, servers in turn; medians, rates with (min-max). Ratios are rates; \
+             QSD is its better engine at that point.",
+            args.server_cpu, args.client_cpu, args.client_cpu, args.rounds, args.runtime
+        ),
+        format!("Disk image: {} MiB, {}.", args.file_size >> 20, host.device),
+    ];
+    paragraphs.iter().for_each(|paragraph| line(&mut text, &format!("{paragraph}\n")));
+    for (program, version) in &host.versions {
+        line(&mut text, &format!("- {program}: {version}"));
+    }
+    text
+}
+
+fn load_table(text: &mut String, points: &[&PointResult]) {
+    line(
+        text,
+        "| point | server | IOPS median (min-max) | p50 us | p99 us | server CPU us/IO | \
+         kicks/IO | calls/IO | vs QSD | vs fio |",
+    );
+    line(text, "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+    for point in points {
+        let best = |wanted: fn(Server) -> bool| {
+            let rates = point.servers.iter().filter(|result| wanted(result.server));
+            rates.filter_map(rate).reduce(f64::max)
+        };
+        let qsd = best(|server| matches!(server, Server::Qsd { .. }));
+        let fio = best(|server| server == Server::Fio);
+        for result in &point.servers {
+            line(text, &load_row(&point.point.title, result, qsd, fio));
+        }
+    }
+}
+
+fn rate(result: &ServerResult) -> Option<f64> {
+    result.summary.as_ref().map(|summary| summary.iops)
+}
+
+fn load_row(title: &str, result: &ServerResult, qsd: Option<f64>, fio: Option<f64>) -> String {
+    let Some(summary) = &result.summary else {
+        let reason = match &result.skipped {
+            Some(reason) => format!("skipped: {reason}"),
+            None => format!("failed: {}", result.failures.join("; ")),
+        };
+        return format!("| {title} | {} | {reason} | | | | | | | |", result.name);
+    };
+    let ratio = |to: Option<f64>| to.map_or("-".into(), |to| format!("{:.2}", summary.iops / to));
+    let count = |count: Option<f64>| count.map_or("-".into(), |count| format!("{count:.3}"));
+    let failed = match result.failures.len() {
+        0 => String::new(),
+        failures => format!(", {failures} failed"),
+    };
+    format!(
+        "| {title} | {} | {} ({}-{}){failed} | {:.1} | {:.1} | {:.2} | {} | {} | {} | {} |",
+        result.name,
+        thousands(summary.iops),
+        thousands(summary.iops_min),
+        thousands(summary.iops_max),
+        summary.p50_us,
+        summary.p99_us,
+        summary.server_us_per_io,
+        count(summary.kicks_per_io),
+        count(summary.calls_per_io),
+        ratio(qsd),
+        ratio(fio),
+    )
+}
+
+fn idle_table(text: &mut String, results: &[IdleResult]) {
+    line(text, "| server | CPU % | wakeups/s | threads | RSS MiB | anonymous MiB |");
+    line(text, "|---|---:|---:|---:|---:|---:|");
+    for result in results {
+        let cells = match &result.sample {
+            Some(sample) => format!(
+                "{:.3} | {:.1} | {} | {:.1} | {:.1}",
+                sample.cpu_percent,
+                sample.wakeups_per_second,
+                sample.threads,
+                sample.rss_mib,
+                sample.anonymous_mib
+            ),
+            None => format!("{} | | | |", result.problem.as_deref().unwrap_or("not measured")),
+        };
+        line(text, &format!("| {} | {cells} |", result.name));
+    }
+}
+
+fn line(text: &mut String, content: &str) {
+    writeln!(text, "{content}").expect("writing to a string does not fail");
+}
+
+/// 1234567.8 as 1,234,568.
+fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_stands_between_the_markers_changes() {
+        let old = format!("before\n{BEGIN}\nold tables\n{END}\nafter\n");
+        let new = splice(&old, "| new |\n").unwrap();
+        assert_eq!(new, format!("before\n{BEGIN}\n\n| new |\n\n{END}\nafter\n"));
+        assert_eq!(splice(&new, "| new |\n").unwrap(), new);
+    }
+
+    #[test]
+    fn a_document_without_markers_is_left_alone() {
+        assert!(splice("no markers", "x").is_none());
+        assert!(splice(&format!("{END} {BEGIN}"), "x").is_none());
+    }
+
+    #[test]
+    fn large_numbers_are_grouped() {
+        assert_eq!(thousands(7.4), "7");
+        assert_eq!(thousands(1_234_567.8), "1,234,568");
+        assert_eq!(thousands(100_000.0), "100,000");
+    }
+}

@@ -1,0 +1,138 @@
+//! The points of the comparison: which workload on which kind of disk.
+//!
+//! Disks that live in memory are measured with a client that polls, so that only the server's own
+//! work counts; a polling client would take the kernel's completion work its core on a real disk,
+//! so there it sleeps, as a guest does.
+
+use std::time::Duration;
+
+use flowstone_testkit::load::{Completion, Limit, LoadOptions};
+use serde::Serialize;
+
+/// What is behind the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Backend {
+    /// Nothing: requests complete at once.
+    Null,
+    /// A raw file in memory, through the page cache.
+    Tmpfs,
+    /// A raw file on a real file system, O_DIRECT.
+    Disk,
+}
+
+/// One row group of the tables.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    /// Short name, for `--only` and for scripts.
+    pub name: String,
+    /// For people.
+    pub title: String,
+    /// What is behind the disk.
+    pub backend: Backend,
+    /// fio's word for the workload.
+    pub rw: &'static str,
+    /// Request size.
+    pub block_bytes: u64,
+    /// Requests in flight per queue.
+    pub iodepth: u16,
+    /// Queues; one client thread drives all of them.
+    pub queues: usize,
+}
+
+const KIB: u64 = 1024;
+
+impl Point {
+    fn new(backend: Backend, rw: &'static str, kib: u64, iodepth: u16, queues: usize) -> Self {
+        let prefix = match backend {
+            Backend::Null => "null",
+            Backend::Tmpfs => "tmpfs",
+            Backend::Disk => "disk",
+        };
+        let depth = match queues {
+            1 => format!("qd{iodepth}"),
+            _ => format!("{queues}xqd{iodepth}"),
+        };
+        let words = match rw {
+            "randread" => "random read",
+            "randwrite" => "random write",
+            "read" => "sequential read",
+            "write" => "sequential write",
+            other => other,
+        };
+        let shown = match queues {
+            1 => format!("QD{iodepth}"),
+            _ => format!("{queues} queues x QD{iodepth}"),
+        };
+        Point {
+            name: format!("{prefix}-{rw}-{kib}k-{depth}"),
+            title: format!("{kib} KiB {words} {shown}"),
+            backend,
+            rw,
+            block_bytes: kib * KIB,
+            iodepth,
+            queues,
+        }
+    }
+
+    /// All points, in the order of the report.
+    pub fn all() -> Vec<Point> {
+        let mut points = vec![
+            Point::new(Backend::Null, "randread", 4, 1, 1),
+            Point::new(Backend::Null, "randread", 4, 32, 1),
+            Point::new(Backend::Null, "randread", 4, 32, 2),
+        ];
+        for rw in ["randread", "randwrite"] {
+            points.extend([1, 32].map(|depth| Point::new(Backend::Tmpfs, rw, 4, depth, 1)));
+        }
+        for rw in ["randread", "randwrite"] {
+            points.extend([1, 32, 128].map(|depth| Point::new(Backend::Disk, rw, 4, depth, 1)));
+        }
+        points.extend(["read", "write"].map(|rw| Point::new(Backend::Disk, rw, 128, 8, 1)));
+        points
+    }
+
+    /// How the client notices completions.
+    pub fn completion(&self) -> Completion {
+        match self.backend {
+            Backend::Null | Backend::Tmpfs => Completion::Poll,
+            Backend::Disk => Completion::Eventfd,
+        }
+    }
+
+    /// The workload as the generator wants it, one thread on `cpu`.
+    pub fn load(&self, socket: &std::path::Path, cpu: usize, runtime: Duration) -> LoadOptions {
+        let mut options = LoadOptions::new(socket).workload(self.rw).iodepth(self.iodepth);
+        options.client = options.client.queues(self.queues);
+        options.block_bytes = self.block_bytes;
+        options.threads = 1;
+        options.cpus = vec![cpu];
+        options.completion = self.completion();
+        options.limit = Limit::Time { ramp: RAMP, runtime };
+        options
+    }
+}
+
+/// Time before measuring starts, for every server alike.
+pub const RAMP: Duration = Duration::from_millis(250);
+
+/// Does any of the patterns occur in the name? No pattern means every name.
+pub fn selected(name: &str, patterns: &[String]) -> bool {
+    patterns.is_empty() || patterns.iter().any(|pattern| name.contains(pattern))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_select_themselves() {
+        let points = Point::all();
+        for point in &points {
+            let same = points.iter().filter(|other| other.name == point.name).count();
+            assert_eq!(same, 1, "{}", point.name);
+            assert!(selected(&point.name, std::slice::from_ref(&point.name)));
+        }
+        assert!(!selected("null-randread-4k-qd1", &["disk".to_owned()]));
+    }
+}

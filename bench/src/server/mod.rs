@@ -1,0 +1,167 @@
+//! What can be measured: Flowstone, qemu-storage-daemon, and fio on the bare file.
+//!
+//! A `Server` knows how it is started for a point, or why it cannot be. All of them get the same
+//! file, the same CPU and the same client; fio is its own client and runs on the client's CPU.
+
+mod fio;
+mod flowstone;
+mod qsd;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use flowstone_testkit::process::TERMINATE_TIMEOUT;
+use flowstone_testkit::{Daemon, DaemonCommand, load};
+
+use crate::args::CompareArgs;
+use crate::point::{Backend, Point};
+use crate::sample::Sample;
+
+pub use flowstone::idle_command as flowstone_idle;
+pub use qsd::idle_command as qsd_idle;
+
+/// How qemu-storage-daemon does its file I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aio {
+    /// Linux AIO; needs O_DIRECT.
+    Native,
+    /// io_uring.
+    Uring,
+}
+
+/// Something to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// The one this is about.
+    Flowstone,
+    /// qemu-storage-daemon.
+    Qsd {
+        /// Its file I/O.
+        aio: Aio,
+        /// The export runs in an iothread of its own, which polls for a while before it sleeps.
+        iothread: bool,
+    },
+    /// fio on the file itself: no ring, no second process, the practical limit.
+    Fio,
+}
+
+/// Everything a server needs to know about a measurement.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting<'a> {
+    /// The options of the run.
+    pub args: &'a CompareArgs,
+    /// What to do.
+    pub point: &'a Point,
+    /// The file, unless the backend is null.
+    pub image: Option<&'a Path>,
+    /// A directory for sockets.
+    pub dir: &'a Path,
+}
+
+impl Server {
+    /// Name in tables.
+    pub fn name(self, backend: Backend) -> String {
+        match self {
+            Server::Flowstone => "Flowstone".to_owned(),
+            Server::Qsd { aio, iothread } => qsd::name(aio, iothread, backend),
+            Server::Fio => "plain fio io_uring".to_owned(),
+        }
+    }
+
+    /// The servers to measure at a point.
+    pub fn for_point(point: &Point, args: &CompareArgs) -> Vec<Server> {
+        let mut servers = vec![Server::Flowstone];
+        if args.skip_peers {
+            return servers;
+        }
+        let engines: &[Aio] = match point.backend {
+            Backend::Null | Backend::Tmpfs => &[Aio::Uring],
+            Backend::Disk => &[Aio::Native, Aio::Uring],
+        };
+        for &aio in engines {
+            servers.push(Server::Qsd { aio, iothread: false });
+            if args.qsd_iothread {
+                servers.push(Server::Qsd { aio, iothread: true });
+            }
+        }
+        servers.push(Server::Fio);
+        servers
+    }
+
+    /// Why it cannot be measured at a point, if so.
+    pub fn missing(self, point: &Point, args: &CompareArgs) -> Option<String> {
+        match self {
+            Server::Flowstone => flowstone::program(args).err().map(|e| format!("{e:#}")),
+            Server::Qsd { .. } => version(Path::new(qsd::PROGRAM)).err().map(|e| format!("{e:#}")),
+            Server::Fio if point.backend == Backend::Null => {
+                Some("fio has no ring to measure on a disk that does nothing".to_owned())
+            }
+            Server::Fio => version(Path::new(fio::PROGRAM)).err().map(|e| format!("{e:#}")),
+        }
+    }
+
+    /// Starts it, measures, stops it.
+    pub fn measure(self, setting: &Setting<'_>) -> Result<Sample> {
+        match self {
+            Server::Flowstone => serve_and_load(&flowstone::command(setting)?, setting),
+            Server::Qsd { aio, iothread } => {
+                serve_and_load(&qsd::command(setting, aio, iothread)?, setting)
+            }
+            Server::Fio => fio::measure(setting),
+        }
+    }
+}
+
+/// The versions of everything that can be measured, as each program says it.
+pub fn versions(args: &CompareArgs) -> Vec<(&'static str, String)> {
+    let said = |program: Result<PathBuf>| {
+        program.and_then(|path| version(&path)).unwrap_or_else(|e| format!("missing: {e:#}"))
+    };
+    vec![
+        ("flowstone", said(flowstone::program(args))),
+        (qsd::PROGRAM, said(Ok(PathBuf::from(qsd::PROGRAM)))),
+        (fio::PROGRAM, said(Ok(PathBuf::from(fio::PROGRAM)))),
+    ]
+}
+
+/// First line of `program --version`.
+fn version(program: &Path) -> Result<String> {
+    let answer = Command::new(program)
+        .arg("--version")
+        .output()
+        .with_context(|| format!("{} cannot be run", program.display()))?;
+    if !answer.status.success() {
+        bail!("{} --version ended with {}", program.display(), answer.status);
+    }
+    let text = String::from_utf8_lossy(&answer.stdout);
+    Ok(text.lines().next().unwrap_or_default().trim().to_owned())
+}
+
+/// The socket a server listens on for a setting.
+fn socket(setting: &Setting<'_>) -> PathBuf {
+    setting.dir.join("vhost.sock")
+}
+
+fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<Sample> {
+    let _ = std::fs::remove_file(socket(setting));
+    let mut daemon = command.spawn()?;
+    let report = run_load(&daemon, setting);
+    let end = daemon.terminate(TERMINATE_TIMEOUT);
+    let report =
+        report.map_err(|e| anyhow::anyhow!("{}; stderr: {}", e.chain(), daemon.stderr()))?;
+    end.context("the server did not end on SIGTERM")?;
+    if report.errors > 0 {
+        let first = report.first_error.unwrap_or_default();
+        bail!("{} requests failed, the first: {first}", report.errors);
+    }
+    Ok(Sample::from(&report))
+}
+
+fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> flowstone_testkit::Result<load::LoadReport> {
+    let runtime = Duration::from_secs_f64(setting.args.runtime);
+    let mut options = setting.point.load(&socket(setting), setting.args.client_cpu, runtime);
+    options.server_pid = Some(daemon.pid());
+    load::run(&options)
+}

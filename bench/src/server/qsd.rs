@@ -1,0 +1,79 @@
+//! How qemu-storage-daemon is started.
+
+use anyhow::{Context, Result};
+use flowstone_testkit::DaemonCommand;
+use flowstone_testkit::process::Ready;
+
+use super::{Aio, Setting, socket};
+use crate::args::CompareArgs;
+use crate::idle::IdleDisk;
+use crate::point::Backend;
+
+/// The program.
+pub const PROGRAM: &str = "qemu-storage-daemon";
+
+const NULL: &str = "driver=null-co,node-name=d,size=8589934592,read-zeroes=on";
+
+/// Name in tables.
+pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {
+    let engine = match (backend, aio) {
+        (Backend::Null, _) => "",
+        (_, Aio::Native) => " aio=native",
+        (_, Aio::Uring) => " io_uring",
+    };
+    format!("QSD{engine}{}", if iothread { " iothread" } else { "" })
+}
+
+/// One export for one point.
+pub fn command(setting: &Setting<'_>, aio: Aio, iothread: bool) -> Result<DaemonCommand> {
+    let socket = socket(setting);
+    let (path, queues) = (socket.display(), setting.point.queues);
+    let mut export = format!(
+        "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={path},\
+         writable=on,num-queues={queues}"
+    );
+    let mut command = DaemonCommand::new(PROGRAM).cpus(&[setting.args.server_cpu]);
+    if iothread {
+        command = command.args(["--object", "iothread,id=io"]);
+        export.push_str(",iothread=io");
+    }
+    let node = blockdev(setting, aio)?;
+    let args = ["--blockdev", &node, "--export", &export];
+    Ok(command.args(args).ready(Ready::Sockets(vec![socket.clone()])))
+}
+
+fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
+    let direct = match setting.point.backend {
+        Backend::Null => return Ok(NULL.to_owned()),
+        Backend::Tmpfs => "off",
+        Backend::Disk => "on",
+    };
+    let aio = match aio {
+        Aio::Native => "native",
+        Aio::Uring => "io_uring",
+    };
+    let image = setting.image.context("a file backend needs an image")?.display();
+    Ok(format!(
+        "driver=raw,node-name=d,file.driver=file,file.filename={image},\
+         file.cache.direct={direct},file.aio={aio}"
+    ))
+}
+
+/// Many exports in one daemon.
+pub fn idle_command(args: &CompareArgs, disks: &[IdleDisk]) -> DaemonCommand {
+    let mut command = DaemonCommand::new(PROGRAM).cpus(&[args.server_cpu]);
+    for disk in disks {
+        let IdleDisk { name, image, socket } = disk;
+        let node = format!(
+            "driver=raw,node-name={name},file.driver=file,file.filename={}",
+            image.display()
+        );
+        let export = format!(
+            "type=vhost-user-blk,id=e{name},node-name={name},addr.type=unix,addr.path={},\
+             writable=on,num-queues=1",
+            socket.display()
+        );
+        command = command.args(["--blockdev", &node, "--export", &export]);
+    }
+    command.ready(Ready::Sockets(disks.iter().map(|disk| disk.socket.clone()).collect()))
+}

@@ -1,0 +1,117 @@
+//! Memory of a request: borrowed guest memory ([`IoVec`]) and our own ([`AlignedBuf`]).
+
+use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+/// One contiguous piece of a request's memory, laid out as the kernel's `struct iovec`.
+///
+/// It is an address, not a borrow: guest memory is shared with the guest, which may change it at
+/// any time, so nothing may be concluded from reading it twice. Whoever builds an `IoVec` keeps
+/// the memory mapped until the request that carries it has come back.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct IoVec(libc::iovec);
+
+// SAFETY: an IoVec is a plain address and length; `new` obliges its maker to keep the memory
+// valid for as long as the request lives, on whichever thread that is.
+unsafe impl Send for IoVec {}
+// SAFETY: as above; an IoVec has no interior mutability of its own.
+unsafe impl Sync for IoVec {}
+
+impl IoVec {
+    /// Names `bytes` bytes at `address`.
+    ///
+    /// # Safety
+    /// The memory must stay valid for reads and writes until every request that carries this
+    /// piece has been completed.
+    pub const unsafe fn new(address: *mut u8, bytes: usize) -> Self {
+        Self(libc::iovec { iov_base: address.cast(), iov_len: bytes })
+    }
+
+    /// The piece that covers a buffer of ours.
+    ///
+    /// # Safety
+    /// As for [`IoVec::new`]: the buffer outlives the request.
+    pub unsafe fn of(buffer: &mut [u8]) -> Self {
+        // SAFETY: passed on to the caller.
+        unsafe { Self::new(buffer.as_mut_ptr(), buffer.len()) }
+    }
+
+    /// Where the piece begins.
+    pub const fn address(self) -> *mut u8 {
+        self.0.iov_base.cast()
+    }
+
+    /// How long the piece is.
+    pub const fn bytes(self) -> usize {
+        self.0.iov_len
+    }
+
+    /// The piece without its first `bytes` bytes.
+    ///
+    /// # Panics
+    /// If the piece is shorter than that.
+    #[must_use]
+    pub fn skip(self, bytes: usize) -> Self {
+        assert!(bytes <= self.bytes(), "skipped past the end of a buffer");
+        // SAFETY: stays inside the piece, whose maker vouched for it.
+        unsafe { Self::new(self.address().add(bytes), self.bytes() - bytes) }
+    }
+
+    /// The first `bytes` bytes of the piece, or all of it if it is shorter.
+    #[must_use]
+    pub fn truncate(self, bytes: usize) -> Self {
+        // SAFETY: stays inside the piece, whose maker vouched for it.
+        unsafe { Self::new(self.address(), self.bytes().min(bytes)) }
+    }
+}
+
+/// Zeroed memory of our own, aligned for direct I/O on any device.
+pub struct AlignedBuf {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+/// Alignment that satisfies direct I/O everywhere: a page, which no device exceeds.
+const DIRECT_IO_ALIGN: usize = 4096;
+
+// SAFETY: AlignedBuf owns its allocation exclusively, like Box<[u8]>.
+unsafe impl Send for AlignedBuf {}
+// SAFETY: shared access only reads, as for Box<[u8]>.
+unsafe impl Sync for AlignedBuf {}
+
+impl AlignedBuf {
+    /// `bytes` zero bytes.
+    pub fn zeroed(bytes: usize) -> Self {
+        let layout = Layout::from_size_align(bytes.max(1), DIRECT_IO_ALIGN)
+            .expect("a buffer smaller than the address space");
+        // SAFETY: the layout has a non-zero size.
+        let start = unsafe { alloc_zeroed(layout) };
+        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
+        Self { start, layout }
+    }
+}
+
+impl Deref for AlignedBuf {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the allocation has this size and was zero-initialised.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl DerefMut for AlignedBuf {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as for deref; `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.layout.size()) }
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `zeroed` with this very layout.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}

@@ -1,0 +1,34 @@
+//! What a layer tells the one above about its disk.
+
+use crate::SectorCount;
+
+/// Size, block sizes and limits of a virtual disk, as the guest will see them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Geometry {
+    /// Size of the disk.
+    pub capacity: SectorCount,
+    /// Smallest unit the guest may address, in bytes: 512 or 4096.
+    pub logical_block_bytes: u32,
+    /// Smallest unit the disk writes without reading first, in bytes.
+    pub physical_block_bytes: u32,
+    /// Unit in which discarded space is really given back, in bytes.
+    pub discard_granularity_bytes: u32,
+    /// Whether discards do anything here; if not, the guest is not offered them.
+    pub discards: bool,
+    /// Whether writes are refused.
+    pub readonly: bool,
+}
+
+impl Geometry {
+    /// A writable disk of `capacity` with 512-byte logical and 4 KiB physical blocks.
+    pub const fn with_capacity(capacity: SectorCount) -> Self {
+        Self {
+            capacity,
+            logical_block_bytes: 512,
+            physical_block_bytes: 4096,
+            discard_granularity_bytes: 4096,
+            discards: true,
+            readonly: false,
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! A request and its completion: moved down the stack, moved back up, exactly once.
+
+use std::ptr;
+
+use crate::{Class, Errno, Extent, IoPriority, IoVec, SECTOR_BYTES};
+
+/// What the guest wants done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Fill the request's memory from the disk.
+    Read(Extent),
+    /// Put the request's memory on the disk.
+    Write(Extent),
+    /// Make every write that completed before this request was submitted durable.
+    Flush,
+    /// Give the range up: it reads as zeroes afterwards, and its space may be returned.
+    Discard(Extent),
+    /// Make the range read as zeroes.
+    WriteZeroes {
+        /// The range.
+        extent: Extent,
+        /// Whether the range's space may be given back.
+        unmap: bool,
+    },
+}
+
+/// [`Op`] without its operands, to count and to select by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(usize)]
+pub enum OpKind {
+    /// [`Op::Read`]
+    Read,
+    /// [`Op::Write`]
+    Write,
+    /// [`Op::Flush`]
+    Flush,
+    /// [`Op::Discard`]
+    Discard,
+    /// [`Op::WriteZeroes`]
+    WriteZeroes,
+}
+
+impl OpKind {
+    /// Every kind, in the order of their discriminants.
+    pub const ALL: [Self; 5] =
+        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes];
+
+    /// The name used in statistics, logs and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Flush => "flush",
+            Self::Discard => "discard",
+            Self::WriteZeroes => "write_zeroes",
+        }
+    }
+}
+
+impl Op {
+    /// The range it acts on; a flush has none.
+    pub const fn extent(self) -> Option<Extent> {
+        match self {
+            Self::Read(extent) | Self::Write(extent) | Self::Discard(extent) => Some(extent),
+            Self::WriteZeroes { extent, .. } => Some(extent),
+            Self::Flush => None,
+        }
+    }
+
+    /// How many bytes of the disk it acts on.
+    pub fn bytes(self) -> u64 {
+        self.extent().map_or(0, Extent::bytes)
+    }
+
+    /// Its kind.
+    pub const fn kind(self) -> OpKind {
+        match self {
+            Self::Read(_) => OpKind::Read,
+            Self::Write(_) => OpKind::Write,
+            Self::Flush => OpKind::Flush,
+            Self::Discard(_) => OpKind::Discard,
+            Self::WriteZeroes { .. } => OpKind::WriteZeroes,
+        }
+    }
+
+    /// Whether it changes what the disk holds.
+    pub const fn modifies(self) -> bool {
+        matches!(self, Self::Write(_) | Self::Discard(_) | Self::WriteZeroes { .. })
+    }
+}
+
+/// One request on its way through the stack.
+///
+/// It travels as `Box<Request>` so that a move is a pointer and the memory list stays where it
+/// is: the kernel may be given its address. The front end owns a fixed set of boxes and uses them
+/// again, so the steady path allocates nothing.
+#[derive(Debug)]
+pub struct Request {
+    /// What to do.
+    pub op: Op,
+    /// The memory to read into or write from: as long as the operation's extent for reads and
+    /// writes, empty otherwise.
+    pub memory: Vec<IoVec>,
+    /// Whether the change must be durable before it completes (write-through disks).
+    pub durable: bool,
+    /// What kind of data it is.
+    pub class: Class,
+    /// The guest's own hint.
+    pub priority: IoPriority,
+    /// The submitter's mark, returned unchanged.
+    pub tag: u32,
+}
+
+impl Request {
+    /// A request that carries no memory yet.
+    pub fn new(op: Op, tag: u32) -> Box<Self> {
+        Box::new(Self {
+            op,
+            memory: Vec::new(),
+            durable: false,
+            class: Class::default(),
+            priority: IoPriority::default(),
+            tag,
+        })
+    }
+
+    /// Calls `visit` with each piece of memory and its byte offset within the request.
+    fn for_each_piece(&self, mut visit: impl FnMut(usize, IoVec)) {
+        let mut offset = 0;
+        for piece in &self.memory {
+            visit(offset, *piece);
+            offset += piece.bytes();
+        }
+    }
+
+    /// Fills all memory of the request with zeroes.
+    pub fn fill_zero(&mut self) {
+        for piece in &self.memory {
+            // SAFETY: the piece is valid while the request is alive (IoVec::new).
+            unsafe { ptr::write_bytes(piece.address(), 0, piece.bytes()) };
+        }
+    }
+
+    /// Copies `source`, which holds the request's whole range, into the request's memory.
+    ///
+    /// # Panics
+    /// If `source` is shorter than the memory.
+    pub fn copy_in(&mut self, source: &[u8]) {
+        self.for_each_piece(|offset, piece| {
+            let from = &source[offset..offset + piece.bytes()];
+            // SAFETY: `from` has the piece's length, and our memory is never guest memory.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), piece.address(), from.len()) };
+        });
+    }
+
+    /// Copies the request's memory to `target`, which has room for the whole range.
+    ///
+    /// # Panics
+    /// If `target` is shorter than the memory.
+    pub fn copy_out(&self, target: &mut [u8]) {
+        self.for_each_piece(|offset, piece| {
+            let to = &mut target[offset..offset + piece.bytes()];
+            // SAFETY: `to` has the piece's length, and our memory is never guest memory.
+            unsafe { ptr::copy_nonoverlapping(piece.address(), to.as_mut_ptr(), to.len()) };
+        });
+    }
+
+    /// Calls `visit` with the bytes of each sector in order, copied out of the request first so
+    /// that the guest cannot change them meanwhile.
+    pub fn for_each_sector(&self, mut visit: impl FnMut(&[u8])) {
+        let mut sector = [0; SECTOR_BYTES as usize];
+        let mut filled = 0;
+        for piece in &self.memory {
+            let mut rest = *piece;
+            while rest.bytes() > 0 {
+                let part = rest.truncate(sector.len() - filled);
+                let to = &mut sector[filled..filled + part.bytes()];
+                // SAFETY: `to` has the part's length, and our memory is never guest memory.
+                unsafe { ptr::copy_nonoverlapping(part.address(), to.as_mut_ptr(), to.len()) };
+                filled += part.bytes();
+                rest = rest.skip(part.bytes());
+                if filled == sector.len() {
+                    visit(&sector);
+                    filled = 0;
+                }
+            }
+        }
+    }
+}
+
+/// How a request ended: done as asked, or the host's reason why not.
+pub type Outcome = Result<(), Errno>;
+
+/// A request on its way back up.
+#[derive(Debug)]
+pub struct Completion {
+    /// The request, given back to whoever submitted it.
+    pub request: Box<Request>,
+    /// How it ended.
+    pub outcome: Outcome,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Sector, SectorCount};
+
+    #[test]
+    fn sectors_are_whole_even_when_memory_is_cut_at_odd_places() {
+        let mut bytes: Vec<u8> = (0..1024u32).map(|i| (i % 251) as u8).collect();
+        let original = bytes.clone();
+        let extent = Extent::new(Sector::new(0), SectorCount::new(2)).unwrap();
+        let mut request = Request::new(Op::Write(extent), 0);
+        for range in [0..1, 1..700, 700..1024] {
+            // SAFETY: `bytes` outlives the request.
+            request.memory.push(unsafe { IoVec::of(&mut bytes[range]) });
+        }
+        let mut seen = Vec::new();
+        request.for_each_sector(|sector| {
+            assert_eq!(sector.len(), 512);
+            seen.extend_from_slice(sector);
+        });
+        assert_eq!(seen, original);
+    }
+}

@@ -1,0 +1,179 @@
+//! What can be typed. Each option says what it does here and nowhere else: `--help`, the man
+//! pages and the completions are made from this file.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
+use flowstone_block::parse_size;
+use flowstone_daemon::{Backend, Choice};
+use flowstone_daemon::{CpuList, LayerSpec, PollMode};
+use flowstone_fileio::{DirectChoice, EngineChoice};
+use flowstone_image::{DiscardMode, Format};
+
+/// Virtual disks for QEMU/KVM guests, served over vhost-user-blk
+///
+/// Sizes take K, M, G or T (powers of 1024). The image format comes from --format or the file's
+/// name (.raw, .img), never from the file's content. Exit status: 0 done, 1 failed, 2 wrong usage.
+#[derive(Debug, Parser)]
+#[command(name = "flowstone", version, propagate_version = true, max_term_width = 100)]
+pub struct Args {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The subcommands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a new, empty image
+    Create(Create),
+    /// Show an image's format, size and space; works while it is in use
+    Info(Info),
+    /// Check an image; exit status 0 clean, 2 errors found, 3 only leaked space
+    Check(Check),
+    /// Copy an image into a new one, keeping holes as holes
+    Convert(Convert),
+    /// Change the size of an image, or of a disk that is being served
+    Resize(Resize),
+    /// Serve disks to guests until SIGTERM
+    Serve(Serve),
+    /// Show what a running daemon has counted
+    Stats(Stats),
+}
+
+/// Arguments of `create`.
+#[derive(Debug, ClapArgs)]
+pub struct Create {
+    /// Size of the disk, e.g. 8G; a multiple of 512 bytes
+    #[arg(long, value_parser = parse_size)]
+    pub size: u64,
+    /// Image format: raw
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// The file to make; it must not exist
+    pub image: PathBuf,
+}
+
+/// Arguments of `info`.
+#[derive(Debug, ClapArgs)]
+pub struct Info {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Image format, if the file's name does not tell
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// The image
+    pub image: PathBuf,
+}
+
+/// Arguments of `check`.
+#[derive(Debug, ClapArgs)]
+pub struct Check {
+    /// Repair what can be repaired safely (a raw image has nothing that can)
+    #[arg(long)]
+    pub repair: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Image format, if the file's name does not tell
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// The image
+    pub image: PathBuf,
+}
+
+/// Arguments of `convert`.
+#[derive(Debug, ClapArgs)]
+pub struct Convert {
+    /// Format of the new image, if its name does not tell
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// Format of the source, if its name does not tell
+    #[arg(long)]
+    pub source_format: Option<Format>,
+    /// The image to read
+    pub source: PathBuf,
+    /// The image to make; it must not exist
+    pub target: PathBuf,
+}
+
+/// Arguments of `resize`.
+#[derive(Debug, ClapArgs)]
+pub struct Resize {
+    /// Ask the daemon at this control socket: the disk grows while its guest runs
+    #[arg(long, value_name = "SOCK")]
+    pub control: Option<PathBuf>,
+    /// Image format, if the file's name does not tell
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// The image; with --control, also the disk's name
+    pub image: PathBuf,
+    /// The new size, e.g. 16G; shrinking is refused where there is data
+    #[arg(value_parser = parse_size)]
+    pub size: u64,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, ClapArgs)]
+#[command(group(ArgGroup::new("what").required(true).multiple(false)
+    .args(["config", "image", "backend"])))]
+pub struct Serve {
+    /// Serve the disks of this file; see the manual for its keys
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "name", "format", "queues",
+        "cpus", "poll", "discard", "engine", "direct", "readonly", "layers", "control"])]
+    pub config: Option<PathBuf>,
+    /// Listen for the virtual machine monitor here
+    #[arg(long, value_name = "PATH", required_unless_present = "config")]
+    pub socket: Option<PathBuf>,
+    /// Name of the disk in statistics, and its serial number in the guest [default: from IMAGE]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// Image format, if the file's name does not tell
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// Most queues the guest may use [default: 64]
+    #[arg(long, value_name = "N")]
+    pub queues: Option<u16>,
+    /// Pin queue threads to these CPUs in turn, e.g. 2-5 or 0,3
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never
+    #[arg(long, value_name = "MODE")]
+    pub poll: Option<PollMode>,
+    /// What discards do: deallocate (the host gets the space back) or ignore (not offered)
+    #[arg(long, value_name = "MODE")]
+    pub discard: Option<DiscardMode>,
+    /// How requests reach the host file: auto, uring or sync (threads)
+    #[arg(long)]
+    pub engine: Option<Choice<EngineChoice>>,
+    /// Bypass the host's page cache: auto (where the file system can), on or off
+    #[arg(long, value_name = "CHOICE")]
+    pub direct: Option<Choice<DirectChoice>>,
+    /// Refuse writes; several daemons may serve the same image this way
+    #[arg(long)]
+    pub readonly: bool,
+    /// Put a diagnosis layer on top: delay=2ms, delay=0-5ms (random, completes out of order),
+    /// error=OP[:ERRNO[:EVERY]], log=PATH, stats, verify; repeat for several
+    #[arg(long = "layer", value_name = "LAYER")]
+    pub layers: Vec<LayerSpec>,
+    /// Answer `stats` and `resize` here
+    #[arg(long, value_name = "SOCK")]
+    pub control: Option<PathBuf>,
+    /// Instead of an image: null:SIZE (does nothing) or mem:SIZE (lost with the daemon)
+    #[arg(long)]
+    pub backend: Option<Backend>,
+    /// The image file or block device
+    pub image: Option<PathBuf>,
+}
+
+/// Arguments of `stats`.
+#[derive(Debug, ClapArgs)]
+pub struct Stats {
+    /// The daemon's control socket
+    #[arg(long, value_name = "SOCK")]
+    pub control: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

@@ -1,0 +1,52 @@
+//! What is done about each subcommand.
+
+mod check;
+mod convert;
+mod create;
+mod info;
+mod resize;
+mod serve;
+mod stats;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
+use flowstone_fileio::{Access, OpenOptions};
+use flowstone_image::{DiscardMode, Format, Image, ImageOptions};
+
+use crate::args::Command;
+
+/// Carries out what was typed.
+pub fn run(command: Command) -> Result<ExitCode> {
+    match command {
+        Command::Create(args) => create::run(&args),
+        Command::Info(args) => info::run(&args),
+        Command::Check(args) => check::run(&args),
+        Command::Convert(args) => convert::run(&args),
+        Command::Resize(args) => resize::run(&args),
+        Command::Serve(args) => serve::run(args),
+        Command::Stats(args) => stats::run(&args),
+    }
+}
+
+/// Opens an image for a tool.
+fn open_image(path: &Path, format: Option<Format>, access: Access) -> Result<Box<dyn Image>> {
+    let format = Format::choose(format, path)?;
+    let options = ImageOptions { file: OpenOptions::new(access), discard: DiscardMode::Deallocate };
+    flowstone_image::open(path, format, options)
+}
+
+/// A size that a disk can have; the message says what to type instead.
+fn sector_count(what: &str, bytes: u64) -> Result<SectorCount> {
+    SectorCount::from_bytes(bytes).ok_or_else(|| {
+        let why = format!("{bytes} is not a multiple of {SECTOR_BYTES} bytes");
+        Error::invalid(what, why, "round it, e.g. to a whole number of M")
+    })
+}
+
+/// Prints a value as JSON.
+fn print_json(value: &impl serde::Serialize) {
+    let text = serde_json::to_string_pretty(value).expect("plain values are valid JSON");
+    println!("{text}");
+}

@@ -1,0 +1,55 @@
+//! `flowstone serve`: from what was typed to what it means.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use flowstone_block::Result;
+use flowstone_daemon::{Config, DiskConfig};
+use tracing_subscriber::EnvFilter;
+
+use crate::args::Serve;
+
+pub fn run(args: Serve) -> Result<ExitCode> {
+    start_log();
+    flowstone_daemon::serve(config(args)?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Logs to standard error; FLOWSTONE_LOG selects, e.g. `debug` or `flowstone_frontend=debug`.
+fn start_log() {
+    let filter = EnvFilter::try_from_env("FLOWSTONE_LOG").unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
+fn config(args: Serve) -> Result<Config> {
+    if let Some(file) = &args.config {
+        return Config::read(file);
+    }
+    let control = args.control.clone();
+    Ok(Config { control, disks: vec![disk(args)] })
+}
+
+fn disk(args: Serve) -> DiskConfig {
+    let name = args.name.unwrap_or_else(|| default_name(args.image.as_deref()));
+    let socket = args.socket.expect("clap demands --socket where there is no --config");
+    let defaults = DiskConfig::new(name, socket);
+    DiskConfig {
+        image: args.image,
+        backend: args.backend,
+        format: args.format,
+        queues: args.queues.unwrap_or(defaults.queues),
+        cpus: args.cpus.unwrap_or_default(),
+        poll: args.poll.unwrap_or_default(),
+        discard: args.discard.unwrap_or_default(),
+        engine: args.engine.unwrap_or_default(),
+        direct: args.direct.unwrap_or_default(),
+        readonly: args.readonly,
+        layers: args.layers,
+        ..defaults
+    }
+}
+
+fn default_name(image: Option<&Path>) -> String {
+    let stem = image.and_then(Path::file_stem);
+    stem.map_or_else(|| "disk".into(), |stem| stem.to_string_lossy().into_owned())
+}

@@ -1,0 +1,54 @@
+//! `flowstone stats`
+
+use std::process::ExitCode;
+
+use flowstone_block::{Result, format_size};
+use flowstone_daemon::{Client, Command};
+use serde_json::Value;
+
+use super::print_json;
+use crate::args::Stats;
+
+const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
+
+pub fn run(args: &Stats) -> Result<ExitCode> {
+    let report = Client::connect(&args.control)?.run(&Command::Stats)?;
+    if args.json {
+        print_json(&report);
+    } else {
+        report["disks"].as_array().into_iter().flatten().for_each(print_disk);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print_disk(disk: &Value) {
+    let text = |key: &str| disk[key].as_str().unwrap_or("-").to_owned();
+    let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
+    println!("{}  {}", text("name"), text("serving"));
+    println!("  size {}, on host {}", bytes("capacity_bytes"), bytes("allocated_bytes"));
+    let total = &disk["total"];
+    let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
+    println!(
+        "  kicks/request {:.3}, calls/request {:.3}, looked {:.1} s, slept {:.1} s",
+        number("kicks_per_request"),
+        number("calls_per_request"),
+        number("spin_s"),
+        number("sleep_s"),
+    );
+    println!(
+        "  {:<13}{:>12}{:>11}{:>8}{:>10}{:>10}",
+        "", "requests", "bytes", "errors", "p50 us", "p99 us"
+    );
+    for kind in KINDS {
+        let count = |key: &str| total[key][kind].as_u64().unwrap_or(0);
+        let latency = |key: &str| total["device_us"][kind][key].as_f64().unwrap_or(0.0);
+        println!(
+            "  {kind:<13}{:>12}{:>11}{:>8}{:>10.1}{:>10.1}",
+            count("requests"),
+            format_size(count("bytes")),
+            count("errors"),
+            latency("p50"),
+            latency("p99"),
+        );
+    }
+}

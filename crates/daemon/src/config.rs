@@ -1,0 +1,341 @@
+//! What is to be served: one disk from the command line, or several from a TOML file.
+//!
+//! ```toml
+//! control = "/run/flowstone/control.sock"
+//!
+//! [[disk]]
+//! name = "vm1"
+//! image = "/var/lib/flowstone/vm1.raw"
+//! socket = "/run/flowstone/vm1.sock"
+//! ```
+//! Keys have the names of the `serve` options; a key that is not known is an error, since a
+//! misspelt one would silently not do what it says.
+
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use flowstone_block::{Error, Result, parse_size};
+use flowstone_fileio::{Access, DirectChoice, EngineChoice, OpenOptions};
+use flowstone_image::{DiscardMode, Format, ImageOptions};
+use flowstone_layers::{DelayRange, ErrorRule};
+use serde::{Deserialize, Deserializer};
+
+use crate::CpuList;
+
+/// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
+pub const QUEUES_DEFAULT: u16 = 64;
+/// The vhost-user protocol numbers rings with eight bits, of which crate `vhost` leaves fewer.
+pub const QUEUES_MAX: u16 = 128;
+
+/// Everything one daemon serves.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where the control socket goes; none without it.
+    pub control: Option<PathBuf>,
+    /// The disks.
+    #[serde(rename = "disk", default)]
+    pub disks: Vec<DiskConfig>,
+}
+
+/// One disk.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskConfig {
+    /// What messages and statistics call it; the guest reads it as the serial number.
+    pub name: String,
+    /// The image file or block device.
+    pub image: Option<PathBuf>,
+    /// Instead of an image: `null:SIZE` or `mem:SIZE`.
+    #[serde(default, deserialize_with = "optional_text")]
+    pub backend: Option<Backend>,
+    /// The vhost-user socket.
+    pub socket: PathBuf,
+    /// Image format, if the file's name does not tell.
+    #[serde(default, deserialize_with = "optional_text")]
+    pub format: Option<Format>,
+    /// Most queues a guest may use.
+    #[serde(default = "queues_default")]
+    pub queues: u16,
+    /// CPUs that queue threads are pinned to, in turn.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub cpus: CpuList,
+    /// When to look for work instead of sleeping.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub poll: PollMode,
+    /// What discards do.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub discard: DiscardMode,
+    /// How requests reach the host file.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub engine: Choice<EngineChoice>,
+    /// Whether to bypass the host's page cache.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub direct: Choice<DirectChoice>,
+    /// Refuse writes.
+    #[serde(default)]
+    pub readonly: bool,
+    /// Diagnosis layers, from the lowest up.
+    #[serde(default, deserialize_with = "texts")]
+    pub layers: Vec<LayerSpec>,
+}
+
+/// When a queue looks for work by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollMode {
+    /// While that is worth it.
+    #[default]
+    Auto,
+    /// All the time: lowest latency, at the price of a core per queue.
+    Always,
+    /// Never: notifications only.
+    Never,
+}
+
+/// What stands in for an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// Does nothing, at once.
+    Null(u64),
+    /// Keeps data in the daemon's memory.
+    Mem(u64),
+}
+
+/// A diagnosis layer and its parameter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LayerSpec {
+    /// `delay=2ms`, `delay=0-5ms`
+    Delay(DelayRange),
+    /// `error=OP[:ERRNO[:EVERY]]`
+    Error(ErrorRule),
+    /// `log=PATH`
+    Log(PathBuf),
+    /// `stats`
+    Stats,
+    /// `verify`
+    Verify,
+}
+
+/// Where a disk's data is.
+#[derive(Clone, Debug)]
+pub enum Source {
+    /// Nowhere.
+    Null(u64),
+    /// In the daemon's memory.
+    Mem(u64),
+    /// In an image.
+    Image {
+        /// The file or block device.
+        path: PathBuf,
+        /// Its format.
+        format: Format,
+        /// How to open it.
+        options: ImageOptions,
+    },
+}
+
+impl Config {
+    /// Reads and checks a configuration file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let name = || format!("configuration {}", path.display());
+        let text = std::fs::read_to_string(path)
+            .map_err(|error| Error::invalid(name(), error, "check the path"))?;
+        let config: Self = toml::from_str(&text).map_err(|error| {
+            let why = one_line(&error.to_string());
+            Error::invalid(name(), why, "see `man flowstone-serve` for the keys")
+        })?;
+        config.check().map_err(|why| Error::invalid(name(), why, "correct the file"))?;
+        Ok(config)
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        if self.disks.is_empty() {
+            return Err("it has no [[disk]]".into());
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            let earlier = &self.disks[..index];
+            if earlier.iter().any(|other| other.name == disk.name) {
+                return Err(format!("two disks are called `{}`", disk.name));
+            }
+            if earlier.iter().any(|other| other.socket == disk.socket) {
+                return Err(format!("two disks share the socket {}", disk.socket.display()));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl DiskConfig {
+    /// A disk with everything left to its default.
+    pub fn new(name: String, socket: PathBuf) -> Self {
+        Self {
+            name,
+            image: None,
+            backend: None,
+            socket,
+            format: None,
+            queues: QUEUES_DEFAULT,
+            cpus: CpuList::default(),
+            poll: PollMode::default(),
+            discard: DiscardMode::default(),
+            engine: Choice::default(),
+            direct: Choice::default(),
+            readonly: false,
+            layers: Vec::new(),
+        }
+    }
+
+    /// Where the data is; says what is missing or too much.
+    pub fn source(&self) -> Result<Source> {
+        let refuse = |why: &'static str| {
+            Err(Error::invalid(
+                format!("disk {}", self.name),
+                why,
+                "give an image, or --backend null:8G or mem:1G",
+            ))
+        };
+        if self.queues == 0 || self.queues > QUEUES_MAX {
+            let why = format!("{} queues", self.queues);
+            let advice = format!("use 1 to {QUEUES_MAX} queues");
+            return Err(Error::invalid(format!("disk {}", self.name), why, advice));
+        }
+        match (&self.image, self.backend) {
+            (Some(_), Some(_)) => refuse("it has both an image and a backend"),
+            (None, None) => refuse("it has neither an image nor a backend"),
+            (None, Some(Backend::Null(bytes))) => Ok(Source::Null(bytes)),
+            (None, Some(Backend::Mem(bytes))) => Ok(Source::Mem(bytes)),
+            (Some(path), None) => Ok(Source::Image {
+                path: path.clone(),
+                format: Format::choose(self.format, path)?,
+                options: self.image_options(),
+            }),
+        }
+    }
+
+    fn image_options(&self) -> ImageOptions {
+        let access = if self.readonly { Access::Read } else { Access::Write };
+        let file = OpenOptions { access, direct: self.direct.0, engine: self.engine.0 };
+        ImageOptions { file, discard: self.discard }
+    }
+}
+
+impl FromStr for PollMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "always" => Ok(Self::Always),
+            "never" => Ok(Self::Never),
+            _ => Err(format!("`{text}` is not a polling mode; use auto, always or never")),
+        }
+    }
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.split_once(':') {
+            Some(("null", size)) => Ok(Self::Null(parse_size(size)?)),
+            Some(("mem", size)) => Ok(Self::Mem(parse_size(size)?)),
+            _ => Err(format!("`{text}` is not a backend; use null:SIZE or mem:SIZE")),
+        }
+    }
+}
+
+impl FromStr for LayerSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text.split_once('=') {
+            None if text == "verify" => Ok(Self::Verify),
+            None if text == "stats" => Ok(Self::Stats),
+            Some(("delay", range)) => Ok(Self::Delay(range.parse()?)),
+            Some(("error", rule)) => Ok(Self::Error(rule.parse()?)),
+            Some(("log", path)) if !path.is_empty() => Ok(Self::Log(path.into())),
+            _ => Err(format!(
+                "`{text}` is not a layer; use delay=TIME, error=OP[:ERRNO[:EVERY]], log=PATH, \
+                 stats or verify"
+            )),
+        }
+    }
+}
+
+/// A choice of the file I/O stage, with the words of the command line, which that stage does not
+/// know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice<T>(pub T);
+
+impl FromStr for Choice<EngineChoice> {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(EngineChoice::Auto)),
+            "uring" => Ok(Self(EngineChoice::Uring)),
+            "sync" => Ok(Self(EngineChoice::Sync)),
+            _ => Err(format!("`{text}` is not an engine; use auto, uring or sync")),
+        }
+    }
+}
+
+impl FromStr for Choice<DirectChoice> {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(DirectChoice::Auto)),
+            "on" => Ok(Self(DirectChoice::On)),
+            "off" => Ok(Self(DirectChoice::Off)),
+            _ => Err(format!("`{text}` is not a choice for direct I/O; use auto, on or off")),
+        }
+    }
+}
+
+fn queues_default() -> u16 {
+    QUEUES_DEFAULT
+}
+
+fn parsed<'de, D, T>(text: &str) -> std::result::Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    text.parse().map_err(serde::de::Error::custom)
+}
+
+fn text_or_default<'de, D, T>(deserializer: D) -> std::result::Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    parsed::<D, T>(&String::deserialize(deserializer)?)
+}
+
+fn optional_text<'de, D, T>(deserializer: D) -> std::result::Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    text_or_default(deserializer).map(Some)
+}
+
+fn texts<'de, D, T>(deserializer: D) -> std::result::Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    let list = Vec::<String>::deserialize(deserializer)?;
+    list.iter().map(|text| parsed::<D, T>(text)).collect()
+}
+
+/// The parser draws a picture of the file; an error is one line.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().filter(|line| !line.contains('|') && !line.trim().is_empty());
+    lines.collect::<Vec<_>>().join(", ").replace("TOML parse error at ", "")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,91 @@
+use super::*;
+
+fn read(text: &str) -> Result<Config> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("flowstone.toml");
+    std::fs::write(&path, text).unwrap();
+    Config::read(&path)
+}
+
+fn refusal(text: &str) -> String {
+    read(text).expect_err("a refusal").to_string()
+}
+
+#[test]
+fn a_disk_needs_three_keys_and_the_rest_has_defaults() {
+    let config = read(
+        r#"
+        [[disk]]
+        name = "vm1"
+        image = "/images/vm1.raw"
+        socket = "/run/vm1.sock"
+        "#,
+    )
+    .unwrap();
+    let disk = &config.disks[0];
+    assert_eq!((disk.queues, disk.poll, disk.readonly), (QUEUES_DEFAULT, PollMode::Auto, false));
+    assert!(matches!(disk.source().unwrap(), Source::Image { format: Format::Raw, .. }));
+}
+
+#[test]
+fn every_key_is_read() {
+    let config = read(
+        r#"
+        control = "/run/control.sock"
+        [[disk]]
+        name = "vm1"
+        image = "/dev/sdb"
+        format = "raw"
+        socket = "/run/vm1.sock"
+        queues = 4
+        cpus = "2-5"
+        poll = "never"
+        discard = "ignore"
+        engine = "sync"
+        direct = "off"
+        readonly = true
+        layers = ["verify", "delay=0-5ms"]
+        [[disk]]
+        name = "scratch"
+        backend = "mem:1G"
+        socket = "/run/scratch.sock"
+        "#,
+    )
+    .unwrap();
+    let disk = &config.disks[0];
+    assert_eq!(disk.cpus.for_queue(1), Some(3));
+    assert_eq!(disk.engine, Choice(EngineChoice::Sync));
+    assert_eq!(disk.layers.len(), 2);
+    assert!(matches!(config.disks[1].source().unwrap(), Source::Mem(bytes) if bytes == 1 << 30));
+}
+
+#[test]
+fn what_is_wrong_with_a_file_is_said_in_one_line() {
+    let disk = "[[disk]]\nname = 'a'\nimage = 'a.raw'\nsocket = 's'\n";
+    for (text, expected) in [
+        ("", "has no [[disk]]"),
+        ("[[disk]]\nname = 'a'\nsokcet = 's'\n", "unknown field `sokcet`"),
+        ("[[disk]]\nname = 'a'\n", "missing field `socket`"),
+        (&format!("{disk}{disk}"), "two disks are called `a`"),
+        (&format!("{disk}poll = 'often'\n"), "`often` is not a polling mode"),
+        (&format!("{disk}layers = ['lag=1ms']\n"), "`lag=1ms` is not a layer"),
+        ("control = 7\n", "invalid type"),
+    ] {
+        let message = refusal(text);
+        assert!(message.contains(expected), "{message}");
+        assert!(!message.contains('\n'), "{message}");
+    }
+}
+
+#[test]
+fn a_disk_has_an_image_or_a_backend() {
+    let mut disk = DiskConfig::new("a".into(), "s".into());
+    assert!(disk.source().is_err());
+    disk.backend = Some(Backend::Null(1 << 30));
+    assert!(disk.source().is_ok());
+    disk.image = Some("a.raw".into());
+    assert!(disk.source().is_err());
+    disk.backend = None;
+    disk.queues = 0;
+    assert!(disk.source().is_err());
+}

@@ -1,0 +1,65 @@
+//! Lists of CPUs as `taskset` writes them: `0`, `2-5`, `0,2,4-7`.
+
+use std::io;
+use std::str::FromStr;
+
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// CPUs for queue threads, in the order given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CpuList(Vec<usize>);
+
+impl CpuList {
+    /// The CPU for the queue with this number; `None` if the list is empty.
+    pub fn for_queue(&self, index: usize) -> Option<usize> {
+        (!self.0.is_empty()).then(|| self.0[index % self.0.len()])
+    }
+}
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let explain = || format!("`{text}` is not a list of CPUs; write e.g. 0,2-5");
+        let number = |part: &str| {
+            part.parse::<usize>().ok().filter(|cpu| *cpu < CpuSet::MAX_CPU).ok_or_else(explain)
+        };
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let range = number(first)?..=number(last)?;
+            if range.is_empty() {
+                return Err(explain());
+            }
+            cpus.extend(range);
+        }
+        Ok(Self(cpus))
+    }
+}
+
+/// Keeps the calling thread on one CPU.
+pub fn pin_this_thread(cpu: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set).map_err(io::Error::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_ranges_are_read_in_order() {
+        assert_eq!("0,2-4,1".parse(), Ok(CpuList(vec![0, 2, 3, 4, 1])));
+        for text in ["", "a", "3-1", "1,", "-1", "99999999"] {
+            assert!(text.parse::<CpuList>().is_err(), "{text} was accepted");
+        }
+    }
+
+    #[test]
+    fn queues_take_turns_on_the_cpus() {
+        let list: CpuList = "3,5".parse().unwrap();
+        assert_eq!([0, 1, 2].map(|queue| list.for_queue(queue)), [Some(3), Some(5), Some(3)]);
+        assert_eq!(CpuList::default().for_queue(0), None);
+    }
+}

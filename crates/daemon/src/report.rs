@@ -1,0 +1,191 @@
+//! What `stats --json` prints. A stable, documented shape: see docs/operating.md.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use flowstone_block::OpKind;
+use flowstone_layers::LayerCounters;
+use serde::Serialize;
+
+use crate::counters::QueueCounters;
+use crate::disk::Disk;
+use crate::histogram::Snapshot;
+
+/// The whole daemon.
+#[derive(Serialize)]
+pub struct Report {
+    version: &'static str,
+    pid: u32,
+    uptime_s: f64,
+    disks: Vec<DiskReport>,
+}
+
+#[derive(Serialize)]
+struct DiskReport {
+    name: String,
+    image: Option<String>,
+    socket: String,
+    serving: String,
+    capacity_bytes: u64,
+    /// What the image takes on the host; absent where there is no image.
+    allocated_bytes: Option<u64>,
+    write_through: bool,
+    readonly: bool,
+    total: QueueReport,
+    queues: Vec<QueueReport>,
+    layers: Vec<ByKind<LayerReport>>,
+}
+
+#[derive(Serialize)]
+struct QueueReport {
+    /// The queue's number; absent in totals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    requests: ByKind<u64>,
+    bytes: ByKind<u64>,
+    errors: ByKind<u64>,
+    answered: u64,
+    kicks: u64,
+    calls: u64,
+    kicks_per_request: f64,
+    calls_per_request: f64,
+    sleeps: u64,
+    sleep_s: f64,
+    spin_s: f64,
+    device_us: ByKind<Latency>,
+    submit_us: Latency,
+    publish_us: Latency,
+}
+
+/// One value for each kind of operation.
+#[derive(Serialize)]
+struct ByKind<T> {
+    read: T,
+    write: T,
+    flush: T,
+    discard: T,
+    write_zeroes: T,
+}
+
+#[derive(Serialize)]
+struct LayerReport {
+    requests: u64,
+    bytes: u64,
+    errors: u64,
+}
+
+#[derive(Serialize)]
+struct Latency {
+    count: u64,
+    mean: f64,
+    p50: f64,
+    p90: f64,
+    p99: f64,
+    p999: f64,
+    max: f64,
+}
+
+impl<T> ByKind<T> {
+    fn of(mut value: impl FnMut(OpKind) -> T) -> Self {
+        Self {
+            read: value(OpKind::Read),
+            write: value(OpKind::Write),
+            flush: value(OpKind::Flush),
+            discard: value(OpKind::Discard),
+            write_zeroes: value(OpKind::WriteZeroes),
+        }
+    }
+}
+
+impl Report {
+    /// Reads the counters of all disks.
+    pub fn of(disks: &[Disk], uptime: Duration) -> Self {
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            pid: std::process::id(),
+            uptime_s: uptime.as_secs_f64(),
+            disks: disks.iter().map(DiskReport::of).collect(),
+        }
+    }
+}
+
+impl DiskReport {
+    fn of(disk: &Disk) -> Self {
+        let queues = disk.queues.all();
+        let all: Vec<&QueueCounters> = queues.iter().map(|(_, counters)| &**counters).collect();
+        let image = disk.stack.image.as_ref();
+        Self {
+            name: disk.name.clone(),
+            image: disk.image_path.as_ref().map(|path| path.display().to_string()),
+            socket: disk.socket.display().to_string(),
+            serving: image.map_or_else(|| "no image".into(), |image| image.serving()),
+            capacity_bytes: disk.shared.capacity().bytes(),
+            allocated_bytes: image
+                .and_then(|image| image.space().ok())
+                .map(|space| space.allocated_bytes),
+            write_through: disk.shared.write_through(),
+            readonly: disk.stack.top.geometry().readonly,
+            total: QueueReport::of(None, &all),
+            queues: queues
+                .iter()
+                .map(|(index, counters)| QueueReport::of(Some(*index), &[counters]))
+                .collect(),
+            layers: disk.stack.counters.iter().map(|counters| layer_report(counters)).collect(),
+        }
+    }
+}
+
+impl QueueReport {
+    fn of(index: Option<usize>, queues: &[&QueueCounters]) -> Self {
+        let sum = |counter: &dyn Fn(&QueueCounters) -> &AtomicU64| -> u64 {
+            queues.iter().map(|queue| counter(queue).load(Ordering::Relaxed)).sum()
+        };
+        let requests = ByKind::of(|kind| sum(&|queue| &queue.requests[kind as usize]));
+        let total: u64 = OpKind::ALL.iter().map(|k| sum(&|q| &q.requests[*k as usize])).sum();
+        let (kicks, calls) = (sum(&|queue| &queue.kicks), sum(&|queue| &queue.calls));
+        let per_request = |count: u64| count as f64 / total.max(1) as f64;
+        let seconds = |nanos: u64| nanos as f64 / 1e9;
+        Self {
+            index,
+            requests,
+            bytes: ByKind::of(|kind| sum(&|queue| &queue.bytes[kind as usize])),
+            errors: ByKind::of(|kind| sum(&|queue| &queue.errors[kind as usize])),
+            answered: sum(&|queue| &queue.answered),
+            kicks,
+            calls,
+            kicks_per_request: per_request(kicks),
+            calls_per_request: per_request(calls),
+            sleeps: sum(&|queue| &queue.sleeps),
+            sleep_s: seconds(sum(&|queue| &queue.sleep_ns)),
+            spin_s: seconds(sum(&|queue| &queue.spin_ns)),
+            device_us: ByKind::of(|kind| {
+                Latency::of(queues.iter().map(|queue| queue.device[kind as usize].snapshot()))
+            }),
+            submit_us: Latency::of(queues.iter().map(|queue| queue.submit.snapshot())),
+            publish_us: Latency::of(queues.iter().map(|queue| queue.publish.snapshot())),
+        }
+    }
+}
+
+impl Latency {
+    fn of(parts: impl Iterator<Item = Snapshot>) -> Self {
+        let mut all = Snapshot::default();
+        parts.for_each(|part| all.merge(&part));
+        Self {
+            count: all.count(),
+            mean: all.mean_us(),
+            p50: all.percentile_us(0.5),
+            p90: all.percentile_us(0.9),
+            p99: all.percentile_us(0.99),
+            p999: all.percentile_us(0.999),
+            max: all.percentile_us(1.0),
+        }
+    }
+}
+
+fn layer_report(counters: &LayerCounters) -> ByKind<LayerReport> {
+    ByKind::of(|kind| {
+        let (requests, bytes, errors) = counters.read(kind);
+        LayerReport { requests, bytes, errors }
+    })
+}

@@ -1,0 +1,75 @@
+//! The wiring: the only place that names two stages.
+//!
+//! A disk's stack is its image, or something that stands in for one, with the diagnosis layers
+//! that were asked for on top, the first named lowest.
+
+use std::sync::Arc;
+
+use flowstone_block::{Error, Layer, Result, SectorCount};
+use flowstone_image::{Image, open};
+use flowstone_layers::{Delay, Errors, LayerCounters, Log, Mem, Null, Stats, Verify};
+
+use crate::config::{DiskConfig, LayerSpec, Source};
+
+/// A disk, from its image up.
+pub struct Stack {
+    /// What queues talk to.
+    pub top: Arc<dyn Layer>,
+    /// The image, if there is one.
+    pub image: Option<Arc<dyn Image>>,
+    /// Counters of the `stats` layers, from the lowest up.
+    pub counters: Vec<Arc<LayerCounters>>,
+}
+
+impl Stack {
+    /// Opens everything that `config` names.
+    pub fn build(config: &DiskConfig) -> Result<Self> {
+        let mut stack = Self::foundation(&config.source()?)?;
+        for spec in &config.layers {
+            stack.add(spec)?;
+        }
+        Ok(stack)
+    }
+
+    fn foundation(source: &Source) -> Result<Self> {
+        let (top, image): (Arc<dyn Layer>, Option<Arc<dyn Image>>) = match source {
+            Source::Null(bytes) => (Arc::new(Null::new(capacity(*bytes)?)), None),
+            Source::Mem(bytes) => {
+                let mem = Mem::new(capacity(*bytes)?)
+                    .map_err(|error| Error::host("backend mem", error, "choose a smaller size"))?;
+                (Arc::new(mem), None)
+            }
+            Source::Image { path, format, options } => {
+                let image: Arc<dyn Image> = Arc::from(open(path, *format, *options)?);
+                (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
+            }
+        };
+        Ok(Self { top, image, counters: Vec::new() })
+    }
+
+    fn add(&mut self, spec: &LayerSpec) -> Result<()> {
+        let base = Arc::clone(&self.top);
+        self.top = match spec {
+            LayerSpec::Delay(range) => Arc::new(Delay::new(base, *range)),
+            LayerSpec::Error(rule) => Arc::new(Errors::new(base, *rule)),
+            LayerSpec::Verify => Arc::new(Verify::new(base)),
+            LayerSpec::Log(path) => Arc::new(Log::new(base, path).map_err(|error| {
+                let what = format!("layer log={}", path.display());
+                Error::host(what, error, "choose a path that you may write")
+            })?),
+            LayerSpec::Stats => {
+                let stats = Stats::new(base);
+                self.counters.push(stats.counters());
+                Arc::new(stats)
+            }
+        };
+        Ok(())
+    }
+}
+
+fn capacity(bytes: u64) -> Result<SectorCount> {
+    SectorCount::from_bytes(bytes).filter(|count| count.get() > 0).ok_or_else(|| {
+        let why = "its size is not a multiple of 512 bytes, or 0";
+        Error::invalid("backend", why, "give a size such as null:8G")
+    })
+}

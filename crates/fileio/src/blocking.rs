@@ -1,0 +1,178 @@
+//! One file request carried out by plain system calls: the ground truth for all engines.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use flowstone_block::{Errno, IoVec, Outcome};
+use rustix::fs::{FallocateFlags, fallocate, fdatasync};
+
+use crate::host_file::{Descriptors, FileKind};
+use crate::{FileOffset, FileOp, FileRequest};
+
+/// How many pieces one call may take (`UIO_MAXIOV`).
+const PIECES_PER_CALL_MAX: usize = 1024;
+
+/// Carries out `request` and returns when it is done in full or has failed.
+pub fn execute(files: &Descriptors, request: &FileRequest) -> Outcome {
+    let file = files.file(files.route(request));
+    match request.op {
+        FileOp::Read { offset, .. } => {
+            transfer(request.memory.pieces(), offset, |pieces, at| read_some(file, pieces, at))
+        }
+        FileOp::Write { offset, durable, .. } => {
+            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+            transfer(request.memory.pieces(), offset, |pieces, at| {
+                write_some(file, pieces, at, flags)
+            })
+        }
+        FileOp::Datasync => fdatasync(file),
+        FileOp::Punch { offset, bytes } => punch(files, offset, bytes),
+        FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
+    }
+}
+
+/// Moves all pieces with calls that may each move only a part.
+fn transfer(
+    pieces: &[IoVec],
+    mut offset: FileOffset,
+    mut some: impl FnMut(&[IoVec], FileOffset) -> Result<usize, Errno>,
+) -> Outcome {
+    let mut rest: Vec<IoVec>;
+    let mut left = pieces;
+    while !left.is_empty() {
+        let call = &left[..left.len().min(PIECES_PER_CALL_MAX)];
+        let moved = match some(call, offset) {
+            Ok(moved) => moved,
+            Err(Errno::INTR) => continue,
+            Err(errno) => return Err(errno),
+        };
+        if moved == 0 {
+            // The file ends before the request does: somebody has truncated it.
+            return Err(Errno::IO);
+        }
+        offset = offset.forward(moved as u64);
+        rest = skip(left, moved);
+        left = &rest;
+    }
+    Ok(())
+}
+
+/// `pieces` without their first `bytes` bytes.
+pub fn skip(pieces: &[IoVec], mut bytes: usize) -> Vec<IoVec> {
+    let mut rest = Vec::with_capacity(pieces.len());
+    for piece in pieces {
+        let gone = bytes.min(piece.bytes());
+        bytes -= gone;
+        if gone < piece.bytes() {
+            rest.push(piece.skip(gone));
+        }
+    }
+    rest
+}
+
+fn read_some(file: &File, pieces: &[IoVec], offset: FileOffset) -> Result<usize, Errno> {
+    // SAFETY: IoVec is laid out as iovec, and the pieces are valid until the request completes.
+    let moved = unsafe {
+        libc::preadv2(
+            file.as_raw_fd(),
+            pieces.as_ptr().cast(),
+            pieces.len() as i32,
+            offset.get() as i64,
+            0,
+        )
+    };
+    usize::try_from(moved).map_err(|_| last_errno())
+}
+
+fn write_some(
+    file: &File,
+    pieces: &[IoVec],
+    offset: FileOffset,
+    flags: i32,
+) -> Result<usize, Errno> {
+    // SAFETY: as for read_some.
+    let moved = unsafe {
+        libc::pwritev2(
+            file.as_raw_fd(),
+            pieces.as_ptr().cast(),
+            pieces.len() as i32,
+            offset.get() as i64,
+            flags,
+        )
+    };
+    usize::try_from(moved).map_err(|_| last_errno())
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+/// Gives a range back to the host.
+fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match fallocate(&files.buffered, flags, offset.get(), bytes) {
+        Err(Errno::OPNOTSUPP) => punch_fallback(files, offset, bytes),
+        outcome => outcome,
+    }
+}
+
+/// What to do where the host has no punch that also zeroes: [`punch`] promises zeroes.
+fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    if files.kind == FileKind::BlockDevice {
+        // The device may not zero what it discards, so zero first; the discard is then a hint.
+        zero_fallback(files, offset, bytes)?;
+        let _ = block_ioctl(&files.buffered, libc::c_ulong::from(BLKDISCARD), offset, bytes);
+        return Ok(());
+    }
+    zero_fallback(files, offset, bytes)
+}
+
+/// Makes a range read as zeroes and keeps its space.
+fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+    match fallocate(&files.buffered, flags, offset.get(), bytes) {
+        Err(Errno::OPNOTSUPP) => zero_fallback(files, offset, bytes),
+        outcome => outcome,
+    }
+}
+
+/// Zeroes for hosts whose file system or device has no call for them.
+fn zero_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    if files.kind == FileKind::BlockDevice {
+        let zeroed = block_ioctl(&files.buffered, libc::c_ulong::from(BLKZEROOUT), offset, bytes);
+        if zeroed.is_ok() {
+            return Ok(());
+        }
+    }
+    write_zeroes(&files.buffered, offset, bytes)
+}
+
+fn write_zeroes(file: &File, offset: FileOffset, bytes: u64) -> Outcome {
+    static ZEROES: [u8; 256 << 10] = [0; 256 << 10];
+    let mut done = 0;
+    while done < bytes {
+        let part = (bytes - done).min(ZEROES.len() as u64);
+        file.write_all_at(&ZEROES[..part as usize], offset.get() + done)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        done += part;
+    }
+    Ok(())
+}
+
+// From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
+const BLKDISCARD: u32 = 0x1277;
+const BLKZEROOUT: u32 = 0x127f;
+
+fn block_ioctl(
+    file: &File,
+    request: libc::c_ulong,
+    offset: FileOffset,
+    bytes: u64,
+) -> Result<(), Errno> {
+    let range = [offset.get(), bytes];
+    // SAFETY: both requests read two u64 from the address given, which lives across the call.
+    let answer = unsafe { libc::ioctl(file.as_raw_fd(), request, range.as_ptr()) };
+    if answer == 0 { Ok(()) } else { Err(last_errno()) }
+}

@@ -1,0 +1,87 @@
+//! Which engine serves a file, decided once by looking at the host.
+
+use std::fmt;
+use std::fs::File;
+
+use flowstone_block::{Error, Result};
+use io_uring::{IoUring, Probe, opcode};
+use rustix::fs::fstatfs;
+
+/// What the operator asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineChoice {
+    /// The best that the host offers for this file.
+    #[default]
+    Auto,
+    /// io_uring, or fail.
+    Uring,
+    /// Threads.
+    Sync,
+}
+
+/// How requests reach the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// One io_uring per queue.
+    Uring,
+    /// A pool of threads that make blocking calls.
+    Sync,
+    /// Calls on the queue's own thread: the file is memory, a call never waits for a device.
+    Inline,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Uring => "uring",
+            Self::Sync => "sync",
+            Self::Inline => "inline",
+        })
+    }
+}
+
+impl EngineChoice {
+    /// Picks the engine for an open file.
+    pub fn resolve(self, file: &File) -> Result<Engine> {
+        match self {
+            Self::Sync => Ok(Engine::Sync),
+            Self::Auto if is_memory(file) => Ok(Engine::Inline),
+            Self::Auto => Ok(if uring_works() { Engine::Uring } else { Engine::Sync }),
+            Self::Uring if uring_works() => Ok(Engine::Uring),
+            Self::Uring => Err(Error::host(
+                "io_uring",
+                "this kernel does not offer it or it is disabled (kernel.io_uring_disabled)",
+                "use --engine auto or --engine sync",
+            )),
+        }
+    }
+}
+
+/// Whether the file lives in memory (tmpfs, ramfs).
+fn is_memory(file: &File) -> bool {
+    const RAMFS_MAGIC: i64 = 0x8584_58f6;
+    fstatfs(file)
+        .is_ok_and(|answer| answer.f_type == libc::TMPFS_MAGIC || answer.f_type == RAMFS_MAGIC)
+}
+
+/// Whether a ring can be made here and has every operation that the engine uses.
+fn uring_works() -> bool {
+    let Ok(ring) = IoUring::new(2) else {
+        return false;
+    };
+    let mut probe = Probe::new();
+    if ring.submitter().register_probe(&mut probe).is_err() {
+        return false;
+    }
+    [
+        opcode::Readv::CODE,
+        opcode::Writev::CODE,
+        opcode::Read::CODE,
+        opcode::Write::CODE,
+        opcode::Fsync::CODE,
+        opcode::Fallocate::CODE,
+        opcode::PollAdd::CODE,
+    ]
+    .into_iter()
+    .all(|code| probe.is_supported(code))
+}

@@ -1,0 +1,149 @@
+//! An open host file: its descriptors, its kind, and the engine that serves it.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, OnceLock};
+
+use flowstone_block::QueueDepth;
+use rustix::fs::{SeekFrom, seek};
+use rustix::io::Errno;
+
+use crate::direct::DirectLimits;
+use crate::inline::InlineChannel;
+use crate::pool::{Pool, PoolChannel};
+use crate::uring::UringChannel;
+use crate::{Engine, FileChannel, FileIo, FileOffset, FileRequest};
+
+/// What kind of file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FileKind {
+    Regular,
+    BlockDevice,
+}
+
+/// The open descriptors of one file; see the `direct` module for why there are two.
+pub(crate) struct Descriptors {
+    pub buffered: File,
+    pub direct: Option<(File, DirectLimits)>,
+    pub kind: FileKind,
+    /// Held until the file is closed; absent for inspectors.
+    pub _lock: Option<File>,
+}
+
+/// Which of the descriptors serves a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    Buffered,
+    Direct,
+}
+
+impl Descriptors {
+    /// The route of a request: direct wherever direct I/O can take it.
+    pub fn route(&self, request: &FileRequest) -> Route {
+        match &self.direct {
+            Some((_, limits)) if limits.admit(request) => Route::Direct,
+            _ => Route::Buffered,
+        }
+    }
+
+    /// The descriptor of a route.
+    pub fn file(&self, route: Route) -> &File {
+        match (route, &self.direct) {
+            (Route::Direct, Some((file, _))) => file,
+            _ => &self.buffered,
+        }
+    }
+}
+
+/// An open, locked host file or block device.
+pub struct HostFile {
+    files: Arc<Descriptors>,
+    engine: Engine,
+    /// Started when the first channel asks for it: an io_uring disk may never need it.
+    pool: OnceLock<Arc<Pool>>,
+}
+
+impl HostFile {
+    pub(crate) fn new(files: Descriptors, engine: Engine) -> Self {
+        Self { files: Arc::new(files), engine, pool: OnceLock::new() }
+    }
+
+    /// The engine that serves this file.
+    pub fn engine(&self) -> Engine {
+        self.engine
+    }
+
+    /// Whether requests bypass the host's page cache.
+    pub fn is_direct(&self) -> bool {
+        self.files.direct.is_some()
+    }
+
+    /// Whether it is a block device; its size cannot be set, and its space is not counted.
+    pub fn is_block_device(&self) -> bool {
+        self.files.kind == FileKind::BlockDevice
+    }
+
+    fn pool_channel(&self) -> io::Result<PoolChannel> {
+        let pool = self.pool.get_or_init(|| Pool::start(Arc::clone(&self.files)));
+        PoolChannel::new(Arc::clone(pool))
+    }
+}
+
+impl FileIo for HostFile {
+    fn size(&self) -> io::Result<u64> {
+        if self.is_block_device() {
+            // A device node's metadata has no size; the end of the device does.
+            return Ok(seek(&self.files.buffered, SeekFrom::End(0))?);
+        }
+        Ok(self.files.buffered.metadata()?.size())
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        if self.is_block_device() {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.files.buffered.set_len(bytes)?;
+        self.files.buffered.sync_all()
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        if self.is_block_device() {
+            return self.size();
+        }
+        // st_blocks counts 512-byte units whatever the file system's block size (stat(2)).
+        Ok(self.files.buffered.metadata()?.blocks() * 512)
+    }
+
+    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
+        let end = self.size()?;
+        if from.get() >= end {
+            return Ok(None);
+        }
+        let file = self.files.buffered.as_fd();
+        let start = match seek(file, SeekFrom::Data(from.get())) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            // Devices and file systems that cannot tell: everything may be data.
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {
+                return Ok(Some(from..FileOffset::new(end)));
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let stop = seek(file, SeekFrom::Hole(start))?;
+        Ok(Some(FileOffset::new(start)..FileOffset::new(stop)))
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+        Ok(match self.engine {
+            Engine::Uring => {
+                let pool = self.pool_channel()?;
+                Box::new(UringChannel::new(Arc::clone(&self.files), pool, depth)?)
+            }
+            Engine::Sync => Box::new(self.pool_channel()?),
+            Engine::Inline => Box::new(InlineChannel::new(Arc::clone(&self.files))),
+        })
+    }
+}

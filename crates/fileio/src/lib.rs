@@ -1,0 +1,24 @@
+//! Host files. The lower seam of the stack: [`FileIo`] makes a [`FileChannel`] for each queue, and
+//! requests carry [`FileOffset`]s instead of guest sectors.
+//!
+//! Three engines serve the seam and behave alike: `uring` (one io_uring per queue), `sync` (a
+//! pool of threads, for hosts where io_uring is switched off), and `inline` (plain calls on the
+//! queue's own thread, for memory file systems, where a call never waits for a device).
+
+mod blocking;
+mod direct;
+mod engine;
+mod host_file;
+mod inline;
+mod lock;
+mod open;
+mod pool;
+mod request;
+mod seam;
+mod uring;
+
+pub use engine::{Engine, EngineChoice};
+pub use host_file::HostFile;
+pub use open::{Access, DirectChoice, OpenOptions, create_sparse};
+pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
+pub use seam::{FileChannel, FileIo};

@@ -1,0 +1,116 @@
+//! What is asked of a host file, and what comes back.
+
+use flowstone_block::{IoVec, Outcome};
+
+/// A byte position in a host file; never a guest address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileOffset(u64);
+
+impl FileOffset {
+    /// The position this many bytes from the start of the file.
+    pub const fn new(bytes: u64) -> Self {
+        Self(bytes)
+    }
+
+    /// The position in bytes.
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// The position `bytes` further on.
+    ///
+    /// # Panics
+    /// If it is past the end of the address space; file ranges are checked before they get here.
+    #[must_use]
+    pub const fn forward(self, bytes: u64) -> Self {
+        Self(self.0.checked_add(bytes).expect("a file range within the address space"))
+    }
+}
+
+/// One operation on a host file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileOp {
+    /// Fill the memory from the file. Reading past the end of the file is an error.
+    Read {
+        /// Where the range begins.
+        offset: FileOffset,
+        /// How many bytes; as many as the memory has.
+        bytes: u64,
+    },
+    /// Put the memory into the file.
+    Write {
+        /// Where the range begins.
+        offset: FileOffset,
+        /// How many bytes; as many as the memory has.
+        bytes: u64,
+        /// Whether the data must be durable before the write completes.
+        durable: bool,
+    },
+    /// Make completed writes durable, with the metadata needed to read them back.
+    Datasync,
+    /// Give the range's space back; it reads as zeroes afterwards.
+    Punch {
+        /// Where the range begins.
+        offset: FileOffset,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Make the range read as zeroes and keep its space.
+    Zero {
+        /// Where the range begins.
+        offset: FileOffset,
+        /// How many bytes.
+        bytes: u64,
+    },
+}
+
+/// The memory of a file request: the address of a list that belongs to the submitter.
+#[derive(Clone, Copy, Debug)]
+pub struct MemoryList {
+    first: *const IoVec,
+    count: usize,
+}
+
+// SAFETY: the maker of a MemoryList keeps list and memory valid until the completion, on
+// whichever thread serves the request.
+unsafe impl Send for MemoryList {}
+
+impl MemoryList {
+    /// No memory, for operations that carry none.
+    pub const EMPTY: Self = Self { first: std::ptr::NonNull::dangling().as_ptr(), count: 0 };
+
+    /// Names a list of pieces.
+    ///
+    /// # Safety
+    /// The list must neither move nor change, and the memory its pieces name must stay valid,
+    /// until the request that carries it has completed.
+    pub const unsafe fn new(list: &[IoVec]) -> Self {
+        Self { first: list.as_ptr(), count: list.len() }
+    }
+
+    /// The pieces.
+    pub fn pieces(&self) -> &[IoVec] {
+        // SAFETY: valid until the completion, by the contract of `new`.
+        unsafe { std::slice::from_raw_parts(self.first, self.count) }
+    }
+}
+
+/// An operation with its memory and the submitter's mark.
+#[derive(Clone, Copy, Debug)]
+pub struct FileRequest {
+    /// What to do.
+    pub op: FileOp,
+    /// The memory to read into or write from.
+    pub memory: MemoryList,
+    /// Returned unchanged with the completion.
+    pub tag: usize,
+}
+
+/// How a file request ended.
+#[derive(Clone, Copy, Debug)]
+pub struct FileCompletion {
+    /// The submitter's mark.
+    pub tag: usize,
+    /// Done in full, or the host's error.
+    pub outcome: Outcome,
+}

@@ -1,0 +1,44 @@
+//! The lower seam: what an image needs of a host file, and nothing that knows guests.
+
+use std::io;
+use std::ops::Range;
+
+use flowstone_block::{Doorbells, QueueDepth};
+
+use crate::{FileCompletion, FileOffset, FileRequest};
+
+/// A host file, shared by all queues of a disk.
+pub trait FileIo: Send + Sync {
+    /// Size of the file in bytes.
+    fn size(&self) -> io::Result<u64>;
+
+    /// Makes the file this long; a longer file reads as zeroes at its end.
+    fn set_size(&self, bytes: u64) -> io::Result<()>;
+
+    /// Bytes that the host has given to the file.
+    fn allocated_bytes(&self) -> io::Result<u64>;
+
+    /// The next range at or after `from` that may hold something other than zeroes.
+    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>>;
+
+    /// A way to submit requests from one thread, which is the one that called this.
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>>;
+}
+
+/// One queue's way into a host file. Every request submitted comes back from
+/// [`reap`](Self::reap) exactly once, whole or as an error: short transfers are resumed.
+///
+/// Dropping a channel waits for what is in flight: until then the host may use its memory.
+pub trait FileChannel {
+    /// Takes a request; a refusal is a completion.
+    fn submit(&mut self, request: FileRequest);
+
+    /// Starts everything submitted so far, with at most one system call.
+    fn kick(&mut self);
+
+    /// Appends what has completed. Does not wait.
+    fn reap(&mut self, done: &mut Vec<FileCompletion>);
+
+    /// Sleeps until there may be a completion to reap or a doorbell rings; may wake up early.
+    fn sleep(&mut self, bells: &Doorbells<'_>);
+}

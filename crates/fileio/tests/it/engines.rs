@@ -1,0 +1,255 @@
+//! One behaviour, three engines.
+
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{AlignedBuf, Doorbells, Errno, IoVec, Outcome, QueueDepth};
+use flowstone_fileio::{
+    Access, DirectChoice, EngineChoice, FileChannel, FileCompletion, FileIo, FileOffset, FileOp,
+    FileRequest, HostFile, MemoryList, OpenOptions, create_sparse,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+const DEPTH: QueueDepth = QueueDepth(32);
+const FILE_BYTES: u64 = 4 << 20;
+
+/// A file and how to open it: each engine, on a disk file system and in memory.
+struct Case {
+    name: &'static str,
+    dir: tempfile::TempDir,
+    engine: EngineChoice,
+    direct: DirectChoice,
+}
+
+fn cases() -> Vec<Case> {
+    let on_disk = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let in_memory = Path::new("/dev/shm");
+    let case = |name, dir, engine, direct| Case {
+        name,
+        dir: tempfile::tempdir_in(dir).unwrap(),
+        engine,
+        direct,
+    };
+    use {DirectChoice as D, EngineChoice as E};
+    vec![
+        case("uring direct", on_disk, E::Uring, D::Auto),
+        case("uring buffered", on_disk, E::Uring, D::Off),
+        case("uring tmpfs", in_memory, E::Uring, D::Auto),
+        case("sync direct", on_disk, E::Sync, D::Auto),
+        case("sync buffered", on_disk, E::Sync, D::Off),
+        case("inline", in_memory, E::Auto, D::Auto),
+    ]
+}
+
+impl Case {
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("disk.raw")
+    }
+
+    fn create(&self) -> HostFile {
+        create_sparse(&self.path(), FILE_BYTES).unwrap();
+        self.open(Access::Write)
+    }
+
+    fn open(&self, access: Access) -> HostFile {
+        let options = OpenOptions { access, direct: self.direct, engine: self.engine };
+        options.open(&self.path()).unwrap()
+    }
+}
+
+fn wait_for(channel: &mut dyn FileChannel, count: usize) -> Vec<FileCompletion> {
+    let mut done = Vec::new();
+    let start = Instant::now();
+    channel.kick();
+    while done.len() < count {
+        channel.reap(&mut done);
+        if done.len() < count {
+            channel.sleep(&Doorbells { fds: &[], deadline: None });
+        }
+        assert!(start.elapsed() < Duration::from_secs(30), "requests got lost");
+    }
+    done
+}
+
+fn run(channel: &mut dyn FileChannel, op: FileOp, memory: &mut [u8]) -> Outcome {
+    let list = [
+        // SAFETY: the memory outlives the request, which completes in wait_for.
+        unsafe { IoVec::of(memory) },
+    ];
+    let memory = if memory.is_empty() {
+        MemoryList::EMPTY
+    } else {
+        // SAFETY: as above, for the list.
+        unsafe { MemoryList::new(&list) }
+    };
+    channel.submit(FileRequest { op, memory, tag: 9 });
+    let done = wait_for(channel, 1);
+    assert_eq!(done[0].tag, 9);
+    done[0].outcome
+}
+
+fn write_op(offset: u64, bytes: usize) -> FileOp {
+    FileOp::Write { offset: FileOffset::new(offset), bytes: bytes as u64, durable: false }
+}
+
+fn read_op(offset: u64, bytes: usize) -> FileOp {
+    FileOp::Read { offset: FileOffset::new(offset), bytes: bytes as u64 }
+}
+
+fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|i| (i as u8).wrapping_mul(31).wrapping_add(seed)).collect()
+}
+
+#[test]
+fn aligned_and_odd_transfers_read_back_what_was_written() {
+    for case in cases() {
+        let file = case.create();
+        let mut channel = file.channel(DEPTH).unwrap();
+        for (offset, bytes, shift) in
+            [(0, 4096, 0), (8192, 65536, 0), (512, 512, 0), (100_352, 1536, 3), (65_536, 4096, 1)]
+        {
+            let mut buffer = AlignedBuf::zeroed(bytes + shift);
+            buffer[shift..].copy_from_slice(&pattern(bytes, shift as u8));
+            run(&mut *channel, write_op(offset, bytes), &mut buffer[shift..]).unwrap();
+            let mut back = AlignedBuf::zeroed(bytes + shift);
+            run(&mut *channel, read_op(offset, bytes), &mut back[shift..]).unwrap();
+            assert!(buffer[..] == back[..], "{}: {bytes} bytes at {offset}", case.name);
+        }
+        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+    }
+}
+
+#[test]
+fn scattered_memory_is_filled_in_order() {
+    for case in cases() {
+        let file = case.create();
+        let mut channel = file.channel(DEPTH).unwrap();
+        let mut source = AlignedBuf::zeroed(8192);
+        source.copy_from_slice(&pattern(8192, 5));
+        run(&mut *channel, write_op(4096, 8192), &mut source).unwrap();
+        let (mut first, mut second) = (AlignedBuf::zeroed(4096), AlignedBuf::zeroed(4096));
+        // SAFETY: both buffers and the list outlive the request, which completes below.
+        let list = unsafe { [IoVec::of(&mut first), IoVec::of(&mut second)] };
+        // SAFETY: as above.
+        let memory = unsafe { MemoryList::new(&list) };
+        channel.submit(FileRequest { op: read_op(4096, 8192), memory, tag: 1 });
+        wait_for(&mut *channel, 1)[0].outcome.unwrap();
+        assert!(first[..] == source[..4096] && second[..] == source[4096..], "{}", case.name);
+    }
+}
+
+#[test]
+fn a_full_queue_completes_every_request_once() {
+    for case in cases() {
+        let file = case.create();
+        let mut channel = file.channel(DEPTH).unwrap();
+        let mut buffers: Vec<AlignedBuf> = (0..200).map(|_| AlignedBuf::zeroed(4096)).collect();
+        // SAFETY: the buffers outlive the requests, which complete below.
+        let lists: Vec<[IoVec; 1]> =
+            buffers.iter_mut().map(|buffer| [unsafe { IoVec::of(buffer) }]).collect();
+        // More than the depth promises: the ring must push back by itself, not fail.
+        for (tag, list) in lists.iter().enumerate() {
+            // SAFETY: the lists outlive the requests.
+            let memory = unsafe { MemoryList::new(list) };
+            let op = write_op(tag as u64 * 4096, 4096);
+            channel.submit(FileRequest { op, memory, tag });
+        }
+        let mut tags: Vec<usize> = wait_for(&mut *channel, 200)
+            .iter()
+            .map(|completion| {
+                completion.outcome.unwrap();
+                completion.tag
+            })
+            .collect();
+        tags.sort_unstable();
+        assert!(tags.iter().copied().eq(0..200), "{}", case.name);
+    }
+}
+
+#[test]
+fn punched_and_zeroed_ranges_read_zero_and_punching_frees_space() {
+    for case in cases() {
+        let file = case.create();
+        let mut channel = file.channel(DEPTH).unwrap();
+        let mut buffer = AlignedBuf::zeroed(1 << 20);
+        buffer.fill(0xaa);
+        run(&mut *channel, write_op(0, 1 << 20), &mut buffer).unwrap();
+        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        let before = file.allocated_bytes().unwrap();
+        let zero = FileOp::Zero { offset: FileOffset::new(4096), bytes: 8192 };
+        run(&mut *channel, zero, &mut []).unwrap();
+        let punch = FileOp::Punch { offset: FileOffset::new(512 << 10), bytes: 512 << 10 };
+        run(&mut *channel, punch, &mut []).unwrap();
+        assert!(file.allocated_bytes().unwrap() + (500 << 10) < before, "{}", case.name);
+        run(&mut *channel, read_op(0, 1 << 20), &mut buffer).unwrap();
+        assert!(buffer[..4096].iter().all(|byte| *byte == 0xaa), "{}", case.name);
+        assert!(buffer[4096..12288].iter().all(|byte| *byte == 0), "{}", case.name);
+        assert!(buffer[12288..512 << 10].iter().all(|byte| *byte == 0xaa), "{}", case.name);
+        assert!(buffer[512 << 10..].iter().all(|byte| *byte == 0), "{}", case.name);
+    }
+}
+
+#[test]
+fn a_file_truncated_under_us_is_an_error_not_a_short_read() {
+    for case in cases() {
+        let file = case.create();
+        let mut channel = file.channel(DEPTH).unwrap();
+        let shorter = FILE_BYTES - 4096;
+        std::fs::File::options().write(true).open(case.path()).unwrap().set_len(shorter).unwrap();
+        let mut buffer = AlignedBuf::zeroed(8192);
+        let outcome = run(&mut *channel, read_op(shorter - 4096, 8192), &mut buffer);
+        assert_eq!(outcome, Err(Errno::IO), "{}", case.name);
+    }
+}
+
+#[test]
+fn the_errno_of_a_refused_write_reaches_the_completion() {
+    for case in cases() {
+        drop(case.create());
+        let file = case.open(Access::Read);
+        let mut channel = file.channel(DEPTH).unwrap();
+        let mut buffer = AlignedBuf::zeroed(4096);
+        let outcome = run(&mut *channel, write_op(0, 4096), &mut buffer);
+        assert_eq!(outcome, Err(Errno::BADF), "{}", case.name);
+    }
+}
+
+#[test]
+fn a_sleep_ends_at_a_doorbell_and_at_its_deadline() {
+    for case in cases() {
+        let file = case.create();
+        let mut channel = file.channel(DEPTH).unwrap();
+        let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let fds = [bell.as_fd()];
+        let soon = Instant::now() + Duration::from_millis(20);
+        channel.sleep(&Doorbells { fds: &fds, deadline: Some(soon) });
+        channel.reap(&mut Vec::new());
+        assert!(Instant::now() >= soon, "{}: woke early", case.name);
+        for _ in 0..3 {
+            rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+            channel.sleep(&Doorbells { fds: &fds, deadline: None });
+            rustix::io::read(&bell, &mut [0; 8]).unwrap();
+            channel.reap(&mut Vec::new());
+        }
+    }
+}
+
+#[test]
+fn dropping_a_channel_waits_for_what_is_in_flight() {
+    for case in cases() {
+        let file = case.create();
+        let mut buffer = AlignedBuf::zeroed(1 << 20);
+        buffer.fill(0x5c);
+        // SAFETY: buffer and list outlive the channel, whose drop waits.
+        let list = [unsafe { IoVec::of(&mut buffer) }];
+        let mut channel = file.channel(DEPTH).unwrap();
+        // SAFETY: as above.
+        let memory = unsafe { MemoryList::new(&list) };
+        channel.submit(FileRequest { op: write_op(0, 1 << 20), memory, tag: 0 });
+        drop(channel);
+        let mut back = AlignedBuf::zeroed(1 << 20);
+        run(&mut *file.channel(DEPTH).unwrap(), read_op(0, 1 << 20), &mut back).unwrap();
+        assert!(back.iter().all(|byte| *byte == 0x5c), "{}", case.name);
+    }
+}

@@ -1,0 +1,68 @@
+//! What is wrong with a path is said in one line that tells what to do.
+
+use std::fs::File;
+use std::path::Path;
+
+use flowstone_block::ErrorKind;
+use flowstone_fileio::{Access, FileIo, OpenOptions, create_sparse};
+use tempfile::tempdir;
+
+fn refusal(path: &Path, access: Access) -> String {
+    OpenOptions::new(access).open(path).err().expect("a refusal").to_string()
+}
+
+#[test]
+fn a_missing_file_a_directory_and_a_fifo_are_refused_with_advice() {
+    let dir = tempdir().unwrap();
+    assert!(refusal(&dir.path().join("none"), Access::Write).contains("no such file"));
+    assert!(refusal(dir.path(), Access::Read).contains("it is a directory"));
+    let fifo = dir.path().join("fifo");
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, 0o600.into(), 0)
+        .unwrap();
+    assert!(refusal(&fifo, Access::Write).contains("it is a special file"));
+}
+
+#[test]
+fn a_second_writer_is_kept_out_and_an_inspector_is_not() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("disk.raw");
+    create_sparse(&path, 1 << 20).unwrap();
+    let first = OpenOptions::new(Access::Write).open(&path).unwrap();
+    let second = OpenOptions::new(Access::Write).open(&path).err().expect("locked");
+    assert_eq!(second.kind(), ErrorKind::Locked);
+    let reader = OpenOptions::new(Access::Read).open(&path).err().expect("locked");
+    assert_eq!(reader.kind(), ErrorKind::Locked);
+    assert!(OpenOptions::new(Access::Inspect).open(&path).is_ok());
+    drop(first);
+    let one = OpenOptions::new(Access::Read).open(&path).unwrap();
+    let other = OpenOptions::new(Access::Read).open(&path).unwrap();
+    assert_eq!(one.size().unwrap(), other.size().unwrap());
+}
+
+#[test]
+fn creating_over_an_existing_file_changes_nothing() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("disk.raw");
+    std::fs::write(&path, b"precious").unwrap();
+    let error = create_sparse(&path, 1 << 20).unwrap_err().to_string();
+    assert!(error.contains("exists already"), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn data_ranges_skip_holes() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("disk.raw");
+    create_sparse(&path, 8 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(
+        &File::options().write(true).open(&path).unwrap(),
+        &[7; 4096],
+        4 << 20,
+    )
+    .unwrap();
+    let file = OpenOptions::new(Access::Inspect).open(&path).unwrap();
+    let range = file.next_data(flowstone_fileio::FileOffset::new(0)).unwrap().unwrap();
+    assert_eq!(range.start.get(), 4 << 20);
+    assert!(file.next_data(range.end).unwrap().is_none());
+    assert!(file.allocated_bytes().unwrap() < 1 << 20);
+}

@@ -1,0 +1,445 @@
+//! The device as the monitor sees it: features, memory, rings, configuration.
+//!
+//! Every change that a running ring would notice (its addresses, the guest's memory) stops the
+//! rings first, which waits for what is in flight, and starts them again after. Such changes are
+//! rare, the wait is one disk access, and nothing running ever sees memory go away.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use flowstone_block::{BlockingDisk, Geometry, Layer, Op};
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{Error, GpuBackend, Result, VhostUserBackendReqHandlerMut};
+
+use super::config_space::{self, AT_WRITEBACK};
+use super::inflight::InflightRegion;
+use super::memory::{GuestMemory, RegionAddresses};
+use super::protocol::{ID_BYTES, QUEUE_SIZE_MAX, feature};
+use super::queue::VirtQueue;
+use super::ring::RingAddresses;
+use super::server::DeviceOptions;
+use super::shared::DeviceShared;
+use super::vring::{DeviceParts, Vring};
+
+/// Memory regions that a monitor may plug in; QEMU's own limit for its guests is of this order.
+const MEMORY_SLOTS_MAX: u64 = 509;
+
+/// Runs queues; the daemon implements it with a thread for each.
+pub trait QueueRunner: Send {
+    /// Runs `queue` until it is stopped.
+    fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()>;
+
+    /// Stops a queue once nothing is in flight, and returns the position of its next avail entry;
+    /// `None` if it was not running.
+    fn stop(&mut self, index: usize) -> Option<u16>;
+}
+
+/// One device and its connection to a monitor.
+pub struct Device {
+    layer: Arc<dyn Layer>,
+    runner: Box<dyn QueueRunner>,
+    shared: Arc<DeviceShared>,
+    id: [u8; ID_BYTES],
+    features: u64,
+    memory: Arc<GuestMemory>,
+    inflight: Option<Arc<InflightRegion>>,
+    vrings: Vec<Vring>,
+}
+
+impl Device {
+    /// A device that no monitor has talked to yet.
+    pub fn new(options: DeviceOptions, runner: Box<dyn QueueRunner>) -> Self {
+        let mut id = [0; ID_BYTES];
+        let length = options.id.len().min(ID_BYTES);
+        id[..length].copy_from_slice(&options.id.as_bytes()[..length]);
+        Self {
+            layer: options.layer,
+            runner,
+            shared: options.shared,
+            id,
+            features: 0,
+            memory: Arc::default(),
+            inflight: None,
+            vrings: (0..options.queues_max).map(|_| Vring::default()).collect(),
+        }
+    }
+
+    /// Forgets the monitor: stops every ring and lets go of its memory.
+    pub fn disconnect(&mut self) {
+        self.stop_all();
+        self.shared.set_monitor(None);
+        self.features = 0;
+        self.memory = Arc::default();
+        self.inflight = None;
+        for vring in &mut self.vrings {
+            *vring = Vring::default();
+        }
+    }
+
+    /// Where configuration changes are announced from now on.
+    pub fn set_monitor(&self, channel: UnixStream) {
+        self.shared.set_monitor(Some(channel));
+    }
+
+    fn geometry(&self) -> Geometry {
+        self.layer.geometry()
+    }
+
+    fn offered_features(&self) -> u64 {
+        let geometry = self.geometry();
+        let mut features = feature::VERSION_1
+            | feature::EVENT_IDX
+            | feature::INDIRECT_DESC
+            | feature::VHOST_USER_PROTOCOL
+            | feature::MQ
+            | feature::FLUSH
+            | feature::CONFIG_WCE
+            | feature::BLK_SIZE
+            | feature::TOPOLOGY
+            | feature::SEG_MAX
+            | feature::SIZE_MAX;
+        if geometry.readonly {
+            features |= feature::RO;
+        } else {
+            features |= feature::WRITE_ZEROES;
+            features |= if geometry.discards { feature::DISCARD } else { 0 };
+        }
+        features
+    }
+
+    fn vring(&mut self, index: u32) -> Result<&mut Vring> {
+        self.vrings.get_mut(index as usize).ok_or(Error::InvalidParam)
+    }
+
+    /// Starts the ring if the monitor has told all about it.
+    fn start_if_ready(&mut self, index: usize) -> Result<()> {
+        if !self.vrings[index].is_ready() {
+            return Ok(());
+        }
+        let geometry = self.geometry();
+        let parts = DeviceParts {
+            memory: &self.memory,
+            features: self.features,
+            inflight: self.inflight.as_ref(),
+            shared: &self.shared,
+            readonly: geometry.readonly,
+            discards: geometry.discards,
+            id: self.id,
+        };
+        let queue = self.vrings[index].build(index, &parts).map_err(Error::ReqHandlerError)?;
+        self.runner.start(index, queue).map_err(Error::ReqHandlerError)?;
+        self.vrings[index].running = true;
+        Ok(())
+    }
+
+    fn stop(&mut self, index: usize) {
+        let vring = &mut self.vrings[index];
+        if std::mem::take(&mut vring.running)
+            && let Some(next_avail) = self.runner.stop(index)
+        {
+            vring.next_avail = next_avail;
+        }
+    }
+
+    fn stop_all(&mut self) {
+        for index in 0..self.vrings.len() {
+            self.stop(index);
+        }
+    }
+
+    /// Changes something about a ring that it would notice while running.
+    fn change_vring(&mut self, index: u32, change: impl FnOnce(&mut Vring)) -> Result<()> {
+        self.vring(index)?;
+        let index = index as usize;
+        self.stop(index);
+        change(&mut self.vrings[index]);
+        self.start_if_ready(index)
+    }
+
+    /// Changes the guest's memory under stopped rings.
+    fn change_memory(&mut self, memory: GuestMemory) -> Result<()> {
+        let running: Vec<usize> =
+            (0..self.vrings.len()).filter(|index| self.vrings[*index].running).collect();
+        self.stop_all();
+        self.memory = Arc::new(memory);
+        running.into_iter().try_for_each(|index| self.start_if_ready(index))
+    }
+
+    /// Who decides how writes are cached: the driver's switch if it knows the switch, and
+    /// otherwise whether it knows how to flush (virtio 1.2, section 5.2.6.2).
+    fn reset_cache_mode(&self) {
+        let can_flush = self.features & (feature::FLUSH | feature::CONFIG_WCE) != 0;
+        self.shared.set_write_through(!can_flush);
+    }
+
+    fn switch_cache_mode(&self, write_through: bool) -> io::Result<()> {
+        self.shared.set_write_through(write_through);
+        if let Some(region) = &self.inflight {
+            region.set_write_through(write_through);
+        }
+        if write_through {
+            // The driver will send no flush any more, not even for what it has written so far.
+            BlockingDisk::new(&*self.layer)?.run(Op::Flush)?;
+        }
+        Ok(())
+    }
+}
+
+fn addresses(region: &VhostUserMemoryRegion) -> RegionAddresses {
+    RegionAddresses {
+        guest: region.guest_phys_addr,
+        monitor: region.user_addr,
+        bytes: region.memory_size,
+    }
+}
+
+fn not_offered<T>(what: &'static str) -> Result<T> {
+    Err(Error::InvalidOperation(what))
+}
+
+impl VhostUserBackendReqHandlerMut for Device {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.reset_device()
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.stop_all();
+        self.features = 0;
+        for vring in &mut self.vrings {
+            *vring = Vring::default();
+        }
+        Ok(())
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.offered_features())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !self.offered_features() != 0 {
+            return Err(Error::FeatureMismatch);
+        }
+        self.features = features;
+        self.reset_cache_mode();
+        if features & feature::VHOST_USER_PROTOCOL == 0 {
+            // Without the protocol there is no message to enable a ring.
+            self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
+        }
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::BACKEND_REQ)
+    }
+
+    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(self.vrings.len() as u64)
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MEMORY_SLOTS_MAX)
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let mut memory = GuestMemory::default();
+        for (region, file) in regions.iter().zip(files) {
+            memory = memory
+                .with_region(addresses(region), file, region.mmap_offset)
+                .map_err(Error::ReqHandlerError)?;
+        }
+        self.change_memory(memory)?;
+        Ok(None)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy_listening: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.memory.region_count() as u64 >= MEMORY_SLOTS_MAX {
+            return Err(Error::InvalidParam);
+        }
+        let memory = self
+            .memory
+            .with_region(addresses(region), file, region.mmap_offset)
+            .map_err(Error::ReqHandlerError)?;
+        self.change_memory(memory)?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let memory = self
+            .memory
+            .without_region(region.guest_phys_addr, region.user_addr)
+            .map_err(|_| Error::InvalidParam)?;
+        self.change_memory(memory)
+    }
+
+    fn set_vring_num(&mut self, index: u32, size: u32) -> Result<()> {
+        let valid = u16::try_from(size)
+            .ok()
+            .filter(|size| size.is_power_of_two() && *size <= QUEUE_SIZE_MAX);
+        let size = valid.ok_or(Error::InvalidParam)?;
+        self.change_vring(index, |vring| vring.size = size)
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        _flags: VhostUserVringAddrFlags,
+        descriptors: u64,
+        used: u64,
+        avail: u64,
+        _log: u64,
+    ) -> Result<()> {
+        let addresses = RingAddresses { descriptors, avail, used };
+        self.change_vring(index, |vring| vring.addresses = Some(addresses))
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        self.change_vring(index, |vring| vring.next_avail = base as u16)
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        self.vring(index)?;
+        self.stop(index as usize);
+        let vring = self.vring(index)?;
+        // A ring that has been asked for its position stays stopped until it is kicked anew.
+        vring.kick = None;
+        Ok(VhostUserVringState::new(index, u32::from(vring.next_avail)))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
+        let mut outcome = Ok(());
+        self.change_vring(u32::from(index), |vring| outcome = vring.set_kick(kick))?;
+        outcome.map_err(Error::ReqHandlerError)
+    }
+
+    fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
+        self.vring(u32::from(index))?.call.replace(call);
+        Ok(())
+    }
+
+    fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
+        let error = error.map(Arc::new);
+        self.change_vring(u32::from(index), |vring| vring.error = error)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        if self.vring(index)?.enabled == enable {
+            return Ok(());
+        }
+        self.change_vring(index, |vring| vring.enabled = enable)
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        let space = config_space::encode(
+            &self.geometry(),
+            self.shared.capacity(),
+            self.vrings.len() as u16,
+            self.shared.write_through(),
+        );
+        Ok(config_space::window(&space, offset, size))
+    }
+
+    fn set_config(
+        &mut self,
+        offset: u32,
+        bytes: &[u8],
+        _flags: VhostUserConfigFlags,
+    ) -> Result<()> {
+        match (offset, bytes) {
+            (AT_WRITEBACK, [writeback]) => {
+                self.switch_cache_mode(*writeback == 0).map_err(Error::ReqHandlerError)
+            }
+            _ => Err(Error::InvalidParam),
+        }
+    }
+
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let (queues, queue_size) = (wanted.num_queues, wanted.queue_size);
+        let too_many = usize::from(queues) > self.vrings.len();
+        if too_many || queues == 0 || queue_size == 0 || queue_size > QUEUE_SIZE_MAX {
+            return Err(Error::InvalidParam);
+        }
+        let bytes = InflightRegion::bytes_for(queues, queue_size);
+        let file = InflightRegion::create(bytes).map_err(Error::ReqHandlerError)?;
+        Ok((VhostUserInflight::new(bytes, 0, queues, queue_size), file))
+    }
+
+    fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> Result<()> {
+        let region = InflightRegion::map(
+            file,
+            given.mmap_offset,
+            given.mmap_size,
+            given.num_queues,
+            given.queue_size,
+        )
+        .map_err(Error::ReqHandlerError)?;
+        if region.write_through() {
+            self.shared.set_write_through(true);
+        }
+        self.inflight = Some(region);
+        Ok(())
+    }
+
+    fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
+        not_offered("a disk has no GPU socket")
+    }
+
+    fn get_shared_object(&mut self, _uuid: VhostUserSharedMsg) -> Result<File> {
+        not_offered("shared objects are not offered")
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        not_offered("device state transfer is not offered")
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        not_offered("device state transfer is not offered")
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        not_offered("shared memory regions are not offered")
+    }
+
+    fn set_log_base(&mut self, _log: &VhostUserLog, _file: File) -> Result<()> {
+        not_offered("dirty logging is not offered")
+    }
+}

@@ -1,0 +1,147 @@
+//! Guest memory, mapped into the daemon, and the only way from a guest address to a host one.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use flowstone_block::IoVec;
+use vm_memory::{FileOffset, MmapRegion};
+
+/// Where a region of guest memory lies in the three address spaces that name it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionAddresses {
+    /// In the guest's physical memory: what descriptors hold.
+    pub guest: u64,
+    /// In the monitor's process: what ring addresses are given in.
+    pub monitor: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// One mapped region.
+struct Region {
+    addresses: RegionAddresses,
+    mapping: MmapRegion,
+}
+
+/// All memory of a guest at some time. Immutable: a change makes a new one that shares the
+/// regions that stay, so a region is unmapped when the last user of it is gone.
+#[derive(Default)]
+pub struct GuestMemory {
+    regions: Vec<Arc<Region>>,
+}
+
+/// An address or a range that the guest's memory does not have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unmapped;
+
+impl GuestMemory {
+    /// This memory and one more region, which is mapped from `file` at `file_offset`.
+    pub fn with_region(
+        &self,
+        addresses: RegionAddresses,
+        file: File,
+        file_offset: u64,
+    ) -> io::Result<Self> {
+        let end = |start: u64| start.checked_add(addresses.bytes);
+        if addresses.bytes == 0
+            || end(addresses.guest).is_none()
+            || end(addresses.monitor).is_none()
+        {
+            return Err(io::Error::other("a memory region is empty or wraps around"));
+        }
+        if self.regions.iter().any(|region| overlaps(&region.addresses, &addresses)) {
+            return Err(io::Error::other("two memory regions overlap"));
+        }
+        let bytes = usize::try_from(addresses.bytes).map_err(io::Error::other)?;
+        // Refuses a file that ends before the region does: touching such memory would kill us.
+        let mapping = MmapRegion::from_file(FileOffset::new(file, file_offset), bytes)
+            .map_err(io::Error::other)?;
+        let mut regions = self.regions.clone();
+        regions.push(Arc::new(Region { addresses, mapping }));
+        Ok(Self { regions })
+    }
+
+    /// This memory without the region that begins at these addresses.
+    pub fn without_region(&self, guest: u64, monitor: u64) -> Result<Self, Unmapped> {
+        let mut regions = self.regions.clone();
+        let before = regions.len();
+        regions.retain(|region| {
+            region.addresses.guest != guest || region.addresses.monitor != monitor
+        });
+        if regions.len() == before { Err(Unmapped) } else { Ok(Self { regions }) }
+    }
+
+    /// How many regions there are.
+    pub fn region_count(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// The host address of a range of the monitor's address space that lies in one region.
+    pub fn from_monitor(&self, address: u64, bytes: u64) -> Result<*mut u8, Unmapped> {
+        self.find(address, bytes, |addresses| addresses.monitor)
+    }
+
+    /// The host address of a range of guest memory that lies in one region.
+    pub fn from_guest(&self, address: u64, bytes: u64) -> Result<*mut u8, Unmapped> {
+        self.find(address, bytes, |addresses| addresses.guest)
+    }
+
+    fn find(
+        &self,
+        address: u64,
+        bytes: u64,
+        start: impl Fn(&RegionAddresses) -> u64,
+    ) -> Result<*mut u8, Unmapped> {
+        for region in &self.regions {
+            let offset = address.wrapping_sub(start(&region.addresses));
+            // Both comparisons are needed: the sum cannot overflow once the first one holds.
+            if offset < region.addresses.bytes && bytes <= region.addresses.bytes - offset {
+                return Ok(region.at(offset));
+            }
+        }
+        Err(Unmapped)
+    }
+
+    /// Calls `visit` with the host pieces of a range of guest memory, which may cross from one
+    /// region into a neighbouring one.
+    pub fn pieces(
+        &self,
+        address: u64,
+        bytes: u32,
+        mut visit: impl FnMut(IoVec),
+    ) -> Result<(), Unmapped> {
+        let mut at = address;
+        let mut left = u64::from(bytes);
+        while left > 0 {
+            let region = self
+                .regions
+                .iter()
+                .find(|region| at.wrapping_sub(region.addresses.guest) < region.addresses.bytes)
+                .ok_or(Unmapped)?;
+            let offset = at - region.addresses.guest;
+            let part = left.min(region.addresses.bytes - offset);
+            // SAFETY: the part lies in the region, and the queue that asks keeps this memory
+            // until nothing is in flight (VirtQueue).
+            visit(unsafe { IoVec::new(region.at(offset), part as usize) });
+            left -= part;
+            at = at.wrapping_add(part);
+        }
+        Ok(())
+    }
+}
+
+impl Region {
+    fn at(&self, offset: u64) -> *mut u8 {
+        debug_assert!(offset < self.addresses.bytes);
+        // SAFETY: callers checked that the offset lies in the mapping.
+        unsafe { self.mapping.as_ptr().add(offset as usize) }
+    }
+}
+
+fn overlaps(a: &RegionAddresses, b: &RegionAddresses) -> bool {
+    a.guest < b.guest + b.bytes && b.guest < a.guest + a.bytes
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,33 @@
+//! vhost-user-blk, the device side.
+//!
+//! Control messages (crate `vhost`) reach [`Device`](device); it hands running rings as
+//! [`VirtQueue`]s to a [`QueueRunner`]. A guest is hostile until proven otherwise: chains are
+//! bounded, headers and range lists are copied once and checked as copies, guest addresses become
+//! host addresses only through [`GuestMemory`], and a ring that breaks the rules is left alone.
+
+mod chain;
+mod config_space;
+mod device;
+mod inflight;
+mod memory;
+mod protocol;
+mod queue;
+mod request;
+mod ring;
+mod server;
+mod shared;
+mod vring;
+
+pub use device::QueueRunner;
+pub use memory::GuestMemory;
+pub use queue::{QueueFault, Signal, VirtQueue};
+pub use server::{DeviceOptions, Server};
+pub use shared::DeviceShared;
+
+/// What the fuzz targets drive: rings over plain memory, without a socket.
+#[doc(hidden)]
+pub mod fuzzing {
+    pub use super::device::Device;
+    pub use super::queue::{QueueParts, VirtQueue};
+    pub use super::ring::RingAddresses;
+}

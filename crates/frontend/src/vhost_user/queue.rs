@@ -1,0 +1,354 @@
+//! A running virtqueue: takes batches of requests from the driver, gives completions back.
+//!
+//! Owned by one thread. It has one slot per possible chain head, made once, so a guest cannot
+//! make it grow. Nothing is published one by one: used entries are written as requests complete
+//! and shown to the driver with one index update and at most one signal per batch.
+//!
+//! The guest memory it works on stays mapped until the queue is dropped; whoever drops a queue
+//! with requests in flight must have stopped them first.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flowstone_block::{Completion, Errno, Op, Request};
+
+use super::chain::BadChain;
+use super::inflight::InflightLog;
+use super::protocol::{ID_BYTES, Status};
+use super::request::{Limits, Parsed, Verdict, parse, written_bytes};
+use super::ring::SplitRing;
+use super::shared::DeviceShared;
+
+/// Why a queue has stopped for good. The driver has to reset the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueFault {
+    /// The avail index jumped further than the ring is long.
+    AvailIndex,
+    /// The avail ring names a descriptor that does not exist.
+    Head,
+    /// The avail ring names a chain that is in flight already.
+    HeadInUse,
+    /// A chain is broken so that there is no place for a status.
+    Chain(BadChain),
+}
+
+/// What became of the wish to interrupt the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Nothing was published.
+    Nothing,
+    /// Published, and the driver had asked for an interrupt.
+    Sent,
+    /// Published, and the driver did not want one.
+    Suppressed,
+}
+
+/// An eventfd that the control plane may replace while the queue runs.
+#[derive(Default)]
+pub struct CallSlot(Mutex<Option<File>>);
+
+impl CallSlot {
+    /// Signals go here from now on.
+    pub fn replace(&self, file: Option<File>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = file;
+    }
+
+    fn signal(&self) {
+        if let Some(file) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            // A full counter means that the monitor has signals enough.
+            let _ = rustix::io::write(file, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// What a queue is made of.
+pub struct QueueParts {
+    /// The ring.
+    pub ring: SplitRing,
+    /// Position of the next avail entry, as the monitor knows it.
+    pub next_avail: u16,
+    /// The driver's notifications.
+    pub kick: File,
+    /// Our interrupts.
+    pub call: Arc<CallSlot>,
+    /// Tells the monitor that the queue is broken.
+    pub error: Option<Arc<File>>,
+    /// The in-flight log, if the monitor keeps one.
+    pub inflight: Option<InflightLog>,
+    /// State shared with the control plane.
+    pub shared: Arc<DeviceShared>,
+    /// Whether writes are refused.
+    pub readonly: bool,
+    /// Whether discards are understood.
+    pub discards: bool,
+    /// The disk's identity string.
+    pub id: [u8; ID_BYTES],
+}
+
+/// A running virtqueue.
+pub struct VirtQueue {
+    parts: QueueParts,
+    slots: Box<[Slot]>,
+    next_used: u16,
+    published: u16,
+    in_flight: usize,
+    /// Heads left undone by an earlier life, newest first.
+    replay: Vec<u16>,
+    signal_at_once: bool,
+    fault: Option<QueueFault>,
+}
+
+/// A place for the chain with a certain head.
+struct Slot {
+    /// The request, except while it is in flight or was never needed.
+    request: Option<Box<Request>>,
+    busy: bool,
+    status: *mut u8,
+    /// What is still to be done of a request with several ranges, in reverse.
+    ranges: Vec<Op>,
+}
+
+// SAFETY: the status pointers lie in the ring's guest memory, which the queue carries along; one
+// thread at a time uses a queue.
+unsafe impl Send for VirtQueue {}
+
+impl VirtQueue {
+    /// Starts a queue; first of all it will take what an earlier life left undone.
+    pub fn new(mut parts: QueueParts) -> Self {
+        let used = parts.ring.used_index();
+        let mut replay = match &mut parts.inflight {
+            Some(log) => log.recover(used),
+            None => Vec::new(),
+        };
+        if parts.inflight.is_some() {
+            // Everything before the oldest undone request is used, so the undone ones and the
+            // used ones are all that was ever taken.
+            parts.next_avail = used.wrapping_add(replay.len() as u16);
+        }
+        replay.reverse();
+        let slots = (0..parts.ring.size()).map(|_| Slot::empty()).collect();
+        let signal_at_once = !replay.is_empty();
+        Self {
+            parts,
+            slots,
+            next_used: used,
+            published: used,
+            in_flight: 0,
+            replay,
+            signal_at_once,
+            fault: None,
+        }
+    }
+
+    /// Position of the next avail entry, for the monitor to keep.
+    pub fn next_avail(&self) -> u16 {
+        self.parts.next_avail
+    }
+
+    /// Requests taken and not completed yet.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// How deep the queue is.
+    pub fn size(&self) -> u16 {
+        self.parts.ring.size()
+    }
+
+    /// Why the queue has stopped for good, if it has.
+    pub fn fault(&self) -> Option<QueueFault> {
+        self.fault
+    }
+
+    /// Readable when the driver has notified us.
+    pub fn kick_event(&self) -> BorrowedFd<'_> {
+        self.parts.kick.as_fd()
+    }
+
+    /// Forgets the driver's notifications and says how many there were.
+    pub fn clear_kicks(&self) -> u64 {
+        let mut counter = [0; 8];
+        match rustix::io::read(&self.parts.kick, &mut counter) {
+            Ok(8) => u64::from_ne_bytes(counter),
+            _ => 0,
+        }
+    }
+
+    /// Asks the driver for a notification with its next request. Returns whether there is
+    /// something to take already.
+    pub fn ask_for_kicks(&self) -> bool {
+        self.fault.is_none()
+            && (self.parts.ring.ask_for_kicks(self.parts.next_avail) || !self.replay.is_empty())
+    }
+
+    /// Asks the driver to save its notifications: we look by ourselves.
+    pub fn refuse_kicks(&self) {
+        self.parts.ring.refuse_kicks(self.parts.next_avail);
+    }
+
+    /// Whether there is something to take.
+    pub fn has_available(&self) -> bool {
+        self.fault.is_none()
+            && (self.parts.ring.avail_index() != self.parts.next_avail || !self.replay.is_empty())
+    }
+
+    /// Takes all available requests, hands them to `submit`, and returns how many chains it took.
+    /// Those that need no disk are answered; [`publish`](Self::publish) shows it.
+    pub fn take(&mut self, mut submit: impl FnMut(Box<Request>)) -> usize {
+        if self.fault.is_some() {
+            return 0;
+        }
+        let mut taken = 0;
+        while let Some(head) = self.replay.pop() {
+            self.start(head, &mut submit);
+            taken += 1;
+        }
+        let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
+        if available > self.parts.ring.size() {
+            self.fail(QueueFault::AvailIndex);
+            return taken;
+        }
+        for _ in 0..available {
+            if self.fault.is_some() {
+                break;
+            }
+            let head = self.parts.ring.avail_head(self.parts.next_avail);
+            if !self.admit(head) {
+                break;
+            }
+            self.start(head, &mut submit);
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Checks a head from the avail ring and records it as taken.
+    fn admit(&mut self, head: u16) -> bool {
+        match self.slots.get(usize::from(head)) {
+            None => self.fail(QueueFault::Head),
+            Some(slot) if slot.busy => self.fail(QueueFault::HeadInUse),
+            Some(_) => {
+                if let Some(log) = &mut self.parts.inflight {
+                    log.begin(head);
+                }
+                self.parts.next_avail = self.parts.next_avail.wrapping_add(1);
+                return true;
+            }
+        }
+        false
+    }
+
+    fn start(&mut self, head: u16, submit: &mut impl FnMut(Box<Request>)) {
+        let slot = &mut self.slots[usize::from(head)];
+        let mut request =
+            slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
+        let limits = Limits {
+            capacity: self.parts.shared.capacity(),
+            readonly: self.parts.readonly,
+            discards: self.parts.discards,
+        };
+        let parsed = parse(&self.parts.ring, head, &mut request, limits, &self.parts.id);
+        let Parsed { status, verdict } = match parsed {
+            Ok(parsed) => parsed,
+            Err(why) => {
+                slot.request = Some(request);
+                if let Some(log) = &mut self.parts.inflight {
+                    log.abandon(head);
+                }
+                return self.fail(QueueFault::Chain(why));
+            }
+        };
+        slot.busy = true;
+        slot.status = status;
+        self.in_flight += 1;
+        request.durable = self.parts.shared.write_through();
+        match verdict {
+            Verdict::Submit => submit(request),
+            Verdict::Ranges(mut ranges) => {
+                request.op = ranges.pop().expect("a range list is never empty");
+                slot.ranges = ranges;
+                submit(request);
+            }
+            Verdict::Answer(status, bytes) => {
+                slot.request = Some(request);
+                self.answer(head, status, bytes + 1);
+            }
+        }
+    }
+
+    /// Takes a completion back. Returns the request if it has another range to carry out.
+    pub fn complete(&mut self, completion: Completion) -> Option<Box<Request>> {
+        let Completion { mut request, outcome } = completion;
+        let head = request.tag as u16;
+        let slot = &mut self.slots[usize::from(head)];
+        assert!(slot.busy && slot.request.is_none(), "a request was completed twice");
+        if outcome.is_ok()
+            && let Some(next) = slot.ranges.pop()
+        {
+            request.op = next;
+            return Some(request);
+        }
+        slot.ranges.clear();
+        let status = status_of(outcome);
+        let bytes = written_bytes(request.op, status);
+        slot.request = Some(request);
+        self.answer(head, status, bytes);
+        None
+    }
+
+    /// Writes status and used entry; the driver does not see them before `publish`.
+    fn answer(&mut self, head: u16, status: Status, bytes: u32) {
+        let slot = &mut self.slots[usize::from(head)];
+        // SAFETY: the pointer is into guest memory that the ring keeps mapped.
+        unsafe { slot.status.write_volatile(status as u8) };
+        slot.busy = false;
+        self.in_flight -= 1;
+        self.parts.ring.set_used(self.next_used, head, bytes);
+        self.next_used = self.next_used.wrapping_add(1);
+        if let Some(log) = &mut self.parts.inflight {
+            log.complete(head);
+        }
+    }
+
+    /// Shows all new completions to the driver, and interrupts it if it asks for that.
+    pub fn publish(&mut self) -> Signal {
+        if self.next_used == self.published {
+            return Signal::Nothing;
+        }
+        let old = self.published;
+        self.parts.ring.publish_used(self.next_used);
+        if let Some(log) = &mut self.parts.inflight {
+            log.published(self.next_used);
+        }
+        self.published = self.next_used;
+        // An interrupt may have been lost with an earlier life: after a replay, send one anyway.
+        let forced = std::mem::take(&mut self.signal_at_once);
+        if self.parts.ring.wants_interrupt(self.next_used, old) || forced {
+            self.parts.call.signal();
+            return Signal::Sent;
+        }
+        Signal::Suppressed
+    }
+
+    fn fail(&mut self, fault: QueueFault) {
+        self.fault = Some(fault);
+        if let Some(file) = &self.parts.error {
+            let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Slot {
+    fn empty() -> Self {
+        Self { request: None, busy: false, status: std::ptr::null_mut(), ranges: Vec::new() }
+    }
+}
+
+fn status_of(outcome: Result<(), Errno>) -> Status {
+    match outcome {
+        Ok(()) => Status::Ok,
+        Err(Errno::OPNOTSUPP) => Status::Unsupported,
+        Err(_) => Status::IoError,
+    }
+}

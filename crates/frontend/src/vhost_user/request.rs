@@ -1,0 +1,272 @@
+//! From a descriptor chain to a block request (virtio 1.2, section 5.2.6).
+//!
+//! The framing is free: header, data and status may be cut into buffers anywhere. So the header
+//! is the first 16 readable bytes and the status is the last writable byte, wherever they lie.
+//! Header and range list are copied out of guest memory once; only the copies are looked at.
+
+use std::ptr;
+
+use flowstone_block::{Extent, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount};
+
+use super::chain::{BadChain, walk};
+use super::protocol::{
+    HEADER_BYTES, ID_BYTES, RANGE_BYTES, RANGE_SECTORS_MAX, RANGE_UNMAP, RANGES_MAX, Status,
+    request_type,
+};
+use super::ring::SplitRing;
+
+/// Most pieces of memory of a request: what one preadv takes (`UIO_MAXIOV`).
+const PIECES_MAX: usize = 1024;
+
+/// What a request may ask of this disk at this moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Size of the disk.
+    pub capacity: SectorCount,
+    /// Whether writes are refused.
+    pub readonly: bool,
+    /// Whether discards are understood.
+    pub discards: bool,
+}
+
+/// A chain that is a well-formed request.
+pub struct Parsed {
+    /// Where the status byte goes.
+    pub status: *mut u8,
+    /// What to do about it.
+    pub verdict: Verdict,
+}
+
+/// What is to be done about a request.
+#[derive(Debug)]
+pub enum Verdict {
+    /// Submit it; `op` and memory have been set.
+    Submit,
+    /// Carry out these ranges one after the other; not empty, merged where they touch.
+    Ranges(Vec<Op>),
+    /// Answer at once; so many bytes have been written besides the status.
+    Answer(Status, u32),
+}
+
+/// Header and memory of a chain, gathered before anything is judged.
+struct Gathered {
+    header: [u8; HEADER_BYTES],
+    /// How many of the pieces are readable by us (they come first).
+    readable_pieces: usize,
+    readable_bytes: u64,
+    writable_bytes: u64,
+    status: *mut u8,
+}
+
+/// Reads the chain at `head` into `request`; `id` is the disk's identity string.
+pub fn parse(
+    ring: &SplitRing,
+    head: u16,
+    request: &mut Request,
+    limits: Limits,
+    id: &[u8; ID_BYTES],
+) -> Result<Parsed, BadChain> {
+    let gathered = gather(ring, head, &mut request.memory)?;
+    let header = Header::decode(&gathered.header);
+    request.priority = header.priority;
+    let verdict = match header.kind {
+        request_type::IN => {
+            request.memory.drain(..gathered.readable_pieces);
+            transfer(request, Op::Read, header.sector, gathered.writable_bytes, limits)
+        }
+        request_type::OUT if limits.readonly => Verdict::Answer(Status::IoError, 0),
+        request_type::OUT => {
+            request.memory.truncate(gathered.readable_pieces);
+            transfer(request, Op::Write, header.sector, gathered.readable_bytes, limits)
+        }
+        request_type::FLUSH => {
+            request.memory.clear();
+            request.op = Op::Flush;
+            Verdict::Submit
+        }
+        request_type::GET_ID => {
+            request.memory.drain(..gathered.readable_pieces);
+            answer_id(request, id)
+        }
+        request_type::DISCARD | request_type::WRITE_ZEROES => {
+            request.memory.truncate(gathered.readable_pieces);
+            ranges(request, header.kind, gathered.readable_bytes, limits)
+        }
+        _ => Verdict::Answer(Status::Unsupported, 0),
+    };
+    Ok(Parsed { status: gathered.status, verdict })
+}
+
+struct Header {
+    kind: u32,
+    priority: IoPriority,
+    sector: Sector,
+}
+
+impl Header {
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Self {
+        let [t0, t1, t2, t3, p0, p1, _, _, sector @ ..] = *bytes;
+        Self {
+            kind: u32::from_le_bytes([t0, t1, t2, t3]),
+            priority: IoPriority(u16::from_le_bytes([p0, p1])),
+            sector: Sector::new(u64::from_le_bytes(sector)),
+        }
+    }
+}
+
+fn gather(ring: &SplitRing, head: u16, memory: &mut Vec<IoVec>) -> Result<Gathered, BadChain> {
+    memory.clear();
+    let mut header = [0; HEADER_BYTES];
+    let mut header_filled = 0;
+    let mut readable_pieces = 0;
+    let mut readable_bytes = 0;
+    let mut writable_bytes = 0;
+    let guest = ring.memory();
+    walk(ring, head, |buffer| {
+        let mut take = |piece: IoVec| {
+            if buffer.writable {
+                writable_bytes += piece.bytes() as u64;
+                memory.push(piece);
+                return;
+            }
+            let part = piece.truncate(HEADER_BYTES - header_filled);
+            copy_from(part, &mut header[header_filled..][..part.bytes()]);
+            header_filled += part.bytes();
+            let rest = piece.skip(part.bytes());
+            if rest.bytes() > 0 {
+                readable_bytes += rest.bytes() as u64;
+                readable_pieces += 1;
+                memory.push(rest);
+            }
+        };
+        guest.pieces(buffer.address, buffer.bytes, &mut take).map_err(|_| BadChain::Unmapped)?;
+        if memory.len() > PIECES_MAX { Err(BadChain::TooLong) } else { Ok(()) }
+    })?;
+    if header_filled < HEADER_BYTES || writable_bytes == 0 {
+        return Err(BadChain::Short);
+    }
+    let last = memory.pop().ok_or(BadChain::Short)?;
+    let status = last.skip(last.bytes() - 1).address();
+    if last.bytes() > 1 {
+        memory.push(last.truncate(last.bytes() - 1));
+    }
+    Ok(Gathered {
+        header,
+        readable_pieces,
+        readable_bytes,
+        writable_bytes: writable_bytes - 1,
+        status,
+    })
+}
+
+fn copy_from(piece: IoVec, target: &mut [u8]) {
+    // SAFETY: the piece is mapped guest memory of this length, and the target is ours.
+    unsafe { ptr::copy_nonoverlapping(piece.address(), target.as_mut_ptr(), target.len()) };
+}
+
+fn transfer(
+    request: &mut Request,
+    op: impl Fn(Extent) -> Op,
+    start: Sector,
+    bytes: u64,
+    limits: Limits,
+) -> Verdict {
+    let extent = SectorCount::from_bytes(bytes)
+        .and_then(|count| Extent::new(start, count))
+        .filter(|extent| extent.fits(limits.capacity));
+    match extent {
+        Some(extent) => {
+            request.op = op(extent);
+            Verdict::Submit
+        }
+        None => Verdict::Answer(Status::IoError, 0),
+    }
+}
+
+fn answer_id(request: &mut Request, id: &[u8; ID_BYTES]) -> Verdict {
+    let room: usize = request.memory.iter().map(|piece| piece.bytes()).sum();
+    if room < ID_BYTES {
+        return Verdict::Answer(Status::IoError, 0);
+    }
+    let mut left = ID_BYTES;
+    request.memory.retain_mut(|piece| {
+        *piece = piece.truncate(left);
+        left -= piece.bytes();
+        piece.bytes() > 0
+    });
+    request.copy_in(id);
+    Verdict::Answer(Status::Ok, ID_BYTES as u32)
+}
+
+/// The range list of a discard or write-zeroes request: all of it is valid, or none is done.
+fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdict {
+    let most = u64::from(RANGES_MAX) * RANGE_BYTES as u64;
+    let whole = bytes > 0 && bytes.is_multiple_of(RANGE_BYTES as u64);
+    if limits.readonly || !whole || bytes > most {
+        return Verdict::Answer(Status::IoError, 0);
+    }
+    if kind == request_type::DISCARD && !limits.discards {
+        return Verdict::Answer(Status::Unsupported, 0);
+    }
+    let mut copy = [0; RANGES_MAX as usize * RANGE_BYTES];
+    let list = &mut copy[..bytes as usize];
+    request.copy_out(list);
+    request.memory.clear();
+    let mut ops = Vec::with_capacity(list.len() / RANGE_BYTES);
+    for range in list.chunks_exact(RANGE_BYTES) {
+        match range_op(kind, range, limits) {
+            Ok(op) => push_merged(&mut ops, op),
+            Err(status) => return Verdict::Answer(status, 0),
+        }
+    }
+    ops.reverse();
+    Verdict::Ranges(ops)
+}
+
+fn range_op(kind: u32, range: &[u8], limits: Limits) -> Result<Op, Status> {
+    let word =
+        |at: usize| u32::from_le_bytes([range[at], range[at + 1], range[at + 2], range[at + 3]]);
+    let start = u64::from(word(0)) | u64::from(word(4)) << 32;
+    let (count, flags) = (word(8), word(12));
+    let unmap = flags & RANGE_UNMAP != 0;
+    let known = if kind == request_type::DISCARD { 0 } else { RANGE_UNMAP };
+    if flags & !known != 0 {
+        return Err(Status::Unsupported);
+    }
+    if count > RANGE_SECTORS_MAX {
+        return Err(Status::IoError);
+    }
+    let extent = Extent::new(Sector::new(start), SectorCount::new(u64::from(count)))
+        .filter(|extent| extent.fits(limits.capacity))
+        .ok_or(Status::IoError)?;
+    Ok(match kind {
+        request_type::DISCARD => Op::Discard(extent),
+        _ => Op::WriteZeroes { extent, unmap },
+    })
+}
+
+/// Appends `op`, as one with the last one if they touch: the cost is per range, not per byte.
+fn push_merged(ops: &mut Vec<Op>, op: Op) {
+    let merged = match (ops.last(), op) {
+        (Some(Op::Discard(last)), Op::Discard(next)) => last.merge(next).map(Op::Discard),
+        (
+            Some(Op::WriteZeroes { extent: last, unmap: first }),
+            Op::WriteZeroes { extent: next, unmap },
+        ) if *first == unmap => last.merge(next).map(|extent| Op::WriteZeroes { extent, unmap }),
+        _ => None,
+    };
+    match (merged, ops.last_mut()) {
+        (Some(merged), Some(last)) => *last = merged,
+        _ => ops.push(op),
+    }
+}
+
+/// Bytes of guest memory that a finished request has written, status included.
+pub fn written_bytes(op: Op, status: Status) -> u32 {
+    match op {
+        Op::Read(extent) if status == Status::Ok => {
+            u32::try_from(extent.count().get() * SECTOR_BYTES + 1).unwrap_or(u32::MAX)
+        }
+        _ => 1,
+    }
+}

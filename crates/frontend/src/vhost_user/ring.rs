@@ -1,0 +1,255 @@
+//! A split virtqueue's three areas in guest memory (virtio 1.2, section 2.7).
+//!
+//! ```text
+//! descriptors   size x { addr u64, len u32, flags u16, next u16 }
+//! avail         flags u16, idx u16, ring[size] u16, used_event u16      driver writes
+//! used          flags u16, idx u16, ring[size] {id u32, len u32}, avail_event u16   we write
+//! ```
+//! Everything here is shared with a guest that may write it at any time: indices are atomics,
+//! the rest is read once, volatile, and judged as a copy. All numbers are little-endian.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering, fence};
+
+use super::memory::{GuestMemory, Unmapped};
+use super::protocol::{AVAIL_NO_INTERRUPT, QUEUE_SIZE_MAX, USED_NO_NOTIFY};
+
+/// A descriptor as the driver wrote it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Descriptor {
+    /// Guest address of the buffer.
+    pub address: u64,
+    /// Bytes.
+    pub bytes: u32,
+    /// See `descriptor_flag`.
+    pub flags: u16,
+    /// The next descriptor, if the flags say so.
+    pub next: u16,
+}
+
+/// Bytes of a descriptor in memory.
+pub const DESCRIPTOR_BYTES: u64 = size_of::<Descriptor>() as u64;
+
+/// Where the monitor says the areas are, in its own address space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RingAddresses {
+    /// The descriptor table.
+    pub descriptors: u64,
+    /// The avail ring.
+    pub avail: u64,
+    /// The used ring.
+    pub used: u64,
+}
+
+/// Why a ring cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BadRing {
+    /// The size is zero, not a power of two, or too large.
+    Size,
+    /// An area is not in guest memory.
+    Unmapped,
+    /// An area is not aligned as virtio demands.
+    Misaligned,
+}
+
+impl From<Unmapped> for BadRing {
+    fn from(_: Unmapped) -> Self {
+        Self::Unmapped
+    }
+}
+
+/// A ring whose areas have been found in guest memory.
+pub struct SplitRing {
+    size: u16,
+    event_idx: bool,
+    descriptors: *const Descriptor,
+    avail: *mut u16,
+    used: *mut u16,
+    /// Keeps the areas mapped.
+    memory: Arc<GuestMemory>,
+}
+
+// SAFETY: the pointers stay valid wherever the ring goes, since it carries the mapping along; one
+// thread at a time uses a ring.
+unsafe impl Send for SplitRing {}
+
+/// `used_event` or `avail_event` semantics: whether the step from `old` to `new` passes `event`
+/// (virtio 1.2, section 2.7.10).
+fn passes(event: u16, new: u16, old: u16) -> bool {
+    new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
+}
+
+impl SplitRing {
+    /// Finds the areas.
+    pub fn new(
+        memory: Arc<GuestMemory>,
+        size: u16,
+        event_idx: bool,
+        at: RingAddresses,
+    ) -> Result<Self, BadRing> {
+        if !size.is_power_of_two() || size > QUEUE_SIZE_MAX {
+            return Err(BadRing::Size);
+        }
+        let entries = u64::from(size);
+        let descriptors = memory.from_monitor(at.descriptors, DESCRIPTOR_BYTES * entries)?;
+        let avail = memory.from_monitor(at.avail, 6 + 2 * entries)?;
+        let used = memory.from_monitor(at.used, 6 + 8 * entries)?;
+        let aligned = |pointer: *mut u8, to: usize| (pointer as usize).is_multiple_of(to);
+        if !aligned(descriptors, 16) || !aligned(avail, 2) || !aligned(used, 4) {
+            return Err(BadRing::Misaligned);
+        }
+        Ok(Self {
+            size,
+            event_idx,
+            descriptors: descriptors.cast(),
+            avail: avail.cast(),
+            used: used.cast(),
+            memory,
+        })
+    }
+
+    /// Entries of the ring.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// The guest memory that the ring lives in.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory
+    }
+
+    fn slot(&self, position: u16) -> usize {
+        usize::from(position & (self.size - 1))
+    }
+
+    /// The `n`-th 16-bit word of the avail area.
+    fn avail_word(&self, n: usize) -> &AtomicU16 {
+        debug_assert!(n < 3 + usize::from(self.size));
+        // SAFETY: in bounds of the area found in `new`, aligned, mapped as long as we are.
+        unsafe { AtomicU16::from_ptr(self.avail.add(n)) }
+    }
+
+    /// The `n`-th 16-bit word of the used area.
+    fn used_word(&self, n: usize) -> &AtomicU16 {
+        debug_assert!(n < 3 + 4 * usize::from(self.size));
+        // SAFETY: as for avail_word.
+        unsafe { AtomicU16::from_ptr(self.used.add(n)) }
+    }
+
+    /// How far the driver has filled the avail ring; what it published before is visible.
+    pub fn avail_index(&self) -> u16 {
+        u16::from_le(self.avail_word(1).load(Ordering::Acquire))
+    }
+
+    /// The head of the chain at a position of the avail ring; any number, the driver wrote it.
+    pub fn avail_head(&self, position: u16) -> u16 {
+        u16::from_le(self.avail_word(2 + self.slot(position)).load(Ordering::Relaxed))
+    }
+
+    /// A descriptor of the table, or `None` past its end.
+    pub fn descriptor(&self, index: u16) -> Option<Descriptor> {
+        if index >= self.size {
+            return None;
+        }
+        // SAFETY: in bounds of the table found in `new`, aligned, mapped as long as we are.
+        Some(unsafe { read_descriptor(self.descriptors.add(usize::from(index))) })
+    }
+
+    /// How far we have filled the used ring.
+    pub fn used_index(&self) -> u16 {
+        u16::from_le(self.used_word(1).load(Ordering::Relaxed))
+    }
+
+    /// Writes a used entry that the driver does not see yet.
+    pub fn set_used(&self, position: u16, head: u16, bytes: u32) {
+        let entry = [u32::from(head).to_le(), bytes.to_le()];
+        // SAFETY: in bounds of the area found in `new`; used entries are 4-aligned there.
+        unsafe {
+            let first = self.used.add(2 + 4 * self.slot(position)).cast::<[u32; 2]>();
+            first.write_volatile(entry);
+        }
+    }
+
+    /// Lets the driver see all entries before `index`.
+    pub fn publish_used(&self, index: u16) {
+        self.used_word(1).store(index.to_le(), Ordering::Release);
+    }
+
+    /// Whether the driver wants an interrupt for the used entries from `old` up to `new`.
+    pub fn wants_interrupt(&self, new: u16, old: u16) -> bool {
+        // Our index must be visible before we look at what the driver wants, or both sides could
+        // go to sleep.
+        fence(Ordering::SeqCst);
+        if self.event_idx {
+            let used_event = self.avail_word(2 + usize::from(self.size)).load(Ordering::Relaxed);
+            return passes(u16::from_le(used_event), new, old);
+        }
+        let flags = u16::from_le(self.avail_word(0).load(Ordering::Relaxed));
+        flags & AVAIL_NO_INTERRUPT == 0
+    }
+
+    /// Asks the driver to notify us when it goes past `next`. Returns whether it already has: it
+    /// may not have seen the wish in time, so look again before sleeping.
+    pub fn ask_for_kicks(&self, next: u16) -> bool {
+        if self.event_idx {
+            self.avail_event().store(next.to_le(), Ordering::Relaxed);
+        } else {
+            self.used_word(0).store(0, Ordering::Relaxed);
+        }
+        fence(Ordering::SeqCst);
+        self.avail_index() != next
+    }
+
+    /// Asks the driver not to notify us.
+    pub fn refuse_kicks(&self, next: u16) {
+        if self.event_idx {
+            // No flag for this exists: an event index that the driver has just passed comes round
+            // once in 65536 requests, and that one notification is harmless.
+            self.avail_event().store(next.wrapping_sub(1).to_le(), Ordering::Relaxed);
+        } else {
+            self.used_word(0).store(USED_NO_NOTIFY.to_le(), Ordering::Relaxed);
+        }
+    }
+
+    fn avail_event(&self) -> &AtomicU16 {
+        self.used_word(2 + 4 * usize::from(self.size))
+    }
+}
+
+/// Reads a descriptor once.
+///
+/// # Safety
+/// `from` is valid for reads of a descriptor; it need not be aligned (indirect tables may not be).
+pub unsafe fn read_descriptor(from: *const Descriptor) -> Descriptor {
+    // SAFETY: passed on to the caller. The driver may write meanwhile; any bytes are a descriptor.
+    let raw = unsafe { from.cast::<[u8; size_of::<Descriptor>()]>().read_volatile() };
+    let word = |at: usize| u16::from_le_bytes([raw[at], raw[at + 1]]);
+    let quarter = |at: usize| u32::from(word(at)) | u32::from(word(at + 2)) << 16;
+    Descriptor {
+        address: u64::from(quarter(0)) | u64::from(quarter(4)) << 32,
+        bytes: quarter(8),
+        flags: word(12),
+        next: word(14),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::passes;
+
+    #[test]
+    fn an_event_is_passed_once_also_across_the_wrap() {
+        assert!(passes(5, 6, 5));
+        assert!(!passes(5, 5, 4));
+        assert!(passes(0xffff, 0, 0xffff));
+        assert!(passes(0xfffe, 1, 0xfff0));
+        assert!(!passes(3, 1, 0xfff0));
+    }
+
+    #[test]
+    fn an_event_just_behind_is_not_passed_by_a_whole_batch() {
+        let next: u16 = 100;
+        assert!(!passes(next.wrapping_sub(1), next.wrapping_add(128), next));
+    }
+}

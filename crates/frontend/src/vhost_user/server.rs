@@ -1,0 +1,182 @@
+//! The unix socket of a disk: one monitor at a time, and the next one after it has gone.
+
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use flowstone_block::{Error, Layer, Result};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use tracing::{debug, info, warn};
+use vhost::vhost_user::BackendReqHandler;
+
+use super::device::{Device, QueueRunner};
+use super::shared::DeviceShared;
+
+/// A monitor that stops in the middle of a message is dropped after this.
+const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest path of a unix socket (`sun_path` less its terminator).
+const SOCKET_PATH_BYTES_MAX: usize = 107;
+
+/// What is served.
+pub struct DeviceOptions {
+    /// The top of the disk's stack.
+    pub layer: Arc<dyn Layer>,
+    /// State that the control plane shares.
+    pub shared: Arc<DeviceShared>,
+    /// Most queues a guest may use.
+    pub queues_max: u16,
+    /// What the guest reads as the disk's serial number; 20 bytes at most.
+    pub id: String,
+}
+
+/// A listening socket and the device behind it.
+pub struct Server {
+    listener: UnixListener,
+    path: PathBuf,
+    device: Arc<Mutex<Device>>,
+}
+
+impl Server {
+    /// Binds the socket.
+    pub fn bind(path: &Path, options: DeviceOptions, runner: Box<dyn QueueRunner>) -> Result<Self> {
+        let listener = bind(path)?;
+        let device = Arc::new(Mutex::new(Device::new(options, runner)));
+        Ok(Self { listener, path: path.to_owned(), device })
+    }
+
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Serves monitors, one after the other, until `stop` becomes readable; then waits for what
+    /// is in flight and removes the socket.
+    pub fn run(self, stop: &OwnedFd) {
+        while wait_for(self.listener.as_fd(), stop) {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.serve(stream, stop),
+                Err(error) => warn!(path = %self.path.display(), %error, "cannot accept"),
+            }
+        }
+        if let Err(error) = std::fs::remove_file(&self.path) {
+            warn!(path = %self.path.display(), %error, "cannot remove the socket");
+        }
+    }
+
+    fn device(&self) -> MutexGuard<'_, Device> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn serve(&self, stream: UnixStream, stop: &OwnedFd) {
+        info!(path = %self.path.display(), "monitor connected");
+        match self.converse(stream, stop) {
+            Ok(()) => info!(path = %self.path.display(), "monitor gone"),
+            Err(error) => {
+                warn!(path = %self.path.display(), %error, "monitor dropped");
+            }
+        }
+        self.device().disconnect();
+    }
+
+    /// Ends with the connection, or with the socket or protocol error that ruined it.
+    fn converse(
+        &self,
+        stream: UnixStream,
+        stop: &OwnedFd,
+    ) -> std::result::Result<(), Box<dyn std::error::Error>> {
+        stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+        let watch = stream.try_clone()?;
+        let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
+        while wait_for(watch.as_fd(), stop) {
+            if let Some(channel) = peek_backend_channel(watch.as_fd()) {
+                self.device().set_monitor(channel);
+            }
+            match handler.handle_request() {
+                Ok(()) => {}
+                Err(vhost::vhost_user::Error::Disconnected) => break,
+                // The monitor has been told (if it asked to be); it may try something else.
+                Err(vhost::vhost_user::Error::InvalidOperation(why)) => {
+                    debug!(path = %self.path.display(), why, "request refused");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Waits until `fd` is readable; `false` if `stop` is.
+fn wait_for(fd: BorrowedFd<'_>, stop: &OwnedFd) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
+    loop {
+        let polled = poll(&mut fds, None);
+        if fds[1].revents().contains(PollFlags::IN) {
+            return false;
+        }
+        if polled.is_ok_and(|ready| ready > 0) {
+            return true;
+        }
+    }
+}
+
+/// The descriptor of a waiting SET_BACKEND_REQ_FD message, as a duplicate.
+///
+/// Crate `vhost` wraps the channel in a type that cannot announce configuration changes, so we
+/// look at the message before the crate takes it off the socket.
+fn peek_backend_channel(socket: BorrowedFd<'_>) -> Option<UnixStream> {
+    const SET_BACKEND_REQ_FD: u32 = 21;
+    let mut header = [0; 12];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::PEEK | RecvFlags::CMSG_CLOEXEC;
+    let received =
+        recvmsg(socket, &mut [IoSliceMut::new(&mut header)], &mut ancillary, flags).ok()?;
+    let request = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+    if received.bytes < 4 || request != SET_BACKEND_REQ_FD {
+        return None;
+    }
+    ancillary.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut fds) => fds.next().map(UnixStream::from),
+        _ => None,
+    })
+}
+
+fn bind(path: &Path) -> Result<UnixListener> {
+    let name = format!("socket {}", path.display());
+    if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
+        let why = format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes");
+        return Err(Error::invalid(name, why, "choose a shorter path, e.g. below /run"));
+    }
+    remove_stale(path, &name)?;
+    UnixListener::bind(path).map_err(|error| {
+        let advice = match error.kind() {
+            io::ErrorKind::NotFound => "create the directory first",
+            io::ErrorKind::PermissionDenied => "choose a directory that you may write",
+            _ => "choose another path",
+        };
+        Error::host(name, error, advice)
+    })
+}
+
+/// Removes a socket that nobody listens on any more: what a killed daemon leaves behind.
+fn remove_stale(path: &Path, name: &str) -> Result<()> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if !metadata.file_type().is_socket() {
+        let why = "the path exists and is not a socket";
+        return Err(Error::invalid(name, why, "choose another path, or remove that file"));
+    }
+    if UnixStream::connect(path).is_ok() {
+        let why = "another process is listening there";
+        return Err(Error::invalid(name, why, "choose another path, or stop that process"));
+    }
+    std::fs::remove_file(path)
+        .map_err(|error| Error::host(name, error, "remove the stale socket by hand"))
+}

@@ -1,0 +1,75 @@
+//! What the control plane and the queues of a device both see: three words and one socket.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use flowstone_block::SectorCount;
+
+/// The changeable state of a device.
+#[derive(Debug, Default)]
+pub struct DeviceShared {
+    capacity: AtomicU64,
+    write_through: AtomicBool,
+    /// The channel on which the monitor hears of configuration changes.
+    monitor: Mutex<Option<UnixStream>>,
+}
+
+impl DeviceShared {
+    /// For a disk of this size.
+    pub fn new(capacity: SectorCount) -> Self {
+        let shared = Self::default();
+        shared.set_capacity(capacity);
+        shared
+    }
+
+    /// The size that the guest is told.
+    pub fn capacity(&self) -> SectorCount {
+        SectorCount::new(self.capacity.load(Ordering::Relaxed))
+    }
+
+    fn set_capacity(&self, capacity: SectorCount) {
+        self.capacity.store(capacity.get(), Ordering::Relaxed);
+    }
+
+    /// Whether every write must be durable by itself.
+    pub fn write_through(&self) -> bool {
+        self.write_through.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_write_through(&self, on: bool) {
+        self.write_through.store(on, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_monitor(&self, channel: Option<UnixStream>) {
+        *self.monitor() = channel;
+    }
+
+    fn monitor(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells the guest that the disk has grown. Says whether a monitor was there to be told; if
+    /// not, the next one reads the new size anyway.
+    pub fn announce_capacity(&self, capacity: SectorCount) -> io::Result<bool> {
+        self.set_capacity(capacity);
+        let channel = self.monitor();
+        let Some(mut stream) = channel.as_ref() else {
+            return Ok(false);
+        };
+        io::Write::write_all(&mut stream, &config_change_message())?;
+        Ok(true)
+    }
+}
+
+/// VHOST_USER_BACKEND_CONFIG_CHANGE_MSG: no payload, no reply wanted. Crate `vhost` can receive
+/// this message but not send it.
+fn config_change_message() -> [u8; 12] {
+    const CONFIG_CHANGE: u32 = 2;
+    const PROTOCOL_VERSION: u32 = 1;
+    let mut message = [0; 12];
+    message[0..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
+    message[4..8].copy_from_slice(&PROTOCOL_VERSION.to_ne_bytes());
+    message
+}

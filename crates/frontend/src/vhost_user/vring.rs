@@ -1,0 +1,90 @@
+//! A ring as the monitor has configured it so far, running or not.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+
+use super::inflight::InflightRegion;
+use super::memory::GuestMemory;
+use super::protocol::feature;
+use super::queue::{CallSlot, QueueParts, VirtQueue};
+use super::ring::{RingAddresses, SplitRing};
+use super::shared::DeviceShared;
+use super::{protocol, ring};
+
+/// Everything a ring needs before it can run, in the order in which monitors send it.
+#[derive(Default)]
+pub struct Vring {
+    /// Entries.
+    pub size: u16,
+    /// Position of the next avail entry.
+    pub next_avail: u16,
+    /// Where the areas are.
+    pub addresses: Option<RingAddresses>,
+    /// The driver's notifications.
+    pub kick: Option<File>,
+    /// Our interrupts.
+    pub call: Arc<CallSlot>,
+    /// Where to report that the ring is broken.
+    pub error: Option<Arc<File>>,
+    /// Whether the monitor wants it to run.
+    pub enabled: bool,
+    /// Whether a runner has it.
+    pub running: bool,
+}
+
+/// What all rings of a device have in common.
+pub struct DeviceParts<'device> {
+    pub memory: &'device Arc<GuestMemory>,
+    pub features: u64,
+    pub inflight: Option<&'device Arc<InflightRegion>>,
+    pub shared: &'device Arc<DeviceShared>,
+    pub readonly: bool,
+    pub discards: bool,
+    pub id: [u8; protocol::ID_BYTES],
+}
+
+impl Vring {
+    /// Whether it has all it needs and is not running yet.
+    pub fn is_ready(&self) -> bool {
+        self.enabled && !self.running && self.kick.is_some() && self.addresses.is_some()
+    }
+
+    /// Takes the driver's notification event. Reading it must never block a queue's thread.
+    pub fn set_kick(&mut self, kick: Option<File>) -> io::Result<()> {
+        if let Some(file) = &kick {
+            fcntl_setfl(file, fcntl_getfl(file)? | OFlags::NONBLOCK)?;
+        }
+        self.kick = kick;
+        Ok(())
+    }
+
+    /// The queue, ready to run.
+    pub fn build(&self, index: usize, device: &DeviceParts<'_>) -> io::Result<VirtQueue> {
+        let ring = self
+            .build_ring(device)
+            .map_err(|bad| io::Error::other(format!("queue {index} has a bad ring: {bad:?}")))?;
+        let inflight = device.inflight.and_then(|region| region.log(index, self.size));
+        let kick = self.kick.as_ref().ok_or_else(|| io::Error::other("a ring without a kick"))?;
+        Ok(VirtQueue::new(QueueParts {
+            ring,
+            next_avail: self.next_avail,
+            kick: kick.try_clone()?,
+            call: Arc::clone(&self.call),
+            error: self.error.clone(),
+            inflight,
+            shared: Arc::clone(device.shared),
+            readonly: device.readonly,
+            discards: device.discards,
+            id: device.id,
+        }))
+    }
+
+    fn build_ring(&self, device: &DeviceParts<'_>) -> Result<SplitRing, ring::BadRing> {
+        let event_idx = device.features & feature::EVENT_IDX != 0;
+        let addresses = self.addresses.ok_or(ring::BadRing::Unmapped)?;
+        SplitRing::new(Arc::clone(device.memory), self.size, event_idx, addresses)
+    }
+}

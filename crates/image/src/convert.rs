@@ -1,0 +1,84 @@
+//! Copying one image into another, keeping what is sparse sparse.
+
+use flowstone_block::{
+    AlignedBuf, BlockingDisk, Errno, Error, Extent, Op, Result, SECTOR_BYTES, Sector, SectorCount,
+};
+
+use crate::Image;
+
+const CHUNK_BYTES: u64 = 2 << 20;
+/// Runs of zeroes shorter than this are written as data: a hole costs the host an extent.
+const HOLE_BYTES: usize = 4096;
+
+/// Copies all data of `source` into `target`, a new image of the same size, and makes it durable.
+/// `progress` is told how many bytes of the disk are dealt with.
+pub fn convert(
+    source: &dyn Image,
+    target: &dyn Image,
+    mut progress: impl FnMut(u64),
+) -> Result<()> {
+    let mut reader = BlockingDisk::new(source).map_err(|error| failed("open source", error))?;
+    let mut writer = BlockingDisk::new(target).map_err(|error| failed("open target", error))?;
+    let mut buffer = AlignedBuf::zeroed(CHUNK_BYTES as usize);
+    let mut at = Sector::new(0);
+    while let Some(data) = source.next_data(at).map_err(|error| failed("read source map", error))? {
+        for chunk in chunks(data) {
+            let memory = &mut buffer[..chunk.bytes() as usize];
+            reader.read(chunk.start(), memory).map_err(|errno| at_extent("read", chunk, errno))?;
+            write_data(&mut writer, chunk.start(), memory)
+                .map_err(|errno| at_extent("write", chunk, errno))?;
+            progress(chunk.start_bytes() + chunk.bytes());
+        }
+        at = data.end();
+    }
+    writer.run(Op::Flush).map_err(|errno| failed("flush target", errno))?;
+    progress(source.geometry().capacity.bytes());
+    Ok(())
+}
+
+/// `extent` in pieces of at most one chunk.
+pub(crate) fn chunks(extent: Extent) -> impl Iterator<Item = Extent> {
+    let step = CHUNK_BYTES / SECTOR_BYTES;
+    let end = extent.end().get();
+    (extent.start().get()..end).step_by(step as usize).filter_map(move |start| {
+        Extent::new(Sector::new(start), SectorCount::new(step.min(end - start)))
+    })
+}
+
+/// Writes what is not zero.
+fn write_data(
+    writer: &mut BlockingDisk,
+    start: Sector,
+    memory: &mut [u8],
+) -> std::result::Result<(), Errno> {
+    let mut from = 0;
+    while from < memory.len() {
+        let zero = is_zero(block_at(memory, from));
+        let mut to = from;
+        while to < memory.len() && is_zero(block_at(memory, to)) == zero {
+            to = (to + HOLE_BYTES).min(memory.len());
+        }
+        if !zero {
+            let sector = Sector::new(start.get() + from as u64 / SECTOR_BYTES);
+            writer.write(sector, &mut memory[from..to])?;
+        }
+        from = to;
+    }
+    Ok(())
+}
+
+fn block_at(memory: &[u8], from: usize) -> &[u8] {
+    &memory[from..memory.len().min(from + HOLE_BYTES)]
+}
+
+fn is_zero(block: &[u8]) -> bool {
+    block.iter().all(|byte| *byte == 0)
+}
+
+fn failed(what: &str, why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::host(format!("convert: {what}"), why, "check the host's file systems and free space")
+}
+
+fn at_extent(what: &str, extent: Extent, errno: Errno) -> Error {
+    failed(&format!("{what} {extent}"), errno)
+}

@@ -1,0 +1,60 @@
+//! What every image format can do besides serving requests.
+
+use std::io;
+use std::str::FromStr;
+
+use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
+
+use crate::Format;
+
+/// What becomes of the space behind a discarded range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiscardMode {
+    /// The host gets it back.
+    #[default]
+    Deallocate,
+    /// Nothing: the guest is not offered discards at all.
+    Ignore,
+}
+
+impl FromStr for DiscardMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match text {
+            "deallocate" => Ok(Self::Deallocate),
+            "ignore" => Ok(Self::Ignore),
+            "keep" => Err("`keep` needs a host that can trim the device without freeing the \
+                           file's blocks, and Linux file systems cannot; use deallocate or ignore"
+                .into()),
+            _ => Err(format!("`{text}` is not a discard mode; use deallocate or ignore")),
+        }
+    }
+}
+
+/// How much room an image takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// Size of the virtual disk in bytes.
+    pub virtual_bytes: u64,
+    /// Bytes that the host has given to the image.
+    pub allocated_bytes: u64,
+}
+
+/// An open disk image.
+pub trait Image: Layer {
+    /// Its format.
+    fn format(&self) -> Format;
+
+    /// How much room it takes now.
+    fn space(&self) -> io::Result<Space>;
+
+    /// The first range at or after `from` that may hold something other than zeroes.
+    fn next_data(&self, from: Sector) -> io::Result<Option<Extent>>;
+
+    /// Changes the size of the disk, live. Shrinking is refused where there is data.
+    fn resize(&self, capacity: SectorCount) -> Result<()>;
+
+    /// One line on how the image is being served: engine, caching.
+    fn serving(&self) -> String;
+}

@@ -1,0 +1,17 @@
+//! Virtual disk images: the only place where guest sectors meet host file offsets.
+//!
+//! An [`Image`] is a [`Layer`](flowstone_block::Layer) with the verbs of an image's life: size,
+//! space, resize, check, convert.
+
+mod check;
+mod convert;
+mod create;
+mod format;
+mod image;
+pub mod raw;
+
+pub use check::{CheckReport, check};
+pub use convert::convert;
+pub use create::{ImageOptions, create, open};
+pub use format::Format;
+pub use image::{DiscardMode, Image, Space};

@@ -1,0 +1,124 @@
+//! A raw image as a whole: geometry, space, resize.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flowstone_block::{
+    Channel, Error, Extent, Geometry, Layer, QueueDepth, Result, SECTOR_BYTES, Sector, SectorCount,
+};
+use flowstone_fileio::{Access, FileIo, FileOffset, HostFile};
+
+use super::channel::RawChannel;
+use crate::create::valid_capacity;
+use crate::{DiscardMode, Format, Image, Space};
+
+/// An open raw image.
+pub struct RawImage {
+    name: String,
+    file: HostFile,
+    /// In sectors. A live resize changes it while queues run; they never look below the front
+    /// end, which checks each request against the size it has told its guest.
+    capacity: AtomicU64,
+    discard: DiscardMode,
+    readonly: bool,
+}
+
+impl RawImage {
+    /// Takes over an open host file.
+    pub fn open(path: &Path, file: HostFile, discard: DiscardMode, access: Access) -> Result<Self> {
+        let name = path.display().to_string();
+        let bytes = file
+            .size()
+            .map_err(|error| Error::host(name.clone(), error, "check the host's file system"))?;
+        let capacity = valid_capacity(bytes).map_err(|why| {
+            Error::invalid(
+                name.clone(),
+                format!("not a raw disk image: {why}"),
+                "give the right file, or fix its size with `truncate`",
+            )
+        })?;
+        Ok(Self {
+            name,
+            file,
+            capacity: AtomicU64::new(capacity.get()),
+            discard,
+            readonly: access != Access::Write,
+        })
+    }
+
+    fn capacity(&self) -> SectorCount {
+        SectorCount::new(self.capacity.load(Ordering::Relaxed))
+    }
+
+    /// Whether any data lies at or after `from`.
+    fn has_data_after(&self, from: SectorCount) -> Result<bool> {
+        self.next_data(Sector::new(from.get()))
+            .map(|found| found.is_some())
+            .map_err(|error| Error::host(self.name.clone(), error, "check the host's file system"))
+    }
+}
+
+impl Layer for RawImage {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            discards: self.discard == DiscardMode::Deallocate && !self.readonly,
+            readonly: self.readonly,
+            ..Geometry::with_capacity(self.capacity())
+        }
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(RawChannel::new(self.file.channel(depth)?, depth, self.discard)))
+    }
+}
+
+impl Image for RawImage {
+    fn format(&self) -> Format {
+        Format::Raw
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        Ok(Space {
+            virtual_bytes: self.capacity().bytes(),
+            allocated_bytes: self.file.allocated_bytes()?,
+        })
+    }
+
+    fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
+        let end = self.capacity().bytes();
+        let Some(range) = self.file.next_data(FileOffset::new(from.get() * SECTOR_BYTES))? else {
+            return Ok(None);
+        };
+        let first = range.start.get() / SECTOR_BYTES;
+        let last = range.end.get().min(end).div_ceil(SECTOR_BYTES);
+        Ok(Extent::new(Sector::new(first), SectorCount::new(last.saturating_sub(first))))
+    }
+
+    fn resize(&self, capacity: SectorCount) -> Result<()> {
+        let name = format!("resize {}", self.name);
+        if self.file.is_block_device() {
+            let why = "a block device has the size it has";
+            return Err(Error::invalid(name, why, "resize the device itself"));
+        }
+        valid_capacity(capacity.bytes())
+            .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
+        if capacity < self.capacity() && self.has_data_after(capacity)? {
+            return Err(Error::invalid(
+                name,
+                "there is data beyond the new end",
+                "shrink the file system inside first and discard what it leaves (fstrim)",
+            ));
+        }
+        self.file
+            .set_size(capacity.bytes())
+            .map_err(|error| Error::host(name, error, "choose a smaller size"))?;
+        self.capacity.store(capacity.get(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn serving(&self) -> String {
+        let cache = if self.file.is_direct() { "direct I/O" } else { "page cache" };
+        format!("raw, {cache}, engine {}", self.file.engine())
+    }
+}

@@ -1,0 +1,163 @@
+//! Completions come later: by a fixed time, or by a random one, and then out of order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Channel, Completion, Doorbells, Geometry, Layer, QueueDepth, Request};
+
+/// How much later, at least and at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DelayRange {
+    min: Duration,
+    max: Duration,
+}
+
+impl FromStr for DelayRange {
+    type Err = String;
+
+    /// `2ms`, `500us`, or a range such as `0-5ms`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let explain = || format!("`{text}` is not a delay; write 2ms, 500us or a range like 0-5ms");
+        let (number, unit) = if let Some(number) = text.strip_suffix("ms") {
+            (number, 1000)
+        } else if let Some(number) = text.strip_suffix("us") {
+            (number, 1)
+        } else {
+            return Err(explain());
+        };
+        let (min, max) = number.split_once('-').unwrap_or((number, number));
+        let micros = |part: &str| part.parse::<u32>().map_err(|_| explain());
+        let time = |part| micros(part).map(|n| Duration::from_micros(u64::from(n) * unit));
+        let range = Self { min: time(min)?, max: time(max)? };
+        if range.min > range.max { Err(explain()) } else { Ok(range) }
+    }
+}
+
+/// The layer.
+pub struct Delay {
+    base: Arc<dyn Layer>,
+    range: DelayRange,
+}
+
+struct DelayChannel {
+    base: Box<dyn Channel>,
+    range: DelayRange,
+    random: fastrand::Rng,
+    held: BinaryHeap<Reverse<Held>>,
+    arrived: Vec<Completion>,
+}
+
+/// A completion and when to let it go.
+struct Held {
+    due: Instant,
+    completion: Completion,
+}
+
+impl Delay {
+    /// Delays what `base` completes.
+    pub fn new(base: Arc<dyn Layer>, range: DelayRange) -> Self {
+        Self { base, range }
+    }
+}
+
+impl Layer for Delay {
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(DelayChannel {
+            base: self.base.channel(depth)?,
+            range: self.range,
+            random: fastrand::Rng::new(),
+            held: BinaryHeap::new(),
+            arrived: Vec::new(),
+        }))
+    }
+}
+
+impl DelayChannel {
+    fn due(&mut self) -> Instant {
+        let spread = (self.range.max - self.range.min).as_micros() as u64;
+        let extra = Duration::from_micros(self.random.u64(0..=spread));
+        Instant::now() + self.range.min + extra
+    }
+
+    fn hold_arrivals(&mut self) {
+        let mut arrived = std::mem::take(&mut self.arrived);
+        self.base.reap(&mut arrived);
+        for completion in arrived.drain(..) {
+            let due = self.due();
+            self.held.push(Reverse(Held { due, completion }));
+        }
+        self.arrived = arrived;
+    }
+}
+
+impl Channel for DelayChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        self.base.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.base.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        self.hold_arrivals();
+        let now = Instant::now();
+        while self.held.peek().is_some_and(|held| held.0.due <= now) {
+            if let Some(Reverse(held)) = self.held.pop() {
+                done.push(held.completion);
+            }
+        }
+    }
+
+    fn sleep(&mut self, bells: &Doorbells<'_>) {
+        let next = self.held.peek().map(|held| held.0.due);
+        self.base.sleep(&bells.no_later_than(next));
+    }
+}
+
+impl PartialEq for Held {
+    fn eq(&self, other: &Self) -> bool {
+        self.due == other.due
+    }
+}
+
+impl Eq for Held {}
+
+impl PartialOrd for Held {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Held {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.due.cmp(&other.due)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_are_a_time_or_a_range_of_times() {
+        let range = |min, max| DelayRange {
+            min: Duration::from_micros(min),
+            max: Duration::from_micros(max),
+        };
+        assert_eq!("2ms".parse(), Ok(range(2000, 2000)));
+        assert_eq!("0-5ms".parse(), Ok(range(0, 5000)));
+        assert_eq!("10-20us".parse(), Ok(range(10, 20)));
+        for text in ["", "5", "5s", "5-1ms", "-ms", "x-yms"] {
+            assert!(text.parse::<DelayRange>().is_err(), "{text} was accepted");
+        }
+    }
+}

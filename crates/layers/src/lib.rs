@@ -1,0 +1,20 @@
+//! Layers for tests and diagnosis, stackable between the front end and an image.
+//!
+//! Two stand in for an image ([`Null`], [`Mem`]); the others wrap the layer below and change or
+//! watch what passes. Each is selected on the command line, e.g. `--layer delay=0-5ms`.
+
+mod delay;
+mod error;
+mod log;
+mod mem;
+mod null;
+mod stats;
+mod verify;
+
+pub use delay::{Delay, DelayRange};
+pub use error::{ErrorRule, Errors};
+pub use log::Log;
+pub use mem::Mem;
+pub use null::Null;
+pub use stats::{LayerCounters, Stats};
+pub use verify::Verify;

@@ -1,0 +1,87 @@
+//! Counts what passes one place in the stack, e.g. below another layer.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flowstone_block::{
+    Channel, Completion, Doorbells, Geometry, Layer, OpKind, QueueDepth, Request,
+};
+
+/// Requests, bytes and errors by kind of operation, indexed by [`OpKind`].
+#[derive(Debug, Default)]
+pub struct LayerCounters {
+    requests: [AtomicU64; OpKind::ALL.len()],
+    bytes: [AtomicU64; OpKind::ALL.len()],
+    errors: [AtomicU64; OpKind::ALL.len()],
+}
+
+impl LayerCounters {
+    /// Requests, bytes and errors of a kind so far.
+    pub fn read(&self, kind: OpKind) -> (u64, u64, u64) {
+        let get = |counters: &[AtomicU64]| counters[kind as usize].load(Ordering::Relaxed);
+        (get(&self.requests), get(&self.bytes), get(&self.errors))
+    }
+}
+
+/// The layer.
+pub struct Stats {
+    base: Arc<dyn Layer>,
+    counters: Arc<LayerCounters>,
+}
+
+struct StatsChannel {
+    base: Box<dyn Channel>,
+    counters: Arc<LayerCounters>,
+}
+
+impl Stats {
+    /// Counts what passes to and from `base`.
+    pub fn new(base: Arc<dyn Layer>) -> Self {
+        Self { base, counters: Arc::default() }
+    }
+
+    /// The counters, for whoever shows them.
+    pub fn counters(&self) -> Arc<LayerCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl Layer for Stats {
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        let counters = Arc::clone(&self.counters);
+        Ok(Box::new(StatsChannel { base: self.base.channel(depth)?, counters }))
+    }
+}
+
+impl Channel for StatsChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        let kind = request.op.kind() as usize;
+        self.counters.requests[kind].fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes[kind].fetch_add(request.op.bytes(), Ordering::Relaxed);
+        self.base.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.base.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.base.reap(done);
+        for completion in &done[before..] {
+            if completion.outcome.is_err() {
+                let kind = completion.request.op.kind() as usize;
+                self.counters.errors[kind].fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.base.sleep(bells);
+    }
+}

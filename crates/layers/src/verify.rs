@@ -1,0 +1,183 @@
+//! Remembers a checksum of every sector written, and fails reads that return something else.
+//!
+//! Only sectors whose content is certain are judged: written by a write that succeeded while no
+//! other change to the sector was in flight, and unchanged since the read was submitted.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crc32c::crc32c;
+use flowstone_block::{
+    Channel, Completion, Doorbells, Errno, Extent, Geometry, Layer, Op, QueueDepth, Request,
+    SECTOR_BYTES,
+};
+use tracing::error;
+
+/// What is known of a sector.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    /// Checksum of its content, if that is certain.
+    checksum: Option<u32>,
+    /// Counts changes submitted, so that a reader sees whether there was one meanwhile.
+    version: u32,
+    /// Changes in flight.
+    changing: u16,
+}
+
+type Sectors = HashMap<u64, Known>;
+
+/// The layer.
+pub struct Verify {
+    base: Arc<dyn Layer>,
+    sectors: Arc<Mutex<Sectors>>,
+}
+
+struct VerifyChannel {
+    base: Box<dyn Channel>,
+    sectors: Arc<Mutex<Sectors>>,
+    /// For each request in flight, by tag: what was known of its sectors when it was submitted.
+    submitted: HashMap<u32, Vec<Known>>,
+}
+
+impl Verify {
+    /// Judges what `base` returns.
+    pub fn new(base: Arc<dyn Layer>) -> Self {
+        Self { base, sectors: Arc::default() }
+    }
+}
+
+impl Layer for Verify {
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(VerifyChannel {
+            base: self.base.channel(depth)?,
+            sectors: Arc::clone(&self.sectors),
+            submitted: HashMap::new(),
+        }))
+    }
+}
+
+fn numbers(extent: Extent) -> std::ops::Range<u64> {
+    extent.start().get()..extent.end().get()
+}
+
+impl VerifyChannel {
+    fn sectors(&self) -> MutexGuard<'_, Sectors> {
+        self.sectors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin_read(&self, extent: Extent) -> Vec<Known> {
+        let sectors = self.sectors();
+        numbers(extent).map(|number| sectors.get(&number).copied().unwrap_or_default()).collect()
+    }
+
+    fn begin_write(&self, extent: Extent, request: &Request) -> Vec<Known> {
+        let mut checksums = Vec::new();
+        request.for_each_sector(|sector| checksums.push(crc32c(sector)));
+        let mut sectors = self.sectors();
+        numbers(extent)
+            .zip(checksums)
+            .map(|(number, checksum)| {
+                let known = sectors.entry(number).or_default();
+                known.version = known.version.wrapping_add(1);
+                known.changing += 1;
+                known.checksum = None;
+                Known { checksum: Some(checksum), ..*known }
+            })
+            .collect()
+    }
+
+    /// A zeroed or discarded sector may be large in number: forget it instead of listing it.
+    fn begin_zero(&self, extent: Extent) {
+        let mut sectors = self.sectors();
+        let forget = |known: &mut Known| {
+            known.version = known.version.wrapping_add(1);
+            known.checksum = None;
+        };
+        if extent.count().get() < sectors.len() as u64 {
+            numbers(extent).filter_map(|n| sectors.get_mut(&n).map(forget)).count();
+        } else {
+            let within = sectors.iter_mut().filter(|(n, _)| numbers(extent).contains(n));
+            within.for_each(|(_, known)| forget(known));
+        }
+    }
+
+    fn end_write(&self, extent: Extent, mine: &[Known], succeeded: bool) {
+        let mut sectors = self.sectors();
+        for (number, mine) in numbers(extent).zip(mine) {
+            let Some(known) = sectors.get_mut(&number) else {
+                continue;
+            };
+            known.changing -= 1;
+            if succeeded && known.changing == 0 && known.version == mine.version {
+                known.checksum = mine.checksum;
+            }
+        }
+    }
+
+    /// The first sector that is not what it was known to be.
+    fn find_wrong(&self, extent: Extent, before: &[Known], request: &Request) -> Option<u64> {
+        let mut checksums = Vec::with_capacity(before.len());
+        request.for_each_sector(|sector| checksums.push(crc32c(sector)));
+        let sectors = self.sectors();
+        numbers(extent).zip(before).zip(checksums).find_map(|((number, before), checksum)| {
+            let expected = before.checksum?;
+            let now = sectors.get(&number)?;
+            (now.version == before.version && expected != checksum).then_some(number)
+        })
+    }
+
+    fn judge(&mut self, completion: &mut Completion) {
+        let request = &completion.request;
+        let Some(before) = self.submitted.remove(&request.tag) else {
+            return;
+        };
+        match request.op {
+            Op::Write(extent) => self.end_write(extent, &before, completion.outcome.is_ok()),
+            Op::Read(extent) if completion.outcome.is_ok() => {
+                if let Some(sector) = self.find_wrong(extent, &before, request) {
+                    let byte = sector * SECTOR_BYTES;
+                    error!(sector, byte, "a read returned other data than was written");
+                    completion.outcome = Err(Errno::IO);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Channel for VerifyChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        let known = match request.op {
+            Op::Read(extent) => self.begin_read(extent),
+            Op::Write(extent) => self.begin_write(extent, &request),
+            Op::Discard(extent) | Op::WriteZeroes { extent, .. } => {
+                self.begin_zero(extent);
+                Vec::new()
+            }
+            Op::Flush => Vec::new(),
+        };
+        self.submitted.insert(request.tag, known);
+        self.base.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.base.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.base.reap(done);
+        for completion in &mut done[before..] {
+            self.judge(completion);
+        }
+    }
+
+    fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.base.sleep(bells);
+    }
+}

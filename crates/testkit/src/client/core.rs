@@ -1,0 +1,380 @@
+//! The client: a session, guest memory, rings and request buffers in one hand.
+//!
+//! Requests are submitted to a queue and come back as completions in whatever order the backend
+//! likes. Nothing is lost over `reconnect`: requests in flight when a backend died are completed
+//! by the next one. Waiting relies on calls alone, so a backend that forgets one is found out.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::buffers::Buffers;
+use super::event::wait_readable;
+use super::{
+    BackendChannel, BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Request,
+    Ring, Session, Shape, Status,
+};
+use crate::driver::{Head, Memory, MemoryLayout, QueueOptions};
+use crate::virtio::{F_EVENT_IDX, F_INDIRECT_DESC};
+use crate::{Error, Result};
+
+/// Names a submitted request until its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Ticket(pub u64);
+
+/// The answer to a request.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// Which request.
+    pub ticket: Ticket,
+    /// The status byte.
+    pub status: Status,
+    /// What the device wrote, status not counted; as long as the request asked for.
+    pub data: Vec<u8>,
+    /// How many bytes the device claims to have written, status counted.
+    pub written_bytes: u32,
+}
+
+/// A vhost-user-blk front end.
+#[derive(Debug)]
+pub struct Client {
+    options: ClientOptions,
+    session: Option<Session>,
+    negotiated: Negotiated,
+    config: BlkConfig,
+    memory: Memory,
+    inflight: Option<InflightArea>,
+    queues: Vec<Queue>,
+    next_ticket: u64,
+}
+
+#[derive(Debug)]
+struct Queue {
+    ring: Ring,
+    slots: Vec<Buffers>,
+    idle: Vec<usize>,
+    busy: HashMap<Head, Pending>,
+    /// Where a backend takes up again after an orderly stop.
+    stopped_at: Option<u16>,
+}
+
+#[derive(Debug)]
+struct Pending {
+    slot: usize,
+    ticket: Ticket,
+    out_bytes: usize,
+}
+
+impl Client {
+    /// Connects, negotiates and starts all rings.
+    pub fn connect(options: ClientOptions) -> Result<Self> {
+        let mut client = Self::negotiate(options)?;
+        client.start()?;
+        Ok(client)
+    }
+
+    /// Connects and negotiates, but leaves the rings for `start`.
+    pub fn negotiate(options: ClientOptions) -> Result<Self> {
+        let mut session = Session::open(&options)?;
+        let negotiated = *session.negotiated();
+        let config = read_config(&mut session, &options)?;
+        if options.queues as u64 > negotiated.queues_max {
+            let (want, most) = (options.queues, negotiated.queues_max);
+            return Err(Error::Misuse(format!("{want} queues wanted, the backend serves {most}")));
+        }
+        let memory = Memory::new(memory_layout(&options))?;
+        let queues = (0..options.queues)
+            .map(|_| Queue::new(&memory, &options, &negotiated))
+            .collect::<Result<_>>()?;
+        Ok(Client {
+            options,
+            session: Some(session),
+            negotiated,
+            config,
+            memory,
+            inflight: None,
+            queues,
+            next_ticket: 0,
+        })
+    }
+
+    /// Shares memory and starts all rings: afresh, or where they were stopped, or, after the
+    /// backend died, from the used index in memory as QEMU does.
+    pub fn start(&mut self) -> Result<()> {
+        let session = self.session.as_mut().ok_or_else(not_connected)?;
+        session.set_features()?;
+        if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
+            if self.inflight.is_none() {
+                let queues = self.queues.len() as u16;
+                self.inflight = Some(session.get_inflight(queues, self.options.queue_size)?);
+            }
+            session.set_inflight(self.inflight.as_ref().expect("filled above"))?;
+        }
+        session.share_memory(&self.memory, self.options.memory_message)?;
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            let used = queue.ring.queue.used_index();
+            let base = queue.stopped_at.take().unwrap_or(used);
+            session.start_ring(index, queue.ring.share(), base)?;
+            if self.options.kick_on_start {
+                queue.ring.kick()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops all rings (GET_VRING_BASE) and returns where each stands. `start` resumes there.
+    pub fn stop(&mut self) -> Result<Vec<u16>> {
+        let session = self.session.as_mut().ok_or_else(not_connected)?;
+        let mut bases = Vec::with_capacity(self.queues.len());
+        for (index, queue) in self.queues.iter_mut().enumerate() {
+            let base = session.stop_ring(index)?;
+            queue.stopped_at = Some(base);
+            bases.push(base);
+        }
+        Ok(bases)
+    }
+
+    /// Hangs up. Memory, rings and the inflight region stay for `reconnect`.
+    pub fn disconnect(&mut self) {
+        self.session = None;
+    }
+
+    /// Connects again, to the same socket and with the same features, and starts the rings.
+    ///
+    /// Requests in flight stay in flight; the new backend has to finish them.
+    pub fn reconnect(&mut self) -> Result<()> {
+        self.disconnect();
+        let mut options = self.options.clone();
+        options.features = self.negotiated.features;
+        options.protocol = self.negotiated.protocol;
+        let mut session = Session::open(&options)?;
+        if session.negotiated().features != self.negotiated.features {
+            let (new, old) = (session.negotiated().features, self.negotiated.features);
+            return Err(Error::Protocol(format!(
+                "features {new:#x} after reconnect, had {old:#x}"
+            )));
+        }
+        self.config = read_config(&mut session, &options)?;
+        self.session = Some(session);
+        self.start()
+    }
+
+    /// What was agreed on.
+    pub fn negotiated(&self) -> &Negotiated {
+        &self.negotiated
+    }
+
+    /// The configuration space as it was at the last connect or `refresh_config`.
+    pub fn config(&self) -> &BlkConfig {
+        &self.config
+    }
+
+    /// Reads the configuration space again.
+    pub fn refresh_config(&mut self) -> Result<&BlkConfig> {
+        let bytes = self.options.config_bytes;
+        self.config = self.session()?.config(bytes)?;
+        Ok(&self.config)
+    }
+
+    /// Turns the write cache on or off.
+    pub fn set_wce(&mut self, on: bool) -> Result<()> {
+        self.session()?.set_wce(on)
+    }
+
+    /// Waits for the backend to announce a configuration change.
+    pub fn wait_config_change(&mut self, timeout: Duration) -> Result<bool> {
+        let missing = || Error::Misuse("BACKEND_REQ was not negotiated".into());
+        self.backend_channel()?.ok_or_else(missing)?.wait_config_change(timeout)
+    }
+
+    /// The backend's own channel, when negotiated.
+    pub fn backend_channel(&mut self) -> Result<Option<&mut BackendChannel>> {
+        Ok(self.session()?.backend_channel())
+    }
+
+    /// The session, for messages the client has no method for.
+    pub fn session(&mut self) -> Result<&mut Session> {
+        self.session.as_mut().ok_or_else(not_connected)
+    }
+
+    /// Guest memory, for buffers of a test's own.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// A ring, for hostile entries and for looking at it.
+    pub fn ring(&mut self, queue: usize) -> &mut Ring {
+        &mut self.queues[queue].ring
+    }
+
+    /// The inflight region, when negotiated and started.
+    pub fn inflight(&self) -> Option<&InflightArea> {
+        self.inflight.as_ref()
+    }
+
+    /// Changes how payloads of later requests are cut into descriptors.
+    pub fn set_shape(&mut self, shape: Shape) {
+        self.options.shape = shape;
+    }
+
+    /// Changes the longest wait for a completion.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.options.timeout_ms = timeout.as_millis() as u64;
+    }
+
+    /// Puts a request into a queue and publishes it, without a kick.
+    pub fn submit(&mut self, queue: usize, request: &Request<'_>) -> Result<Ticket> {
+        let ticket = Ticket(self.next_ticket);
+        let shape = self.options.shape;
+        self.queues[queue].submit(ticket, request, shape)?;
+        self.next_ticket += 1;
+        Ok(ticket)
+    }
+
+    /// Kicks if the device wants it. True if it did.
+    pub fn notify(&mut self, queue: usize) -> Result<bool> {
+        self.queues[queue].ring.notify()
+    }
+
+    /// Number of requests of a queue not yet answered.
+    pub fn in_flight(&self, queue: usize) -> usize {
+        self.queues[queue].busy.len()
+    }
+
+    /// The next completion of a queue, if there is one.
+    pub fn poll(&mut self, queue: usize) -> Result<Option<Completion>> {
+        self.queues[queue].poll()
+    }
+
+    /// Sleeps until a queue has a completion.
+    ///
+    /// An answer that lies in the ring while its call never came is `Error::LostCall`.
+    pub fn wait(&mut self, queue: usize) -> Result<Completion> {
+        let deadline = Instant::now() + Duration::from_millis(self.options.timeout_ms);
+        loop {
+            self.queues[queue].ring.queue.arm_calls();
+            if let Some(completion) = self.poll(queue)? {
+                return Ok(completion);
+            }
+            if !self.sleep(queue, deadline)? {
+                return Err(self.explain_silence(queue));
+            }
+        }
+    }
+
+    /// Waits for everything in flight on a queue; answers in the order they came.
+    pub fn drain(&mut self, queue: usize) -> Result<Vec<Completion>> {
+        let mut all = Vec::with_capacity(self.in_flight(queue));
+        while self.in_flight(queue) > 0 {
+            all.push(self.wait(queue)?);
+        }
+        Ok(all)
+    }
+
+    /// Submits, kicks and waits on one queue. Other requests must not be in flight there.
+    pub fn request_on(&mut self, queue: usize, request: &Request<'_>) -> Result<Completion> {
+        let ticket = self.submit(queue, request)?;
+        self.notify(queue)?;
+        let completion = self.wait(queue)?;
+        if completion.ticket == ticket {
+            return Ok(completion);
+        }
+        Err(Error::Misuse("blocking call while other requests are in flight".into()))
+    }
+
+    /// Sleeps for a call. False when the time is up; an error when the backend is gone.
+    fn sleep(&mut self, queue: usize, deadline: Instant) -> Result<bool> {
+        let ring = &self.queues[queue].ring;
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = vec![PollFd::new(&ring.share().call, PollFlags::IN)];
+        fds.extend(self.session.as_ref().map(Session::hangup_fd));
+        if !wait_readable(&mut fds, left)? {
+            return Ok(false);
+        }
+        let called = ring.take_calls() > 0;
+        let gone = self.session.as_ref().is_some_and(Session::is_closed);
+        if gone && !called && !ring.queue.has_used() {
+            return Err(Error::Disconnected(format!("waiting for queue {queue}")));
+        }
+        Ok(true)
+    }
+
+    fn explain_silence(&self, queue: usize) -> Error {
+        if self.queues[queue].ring.queue.has_used() {
+            return Error::LostCall { queue };
+        }
+        let pending = self.in_flight(queue);
+        let action = format!("waiting for {pending} requests on queue {queue}");
+        Error::Timeout { action, timeout_ms: self.options.timeout_ms }
+    }
+}
+
+impl Queue {
+    fn new(memory: &Memory, options: &ClientOptions, negotiated: &Negotiated) -> Result<Self> {
+        let shape = QueueOptions {
+            size: options.queue_size,
+            event_idx: negotiated.has(F_EVENT_IDX),
+            indirect: negotiated.has(F_INDIRECT_DESC),
+        };
+        let slots = (0..options.slots)
+            .map(|_| Buffers::new(memory, options.slot_bytes))
+            .collect::<Result<_>>()?;
+        let idle = (0..options.slots).rev().collect();
+        let ring = Ring::new(memory, shape)?;
+        Ok(Queue { ring, slots, idle, busy: HashMap::new(), stopped_at: None })
+    }
+
+    fn submit(&mut self, ticket: Ticket, request: &Request<'_>, shape: Shape) -> Result<()> {
+        let full = || Error::Misuse("all request slots of the queue are in flight".into());
+        let slot = *self.idle.last().ok_or_else(full)?;
+        let chain = self.slots[slot].load(request, shape)?;
+        let head = self.ring.queue.add(&chain)?;
+        self.ring.queue.publish();
+        self.idle.pop();
+        self.busy.insert(head, Pending { slot, ticket, out_bytes: request.out.len() });
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Result<Option<Completion>> {
+        let Some(used) = self.ring.queue.pop()? else {
+            return Ok(None);
+        };
+        let stray = || Error::Misuse(format!("used head {} is not a request", used.head.0));
+        let pending = self.busy.remove(&used.head).ok_or_else(stray)?;
+        let buffers = &self.slots[pending.slot];
+        self.idle.push(pending.slot);
+        Ok(Some(Completion {
+            ticket: pending.ticket,
+            status: buffers.status(),
+            data: buffers.answer(pending.out_bytes),
+            written_bytes: used.written_bytes,
+        }))
+    }
+}
+
+fn not_connected() -> Error {
+    Error::Misuse("the client is not connected".into())
+}
+
+fn read_config(session: &mut Session, options: &ClientOptions) -> Result<BlkConfig> {
+    if session.negotiated().protocol.contains(ProtocolFeatures::CONFIG) {
+        session.config(options.config_bytes)
+    } else {
+        Ok(BlkConfig::default())
+    }
+}
+
+/// Room for all rings with their indirect tables, and all slots; unused pages cost nothing.
+fn memory_layout(options: &ClientOptions) -> MemoryLayout {
+    let rings = usize::from(options.queue_size) * 4096 + 64 * 1024;
+    let slots = options.slots * Buffers::footprint(options.slot_bytes);
+    let spare = 4 << 20;
+    let total = options.queues * (rings + slots) + spare;
+    MemoryLayout {
+        regions: options.memory_regions,
+        region_bytes: total.div_ceil(options.memory_regions)
+            + Buffers::footprint(options.slot_bytes),
+        gap_bytes: options.memory_gap_bytes,
+    }
+}

@@ -1,0 +1,35 @@
+//! A vhost-user-blk front end without a virtual machine.
+//!
+//! `session` is the conversation on the socket, `ring` a queue with its eventfds, `config` the
+//! device's configuration space, `request` what can be asked, `client` all of it put together
+//! behind blocking calls. A client that lost its backend can `reconnect` the way QEMU does, with
+//! memory, rings and inflight region kept.
+
+mod backend_channel;
+mod blocking;
+mod buffers;
+mod config;
+mod core;
+mod deadline;
+mod event;
+mod inflight;
+mod options;
+mod request;
+mod ring;
+mod session;
+#[cfg(test)]
+mod tests;
+
+pub use self::core::{Client, Completion, Ticket};
+pub use backend_channel::BackendChannel;
+pub use buffers::Shape;
+pub use config::{BlkConfig, Geometry, Topology, WCE_OFFSET};
+pub use event::Event;
+pub(crate) use event::wait_readable;
+
+pub use inflight::InflightArea;
+pub use options::{ClientOptions, MemoryMessage};
+pub use request::{Request, Status};
+pub use ring::{Ring, RingShare};
+pub use session::{Negotiated, Session};
+pub use vhost::vhost_user::message::VhostUserProtocolFeatures as ProtocolFeatures;

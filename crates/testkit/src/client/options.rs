@@ -1,0 +1,98 @@
+//! What a client asks for, before the backend has had its say.
+//!
+//! The defaults are QEMU 7.2's: everything it would accept is wanted, and used when offered.
+
+use std::path::{Path, PathBuf};
+
+use super::{ProtocolFeatures, Shape};
+use crate::virtio;
+
+/// Which message tells the backend about guest memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryMessage {
+    /// SET_MEM_TABLE with all regions at once.
+    Table,
+    /// ADD_MEM_REG once per region; needs CONFIGURE_MEM_SLOTS.
+    AddRegion,
+}
+
+/// Wishes for a session. Start from `ClientOptions::new` and change what the test is about.
+#[derive(Clone, Debug)]
+pub struct ClientOptions {
+    /// The backend's socket.
+    pub socket: PathBuf,
+    /// Number of queues to run.
+    pub queues: usize,
+    /// Descriptors per queue.
+    pub queue_size: u16,
+    /// Virtio features to acknowledge where offered.
+    pub features: u64,
+    /// Protocol features to acknowledge where offered.
+    pub protocol: ProtocolFeatures,
+    /// How memory is announced.
+    pub memory_message: MemoryMessage,
+    /// Memory regions, and the hole between them.
+    pub memory_regions: usize,
+    /// Hole between memory regions.
+    pub memory_gap_bytes: u64,
+    /// How much of the configuration space to ask for. 60 ends before secure erase.
+    pub config_bytes: u32,
+    /// Requests that can be in flight per queue.
+    pub slots: usize,
+    /// Largest request payload.
+    pub slot_bytes: usize,
+    /// How payloads are laid out in descriptors.
+    pub shape: Shape,
+    /// Longest wait for one answer, on the socket or in a ring.
+    pub timeout_ms: u64,
+    /// Longest wait for somebody to listen on the socket.
+    pub connect_timeout_ms: u64,
+    /// Signal each ring's kick once when it starts. QEMU does not.
+    pub kick_on_start: bool,
+}
+
+impl ClientOptions {
+    /// One queue of 128, everything negotiated, 1 MiB requests, 10 s of patience.
+    pub fn new(socket: impl AsRef<Path>) -> Self {
+        ClientOptions {
+            socket: socket.as_ref().to_path_buf(),
+            queues: 1,
+            queue_size: 128,
+            features: virtio::F_DEFAULT,
+            protocol: ProtocolFeatures::REPLY_ACK
+                | ProtocolFeatures::CONFIG
+                | ProtocolFeatures::MQ
+                | ProtocolFeatures::INFLIGHT_SHMFD
+                | ProtocolFeatures::CONFIGURE_MEM_SLOTS
+                | ProtocolFeatures::BACKEND_REQ,
+            memory_message: MemoryMessage::Table,
+            memory_regions: 1,
+            memory_gap_bytes: 0,
+            config_bytes: 60,
+            slots: 32,
+            slot_bytes: 1 << 20,
+            shape: Shape::default(),
+            timeout_ms: 10_000,
+            connect_timeout_ms: 5_000,
+            kick_on_start: false,
+        }
+    }
+
+    /// The same with `queues` queues.
+    pub fn queues(mut self, queues: usize) -> Self {
+        self.queues = queues;
+        self
+    }
+
+    /// The same without these virtio features.
+    pub fn without(mut self, features: u64) -> Self {
+        self.features &= !features;
+        self
+    }
+
+    /// The same without these protocol features.
+    pub fn without_protocol(mut self, features: ProtocolFeatures) -> Self {
+        self.protocol -= features;
+        self
+    }
+}

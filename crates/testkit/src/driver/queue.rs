@@ -1,0 +1,421 @@
+//! A split virtqueue as a driver keeps it.
+//!
+//! Chains are added to the available ring, become visible with `publish`, and come back from
+//! `pop`. What the driver believes (free descriptors, chains in flight, ring positions) is private
+//! and never read back from shared memory, so a backend that returns a chain twice or one that was
+//! never sent is found out. It does not know what the buffers mean.
+//!
+//! Two kinds of chain: `add` takes descriptors and `pop` gives them back; `prepare` writes a chain
+//! once and `send` reuses it for ever, at the price of one store per request.
+
+use std::sync::atomic::{Ordering, fence};
+
+use super::memory::{GuestAddress, Memory, Slice};
+use super::need_event;
+use crate::virtio::{AVAIL_NO_INTERRUPT, DESC_INDIRECT, DESC_NEXT, DESC_WRITE, USED_NO_NOTIFY};
+use crate::{Error, Result};
+
+/// Size of one descriptor.
+pub(super) const DESCRIPTOR_BYTES: usize = 16;
+/// Longest chain that goes into one indirect table: 126 segments, header, status, and slack.
+const INDIRECT_LEN: usize = 132;
+/// Rings start on pages of their own, as a guest's do.
+const PAGE: usize = 4096;
+
+/// Shape of a queue.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueOptions {
+    /// Number of descriptors, a power of two.
+    pub size: u16,
+    /// Use `used_event` and `avail_event` (only if negotiated).
+    pub event_idx: bool,
+    /// Put chains of two or more into indirect tables (only if negotiated).
+    pub indirect: bool,
+}
+
+/// One buffer of a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Guest-physical address.
+    pub addr: GuestAddress,
+    /// Length in bytes.
+    pub len: u32,
+    /// The device writes to it.
+    pub writable: bool,
+}
+
+/// The descriptor that names a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Head(pub u16);
+
+/// An answer from the used ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// The chain that was completed.
+    pub head: Head,
+    /// How many bytes the device says it wrote.
+    pub written_bytes: u32,
+}
+
+/// Where the rings lie, as the vhost-user ring messages want it.
+#[derive(Clone, Debug)]
+pub struct RingAddresses {
+    /// Number of descriptors.
+    pub size: u16,
+    /// User address of the descriptor table.
+    pub descriptors: u64,
+    /// User address of the available ring.
+    pub avail: u64,
+    /// User address of the used ring.
+    pub used: u64,
+    used_ring: Slice,
+}
+
+impl RingAddresses {
+    /// The used index as it stands in memory, from which a backend resumes after a crash.
+    pub fn used_index(&self) -> u16 {
+        u16::from_le(self.used_ring.cell16(2).load(Ordering::Acquire))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Chain {
+    /// No chain starts here.
+    None,
+    /// In the device's hands; the descriptors go back to the free list.
+    Added,
+    /// Written by `prepare`, at home.
+    Prepared,
+    /// Written by `prepare`, in the device's hands.
+    PreparedSent,
+}
+
+/// A split virtqueue, seen from the driver.
+#[derive(Debug)]
+pub struct DriverQueue {
+    options: QueueOptions,
+    pub(super) descriptors: Slice,
+    pub(super) avail: Slice,
+    pub(super) used: Slice,
+    tables: Option<Slice>,
+    free: Vec<u16>,
+    chains: Vec<Chain>,
+    links: Vec<Option<u16>>,
+    pub(super) avail_next: u16,
+    kicked: u16,
+    used_next: u16,
+    /// Last look at `used.idx`: the device writes that line, so it is read once per batch.
+    used_seen: u16,
+    in_flight: u16,
+}
+
+impl DriverQueue {
+    /// Lays out an empty queue in `memory`.
+    pub fn new(memory: &Memory, options: QueueOptions) -> Result<Self> {
+        let size = usize::from(options.size);
+        if !options.size.is_power_of_two() {
+            return Err(Error::Misuse(format!("queue size {size} is not a power of two")));
+        }
+        let tables = if options.indirect {
+            Some(memory.alloc(size * INDIRECT_LEN * DESCRIPTOR_BYTES, PAGE)?)
+        } else {
+            None
+        };
+        Ok(DriverQueue {
+            options,
+            descriptors: memory.alloc(size * DESCRIPTOR_BYTES, PAGE)?,
+            avail: memory.alloc(6 + 2 * size, PAGE)?,
+            used: memory.alloc(6 + 8 * size, PAGE)?,
+            tables,
+            free: (0..options.size).rev().collect(),
+            chains: vec![Chain::None; size],
+            links: vec![None; size],
+            avail_next: 0,
+            kicked: 0,
+            used_next: 0,
+            used_seen: 0,
+            in_flight: 0,
+        })
+    }
+
+    /// The shape it was made with.
+    pub fn options(&self) -> QueueOptions {
+        self.options
+    }
+
+    /// Where the rings lie.
+    pub fn addresses(&self) -> RingAddresses {
+        RingAddresses {
+            size: self.options.size,
+            descriptors: self.descriptors.user_address(),
+            avail: self.avail.user_address(),
+            used: self.used.user_address(),
+            used_ring: self.used.clone(),
+        }
+    }
+
+    /// Makes a chain and puts it into the available ring. Not visible before `publish`.
+    ///
+    /// Fails when descriptors run out; nothing is changed then.
+    pub fn add(&mut self, chain: &[Segment]) -> Result<Head> {
+        let head = self.write_chain(chain)?;
+        self.chains[usize::from(head.0)] = Chain::Added;
+        self.push(head);
+        Ok(head)
+    }
+
+    /// Writes a chain that `send` can use again and again. Its descriptors are never given back.
+    pub fn prepare(&mut self, chain: &[Segment]) -> Result<Head> {
+        let head = self.write_chain(chain)?;
+        self.chains[usize::from(head.0)] = Chain::Prepared;
+        Ok(head)
+    }
+
+    /// Puts a prepared chain into the available ring. Not visible before `publish`.
+    #[inline]
+    pub fn send(&mut self, head: Head) {
+        let state = &mut self.chains[usize::from(head.0)];
+        assert_eq!(*state, Chain::Prepared, "chain {} is not prepared and at home", head.0);
+        *state = Chain::PreparedSent;
+        self.push(head);
+    }
+
+    /// Shows everything added so far to the device.
+    #[inline]
+    pub fn publish(&mut self) {
+        self.avail.cell16(2).store(self.avail_next.to_le(), Ordering::Release);
+    }
+
+    /// Does the device want a kick for what was published since the last time this was asked?
+    #[inline]
+    pub fn needs_kick(&mut self) -> bool {
+        let (new, old) = (self.avail_next, self.kicked);
+        if new == old {
+            return false;
+        }
+        self.kicked = new;
+        // The device checks the index after asking for kicks; we ask after moving the index. Both
+        // sides need a full barrier or both may miss.
+        fence(Ordering::SeqCst);
+        if self.options.event_idx {
+            need_event(self.avail_event(), new, old)
+        } else {
+            self.used_flags() & USED_NO_NOTIFY == 0
+        }
+    }
+
+    /// Is there an answer to pop?
+    #[inline]
+    pub fn has_used(&self) -> bool {
+        self.used_index() != self.used_next
+    }
+
+    /// Takes the next answer. A head that is not in flight is a protocol error.
+    #[inline]
+    pub fn pop(&mut self) -> Result<Option<Used>> {
+        let Some((id, written_bytes)) = self.pop_raw() else {
+            return Ok(None);
+        };
+        let state = self.chains.get(id as usize).copied().unwrap_or(Chain::None);
+        match state {
+            Chain::PreparedSent => self.chains[id as usize] = Chain::Prepared,
+            Chain::Added => self.release(id as u16),
+            Chain::None | Chain::Prepared => {
+                return Err(Error::Protocol(format!("used id {id} was not in flight")));
+            }
+        }
+        self.in_flight -= 1;
+        Ok(Some(Used { head: Head(id as u16), written_bytes }))
+    }
+
+    /// Takes the next answer as it stands, without checking it: (id, length).
+    #[inline]
+    pub fn pop_raw(&mut self) -> Option<(u32, u32)> {
+        if self.used_next == self.used_seen {
+            self.used_seen = self.used_index();
+            if self.used_next == self.used_seen {
+                return None;
+            }
+        }
+        let offset = 4 + 8 * usize::from(self.used_next & (self.options.size - 1));
+        self.used_next = self.used_next.wrapping_add(1);
+        let id = u32::from_le(self.used.cell32(offset).load(Ordering::Relaxed));
+        let len = u32::from_le(self.used.cell32(offset + 4).load(Ordering::Relaxed));
+        Some((id, len))
+    }
+
+    /// Asks for a call at the next answer. Look at `has_used` afterwards: an answer that came
+    /// before the request got through is not announced.
+    #[inline]
+    pub fn arm_calls(&mut self) {
+        self.arm_calls_after(0);
+    }
+
+    /// Asks for a call when `more` answers beyond the next one have come. Without EVENT_IDX a
+    /// driver cannot say so and is called at the next one.
+    #[inline]
+    pub fn arm_calls_after(&mut self, more: u16) {
+        if self.options.event_idx {
+            self.set_used_event(self.used_next.wrapping_add(more));
+        } else {
+            self.set_avail_flags(0);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// Asks for no calls. With EVENT_IDX there is no "never": the call moves half the index space
+    /// away, so ask again now and then.
+    #[inline]
+    pub fn disarm_calls(&mut self) {
+        if self.options.event_idx {
+            self.set_used_event(self.used_next.wrapping_add(0x8000));
+        } else {
+            self.set_avail_flags(AVAIL_NO_INTERRUPT);
+        }
+    }
+
+    /// Chains in the device's hands, as far as this side knows (raw entries do not count).
+    pub fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// Descriptors free for `add` and `prepare`.
+    pub fn free_descriptors(&self) -> usize {
+        self.free.len()
+    }
+
+    /// The available index that the next chain gets.
+    pub fn avail_index(&self) -> u16 {
+        self.avail_next
+    }
+
+    /// The used index that is popped next.
+    pub fn used_next(&self) -> u16 {
+        self.used_next
+    }
+
+    /// `used.idx` as the device wrote it.
+    #[inline]
+    pub fn used_index(&self) -> u16 {
+        u16::from_le(self.used.cell16(2).load(Ordering::Acquire))
+    }
+
+    /// `used.flags` as the device wrote it.
+    #[inline]
+    pub fn used_flags(&self) -> u16 {
+        u16::from_le(self.used.cell16(0).load(Ordering::Relaxed))
+    }
+
+    /// `avail_event` as the device wrote it.
+    #[inline]
+    pub fn avail_event(&self) -> u16 {
+        let offset = 4 + 8 * usize::from(self.options.size);
+        u16::from_le(self.used.cell16(offset).load(Ordering::Relaxed))
+    }
+
+    /// Writes `used_event` directly.
+    #[inline]
+    pub fn set_used_event(&mut self, event: u16) {
+        let offset = 4 + 2 * usize::from(self.options.size);
+        self.avail.cell16(offset).store(event.to_le(), Ordering::Relaxed);
+    }
+
+    /// Writes `avail.flags` directly.
+    #[inline]
+    pub fn set_avail_flags(&mut self, flags: u16) {
+        self.avail.cell16(0).store(flags.to_le(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn push(&mut self, head: Head) {
+        self.write_avail(head.0);
+        self.in_flight += 1;
+    }
+
+    #[inline]
+    pub(super) fn write_avail(&mut self, head: u16) {
+        let offset = 4 + 2 * usize::from(self.avail_next & (self.options.size - 1));
+        self.avail.cell16(offset).store(head.to_le(), Ordering::Relaxed);
+        self.avail_next = self.avail_next.wrapping_add(1);
+    }
+
+    fn write_chain(&mut self, chain: &[Segment]) -> Result<Head> {
+        if chain.is_empty() {
+            return Err(Error::Misuse("a chain needs at least one segment".into()));
+        }
+        if self.options.indirect && chain.len() > 1 {
+            self.write_indirect(chain)
+        } else {
+            self.write_direct(chain)
+        }
+    }
+
+    fn write_direct(&mut self, chain: &[Segment]) -> Result<Head> {
+        if chain.len() > self.free.len() {
+            let (want, have) = (chain.len(), self.free.len());
+            return Err(Error::Misuse(format!("chain of {want}, only {have} descriptors free")));
+        }
+        let indices = self.free.split_off(self.free.len() - chain.len());
+        for (position, (segment, &index)) in chain.iter().zip(&indices).enumerate() {
+            let next = indices.get(position + 1).copied();
+            self.links[usize::from(index)] = next;
+            write_descriptor(&self.descriptors, index, segment, next);
+        }
+        Ok(Head(indices[0]))
+    }
+
+    fn write_indirect(&mut self, chain: &[Segment]) -> Result<Head> {
+        if chain.len() > INDIRECT_LEN {
+            return Err(Error::Misuse(format!("indirect chain of {}", chain.len())));
+        }
+        let index = self.free.pop().ok_or_else(|| Error::Misuse("no descriptor free".into()))?;
+        self.links[usize::from(index)] = None;
+        let table = self.table(index);
+        for (position, segment) in chain.iter().enumerate() {
+            let next = (position + 1 < chain.len()).then_some(position as u16 + 1);
+            write_descriptor(&table, position as u16, segment, next);
+        }
+        let bytes = (chain.len() * DESCRIPTOR_BYTES) as u32;
+        let (addr, offset) = (table.address(), usize::from(index) * DESCRIPTOR_BYTES);
+        store_descriptor(&self.descriptors, offset, addr, bytes, DESC_INDIRECT, 0);
+        Ok(Head(index))
+    }
+
+    /// The indirect table that belongs to descriptor `index`.
+    fn table(&self, index: u16) -> Slice {
+        let bytes = INDIRECT_LEN * DESCRIPTOR_BYTES;
+        let tables = self.tables.as_ref().expect("indirect queues have tables");
+        tables.part(usize::from(index) * bytes, bytes)
+    }
+
+    fn release(&mut self, head: u16) {
+        self.chains[usize::from(head)] = Chain::None;
+        let mut next = Some(head);
+        while let Some(index) = next {
+            self.free.push(index);
+            next = self.links[usize::from(index)].take();
+        }
+    }
+}
+
+fn write_descriptor(table: &Slice, index: u16, segment: &Segment, next: Option<u16>) {
+    let write = if segment.writable { DESC_WRITE } else { 0 };
+    let more = if next.is_some() { DESC_NEXT } else { 0 };
+    let offset = usize::from(index) * DESCRIPTOR_BYTES;
+    let next = next.unwrap_or(0);
+    store_descriptor(table, offset, segment.addr, segment.len, write | more, next);
+}
+
+/// Stores the sixteen bytes of a descriptor in two halves.
+pub(super) fn store_descriptor(
+    table: &Slice,
+    offset: usize,
+    addr: GuestAddress,
+    len: u32,
+    flags: u16,
+    next: u16,
+) {
+    let rest = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
+    table.cell64(offset).store(addr.0.to_le(), Ordering::Relaxed);
+    table.cell64(offset + 8).store(rest.to_le(), Ordering::Relaxed);
+}

@@ -1,0 +1,63 @@
+//! What a hostile or broken guest can put into its rings.
+//!
+//! These methods write exactly what they are told, check nothing and keep no books: answers to
+//! raw entries are read with `pop_raw`. They are the input of tests that ask a backend to survive.
+
+use std::sync::atomic::Ordering;
+
+use super::memory::{GuestAddress, Slice};
+use super::queue::{DESCRIPTOR_BYTES, DriverQueue, store_descriptor};
+
+/// A descriptor, field by field.
+#[derive(Clone, Copy, Debug)]
+pub struct RawDescriptor {
+    /// Guest-physical address of the buffer.
+    pub addr: GuestAddress,
+    /// Length of the buffer.
+    pub len: u32,
+    /// `DESC_*` bits, or anything else.
+    pub flags: u16,
+    /// Index of the next descriptor.
+    pub next: u16,
+}
+
+impl RawDescriptor {
+    /// Writes the descriptor into a table of the test's own, for indirect chains.
+    pub fn store(&self, table: &Slice, index: u16) {
+        let offset = usize::from(index) * DESCRIPTOR_BYTES;
+        store_descriptor(table, offset, self.addr, self.len, self.flags, self.next);
+    }
+}
+
+impl DriverQueue {
+    /// Overwrites descriptor `index` of the ring's own table.
+    pub fn raw_descriptor(&mut self, index: u16, addr: u64, len: u32, flags: u16, next: u16) {
+        RawDescriptor { addr: GuestAddress(addr), len, flags, next }
+            .store(&self.descriptors, index);
+    }
+
+    /// Puts any number into the next entry of the available ring. Visible after `publish`.
+    pub fn raw_avail(&mut self, head: u16) {
+        self.write_avail(head);
+    }
+
+    /// Overwrites `avail.idx` at once; the queue's own position stays where it was.
+    pub fn raw_avail_index(&mut self, index: u16) {
+        self.avail.cell16(2).store(index.to_le(), Ordering::Release);
+    }
+
+    /// Overwrites `used.idx`, which belongs to the device.
+    pub fn raw_used_index(&mut self, index: u16) {
+        self.used.cell16(2).store(index.to_le(), Ordering::Release);
+    }
+
+    /// The available ring, bytes and all.
+    pub fn raw_avail_ring(&self) -> &Slice {
+        &self.avail
+    }
+
+    /// The used ring, bytes and all.
+    pub fn raw_used_ring(&self) -> &Slice {
+        &self.used
+    }
+}

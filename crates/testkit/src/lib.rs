@@ -1,0 +1,21 @@
+//! Test and measurement kit: everything needed to play the guest's side of vhost-user-blk.
+//!
+//! `driver` is a split virtqueue as a guest driver keeps it, `client` a session that talks to a
+//! backend over its socket, `load` a workload generator on top of both, `model` a reference disk
+//! to compare answers with, `process` starts and stops the program under test.
+//!
+//! The kit knows the virtio and vhost-user specifications and nothing of Flowstone's own crates,
+//! so that a mistake made there cannot be repeated here unseen. It runs against any backend.
+
+pub mod client;
+pub mod driver;
+mod error;
+pub mod load;
+pub mod model;
+pub mod process;
+pub mod virtio;
+
+pub use client::{Client, ClientOptions, Request, Status};
+pub use error::{Error, Result};
+pub use model::Model;
+pub use process::{Daemon, DaemonCommand, TempDir};

@@ -1,0 +1,274 @@
+//! The stage of a run: session, memory and rings, and how to get them back when a backend dies.
+//!
+//! Everything that can be wrong with a workload for a device is found here, before the first
+//! request. The rings themselves are in the workers' hands; the stage keeps what a backend has to
+//! be told about them.
+
+use super::check::Checker;
+use super::lane::{Lane, LaneOptions};
+use super::map::VerifyMap;
+use super::options::{Limit, LoadOptions, Order};
+use super::source::{Kind, Source};
+use crate::client::{
+    BlkConfig, InflightArea, Negotiated, ProtocolFeatures, Ring, RingShare, Session,
+};
+use crate::driver::{Memory, MemoryLayout, QueueOptions};
+use crate::virtio::{
+    F_DISCARD, F_EVENT_IDX, F_FLUSH, F_INDIRECT_DESC, F_RO, F_SEG_MAX, F_SIZE_MAX, F_WRITE_ZEROES,
+    SECTOR_BYTES,
+};
+use crate::{Error, Result};
+
+/// Largest queue the front end asks for, which is QEMU's limit as well.
+const QUEUE_SIZE_MAX: usize = 1024;
+
+/// What outlives a backend.
+#[derive(Debug)]
+pub(super) struct Stage {
+    session: Session,
+    negotiated: Negotiated,
+    memory: Memory,
+    shares: Vec<RingShare>,
+    inflight: Option<InflightArea>,
+    reconnects: u64,
+}
+
+impl Stage {
+    /// Connects, lays all lanes out and starts their rings.
+    pub(super) fn set_up(
+        options: &LoadOptions,
+        map: Option<VerifyMap>,
+    ) -> Result<(Self, Vec<Lane>)> {
+        let mut session = Session::open(&options.client)?;
+        let negotiated = *session.negotiated();
+        let config = session.config(options.client.config_bytes)?;
+        let plan = Plan::new(options, &negotiated, &config)?;
+        let memory = Memory::new(MemoryLayout::single(plan.memory_bytes()))?;
+        let lanes = plan.lanes(&memory, map)?;
+        let shares =
+            lanes.iter().map(|lane| lane.ring.share().try_clone()).collect::<Result<_>>()?;
+        let (inflight, reconnects) = (None, 0);
+        let mut stage = Stage { session, negotiated, memory, shares, inflight, reconnects };
+        stage.start(options)?;
+        Ok((stage, lanes))
+    }
+
+    /// Has the backend hung up?
+    pub(super) fn lost_backend(&self) -> bool {
+        self.session.is_closed()
+    }
+
+    /// Waits for the next backend and hands everything over, if the run may go on.
+    pub(super) fn recover(&mut self, options: &LoadOptions) -> Result<()> {
+        let patience = options
+            .reconnect
+            .ok_or_else(|| Error::Disconnected("running a workload".to_owned()))?;
+        let mut client = options.client.clone();
+        client.connect_timeout_ms = patience.as_millis() as u64;
+        client.features = self.negotiated.features;
+        client.protocol = self.negotiated.protocol;
+        self.session = Session::open(&client)?;
+        self.reconnects += 1;
+        self.start(options)
+    }
+
+    /// Stops all rings; each must stand where its driver stands.
+    pub(super) fn shut_down(&mut self, lanes: &[Lane]) -> Result<()> {
+        for (index, lane) in lanes.iter().enumerate() {
+            let (base, avail) = (self.session.stop_ring(index)?, lane.ring.queue.avail_index());
+            if base != avail {
+                let what = format!("queue {index} stopped at {base}, the driver is at {avail}");
+                return Err(Error::Protocol(what));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the rings stand, for the message about a stall.
+    pub(super) fn describe_rings(&self) -> String {
+        let used = self.shares.iter().map(|share| share.addresses.used_index());
+        format!("used indices {:?}", used.collect::<Vec<_>>())
+    }
+
+    pub(super) fn reconnects(&self) -> u64 {
+        self.reconnects
+    }
+
+    pub(super) fn event_idx(&self) -> bool {
+        self.negotiated.has(F_EVENT_IDX)
+    }
+
+    pub(super) fn indirect(&self) -> bool {
+        self.negotiated.has(F_INDIRECT_DESC)
+    }
+
+    /// Hands memory, inflight region and rings over. Rings begin at the used index in memory:
+    /// zero at first, and after a crash what QEMU would say, too.
+    fn start(&mut self, options: &LoadOptions) -> Result<()> {
+        self.session.set_features()?;
+        if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
+            if self.inflight.is_none() {
+                let size = self.shares[0].addresses.size;
+                self.inflight = Some(self.session.get_inflight(self.shares.len() as u16, size)?);
+            }
+            self.session.set_inflight(self.inflight.as_ref().expect("filled above"))?;
+        }
+        self.session.share_memory(&self.memory, options.client.memory_message)?;
+        for (index, share) in self.shares.iter().enumerate() {
+            self.session.start_ring(index, share, share.addresses.used_index())?;
+        }
+        Ok(())
+    }
+}
+
+/// A workload that fits the device.
+struct Plan<'a> {
+    options: &'a LoadOptions,
+    lane: LaneOptions,
+    queue: QueueOptions,
+    /// Blocks in the span.
+    blocks: u64,
+}
+
+impl<'a> Plan<'a> {
+    fn new(options: &'a LoadOptions, agreed: &Negotiated, config: &BlkConfig) -> Result<Self> {
+        require(options.client.queues as u64 <= agreed.queues_max, || {
+            format!("{} queues, the backend serves {}", options.client.queues, agreed.queues_max)
+        })?;
+        require(options.workload.mix.is_whole(), || "the mix is not 100 percent".into())?;
+        require(options.iodepth > 0, || "iodepth is zero".into())?;
+        require(
+            options.block_bytes > 0 && options.block_bytes.is_multiple_of(SECTOR_BYTES),
+            || format!("requests of {} bytes", options.block_bytes),
+        )?;
+        let blocks = blocks(options, config.capacity_bytes())?;
+        let lane = LaneOptions {
+            iodepth: options.iodepth,
+            block_bytes: options.block_bytes,
+            segment_bytes: segment_bytes(options, agreed, config),
+            kinds: kinds(options),
+            offset_bytes: options.offset_bytes,
+            flush_every: options.flush_every,
+        };
+        supports(&lane, agreed, config)?;
+        let indirect = agreed.has(F_INDIRECT_DESC);
+        let descriptors = lane.descriptors(indirect).next_power_of_two();
+        let size = descriptors.max(usize::from(options.client.queue_size));
+        require(size <= QUEUE_SIZE_MAX, || format!("a queue of {size} descriptors"))?;
+        let event_idx = agreed.has(F_EVENT_IDX);
+        let queue = QueueOptions { size: size as u16, event_idx, indirect };
+        Ok(Plan { options, lane, queue, blocks })
+    }
+
+    fn memory_bytes(&self) -> usize {
+        let ring = usize::from(self.queue.size) * 4096 + 64 * 1024;
+        self.options.client.queues * (ring + self.lane.footprint())
+    }
+
+    fn lanes(&self, memory: &Memory, map: Option<VerifyMap>) -> Result<Vec<Lane>> {
+        let mut maps = self.maps(map)?.into_iter();
+        let queues = self.options.client.queues as u64;
+        (0..queues)
+            .map(|index| {
+                let ring = Ring::new(memory, self.queue)?;
+                let (first, blocks) = self.part(index, queues);
+                let seed = self.options.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
+                let source = Source::new(self.options.workload, first, blocks, seed);
+                let checker = maps.next().map(|map| self.checker(map, first));
+                let quota = quota(self.options.limit, index, queues);
+                Lane::new(memory, ring, self.lane.clone(), source, checker, quota)
+            })
+            .collect()
+    }
+
+    /// Blocks of one queue: a part of its own, or everything when nobody minds.
+    fn part(&self, index: u64, queues: u64) -> (u64, u64) {
+        if self.options.verify || self.options.workload.order == Order::Sequential {
+            let first = index * self.blocks / queues;
+            (first, (index + 1) * self.blocks / queues - first)
+        } else {
+            (0, self.blocks)
+        }
+    }
+
+    fn checker(&self, map: VerifyMap, first: u64) -> Checker {
+        Checker::new(map, first, self.options.seed, self.options.discard_zeroes)
+    }
+
+    /// One map per queue, or none when nothing is verified.
+    fn maps(&self, map: Option<VerifyMap>) -> Result<Vec<VerifyMap>> {
+        if !self.options.verify {
+            return Ok(Vec::new());
+        }
+        let (bytes, offset) = (self.options.block_bytes, self.options.offset_bytes);
+        let map = map.unwrap_or_else(|| VerifyMap::new(bytes, offset, self.blocks));
+        require(map.fits(bytes, offset, self.blocks), || "the map is of another span".into())?;
+        Ok(map.split(self.options.client.queues as u64))
+    }
+}
+
+fn require(condition: bool, message: impl FnOnce() -> String) -> Result<()> {
+    if condition { Ok(()) } else { Err(Error::Misuse(message())) }
+}
+
+fn blocks(options: &LoadOptions, capacity: u64) -> Result<u64> {
+    let room = capacity.saturating_sub(options.offset_bytes);
+    let span = if options.span_bytes == 0 { room } else { options.span_bytes };
+    require(span <= room, || format!("span of {span} bytes on a disk of {capacity}"))?;
+    let blocks = span / options.block_bytes;
+    let needed = options.client.queues as u64 * u64::from(options.iodepth);
+    require(blocks >= needed, || format!("{blocks} blocks for {needed} requests in flight"))?;
+    Ok(blocks)
+}
+
+/// Kinds of request a workload sends.
+fn kinds(options: &LoadOptions) -> Vec<Kind> {
+    let mix = options.workload.mix;
+    let wanted = [
+        (Kind::Read, mix.read > 0 || options.verify),
+        (Kind::Write, mix.write > 0),
+        (Kind::Discard, mix.discard > 0),
+        (Kind::Zeroes, mix.zeroes > 0),
+        (Kind::Flush, options.flush_every > 0),
+    ];
+    wanted.into_iter().filter(|&(_, wanted)| wanted).map(|(kind, _)| kind).collect()
+}
+
+fn segment_bytes(options: &LoadOptions, agreed: &Negotiated, config: &BlkConfig) -> usize {
+    let limited = agreed.has(F_SIZE_MAX) && config.size_max > 0;
+    let most = if limited { config.size_max as usize } else { usize::MAX };
+    options.client.shape.segment_bytes.clamp(1, most)
+}
+
+/// Can the device do all this?
+fn supports(lane: &LaneOptions, agreed: &Negotiated, config: &BlkConfig) -> Result<()> {
+    let sectors = lane.block_bytes / SECTOR_BYTES;
+    for &kind in &lane.kinds {
+        let able = match kind {
+            Kind::Read => true,
+            Kind::Write => !agreed.has(F_RO),
+            Kind::Discard => {
+                agreed.has(F_DISCARD) && sectors <= u64::from(config.max_discard_sectors)
+            }
+            Kind::Zeroes => {
+                agreed.has(F_WRITE_ZEROES) && sectors <= u64::from(config.max_write_zeroes_sectors)
+            }
+            Kind::Flush => agreed.has(F_FLUSH),
+        };
+        require(able, || format!("the device offers no {kind:?} of {sectors} sectors"))?;
+        let segments = lane.chain_length(kind) - 2;
+        let limited = agreed.has(F_SEG_MAX) && config.seg_max > 0;
+        require(!limited || segments <= config.seg_max as usize, || {
+            format!("{segments} segments, the device takes {}", config.seg_max)
+        })?;
+    }
+    Ok(())
+}
+
+/// Requests of one queue.
+fn quota(limit: Limit, index: u64, queues: u64) -> u64 {
+    match limit {
+        Limit::Time { .. } => u64::MAX,
+        Limit::Ops(ops) => ops / queues + u64::from(index < ops % queues),
+    }
+}

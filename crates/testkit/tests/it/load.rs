@@ -1,0 +1,147 @@
+//! The generator against a peer: short runs that must verify, count and fail as promised.
+
+use std::os::unix::fs::FileExt;
+use std::thread;
+use std::time::Duration;
+
+use flowstone_testkit::Error;
+use flowstone_testkit::client::Shape;
+use flowstone_testkit::load::{Completion, Limit, LoadOptions, run, run_with_map};
+use flowstone_testkit::virtio::{F_EVENT_IDX, F_INDIRECT_DESC};
+
+use crate::peer::Peer;
+
+const DISK: u64 = 16 << 20;
+
+fn options(peer: &Peer) -> LoadOptions {
+    let mut options = LoadOptions::new(peer.socket());
+    options.client = peer.options();
+    options.server_pid = Some(peer.daemon.pid());
+    options.stall_timeout = Duration::from_secs(10);
+    options
+}
+
+#[test]
+fn every_workload_does_what_it_was_asked_to() {
+    let Some(peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    for name in ["read", "write", "randread", "randwrite", "randrw", "rw", "randdiscard", "mix"] {
+        let report = run(&options(&peer).workload(name).iodepth(16).ops(2000)).unwrap();
+        assert_eq!((report.ops, report.errors), (2000, 0), "{name}: {:?}", report.first_error);
+        assert_eq!(report.latency.count, 2000);
+        assert!(report.server_us_per_io.unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn data_is_verified_whatever_the_negotiation_and_the_completion() {
+    let Some(peer) = Peer::start(DISK, 2) else {
+        return;
+    };
+    for without in [0, F_EVENT_IDX, F_INDIRECT_DESC, F_EVENT_IDX | F_INDIRECT_DESC] {
+        for completion in [Completion::Poll, Completion::Eventfd] {
+            let mut options = options(&peer).workload("mix").iodepth(32).ops(5000);
+            options.client.features &= !without;
+            options.completion = completion;
+            options.verify = true;
+            options.verify_final = true;
+            options.flush_every = 50;
+            let report = run(&options).unwrap();
+            assert_eq!(report.errors, 0, "{:?}", report.first_error);
+            assert!(report.verified_blocks > 1000, "{report:?}");
+            assert!(report.flush.count > 0);
+            match completion {
+                Completion::Eventfd => assert!(report.calls > 0),
+                // A device may signal a few times before it knows what the driver wants.
+                Completion::Poll => assert!(report.calls < 10, "{} calls", report.calls),
+            }
+        }
+    }
+}
+
+#[test]
+fn large_requests_in_pieces_verify() {
+    let Some(peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    let mut options = options(&peer).workload("randrw").iodepth(4).ops(300);
+    options.block_bytes = 128 << 10;
+    options.client.shape = Shape { segment_bytes: 4096, ..Shape::default() };
+    options.verify = true;
+    let report = run(&options).unwrap();
+    assert_eq!((report.ops, report.errors), (300, 0));
+}
+
+#[test]
+fn damage_done_behind_the_back_is_found_by_a_later_run() {
+    let Some(peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    let mut options = options(&peer).workload("write").iodepth(8).ops(DISK / 4096);
+    options.verify = true;
+    let (_, map) = run_with_map(&options, None).unwrap();
+    assert_eq!(map.known(), DISK / 4096);
+    let image = std::fs::File::options().write(true).open(peer.image()).unwrap();
+    image.write_all_at(&[0xff], 5 * 4096 + 77).unwrap();
+    options = options.ops(0);
+    options.verify_final = true;
+    let error = run_with_map(&options, Some(map)).unwrap_err();
+    assert!(matches!(&error, Error::Verify(what) if what.contains("0x5000")), "{error}");
+}
+
+#[test]
+fn several_queues_share_one_thread_or_have_their_own() {
+    let Some(peer) = Peer::start(DISK, 2) else {
+        return;
+    };
+    for threads in [1, 2] {
+        let mut options = options(&peer).workload("randread").iodepth(8).ops(4001);
+        options.threads = threads;
+        options.completion = Completion::Eventfd;
+        let report = run(&options).unwrap();
+        assert_eq!((report.ops, report.threads), (4001, threads));
+        assert!(report.kicks > 0 && report.calls > 0);
+    }
+}
+
+#[test]
+fn timed_runs_leave_the_ramp_out() {
+    let Some(peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    let mut options = options(&peer);
+    let (ramp, runtime) = (Duration::from_millis(100), Duration::from_millis(300));
+    options.limit = Limit::Time { ramp, runtime };
+    let report = run(&options).unwrap();
+    assert!((0.29..0.45).contains(&report.seconds), "{}", report.seconds);
+    assert_eq!(report.ops, report.latency.count);
+}
+
+#[test]
+fn a_backend_that_dies_ends_the_run() {
+    let Some(mut peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    let mut options = options(&peer);
+    options.limit = Limit::Time { ramp: Duration::ZERO, runtime: Duration::from_secs(20) };
+    thread::scope(|scope| {
+        let running = scope.spawn(|| run(&options));
+        thread::sleep(Duration::from_millis(200));
+        peer.daemon.kill().unwrap();
+        assert!(matches!(running.join().unwrap(), Err(Error::Disconnected(_))));
+    });
+}
+
+#[test]
+fn requests_the_device_cannot_do_are_refused_before_the_run() {
+    let Some(peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    let mut too_deep = options(&peer).iodepth(1025);
+    too_deep.block_bytes = 512;
+    assert!(matches!(run(&too_deep), Err(Error::Misuse(_))));
+    let mut too_long = options(&peer);
+    too_long.span_bytes = 2 * DISK;
+    assert!(matches!(run(&too_long), Err(Error::Misuse(_))));
+}

@@ -1,0 +1,152 @@
+//! The host's end of the script channel to `scripts/guest-init`.
+//!
+//! Scripts run one after another, each in its own shell; their output arrives while they
+//! run, so the host can act on what a running script has printed.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::child::POLL_INTERVAL;
+
+/// Ends a script's output; the exit code follows.
+const RECORD_SEPARATOR: u8 = 0x1e;
+/// Sent instead of an exit code when the guest has booted.
+const READY: &str = "ready";
+
+/// What a script printed (both streams, in order) and its exit code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Everything printed.
+    pub output: String,
+    /// Exit code of the shell.
+    pub code: i32,
+}
+
+/// A connection to the guest.
+#[derive(Debug)]
+pub struct Agent {
+    stream: UnixStream,
+    /// Bytes of the current record, so far.
+    received: Vec<u8>,
+}
+
+impl Agent {
+    /// Connects to the port's socket, which QEMU has created.
+    pub fn connect(socket: &Path) -> Result<Self> {
+        let stream = UnixStream::connect(socket).context("connect to the guest's agent")?;
+        stream.set_read_timeout(Some(POLL_INTERVAL))?;
+        Ok(Self { stream, received: Vec::new() })
+    }
+
+    /// Waits until the guest has booted.
+    pub fn wait_ready(&mut self, timeout: Duration) -> Result<()> {
+        match self.next_record(timeout)?.1.as_str() {
+            READY => Ok(()),
+            other => bail!("the booting guest said {other:?}"),
+        }
+    }
+
+    /// Starts a script.
+    pub fn start(&mut self, script: &str) -> Result<()> {
+        let message = format!("{}\n{script}", script.len());
+        self.stream.write_all(message.as_bytes()).context("send a script to the guest")
+    }
+
+    /// Waits until the running script has printed `text`.
+    pub fn wait_for(&mut self, text: &str, timeout: Duration) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        while !String::from_utf8_lossy(&self.received).contains(text) {
+            if self.received.contains(&RECORD_SEPARATOR) {
+                bail!("the script ended without printing {text:?}:\n{}", self.partial_output());
+            }
+            self.receive(deadline).with_context(|| format!("waiting for {text:?}"))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the running script has ended.
+    pub fn finish(&mut self, timeout: Duration) -> Result<Outcome> {
+        let (output, code) = self.next_record(timeout)?;
+        if code == READY {
+            bail!("the guest rebooted by itself; the script had printed:\n{output}");
+        }
+        let code = code.parse().with_context(|| format!("exit code {code:?}"))?;
+        Ok(Outcome { output, code })
+    }
+
+    /// The text before the next separator and the line after it.
+    fn next_record(&mut self, timeout: Duration) -> Result<(String, String)> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(record) = self.take_record() {
+                return Ok(record);
+            }
+            self.receive(deadline)?;
+        }
+    }
+
+    fn take_record(&mut self) -> Option<(String, String)> {
+        let end = self.received.iter().position(|&byte| byte == RECORD_SEPARATOR)?;
+        let line = self.received[end + 1..].iter().position(|&byte| byte == b'\n')?;
+        let record: Vec<u8> = self.received.drain(..=end + 1 + line).collect();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Some((text(&record[..end]), text(&record[end + 1..end + 1 + line])))
+    }
+
+    fn receive(&mut self, deadline: Instant) -> Result<()> {
+        let mut buffer = [0; 4096];
+        match self.stream.read(&mut buffer) {
+            Ok(0) => bail!("the guest is gone; last output:\n{}", self.partial_output()),
+            Ok(count) => self.received.extend(&buffer[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error).context("read from the guest"),
+        }
+        if Instant::now() > deadline {
+            bail!("the guest is late; output so far:\n{}", self.partial_output());
+        }
+        Ok(())
+    }
+
+    fn partial_output(&self) -> String {
+        String::from_utf8_lossy(&self.received).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn agent_hearing(bytes: &[u8]) -> Agent {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        far.write_all(bytes).unwrap();
+        near.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
+        Agent { stream: near, received: Vec::new() }
+    }
+
+    const SOON: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn output_and_exit_code_are_told_apart() {
+        let mut agent = agent_hearing(b"one\ntwo\x1e3\nrest\x1e0\n");
+        assert_eq!(agent.finish(SOON).unwrap(), Outcome { output: "one\ntwo".into(), code: 3 });
+        assert_eq!(agent.finish(SOON).unwrap(), Outcome { output: "rest".into(), code: 0 });
+    }
+
+    #[test]
+    fn an_unexpected_boot_is_an_error() {
+        let mut agent = agent_hearing(b"working\x1eready\n");
+        let error = agent.finish(SOON).unwrap_err().to_string();
+        assert!(error.contains("rebooted by itself") && error.contains("working"), "{error}");
+    }
+
+    #[test]
+    fn a_guest_that_went_away_is_an_error_with_its_last_words() {
+        let mut agent = agent_hearing(b"half a li");
+        let error = agent.finish(SOON).unwrap_err().to_string();
+        assert!(error.contains("gone") && error.contains("half a li"), "{error}");
+    }
+}

@@ -1,0 +1,56 @@
+//! Kernel and initramfs of the guests, in `target/guest`.
+//!
+//! The kernel is fetched by `scripts/setup` only: a test never downloads. The initramfs is
+//! built here, through `scripts/guest-initrd`, whenever its inputs changed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::workspace;
+
+/// What QEMU boots.
+#[derive(Clone, Debug)]
+pub struct Artifacts {
+    /// Bootable kernel image.
+    pub kernel: PathBuf,
+    /// Uncompressed initramfs with tools, drivers and the agent.
+    pub initrd: PathBuf,
+}
+
+impl Artifacts {
+    /// Finds the kernel and brings the initramfs up to date. The error is a skip reason.
+    pub fn find() -> Result<Self> {
+        let folder = workspace::guest_folder();
+        let kernel_root = folder.join("kernel");
+        let kernel = kernel_image(&kernel_root)?;
+        let initrd = folder.join("initrd.cpio");
+        build_initrd(&kernel_root, &initrd)?;
+        Ok(Self { kernel, initrd })
+    }
+}
+
+fn kernel_image(kernel_root: &Path) -> Result<PathBuf> {
+    let boot = kernel_root.join("boot");
+    fs::read_dir(&boot)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .find(|path| path.to_string_lossy().contains("vmlinuz-"))
+        .with_context(|| format!("no guest kernel in {} (run scripts/setup)", boot.display()))
+}
+
+fn build_initrd(kernel_root: &Path, initrd: &Path) -> Result<()> {
+    let script = workspace::script("guest-initrd");
+    let output = Command::new(&script)
+        .args([kernel_root, initrd])
+        .output()
+        .with_context(|| format!("run {}", script.display()))?;
+    if !output.status.success() {
+        bail!("{}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! A child process that never outlives its owner.
+//!
+//! Dropping it kills it; should this program itself be killed, the kernel does (`setpriv
+//! --pdeathsig`). That signal follows the *thread* that spawned, so a child must not be
+//! spawned by a helper thread that ends first.
+
+use std::fs::File;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child as StdChild, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// How often a wait looks again.
+pub const POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// A running program whose standard output and error go to a log file.
+#[derive(Debug)]
+pub struct Child {
+    name: String,
+    log: PathBuf,
+    inner: StdChild,
+}
+
+impl Child {
+    /// Starts `program`; its output is appended to `log`.
+    pub fn spawn(program: &Path, args: &[String], log: &Path) -> Result<Self> {
+        let output = File::options().create(true).append(true).open(log)?;
+        let inner = Command::new("setpriv")
+            .args(["--pdeathsig", "KILL", "--"])
+            .arg(program)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone()?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("start {}", program.display()))?;
+        let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        Ok(Self { name, log: log.to_owned(), inner })
+    }
+
+    /// Process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.inner.id()
+    }
+
+    /// What the program has printed so far.
+    #[must_use]
+    pub fn output(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Exit status, if the program has ended.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        Ok(self.inner.try_wait()?)
+    }
+
+    /// Waits until `done` says so. The program ending first, or time running out, is an error.
+    pub fn wait_until(
+        &mut self,
+        what: &str,
+        timeout: Duration,
+        mut done: impl FnMut(&Self) -> bool,
+    ) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        while !done(self) {
+            if let Some(status) = self.ended()? {
+                bail!("{} ended ({status}) before {what}:\n{}", self.name, self.output());
+            }
+            if Instant::now() > deadline {
+                bail!("{}: no {what} within {timeout:?}:\n{}", self.name, self.output());
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Waits for the program to end by itself.
+    pub fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.ended()? {
+                return Ok(status);
+            }
+            if Instant::now() > deadline {
+                bail!("{} still runs after {timeout:?}:\n{}", self.name, self.output());
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+    }
+
+    /// Asks the program to end (SIGTERM) and waits until it has.
+    pub fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        kill_process(Pid::from_child(&self.inner), Signal::TERM)?;
+        self.wait(timeout)
+    }
+
+    /// Kills the program (SIGKILL) and reaps it.
+    pub fn kill(&mut self) -> Result<()> {
+        self.inner.kill()?;
+        let status = self.inner.wait()?;
+        match status.signal() {
+            Some(_) => Ok(()),
+            None => bail!("{} had ended before ({status}):\n{}", self.name, self.output()),
+        }
+    }
+
+    /// Processor time the program has used, all threads, user and system.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.id()))?;
+        // The name in parentheses may hold spaces; utime and stime are the 12th and 13th after it.
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        let ticks: u64 =
+            fields.skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
+        Ok(Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second())?)
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Both fail only when the program has ended and was reaped, which is the aim.
+        let _ = self.inner.kill();
+        let _ = self.inner.wait();
+    }
+}

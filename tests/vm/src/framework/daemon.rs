@@ -1,0 +1,120 @@
+//! A `flowstone serve` process: started and ready, killed, restarted, drained, asked.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::child::Child;
+use super::stats::{DiskStats, Stats};
+use super::workspace;
+
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Longest time a daemon may take to drain and flush.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// A daemon serving one disk, with its sockets and log in a folder.
+#[derive(Debug)]
+pub struct Daemon {
+    binary: PathBuf,
+    args: Vec<String>,
+    socket: PathBuf,
+    control: PathBuf,
+    log: PathBuf,
+    process: Child,
+}
+
+impl Daemon {
+    /// Serves `image` with further `options` of `flowstone serve` and waits until it listens.
+    pub fn serve(image: &Path, options: &[&str], folder: &Path) -> Result<Self> {
+        let binary = workspace::flowstone()?;
+        let socket = folder.join("disk.sock");
+        let control = folder.join("control.sock");
+        let log = folder.join("daemon.log");
+        let args = serve_args(&socket, &control, options, image);
+        let process = start(&binary, &args, &log)?;
+        Ok(Self { binary, args, socket, control, log, process })
+    }
+
+    /// The socket QEMU connects to.
+    #[must_use]
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// The command that was started, as a user would type it.
+    #[must_use]
+    pub fn command_line(&self) -> String {
+        format!("flowstone {}", self.args.join(" "))
+    }
+
+    /// Kills the daemon as the out-of-memory killer would (SIGKILL).
+    pub fn kill(&mut self) -> Result<()> {
+        self.process.kill()
+    }
+
+    /// Ends the daemon the orderly way; it must drain, flush and exit with 0.
+    pub fn terminate(&mut self) -> Result<()> {
+        let status = self.process.terminate(DRAIN_TIMEOUT)?;
+        if !status.success() {
+            bail!("the daemon ended with {status}:\n{}", self.process.output());
+        }
+        Ok(())
+    }
+
+    /// Starts the daemon again after it ended, on the same image and sockets.
+    pub fn restart(&mut self) -> Result<()> {
+        self.process = start(&self.binary, &self.args, &self.log)?;
+        Ok(())
+    }
+
+    /// What the disk has counted since the daemon started.
+    pub fn stats(&self) -> Result<DiskStats> {
+        let control = self.control.to_string_lossy();
+        let output = flowstone(&["stats", "--control", &control, "--json"])?;
+        Stats::parse(&output)?.only_disk()
+    }
+
+    /// Gives the disk a new size while it is in use.
+    pub fn resize(&self, image: &Path, size: &str) -> Result<()> {
+        let control = self.control.to_string_lossy();
+        flowstone(&["resize", "--control", &control, &image.to_string_lossy(), size]).map(drop)
+    }
+
+    /// Processor time used since the last start.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        self.process.cpu_time()
+    }
+}
+
+/// Runs a flowstone command that must succeed and returns what it printed.
+pub fn flowstone(args: &[&str]) -> Result<String> {
+    let binary = workspace::flowstone()?;
+    let Output { status, stdout, stderr } = Command::new(&binary)
+        .args(args)
+        .output()
+        .with_context(|| format!("run {}", binary.display()))?;
+    if !status.success() {
+        bail!("flowstone {} ({status}): {}", args.join(" "), String::from_utf8_lossy(&stderr));
+    }
+    Ok(String::from_utf8(stdout)?)
+}
+
+fn serve_args(socket: &Path, control: &Path, options: &[&str], image: &Path) -> Vec<String> {
+    let path = |path: &Path| path.display().to_string();
+    let mut args = vec!["serve".into(), "--socket".into(), path(socket)];
+    args.extend(["--control".into(), path(control)]);
+    args.extend(options.iter().map(ToString::to_string));
+    args.push(path(image));
+    args
+}
+
+fn start(binary: &Path, args: &[String], log: &Path) -> Result<Child> {
+    let earlier = std::fs::read_to_string(log).unwrap_or_default().len();
+    let mut process = Child::spawn(binary, args, log)?;
+    process.wait_until("ready line", START_TIMEOUT, |process| {
+        process.output()[earlier..].contains("listening on")
+    })?;
+    Ok(process)
+}

@@ -1,0 +1,141 @@
+//! A running Linux guest: boot, run scripts, reboot, power off; killed when dropped.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use super::accel::Accel;
+use super::agent::{Agent, Outcome};
+use super::artifacts::Artifacts;
+use super::child::Child;
+use super::qemu::{self, Machine};
+use super::qmp::Qmp;
+
+/// Longest wait for a guest to do one thing. Far above what an idle host needs: an emulated
+/// guest beside other work is slow, and only a hang should fail.
+pub const GUEST_TIMEOUT: Duration = Duration::from_secs(30);
+const QEMU_START_TIMEOUT: Duration = Duration::from_secs(30);
+const QEMU_END_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A guest and the ways to talk to it.
+#[derive(Debug)]
+pub struct Guest {
+    qemu: Child,
+    agent: Agent,
+    qmp: Qmp,
+    console: PathBuf,
+}
+
+impl Guest {
+    /// Starts QEMU with its files in `folder` and waits until the guest takes scripts.
+    pub fn boot(
+        machine: &Machine,
+        accel: Accel,
+        artifacts: &Artifacts,
+        folder: &Path,
+    ) -> Result<Self> {
+        let args = machine.args(accel, artifacts, folder);
+        let log = folder.join("qemu.log");
+        let mut qemu = Child::spawn(Path::new(qemu::PROGRAM), &args, &log)?;
+        let socket = folder.join(qemu::AGENT_SOCKET);
+        let qmp_socket = folder.join(qemu::QMP_SOCKET);
+        qemu.wait_until("sockets", QEMU_START_TIMEOUT, |_| socket.exists() && qmp_socket.exists())?;
+        let agent = Agent::connect(&socket)?;
+        let qmp = Qmp::connect(&qmp_socket).with_context(|| qemu.output())?;
+        let mut guest = Self { qemu, agent, qmp, console: folder.join(qemu::CONSOLE) };
+        guest.wait_ready()?;
+        Ok(guest)
+    }
+
+    /// Runs a script that must succeed; each of its commands must. Returns its output.
+    pub fn run(&mut self, script: &str) -> Result<String> {
+        let t = std::time::Instant::now();
+        self.start(script)?;
+        let r = self.finish();
+        eprintln!(
+            "TRACE {:?} {}",
+            t.elapsed(),
+            script.split_whitespace().take(12).collect::<Vec<_>>().join(" ")
+        );
+        if let Ok(x) = &r {
+            eprintln!("{x}");
+        }
+        r
+    }
+
+    /// Runs a script that may fail.
+    pub fn try_run(&mut self, script: &str) -> Result<Outcome> {
+        self.start(script)?;
+        self.explain(|guest| guest.agent.finish(GUEST_TIMEOUT))
+    }
+
+    /// Starts a script and returns at once; `finish` must follow before the next script.
+    pub fn start(&mut self, script: &str) -> Result<()> {
+        self.agent.start(&format!("set -eu -o pipefail\n{script}\n"))
+    }
+
+    /// Waits until the started script has printed `text`.
+    pub fn wait_for(&mut self, text: &str) -> Result<()> {
+        self.explain(|guest| guest.agent.wait_for(text, GUEST_TIMEOUT))
+    }
+
+    /// Waits for the started script, which must succeed. Returns its output.
+    pub fn finish(&mut self) -> Result<String> {
+        match self.explain(|guest| guest.agent.finish(GUEST_TIMEOUT))? {
+            Outcome { output, code: 0 } => Ok(output),
+            Outcome { output, code } => bail!("a guest script failed ({code}):\n{output}"),
+        }
+    }
+
+    /// Reboots through the firmware and waits until the guest is back.
+    pub fn reboot(&mut self) -> Result<()> {
+        self.agent.start("sync; reboot -f")?;
+        self.wait_ready()
+    }
+
+    /// Powers the guest off from inside and waits until QEMU has ended.
+    pub fn power_off(mut self) -> Result<()> {
+        self.agent.start("sync; poweroff -f")?;
+        self.expect_end()
+    }
+
+    /// Makes QEMU quit under the running guest.
+    pub fn quit(mut self) -> Result<()> {
+        self.qmp.execute("quit", &json!({}))?;
+        self.expect_end()
+    }
+
+    /// Kills QEMU (SIGKILL).
+    pub fn kill(mut self) -> Result<()> {
+        self.qemu.kill()
+    }
+
+    /// Runs a QMP command.
+    pub fn qmp(&mut self, command: &str, arguments: &Value) -> Result<Value> {
+        self.qmp.execute(command, arguments)
+    }
+
+    fn wait_ready(&mut self) -> Result<()> {
+        self.explain(|guest| guest.agent.wait_ready(GUEST_TIMEOUT)).context("boot the guest")
+    }
+
+    fn expect_end(&mut self) -> Result<()> {
+        let status: ExitStatus = self.explain(|guest| guest.qemu.wait(QEMU_END_TIMEOUT))?;
+        if !status.success() {
+            bail!("QEMU ended with {status}:\n{}", self.qemu.output());
+        }
+        Ok(())
+    }
+
+    /// Adds what the console and QEMU printed to an error.
+    fn explain<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
+        act(self).with_context(|| {
+            let console = std::fs::read(&self.console).unwrap_or_default();
+            let console = String::from_utf8_lossy(&console).into_owned();
+            format!("guest console:\n{console}\nQEMU:\n{}", self.qemu.output())
+        })
+    }
+}

@@ -1,0 +1,106 @@
+//! The bench a guest test works at: one at a time, a folder of its own, or a clear skip.
+//!
+//! An emulated guest fills this machine, so labs wait for each other through a file lock;
+//! it holds across threads and across programs.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use super::accel::Accel;
+use super::artifacts::Artifacts;
+use super::daemon::{self, Daemon};
+use super::guest::Guest;
+use super::qemu::{Disk, Machine};
+use super::workspace;
+
+/// Set in CI: a guest that cannot run is then a failure.
+const REQUIRE: &str = "FLOWSTONE_REQUIRE_GUESTS";
+
+/// A folder, an accelerator and the artifacts of guests.
+#[derive(Debug)]
+pub struct Lab {
+    // Dropped in this order: the folder goes while the lock is still held.
+    folder: TempDir,
+    artifacts: Artifacts,
+    accel: Accel,
+    _turn: File,
+}
+
+impl Lab {
+    /// Opens a lab, or says why guests cannot run here.
+    pub fn open() -> Result<Self> {
+        workspace::flowstone()?;
+        fs::create_dir_all(workspace::guest_folder())?;
+        let turn = File::create(workspace::guest_folder().join("lock"))?;
+        turn.lock().context("wait for other guests")?;
+        let artifacts = Artifacts::find()?;
+        let accel = Accel::choose(&artifacts)?;
+        // Not in the source tree: socket paths have to stay below 108 bytes.
+        let folder = TempDir::with_prefix("flowstone-")?;
+        Ok(Self { folder, artifacts, accel, _turn: turn })
+    }
+
+    /// Opens a lab for a test. `None` skips the test, with the reason printed.
+    ///
+    /// # Panics
+    /// If guests cannot run here and `FLOWSTONE_REQUIRE_GUESTS` is set.
+    #[must_use]
+    pub fn open_or_skip() -> Option<Self> {
+        match Self::open() {
+            Ok(lab) => Some(lab),
+            Err(reason) if std::env::var_os(REQUIRE).is_some() => {
+                panic!("guests are required and cannot run: {reason:#}")
+            }
+            Err(reason) => {
+                eprintln!("skipped: {reason:#}");
+                None
+            }
+        }
+    }
+
+    /// The lab's folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// How guests run.
+    #[must_use]
+    pub fn accel(&self) -> Accel {
+        self.accel
+    }
+
+    /// Creates an empty raw image, such as `256M`.
+    pub fn image(&self, size: &str) -> Result<PathBuf> {
+        let image = self.folder().join("disk.raw");
+        daemon::flowstone(&["create", "--size", size, &image.to_string_lossy()])?;
+        Ok(image)
+    }
+
+    /// Serves an image from the lab's folder.
+    pub fn serve(&self, image: &Path, options: &[&str]) -> Result<Daemon> {
+        Daemon::serve(image, options, self.folder())
+    }
+
+    /// Boots a guest with the daemon's disk as `/dev/vda`.
+    pub fn boot(&self, daemon: &Daemon, queues: u16) -> Result<Guest> {
+        self.boot_machine(&Self::machine(daemon, queues))
+    }
+
+    /// Boots a guest to measure.
+    pub fn boot_machine(&self, machine: &Machine) -> Result<Guest> {
+        // A folder per boot: QEMU does not remove the sockets of an earlier guest.
+        let folder = tempfile::tempdir_in(self.folder())?.keep();
+        Guest::boot(machine, self.accel, &self.artifacts, &folder)
+    }
+
+    /// The guest `boot` boots: reconnecting, so the daemon may go and come back.
+    #[must_use]
+    pub fn machine(daemon: &Daemon, queues: u16) -> Machine {
+        let socket = daemon.socket().to_owned();
+        Machine::with_disks(vec![Disk { socket, queues, reconnect: true }])
+    }
+}

@@ -1,0 +1,19 @@
+//! What a test or the demo needs to put a real guest on a flowstone disk.
+//!
+//! ```text
+//! Lab ── one at a time ──┬─ Daemon   flowstone serve; killed, restarted, asked for stats
+//!                        └─ Guest    QEMU + Linux; scripts through the agent, QMP beside it
+//! ```
+//! `artifacts` and `accel` decide whether and how a guest can run on this machine.
+
+pub mod accel;
+pub mod agent;
+pub mod artifacts;
+pub mod child;
+pub mod daemon;
+pub mod guest;
+pub mod lab;
+pub mod qemu;
+pub mod qmp;
+pub mod stats;
+pub mod workspace;

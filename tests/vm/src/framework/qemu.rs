@@ -1,0 +1,139 @@
+//! The QEMU command line, as pure functions of what the guest should look like.
+//!
+//! Memory is a shared memfd, because a vhost-user back end maps the guest's memory.
+
+use std::path::{Path, PathBuf};
+
+use super::accel::Accel;
+use super::artifacts::Artifacts;
+
+/// The program.
+pub const PROGRAM: &str = "qemu-system-x86_64";
+
+/// Console log in a guest's folder.
+pub const CONSOLE: &str = "console.log";
+/// QMP socket in a guest's folder.
+pub const QMP_SOCKET: &str = "qmp.sock";
+/// Socket of the script channel in a guest's folder.
+pub const AGENT_SOCKET: &str = "agent.sock";
+
+/// One option and its value; empty for an option without one.
+pub type Setting = (&'static str, String);
+
+/// One vhost-user-blk disk of a guest.
+#[derive(Clone, Debug)]
+pub struct Disk {
+    /// The daemon's socket.
+    pub socket: PathBuf,
+    /// Number of request queues.
+    pub queues: u16,
+    /// Whether QEMU reconnects by itself when the daemon went away.
+    pub reconnect: bool,
+}
+
+/// A guest to boot.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Processors; a guest uses at most one queue per processor.
+    pub cpus: u16,
+    /// Memory at boot.
+    pub memory_mib: u32,
+    /// Memory that can be plugged in while it runs.
+    pub pluggable_mib: u32,
+    /// Disks, `/dev/vda` first.
+    pub disks: Vec<Disk>,
+}
+
+impl Machine {
+    /// A small guest with the given disks and a processor for each queue.
+    #[must_use]
+    pub fn with_disks(disks: Vec<Disk>) -> Self {
+        let queues = disks.iter().map(|disk| disk.queues).max().unwrap_or(1);
+        Self { cpus: queues.max(2), memory_mib: 512, pluggable_mib: 0, disks }
+    }
+
+    /// What a user needs to give a guest of their own the same disks.
+    #[must_use]
+    pub fn user_settings(&self, accel: Accel) -> Vec<Setting> {
+        let mut settings = processor_settings(accel);
+        settings.extend([
+            ("-smp", self.cpus.to_string()),
+            ("-m", self.memory_setting()),
+            ("-object", format!("memory-backend-memfd,id=mem,size={}M,share=on", self.memory_mib)),
+            ("-machine", "q35,memory-backend=mem".into()),
+        ]);
+        settings.extend(self.disks.iter().enumerate().flat_map(disk_settings));
+        settings
+    }
+
+    /// The arguments of a test guest whose sockets and logs live in `folder`.
+    #[must_use]
+    pub fn args(&self, accel: Accel, artifacts: &Artifacts, folder: &Path) -> Vec<String> {
+        let settings =
+            [self.user_settings(accel), boot_settings(artifacts), channel_settings(folder)];
+        to_args(settings.concat())
+    }
+
+    fn memory_setting(&self) -> String {
+        match self.pluggable_mib {
+            0 => format!("{}M", self.memory_mib),
+            more => format!("{}M,slots=2,maxmem={}M", self.memory_mib, self.memory_mib + more),
+        }
+    }
+}
+
+/// The arguments of a guest without disks that only has to print to its console.
+#[must_use]
+pub fn probe_args(accel: Accel, artifacts: &Artifacts) -> Vec<String> {
+    let machine =
+        vec![("-machine", "q35".into()), ("-m", "512M".into()), ("-serial", "stdio".into())];
+    to_args([processor_settings(accel), machine, boot_settings(artifacts)].concat())
+}
+
+fn processor_settings(accel: Accel) -> Vec<Setting> {
+    vec![("-accel", accel.qemu_accel().into()), ("-cpu", accel.qemu_cpu().into())]
+}
+
+fn disk_settings((index, disk): (usize, &Disk)) -> [Setting; 2] {
+    let reconnect = if disk.reconnect { ",reconnect=1" } else { "" };
+    let (path, queues) = (disk.socket.display(), disk.queues);
+    [
+        ("-chardev", format!("socket,id=disk{index},path={path}{reconnect}")),
+        ("-device", format!("vhost-user-blk-pci,chardev=disk{index},num-queues={queues}")),
+    ]
+}
+
+fn boot_settings(artifacts: &Artifacts) -> Vec<Setting> {
+    // The clock options spare an emulated guest its slow clock calibration; entropy from the
+    // processor spares it a wait.
+    let kernel_options = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr tsc=reliable \
+                          no_timer_check random.trust_cpu=on";
+    vec![
+        ("-nodefaults", String::new()),
+        ("-no-user-config", String::new()),
+        ("-display", "none".into()),
+        ("-machine", "hpet=off".into()),
+        ("-kernel", artifacts.kernel.display().to_string()),
+        ("-initrd", artifacts.initrd.display().to_string()),
+        ("-append", kernel_options.into()),
+    ]
+}
+
+fn channel_settings(folder: &Path) -> Vec<Setting> {
+    let folder = folder.display();
+    vec![
+        ("-serial", format!("file:{folder}/{CONSOLE}")),
+        ("-qmp", format!("unix:{folder}/{QMP_SOCKET},server=on,wait=off")),
+        ("-device", "virtio-serial-pci".into()),
+        ("-chardev", format!("socket,id=agent,path={folder}/{AGENT_SOCKET},server=on,wait=off")),
+        ("-device", "virtserialport,chardev=agent,name=agent".into()),
+    ]
+}
+
+fn to_args(settings: Vec<Setting>) -> Vec<String> {
+    settings
+        .into_iter()
+        .flat_map(|(name, value)| [name.to_owned(), value])
+        .filter(|arg| !arg.is_empty())
+        .collect()
+}

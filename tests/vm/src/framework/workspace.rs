@@ -1,0 +1,40 @@
+//! Where things are: the source tree, the guest folder and the flowstone binary.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// The top folder of the source tree.
+#[must_use]
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .expect("this package lives two folders below the root")
+}
+
+/// A file in `scripts/`.
+#[must_use]
+pub fn script(name: &str) -> PathBuf {
+    root().join("scripts").join(name)
+}
+
+/// The folder of kernel, initramfs and other guest artifacts, kept between runs.
+#[must_use]
+pub fn guest_folder() -> PathBuf {
+    root().join("target/guest")
+}
+
+/// The flowstone binary: `FLOWSTONE_BIN`, or the one cargo built beside this program.
+pub fn flowstone() -> Result<PathBuf> {
+    if let Some(named) = std::env::var_os("FLOWSTONE_BIN") {
+        return Ok(named.into());
+    }
+    let this = std::env::current_exe().context("where this program is")?;
+    this.ancestors()
+        .skip(1)
+        .take(2)
+        .map(|folder| folder.join("flowstone"))
+        .find(|binary| binary.is_file())
+        .context("no flowstone binary beside this program (cargo build -p flowstone-cli)")
+}

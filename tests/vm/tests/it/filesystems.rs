@@ -1,0 +1,112 @@
+//! Linux file systems work on a flowstone disk, and host and guest agree on every byte.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use flowstone_vmtest::framework::lab::Lab;
+
+use crate::disk_errors;
+use crate::load::{DISK_CHECKSUM, host, image_checksum};
+
+/// Large enough for the smallest XFS.
+const DISK_SIZE: &str = "320M";
+
+struct FileSystem {
+    name: &'static str,
+    make: &'static str,
+    check: &'static str,
+}
+
+const EXT4: FileSystem =
+    FileSystem { name: "ext4", make: "mkfs.ext4 -q", check: "e2fsck -fn /dev/vda" };
+const XFS: FileSystem =
+    FileSystem { name: "xfs", make: "mkfs.xfs -q", check: "xfs_repair -n /dev/vda" };
+const BTRFS: FileSystem =
+    FileSystem { name: "btrfs", make: "mkfs.btrfs -q", check: "btrfs check /dev/vda" };
+
+#[test]
+fn ext4_on_one_queue_keeps_its_files() -> Result<()> {
+    keeps_its_files(&EXT4, 1, host_checks_ext4)
+}
+
+#[test]
+fn ext4_on_four_queues_keeps_its_files() -> Result<()> {
+    keeps_its_files(&EXT4, 4, host_checks_ext4)
+}
+
+#[test]
+fn xfs_on_four_queues_keeps_its_files() -> Result<()> {
+    keeps_its_files(&XFS, 4, |_| Ok(()))
+}
+
+#[test]
+fn btrfs_on_one_queue_keeps_its_files() -> Result<()> {
+    keeps_its_files(&BTRFS, 1, |_| Ok(()))
+}
+
+fn keeps_its_files(
+    system: &FileSystem,
+    queues: u16,
+    host_check: fn(&Path) -> Result<()>,
+) -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else {
+        return Ok(());
+    };
+    let image = lab.image(DISK_SIZE)?;
+    let mut daemon = lab.serve(&image, &["--queues", &queues.to_string()])?;
+    let mut guest = lab.boot(&daemon, queues)?;
+
+    guest.run(&fill(system))?;
+    guest.run(&verify_again(system))?;
+    guest.run(system.check)?;
+    disk_errors::none_logged(&mut guest)?;
+    let seen_by_guest = guest.run(DISK_CHECKSUM)?;
+    guest.power_off()?;
+    daemon.terminate()?;
+
+    ensure!(seen_by_guest.trim() == image_checksum(&image)?, "host and guest disagree");
+    host_check(&image)
+}
+
+fn host_checks_ext4(image: &Path) -> Result<()> {
+    host("e2fsck", &["-fn", &image.to_string_lossy()]).map(drop)
+}
+
+/// Files with checksums, verified direct I/O, a database's fsync pattern, and a trim.
+fn fill(system: &FileSystem) -> String {
+    let FileSystem { name, make, .. } = system;
+    format!(
+        "(set -x; {make} /dev/vda)
+         set -x; PS4='$(cut -f1 -d\" \" /proc/uptime) '
+         mount -t {name} /dev/vda /mnt
+         mkdir /mnt/files
+         for i in $(seq 60); do head -c $((i * 7919)) /dev/urandom >/mnt/files/$i; done
+         cd /mnt/files
+         sha256sum * >/mnt/sums
+         {FIO_VERIFIED}
+         fio --name=fsync --directory=/mnt --size=4M --rw=randwrite --bs=4k --fsync=1 \
+             --number_ios=150 --minimal
+         rm /mnt/fsync*
+         sync
+         fstrim /mnt
+         cd /
+         umount /mnt"
+    )
+}
+
+/// Everything is as it was after the file system was mounted anew.
+fn verify_again(system: &FileSystem) -> String {
+    format!(
+        "mount -t {} /dev/vda /mnt
+         cd /mnt/files
+         sha256sum -c /mnt/sums
+         {FIO_VERIFIED} --verify_only
+         cd /
+         umount /mnt",
+        system.name
+    )
+}
+
+const FIO_VERIFIED: &str = "fio --name=verified --directory=/mnt --size=24M --rw=randwrite --bs=4k \
+                            --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c \
+                            --verify_fatal=1 --minimal";

@@ -1,0 +1,14 @@
+//! Real guests on flowstone disks: one module per behaviour, each test a claim.
+//!
+//! Guests run one at a time (the lab's lock), so the order of tests does not matter. Where
+//! guests cannot run, tests say why and pass; with `FLOWSTONE_REQUIRE_GUESTS=1` they fail.
+
+mod disk_errors;
+mod filesystems;
+mod hotplug;
+mod load;
+mod readonly;
+mod reattach;
+mod resize;
+mod survive;
+mod write_through;

@@ -1,0 +1,53 @@
+//! A daemon outlives its guests: QEMU goes, another attaches, the data is there.
+
+use anyhow::{Result, ensure};
+use flowstone_vmtest::framework::guest::Guest;
+use flowstone_vmtest::framework::lab::Lab;
+
+use crate::load::{DISK_CHECKSUM, LOAD_BEGINS, verified_load};
+
+#[test]
+fn data_is_there_for_the_next_qemu_after_a_quit() -> Result<()> {
+    data_outlives(Guest::quit)
+}
+
+#[test]
+fn data_is_there_for_the_next_qemu_after_a_kill() -> Result<()> {
+    data_outlives(Guest::kill)
+}
+
+#[test]
+fn a_guest_killed_under_load_leaves_a_disk_the_next_can_use() -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else {
+        return Ok(());
+    };
+    let image = lab.image("64M")?;
+    let mut daemon = lab.serve(&image, &["--queues", "2", "--layer", "delay=0-5ms"])?;
+    let mut guest = lab.boot(&daemon, 2)?;
+    guest.start(&verified_load(32))?;
+    guest.wait_for(LOAD_BEGINS)?;
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    guest.kill()?;
+
+    let mut next = lab.boot(&daemon, 2)?;
+    next.run(&verified_load(8))?;
+    next.power_off()?;
+    daemon.terminate()
+}
+
+fn data_outlives(end: fn(Guest) -> Result<()>) -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else {
+        return Ok(());
+    };
+    let image = lab.image("64M")?;
+    let mut daemon = lab.serve(&image, &["--queues", "2"])?;
+    let mut first = lab.boot(&daemon, 2)?;
+    first.run("dd if=/dev/urandom of=/dev/vda oflag=direct bs=1M count=24")?;
+    let written = first.run(DISK_CHECKSUM)?;
+    end(first)?;
+
+    let mut second = lab.boot(&daemon, 2)?;
+    ensure!(second.run(DISK_CHECKSUM)? == written, "the second guest reads something else");
+    second.power_off()?;
+    daemon.terminate()
+}

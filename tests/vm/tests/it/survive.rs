@@ -1,0 +1,54 @@
+//! A guest under load survives the end of its daemon, however it ends.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use flowstone_vmtest::framework::lab::Lab;
+
+use crate::disk_errors;
+use crate::load::{LOAD_BEGINS, verified_load};
+
+/// Random delays: requests complete out of order, so only the inflight record can tell a
+/// restarted daemon what is still to do.
+const OUT_OF_ORDER: [&str; 4] = ["--queues", "2", "--layer", "delay=0-5ms"];
+const RUNNING: Duration = Duration::from_millis(800);
+const AWAY: Duration = Duration::from_millis(500);
+const LOAD_MEGABYTES_PER_JOB: u32 = 48;
+
+#[test]
+fn guest_survives_three_kills_while_requests_complete_out_of_order() -> Result<()> {
+    survives_three_ends(|daemon| daemon.kill())
+}
+
+#[test]
+fn sigterm_under_load_drains_and_the_guest_continues_after_restart() -> Result<()> {
+    survives_three_ends(|daemon| daemon.terminate())
+}
+
+fn survives_three_ends(
+    end: fn(&mut flowstone_vmtest::framework::daemon::Daemon) -> Result<()>,
+) -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else {
+        return Ok(());
+    };
+    let image = lab.image("128M")?;
+    let mut daemon = lab.serve(&image, &OUT_OF_ORDER)?;
+    let mut guest = lab.boot(&daemon, 2)?;
+
+    guest.start(&verified_load(LOAD_MEGABYTES_PER_JOB))?;
+    guest.wait_for(LOAD_BEGINS)?;
+    for _ in 0..3 {
+        sleep(RUNNING);
+        end(&mut daemon)?;
+        sleep(AWAY);
+        daemon.restart()?;
+    }
+    guest.finish()?;
+
+    let after_last_end = daemon.stats()?;
+    ensure!(after_last_end.requests("write") > 0, "the load was over before the last end");
+    disk_errors::none_logged(&mut guest)?;
+    guest.power_off()?;
+    daemon.terminate()
+}
