@@ -17,7 +17,7 @@ use crate::args::CompareArgs;
 use crate::server::{Server, flowstone_idle, qsd_idle};
 
 /// Name for `--only`.
-pub const NAME: &str = "idle-8-disks";
+pub const NAME: &str = "idle-8";
 const DISKS: usize = 8;
 const DISK_BYTES: u64 = 64 << 20;
 const SETTLE: Duration = Duration::from_secs(1);

@@ -105,9 +105,16 @@ impl Server {
     /// Starts it, measures, stops it.
     pub fn measure(self, setting: &Setting<'_>) -> Result<Sample> {
         match self {
-            Server::Flowstone => serve_and_load(&flowstone::command(setting)?, setting),
+            Server::Flowstone => {
+                let (sample, mut daemon) = serve_and_load(&flowstone::command(setting)?, setting)?;
+                let end = daemon.terminate(TERMINATE_TIMEOUT);
+                end.context("flowstone did not end on SIGTERM")?;
+                Ok(sample)
+            }
             Server::Qsd { aio, iothread } => {
-                serve_and_load(&qsd::command(setting, aio, iothread)?, setting)
+                // With an iothread, 7.2 sometimes sleeps through SIGTERM: it is killed instead.
+                let command = qsd::command(setting, aio, iothread)?;
+                serve_and_load(&command, setting).map(|(sample, _killed)| sample)
             }
             Server::Fio => fio::measure(setting),
         }
@@ -144,19 +151,16 @@ fn socket(setting: &Setting<'_>) -> PathBuf {
     setting.dir.join("vhost.sock")
 }
 
-fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<Sample> {
+fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<(Sample, Daemon)> {
     let _ = std::fs::remove_file(socket(setting));
-    let mut daemon = command.spawn()?;
-    let report = run_load(&daemon, setting);
-    let end = daemon.terminate(TERMINATE_TIMEOUT);
-    let report =
-        report.map_err(|e| anyhow::anyhow!("{}; stderr: {}", e.chain(), daemon.stderr()))?;
-    end.context("the server did not end on SIGTERM")?;
+    let daemon = command.spawn()?;
+    let report = run_load(&daemon, setting)
+        .map_err(|e| anyhow::anyhow!("{}; stderr: {}", e.chain(), daemon.stderr()))?;
     if report.errors > 0 {
         let first = report.first_error.unwrap_or_default();
         bail!("{} requests failed, the first: {first}", report.errors);
     }
-    Ok(Sample::from(&report))
+    Ok((Sample::from(&report), daemon))
 }
 
 fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> flowstone_testkit::Result<load::LoadReport> {

@@ -106,7 +106,7 @@ fn converse(stream: UnixStream, handler: &Handler) {
             Ok(value) => json!({ "ok": value }),
             Err(message) => json!({ "error": message }),
         };
-        if writeln!(writer, "{reply}").is_err() {
+        if writer.write_all(format!("{reply}\n").as_bytes()).is_err() {
             return;
         }
     }
@@ -134,7 +134,7 @@ impl Client {
             Error::host(self.name.clone(), error, "check that the daemon runs")
         };
         let line = serde_json::to_string(command).map_err(std::io::Error::other).map_err(host)?;
-        writeln!(self.stream.get_mut(), "{line}").map_err(host)?;
+        self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(host)?;
         let mut answer = String::new();
         self.stream.read_line(&mut answer).map_err(host)?;
         let mut answer: Value =

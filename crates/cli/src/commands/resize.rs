@@ -24,7 +24,9 @@ pub fn run(args: &Resize) -> Result<ExitCode> {
 }
 
 fn grow_live(args: &Resize, control: &Path) -> Result<()> {
-    let disk = args.image.display().to_string();
+    // The daemon may run in another folder; what is no file here is the name of a disk.
+    let image = std::fs::canonicalize(&args.image).unwrap_or_else(|_| args.image.clone());
+    let disk = image.display().to_string();
     let command = Command::Resize { disk, bytes: args.size };
     let answer = Client::connect(control)?.run(&command)?;
     let seen = match answer["guest_told"].as_bool() {

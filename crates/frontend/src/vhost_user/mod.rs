@@ -24,10 +24,5 @@ pub use queue::{QueueFault, Signal, VirtQueue};
 pub use server::{DeviceOptions, Server};
 pub use shared::DeviceShared;
 
-/// What the fuzz targets drive: rings over plain memory, without a socket.
 #[doc(hidden)]
-pub mod fuzzing {
-    pub use super::device::Device;
-    pub use super::queue::{QueueParts, VirtQueue};
-    pub use super::ring::RingAddresses;
-}
+pub mod fuzzing;

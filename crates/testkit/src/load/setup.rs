@@ -116,6 +116,9 @@ impl Stage {
         self.session.share_memory(&self.memory, options.client.memory_message)?;
         for (index, share) in self.shares.iter().enumerate() {
             self.session.start_ring(index, share, share.addresses.used_index())?;
+            if options.client.kick_on_start {
+                share.kick.signal()?;
+            }
         }
         Ok(())
     }

@@ -134,6 +134,29 @@ fn a_backend_that_dies_ends_the_run() {
 }
 
 #[test]
+fn a_backend_that_is_replaced_goes_on_where_the_first_one_died() {
+    let Some(mut peer) = Peer::start(DISK, 1) else { return };
+    let mut options = options(&peer).workload("randrw");
+    let runtime = Duration::from_millis(900);
+    options.limit = Limit::Time { ramp: Duration::ZERO, runtime };
+    // One request at a time and a kick at the start: this peer keeps no inflight region.
+    options.client.kick_on_start = true;
+    (options.verify, options.verify_final) = (true, true);
+    options.reconnect = Some(Duration::from_secs(10));
+    thread::scope(|scope| {
+        let running = scope.spawn(|| run(&options));
+        for _ in 0..2 {
+            thread::sleep(Duration::from_millis(200));
+            peer.daemon.kill().unwrap();
+            peer.restart();
+        }
+        let report = running.join().unwrap().unwrap();
+        assert_eq!((report.reconnects, report.errors), (2, 0), "{report:?}");
+        assert!(report.verified_blocks > 0);
+    });
+}
+
+#[test]
 fn requests_the_device_cannot_do_are_refused_before_the_run() {
     let Some(peer) = Peer::start(DISK, 1) else {
         return;

@@ -45,7 +45,6 @@ fn config_space_tells_the_truth() {
     };
     let mut client = Client::connect(peer.options()).unwrap();
     assert!(client.negotiated().has(F_MQ));
-    eprintln!("{:x?}", client.negotiated());
     assert_eq!(client.config().capacity_bytes(), DISK);
     assert_eq!(client.config().num_queues, 2);
     assert_eq!(client.config().seg_max, 126);
@@ -178,6 +177,17 @@ fn a_crashed_backend_is_noticed_and_the_next_one_finishes_the_work() {
     let mut back = [0; 4096];
     client.read(8, &mut back).unwrap();
     assert_eq!(back, [7; 4096]);
+}
+
+#[test]
+fn a_resize_is_announced_on_the_backend_channel() {
+    let Some(peer) = Peer::start(DISK, 1) else { return };
+    let mut client = Client::connect(peer.options()).unwrap();
+    let soon = Duration::from_millis(50);
+    assert!(!client.wait_config_change(soon).unwrap());
+    peer.resize(2 * DISK);
+    assert!(client.wait_config_change(Duration::from_secs(5)).unwrap());
+    assert_eq!(client.refresh_config().unwrap().capacity_bytes(), 2 * DISK);
 }
 
 #[test]

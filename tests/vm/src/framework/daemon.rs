@@ -18,6 +18,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Daemon {
     binary: PathBuf,
+    image: PathBuf,
     args: Vec<String>,
     socket: PathBuf,
     control: PathBuf,
@@ -34,19 +35,13 @@ impl Daemon {
         let log = folder.join("daemon.log");
         let args = serve_args(&socket, &control, options, image);
         let process = start(&binary, &args, &log)?;
-        Ok(Self { binary, args, socket, control, log, process })
+        Ok(Self { binary, image: image.to_owned(), args, socket, control, log, process })
     }
 
     /// The socket QEMU connects to.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
-    }
-
-    /// The command that was started, as a user would type it.
-    #[must_use]
-    pub fn command_line(&self) -> String {
-        format!("flowstone {}", self.args.join(" "))
     }
 
     /// Kills the daemon as the out-of-memory killer would (SIGKILL).
@@ -69,6 +64,12 @@ impl Daemon {
         Ok(())
     }
 
+    /// Starts the daemon again with other options.
+    pub fn restart_with(&mut self, options: &[&str]) -> Result<()> {
+        self.args = serve_args(&self.socket, &self.control, options, &self.image);
+        self.restart()
+    }
+
     /// What the disk has counted since the daemon started.
     pub fn stats(&self) -> Result<DiskStats> {
         let control = self.control.to_string_lossy();
@@ -77,9 +78,9 @@ impl Daemon {
     }
 
     /// Gives the disk a new size while it is in use.
-    pub fn resize(&self, image: &Path, size: &str) -> Result<()> {
-        let control = self.control.to_string_lossy();
-        flowstone(&["resize", "--control", &control, &image.to_string_lossy(), size]).map(drop)
+    pub fn resize(&self, size: &str) -> Result<()> {
+        let (control, image) = (self.control.to_string_lossy(), self.image.to_string_lossy());
+        flowstone(&["resize", "--control", &control, &image, size]).map(drop)
     }
 
     /// Processor time used since the last start.

@@ -73,6 +73,12 @@ impl Lab {
         self.accel
     }
 
+    /// What guests boot.
+    #[must_use]
+    pub fn artifacts(&self) -> &Artifacts {
+        &self.artifacts
+    }
+
     /// Creates an empty raw image, such as `256M`.
     pub fn image(&self, size: &str) -> Result<PathBuf> {
         let image = self.folder().join("disk.raw");
@@ -90,7 +96,7 @@ impl Lab {
         self.boot_machine(&Self::machine(daemon, queues))
     }
 
-    /// Boots a guest to measure.
+    /// Boots a guest made to measure.
     pub fn boot_machine(&self, machine: &Machine) -> Result<Guest> {
         // A folder per boot: QEMU does not remove the sockets of an earlier guest.
         let folder = tempfile::tempdir_in(self.folder())?.keep();

@@ -66,6 +66,17 @@ impl Machine {
         settings
     }
 
+    /// What a user adds to look around in the guest of the tests: a shell on the terminal.
+    #[must_use]
+    pub fn shell_settings(artifacts: &Artifacts) -> Vec<Setting> {
+        vec![
+            ("-nographic", String::new()),
+            ("-kernel", artifacts.kernel.display().to_string()),
+            ("-initrd", artifacts.initrd.display().to_string()),
+            ("-append", "'console=ttyS0 quiet shell'".into()),
+        ]
+    }
+
     /// The arguments of a test guest whose sockets and logs live in `folder`.
     #[must_use]
     pub fn args(&self, accel: Accel, artifacts: &Artifacts, folder: &Path) -> Vec<String> {

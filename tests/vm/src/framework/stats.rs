@@ -13,37 +13,34 @@ pub struct Stats {
     disks: Vec<DiskStats>,
 }
 
-/// One disk.
-#[derive(Clone, Debug, Default, Deserialize)]
+/// One disk; counters since the daemon started.
+#[derive(Clone, Debug, Deserialize)]
 pub struct DiskStats {
-    queues: Vec<QueueStats>,
-    host: HostStats,
+    /// Space the image takes on the host.
+    #[serde(default)]
+    pub allocated_bytes: u64,
+    /// All queues together.
+    pub total: Totals,
 }
 
-/// One queue; counters since the daemon started.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-struct QueueStats {
+/// Counters. Kinds of request are `read`, `write`, `flush`, `discard` and `write_zeroes`.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Totals {
     requests: BTreeMap<String, u64>,
-    bytes_read: u64,
-    bytes_written: u64,
-    bytes_discarded: u64,
-    kicks: u64,
-    calls: u64,
-    latency_us: BTreeMap<String, Latency>,
+    bytes: BTreeMap<String, u64>,
+    device_us: BTreeMap<String, Latency>,
+    /// Notifications from the guest.
+    pub kicks: u64,
+    /// Interrupts to the guest.
+    pub calls: u64,
 }
 
-#[derive(Clone, Debug, Default, Deserialize)]
-struct HostStats {
-    allocated_bytes: u64,
-}
-
-/// Latency of one kind of request.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+/// Time from a request's start to its completion below the queue, in microseconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Latency {
-    /// Median in microseconds.
+    /// Median.
     pub p50: f64,
-    /// 99th percentile in microseconds.
+    /// 99th percentile.
     pub p99: f64,
 }
 
@@ -63,58 +60,27 @@ impl Stats {
 }
 
 impl DiskStats {
-    /// Requests of a kind: `read write flush discard write_zeroes get_id`.
+    /// Requests of a kind.
     #[must_use]
     pub fn requests(&self, kind: &str) -> u64 {
-        self.queues.iter().filter_map(|queue| queue.requests.get(kind)).sum()
+        self.total.requests.get(kind).copied().unwrap_or(0)
     }
 
     /// Requests of all kinds.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
-        self.queues.iter().flat_map(|queue| queue.requests.values()).sum()
+        self.total.requests.values().sum()
     }
 
-    /// Bytes the guest has read.
+    /// Bytes read, written, discarded or zeroed.
     #[must_use]
-    pub fn bytes_read(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.bytes_read).sum()
+    pub fn bytes(&self, kind: &str) -> u64 {
+        self.total.bytes.get(kind).copied().unwrap_or(0)
     }
 
-    /// Bytes the guest has written.
-    #[must_use]
-    pub fn bytes_written(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.bytes_written).sum()
-    }
-
-    /// Bytes the guest has given back.
-    #[must_use]
-    pub fn bytes_discarded(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.bytes_discarded).sum()
-    }
-
-    /// Notifications from the guest.
-    #[must_use]
-    pub fn kicks(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.kicks).sum()
-    }
-
-    /// Interrupts to the guest.
-    #[must_use]
-    pub fn calls(&self) -> u64 {
-        self.queues.iter().map(|queue| queue.calls).sum()
-    }
-
-    /// Latency of a kind of request, of the queue that had most of them.
+    /// Latency of a kind, if there was a request of it.
     #[must_use]
     pub fn latency(&self, kind: &str) -> Option<Latency> {
-        let count = |queue: &&QueueStats| queue.requests.get(kind).copied().unwrap_or(0);
-        self.queues.iter().max_by_key(count)?.latency_us.get(kind).copied()
-    }
-
-    /// Space the image takes on the host.
-    #[must_use]
-    pub fn allocated_bytes(&self) -> u64 {
-        self.host.allocated_bytes
+        self.total.device_us.get(kind).copied().filter(|_| self.requests(kind) > 0)
     }
 }

@@ -1,9 +1,10 @@
 //! A guest under load survives the end of its daemon, however it ends.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use flowstone_vmtest::framework::daemon::Daemon;
 use flowstone_vmtest::framework::lab::Lab;
 
 use crate::disk_errors;
@@ -18,17 +19,50 @@ const LOAD_MEGABYTES_PER_JOB: u32 = 48;
 
 #[test]
 fn guest_survives_three_kills_while_requests_complete_out_of_order() -> Result<()> {
-    survives_three_ends(|daemon| daemon.kill())
+    survives_three_ends(Daemon::kill)
 }
 
 #[test]
 fn sigterm_under_load_drains_and_the_guest_continues_after_restart() -> Result<()> {
-    survives_three_ends(|daemon| daemon.terminate())
+    survives_three_ends(Daemon::terminate)
 }
 
-fn survives_three_ends(
-    end: fn(&mut flowstone_vmtest::framework::daemon::Daemon) -> Result<()>,
-) -> Result<()> {
+#[test]
+#[ignore = "runs for SOAK_MINUTES"]
+fn soak_random_ends_under_load() -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
+    let minutes: u64 = std::env::var("SOAK_MINUTES").map_or(Ok(10), |text| text.parse())?;
+    let deadline = Instant::now() + Duration::from_secs(60 * minutes);
+    let mut random = seeded();
+    let image = lab.image("128M")?;
+    let mut daemon = lab.serve(&image, &OUT_OF_ORDER)?;
+    let mut guest = lab.boot(&daemon, 2)?;
+    while Instant::now() < deadline {
+        guest.start(&verified_load(LOAD_MEGABYTES_PER_JOB))?;
+        guest.wait_for(LOAD_BEGINS)?;
+        for _ in 0..random.u32(1..6) {
+            sleep(Duration::from_millis(random.u64(0..1500)));
+            let end = if random.bool() { Daemon::kill } else { Daemon::terminate };
+            end(&mut daemon)?;
+            sleep(Duration::from_millis(random.u64(0..1500)));
+            daemon.restart()?;
+        }
+        guest.finish()?;
+        disk_errors::none_logged(&mut guest)?;
+    }
+    guest.power_off()?;
+    daemon.terminate()
+}
+
+/// Random numbers; `SOAK_SEED` repeats an earlier run's decisions, if not its timing.
+fn seeded() -> fastrand::Rng {
+    let given = std::env::var("SOAK_SEED").ok().and_then(|text| text.parse().ok());
+    let seed = given.unwrap_or_else(|| fastrand::u64(..));
+    eprintln!("SOAK_SEED={seed}");
+    fastrand::Rng::with_seed(seed)
+}
+
+fn survives_three_ends(end: fn(&mut Daemon) -> Result<()>) -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else {
         return Ok(());
     };

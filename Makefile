@@ -1,0 +1,56 @@
+# The few commands of the project; each does all it needs on a Debian 12 machine.
+
+PREFIX ?= /usr/local
+SOAK_MINUTES ?= 10
+FUZZ_SECONDS ?= 60
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+SHARE := $(DESTDIR)$(PREFIX)/share
+
+# Where rustup puts cargo, for the run that has just installed it.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+.PHONY: help demo test bench soak fuzz install
+
+help: ## Show this list
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 17
+
+demo: ## Boot a real Linux guest on a flowstone disk and show what happens
+	@scripts/setup
+	@cargo build --release -p flowstone-cli -p flowstone-vmtest --bins
+	@$(TARGET)/release/demo
+
+test: ## Check everything: style, documentation, licences, all tests, real guests
+	scripts/setup --ci
+	shellcheck scripts/*
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
+	cargo deny check licenses bans sources
+	cargo build --workspace --bins
+	FLOWSTONE_REQUIRE_GUESTS=1 cargo test --workspace
+
+bench: ## Measure against qemu-storage-daemon and fio; writes docs/benchmarks.md
+	scripts/setup
+	cargo build --release -p flowstone-cli
+	cargo run --release -p flowstone-bench -- --markdown docs/benchmarks.md --json target/bench.json
+
+soak: ## Random long runs of the soak tests; SOAK_MINUTES=10 each
+	scripts/setup
+	cargo build --release --workspace --bins
+	SOAK_MINUTES=$(SOAK_MINUTES) FLOWSTONE_REQUIRE_GUESTS=1 \
+		cargo test --release --workspace -- --ignored --nocapture soak
+
+fuzz: ## Fuzz what guests and monitors can send; FUZZ_SECONDS=60 per target
+	scripts/setup --fuzz
+	for target in $$(cargo fuzz list); do \
+		RUSTC_BOOTSTRAP=1 cargo fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit; \
+	done
+
+install: ## Install binary, manual pages and completions below PREFIX=/usr/local
+	cargo build --release -p flowstone-cli
+	cargo xtask dist
+	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(TARGET)/release/flowstone
+	install -D -m 644 -t $(SHARE)/man/man1 target/dist/man/*.1
+	install -D -m 644 target/dist/completions/flowstone.bash $(SHARE)/bash-completion/completions/flowstone
+	install -D -m 644 -t $(SHARE)/zsh/site-functions target/dist/completions/_flowstone
+	install -D -m 644 -t $(SHARE)/fish/vendor_completions.d target/dist/completions/flowstone.fish

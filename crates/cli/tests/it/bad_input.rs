@@ -1,0 +1,114 @@
+//! Whatever is wrong, one line says so and says what to do, and nothing is lost.
+
+use std::os::unix::net::UnixListener;
+
+use crate::fixture::{Place, stop};
+
+#[test]
+fn images_that_are_none_are_refused() {
+    let place = Place::new();
+    std::fs::create_dir(place.path("dir.raw")).unwrap();
+    std::fs::write(place.path("odd.raw"), [0; 513]).unwrap();
+    std::fs::write(place.path("empty.raw"), []).unwrap();
+    std::fs::write(place.path("nameless"), [0; 512]).unwrap();
+    for (image, why) in [
+        ("none.raw", "no such file"),
+        ("dir.raw", "it is a directory"),
+        ("odd.raw", "not a multiple of 512"),
+        ("empty.raw", "its size is 0"),
+        ("nameless", "does not tell the image format"),
+        ("disk.vmdk", "does not tell the image format"),
+    ] {
+        for command in [&["info"][..], &["check"], &["serve", "--socket", "s.sock"]] {
+            let refusal = place.refused(&[command, &[image]].concat());
+            assert!(refusal.contains(why), "{command:?} {image}: {refusal}");
+        }
+    }
+    assert!(!place.path("s.sock").exists());
+}
+
+#[test]
+fn sizes_that_no_disk_has_are_refused() {
+    let place = Place::new();
+    for (size, why) in [("0", "its size is 0"), ("1000", "not a multiple of 512")] {
+        let refusal = place.refused(&["create", "--size", size, "disk.raw"]);
+        assert!(refusal.contains(why), "{refusal}");
+        assert!(!place.path("disk.raw").exists());
+    }
+    assert_eq!(
+        place.run(&["create", "--size", "8G", "--format", "vmdk", "a"]).status.code(),
+        Some(2)
+    );
+}
+
+#[test]
+fn an_image_in_use_is_not_opened_twice() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    for args in [
+        &["serve", "--socket", "other.sock", "disk.raw"][..],
+        &["serve", "--socket", "other.sock", "--readonly", "disk.raw"],
+        &["check", "disk.raw"],
+        &["resize", "disk.raw", "2M"],
+    ] {
+        let refusal = place.refused(args);
+        assert!(refusal.contains("using th"), "{refusal}");
+    }
+    place.succeed(&["info", "disk.raw"]);
+    stop(daemon);
+    let daemon = place.serve(&["disk.raw"]);
+    stop(daemon);
+}
+
+#[test]
+fn socket_paths_that_cannot_be_are_refused() {
+    let place = Place::new();
+    place.image("1M");
+    std::fs::write(place.path("file"), b"precious").unwrap();
+    let _taken = UnixListener::bind(place.path("taken.sock")).unwrap();
+    let long = "x".repeat(200);
+    for (socket, why) in [
+        ("file", "is not a socket"),
+        ("taken.sock", "another process is listening"),
+        ("no/such/dir.sock", "create the directory"),
+        (long.as_str(), "longer than 107 bytes"),
+    ] {
+        let refusal = place.refused(&["serve", "--socket", socket, "disk.raw"]);
+        assert!(refusal.contains(why), "{socket}: {refusal}");
+    }
+    assert_eq!(std::fs::read(place.path("file")).unwrap(), b"precious");
+}
+
+#[test]
+fn a_socket_left_by_a_killed_daemon_is_taken_over() {
+    let place = Place::new();
+    place.image("1M");
+    let mut daemon = place.serve(&["disk.raw"]);
+    daemon.kill().unwrap();
+    assert!(place.path("disk.sock").exists());
+    let daemon = place.serve(&["disk.raw"]);
+    stop(daemon);
+    assert!(!place.path("disk.sock").exists());
+    assert!(!place.path("control.sock").exists());
+}
+
+#[test]
+fn files_that_may_not_be_opened_are_refused() {
+    if rustix::process::getuid().is_root() {
+        println!("skipped: root may open every file");
+        return;
+    }
+    let place = Place::new();
+    let path = place.image("1M");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o000);
+    std::fs::set_permissions(path, mode).unwrap();
+    assert!(place.refused(&["info", "disk.raw"]).contains("permission denied"));
+}
+
+#[test]
+fn a_control_socket_without_a_daemon_is_refused() {
+    let place = Place::new();
+    place.refused(&["stats", "--control", "none.sock"]);
+    place.refused(&["resize", "--control", "none.sock", "disk", "1G"]);
+}

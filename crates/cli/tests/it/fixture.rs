@@ -1,0 +1,108 @@
+//! A temporary folder, commands run in it, and daemons started in it.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use flowstone_testkit::process::Daemon;
+use flowstone_testkit::{Client, ClientOptions, DaemonCommand};
+use tempfile::TempDir;
+
+/// Where a test works.
+pub struct Place {
+    pub dir: TempDir,
+}
+
+impl Place {
+    /// A new folder on the disk that holds the build.
+    pub fn new() -> Self {
+        Self { dir: tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap() }
+    }
+
+    /// A path in the folder.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// A path in the folder, as text.
+    pub fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// Runs `flowstone` in the folder.
+    pub fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flowstone"));
+        command.args(args).current_dir(self.dir.path()).output().unwrap()
+    }
+
+    /// Runs `flowstone`, which must succeed, and returns what it printed.
+    pub fn succeed(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{args:?}: {errors}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Runs `flowstone`, which must fail with status 1 and one line of the agreed form, and
+    /// returns that line.
+    pub fn refused(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        let line = errors.lines().last().unwrap_or_default().to_owned();
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {errors}");
+        assert!(line.starts_with("flowstone: "), "{args:?}: {errors}");
+        assert!(line.contains(": ") && line.contains("; "), "{args:?} gives no advice: {line}");
+        line
+    }
+
+    /// A new raw image of this size.
+    pub fn image(&self, size: &str) -> PathBuf {
+        self.succeed(&["create", "--size", size, "disk.raw"]);
+        self.path("disk.raw")
+    }
+
+    /// Starts `flowstone serve` on `disk.sock` with more arguments.
+    pub fn serve(&self, args: &[&str]) -> Daemon {
+        self.serve_command(args).spawn().unwrap()
+    }
+
+    /// The command that [`serve`](Self::serve) starts.
+    pub fn serve_command(&self, args: &[&str]) -> DaemonCommand {
+        DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
+            .args(["serve", "--socket", &self.text("disk.sock")])
+            .args(["--control", &self.text("control.sock")])
+            .args(args.iter().map(|arg| self.absolute(arg)))
+    }
+
+    /// The name of a file in the folder as its path; everything else as it is.
+    fn absolute(&self, arg: &str) -> String {
+        if self.path(arg).is_file() { self.text(arg) } else { arg.to_owned() }
+    }
+
+    /// Options for a driver of `disk.sock`.
+    pub fn options(&self) -> ClientOptions {
+        ClientOptions::new(self.path("disk.sock"))
+    }
+
+    /// A driver of `disk.sock`.
+    pub fn client(&self) -> Client {
+        Client::connect(self.options()).unwrap()
+    }
+
+    /// What the daemon has counted.
+    pub fn stats(&self) -> serde_json::Value {
+        let text = self.succeed(&["stats", "--control", &self.text("control.sock"), "--json"]);
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+/// Ends a daemon the polite way; it must exit with 0.
+pub fn stop(mut daemon: Daemon) {
+    let status = daemon.terminate(Duration::from_secs(20)).unwrap();
+    assert!(status.success(), "{status}: {}", daemon.stderr());
+}
+
+/// Bytes that tell their place.
+pub fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
+    (0..bytes).map(|i| (i as u8).wrapping_mul(7) ^ (i >> 8) as u8 ^ seed).collect()
+}

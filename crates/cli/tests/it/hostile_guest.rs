@@ -1,0 +1,200 @@
+//! Rings and sockets in the hands of somebody who means harm: the daemon answers with an error or
+//! leaves that queue alone, and goes on serving everybody else.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use flowstone_testkit::process::Daemon;
+use flowstone_testkit::{Client, Status};
+
+use crate::fixture::{Place, stop};
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const INDIRECT: u16 = 4;
+
+fn resident_bytes(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// CPU time of all threads, in clock ticks.
+fn cpu_ticks(daemon: &Daemon) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.pid())).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+/// Does one bad thing to a ring, and checks that the queue reports an error, that the daemon
+/// neither spins nor grows, and that the next driver is served.
+fn spoil(name: &str, deed: impl Fn(&mut Client)) {
+    println!("{name}");
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mut client = place.client();
+    assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let before = resident_bytes(&daemon);
+    deed(&mut client);
+    client.ring(0).kick().unwrap();
+    let mut errors = 0;
+    for _ in 0..500 {
+        errors += client.ring(0).take_errors();
+        if errors > 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(errors > 0, "{name}: the monitor was not told");
+    let ticks = cpu_ticks(&daemon);
+    for _ in 0..20 {
+        client.ring(0).kick().unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(cpu_ticks(&daemon) - ticks < 8, "{name}: the queue spins");
+    assert!(resident_bytes(&daemon) < before + (8 << 20), "{name}: the daemon grows");
+    drop(client);
+    assert_eq!(place.client().write(0, &[2; 512]).unwrap(), Status::Ok, "{name}");
+    stop(daemon);
+}
+
+/// Puts descriptors into the table from 0 on and offers the first one.
+fn offer(client: &mut Client, descriptors: &[(u64, u32, u16, u16)]) {
+    let queue = &mut client.ring(0).queue;
+    for (index, (address, bytes, flags, next)) in descriptors.iter().enumerate() {
+        queue.raw_descriptor(index as u16, *address, *bytes, *flags, *next);
+    }
+    queue.raw_avail(0);
+    queue.publish();
+}
+
+/// An address in guest memory.
+fn valid(client: &Client) -> u64 {
+    client.memory().alloc(1 << 16, 4096).unwrap().address().0
+}
+
+#[test]
+fn broken_chains_stop_their_queue_and_nothing_else() {
+    spoil("a chain that is a loop", |client| {
+        let at = valid(client);
+        offer(client, &[(at, 16, NEXT, 1), (at, 512, NEXT, 0)]);
+    });
+    spoil("a next past the table", |client| {
+        let at = valid(client);
+        offer(client, &[(at, 16, NEXT, 9999)]);
+    });
+    spoil("a header outside memory", |client| {
+        offer(client, &[(u64::MAX - 8, 16, NEXT, 1), (0, 1, WRITE, 0)]);
+    });
+    spoil("data that runs out of memory", |client| {
+        let at = valid(client);
+        offer(client, &[(at, 16, NEXT, 1), (at, u32::MAX, NEXT | WRITE, 2), (at, 1, WRITE, 0)]);
+    });
+    spoil("no status byte", |client| {
+        let at = valid(client);
+        offer(client, &[(at, 16, 0, 0)]);
+    });
+    spoil("half a header", |client| {
+        let at = valid(client);
+        offer(client, &[(at, 15, NEXT, 1), (at, 1, WRITE, 0)]);
+    });
+    spoil("an empty buffer", |client| {
+        let at = valid(client);
+        offer(client, &[(at, 16, NEXT, 1), (at, 0, NEXT, 2), (at, 1, WRITE, 0)]);
+    });
+    spoil("readable after writable", |client| {
+        let at = valid(client);
+        offer(client, &[(at, 16, NEXT, 1), (at, 512, WRITE | NEXT, 2), (at, 1, 0, 0)]);
+    });
+}
+
+#[test]
+fn broken_indirect_tables_stop_their_queue_and_nothing_else() {
+    for (name, bytes, flags) in [
+        ("an empty table", 0, INDIRECT),
+        ("half a descriptor", 24, INDIRECT),
+        ("a table of a thousand million", !15, INDIRECT),
+        ("a table with a next", 32, INDIRECT | NEXT),
+    ] {
+        spoil(name, |client| {
+            let at = valid(client);
+            offer(client, &[(at, bytes, flags, 0)]);
+        });
+    }
+    spoil("a table outside memory", |client| offer(client, &[(1 << 60, 32, INDIRECT, 0)]));
+    spoil("a table in a table", |client| {
+        let slice = client.memory().alloc(4096, 4096).unwrap();
+        let nested = flowstone_testkit::driver::RawDescriptor {
+            addr: slice.address(),
+            len: 32,
+            flags: INDIRECT,
+            next: 0,
+        };
+        nested.store(&slice, 0);
+        offer(client, &[(slice.address().0, 32, INDIRECT, 0)]);
+    });
+}
+
+#[test]
+fn a_broken_avail_ring_stops_its_queue_and_nothing_else() {
+    spoil("an index that jumps", |client| {
+        let now = client.ring(0).queue.avail_index();
+        client.ring(0).queue.raw_avail_index(now.wrapping_add(129));
+    });
+    spoil("a head past the table", |client| {
+        client.ring(0).queue.raw_avail(128);
+        client.ring(0).queue.publish();
+    });
+}
+
+#[test]
+fn the_same_head_twice_stops_its_queue() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["--layer", "delay=50ms", "disk.raw"]);
+    let mut client = place.client();
+    let at = valid(&client);
+    offer(
+        &mut client,
+        &[(at, 16, NEXT, 1), (at + 512, 512, WRITE | NEXT, 2), (at + 64, 1, WRITE, 0)],
+    );
+    client.ring(0).queue.raw_avail(0);
+    client.ring(0).queue.publish();
+    client.ring(0).kick().unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(client.ring(0).take_errors(), 1);
+    assert_eq!(client.ring(0).queue.used_index(), 1, "the first one is still answered");
+    drop(client);
+    stop(daemon);
+}
+
+#[test]
+fn garbage_on_the_socket_is_dropped_and_the_next_driver_served() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mut seed = 7u64;
+    for bytes in [1, 11, 12, 13, 100, 4096, 65536] {
+        let mut stream = UnixStream::connect(place.path("disk.sock")).unwrap();
+        let garbage: Vec<u8> = (0..bytes)
+            .map(|_| {
+                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (seed >> 56) as u8
+            })
+            .collect();
+        // The daemon may hang up while we are still talking.
+        let _ = stream.write_all(&garbage);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        let _ = stream.read(&mut [0; 16]);
+    }
+    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
+    let mut control = UnixStream::connect(place.path("control.sock")).unwrap();
+    control.write_all(b"{\"command\":\"launch\"}\n").unwrap();
+    let mut answer = [0; 512];
+    let bytes = control.read(&mut answer).unwrap();
+    let answer = std::str::from_utf8(&answer[..bytes]).unwrap();
+    assert!(answer.contains("error") && answer.contains("launch"), "{answer}");
+    stop(daemon);
+}

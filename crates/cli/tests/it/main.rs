@@ -1,0 +1,14 @@
+//! The `flowstone` command and the daemon it starts, as a stranger meets them: a real process, a
+//! real socket, a vhost-user-blk driver on the other side.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod bad_input;
+mod fixture;
+mod host_trouble;
+mod hostile_guest;
+mod many_disks;
+mod model;
+mod serving;
+mod survival;
+mod tools;

@@ -1,0 +1,134 @@
+//! A daemon that is killed, restarted, or asked to leave in the middle of requests.
+
+use std::collections::BTreeMap;
+
+use flowstone_testkit::client::{Completion, Ticket};
+use flowstone_testkit::{Client, Request, Status};
+
+use crate::fixture::{Place, pattern, stop};
+
+const BLOCK_BYTES: usize = 4096;
+const BLOCKS: u64 = 512;
+
+fn block(number: u64, round: u8) -> Vec<u8> {
+    pattern(BLOCK_BYTES, round ^ number as u8)
+}
+
+/// A driver that keeps its queue full of writes and remembers what each one is.
+struct Writer {
+    client: Client,
+    round: u8,
+    in_flight: BTreeMap<Ticket, u64>,
+    done: u64,
+}
+
+impl Writer {
+    fn settle(&mut self, completion: &Completion) {
+        assert_eq!(completion.status, Status::Ok);
+        assert!(self.in_flight.remove(&completion.ticket).is_some(), "completed twice");
+        self.done += 1;
+    }
+
+    /// Writes blocks until `until` of them are done; leaves the queue full.
+    fn write_until(&mut self, next: &mut u64, until: u64) {
+        while self.done < until {
+            while self.in_flight.len() < 16 && *next < BLOCKS {
+                let data = block(*next, self.round);
+                let ticket = self.client.submit(0, &Request::write(*next * 8, &data)).unwrap();
+                self.in_flight.insert(ticket, *next);
+                *next += 1;
+            }
+            self.client.notify(0).unwrap();
+            let completion = self.client.wait(0).unwrap();
+            self.settle(&completion);
+        }
+    }
+}
+
+fn verify(client: &mut Client, round: u8) {
+    let mut back = vec![0; BLOCK_BYTES];
+    for number in 0..BLOCKS {
+        assert_eq!(client.read(number * 8, &mut back).unwrap(), Status::Ok);
+        assert!(back == block(number, round), "block {number} is wrong");
+    }
+}
+
+#[test]
+fn a_killed_daemon_finishes_what_was_in_flight_out_of_order() {
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        place.image("64M");
+        let args = ["--engine", engine, "--layer", "delay=0-4ms", "disk.raw"];
+        let mut daemon = place.serve(&args);
+        let client = place.client();
+        let mut writer = Writer { client, round: 1, in_flight: BTreeMap::new(), done: 0 };
+        let mut next = 0;
+        for kill_at in [60, 150, 300] {
+            writer.write_until(&mut next, kill_at);
+            daemon.kill().unwrap();
+            daemon = place.serve(&args);
+            writer.client.reconnect().unwrap();
+        }
+        writer.write_until(&mut next, BLOCKS);
+        verify(&mut writer.client, 1);
+        stop(daemon);
+    }
+}
+
+#[test]
+fn a_daemon_asked_to_leave_finishes_what_is_in_flight() {
+    let place = Place::new();
+    place.image("64M");
+    let args = ["--layer", "delay=0-4ms", "disk.raw"];
+    let daemon = place.serve(&args);
+    let client = place.client();
+    let mut writer = Writer { client, round: 2, in_flight: BTreeMap::new(), done: 0 };
+    let mut next = 0;
+    writer.write_until(&mut next, 100);
+    stop(daemon);
+    // Everything taken was completed: the log that survives is empty.
+    assert_eq!(writer.client.inflight().unwrap().taken(0).unwrap(), [0u16; 0]);
+    let daemon = place.serve(&args);
+    writer.client.reconnect().unwrap();
+    writer.write_until(&mut next, BLOCKS);
+    verify(&mut writer.client, 2);
+    stop(daemon);
+}
+
+#[test]
+fn a_restarted_daemon_remembers_that_the_guest_wants_write_through() {
+    let place = Place::new();
+    place.image("1M");
+    let mut daemon = place.serve(&["disk.raw"]);
+    let mut client = place.client();
+    client.set_wce(false).unwrap();
+    daemon.kill().unwrap();
+    let daemon = place.serve(&["disk.raw"]);
+    client.reconnect().unwrap();
+    // The monitor does not repeat the guest's choice, and the guest sends no flush any more.
+    assert_eq!(place.stats()["disks"][0]["write_through"], true);
+    assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    drop(client);
+    drop(place.client());
+    assert_eq!(place.stats()["disks"][0]["write_through"], false, "a new guest starts afresh");
+    stop(daemon);
+}
+
+#[test]
+fn a_driver_that_hangs_up_in_the_middle_leaves_a_working_disk() {
+    let place = Place::new();
+    place.image("64M");
+    let daemon = place.serve(&["--layer", "delay=0-4ms", "disk.raw"]);
+    for round in 0..5u8 {
+        let mut client = place.client();
+        let data = block(0, round);
+        for number in 0..16 {
+            client.submit(0, &Request::write(number * 8, &data)).unwrap();
+        }
+        client.notify(0).unwrap();
+        client.disconnect();
+    }
+    let mut client = place.client();
+    assert_eq!(client.write(0, &block(0, 9)).unwrap(), Status::Ok);
+    stop(daemon);
+}

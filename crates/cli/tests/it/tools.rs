@@ -1,0 +1,85 @@
+//! create, info, check, resize and convert.
+
+use std::os::unix::fs::{FileExt, MetadataExt};
+
+use serde_json::Value;
+
+use crate::fixture::{Place, pattern};
+
+#[test]
+fn a_new_image_has_its_size_and_takes_no_room() {
+    let place = Place::new();
+    place.image("1G");
+    let info: Value =
+        serde_json::from_str(&place.succeed(&["info", "--json", "disk.raw"])).unwrap();
+    assert_eq!(info["format"], "raw");
+    assert_eq!(info["virtual_bytes"], 1u64 << 30);
+    assert_eq!(info["allocated_bytes"], 0);
+    assert!(place.succeed(&["info", "disk.raw"]).contains("1 GiB (1073741824 bytes)"));
+}
+
+#[test]
+fn resize_grows_and_shrinks_but_not_over_data() {
+    let place = Place::new();
+    let path = place.image("1M");
+    place.succeed(&["resize", "disk.raw", "8M"]);
+    assert_eq!(path.metadata().unwrap().len(), 8 << 20);
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[1; 4096], 3 << 20).unwrap();
+    let refusal = place.refused(&["resize", "disk.raw", "2M"]);
+    assert!(refusal.contains("data beyond the new end"), "{refusal}");
+    assert_eq!(path.metadata().unwrap().len(), 8 << 20);
+    place.succeed(&["resize", "disk.raw", "4M"]);
+    assert_eq!(path.metadata().unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn convert_copies_data_and_keeps_holes() {
+    let place = Place::new();
+    let path = place.image("64M");
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&pattern(100_000, 3), 5 << 20).unwrap();
+    // Written zeroes become a hole too.
+    file.write_all_at(&vec![0; 8 << 20], 32 << 20).unwrap();
+    file.write_all_at(&pattern(512, 4), (64 << 20) - 512).unwrap();
+    place.succeed(&["convert", "disk.raw", "copy.img"]);
+    let copy = std::fs::read(place.path("copy.img")).unwrap();
+    assert!(copy == std::fs::read(&path).unwrap());
+    let allocated = place.path("copy.img").metadata().unwrap().blocks() * 512;
+    assert!(allocated < 1 << 20, "{allocated} bytes are allocated");
+}
+
+#[test]
+fn convert_refuses_to_overwrite_and_leaves_nothing_half_made() {
+    let place = Place::new();
+    place.image("1M");
+    std::fs::write(place.path("there.raw"), b"precious").unwrap();
+    let refusal = place.refused(&["convert", "disk.raw", "there.raw"]);
+    assert!(refusal.contains("exists already"), "{refusal}");
+    assert_eq!(std::fs::read(place.path("there.raw")).unwrap(), b"precious");
+    place.refused(&["convert", "none.raw", "new.raw"]);
+    assert!(!place.path("new.raw").exists());
+}
+
+#[test]
+fn check_reads_everything_and_reports_status_0() {
+    let place = Place::new();
+    let path = place.image("16M");
+    std::fs::File::options().write(true).open(path).unwrap().write_all_at(&[5; 70_000], 0).unwrap();
+    let report = place.succeed(&["check", "--json", "disk.raw"]);
+    let report: Value = serde_json::from_str(&report).unwrap();
+    assert_eq!(report["error_count"], 0);
+    assert!(report["readable_bytes"].as_u64().unwrap() >= 70_000);
+    assert_eq!(place.run(&["check", "disk.raw"]).status.code(), Some(0));
+}
+
+#[test]
+fn the_command_line_is_described_completely() {
+    let place = Place::new();
+    for command in ["create", "info", "check", "convert", "resize", "serve", "stats"] {
+        let help = place.succeed(&[command, "--help"]);
+        assert!(help.contains("Usage: flowstone"), "{help}");
+    }
+    assert_eq!(place.run(&["serve"]).status.code(), Some(2));
+    assert_eq!(place.run(&["create", "--size", "4Q", "a.raw"]).status.code(), Some(2));
+}

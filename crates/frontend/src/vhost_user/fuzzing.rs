@@ -1,0 +1,51 @@
+//! What the fuzz targets drive: a ring over plain memory, and a device without a socket.
+
+use std::fs::File;
+use std::io;
+use std::sync::Arc;
+
+use flowstone_block::SectorCount;
+
+pub use super::device::Device;
+use super::inflight::InflightRegion;
+use super::memory::{GuestMemory, RegionAddresses};
+use super::protocol::ID_BYTES;
+use super::queue::{QueueParts, VirtQueue};
+use super::ring::{RingAddresses, SplitRing};
+use super::shared::DeviceShared;
+
+/// The size of the disk behind the queue.
+pub const DISK: SectorCount = SectorCount::new(1 << 12);
+
+/// A queue whose ring and guest memory are the first `bytes` bytes of `file`, which guest and
+/// monitor both see at address 0. The descriptor table is at 0, the avail ring behind it, and the
+/// used ring at the next multiple of 4.
+pub fn queue_over(
+    file: File,
+    bytes: u64,
+    size: u16,
+    event_idx: bool,
+    kick: File,
+) -> io::Result<VirtQueue> {
+    let addresses = RegionAddresses { guest: 0, monitor: 0, bytes };
+    let memory = Arc::new(GuestMemory::default().with_region(addresses, file, 0)?);
+    let avail = 16 * u64::from(size);
+    let used = (avail + 6 + 2 * u64::from(size)).next_multiple_of(4);
+    let at = RingAddresses { descriptors: 0, avail, used };
+    let ring = SplitRing::new(memory, size, event_idx, at)
+        .map_err(|bad| io::Error::other(format!("{bad:?}")))?;
+    let log_bytes = InflightRegion::bytes_for(1, size);
+    let region = InflightRegion::map(InflightRegion::create(log_bytes)?, 0, log_bytes, 1, size)?;
+    Ok(VirtQueue::new(QueueParts {
+        ring,
+        next_avail: 0,
+        kick,
+        call: Arc::default(),
+        error: None,
+        inflight: region.log(0, size),
+        shared: Arc::new(DeviceShared::new(DISK)),
+        readonly: false,
+        discards: true,
+        id: [0; ID_BYTES],
+    }))
+}

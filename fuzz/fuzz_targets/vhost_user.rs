@@ -1,0 +1,128 @@
+//! Messages of a monitor that means harm, descriptors included: the device refuses or hangs up.
+#![no_main]
+
+use std::fs::File;
+use std::io::{self, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex};
+
+use arbitrary::Arbitrary;
+use flowstone_block::{Layer, QueueDepth, SectorCount};
+use flowstone_frontend::vhost_user::fuzzing::Device;
+use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, VirtQueue};
+use flowstone_layers::Null;
+use libfuzzer_sys::fuzz_target;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use vhost::vhost_user::BackendReqHandler;
+
+/// A message that is mostly well-formed, so that the fuzzer gets past the first check.
+#[derive(Arbitrary, Debug)]
+struct Message {
+    request: u8,
+    need_reply: bool,
+    wrong_flags: Option<u32>,
+    wrong_size: Option<u32>,
+    payload: Payload,
+    fds: u8,
+    events: bool,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Payload {
+    Words(Vec<u64>),
+    /// Index and number, as most ring messages have.
+    State(u8, u16),
+    Bytes(Vec<u8>),
+}
+
+/// Runs a queue for a moment on the thread that starts it.
+struct Inline(Arc<Null>);
+
+impl QueueRunner for Inline {
+    fn start(&mut self, _index: usize, mut queue: VirtQueue) -> io::Result<()> {
+        let mut channel = self.0.channel(QueueDepth(queue.size()))?;
+        let mut done = Vec::new();
+        queue.take(|request| channel.submit(request));
+        channel.reap(&mut done);
+        while let Some(completion) = done.pop() {
+            if let Some(next) = queue.complete(completion) {
+                channel.submit(next);
+                channel.reap(&mut done);
+            }
+        }
+        queue.publish();
+        Ok(())
+    }
+
+    fn stop(&mut self, _index: usize) -> Option<u16> {
+        Some(0)
+    }
+}
+
+fn descriptors(count: u8, events: bool) -> Vec<OwnedFd> {
+    let make = |_| {
+        if events {
+            return eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd");
+        }
+        let memory = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd");
+        File::from(memory.try_clone().expect("a duplicate")).set_len(1 << 16).expect("it grows");
+        memory
+    };
+    (0..count % 10).map(make).collect()
+}
+
+fn send(stream: &UnixStream, message: &Message) {
+    let payload = match &message.payload {
+        Payload::Words(words) => words.iter().flat_map(|word| word.to_ne_bytes()).collect(),
+        Payload::State(index, number) => {
+            [u32::from(*index).to_ne_bytes(), u32::from(*number).to_ne_bytes()].concat()
+        }
+        Payload::Bytes(bytes) => bytes.clone(),
+    };
+    let payload = &payload[..payload.len().min(4096)];
+    let flags = message.wrong_flags.unwrap_or(1 | if message.need_reply { 8 } else { 0 });
+    let size = message.wrong_size.unwrap_or(payload.len() as u32);
+    let mut bytes = Vec::new();
+    for word in [u32::from(message.request % 48), flags, size] {
+        bytes.extend_from_slice(&word.to_ne_bytes());
+    }
+    let fds = descriptors(message.fds, message.events);
+    let borrowed: Vec<_> = fds.iter().map(|fd| fd.as_fd()).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(10))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() {
+        ancillary.push(SendAncillaryMessage::ScmRights(&borrowed));
+    }
+    let _ = sendmsg(stream, &[IoSlice::new(&bytes)], &mut ancillary, SendFlags::NOSIGNAL);
+    let _ = (&mut &*stream).write_all(payload);
+}
+
+fuzz_target!(|messages: Vec<Message>| {
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    // Replies that nobody reads must not block the device, nor our messages us.
+    ours.set_nonblocking(true).expect("a socket of ours");
+    let layer = Arc::new(Null::new(SectorCount::new(1 << 20)));
+    let options = DeviceOptions {
+        layer: layer.clone(),
+        shared: Arc::new(DeviceShared::new(SectorCount::new(1 << 20))),
+        queues_max: 4,
+        id: "fuzz".into(),
+    };
+    let device = Arc::new(Mutex::new(Device::new(options, Box::new(Inline(layer)))));
+    let mut handler = BackendReqHandler::from_stream(theirs, Arc::clone(&device));
+    for message in messages.iter().take(64) {
+        send(&ours, message);
+    }
+    ours.shutdown(std::net::Shutdown::Write).expect("a connected socket");
+    for _ in 0..256 {
+        match handler.handle_request() {
+            Ok(()) | Err(vhost::vhost_user::Error::InvalidOperation(_)) => {}
+            Err(_) => break,
+        }
+    }
+    device.lock().expect("no panic got here").disconnect();
+});

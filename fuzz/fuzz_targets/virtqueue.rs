@@ -1,0 +1,127 @@
+//! A ring and guest memory made by the fuzzer: whatever is in them, every request taken is
+//! answered once, nothing loops, and nothing is touched outside the memory.
+#![no_main]
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use arbitrary::Arbitrary;
+use flowstone_block::{Layer, QueueDepth};
+use flowstone_frontend::vhost_user::fuzzing::{DISK, queue_over};
+use flowstone_layers::Mem;
+use libfuzzer_sys::fuzz_target;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+const MEMORY_BYTES: u64 = 64 << 10;
+const HEADERS_AT: u64 = 32 << 10;
+const ROUNDS: usize = 4;
+
+/// Mostly a plausible ring, so that the fuzzer gets past the first check; then anything.
+#[derive(Arbitrary, Debug)]
+struct Input {
+    size_log2: u8,
+    event_idx: bool,
+    headers: Vec<Header>,
+    descriptors: Vec<Descriptor>,
+    heads: Vec<u8>,
+    avail_index_error: u8,
+    patches: Vec<(u16, Vec<u8>)>,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Header {
+    kind: u8,
+    sector: u16,
+    second_sector: u64,
+}
+
+#[derive(Arbitrary, Debug)]
+struct Descriptor {
+    place: Place,
+    bytes: u16,
+    flags: u8,
+    next: u8,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Place {
+    Header(u8),
+    Memory(u16),
+    Table(u8),
+    Anywhere(u64),
+}
+
+impl Input {
+    fn write_to(&self, memory: &File, size: u16) {
+        let put = |at: u64, bytes: &[u8]| {
+            let room = MEMORY_BYTES.saturating_sub(at) as usize;
+            memory.write_all_at(&bytes[..bytes.len().min(room)], at).expect("it fits");
+        };
+        for (index, header) in self.headers.iter().take(64).enumerate() {
+            let mut bytes = [0; 32];
+            bytes[0] = header.kind % 16;
+            bytes[8..10].copy_from_slice(&header.sector.to_le_bytes());
+            bytes[16..24].copy_from_slice(&header.second_sector.to_le_bytes());
+            put(HEADERS_AT + 32 * index as u64, &bytes);
+        }
+        for (index, descriptor) in self.descriptors.iter().take(128).enumerate() {
+            put(16 * index as u64, &descriptor.encode());
+        }
+        let avail = 16 * u64::from(size);
+        let count = self.heads.len().min(usize::from(size)) as u16;
+        let index = count.wrapping_add(u16::from(self.avail_index_error));
+        put(avail + 2, &index.to_le_bytes());
+        for (index, head) in self.heads.iter().take(usize::from(count)).enumerate() {
+            put(avail + 4 + 2 * index as u64, &u16::from(*head).to_le_bytes());
+        }
+        for (at, bytes) in &self.patches {
+            put(u64::from(*at), bytes);
+        }
+    }
+}
+
+impl Descriptor {
+    fn encode(&self) -> [u8; 16] {
+        let address = match self.place {
+            Place::Header(index) => HEADERS_AT + 32 * u64::from(index % 64),
+            Place::Memory(at) => u64::from(at),
+            Place::Table(index) => 16 * u64::from(index),
+            Place::Anywhere(at) => at,
+        };
+        let mut bytes = [0; 16];
+        bytes[0..8].copy_from_slice(&address.to_le_bytes());
+        bytes[8..10].copy_from_slice(&self.bytes.to_le_bytes());
+        bytes[12] = self.flags & 7;
+        bytes[14] = self.next;
+        bytes
+    }
+}
+
+fuzz_target!(|input: Input| {
+    let size = 1u16 << (input.size_log2 % 8);
+    let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
+    file.set_len(MEMORY_BYTES).expect("a small memfd grows");
+    input.write_to(&file, size);
+    let kick = File::from(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+    let mut queue = queue_over(file, MEMORY_BYTES, size, input.event_idx, kick).expect("a ring");
+    let disk = Mem::new(DISK).expect("a small disk");
+    let mut channel = disk.channel(QueueDepth(size)).expect("a channel");
+    let mut done = Vec::new();
+    for _ in 0..ROUNDS {
+        let taken = queue.take(|request| channel.submit(request));
+        assert!(taken <= usize::from(size), "took more than the ring has");
+        channel.reap(&mut done);
+        while let Some(completion) = done.pop() {
+            if let Some(next_range) = queue.complete(completion) {
+                channel.submit(next_range);
+                channel.reap(&mut done);
+            }
+        }
+        queue.publish();
+        assert_eq!(queue.in_flight(), 0);
+        if queue.ask_for_kicks() {
+            queue.refuse_kicks();
+        }
+    }
+});

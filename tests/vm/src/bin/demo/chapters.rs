@@ -1,0 +1,122 @@
+//! The demo's chapters: what is done to the guest and the daemon, step by step.
+
+use std::path::Path;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use flowstone_vmtest::framework::daemon::Daemon;
+use flowstone_vmtest::framework::guest::Guest;
+use flowstone_vmtest::framework::lab::Lab;
+use flowstone_vmtest::framework::qemu::Machine;
+
+use crate::report::{fact, mebibytes, request_table, step};
+use crate::scripts;
+
+/// Time between the kills, and until the daemon is back.
+const RUNNING: Duration = Duration::from_millis(900);
+const AWAY: Duration = Duration::from_millis(500);
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Boots the guest.
+pub fn boot(lab: &Lab, machine: &Machine) -> Result<Guest> {
+    let mut guest = None;
+    step("boots from firmware to shell", || {
+        guest = Some(lab.boot_machine(machine)?);
+        Ok(String::new())
+    })?;
+    Ok(guest.expect("the step before succeeded"))
+}
+
+/// The guest fills its disk and gives some of it back.
+pub fn first_life(guest: &mut Guest, daemon: &Daemon) -> Result<()> {
+    quiet_step(guest, "mkfs.ext4 on the whole disk", scripts::MAKE_FILE_SYSTEM)?;
+    quiet_step(guest, "mount", scripts::MOUNT)?;
+    quiet_step(guest, "40 files with SHA-256 sums", scripts::WRITE_FILES)?;
+    quiet_step(guest, "fio: 8192 random 4 KiB writes, read back, CRC32C", scripts::FIO_VERIFIED)?;
+    quiet_step(guest, "fio: 200 writes, fsync after each", scripts::FSYNC_LOAD)?;
+    quiet_step(guest, "a file of 64 MiB", scripts::WRITE_BIG_FILE)?;
+    step("removed, fstrim: on the host", || {
+        let before = daemon.stats()?.allocated_bytes;
+        guest.run(scripts::TRIM)?;
+        let after = daemon.stats()?.allocated_bytes;
+        ensure!(after < before, "the host got nothing back: {before} bytes, then {after}");
+        Ok(format!("{:.1} MiB, now {:.1} MiB", mebibytes(before), mebibytes(after)))
+    })?;
+    quiet_step(guest, "unmount", scripts::UNMOUNT)
+}
+
+/// After a reboot everything is there.
+pub fn second_life(guest: &mut Guest) -> Result<()> {
+    step("reboots through the firmware", || guest.reboot().map(|()| String::new()))?;
+    quiet_step(guest, "mount", scripts::MOUNT)?;
+    step("SHA-256 sums", || {
+        let count = guest.run(scripts::CHECK_FILES)?;
+        ensure!(count.trim() == "40", "{} of 40 files are right", count.trim());
+        Ok("40 of 40 files are right".into())
+    })?;
+    quiet_step(guest, "fio reads and verifies its 8192 blocks again", scripts::FIO_VERIFY_ONLY)
+}
+
+/// Requests, latencies, notifications, processor time.
+pub fn count(daemon: &Daemon) -> Result<()> {
+    let stats = daemon.stats()?;
+    let cpu = daemon.cpu_time()?;
+    request_table(&stats);
+    let requests = stats.all_requests();
+    let each = |count: u64| count as f64 / requests as f64;
+    println!();
+    fact("kicks", format!("{:.2} per request, from guest to daemon", each(stats.total.kicks)));
+    fact("calls", format!("{:.2} per request, from daemon to guest", each(stats.total.calls)));
+    let cpu_each_us = cpu.as_secs_f64() * 1e6 / requests as f64;
+    fact(
+        "CPU",
+        format!("{:.2} s for {requests} requests: {cpu_each_us:.0} µs each", cpu.as_secs_f64()),
+    );
+    sleep(IDLE);
+    let idle = daemon.cpu_time()?.saturating_sub(cpu);
+    fact("idle", format!("{:.2} s of CPU in one second", idle.as_secs_f64()));
+    Ok(())
+}
+
+/// The daemon is killed three times while requests complete out of order.
+pub fn survive(guest: &mut Guest, daemon: &mut Daemon) -> Result<()> {
+    step("stopped (SIGTERM), started again with random delays of 0-5 ms", || {
+        daemon.terminate()?;
+        daemon.restart_with(&["--queues", "2", "--layer", "delay=0-5ms"])?;
+        Ok(String::new())
+    })?;
+    step("kill -9 under load, back 0.5 s later, three times", || {
+        guest.start(scripts::LOAD)?;
+        guest.wait_for(scripts::LOAD_BEGINS)?;
+        for _ in 0..3 {
+            sleep(RUNNING);
+            daemon.kill()?;
+            sleep(AWAY);
+            daemon.restart()?;
+        }
+        Ok(String::new())
+    })?;
+    step("the load goes on; all blocks verify", || guest.finish().map(|_| String::new()))?;
+    quiet_step(guest, "no error in the guest's kernel log", scripts::NO_ERRORS_LOGGED)
+}
+
+/// Orderly ends on both sides, and the host's own look at the image.
+pub fn finish(mut guest: Guest, daemon: &mut Daemon, image: &Path) -> Result<()> {
+    quiet_step(&mut guest, "unmount", scripts::UNMOUNT)?;
+    quiet_step(&mut guest, "e2fsck in the guest: clean", scripts::CHECK_FILE_SYSTEM)?;
+    step("power off", || guest.power_off().map(|()| String::new()))?;
+    step("the daemon drains, flushes and exits with 0", || {
+        daemon.terminate().map(|()| String::new())
+    })?;
+    step("e2fsck on the host, of the image: clean", || {
+        let check = Command::new("/sbin/e2fsck").arg("-fn").arg(image).output()?;
+        ensure!(check.status.success(), "{}", String::from_utf8_lossy(&check.stdout));
+        Ok(String::new())
+    })
+}
+
+fn quiet_step(guest: &mut Guest, what: &str, script: &str) -> Result<()> {
+    step(what, || guest.run(script).map(|_| String::new()))
+}

@@ -1,0 +1,89 @@
+//! The demo's page in the terminal: 80 columns, a tick and a time for each step.
+
+use std::fmt::Display;
+use std::io::{IsTerminal, Write, stdout};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use flowstone_vmtest::framework::qemu::Setting;
+use flowstone_vmtest::framework::stats::DiskStats;
+use flowstone_vmtest::framework::workspace;
+
+const WIDTH: usize = 80;
+const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
+
+/// Starts a part of the page.
+pub fn heading(title: &str) {
+    println!("\n{}", styled("1", title));
+}
+
+/// A name and what it stands for.
+pub fn fact(name: &str, value: impl Display) {
+    println!("  {name:<10} {value}");
+}
+
+/// Does one thing and says how it went; the result is a remark, or empty.
+pub fn step(what: &str, act: impl FnOnce() -> Result<String>) -> Result<()> {
+    if stdout().is_terminal() {
+        print!("  … {what}\r");
+        stdout().flush()?;
+    }
+    let start = Instant::now();
+    let outcome = act();
+    let seconds = format!("{:.1} s", start.elapsed().as_secs_f64());
+    let (sign, text) = match &outcome {
+        Ok(remark) if remark.is_empty() => (styled("32", "✓"), what.to_owned()),
+        Ok(remark) => (styled("32", "✓"), format!("{what}: {remark}")),
+        Err(_) => (styled("31", "✗"), what.to_owned()),
+    };
+    println!("  {sign} {text:<0$}{seconds:>8}", WIDTH - 12);
+    outcome.map(drop).with_context(|| what.to_owned())
+}
+
+/// Requests, bytes and latencies by kind.
+pub fn request_table(stats: &DiskStats) {
+    println!("  {:<14}{:>10}{:>12}{:>14}{:>14}", "", "requests", "MiB", "p50", "p99");
+    for kind in KINDS {
+        let Some(latency) = stats.latency(kind) else { continue };
+        println!(
+            "  {:<14}{:>10}{:>12.1}{:>11.0} µs{:>11.0} µs",
+            kind.replace('_', " "),
+            stats.requests(kind),
+            mebibytes(stats.bytes(kind)),
+            latency.p50,
+            latency.p99,
+        );
+    }
+}
+
+/// A command as a user would type it, one long option per line.
+pub fn command(program: &str, settings: &[Setting]) {
+    let mut lines = vec![format!("  {program}")];
+    for (name, value) in settings {
+        let option = format!(" {name} {}", relative(value));
+        let last = lines.last_mut().expect("starts with one line");
+        let short = last.starts_with("    ") && last.len() + option.len() < WIDTH - 22;
+        match short {
+            true => last.push_str(option.trim_end()),
+            false => lines.push(format!("   {}", option.trim_end())),
+        }
+    }
+    println!("{}", lines.join(" \\\n"));
+}
+
+/// A path, or an option with one, as seen from the source tree.
+pub fn relative(text: &str) -> String {
+    text.replace(&format!("{}/", workspace::root().display()), "")
+}
+
+/// Bytes as mebibytes.
+pub fn mebibytes(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+fn styled(code: &str, text: &str) -> String {
+    match stdout().is_terminal() {
+        true => format!("\x1b[{code}m{text}\x1b[0m"),
+        false => text.to_owned(),
+    }
+}

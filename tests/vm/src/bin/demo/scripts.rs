@@ -1,0 +1,55 @@
+//! What the demo's guest is asked to do, in shell.
+
+/// A file system on the whole disk.
+pub const MAKE_FILE_SYSTEM: &str = "mkfs.ext4 -q /dev/vda";
+
+/// Mounts it.
+pub const MOUNT: &str = "mount -t ext4 /dev/vda /mnt";
+
+/// Forty files of growing size, and their checksums.
+pub const WRITE_FILES: &str = "mkdir /mnt/files
+    cd /mnt/files
+    for i in $(seq 40); do head -c $((i * 4801)) /dev/urandom >$i; done
+    sha256sum * >/mnt/sums
+    sync";
+
+/// Checks them.
+pub const CHECK_FILES: &str = "cd /mnt/files; sha256sum -c /mnt/sums | grep -c OK";
+
+/// Random writes; once all are done, every block is read and its checksum compared.
+pub const FIO_VERIFIED: &str = "fio --name=verified --directory=/mnt --size=32M --bs=4k \
+    --rw=randwrite --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c \
+    --verify_fatal=1 --minimal >/tmp/fio";
+
+/// Reads and compares the same blocks again.
+pub const FIO_VERIFY_ONLY: &str = "fio --name=verified --directory=/mnt --size=32M --bs=4k \
+    --rw=randwrite --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c \
+    --verify_fatal=1 --verify_only --minimal >/tmp/fio";
+
+/// A database's pattern: small writes, each made durable before the next.
+pub const FSYNC_LOAD: &str = "fio --name=fsync --directory=/mnt --size=4M --bs=4k --rw=randwrite \
+    --fsync=1 --number_ios=200 --minimal >/tmp/fio";
+
+/// Space that will be given back.
+pub const WRITE_BIG_FILE: &str = "dd if=/dev/urandom of=/mnt/big bs=1M count=64 2>&1; sync";
+
+/// Gives it back.
+pub const TRIM: &str = "rm /mnt/big; sync; fstrim /mnt";
+
+/// Unmounts.
+pub const UNMOUNT: &str = "umount /mnt";
+
+/// A complete check of the unmounted file system.
+pub const CHECK_FILE_SYSTEM: &str = "e2fsck -fn /dev/vda";
+
+/// Printed when the load for the kills begins.
+pub const LOAD_BEGINS: &str = "load begins";
+
+/// The load for the kills, long enough for three of them.
+pub const LOAD: &str = "echo load begins
+    fio --name=load --directory=/mnt --numjobs=2 --size=48M --bs=4k --rw=randwrite \
+    --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --verify_fatal=1 --minimal >/tmp/fio
+    rm /mnt/load*";
+
+/// Fails if the kernel has logged an error of the disk.
+pub const NO_ERRORS_LOGGED: &str = "! dmesg | grep -iE 'I/O error|not a head|EXT4-fs error|hung'";
