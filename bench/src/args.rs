@@ -145,6 +145,9 @@ pub struct LoadArgs {
     /// Do without indirect descriptors.
     #[arg(long)]
     pub no_indirect: bool,
+    /// Do without the inflight region.
+    #[arg(long)]
+    pub no_inflight: bool,
     /// Wait so many seconds for a successor when the backend dies.
     #[arg(long)]
     pub reconnect: Option<f64>,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Result, anyhow};
+use flowstone_testkit::client::ProtocolFeatures;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, run};
 use flowstone_testkit::virtio::{F_EVENT_IDX, F_INDIRECT_DESC};
 
@@ -25,6 +26,9 @@ fn options(args: &LoadArgs) -> Result<LoadOptions> {
     let refused = [(args.no_event_idx, F_EVENT_IDX), (args.no_indirect, F_INDIRECT_DESC)];
     for (_, feature) in refused.into_iter().filter(|&(no, _)| no) {
         options.client.features &= !feature;
+    }
+    if args.no_inflight {
+        options.client = options.client.without_protocol(ProtocolFeatures::INFLIGHT_SHMFD);
     }
     options.workload = args.rw.parse().map_err(|e: String| anyhow!(e))?;
     options.block_bytes = args.bs;

@@ -33,6 +33,7 @@ pub trait Channel {
     /// Appends what has completed. Does not wait.
     fn reap(&mut self, done: &mut Vec<Completion>);
 
-    /// Sleeps until there may be a completion to reap or a doorbell rings; may wake up early.
+    /// Starts what has been submitted, and sleeps until there may be a completion to reap or a
+    /// doorbell rings. May wake up early.
     fn sleep(&mut self, bells: &Doorbells<'_>);
 }

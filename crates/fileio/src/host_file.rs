@@ -71,18 +71,7 @@ impl HostFile {
         Self { files: Arc::new(files), engine, pool: OnceLock::new() }
     }
 
-    /// The engine that serves this file.
-    pub fn engine(&self) -> Engine {
-        self.engine
-    }
-
-    /// Whether requests bypass the host's page cache.
-    pub fn is_direct(&self) -> bool {
-        self.files.direct.is_some()
-    }
-
-    /// Whether it is a block device; its size cannot be set, and its space is not counted.
-    pub fn is_block_device(&self) -> bool {
+    fn is_block_device(&self) -> bool {
         self.files.kind == FileKind::BlockDevice
     }
 
@@ -134,6 +123,11 @@ impl FileIo for HostFile {
         };
         let stop = seek(file, SeekFrom::Hole(start))?;
         Ok(Some(FileOffset::new(start)..FileOffset::new(stop)))
+    }
+
+    fn describe(&self) -> String {
+        let cache = if self.files.direct.is_some() { "direct I/O" } else { "page cache" };
+        format!("{cache}, engine {}", self.engine)
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {

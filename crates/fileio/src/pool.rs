@@ -180,6 +180,7 @@ impl FileChannel for PoolChannel {
     }
 
     fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.kick();
         poll_doorbells(bells, Some(self.mailbox.event.as_fd()));
         self.clear_event();
     }

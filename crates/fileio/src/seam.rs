@@ -12,7 +12,8 @@ pub trait FileIo: Send + Sync {
     /// Size of the file in bytes.
     fn size(&self) -> io::Result<u64>;
 
-    /// Makes the file this long; a longer file reads as zeroes at its end.
+    /// Makes the file this long; a longer file reads as zeroes at its end. A block device has the
+    /// size it has, and says `EOPNOTSUPP`.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
     /// Bytes that the host has given to the file.
@@ -20,6 +21,9 @@ pub trait FileIo: Send + Sync {
 
     /// The next range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>>;
+
+    /// How the file is accessed, in a few words for an operator.
+    fn describe(&self) -> String;
 
     /// A way to submit requests from one thread, which is the one that called this.
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>>;
@@ -39,6 +43,7 @@ pub trait FileChannel {
     /// Appends what has completed. Does not wait.
     fn reap(&mut self, done: &mut Vec<FileCompletion>);
 
-    /// Sleeps until there may be a completion to reap or a doorbell rings; may wake up early.
+    /// Starts what has been submitted, and sleeps until there may be a completion to reap or a
+    /// doorbell rings. May wake up early.
     fn sleep(&mut self, bells: &Doorbells<'_>);
 }

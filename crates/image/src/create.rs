@@ -29,7 +29,7 @@ pub fn create(path: &Path, format: Format, bytes: u64) -> Result<()> {
 
 /// Opens the image at `path`.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
-    let file = options.file.open(path)?;
+    let file = Box::new(options.file.open(path)?);
     match format {
         Format::Raw => {
             let image = RawImage::open(path, file, options.discard, options.file.access)?;

@@ -1,8 +1,14 @@
 //! Whatever is wrong, one line says so and says what to do, and nothing is lost.
 
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use crate::fixture::{Place, stop};
+
+/// A user who owns nothing here.
+const NOBODY: u32 = 65534;
 
 #[test]
 fn images_that_are_none_are_refused() {
@@ -95,15 +101,24 @@ fn a_socket_left_by_a_killed_daemon_is_taken_over() {
 
 #[test]
 fn files_that_may_not_be_opened_are_refused() {
-    if rustix::process::getuid().is_root() {
-        println!("skipped: root may open every file");
-        return;
-    }
     let place = Place::new();
-    let path = place.image("1M");
-    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o000);
-    std::fs::set_permissions(path, mode).unwrap();
-    assert!(place.refused(&["info", "disk.raw"]).contains("permission denied"));
+    let image = place.image("1M");
+    std::fs::set_permissions(image, PermissionsExt::from_mode(0o600)).unwrap();
+    std::fs::set_permissions(place.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flowstone"));
+    command.args(["info", &place.text("disk.raw")]);
+    if rustix::process::getuid().is_root() {
+        command.uid(NOBODY);
+    } else {
+        std::fs::set_permissions(place.path("disk.raw"), PermissionsExt::from_mode(0o000)).unwrap();
+    }
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(why) => return println!("skipped: another user cannot run the binary: {why}"),
+    };
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(line.contains("permission denied; run as a user who may"), "{line}");
 }
 
 #[test]

@@ -241,23 +241,25 @@ fn a_running_guest_sees_its_disk_grow() {
 
 #[test]
 fn with_the_write_cache_off_every_write_is_durable_by_itself() {
-    let place = Place::new();
-    place.image("1M");
-    let daemon = place.serve(&["disk.raw"]);
-    let mut client = place.client();
-    assert_eq!(client.write(0, &[1; 4096]).unwrap(), Status::Ok);
-    client.set_wce(false).unwrap();
-    assert_eq!(client.refresh_config().unwrap().wce, 0);
-    assert_eq!(place.stats()["disks"][0]["write_through"], true);
-    exercise_small(&mut client);
-    client.set_wce(true).unwrap();
-    assert_eq!(place.stats()["disks"][0]["write_through"], false);
-    exercise_small(&mut client);
-    drop(client);
-    // A driver that knows neither switch nor flush gets write-through (virtio 1.2, 5.2.6.2).
-    let old = place.options().without(virtio::F_CONFIG_WCE | virtio::F_FLUSH);
-    exercise_small(&mut Client::connect(old).unwrap());
-    stop(daemon);
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        place.image("1M");
+        let daemon = place.serve(&["--engine", engine, "disk.raw"]);
+        let mut client = place.client();
+        assert_eq!(client.write(0, &[1; 4096]).unwrap(), Status::Ok);
+        client.set_wce(false).unwrap();
+        assert_eq!(client.refresh_config().unwrap().wce, 0);
+        assert_eq!(place.stats()["disks"][0]["write_through"], true);
+        exercise_small(&mut client);
+        client.set_wce(true).unwrap();
+        assert_eq!(place.stats()["disks"][0]["write_through"], false);
+        exercise_small(&mut client);
+        drop(client);
+        // A driver that knows neither switch nor flush gets write-through (virtio 1.2, 5.2.6.2).
+        let old = place.options().without(virtio::F_CONFIG_WCE | virtio::F_FLUSH);
+        exercise_small(&mut Client::connect(old).unwrap());
+        stop(daemon);
+    }
 }
 
 fn exercise_small(client: &mut Client) {

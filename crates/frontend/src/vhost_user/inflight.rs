@@ -85,6 +85,10 @@ impl InflightRegion {
         if queue_size == 0 || bytes < Self::bytes_for(queues, queue_size) {
             return Err(io::Error::other("the in-flight region is smaller than its rings"));
         }
+        if offset.checked_add(bytes).is_none_or(|end| file.metadata().is_ok_and(|m| m.len() < end))
+        {
+            return Err(io::Error::other("the in-flight region is longer than its file"));
+        }
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
             .map_err(io::Error::other)?;
@@ -265,7 +269,12 @@ mod tests {
         assert!(region.log(2, 8).is_none());
         assert!(region.log(0, 16).is_none());
         assert!(region.log(usize::MAX, 8).is_none());
-        let file = InflightRegion::create(64).unwrap();
-        assert!(InflightRegion::map(file, 0, 64, 2, 8).is_err());
+        let map = |file_bytes, offset, bytes| {
+            let file = InflightRegion::create(file_bytes).unwrap();
+            InflightRegion::map(file, offset, bytes, 2, 8).is_err()
+        };
+        assert!(map(64, 0, 64));
+        assert!(map(64, 0, 4096));
+        assert!(map(4096, u64::MAX, 4096));
     }
 }

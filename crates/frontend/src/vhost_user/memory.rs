@@ -54,7 +54,7 @@ impl GuestMemory {
             return Err(io::Error::other("two memory regions overlap"));
         }
         let bytes = usize::try_from(addresses.bytes).map_err(io::Error::other)?;
-        // Refuses a file that ends before the region does: touching such memory would kill us.
+        refuse_short_file(&file, file_offset, addresses.bytes)?;
         let mapping = MmapRegion::from_file(FileOffset::new(file, file_offset), bytes)
             .map_err(io::Error::other)?;
         let mut regions = self.regions.clone();
@@ -137,6 +137,16 @@ impl Region {
         // SAFETY: callers checked that the offset lies in the mapping.
         unsafe { self.mapping.as_ptr().add(offset as usize) }
     }
+}
+
+/// Touching memory behind the end of its file would kill us. A device has no size to look at.
+fn refuse_short_file(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+    let metadata = file.metadata()?;
+    let end = offset.checked_add(bytes);
+    if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {
+        return Err(io::Error::other("a memory region is longer than its file"));
+    }
+    Ok(())
 }
 
 fn overlaps(a: &RegionAddresses, b: &RegionAddresses) -> bool {

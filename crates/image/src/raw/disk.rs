@@ -2,12 +2,13 @@
 
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flowstone_block::{
     Channel, Error, Extent, Geometry, Layer, QueueDepth, Result, SECTOR_BYTES, Sector, SectorCount,
 };
-use flowstone_fileio::{Access, FileIo, FileOffset, HostFile};
+use flowstone_fileio::{Access, FileIo, FileOffset};
 
 use super::channel::RawChannel;
 use crate::create::valid_capacity;
@@ -16,17 +17,24 @@ use crate::{DiscardMode, Format, Image, Space};
 /// An open raw image.
 pub struct RawImage {
     name: String,
-    file: HostFile,
+    file: Box<dyn FileIo>,
     /// In sectors. A live resize changes it while queues run; they never look below the front
     /// end, which checks each request against the size it has told its guest.
     capacity: AtomicU64,
     discard: DiscardMode,
     readonly: bool,
+    /// Set when a flush has failed; see [`RawChannel`].
+    sync_failed: Arc<AtomicBool>,
 }
 
 impl RawImage {
     /// Takes over an open host file.
-    pub fn open(path: &Path, file: HostFile, discard: DiscardMode, access: Access) -> Result<Self> {
+    pub fn open(
+        path: &Path,
+        file: Box<dyn FileIo>,
+        discard: DiscardMode,
+        access: Access,
+    ) -> Result<Self> {
         let name = path.display().to_string();
         let bytes = file
             .size()
@@ -44,6 +52,7 @@ impl RawImage {
             capacity: AtomicU64::new(capacity.get()),
             discard,
             readonly: access != Access::Write,
+            sync_failed: Arc::default(),
         })
     }
 
@@ -69,7 +78,9 @@ impl Layer for RawImage {
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(RawChannel::new(self.file.channel(depth)?, depth, self.discard)))
+        let file = self.file.channel(depth)?;
+        let sync_failed = Arc::clone(&self.sync_failed);
+        Ok(Box::new(RawChannel::new(file, depth, self.discard, sync_failed)))
     }
 }
 
@@ -97,10 +108,6 @@ impl Image for RawImage {
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         let name = format!("resize {}", self.name);
-        if self.file.is_block_device() {
-            let why = "a block device has the size it has";
-            return Err(Error::invalid(name, why, "resize the device itself"));
-        }
         valid_capacity(capacity.bytes())
             .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
         if capacity < self.capacity() && self.has_data_after(capacity)? {
@@ -110,15 +117,21 @@ impl Image for RawImage {
                 "shrink the file system inside first and discard what it leaves (fstrim)",
             ));
         }
-        self.file
-            .set_size(capacity.bytes())
-            .map_err(|error| Error::host(name, error, "choose a smaller size"))?;
+        self.file.set_size(capacity.bytes()).map_err(|error| match error.raw_os_error() {
+            Some(libc::EOPNOTSUPP) => {
+                let why = "a block device has the size it has";
+                Error::invalid(name, why, "resize the device itself")
+            }
+            _ => Error::host(name, error, "choose a smaller size"),
+        })?;
         self.capacity.store(capacity.get(), Ordering::Relaxed);
         Ok(())
     }
 
     fn serving(&self) -> String {
-        let cache = if self.file.is_direct() { "direct I/O" } else { "page cache" };
-        format!("raw, {cache}, engine {}", self.file.engine())
+        format!("raw, {}", self.file.describe())
     }
 }
+
+#[cfg(test)]
+mod tests;

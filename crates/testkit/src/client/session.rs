@@ -207,8 +207,9 @@ impl Session {
         self.message("SET_VRING_BASE", |f| f.set_vring_base(index, base))?;
         self.message("SET_VRING_ADDR", |f| f.set_vring_addr(index, &addresses))?;
         self.message("SET_VRING_ERR", |f| f.set_vring_err(index, &err))?;
-        self.message("SET_VRING_KICK", |f| f.set_vring_kick(index, &kick))?;
+        // The kick starts the ring, so the call must be known before it (QEMU sends one at init).
         self.message("SET_VRING_CALL", |f| f.set_vring_call(index, &call))?;
+        self.message("SET_VRING_KICK", |f| f.set_vring_kick(index, &kick))?;
         self.enable_ring(index, true)
     }
 

@@ -1,3 +1,6 @@
+use std::io::{Read, Write};
+use std::time::Duration;
+
 use super::buffers::Buffers;
 use super::*;
 use crate::driver::{Memory, MemoryLayout};
@@ -79,4 +82,55 @@ fn ranges_are_encoded_one_after_the_other() {
 #[test]
 fn a_payload_larger_than_its_slot_is_refused() {
     assert!(buffers().load(&Request::read(0, (64 << 10) + 1), Shape::default()).is_err());
+}
+
+/// Header of a backend message: request, flags, size of the body.
+fn message(request: u32, flags: u32, body: &[u8]) -> Vec<u8> {
+    let header = [request, 1 | flags, body.len() as u32];
+    header.iter().flat_map(|word| word.to_ne_bytes()).chain(body.iter().copied()).collect()
+}
+
+#[test]
+fn config_changes_are_told_from_other_messages() {
+    let (mut channel, mut backend) = BackendChannel::pair().unwrap();
+    assert!(!channel.wait_config_change(Duration::from_millis(1)).unwrap());
+    backend.write_all(&message(9, 0, &[1; 16])).unwrap();
+    backend.write_all(&message(2, 0, &[])).unwrap();
+    assert!(channel.wait_config_change(Duration::from_secs(1)).unwrap());
+    assert_eq!(channel.other_messages(), 1);
+    assert!(!channel.wait_config_change(Duration::from_millis(1)).unwrap());
+}
+
+#[test]
+fn a_backend_that_wants_a_reply_gets_one() {
+    let (mut channel, mut backend) = BackendChannel::pair().unwrap();
+    backend.write_all(&message(2, 1 << 3, &[])).unwrap();
+    assert!(channel.wait_config_change(Duration::from_secs(1)).unwrap());
+    let mut reply = [0; 20];
+    backend.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..], message(2, 1 << 2, &[0; 8]));
+}
+
+#[test]
+fn a_closed_backend_channel_is_an_error() {
+    let (mut channel, backend) = BackendChannel::pair().unwrap();
+    drop(backend);
+    assert!(channel.wait_config_change(Duration::from_secs(1)).is_err());
+}
+
+#[test]
+fn taken_heads_come_in_the_order_they_were_taken() {
+    let mut bytes = vec![0; 2 * (16 + 4 * 16)];
+    let second = 16 + 4 * 16;
+    for (head, counter) in [(0, 7_u64), (2, 3)] {
+        let record = second + 16 + head * 16;
+        bytes[record] = 1;
+        bytes[record + 8..record + 16].copy_from_slice(&counter.to_le_bytes());
+    }
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&bytes).unwrap();
+    let info = vhost::vhost_user::message::VhostUserInflight::new(bytes.len() as u64, 0, 2, 4);
+    let area = InflightArea { info, file };
+    assert!(area.taken(0).unwrap().is_empty());
+    assert_eq!(area.taken(1).unwrap(), [2, 0]);
 }

@@ -4,13 +4,15 @@
 //! request. The rings themselves are in the workers' hands; the stage keeps what a backend has to
 //! be told about them.
 
+use std::time::Instant;
+
 use super::check::Checker;
 use super::lane::{Lane, LaneOptions};
 use super::map::VerifyMap;
 use super::options::{Limit, LoadOptions, Order};
 use super::source::{Kind, Source};
 use crate::client::{
-    BlkConfig, InflightArea, Negotiated, ProtocolFeatures, Ring, RingShare, Session,
+    BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Ring, RingShare, Session,
 };
 use crate::driver::{Memory, MemoryLayout, QueueOptions};
 use crate::virtio::{
@@ -58,18 +60,29 @@ impl Stage {
         self.session.is_closed()
     }
 
-    /// Waits for the next backend and hands everything over, if the run may go on.
+    /// Waits for the next backend and hands everything over, if the run may go on. A backend that
+    /// dies while things are handed over only means to wait for yet another one.
     pub(super) fn recover(&mut self, options: &LoadOptions) -> Result<()> {
-        let patience = options
-            .reconnect
-            .ok_or_else(|| Error::Disconnected("running a workload".to_owned()))?;
+        let lost = || Error::Disconnected("running a workload".to_owned());
+        let end = Instant::now() + options.reconnect.ok_or_else(lost)?;
         let mut client = options.client.clone();
-        client.connect_timeout_ms = patience.as_millis() as u64;
         client.features = self.negotiated.features;
         client.protocol = self.negotiated.protocol;
-        self.session = Session::open(&client)?;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            client.connect_timeout_ms = left.as_millis() as u64;
+            match self.hand_over(options, &client) {
+                Err(Error::Disconnected(_)) if !left.is_zero() => {}
+                done => return done,
+            }
+        }
+    }
+
+    fn hand_over(&mut self, options: &LoadOptions, client: &ClientOptions) -> Result<()> {
+        self.session = Session::open(client)?;
+        self.start(options)?;
         self.reconnects += 1;
-        self.start(options)
+        Ok(())
     }
 
     /// Stops all rings; each must stand where its driver stands.

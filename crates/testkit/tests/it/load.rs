@@ -137,7 +137,7 @@ fn a_backend_that_dies_ends_the_run() {
 fn a_backend_that_is_replaced_goes_on_where_the_first_one_died() {
     let Some(mut peer) = Peer::start(DISK, 1) else { return };
     let mut options = options(&peer).workload("randrw");
-    let runtime = Duration::from_millis(900);
+    let runtime = Duration::from_millis(1500);
     options.limit = Limit::Time { ramp: Duration::ZERO, runtime };
     // One request at a time and a kick at the start: this peer keeps no inflight region.
     options.client.kick_on_start = true;
@@ -146,7 +146,7 @@ fn a_backend_that_is_replaced_goes_on_where_the_first_one_died() {
     thread::scope(|scope| {
         let running = scope.spawn(|| run(&options));
         for _ in 0..2 {
-            thread::sleep(Duration::from_millis(200));
+            thread::sleep(Duration::from_millis(400));
             peer.daemon.kill().unwrap();
             peer.restart();
         }

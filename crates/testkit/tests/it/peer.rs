@@ -1,8 +1,6 @@
 //! Starts `qemu-storage-daemon` on a fresh image.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -45,22 +43,6 @@ impl Peer {
         self.dir.path().join("image")
     }
 
-    /// Changes the size of the disk through the monitor.
-    pub fn resize(&self, bytes: u64) {
-        let mut monitor = UnixStream::connect(self.dir.path().join("monitor")).unwrap();
-        let arguments = format!(r#"{{"node-name":"d","size":{bytes}}}"#);
-        let commands = format!(
-            r#"{{"execute":"qmp_capabilities"}}{{"execute":"block_resize","arguments":{arguments}}}"#
-        );
-        monitor.write_all(commands.as_bytes()).unwrap();
-        let mut lines = BufReader::new(monitor).lines();
-        // A greeting and two answers.
-        for _ in 0..3 {
-            let line = lines.next().unwrap().unwrap();
-            assert!(!line.contains("error"), "{line}");
-        }
-    }
-
     pub fn options(&self) -> ClientOptions {
         ClientOptions::new(self.socket()).queues(self.queues)
     }
@@ -76,11 +58,8 @@ fn spawn(dir: &TempDir, queues: usize) -> Daemon {
         "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},writable=on,num-queues={queues}",
         socket.display()
     );
-    let monitor =
-        format!("socket,id=m,path={},server=on,wait=off", dir.path().join("monitor").display());
     DaemonCommand::new(PROGRAM)
         .args(["--blockdev", &node, "--export", &export])
-        .args(["--chardev", &monitor, "--monitor", "chardev=m"])
         .ready(Ready::Sockets(vec![socket]))
         .spawn()
         .unwrap()

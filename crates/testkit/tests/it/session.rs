@@ -180,17 +180,6 @@ fn a_crashed_backend_is_noticed_and_the_next_one_finishes_the_work() {
 }
 
 #[test]
-fn a_resize_is_announced_on_the_backend_channel() {
-    let Some(peer) = Peer::start(DISK, 1) else { return };
-    let mut client = Client::connect(peer.options()).unwrap();
-    let soon = Duration::from_millis(50);
-    assert!(!client.wait_config_change(soon).unwrap());
-    peer.resize(2 * DISK);
-    assert!(client.wait_config_change(Duration::from_secs(5)).unwrap());
-    assert_eq!(client.refresh_config().unwrap().capacity_bytes(), 2 * DISK);
-}
-
-#[test]
 fn write_cache_can_be_switched_and_read_back() {
     let Some(peer) = Peer::start(DISK, 1) else {
         return;
