@@ -37,6 +37,10 @@ pub struct CompareArgs {
     /// Measured seconds per point.
     #[arg(long, default_value_t = 2.0)]
     pub runtime: f64,
+    /// Measure again, so many times at most, while others use more than a tenth of the machine;
+    /// the quietest sample counts.
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    pub noise_retries: usize,
     /// Only points whose name contains this; may be given several times.
     #[arg(long, value_name = "PATTERN")]
     pub only: Vec<String>,

@@ -152,8 +152,8 @@ fn progress(
 ) {
     let outcome = match sample {
         Ok(sample) => format!(
-            "{:>9.0} IOPS  p50 {:>7.1} us  {:>6.2} us/IO",
-            sample.iops, sample.p50_us, sample.server_us_per_io
+            "{:>9.0} IOPS  p50 {:>7.1} us  {:>6.2} us/IO  others {:>3.0} %",
+            sample.iops, sample.p50_us, sample.server_us_per_io, sample.others_percent
         ),
         Err(error) => format!("failed: {error:#}"),
     };

@@ -11,6 +11,7 @@ mod idle;
 mod image;
 mod load;
 mod markdown;
+mod noise;
 mod point;
 mod sample;
 mod server;
@@ -81,6 +82,7 @@ fn write_json(path: &Path, report: &Report<'_>) -> Result<()> {
         "configuration": {
             "rounds": args.rounds,
             "runtime_s": args.runtime,
+            "noise_retries": args.noise_retries,
             "server_cpu": args.server_cpu,
             "client_cpu": args.client_cpu,
             "file_bytes": args.file_size,

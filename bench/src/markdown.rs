@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use crate::args::CompareArgs;
 use crate::compare::{IdleResult, PointResult, ServerResult};
 use crate::host::Host;
+use crate::noise::LIMIT_PERCENT;
 use crate::point::Backend;
 use crate::server::Server;
 
@@ -81,7 +82,8 @@ fn preamble(report: &Report<'_>) -> String {
             "Server on CPU {}, client on CPU {} (one thread), queue size 128; plain fio is one \
              io_uring job on CPU {}, without a server, and its us/IO is its own CPU. {} rounds \
              of {} s a point, servers in turn; medians, rates with (min-max). Ratios are rates; \
-             QSD is its better engine at that point.",
+             QSD is its better engine at that point. \"Noisy\" is a point during which others used \
+             that share of the machine: do not trust it.",
             args.server_cpu, args.client_cpu, args.client_cpu, args.rounds, args.runtime
         ),
         format!("Disk image: {} MiB, {}.", args.file_size >> 20, host.device),
@@ -127,12 +129,16 @@ fn load_row(title: &str, result: &ServerResult, qsd: Option<f64>, fio: Option<f6
     };
     let ratio = |to: Option<f64>| to.map_or("-".into(), |to| format!("{:.2}", summary.iops / to));
     let count = |count: Option<f64>| count.map_or("-".into(), |count| format!("{count:.3}"));
-    let failed = match result.failures.len() {
-        0 => String::new(),
-        failures => format!(", {failures} failed"),
-    };
+    let mut remarks = String::new();
+    if !result.failures.is_empty() {
+        write!(remarks, ", {} failed", result.failures.len()).expect("strings take everything");
+    }
+    if summary.others_percent_max > LIMIT_PERCENT {
+        write!(remarks, ", noisy: {:.0} %", summary.others_percent_max)
+            .expect("strings take everything");
+    }
     format!(
-        "| {title} | {} | {} ({}-{}){failed} | {:.1} | {:.1} | {:.2} | {} | {} | {} | {} |",
+        "| {title} | {} | {} ({}-{}){remarks} | {:.1} | {:.1} | {:.2} | {} | {} | {} | {} |",
         result.name,
         thousands(summary.iops),
         thousands(summary.iops_min),

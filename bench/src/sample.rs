@@ -21,6 +21,8 @@ pub struct Sample {
     pub kicks_per_io: Option<f64>,
     /// Calls per request; absent where there is no ring.
     pub calls_per_io: Option<f64>,
+    /// Share of the machine that others used meanwhile; filled in by whoever measures.
+    pub others_percent: f64,
 }
 
 impl From<&LoadReport> for Sample {
@@ -32,6 +34,7 @@ impl From<&LoadReport> for Sample {
             server_us_per_io: report.server_us_per_io.unwrap_or(f64::NAN),
             kicks_per_io: Some(report.kicks_per_io),
             calls_per_io: Some(report.calls_per_io),
+            others_percent: 0.0,
         }
     }
 }
@@ -57,6 +60,8 @@ pub struct Summary {
     pub kicks_per_io: Option<f64>,
     /// Median calls per request.
     pub calls_per_io: Option<f64>,
+    /// Largest share of the machine that others used in any sample.
+    pub others_percent_max: f64,
 }
 
 impl Summary {
@@ -77,6 +82,7 @@ impl Summary {
             server_us_per_io: median(all(|s| s.server_us_per_io))?,
             kicks_per_io: some(|s| s.kicks_per_io),
             calls_per_io: some(|s| s.calls_per_io),
+            others_percent_max: all(|s| s.others_percent).into_iter().fold(0.0, f64::max),
         })
     }
 }
@@ -98,8 +104,16 @@ mod tests {
 
     fn sample(iops: f64) -> Sample {
         let (kicks_per_io, calls_per_io) = (Some(1.0), None);
-        let (p50_us, p99_us, server_us_per_io) = (1.0, 2.0, 3.0);
-        Sample { iops, p50_us, p99_us, server_us_per_io, kicks_per_io, calls_per_io }
+        let (p50_us, p99_us, server_us_per_io, others_percent) = (1.0, 2.0, 3.0, 0.0);
+        Sample {
+            iops,
+            p50_us,
+            p99_us,
+            server_us_per_io,
+            kicks_per_io,
+            calls_per_io,
+            others_percent,
+        }
     }
 
     #[test]

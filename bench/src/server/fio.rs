@@ -69,5 +69,6 @@ fn decode(report: &Value) -> Result<Sample> {
         server_us_per_io: cpu_share * 1e6 / iops,
         kicks_per_io: None,
         calls_per_io: None,
+        others_percent: 0.0,
     })
 }

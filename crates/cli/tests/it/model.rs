@@ -1,5 +1,7 @@
 //! Random requests against a reference disk, on several stacks.
 
+use std::time::{Duration, Instant};
+
 use flowstone_testkit::{Client, Model, Status, virtio};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -77,9 +79,14 @@ fn take(client: &mut Client, model: &mut Model, step: &Step) {
 }
 
 fn behaves_like_the_model(args: &[&str], without: u64) {
-    // The failing input is printed, shrunk; the seed is kept beside it.
-    let mut runner = TestRunner::new(Config { cases: 24, ..Config::default() });
-    let steps = prop::collection::vec(step(), 1..60);
+    run_cases(args, without, 24, 60);
+}
+
+/// Runs random lists of at most `steps_max` steps. A failing list is printed, shrunk; the seed is
+/// kept beside this file.
+fn run_cases(args: &[&str], without: u64, cases: u32, steps_max: usize) {
+    let mut runner = TestRunner::new(Config { cases, ..Config::default() });
+    let steps = prop::collection::vec(step(), 1..steps_max);
     let outcome = runner.run(&steps, |steps| {
         let place = Place::new();
         place.image("2M");
@@ -117,4 +124,16 @@ fn the_sync_engine_behaves_like_the_model() {
 #[test]
 fn a_memory_disk_behaves_like_the_model() {
     behaves_like_the_model(&["--backend", "mem:2M", "--layer", "verify"], 0);
+}
+
+#[test]
+#[ignore = "runs for SOAK_MINUTES: make soak"]
+fn soak_disks_behave_like_the_model() {
+    let minutes = std::env::var("SOAK_MINUTES").ok().and_then(|text| text.parse().ok());
+    let end = Instant::now() + Duration::from_secs(60 * minutes.unwrap_or(10));
+    while Instant::now() < end {
+        for engine in ["uring", "sync"] {
+            run_cases(&["--engine", engine, "--layer", "delay=0-200us", "disk.raw"], 0, 16, 1000);
+        }
+    }
 }

@@ -28,6 +28,8 @@ use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use vm_memory::{FileOffset, MmapRegion};
 
+use super::memory::refuse_short_file;
+
 const HEADER_BYTES: usize = 16;
 const DEVICE_BYTES: usize = 64;
 const ENTRY_BYTES: usize = 16;
@@ -85,10 +87,7 @@ impl InflightRegion {
         if queue_size == 0 || bytes < Self::bytes_for(queues, queue_size) {
             return Err(io::Error::other("the in-flight region is smaller than its rings"));
         }
-        if offset.checked_add(bytes).is_none_or(|end| file.metadata().is_ok_and(|m| m.len() < end))
-        {
-            return Err(io::Error::other("the in-flight region is longer than its file"));
-        }
+        refuse_short_file(&file, offset, bytes)?;
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
             .map_err(io::Error::other)?;

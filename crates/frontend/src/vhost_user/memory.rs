@@ -140,7 +140,7 @@ impl Region {
 }
 
 /// Touching memory behind the end of its file would kill us. A device has no size to look at.
-fn refuse_short_file(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+pub(super) fn refuse_short_file(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     let metadata = file.metadata()?;
     let end = offset.checked_add(bytes);
     if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {

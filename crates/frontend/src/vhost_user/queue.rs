@@ -9,7 +9,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Completion, Errno, Op, Request};
 
@@ -44,20 +44,42 @@ pub enum Signal {
     Suppressed,
 }
 
-/// An eventfd that the control plane may replace while the queue runs.
+/// Where interrupts go: an eventfd that the control plane may replace while the queue runs.
 #[derive(Default)]
-pub struct CallSlot(Mutex<Option<File>>);
+pub struct CallSlot(Mutex<Call>);
+
+#[derive(Default)]
+struct Call {
+    event: Option<File>,
+    /// An interrupt was due while there was nowhere to send it.
+    missed: bool,
+}
 
 impl CallSlot {
-    /// Signals go here from now on.
-    pub fn replace(&self, file: Option<File>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = file;
+    fn lock(&self) -> MutexGuard<'_, Call> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Interrupts go here from now on, and so does one that was missed.
+    pub fn replace(&self, event: Option<File>) {
+        let mut call = self.lock();
+        call.event = event;
+        if std::mem::take(&mut call.missed) {
+            call.signal();
+        }
     }
 
     fn signal(&self) {
-        if let Some(file) = &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
-            // A full counter means that the monitor has signals enough.
-            let _ = rustix::io::write(file, &1u64.to_ne_bytes());
+        self.lock().signal();
+    }
+}
+
+impl Call {
+    fn signal(&mut self) {
+        match &self.event {
+            // A full counter means that the monitor has interrupts enough.
+            Some(event) => drop(rustix::io::write(event, &1u64.to_ne_bytes())),
+            None => self.missed = true,
         }
     }
 }
@@ -350,5 +372,29 @@ fn status_of(outcome: Result<(), Errno>) -> Status {
         Ok(()) => Status::Ok,
         Err(Errno::OPNOTSUPP) => Status::Unsupported,
         Err(_) => Status::IoError,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    #[test]
+    fn an_interrupt_without_a_place_to_go_is_sent_when_there_is_one() {
+        let count = |event: &File| {
+            let mut counter = [0; 8];
+            rustix::io::read(event, &mut counter).map(|_| u64::from_ne_bytes(counter))
+        };
+        let event = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let slot = CallSlot::default();
+        slot.replace(Some(event.try_clone().unwrap()));
+        assert!(count(&event).is_err(), "nothing was missed yet");
+        slot.replace(None);
+        slot.signal();
+        slot.signal();
+        slot.replace(Some(event.try_clone().unwrap()));
+        assert_eq!(count(&event), Ok(1));
     }
 }

@@ -4,19 +4,18 @@
 //! likes. Nothing is lost over `reconnect`: requests in flight when a backend died are completed
 //! by the next one. Waiting relies on calls alone, so a backend that forgets one is found out.
 
-use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 
 use super::buffers::Buffers;
 use super::event::wait_readable;
+use super::request_queue::RequestQueue;
 use super::{
     BackendChannel, BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Request,
     Ring, Session, Shape, Status,
 };
-use crate::driver::{Head, Memory, MemoryLayout, QueueOptions};
-use crate::virtio::{F_EVENT_IDX, F_INDIRECT_DESC};
+use crate::driver::{Memory, MemoryLayout};
 use crate::{Error, Result};
 
 /// Names a submitted request until its completion.
@@ -45,25 +44,8 @@ pub struct Client {
     config: BlkConfig,
     memory: Memory,
     inflight: Option<InflightArea>,
-    queues: Vec<Queue>,
+    queues: Vec<RequestQueue>,
     next_ticket: u64,
-}
-
-#[derive(Debug)]
-struct Queue {
-    ring: Ring,
-    slots: Vec<Buffers>,
-    idle: Vec<usize>,
-    busy: HashMap<Head, Pending>,
-    /// Where a backend takes up again after an orderly stop.
-    stopped_at: Option<u16>,
-}
-
-#[derive(Debug)]
-struct Pending {
-    slot: usize,
-    ticket: Ticket,
-    out_bytes: usize,
 }
 
 impl Client {
@@ -85,7 +67,7 @@ impl Client {
         }
         let memory = Memory::new(memory_layout(&options))?;
         let queues = (0..options.queues)
-            .map(|_| Queue::new(&memory, &options, &negotiated))
+            .map(|_| RequestQueue::new(&memory, &options, &negotiated))
             .collect::<Result<_>>()?;
         Ok(Client {
             options,
@@ -239,7 +221,7 @@ impl Client {
 
     /// Number of requests of a queue not yet answered.
     pub fn in_flight(&self, queue: usize) -> usize {
-        self.queues[queue].busy.len()
+        self.queues[queue].in_flight()
     }
 
     /// The next completion of a queue, if there is one.
@@ -307,49 +289,6 @@ impl Client {
         let pending = self.in_flight(queue);
         let action = format!("waiting for {pending} requests on queue {queue}");
         Error::Timeout { action, timeout_ms: self.options.timeout_ms }
-    }
-}
-
-impl Queue {
-    fn new(memory: &Memory, options: &ClientOptions, negotiated: &Negotiated) -> Result<Self> {
-        let shape = QueueOptions {
-            size: options.queue_size,
-            event_idx: negotiated.has(F_EVENT_IDX),
-            indirect: negotiated.has(F_INDIRECT_DESC),
-        };
-        let slots = (0..options.slots)
-            .map(|_| Buffers::new(memory, options.slot_bytes))
-            .collect::<Result<_>>()?;
-        let idle = (0..options.slots).rev().collect();
-        let ring = Ring::new(memory, shape)?;
-        Ok(Queue { ring, slots, idle, busy: HashMap::new(), stopped_at: None })
-    }
-
-    fn submit(&mut self, ticket: Ticket, request: &Request<'_>, shape: Shape) -> Result<()> {
-        let full = || Error::Misuse("all request slots of the queue are in flight".into());
-        let slot = *self.idle.last().ok_or_else(full)?;
-        let chain = self.slots[slot].load(request, shape)?;
-        let head = self.ring.queue.add(&chain)?;
-        self.ring.queue.publish();
-        self.idle.pop();
-        self.busy.insert(head, Pending { slot, ticket, out_bytes: request.out.len() });
-        Ok(())
-    }
-
-    fn poll(&mut self) -> Result<Option<Completion>> {
-        let Some(used) = self.ring.queue.pop()? else {
-            return Ok(None);
-        };
-        let stray = || Error::Misuse(format!("used head {} is not a request", used.head.0));
-        let pending = self.busy.remove(&used.head).ok_or_else(stray)?;
-        let buffers = &self.slots[pending.slot];
-        self.idle.push(pending.slot);
-        Ok(Some(Completion {
-            ticket: pending.ticket,
-            status: buffers.status(),
-            data: buffers.answer(pending.out_bytes),
-            written_bytes: used.written_bytes,
-        }))
     }
 }
 

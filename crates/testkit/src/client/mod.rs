@@ -15,6 +15,7 @@ mod event;
 mod inflight;
 mod options;
 mod request;
+mod request_queue;
 mod ring;
 mod session;
 #[cfg(test)]

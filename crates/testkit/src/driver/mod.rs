@@ -1,17 +1,21 @@
 //! The driver's half of a split virtqueue, in memory that a backend can map.
 //!
-//! `memory` is the guest's RAM (memfd), `queue` the rings in it, `event_index` the arithmetic of
+//! `memory` is the guest's RAM (memfd), `slice` a piece of it, `queue` the rings in it with `chain`
+//! for the descriptors, `event_index` the arithmetic of
 //! EVENT_IDX. Well-formed chains go through `DriverQueue::add`; the `raw_*` methods write whatever
 //! a hostile guest might. Nothing here knows of sockets or of block requests.
 
+mod chain;
 mod event_index;
 mod memory;
 mod queue;
 mod raw;
+mod slice;
 #[cfg(test)]
 mod tests;
 
 pub use event_index::need_event;
-pub use memory::{GuestAddress, Memory, MemoryLayout, MemoryRegion, Slice};
+pub use memory::{GuestAddress, Memory, MemoryLayout, MemoryRegion};
 pub use queue::{DriverQueue, Head, QueueOptions, RingAddresses, Segment, Used};
 pub use raw::RawDescriptor;
+pub use slice::Slice;

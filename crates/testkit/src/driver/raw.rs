@@ -5,8 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::memory::{GuestAddress, Slice};
-use super::queue::{DESCRIPTOR_BYTES, DriverQueue, store_descriptor};
+use super::chain::{DESCRIPTOR_BYTES, store_descriptor};
+use super::{DriverQueue, GuestAddress, Slice};
 
 /// A descriptor, field by field.
 #[derive(Clone, Copy, Debug)]

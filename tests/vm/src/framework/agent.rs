@@ -1,7 +1,7 @@
 //! The host's end of the script channel to `scripts/guest-init`.
 //!
-//! Scripts run one after another, each in its own shell; their output arrives while they
-//! run, so the host can act on what a running script has printed.
+//! Scripts run one after another, each in its own shell. Their output arrives while they run,
+//! so that a script that hangs still shows how far it came.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -54,18 +54,6 @@ impl Agent {
     pub fn start(&mut self, script: &str) -> Result<()> {
         let message = format!("{}\n{script}", script.len());
         self.stream.write_all(message.as_bytes()).context("send a script to the guest")
-    }
-
-    /// Waits until the running script has printed `text`.
-    pub fn wait_for(&mut self, text: &str, timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout;
-        while !String::from_utf8_lossy(&self.received).contains(text) {
-            if self.received.contains(&RECORD_SEPARATOR) {
-                bail!("the script ended without printing {text:?}:\n{}", self.partial_output());
-            }
-            self.receive(deadline).with_context(|| format!("waiting for {text:?}"))?;
-        }
-        Ok(())
     }
 
     /// Waits until the running script has ended.

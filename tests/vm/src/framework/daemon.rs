@@ -2,17 +2,20 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::child::Child;
+use super::child::{Child, POLL_INTERVAL};
 use super::stats::{DiskStats, Stats};
 use super::workspace;
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest time a daemon may take to drain and flush.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Longest time until a load is felt.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A daemon serving one disk, with its sockets and log in a folder.
 #[derive(Debug)]
@@ -75,6 +78,19 @@ impl Daemon {
         let control = self.control.to_string_lossy();
         let output = flowstone(&["stats", "--control", &control, "--json"])?;
         Stats::parse(&output)?.only_disk()
+    }
+
+    /// Waits until the disk has completed so many requests since the daemon started: a way to
+    /// be in the middle of a load on slow machines and on fast ones.
+    pub fn wait_for_requests(&self, count: u64) -> Result<()> {
+        let deadline = Instant::now() + LOAD_TIMEOUT;
+        while self.stats()?.all_requests() < count {
+            if Instant::now() > deadline {
+                bail!("the guest's load does not get going:\n{}", self.process.output());
+            }
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
     }
 
     /// Gives the disk a new size while it is in use.

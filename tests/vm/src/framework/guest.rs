@@ -67,11 +67,6 @@ impl Guest {
         self.agent.start(&format!("set -eu -o pipefail\n{script}\n"))
     }
 
-    /// Waits until the started script has printed `text`.
-    pub fn wait_for(&mut self, text: &str) -> Result<()> {
-        self.explain(|guest| guest.agent.wait_for(text, GUEST_TIMEOUT))
-    }
-
     /// Waits for the started script, which must succeed. Returns its output.
     pub fn finish(&mut self) -> Result<String> {
         match self.explain(|guest| guest.agent.finish(GUEST_TIMEOUT))? {

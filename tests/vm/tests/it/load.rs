@@ -5,16 +5,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// Printed by `verified_load` when the I/O is about to begin.
-pub const LOAD_BEGINS: &str = "load begins";
-
 /// Random writes to the raw disk by two jobs, 16 deep each, all read back and checked.
 pub fn verified_load(megabytes_per_job: u32) -> String {
     format!(
-        "echo {LOAD_BEGINS}
-         fio --name=load --filename=/dev/vda --numjobs=2 --offset_increment={megabytes_per_job}M \
-             --size={megabytes_per_job}M --rw=randwrite --bs=4k --ioengine=libaio --iodepth=16 \
-             --direct=1 --verify=crc32c --verify_fatal=1 --group_reporting --minimal"
+        "fio --name=load --filename=/dev/vda --numjobs=2 --offset_increment={megabytes_per_job}M \
+         --size={megabytes_per_job}M --rw=randwrite --bs=4k --ioengine=libaio --iodepth=16 \
+         --direct=1 --verify=crc32c --verify_fatal=1 --group_reporting --minimal"
     )
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::guest::Guest;
 use flowstone_vmtest::framework::lab::Lab;
 
-use crate::load::{DISK_CHECKSUM, LOAD_BEGINS, verified_load};
+use crate::load::{DISK_CHECKSUM, verified_load};
 
 #[test]
 fn data_is_there_for_the_next_qemu_after_a_quit() -> Result<()> {
@@ -25,8 +25,7 @@ fn a_guest_killed_under_load_leaves_a_disk_the_next_can_use() -> Result<()> {
     let mut daemon = lab.serve(&image, &["--queues", "2", "--layer", "delay=0-5ms"])?;
     let mut guest = lab.boot(&daemon, 2)?;
     guest.start(&verified_load(32))?;
-    guest.wait_for(LOAD_BEGINS)?;
-    std::thread::sleep(std::time::Duration::from_secs(1));
+    daemon.wait_for_requests(1500)?;
     guest.kill()?;
 
     let mut next = lab.boot(&daemon, 2)?;

@@ -14,8 +14,9 @@ use flowstone_vmtest::framework::qemu::Machine;
 use crate::report::{fact, mebibytes, request_table, step};
 use crate::scripts;
 
-/// Time between the kills, and until the daemon is back.
-const RUNNING: Duration = Duration::from_millis(900);
+/// Requests done between two kills.
+const REQUESTS_BETWEEN_KILLS: u64 = 1500;
+/// Time until a killed daemon is back.
 const AWAY: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -37,12 +38,13 @@ pub fn first_life(guest: &mut Guest, daemon: &Daemon) -> Result<()> {
     quiet_step(guest, "fio: 8192 random 4 KiB writes, read back, CRC32C", scripts::FIO_VERIFIED)?;
     quiet_step(guest, "fio: 200 writes, fsync after each", scripts::FSYNC_LOAD)?;
     quiet_step(guest, "a file of 64 MiB", scripts::WRITE_BIG_FILE)?;
-    step("removed, fstrim: on the host", || {
+    step("removed, fstrim", || {
         let before = daemon.stats()?.allocated_bytes;
         guest.run(scripts::TRIM)?;
         let after = daemon.stats()?.allocated_bytes;
         ensure!(after < before, "the host got nothing back: {before} bytes, then {after}");
-        Ok(format!("{:.1} MiB, now {:.1} MiB", mebibytes(before), mebibytes(after)))
+        let (was, is) = (mebibytes(before), mebibytes(after));
+        Ok(format!("{:.0} MiB back to the host ({was:.0}, now {is:.0})", was - is))
     })?;
     quiet_step(guest, "unmount", scripts::UNMOUNT)
 }
@@ -89,9 +91,8 @@ pub fn survive(guest: &mut Guest, daemon: &mut Daemon) -> Result<()> {
     })?;
     step("kill -9 under load, back 0.5 s later, three times", || {
         guest.start(scripts::LOAD)?;
-        guest.wait_for(scripts::LOAD_BEGINS)?;
         for _ in 0..3 {
-            sleep(RUNNING);
+            daemon.wait_for_requests(REQUESTS_BETWEEN_KILLS)?;
             daemon.kill()?;
             sleep(AWAY);
             daemon.restart()?;

@@ -28,15 +28,24 @@ fn main() -> ExitCode {
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("\ndemo failed: {error:#}\nThe daemon's log is {FOLDER}/daemon.log");
+            eprintln!("\ndemo failed: {error:#}");
+            show_daemon_log();
             ExitCode::FAILURE
         }
+    }
+}
+
+fn show_daemon_log() {
+    let log = std::fs::read_to_string(Path::new(FOLDER).join("daemon.log")).unwrap_or_default();
+    if !log.is_empty() {
+        eprintln!("\nThe daemon said:\n{log}");
     }
 }
 
 fn run() -> Result<()> {
     let start = Instant::now();
     std::env::set_current_dir(workspace::root())?;
+    heading("Flowstone: a raw disk for an unmodified Linux guest");
     let lab = Lab::open().context("guests cannot run here")?;
     let image = fresh_image()?;
     let mut daemon = Daemon::serve(&image, &["--queues", &QUEUES.to_string()], Path::new(FOLDER))?;
@@ -48,7 +57,7 @@ fn run() -> Result<()> {
     chapters::first_life(&mut guest, &daemon)?;
     heading("It reboots and finds everything");
     chapters::second_life(&mut guest)?;
-    heading("What that took");
+    heading("What that took, seen from the daemon");
     chapters::count(&daemon)?;
     heading("The daemon is killed under load");
     chapters::survive(&mut guest, &mut daemon)?;
@@ -68,17 +77,14 @@ fn fresh_image() -> Result<PathBuf> {
 }
 
 fn introduce(lab: &Lab, machine: &Machine) {
-    heading("Flowstone: a raw disk for an unmodified Linux guest");
     let kernel = lab.artifacts().kernel.file_name().unwrap_or_default().to_string_lossy();
     let kernel = kernel.trim_start_matches("vmlinuz-");
     fact("disk", format!("{FOLDER}/disk.raw, {DISK_SIZE}, sparse"));
-    fact(
-        "guest",
-        format!("Debian's own kernel {kernel}, {} CPUs, {} MiB", machine.cpus, machine.memory_mib),
-    );
+    let Machine { cpus, memory_mib, .. } = machine;
+    fact("guest", format!("Debian's own kernel {kernel}, {cpus} CPUs, {memory_mib} MiB"));
     let speed = match lab.accel() {
         Accel::Kvm => "with KVM",
-        Accel::Tcg => "emulated: KVM boots no guest on this host, so times are long",
+        Accel::Tcg => "emulated (TCG, no KVM): counts are right, times are long",
     };
     fact("runs", speed);
 }

@@ -42,12 +42,9 @@ pub const UNMOUNT: &str = "umount /mnt";
 /// A complete check of the unmounted file system.
 pub const CHECK_FILE_SYSTEM: &str = "e2fsck -fn /dev/vda";
 
-/// Printed when the load for the kills begins.
-pub const LOAD_BEGINS: &str = "load begins";
-
-/// The load for the kills, long enough for three of them.
-pub const LOAD: &str = "echo load begins
-    fio --name=load --directory=/mnt --numjobs=2 --size=48M --bs=4k --rw=randwrite \
+/// The load for the kills: far more requests than are done between them.
+pub const LOAD: &str =
+    "fio --name=load --directory=/mnt --numjobs=2 --size=24M --bs=4k --rw=randwrite \
     --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --verify_fatal=1 --minimal >/tmp/fio
     rm /mnt/load*";
 

@@ -1,0 +1,99 @@
+//! How chains become descriptors, direct or in a table of their own.
+//!
+//! The links of a chain are also kept in private, so that giving descriptors back never trusts what
+//! stands in shared memory.
+
+use std::sync::atomic::Ordering;
+
+use super::queue::{DriverQueue, Head, Segment};
+use super::{GuestAddress, Slice};
+use crate::virtio::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
+use crate::{Error, Result};
+
+/// Size of one descriptor.
+pub(super) const DESCRIPTOR_BYTES: usize = 16;
+/// Longest chain that goes into one indirect table: 126 segments, header, status, and slack.
+pub(super) const INDIRECT_LEN: usize = 132;
+
+impl DriverQueue {
+    /// Writes a chain into free descriptors; nothing changes when it does not fit.
+    pub(super) fn write_chain(&mut self, chain: &[Segment]) -> Result<Head> {
+        if chain.is_empty() {
+            return Err(Error::Misuse("a chain needs at least one segment".into()));
+        }
+        if self.options.indirect && chain.len() > 1 {
+            self.write_indirect(chain)
+        } else {
+            self.write_direct(chain)
+        }
+    }
+
+    fn write_direct(&mut self, chain: &[Segment]) -> Result<Head> {
+        if chain.len() > self.free.len() {
+            let (want, have) = (chain.len(), self.free.len());
+            return Err(Error::Misuse(format!("chain of {want}, only {have} descriptors free")));
+        }
+        let indices = self.free.split_off(self.free.len() - chain.len());
+        for (position, (segment, &index)) in chain.iter().zip(&indices).enumerate() {
+            let next = indices.get(position + 1).copied();
+            self.links[usize::from(index)] = next;
+            write_descriptor(&self.descriptors, index, segment, next);
+        }
+        Ok(Head(indices[0]))
+    }
+
+    fn write_indirect(&mut self, chain: &[Segment]) -> Result<Head> {
+        if chain.len() > INDIRECT_LEN {
+            return Err(Error::Misuse(format!("indirect chain of {}", chain.len())));
+        }
+        let index = self.free.pop().ok_or_else(|| Error::Misuse("no descriptor free".into()))?;
+        self.links[usize::from(index)] = None;
+        let table = self.table(index);
+        for (position, segment) in chain.iter().enumerate() {
+            let next = (position + 1 < chain.len()).then_some(position as u16 + 1);
+            write_descriptor(&table, position as u16, segment, next);
+        }
+        let bytes = (chain.len() * DESCRIPTOR_BYTES) as u32;
+        let (addr, offset) = (table.address(), usize::from(index) * DESCRIPTOR_BYTES);
+        store_descriptor(&self.descriptors, offset, addr, bytes, DESC_INDIRECT, 0);
+        Ok(Head(index))
+    }
+
+    /// The indirect table that belongs to descriptor `index`.
+    fn table(&self, index: u16) -> Slice {
+        let bytes = INDIRECT_LEN * DESCRIPTOR_BYTES;
+        let tables = self.tables.as_ref().expect("indirect queues have tables");
+        tables.part(usize::from(index) * bytes, bytes)
+    }
+
+    /// Gives the descriptors of a chain back.
+    pub(super) fn release(&mut self, head: u16) {
+        let mut next = Some(head);
+        while let Some(index) = next {
+            self.free.push(index);
+            next = self.links[usize::from(index)].take();
+        }
+    }
+}
+
+fn write_descriptor(table: &Slice, index: u16, segment: &Segment, next: Option<u16>) {
+    let write = if segment.writable { DESC_WRITE } else { 0 };
+    let more = if next.is_some() { DESC_NEXT } else { 0 };
+    let offset = usize::from(index) * DESCRIPTOR_BYTES;
+    let next = next.unwrap_or(0);
+    store_descriptor(table, offset, segment.addr, segment.len, write | more, next);
+}
+
+/// Stores the sixteen bytes of a descriptor in two halves.
+pub(super) fn store_descriptor(
+    table: &Slice,
+    offset: usize,
+    addr: GuestAddress,
+    len: u32,
+    flags: u16,
+    next: u16,
+) {
+    let rest = u64::from(len) | u64::from(flags) << 32 | u64::from(next) << 48;
+    table.cell64(offset).store(addr.0.to_le(), Ordering::Relaxed);
+    table.cell64(offset + 8).store(rest.to_le(), Ordering::Relaxed);
+}
