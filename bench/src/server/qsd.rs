@@ -12,7 +12,7 @@ use crate::point::Backend;
 /// The program.
 pub const PROGRAM: &str = "qemu-storage-daemon";
 
-const NULL: &str = "driver=null-co,node-name=d,size=8589934592,read-zeroes=on";
+const NULL: &str = "driver=null-co,node-name=d,size=8589934592,read-zeroes=off";
 
 /// Name in tables.
 pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {

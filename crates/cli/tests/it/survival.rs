@@ -95,6 +95,44 @@ fn a_daemon_asked_to_leave_finishes_what_is_in_flight() {
     stop(daemon);
 }
 
+/// A guest hung after SIGTERM under load: the last interrupt of the old daemon was lost (its
+/// monitor had seen it leave), all requests were done, so the new one had nothing to publish and
+/// no reason to interrupt.
+#[test]
+fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
+    let place = Place::new();
+    place.image("64M");
+    let args = ["--layer", "delay=20ms", "disk.raw"];
+    let daemon = place.serve(&args);
+    let mut client = Client::connect(place.options().queues(2)).unwrap();
+    for queue in 0..2 {
+        let data = block(0, 1);
+        client.submit(queue, &Request::write(queue as u64 * 8, &data)).unwrap();
+        client.ring(queue).queue.arm_calls();
+        client.notify(queue).unwrap();
+    }
+    stop(daemon);
+    for queue in 0..2 {
+        assert!(client.ring(queue).queue.has_used(), "the old daemon finished its work");
+        client.ring(queue).take_calls();
+    }
+    let daemon = place.serve(&args);
+    client.reconnect().unwrap();
+    for queue in 0..2 {
+        let mut calls = 0;
+        for _ in 0..200 {
+            calls += client.ring(queue).take_calls();
+            if calls > 0 {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert!(calls > 0, "queue {queue}: nobody tells the guest");
+        assert_eq!(client.wait(queue).unwrap().status, Status::Ok);
+    }
+    stop(daemon);
+}
+
 #[test]
 fn a_restarted_daemon_remembers_that_the_guest_wants_write_through() {
     let place = Place::new();

@@ -46,40 +46,24 @@ pub enum Signal {
 
 /// Where interrupts go: an eventfd that the control plane may replace while the queue runs.
 #[derive(Default)]
-pub struct CallSlot(Mutex<Call>);
-
-#[derive(Default)]
-struct Call {
-    event: Option<File>,
-    /// An interrupt was due while there was nowhere to send it.
-    missed: bool,
-}
+pub struct CallSlot(Mutex<Option<File>>);
 
 impl CallSlot {
-    fn lock(&self) -> MutexGuard<'_, Call> {
+    fn lock(&self) -> MutexGuard<'_, Option<File>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Interrupts go here from now on, and so does one that was missed.
+    /// Interrupts go here from now on. One is sent at once: the last may have gone to an event
+    /// that nobody listens to any more, and a driver that waits for it waits for ever.
     pub fn replace(&self, event: Option<File>) {
-        let mut call = self.lock();
-        call.event = event;
-        if std::mem::take(&mut call.missed) {
-            call.signal();
-        }
+        *self.lock() = event;
+        self.signal();
     }
 
     fn signal(&self) {
-        self.lock().signal();
-    }
-}
-
-impl Call {
-    fn signal(&mut self) {
-        match &self.event {
+        if let Some(event) = &*self.lock() {
             // A full counter means that the monitor has interrupts enough.
-            Some(event) => drop(rustix::io::write(event, &1u64.to_ne_bytes())),
-            None => self.missed = true,
+            let _ = rustix::io::write(event, &1u64.to_ne_bytes());
         }
     }
 }
@@ -117,7 +101,6 @@ pub struct VirtQueue {
     in_flight: usize,
     /// Heads left undone by an earlier life, newest first.
     replay: Vec<u16>,
-    signal_at_once: bool,
     fault: Option<QueueFault>,
 }
 
@@ -136,7 +119,9 @@ struct Slot {
 unsafe impl Send for VirtQueue {}
 
 impl VirtQueue {
-    /// Starts a queue; first of all it will take what an earlier life left undone.
+    /// Starts a queue; first of all it will take what an earlier life left undone. It interrupts
+    /// the driver once, wanted or not: an earlier life may have shown completions and died before
+    /// its interrupt arrived, and with an event index there is no second one.
     pub fn new(mut parts: QueueParts) -> Self {
         let used = parts.ring.used_index();
         let mut replay = match &mut parts.inflight {
@@ -149,18 +134,9 @@ impl VirtQueue {
             parts.next_avail = used.wrapping_add(replay.len() as u16);
         }
         replay.reverse();
+        parts.call.signal();
         let slots = (0..parts.ring.size()).map(|_| Slot::empty()).collect();
-        let signal_at_once = !replay.is_empty();
-        Self {
-            parts,
-            slots,
-            next_used: used,
-            published: used,
-            in_flight: 0,
-            replay,
-            signal_at_once,
-            fault: None,
-        }
+        Self { parts, slots, next_used: used, published: used, in_flight: 0, replay, fault: None }
     }
 
     /// Position of the next avail entry, for the monitor to keep.
@@ -344,9 +320,7 @@ impl VirtQueue {
             log.published(self.next_used);
         }
         self.published = self.next_used;
-        // An interrupt may have been lost with an earlier life: after a replay, send one anyway.
-        let forced = std::mem::take(&mut self.signal_at_once);
-        if self.parts.ring.wants_interrupt(self.next_used, old) || forced {
+        if self.parts.ring.wants_interrupt(self.next_used, old) {
             self.parts.call.signal();
             return Signal::Sent;
         }
@@ -372,29 +346,5 @@ fn status_of(outcome: Result<(), Errno>) -> Status {
         Ok(()) => Status::Ok,
         Err(Errno::OPNOTSUPP) => Status::Unsupported,
         Err(_) => Status::IoError,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use rustix::event::{EventfdFlags, eventfd};
-
-    use super::*;
-
-    #[test]
-    fn an_interrupt_without_a_place_to_go_is_sent_when_there_is_one() {
-        let count = |event: &File| {
-            let mut counter = [0; 8];
-            rustix::io::read(event, &mut counter).map(|_| u64::from_ne_bytes(counter))
-        };
-        let event = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let slot = CallSlot::default();
-        slot.replace(Some(event.try_clone().unwrap()));
-        assert!(count(&event).is_err(), "nothing was missed yet");
-        slot.replace(None);
-        slot.signal();
-        slot.signal();
-        slot.replace(Some(event.try_clone().unwrap()));
-        assert_eq!(count(&event), Ok(1));
     }
 }

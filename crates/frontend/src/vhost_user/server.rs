@@ -81,7 +81,6 @@ impl Server {
                 warn!(path = %self.path.display(), %error, "monitor dropped");
             }
         }
-        self.device().disconnect();
     }
 
     /// Ends with the connection, or with the socket or protocol error that ruined it.
@@ -93,18 +92,32 @@ impl Server {
         stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
         let watch = stream.try_clone()?;
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
+        let outcome = self.answer_messages(&watch, &mut handler, stop);
+        // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
+        // and stopping the queues shows the guest the last completions.
+        self.device().disconnect();
+        outcome.map_err(Into::into)
+    }
+
+    fn answer_messages(
+        &self,
+        watch: &UnixStream,
+        handler: &mut BackendReqHandler<Mutex<Device>>,
+        stop: &OwnedFd,
+    ) -> vhost::vhost_user::Result<()> {
+        use vhost::vhost_user::Error::{Disconnected, InvalidOperation};
         while wait_for(watch.as_fd(), stop) {
             if let Some(channel) = peek_backend_channel(watch.as_fd()) {
                 self.device().set_monitor(channel);
             }
             match handler.handle_request() {
                 Ok(()) => {}
-                Err(vhost::vhost_user::Error::Disconnected) => break,
+                Err(Disconnected) => break,
                 // The monitor has been told (if it asked to be); it may try something else.
-                Err(vhost::vhost_user::Error::InvalidOperation(why)) => {
+                Err(InvalidOperation(why)) => {
                     debug!(path = %self.path.display(), why, "request refused");
                 }
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
         }
         Ok(())
