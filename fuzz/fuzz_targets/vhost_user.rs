@@ -46,7 +46,7 @@ impl QueueRunner for Inline {
     fn start(&mut self, _index: usize, mut queue: VirtQueue) -> io::Result<()> {
         let mut channel = self.0.channel(QueueDepth(queue.size()))?;
         let mut done = Vec::new();
-        queue.take(|request| channel.submit(request));
+        queue.take(u16::MAX, |request| channel.submit(request));
         channel.reap(&mut done);
         while let Some(completion) = done.pop() {
             if let Some(next) = queue.complete(completion) {

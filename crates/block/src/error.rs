@@ -59,6 +59,16 @@ impl Error {
     pub const fn kind(&self) -> ErrorKind {
         self.kind
     }
+
+    /// What was being done; why it failed is the [source](StdError::source).
+    pub fn what(&self) -> &str {
+        &self.what
+    }
+
+    /// What to try.
+    pub fn advice(&self) -> &str {
+        &self.advice
+    }
 }
 
 impl fmt::Display for Error {

@@ -1,6 +1,8 @@
 //! What can be typed. Each option says what it does here and nowhere else: `--help`, the man
 //! pages and the completions are made from this file.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
@@ -126,7 +128,8 @@ pub struct Serve {
     /// Listen for the virtual machine monitor here
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
     pub socket: Option<PathBuf>,
-    /// Name of the disk in statistics, and its serial number in the guest [default: from IMAGE]
+    /// Name of the disk in statistics, and its serial number in the guest; at most 20 bytes
+    /// [default: from IMAGE]
     #[arg(long)]
     pub name: Option<String>,
     /// Image format, if the file's name does not tell

@@ -14,6 +14,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{Access, DirectChoice, EngineChoice, OpenOptions};
@@ -27,6 +28,11 @@ use crate::CpuList;
 pub const QUEUES_DEFAULT: u16 = 64;
 /// The vhost-user protocol numbers rings with eight bits, of which crate `vhost` leaves fewer.
 pub const QUEUES_MAX: u16 = 128;
+/// A guest reads this much of a name (virtio 1.2, 5.2.6: the device's identity).
+const NAME_BYTES_MAX: usize = 20;
+
+/// How long a starting daemon waits for the last requests of a killed one.
+const LOCK_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Everything one daemon serves.
 #[derive(Clone, Debug, Deserialize)]
@@ -149,11 +155,23 @@ impl Config {
         Ok(config)
     }
 
+    /// One disk, checked.
+    pub fn single(control: Option<PathBuf>, disk: DiskConfig) -> Result<Self> {
+        let config = Self { control, disks: vec![disk] };
+        config.check().map_err(|why| Error::invalid("serve", why, "choose another one"))?;
+        Ok(config)
+    }
+
     fn check(&self) -> std::result::Result<(), String> {
         if self.disks.is_empty() {
             return Err("it has no [[disk]]".into());
         }
         for (index, disk) in self.disks.iter().enumerate() {
+            check_name(&disk.name)?;
+            if self.control.as_ref() == Some(&disk.socket) {
+                let path = disk.socket.display();
+                return Err(format!("{path} is both a disk's socket and the control socket"));
+            }
             let earlier = &self.disks[..index];
             if earlier.iter().any(|other| other.name == disk.name) {
                 return Err(format!("two disks are called `{}`", disk.name));
@@ -167,6 +185,14 @@ impl Config {
 }
 
 impl DiskConfig {
+    /// A name made from that of an image: as much of it as a disk's name can be.
+    pub fn name_from(image: &Path) -> String {
+        let stem = image.file_stem().unwrap_or("disk".as_ref()).to_string_lossy();
+        let mut name = stem.replace(char::is_control, "_");
+        name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
+        name
+    }
+
     /// A disk with everything left to its default.
     pub fn new(name: String, socket: PathBuf) -> Self {
         Self {
@@ -215,7 +241,12 @@ impl DiskConfig {
 
     fn image_options(&self) -> ImageOptions {
         let access = if self.readonly { Access::Read } else { Access::Write };
-        let file = OpenOptions { access, direct: self.direct.0, engine: self.engine.0 };
+        let file = OpenOptions {
+            direct: self.direct.0,
+            engine: self.engine.0,
+            lock_patience: LOCK_PATIENCE,
+            ..OpenOptions::new(access)
+        };
         ImageOptions { file, discard: self.discard }
     }
 }
@@ -291,6 +322,20 @@ impl FromStr for Choice<DirectChoice> {
             "off" => Ok(Self(DirectChoice::Off)),
             _ => Err(format!("`{text}` is not a choice for direct I/O; use auto, on or off")),
         }
+    }
+}
+
+/// A guest would read a longer name as another one, and threads cannot be called just anything.
+fn check_name(name: &str) -> std::result::Result<(), String> {
+    match name {
+        "" => Err("the name of a disk is empty".into()),
+        _ if name.len() > NAME_BYTES_MAX => {
+            Err(format!("the disk name {name:?} is longer than {NAME_BYTES_MAX} bytes"))
+        }
+        _ if name.contains(char::is_control) => {
+            Err(format!("the disk name {name:?} has control characters"))
+        }
+        _ => Ok(()),
     }
 }
 

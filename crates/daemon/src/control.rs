@@ -4,11 +4,12 @@
 //! -> {"command":"stats"}
 //! <- {"ok":{"version":"0.1.0","disks":[...]}}
 //! -> {"command":"resize","disk":"vm1","bytes":17179869184}
-//! <- {"error":"resize vm1: ..."}
+//! <- {"error":{"what":"resize vm1","why":"...","advice":"..."}}
 //! ```
 //! A unix socket that only its owner may use. Not on the data path: a slow client waits alone.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::error::Error as _;
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -17,13 +18,17 @@ use std::thread;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result};
+use flowstone_frontend::bind_socket;
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tracing::warn;
 
 /// Longest command line; a client that sends more is not one of ours.
 const COMMAND_BYTES_MAX: u64 = 64 << 10;
-const CLIENT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long either end waits for the other.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// What a client can ask for.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -35,13 +40,51 @@ pub enum Command {
     Resize {
         /// The disk's name or the path of its image.
         disk: String,
+        /// The image that `disk` is where the client runs; `disk` is then no path to us.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        path: Option<PathBuf>,
         /// The new size.
         bytes: u64,
     },
 }
 
-/// Carries out a command; the message of an error goes to the client.
-pub type Handler = dyn Fn(Command) -> std::result::Result<Value, String> + Send + Sync;
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Reply {
+    Ok(Value),
+    Error(Failure),
+}
+
+/// The parts of an [`Error`], so that the other end can show the same line.
+#[derive(Deserialize, Serialize)]
+struct Failure {
+    what: String,
+    why: String,
+    advice: String,
+}
+
+impl From<Result<Value>> for Reply {
+    fn from(outcome: Result<Value>) -> Self {
+        let failure = |error: &Error| Failure {
+            what: error.what().into(),
+            why: error.source().map(ToString::to_string).unwrap_or_default(),
+            advice: error.advice().to_owned(),
+        };
+        outcome.map_or_else(|error| Self::Error(failure(&error)), Self::Ok)
+    }
+}
+
+impl From<Reply> for Result<Value> {
+    fn from(reply: Reply) -> Self {
+        match reply {
+            Reply::Ok(value) => Ok(value),
+            Reply::Error(Failure { what, why, advice }) => Err(Error::invalid(what, why, advice)),
+        }
+    }
+}
+
+/// Carries out a command.
+pub type Handler = dyn Fn(Command) -> Result<Value> + Send + Sync;
 
 /// A listening control socket. Dropping it removes the socket.
 pub struct ControlServer {
@@ -51,30 +94,19 @@ pub struct ControlServer {
 impl ControlServer {
     /// Listens at `path` on a thread of its own.
     pub fn start(path: &Path, handler: Arc<Handler>) -> Result<Self> {
-        let name = format!("control socket {}", path.display());
-        if UnixStream::connect(path).is_ok() {
-            let why = "another daemon is listening there";
-            return Err(Error::invalid(name, why, "choose another path"));
-        }
-        let host = |error| Error::host(name.clone(), error, "choose a path that you may write");
-        if std::fs::symlink_metadata(path).is_ok() {
-            std::fs::remove_file(path).map_err(host)?;
-        }
-        let listener = UnixListener::bind(path).map_err(host)?;
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).map_err(host)?;
-        let accept = move || {
-            for stream in listener.incoming().flatten() {
-                let handler = Arc::clone(&handler);
-                let spawned = thread::Builder::new()
-                    .name("control".into())
-                    .spawn(move || converse(stream, &*handler));
-                if let Err(error) = spawned {
-                    warn!(%error, "cannot serve a control client");
-                }
-            }
-        };
-        thread::Builder::new().name("control".into()).spawn(accept).map_err(host)?;
-        Ok(Self { path: path.to_owned() })
+        let listener = bind_socket("control socket", path)?;
+        // From here on there is a file to remove, whatever fails.
+        let server = Self { path: path.to_owned() };
+        let name = || format!("control socket {}", path.display());
+        // Not by the umask, which belongs to all threads. Until here the umask alone says who may
+        // connect: a folder that is the daemon's own closes that moment.
+        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
+            .map_err(|error| Error::host(name(), error, "choose a folder of your own"))?;
+        thread::Builder::new()
+            .name("control".into())
+            .spawn(move || accept(&listener, &handler))
+            .map_err(|error| Error::host(name(), error, "free resources"))?;
+        Ok(server)
     }
 }
 
@@ -84,10 +116,28 @@ impl Drop for ControlServer {
     }
 }
 
+fn accept(listener: &UnixListener, handler: &Arc<Handler>) {
+    for stream in listener.incoming() {
+        let handler = Arc::clone(handler);
+        let served = stream.and_then(|stream| {
+            let talk = move || converse(stream, &*handler);
+            thread::Builder::new().name("control".into()).spawn(talk)
+        });
+        if let Err(error) = served {
+            warn!(%error, "cannot serve a control client");
+            thread::sleep(ACCEPT_RETRY);
+        }
+    }
+}
+
+/// Neither end may keep the other waiting for ever.
+fn limit(stream: &UnixStream) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))
+}
+
 fn converse(stream: UnixStream, handler: &Handler) {
-    let timeout = Some(CLIENT_TIMEOUT);
-    let limited = stream.set_read_timeout(timeout).and(stream.set_write_timeout(timeout));
-    let Ok(Ok(reader)) = limited.map(|()| stream.try_clone()) else {
+    let Ok(Ok(reader)) = limit(&stream).map(|()| stream.try_clone()) else {
         return;
     };
     let mut reader = BufReader::new(reader);
@@ -98,14 +148,13 @@ fn converse(stream: UnixStream, handler: &Handler) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
-        let answer = match serde_json::from_str(&line) {
+        let outcome = match serde_json::from_str(&line) {
             Ok(command) => handler(command),
-            Err(error) => Err(format!("control command: {error}; send one JSON object per line")),
+            Err(error) => {
+                Err(Error::invalid("control command", error, "send one JSON object per line"))
+            }
         };
-        let reply = match answer {
-            Ok(value) => json!({ "ok": value }),
-            Err(message) => json!({ "error": message }),
-        };
+        let reply = serde_json::to_string(&Reply::from(outcome)).expect("a reply is plain values");
         if writer.write_all(format!("{reply}\n").as_bytes()).is_err() {
             return;
         }
@@ -122,28 +171,33 @@ impl Client {
     /// Connects to a daemon.
     pub fn connect(path: &Path) -> Result<Self> {
         let name = format!("control socket {}", path.display());
-        let stream = UnixStream::connect(path).map_err(|error| {
+        let stream = UnixStream::connect(path)
+            .and_then(|stream| limit(&stream).map(|()| stream))
+            .map_err(|error| {
             Error::invalid(name.clone(), error, "check the path, and that the daemon runs")
         })?;
         Ok(Self { stream: BufReader::new(stream), name })
     }
 
-    /// Sends a command and waits for its answer.
+    /// Sends a command and waits for its answer; an error is the daemon's own.
     pub fn run(&mut self, command: &Command) -> Result<Value> {
-        let host = |error: std::io::Error| {
-            Error::host(self.name.clone(), error, "check that the daemon runs")
-        };
-        let line = serde_json::to_string(command).map_err(std::io::Error::other).map_err(host)?;
-        self.stream.get_mut().write_all(format!("{line}\n").as_bytes()).map_err(host)?;
+        let reply = self
+            .exchange(command)
+            .map_err(|error| Error::host(self.name.clone(), error, "check that the daemon runs"))?;
+        reply.into()
+    }
+
+    fn exchange(&mut self, command: &Command) -> io::Result<Reply> {
+        let line = serde_json::to_string(command)?;
+        self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
         let mut answer = String::new();
-        self.stream.read_line(&mut answer).map_err(host)?;
-        let mut answer: Value =
-            serde_json::from_str(&answer).map_err(std::io::Error::other).map_err(host)?;
-        match answer["error"].as_str() {
-            None => Ok(answer["ok"].take()),
-            Some(message) => {
-                Err(Error::invalid("daemon", message.to_owned(), "see its log for more"))
+        match self.stream.read_line(&mut answer) {
+            Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the daemon hung up")),
+            Ok(_) => Ok(serde_json::from_str(&answer)?),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Err(io::Error::new(ErrorKind::TimedOut, "the daemon does not answer"))
             }
+            Err(error) => Err(error),
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use flowstone_block::{Completion, OpKind};
+use flowstone_block::{Op, OpKind};
 
 use crate::histogram::{Histogram, add};
 
@@ -28,9 +28,9 @@ pub struct QueueCounters {
     pub sleeps: AtomicU64,
     /// Nanoseconds it slept.
     pub sleep_ns: AtomicU64,
-    /// Nanoseconds it looked for work and found none.
+    /// Nanoseconds it looked for work before it found some or gave up.
     pub spin_ns: AtomicU64,
-    /// From submission to completion, by kind.
+    /// From submission to completion, by kind; each range of a request counts by itself.
     pub device: [Histogram; KINDS],
     /// From taking a batch off the ring to having submitted it.
     pub submit: Histogram,
@@ -39,15 +39,18 @@ pub struct QueueCounters {
 }
 
 impl QueueCounters {
-    /// Counts a completion that came `latency` after its submission.
-    pub fn completed(&self, completion: &Completion, latency: Duration) {
-        let op = completion.request.op;
+    /// Counts a request, or one range of it, that came back `latency` after its submission.
+    pub fn came_back(&self, op: Op, latency: Duration) {
         let kind = op.kind() as usize;
-        add(&self.requests[kind], 1);
         add(&self.bytes[kind], op.bytes());
-        if completion.outcome.is_err() {
-            add(&self.errors[kind], 1);
-        }
         self.device[kind].record(latency);
+    }
+
+    /// Counts a request whose last range has come back.
+    pub fn completed(&self, kind: OpKind, failed: bool) {
+        add(&self.requests[kind as usize], 1);
+        if failed {
+            add(&self.errors[kind as usize], 1);
+        }
     }
 }

@@ -4,15 +4,19 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
 
 use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount};
-use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, Server};
+use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, HangUp, Server};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
 use crate::config::DiskConfig;
 use crate::runner::{QueueTable, ThreadRunner};
 use crate::stack::Stack;
+
+/// Time between two looks at a thread that is about to end.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A disk that is listening.
 pub struct Disk {
@@ -23,6 +27,7 @@ pub struct Disk {
     pub shared: Arc<DeviceShared>,
     pub queues: Arc<QueueTable>,
     stop: Arc<OwnedFd>,
+    hang_up: HangUp,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -49,14 +54,19 @@ impl Disk {
             queues_max: config.queues,
             id: config.name.clone(),
         };
-        let server = Server::bind(&config.socket, options, Box::new(runner))?;
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| host(e.into()))?);
+        let server = Server::bind(&config.socket, options, Box::new(runner))?;
+        let hang_up = server.hang_up();
         let thread_stop = Arc::clone(&stop);
         let thread = Builder::new()
             .name(config.name.clone())
             .stack_size(256 << 10)
             .spawn(move || server.run(&thread_stop))
-            .map_err(host)?;
+            .map_err(|error| {
+                // Nobody will serve it.
+                let _ = std::fs::remove_file(&config.socket);
+                host(error)
+            })?;
         Ok(Self {
             name: config.name,
             image_path: config.image,
@@ -65,13 +75,14 @@ impl Disk {
             shared,
             queues,
             stop,
+            hang_up,
             thread: Some(thread),
         })
     }
 
-    /// Whether an operator means this disk by `name`: its name, or the path of its image.
-    pub fn is_called(&self, name: &str) -> bool {
-        self.name == name || self.image_path.as_deref().is_some_and(|path| same(path, name))
+    /// Whether an operator means this disk: by its name, or by the path of its image.
+    pub fn is_called(&self, name: &str, path: &Path) -> bool {
+        self.name == name || self.image_path.as_deref().is_some_and(|mine| same(mine, path))
     }
 
     /// Makes the disk larger while its guest runs. Returns whether a guest was told.
@@ -80,6 +91,10 @@ impl Disk {
         let Some(image) = &self.stack.image else {
             return Err(Error::invalid(what(), "it has no image", "restart it with another size"));
         };
+        if image.geometry().readonly {
+            let why = "it is served read-only";
+            return Err(Error::invalid(what(), why, "serve it without readonly to grow it"));
+        }
         let capacity = SectorCount::from_bytes(bytes).ok_or_else(|| {
             Error::invalid(what(), "the size is not a multiple of 512 bytes", "round it")
         })?;
@@ -93,14 +108,17 @@ impl Disk {
             .map_err(|error| Error::host(what(), error, "reboot the guest to show it the size"))
     }
 
-    /// Stops taking requests, waits for what is in flight, and makes all of it durable.
-    pub fn stop(mut self) -> Result<()> {
+    /// Asks the disk to stop taking requests; does not wait.
+    pub fn begin_stop(&self) {
         // The counter cannot be full after one write.
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            warn!(disk = self.name, "the disk's control thread has panicked");
+    }
+
+    /// After [`begin_stop`](Self::begin_stop): waits for what is in flight, and makes all of it
+    /// durable. A monitor that has not let go by `deadline` is hung up on.
+    pub fn stop(mut self, deadline: Instant) -> Result<()> {
+        if let Some(thread) = self.thread.take() {
+            self.join(thread, deadline);
         }
         let flushed = BlockingDisk::new(&*self.stack.top)
             .and_then(|mut disk| disk.run(Op::Flush).map_err(Into::into));
@@ -109,10 +127,24 @@ impl Disk {
             Error::host(what, error, "check the host's disk: recent writes may be lost")
         })
     }
+
+    fn join(&self, thread: JoinHandle<()>, deadline: Instant) {
+        while !thread.is_finished() && Instant::now() < deadline {
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        if !thread.is_finished() {
+            // It may be in the middle of a message that never ends, or only waiting for a slow
+            // host. Then the guest misses the last interrupts, which a queue that starts repeats.
+            warn!(disk = self.name, "hanging up on a monitor that does not let go");
+            self.hang_up.now();
+        }
+        if thread.join().is_err() {
+            warn!(disk = self.name, "the disk's control thread has panicked");
+        }
+    }
 }
 
-fn same(path: &Path, name: &str) -> bool {
+fn same(mine: &Path, other: &Path) -> bool {
     let canonical = |path: &Path| std::fs::canonicalize(path).ok();
-    path == Path::new(name)
-        || canonical(path).is_some_and(|mine| canonical(Path::new(name)) == Some(mine))
+    mine == other || canonical(mine).is_some_and(|mine| canonical(other) == Some(mine))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 const BUCKETS_PER_OCTAVE_LOG2: u32 = 3;
 const BUCKETS_PER_OCTAVE: usize = 1 << BUCKETS_PER_OCTAVE_LOG2;
-/// Up to 2^40 ns, about 18 minutes; what takes longer counts as that.
+/// From 2^3 ns up to 2^43 ns, over two hours; what takes longer counts as that.
 const OCTAVES: usize = 40;
 const BUCKETS: usize = OCTAVES * BUCKETS_PER_OCTAVE;
 

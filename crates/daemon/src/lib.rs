@@ -1,7 +1,7 @@
 //! The daemon: wires stages into disks, runs their queues, and answers operators.
 //!
-//! [`stack`](mod@stack) is the only file that names more than one stage. A [`Disk`](disk) is a
-//! stack with a socket; [`serve`] runs all disks of a configuration until a signal ends them.
+//! `stack` is the only file that names more than one stage. A `Disk` is a stack with a socket;
+//! [`serve()`] runs all disks of a configuration until a signal ends them.
 
 mod config;
 mod control;

@@ -77,7 +77,7 @@ impl Worker {
     pub fn run(mut self) -> u16 {
         self.queue.refuse_kicks();
         while !self.stop.is_raised() {
-            if !self.turn() {
+            if self.turn().is_none() {
                 self.idle();
             }
         }
@@ -85,21 +85,21 @@ impl Worker {
         self.queue.next_avail()
     }
 
-    /// One pass over ring and channel. Returns whether anything moved.
-    fn turn(&mut self) -> bool {
+    /// One pass over ring and channel. Returns when it found work, if it did.
+    fn turn(&mut self) -> Option<Instant> {
         let submitted = self.submit_available();
         let completed = self.collect_completed();
-        submitted || completed
+        submitted.or(completed)
     }
 
-    fn submit_available(&mut self) -> bool {
+    fn submit_available(&mut self) -> Option<Instant> {
         if !self.queue.has_available() {
-            return false;
+            return None;
         }
         let Self { channel, queue, submitted, .. } = self;
         let start = Instant::now();
         let mut passed_on = 0;
-        let taken = queue.take(|request| {
+        let taken = queue.take(u16::MAX, |request| {
             submitted[request.tag as usize] = start;
             passed_on += 1;
             channel.submit(request);
@@ -113,32 +113,34 @@ impl Worker {
         if let Some(fault) = self.queue.fault() {
             warn!(?fault, "a guest broke its queue; it stays stopped until the guest resets it");
         }
-        true
+        Some(start)
     }
 
-    fn collect_completed(&mut self) -> bool {
+    fn collect_completed(&mut self) -> Option<Instant> {
         let mut done = std::mem::take(&mut self.done);
         self.channel.reap(&mut done);
-        let any = !done.is_empty();
-        if any {
-            let now = Instant::now();
+        let found = (!done.is_empty()).then(Instant::now);
+        if let Some(now) = found {
             self.finish(&mut done, now);
             self.publish();
             self.counters.publish.record(now.elapsed());
         }
         self.done = done;
-        any
+        found
     }
 
     fn finish(&mut self, done: &mut Vec<Completion>, now: Instant) {
         let mut resubmitted = false;
         for completion in done.drain(..) {
             let tag = completion.request.tag as usize;
-            self.counters.completed(&completion, now - self.submitted[tag]);
+            let (op, failed) = (completion.request.op, completion.outcome.is_err());
+            self.counters.came_back(op, now - self.submitted[tag]);
             if let Some(next_part) = self.queue.complete(completion) {
                 self.submitted[tag] = now;
                 self.channel.submit(next_part);
                 resubmitted = true;
+            } else {
+                self.counters.completed(op.kind(), failed);
             }
         }
         if resubmitted {
@@ -152,64 +154,71 @@ impl Worker {
         }
     }
 
-    /// Looks for work for a while, then sleeps until there is some.
+    /// Looks for work for a while, then sleeps until there is some. A wake-up for nothing is part
+    /// of the gap between work, and looking again would not pay.
     fn idle(&mut self) {
         let start = Instant::now();
-        let found = self.look(start);
-        let mut now = Instant::now();
-        add(&self.counters.spin_ns, nanos(now - start));
-        if !found {
-            let slept_from = now;
-            self.sleep();
-            now = Instant::now();
-            add(&self.counters.sleep_ns, nanos(now - slept_from));
+        let mut found = self.look(start);
+        while found.is_none() && !self.stop.is_raised() {
+            found = self.sleep();
         }
-        self.spin.learn(now - start);
+        if let Some(found) = found {
+            self.spin.learn(found - start);
+        }
     }
 
-    fn look(&mut self, start: Instant) -> bool {
+    /// Returns when it found work, if it did. What was found is done by then, and is not counted
+    /// as looking.
+    fn look(&mut self, start: Instant) -> Option<Instant> {
         let budget = self.spin.budget();
         if budget.is_zero() {
-            return false;
+            return None;
         }
         loop {
-            for _ in 0..TURNS_PER_LOOK {
-                std::hint::spin_loop();
-                if self.turn() {
-                    return true;
-                }
-            }
-            if self.stop.is_raised() {
-                return true;
-            }
-            if start.elapsed() > budget {
-                return false;
+            let found = self.turns();
+            let now = found.unwrap_or_else(Instant::now);
+            if found.is_some() || self.stop.is_raised() || now - start > budget {
+                add(&self.counters.spin_ns, nanos(now - start));
+                return found;
             }
         }
     }
 
-    fn sleep(&mut self) {
+    fn turns(&mut self) -> Option<Instant> {
+        (0..TURNS_PER_LOOK).find_map(|_| {
+            std::hint::spin_loop();
+            self.turn()
+        })
+    }
+
+    /// Returns when there was work; `None` if it woke up for nothing.
+    fn sleep(&mut self) -> Option<Instant> {
+        let from = Instant::now();
         if self.queue.ask_for_kicks() {
             // A request came before the driver saw that we want to be told.
             self.queue.refuse_kicks();
-            return;
+            return Some(from);
         }
         add(&self.counters.sleeps, 1);
         let bells = [self.queue.kick_event(), self.stop.event.as_fd()];
         self.channel.sleep(&Doorbells { fds: &bells, deadline: None });
+        let woke = Instant::now();
+        add(&self.counters.sleep_ns, nanos(woke - from));
         self.queue.refuse_kicks();
-        let moved = self.collect_completed();
-        if self.queue.has_available() || !moved {
+        let completed = self.collect_completed().is_some();
+        let available = self.queue.has_available();
+        if available || !completed {
             // The driver's notification is what woke us, or one from before that we had no need
             // of: unread, it would end every sleep to come.
             add(&self.counters.kicks, self.queue.clear_kicks());
         }
+        (completed || available).then_some(woke)
     }
 
     /// Waits for what is in flight, without taking more.
     fn drain(&mut self) {
         while self.queue.in_flight() > 0 {
-            if !self.collect_completed() {
+            if self.collect_completed().is_none() {
                 self.channel.sleep(&Doorbells { fds: &[], deadline: None });
             }
         }

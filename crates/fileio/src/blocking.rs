@@ -5,31 +5,46 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
-use flowstone_block::{Errno, IoVec, Outcome};
+use flowstone_block::{AlignedBuf, Errno, IoVec, Outcome};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 
-use crate::host_file::{Descriptors, FileKind};
+use crate::direct::Bounce;
+use crate::host_file::{Descriptors, FileKind, QueueFile};
 use crate::{FileOffset, FileOp, FileRequest};
 
 /// How many pieces one call may take (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
 
 /// Carries out `request` and returns when it is done in full or has failed.
-pub fn execute(files: &Descriptors, request: &FileRequest) -> Outcome {
-    let file = files.file(files.route(request));
+pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
+    let files = &*file.shared;
+    match request.op {
+        FileOp::Read { .. } | FileOp::Write { .. } => {
+            match Bounce::needed(files.direct.as_ref(), request) {
+                None => transfer_all(&files.file, request, request.memory.pieces()),
+                Some(bounce) => {
+                    transfer_all(&files.file, request, bounce.pieces())?;
+                    bounce.finish(request);
+                    Ok(())
+                }
+            }
+        }
+        FileOp::Datasync => fdatasync(&file.sync),
+        FileOp::Punch { offset, bytes } => punch(files, offset, bytes),
+        FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
+    }
+}
+
+fn transfer_all(file: &File, request: &FileRequest, pieces: &[IoVec]) -> Outcome {
     match request.op {
         FileOp::Read { offset, .. } => {
-            transfer(request.memory.pieces(), offset, |pieces, at| read_some(file, pieces, at))
+            transfer(pieces, offset, |pieces, at| read_some(file, pieces, at))
         }
         FileOp::Write { offset, durable, .. } => {
             let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            transfer(request.memory.pieces(), offset, |pieces, at| {
-                write_some(file, pieces, at, flags)
-            })
+            transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags))
         }
-        FileOp::Datasync => fdatasync(file),
-        FileOp::Punch { offset, bytes } => punch(files, offset, bytes),
-        FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
+        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } => Ok(()),
     }
 }
 
@@ -41,13 +56,16 @@ fn transfer(
 ) -> Outcome {
     let mut rest: Vec<IoVec>;
     let mut left = pieces;
-    while !left.is_empty() {
+    loop {
         let call = &left[..left.len().min(PIECES_PER_CALL_MAX)];
         let moved = match some(call, offset) {
             Ok(moved) => moved,
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno),
         };
+        if moved == total_bytes(left) {
+            return Ok(());
+        }
         if moved == 0 {
             // The file ends before the request does: somebody has truncated it.
             return Err(Errno::IO);
@@ -56,7 +74,10 @@ fn transfer(
         rest = skip(left, moved);
         left = &rest;
     }
-    Ok(())
+}
+
+fn total_bytes(pieces: &[IoVec]) -> usize {
+    pieces.iter().map(|piece| piece.bytes()).sum()
 }
 
 /// `pieces` without their first `bytes` bytes.
@@ -109,11 +130,17 @@ fn last_errno() -> Errno {
     Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
 }
 
+/// Whether a host says that it has no such call, or (a device with large blocks) none for such a
+/// range.
+pub fn is_unsupported(errno: Errno) -> bool {
+    matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
+}
+
 /// Gives a range back to the host.
 fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match fallocate(&files.buffered, flags, offset.get(), bytes) {
-        Err(Errno::OPNOTSUPP) => punch_fallback(files, offset, bytes),
+    match fallocate(&files.file, flags, offset.get(), bytes) {
+        Err(errno) if is_unsupported(errno) => punch_fallback(files, offset, bytes),
         outcome => outcome,
     }
 }
@@ -123,7 +150,7 @@ fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcom
     if files.kind == FileKind::BlockDevice {
         // The device may not zero what it discards, so zero first; the discard is then a hint.
         zero_fallback(files, offset, bytes)?;
-        let _ = block_ioctl(&files.buffered, libc::c_ulong::from(BLKDISCARD), offset, bytes);
+        let _ = block_ioctl(&files.file, libc::c_ulong::from(BLKDISCARD), offset, bytes);
         return Ok(());
     }
     zero_fallback(files, offset, bytes)
@@ -132,8 +159,8 @@ fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcom
 /// Makes a range read as zeroes and keeps its space.
 fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
-    match fallocate(&files.buffered, flags, offset.get(), bytes) {
-        Err(Errno::OPNOTSUPP) => zero_fallback(files, offset, bytes),
+    match fallocate(&files.file, flags, offset.get(), bytes) {
+        Err(errno) if is_unsupported(errno) => zero_fallback(files, offset, bytes),
         outcome => outcome,
     }
 }
@@ -141,20 +168,21 @@ fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
 /// Zeroes for hosts whose file system or device has no call for them.
 fn zero_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.kind == FileKind::BlockDevice {
-        let zeroed = block_ioctl(&files.buffered, libc::c_ulong::from(BLKZEROOUT), offset, bytes);
+        let zeroed = block_ioctl(&files.file, libc::c_ulong::from(BLKZEROOUT), offset, bytes);
         if zeroed.is_ok() {
             return Ok(());
         }
     }
-    write_zeroes(&files.buffered, offset, bytes)
+    write_zeroes(&files.file, offset, bytes)
 }
 
 fn write_zeroes(file: &File, offset: FileOffset, bytes: u64) -> Outcome {
-    static ZEROES: [u8; 256 << 10] = [0; 256 << 10];
+    const CHUNK_BYTES: u64 = 256 << 10;
+    let zeroes = AlignedBuf::zeroed(bytes.min(CHUNK_BYTES) as usize);
     let mut done = 0;
     while done < bytes {
-        let part = (bytes - done).min(ZEROES.len() as u64);
-        file.write_all_at(&ZEROES[..part as usize], offset.get() + done)
+        let part = (bytes - done).min(CHUNK_BYTES);
+        file.write_all_at(&zeroes[..part as usize], offset.get() + done)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         done += part;
     }

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, OnceLock};
 
@@ -13,9 +13,10 @@ use rustix::io::Errno;
 
 use crate::direct::DirectLimits;
 use crate::inline::InlineChannel;
+use crate::lock::unlock;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
-use crate::{Engine, FileChannel, FileIo, FileOffset, FileRequest};
+use crate::{Engine, FileChannel, FileIo, FileOffset};
 
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,37 +25,40 @@ pub(crate) enum FileKind {
     BlockDevice,
 }
 
-/// The open descriptors of one file; see the `direct` module for why there are two.
+/// An open file, as its engines see it.
+///
+/// There is one descriptor, and every ring of the file holds it: so the lock on it outlives even
+/// a killed process until the kernel is done with the last request, and a new daemon cannot
+/// overtake an old write.
 pub(crate) struct Descriptors {
-    pub buffered: File,
-    pub direct: Option<(File, DirectLimits)>,
+    pub file: File,
+    /// The limits of direct I/O; absent where requests go through the page cache.
+    pub direct: Option<DirectLimits>,
     pub kind: FileKind,
-    /// Held until the file is closed; absent for inspectors.
-    pub _lock: Option<File>,
 }
 
-/// Which of the descriptors serves a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Route {
-    Buffered,
-    Direct,
-}
-
-impl Descriptors {
-    /// The route of a request: direct wherever direct I/O can take it.
-    pub fn route(&self, request: &FileRequest) -> Route {
-        match &self.direct {
-            Some((_, limits)) if limits.admit(request) => Route::Direct,
-            _ => Route::Buffered,
-        }
+impl Drop for Descriptors {
+    /// Every channel is gone, and has waited for its requests: the next user need not wait until
+    /// the kernel has taken our rings apart.
+    fn drop(&mut self) {
+        unlock(self.file.as_fd());
     }
+}
 
-    /// The descriptor of a route.
-    pub fn file(&self, route: Route) -> &File {
-        match (route, &self.direct) {
-            (Route::Direct, Some((file, _))) => file,
-            _ => &self.buffered,
-        }
+/// The file as one queue uses it.
+pub(crate) struct QueueFile {
+    pub shared: Arc<Descriptors>,
+    /// A description of the queue's own, to flush with: the kernel tells each description once
+    /// that writing back has failed, and every queue must hear of it.
+    pub sync: File,
+}
+
+impl QueueFile {
+    fn new(shared: &Arc<Descriptors>) -> io::Result<Arc<Self>> {
+        let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
+        // Without /proc the queues share a description, and one of them hears.
+        let sync = File::open(path).or_else(|_| shared.file.try_clone())?;
+        Ok(Arc::new(Self { shared: Arc::clone(shared), sync }))
     }
 }
 
@@ -75,9 +79,9 @@ impl HostFile {
         self.files.kind == FileKind::BlockDevice
     }
 
-    fn pool_channel(&self) -> io::Result<PoolChannel> {
-        let pool = self.pool.get_or_init(|| Pool::start(Arc::clone(&self.files)));
-        PoolChannel::new(Arc::clone(pool))
+    fn pool_channel(&self, file: &Arc<QueueFile>) -> io::Result<PoolChannel> {
+        let pool = self.pool.get_or_init(Arc::default);
+        PoolChannel::new(Arc::clone(pool), Arc::clone(file))
     }
 }
 
@@ -85,17 +89,17 @@ impl FileIo for HostFile {
     fn size(&self) -> io::Result<u64> {
         if self.is_block_device() {
             // A device node's metadata has no size; the end of the device does.
-            return Ok(seek(&self.files.buffered, SeekFrom::End(0))?);
+            return Ok(seek(&self.files.file, SeekFrom::End(0))?);
         }
-        Ok(self.files.buffered.metadata()?.size())
+        Ok(self.files.file.metadata()?.size())
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         if self.is_block_device() {
             return Err(Errno::OPNOTSUPP.into());
         }
-        self.files.buffered.set_len(bytes)?;
-        self.files.buffered.sync_all()
+        self.files.file.set_len(bytes)?;
+        self.files.file.sync_all()
     }
 
     fn allocated_bytes(&self) -> io::Result<u64> {
@@ -103,7 +107,7 @@ impl FileIo for HostFile {
             return self.size();
         }
         // st_blocks counts 512-byte units whatever the file system's block size (stat(2)).
-        Ok(self.files.buffered.metadata()?.blocks() * 512)
+        Ok(self.files.file.metadata()?.blocks() * 512)
     }
 
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
@@ -111,7 +115,7 @@ impl FileIo for HostFile {
         if from.get() >= end {
             return Ok(None);
         }
-        let file = self.files.buffered.as_fd();
+        let file = self.files.file.as_fd();
         let start = match seek(file, SeekFrom::Data(from.get())) {
             Ok(start) => start,
             Err(Errno::NXIO) => return Ok(None),
@@ -125,19 +129,24 @@ impl FileIo for HostFile {
         Ok(Some(FileOffset::new(start)..FileOffset::new(stop)))
     }
 
+    fn block_bytes(&self) -> u32 {
+        self.files.direct.map_or(512, |limits| limits.offset_bytes.max(512) as u32)
+    }
+
     fn describe(&self) -> String {
         let cache = if self.files.direct.is_some() { "direct I/O" } else { "page cache" };
         format!("{cache}, engine {}", self.engine)
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+        let file = QueueFile::new(&self.files)?;
         Ok(match self.engine {
             Engine::Uring => {
-                let pool = self.pool_channel()?;
-                Box::new(UringChannel::new(Arc::clone(&self.files), pool, depth)?)
+                let pool = self.pool_channel(&file)?;
+                Box::new(UringChannel::new(file, pool, depth)?)
             }
-            Engine::Sync => Box::new(self.pool_channel()?),
-            Engine::Inline => Box::new(InlineChannel::new(Arc::clone(&self.files))),
+            Engine::Sync => Box::new(self.pool_channel(&file)?),
+            Engine::Inline => Box::new(InlineChannel::new(file)),
         })
     }
 }

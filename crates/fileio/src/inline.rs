@@ -7,24 +7,24 @@ use std::sync::Arc;
 use flowstone_block::{Doorbells, poll_doorbells};
 
 use crate::blocking::execute;
-use crate::host_file::Descriptors;
+use crate::host_file::QueueFile;
 use crate::{FileChannel, FileCompletion, FileRequest};
 
 /// A queue's way into a file in memory.
 pub(crate) struct InlineChannel {
-    files: Arc<Descriptors>,
+    file: Arc<QueueFile>,
     done: Vec<FileCompletion>,
 }
 
 impl InlineChannel {
-    pub fn new(files: Arc<Descriptors>) -> Self {
-        Self { files, done: Vec::new() }
+    pub fn new(file: Arc<QueueFile>) -> Self {
+        Self { file, done: Vec::new() }
     }
 }
 
 impl FileChannel for InlineChannel {
     fn submit(&mut self, request: FileRequest) {
-        let outcome = execute(&self.files, &request);
+        let outcome = execute(&self.file, &request);
         self.done.push(FileCompletion { tag: request.tag, outcome });
     }
 

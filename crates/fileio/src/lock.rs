@@ -1,7 +1,10 @@
-//! One writer for an image: an open-file-description lock on the whole file.
+//! One writer for an image: open-file-description locks, which QEMU honours and sets too.
 //!
-//! The lock belongs to the open file, not to the process: it goes away when the daemon dies,
-//! however it dies, and it keeps out QEMU too, which locks single bytes of its images.
+//! A lock belongs to the open file, not to the process: it goes away with the last user of the
+//! description, however that ends. QEMU marks what it does and what it tolerates with read locks
+//! on single bytes from 100 and from 200 on; a writer of ours locks the whole file and so
+//! conflicts with all of them. A reader of ours says in QEMU's way that it tolerates no writer,
+//! and looks whether there is one.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -17,32 +20,74 @@ pub enum Sharing {
     Readers,
 }
 
+/// A range of bytes to lock; the file need not have them.
+struct Bytes {
+    start: i64,
+    /// 0 means to the end of the file, however far that moves.
+    count: i64,
+}
+
+const ALL: Bytes = Bytes { start: 0, count: 0 };
+/// What readers of ours lock to keep writers of ours out: all below QEMU's bytes.
+const OURS: Bytes = Bytes { start: 0, count: 100 };
+/// QEMU has this locked while it may write.
+const QEMU_WRITES: Bytes = Bytes { start: 101, count: 1 };
+/// QEMU has this locked while it tolerates no writer.
+const QEMU_NO_WRITERS: Bytes = Bytes { start: 201, count: 1 };
+
 /// Locks `file` for as long as it stays open; `name` is for the message.
 pub fn lock(file: BorrowedFd<'_>, sharing: Sharing, name: &str) -> Result<()> {
-    let kind = match sharing {
-        Sharing::Exclusive => libc::F_WRLCK,
-        Sharing::Readers => libc::F_RDLCK,
+    let locked = match sharing {
+        Sharing::Exclusive => set(file, libc::F_WRLCK, ALL),
+        Sharing::Readers => set(file, libc::F_RDLCK, OURS)
+            .and_then(|()| set(file, libc::F_RDLCK, QEMU_NO_WRITERS))
+            .and_then(|()| refuse_if_locked(file, QEMU_WRITES)),
     };
-    // SAFETY: `flock` is plain data, for which zeroes are a valid value.
-    let mut range: libc::flock = unsafe { std::mem::zeroed() };
-    range.l_type = kind as libc::c_short;
-    range.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the descriptor is open, and `range` lives across the call.
-    let answer = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &range) };
-    if answer == 0 {
-        return Ok(());
-    }
-    let error = io::Error::last_os_error();
-    match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Err(Error::locked(
+    locked.map_err(|error| match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Error::locked(
             name,
             "another process is using this image",
             "stop that process, or talk to it through its --control socket",
-        )),
-        _ => Err(Error::host(
+        ),
+        _ => Error::host(
             format!("lock {name}"),
             error,
             "keep the image on a file system that supports file locks",
-        )),
+        ),
+    })
+}
+
+/// Gives up all locks of the description, although others may still hold it open.
+pub fn unlock(file: BorrowedFd<'_>) {
+    // There is nothing to do about a file system that cannot: the lock ends with the file.
+    let _ = set(file, libc::F_UNLCK, ALL);
+}
+
+fn set(file: BorrowedFd<'_>, kind: i32, bytes: Bytes) -> io::Result<()> {
+    call(file, libc::F_OFD_SETLK, &mut description(kind, bytes))
+}
+
+fn refuse_if_locked(file: BorrowedFd<'_>, bytes: Bytes) -> io::Result<()> {
+    let mut lock = description(libc::F_WRLCK, bytes);
+    call(file, libc::F_OFD_GETLK, &mut lock)?;
+    let free = lock.l_type == libc::F_UNLCK as libc::c_short;
+    if free { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EAGAIN)) }
+}
+
+fn description(kind: i32, bytes: Bytes) -> libc::flock {
+    // SAFETY: `flock` is plain data, for which zeroes are a valid value.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    lock.l_start = bytes.start;
+    lock.l_len = bytes.count;
+    lock
+}
+
+fn call(file: BorrowedFd<'_>, command: i32, lock: &mut libc::flock) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and `lock` lives across the call.
+    match unsafe { libc::fcntl(file.as_raw_fd(), command, lock) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }

@@ -6,13 +6,18 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, ErrorKind, Result};
+use rustix::fs::{OFlags, fcntl_setfl};
+use tracing::info;
 
 use crate::EngineChoice;
 use crate::direct::DirectLimits;
 use crate::host_file::{Descriptors, FileKind, HostFile};
 use crate::lock::{Sharing, lock};
+
+const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// What the opener is going to do with the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,62 +51,82 @@ pub struct OpenOptions {
     pub direct: DirectChoice,
     /// Which engine serves it.
     pub engine: EngineChoice,
+    /// How long to wait for a lock that somebody else holds. The lock of a killed daemon lives
+    /// until its last request has left the kernel, which may be a moment after its process.
+    pub lock_patience: Duration,
 }
 
 impl OpenOptions {
-    /// For `access`, with everything else chosen automatically.
+    /// For `access`, with everything else chosen automatically, and no patience.
     pub fn new(access: Access) -> Self {
-        Self { access, direct: DirectChoice::default(), engine: EngineChoice::default() }
+        Self {
+            access,
+            direct: DirectChoice::default(),
+            engine: EngineChoice::default(),
+            lock_patience: Duration::ZERO,
+        }
     }
 
     /// Opens the file at `path`, locks it, and picks its engine.
     pub fn open(self, path: &Path) -> Result<HostFile> {
         let name = path.display().to_string();
-        let buffered = self.open_descriptor(path, 0).map_err(|error| explain(&name, error))?;
-        let metadata = buffered.metadata().map_err(|error| explain(&name, error))?;
-        let kind = kind_of(&metadata, &name)?;
-        let lock = self.open_locked(path, &name)?;
-        let direct = self.open_direct(path, &name)?;
-        let engine = self.engine.resolve(&buffered)?;
-        Ok(HostFile::new(Descriptors { buffered, direct, kind, _lock: lock }, engine))
-    }
-
-    /// A descriptor that holds the lock and does nothing else: one that an io_uring knows of lives
-    /// on for a while when its process is killed, and would keep the next daemon out.
-    fn open_locked(self, path: &Path, name: &str) -> Result<Option<File>> {
-        let sharing = match self.access {
-            Access::Inspect => return Ok(None),
-            Access::Read => Sharing::Readers,
-            Access::Write => Sharing::Exclusive,
-        };
-        let file = self.open_descriptor(path, 0).map_err(|error| explain(name, error))?;
-        lock(file.as_fd(), sharing, name)?;
-        Ok(Some(file))
-    }
-
-    fn open_descriptor(self, path: &Path, extra: i32) -> io::Result<File> {
-        File::options()
+        let file = File::options()
             .read(true)
             .write(self.access == Access::Write)
             // A FIFO must not block us: kind_of refuses it, with words.
-            .custom_flags(extra | libc::O_CLOEXEC | libc::O_NONBLOCK)
+            .custom_flags(libc::O_NONBLOCK)
             .open(path)
+            .map_err(|error| explain(&name, error))?;
+        let metadata = file.metadata().map_err(|error| explain(&name, error))?;
+        let kind = kind_of(&metadata, &name)?;
+        match self.access {
+            Access::Inspect => {}
+            Access::Read => self.lock(&file, Sharing::Readers, &name)?,
+            Access::Write => self.lock(&file, Sharing::Exclusive, &name)?,
+        }
+        let direct = self.go_direct(&file, &name)?;
+        let engine = self.engine.resolve(&file)?;
+        Ok(HostFile::new(Descriptors { file, direct, kind }, engine))
     }
 
-    fn open_direct(self, path: &Path, name: &str) -> Result<Option<(File, DirectLimits)>> {
-        if self.direct == DirectChoice::Off {
-            return Ok(None);
+    fn lock(self, file: &File, sharing: Sharing, name: &str) -> Result<()> {
+        let give_up = Instant::now() + self.lock_patience;
+        let mut told = false;
+        loop {
+            match lock(file.as_fd(), sharing, name) {
+                Err(error) if error.kind() == ErrorKind::Locked && Instant::now() < give_up => {
+                    if !std::mem::replace(&mut told, true) {
+                        info!("{name} is locked; waiting for its last user to let go");
+                    }
+                    std::thread::sleep(LOCK_RETRY);
+                }
+                outcome => return outcome,
+            }
         }
-        let opened = self.open_descriptor(path, libc::O_DIRECT).ok();
-        let usable = opened.and_then(|file| DirectLimits::of(&file).map(|limits| (file, limits)));
-        if usable.is_none() && self.direct == DirectChoice::On {
-            return Err(Error::invalid(
+    }
+
+    /// Sets the flags that the file is used with from now on. `O_NONBLOCK` must go: on a device
+    /// that cannot tell whether it would block, requests would fail for ever.
+    fn go_direct(self, file: &File, name: &str) -> Result<Option<DirectLimits>> {
+        let limits = match self.direct {
+            DirectChoice::Off => None,
+            DirectChoice::Auto => DirectLimits::of(file).filter(DirectLimits::take_any_sector),
+            DirectChoice::On => DirectLimits::of(file),
+        };
+        let set = |flags| fcntl_setfl(file, flags);
+        let usable = limits.filter(|_| set(OFlags::DIRECT).is_ok());
+        match (usable, self.direct) {
+            (Some(limits), _) => Ok(Some(limits)),
+            (None, DirectChoice::On) => Err(Error::invalid(
                 name,
                 "its file system has no direct I/O",
                 "use --direct auto or --direct off",
-            ));
+            )),
+            (None, _) => match set(OFlags::empty()) {
+                Ok(()) => Ok(None),
+                Err(errno) => Err(Error::host(name, errno, "check the host's file system")),
+            },
         }
-        Ok(usable)
     }
 }
 

@@ -15,15 +15,15 @@ use flowstone_block::{Doorbells, poll_doorbells};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::blocking;
-use crate::host_file::Descriptors;
+use crate::host_file::QueueFile;
 use crate::{FileChannel, FileCompletion, FileRequest};
 
 const THREADS_MAX: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The threads of one file, shared by its queues.
+#[derive(Default)]
 pub(crate) struct Pool {
-    files: Arc<Descriptors>,
     state: Mutex<State>,
     work: Condvar,
 }
@@ -36,6 +36,7 @@ struct State {
 }
 
 struct Job {
+    file: Arc<QueueFile>,
     request: FileRequest,
     reply_to: Arc<Mailbox>,
 }
@@ -46,11 +47,14 @@ struct Mailbox {
     event: OwnedFd,
 }
 
-impl Pool {
-    pub fn start(files: Arc<Descriptors>) -> Arc<Self> {
-        Arc::new(Self { files, state: Mutex::default(), work: Condvar::new() })
+impl Job {
+    fn run(self) {
+        let outcome = blocking::execute(&self.file, &self.request);
+        self.reply_to.deliver(FileCompletion { tag: self.request.tag, outcome });
     }
+}
 
+impl Pool {
     fn state(&self) -> MutexGuard<'_, State> {
         // A thread that panicked left the queue itself whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -79,8 +83,7 @@ impl Pool {
 
     fn serve(&self) {
         while let Some(job) = self.next_job() {
-            let outcome = blocking::execute(&self.files, &job.request);
-            job.reply_to.deliver(FileCompletion { tag: job.request.tag, outcome });
+            job.run();
         }
     }
 
@@ -122,16 +125,17 @@ impl Mailbox {
 /// A queue's way to the pool.
 pub(crate) struct PoolChannel {
     pool: Arc<Pool>,
+    file: Arc<QueueFile>,
     mailbox: Arc<Mailbox>,
     batch: Vec<FileRequest>,
     in_flight: usize,
 }
 
 impl PoolChannel {
-    pub fn new(pool: Arc<Pool>) -> io::Result<Self> {
+    pub fn new(pool: Arc<Pool>, file: Arc<QueueFile>) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let mailbox = Arc::new(Mailbox { done: Mutex::default(), event });
-        Ok(Self { pool, mailbox, batch: Vec::new(), in_flight: 0 })
+        Ok(Self { pool, file, mailbox, batch: Vec::new(), in_flight: 0 })
     }
 
     /// Readable when there is something to reap.
@@ -161,21 +165,33 @@ impl FileChannel for PoolChannel {
             return;
         }
         self.in_flight += self.batch.len();
-        let mailbox = &self.mailbox;
-        let jobs =
-            self.batch.drain(..).map(|request| Job { request, reply_to: Arc::clone(mailbox) });
+        let (file, mailbox) = (&self.file, &self.mailbox);
+        let jobs = self.batch.drain(..).map(|request| Job {
+            file: Arc::clone(file),
+            request,
+            reply_to: Arc::clone(mailbox),
+        });
         if self.pool.enqueue(jobs).is_err() {
             // No thread could be started: the queue's own thread does the work this once.
             while let Some(job) = self.pool.state().jobs.pop_front() {
-                let outcome = blocking::execute(&self.pool.files, &job.request);
-                job.reply_to.deliver(FileCompletion { tag: job.request.tag, outcome });
+                job.run();
             }
         }
     }
 
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
-        if self.in_flight > 0 {
-            self.in_flight -= self.mailbox.take(done);
+        if self.in_flight == 0 {
+            return;
+        }
+        match self.mailbox.take(done) {
+            0 => {}
+            taken => {
+                self.in_flight -= taken;
+                // Or the next sleep would end at once, for what is known already. A delivery in
+                // between is found below; one after that rings again.
+                self.clear_event();
+                self.in_flight -= self.mailbox.take(done);
+            }
         }
     }
 

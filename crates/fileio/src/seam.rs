@@ -22,6 +22,9 @@ pub trait FileIo: Send + Sync {
     /// The next range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>>;
 
+    /// Smallest unit in which the file can be read and written, in bytes.
+    fn block_bytes(&self) -> u32;
+
     /// How the file is accessed, in a few words for an operator.
     fn describe(&self) -> String;
 

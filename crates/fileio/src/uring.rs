@@ -19,8 +19,9 @@ use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use slab::Slab;
 
-use crate::blocking::skip;
-use crate::host_file::{Descriptors, Route};
+use crate::blocking::{is_unsupported, skip};
+use crate::direct::Bounce;
+use crate::host_file::QueueFile;
 use crate::pool::PoolChannel;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 
@@ -30,12 +31,16 @@ const BELL_BASE: u64 = 1 << 32;
 const BELLS_MAX: usize = 4;
 const POOL_BELL: usize = BELLS_MAX - 1;
 
+/// Places of a queue's two descriptors among the ring's registered files.
+const SHARED_FILE: u32 = 0;
+const SYNC_FILE: u32 = 1;
+
 const POLL_IN: u32 = libc::POLLIN as u32;
 
 /// A queue's ring.
 pub(crate) struct UringChannel {
     ring: IoUring,
-    files: Arc<Descriptors>,
+    file: Arc<QueueFile>,
     pool: PoolChannel,
     in_flight: Slab<InFlight>,
     armed: [bool; BELLS_MAX],
@@ -50,18 +55,17 @@ struct InFlight {
     moved: u64,
     /// What is left of the memory after a short transfer; its address is given to the kernel.
     rest: Vec<IoVec>,
+    /// Stands in for memory that direct I/O cannot take.
+    bounce: Option<Bounce>,
 }
 
 impl UringChannel {
-    pub fn new(files: Arc<Descriptors>, pool: PoolChannel, depth: QueueDepth) -> io::Result<Self> {
+    pub fn new(file: Arc<QueueFile>, pool: PoolChannel, depth: QueueDepth) -> io::Result<Self> {
         let entries = u32::from(depth.0.max(8)).next_power_of_two() + BELLS_MAX as u32;
         let ring = build_ring(entries)?;
-        ring.submitter().register_files(&[
-            files.file(Route::Buffered).as_raw_fd(),
-            files.file(Route::Direct).as_raw_fd(),
-        ])?;
+        ring.submitter().register_files(&[file.shared.file.as_raw_fd(), file.sync.as_raw_fd()])?;
         let in_flight = Slab::with_capacity(usize::from(depth.0));
-        Ok(Self { ring, files, pool, in_flight, armed: [false; BELLS_MAX], queued: 0 })
+        Ok(Self { ring, file, pool, in_flight, armed: [false; BELLS_MAX], queued: 0 })
     }
 
     fn push(&mut self, entry: squeue::Entry) {
@@ -74,7 +78,7 @@ impl UringChannel {
     }
 
     fn start(&mut self, index: usize) {
-        let entry = entry_for(&self.files, &self.in_flight[index]).user_data(index as u64);
+        let entry = entry_for(&self.in_flight[index]).user_data(index as u64);
         self.push(entry);
     }
 
@@ -131,7 +135,10 @@ impl UringChannel {
         let index = mark as usize;
         match self.in_flight[index].advance(result) {
             Progress::Done(outcome) => {
-                let request = self.in_flight.remove(index).request;
+                let InFlight { request, bounce, .. } = self.in_flight.remove(index);
+                if let (Some(bounce), Ok(())) = (bounce, outcome) {
+                    bounce.finish(&request);
+                }
                 done.push(FileCompletion { tag: request.tag, outcome });
             }
             Progress::Again => self.start(index),
@@ -152,7 +159,9 @@ impl UringChannel {
 
 impl FileChannel for UringChannel {
     fn submit(&mut self, request: FileRequest) {
-        let index = self.in_flight.insert(InFlight { request, moved: 0, rest: Vec::new() });
+        let bounce = Bounce::needed(self.file.shared.direct.as_ref(), &request);
+        let rest = Vec::new();
+        let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce });
         self.start(index);
     }
 
@@ -223,31 +232,36 @@ impl InFlight {
             // The file ends before the request does: somebody has truncated it.
             return Progress::Done(Err(Errno::IO));
         }
-        self.rest = skip(self.request.memory.pieces(), self.moved as usize);
+        self.rest = skip(self.whole(), self.moved as usize);
         Progress::Again
     }
 
     fn failed(&self, errno: Errno) -> Progress {
         let hole = matches!(self.request.op, FileOp::Punch { .. } | FileOp::Zero { .. });
         match errno {
-            Errno::INTR | Errno::AGAIN => Progress::Again,
-            Errno::OPNOTSUPP if hole => Progress::Unsupported,
+            Errno::INTR => Progress::Again,
+            // The ring would not wait for the device; a thread will.
+            Errno::AGAIN => Progress::Unsupported,
+            errno if hole && is_unsupported(errno) => Progress::Unsupported,
             _ => Progress::Done(Err(errno)),
         }
     }
 
+    /// All of the memory that the kernel is given.
+    fn whole(&self) -> &[IoVec] {
+        self.bounce.as_ref().map_or_else(|| self.request.memory.pieces(), Bounce::pieces)
+    }
+
+    /// What is left of it.
     fn pieces(&self) -> &[IoVec] {
-        if self.moved == 0 { self.request.memory.pieces() } else { &self.rest }
+        if self.moved == 0 { self.whole() } else { &self.rest }
     }
 }
 
 /// The submission for what is left of a request.
-fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
+fn entry_for(in_flight: &InFlight) -> squeue::Entry {
     let request = remaining(in_flight);
-    let file = Fixed(match files.route(&request) {
-        Route::Buffered => 0,
-        Route::Direct => 1,
-    });
+    let file = Fixed(SHARED_FILE);
     let pieces = request.memory.pieces();
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
@@ -271,7 +285,9 @@ fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
                     .build(),
             }
         }
-        FileOp::Datasync => opcode::Fsync::new(file).flags(FsyncFlags::DATASYNC).build(),
+        FileOp::Datasync => {
+            opcode::Fsync::new(Fixed(SYNC_FILE)).flags(FsyncFlags::DATASYNC).build()
+        }
         FileOp::Punch { offset, bytes } => opcode::Fallocate::new(file, bytes)
             .offset(offset.get())
             .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)

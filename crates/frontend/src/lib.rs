@@ -4,4 +4,7 @@
 //! descriptor chains into [`Request`](flowstone_block::Request)s and completions into used
 //! entries. Who runs the queues is not its business: see [`vhost_user::QueueRunner`].
 
+mod socket;
 pub mod vhost_user;
+
+pub use socket::bind_socket;

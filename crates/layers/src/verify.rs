@@ -21,21 +21,27 @@ struct Known {
     checksum: Option<u32>,
     /// Counts changes submitted, so that a reader sees whether there was one meanwhile.
     version: u32,
-    /// Changes in flight.
-    changing: u16,
+    /// Writes in flight.
+    writing: u16,
 }
 
-type Sectors = HashMap<u64, Known>;
+/// What all channels know.
+#[derive(Default)]
+struct Knowledge {
+    sectors: HashMap<u64, Known>,
+    /// Discards and zeroings in flight: they may hit sectors that are not listed yet.
+    zeroing: Vec<Extent>,
+}
 
 /// The layer.
 pub struct Verify {
     base: Arc<dyn Layer>,
-    sectors: Arc<Mutex<Sectors>>,
+    knowledge: Arc<Mutex<Knowledge>>,
 }
 
 struct VerifyChannel {
     base: Box<dyn Channel>,
-    sectors: Arc<Mutex<Sectors>>,
+    knowledge: Arc<Mutex<Knowledge>>,
     /// For each request in flight, by tag: what was known of its sectors when it was submitted.
     submitted: HashMap<u32, Vec<Known>>,
 }
@@ -43,7 +49,7 @@ struct VerifyChannel {
 impl Verify {
     /// Judges what `base` returns.
     pub fn new(base: Arc<dyn Layer>) -> Self {
-        Self { base, sectors: Arc::default() }
+        Self { base, knowledge: Arc::default() }
     }
 }
 
@@ -55,7 +61,7 @@ impl Layer for Verify {
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(VerifyChannel {
             base: self.base.channel(depth)?,
-            sectors: Arc::clone(&self.sectors),
+            knowledge: Arc::clone(&self.knowledge),
             submitted: HashMap::new(),
         }))
     }
@@ -66,34 +72,39 @@ fn numbers(extent: Extent) -> std::ops::Range<u64> {
 }
 
 impl VerifyChannel {
-    fn sectors(&self) -> MutexGuard<'_, Sectors> {
-        self.sectors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn knowledge(&self) -> MutexGuard<'_, Knowledge> {
+        self.knowledge.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn begin_read(&self, extent: Extent) -> Vec<Known> {
-        let sectors = self.sectors();
+        let sectors = &self.knowledge().sectors;
         numbers(extent).map(|number| sectors.get(&number).copied().unwrap_or_default()).collect()
     }
 
+    /// Forgets the old content. The new one will be certain only if no other change is in flight
+    /// now: two changes at once may reach the disk in any order.
     fn begin_write(&self, extent: Extent, request: &Request) -> Vec<Known> {
         let mut checksums = Vec::new();
         request.for_each_sector(|sector| checksums.push(crc32c(sector)));
-        let mut sectors = self.sectors();
+        let Knowledge { sectors, zeroing } = &mut *self.knowledge();
+        let zeroed = |number| zeroing.iter().any(|extent| numbers(*extent).contains(&number));
         numbers(extent)
             .zip(checksums)
             .map(|(number, checksum)| {
                 let known = sectors.entry(number).or_default();
+                let alone = known.writing == 0 && !zeroed(number);
                 known.version = known.version.wrapping_add(1);
-                known.changing += 1;
+                known.writing += 1;
                 known.checksum = None;
-                Known { checksum: Some(checksum), ..*known }
+                Known { checksum: alone.then_some(checksum), ..*known }
             })
             .collect()
     }
 
     /// A zeroed or discarded sector may be large in number: forget it instead of listing it.
     fn begin_zero(&self, extent: Extent) {
-        let mut sectors = self.sectors();
+        let Knowledge { sectors, zeroing } = &mut *self.knowledge();
+        zeroing.push(extent);
         let forget = |known: &mut Known| {
             known.version = known.version.wrapping_add(1);
             known.checksum = None;
@@ -106,14 +117,21 @@ impl VerifyChannel {
         }
     }
 
+    fn end_zero(&self, extent: Extent) {
+        let zeroing = &mut self.knowledge().zeroing;
+        if let Some(at) = zeroing.iter().position(|other| *other == extent) {
+            zeroing.swap_remove(at);
+        }
+    }
+
     fn end_write(&self, extent: Extent, mine: &[Known], succeeded: bool) {
-        let mut sectors = self.sectors();
+        let sectors = &mut self.knowledge().sectors;
         for (number, mine) in numbers(extent).zip(mine) {
             let Some(known) = sectors.get_mut(&number) else {
                 continue;
             };
-            known.changing -= 1;
-            if succeeded && known.changing == 0 && known.version == mine.version {
+            known.writing -= 1;
+            if succeeded && known.version == mine.version {
                 known.checksum = mine.checksum;
             }
         }
@@ -123,7 +141,7 @@ impl VerifyChannel {
     fn find_wrong(&self, extent: Extent, before: &[Known], request: &Request) -> Option<u64> {
         let mut checksums = Vec::with_capacity(before.len());
         request.for_each_sector(|sector| checksums.push(crc32c(sector)));
-        let sectors = self.sectors();
+        let sectors = &self.knowledge().sectors;
         numbers(extent).zip(before).zip(checksums).find_map(|((number, before), checksum)| {
             let expected = before.checksum?;
             let now = sectors.get(&number)?;
@@ -138,6 +156,7 @@ impl VerifyChannel {
         };
         match request.op {
             Op::Write(extent) => self.end_write(extent, &before, completion.outcome.is_ok()),
+            Op::Discard(extent) | Op::WriteZeroes { extent, .. } => self.end_zero(extent),
             Op::Read(extent) if completion.outcome.is_ok() => {
                 if let Some(sector) = self.find_wrong(extent, &before, request) {
                     let byte = sector * SECTOR_BYTES;

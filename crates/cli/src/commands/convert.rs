@@ -1,10 +1,11 @@
 //! `flowstone convert`
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::Result;
 use flowstone_fileio::Access;
-use flowstone_image::{Format, create};
+use flowstone_image::{Format, Image, create};
 
 use super::open_image;
 use crate::args::Convert;
@@ -15,13 +16,18 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
     let capacity_bytes = source.geometry().capacity.bytes();
     let format = Format::choose(args.format, &args.target)?;
     create(&args.target, format, capacity_bytes)?;
-    let target = open_image(&args.target, Some(format), Access::Write)?;
-    let bar = bytes_bar("converting", capacity_bytes);
-    let copied = flowstone_image::convert(&*source, &*target, |bytes| bar.set_position(bytes));
-    bar.finish_and_clear();
+    let copied = fill(&args.target, format, &*source);
     if copied.is_err() {
         // Half a copy must not look like a whole one. It is ours: we have just made it.
         let _ = std::fs::remove_file(&args.target);
     }
     copied.map(|()| ExitCode::SUCCESS)
+}
+
+fn fill(target: &Path, format: Format, source: &dyn Image) -> Result<()> {
+    let target = open_image(target, Some(format), Access::Write)?;
+    let bar = bytes_bar("converting", source.geometry().capacity.bytes());
+    let copied = flowstone_image::convert(source, &*target, |bytes| bar.set_position(bytes));
+    bar.finish_and_clear();
+    copied
 }

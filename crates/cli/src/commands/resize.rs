@@ -24,10 +24,11 @@ pub fn run(args: &Resize) -> Result<ExitCode> {
 }
 
 fn grow_live(args: &Resize, control: &Path) -> Result<()> {
-    // The daemon may run in another folder; what is no file here is the name of a disk.
-    let image = std::fs::canonicalize(&args.image).unwrap_or_else(|_| args.image.clone());
-    let disk = image.display().to_string();
-    let command = Command::Resize { disk, bytes: args.size };
+    // A file here may have the name of a disk; the daemon, perhaps in another folder, knows which
+    // of them it serves.
+    let disk = args.image.display().to_string();
+    let path = std::fs::canonicalize(&args.image).ok();
+    let command = Command::Resize { disk, path, bytes: args.size };
     let answer = Client::connect(control)?.run(&command)?;
     let seen = match answer["guest_told"].as_bool() {
         Some(true) => "the guest has been told",

@@ -1,6 +1,6 @@
 //! `flowstone serve`: from what was typed to what it means.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use flowstone_block::Result;
@@ -26,11 +26,13 @@ fn config(args: Serve) -> Result<Config> {
         return Config::read(file);
     }
     let control = args.control.clone();
-    Ok(Config { control, disks: vec![disk(args)] })
+    Config::single(control, disk(args))
 }
 
 fn disk(args: Serve) -> DiskConfig {
-    let name = args.name.unwrap_or_else(|| default_name(args.image.as_deref()));
+    let named_after = |image: &PathBuf| DiskConfig::name_from(image);
+    let default_name = || args.image.as_ref().map_or_else(|| "disk".into(), named_after);
+    let name = args.name.unwrap_or_else(default_name);
     let socket = args.socket.expect("clap demands --socket where there is no --config");
     let defaults = DiskConfig::new(name, socket);
     DiskConfig {
@@ -47,9 +49,4 @@ fn disk(args: Serve) -> DiskConfig {
         layers: args.layers,
         ..defaults
     }
-}
-
-fn default_name(image: Option<&Path>) -> String {
-    let stem = image.and_then(Path::file_stem);
-    stem.map_or_else(|| "disk".into(), |stem| stem.to_string_lossy().into_owned())
 }

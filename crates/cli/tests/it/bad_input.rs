@@ -127,3 +127,80 @@ fn a_control_socket_without_a_daemon_is_refused() {
     place.refused(&["stats", "--control", "none.sock"]);
     place.refused(&["resize", "--control", "none.sock", "disk", "1G"]);
 }
+
+/// `--control` removed whatever was in its place, and its failure came after a disk had been
+/// offered, whose socket stayed.
+#[test]
+fn control_socket_paths_that_cannot_be_are_refused_and_nothing_is_left_behind() {
+    let place = Place::new();
+    let image = place.image("1M");
+    std::fs::write(&image, vec![7; 1 << 20]).unwrap();
+    let _taken = UnixListener::bind(place.path("taken.sock")).unwrap();
+    let long = "x".repeat(200);
+    for (control, why) in [
+        ("disk.raw", "is not a socket"),
+        ("taken.sock", "another process is listening"),
+        ("no/such/dir.sock", "create the directory"),
+        ("disk.sock", "both a disk's socket and the control socket"),
+        (long.as_str(), "longer than 107 bytes"),
+    ] {
+        let args = ["serve", "--socket", "disk.sock", "--control", control, "disk.raw"];
+        let refusal = place.refused(&args);
+        assert!(refusal.contains(why), "{control}: {refusal}");
+        assert!(!place.path("disk.sock").exists(), "{control}");
+    }
+    assert_eq!(std::fs::read(image).unwrap(), vec![7; 1 << 20]);
+    place.refused(&["serve", "--socket", "disk.sock", "--control", "c.sock", "none.raw"]);
+    assert!(!place.path("c.sock").exists(), "a daemon without a disk left its control socket");
+}
+
+#[test]
+fn only_its_owner_may_use_the_control_socket() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mode = place.path("control.sock").metadata().unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    stop(daemon);
+}
+
+#[test]
+fn names_that_no_disk_can_have_are_refused() {
+    let place = Place::new();
+    place.image("1M");
+    for (name, why) in [
+        ("", "is empty"),
+        ("a-name-of-more-than-20", "is longer than 20 bytes"),
+        ("two\nlines", "has control characters"),
+    ] {
+        let refusal = place.refused(&["serve", "--socket", "s.sock", "--name", name, "disk.raw"]);
+        assert!(refusal.contains(why), "{refusal}");
+        assert!(!place.path("s.sock").exists());
+    }
+}
+
+/// The daemon's advice was followed by another one, and its message by a colon too many.
+#[test]
+fn an_error_of_the_daemon_is_shown_as_it_is() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let control = place.text("control.sock");
+    let refusal = place.refused(&["resize", "--control", &control, "disk", "512K"]);
+    let why = "a guest would lose the end of a disk it is using";
+    let advice = "stop the daemon to shrink an image";
+    assert_eq!(refusal, format!("flowstone: resize disk: {why}; {advice}"));
+    stop(daemon);
+}
+
+#[test]
+fn a_disk_served_readonly_does_not_grow() {
+    let place = Place::new();
+    let image = place.image("1M");
+    let daemon = place.serve(&["--readonly", "disk.raw"]);
+    let control = place.text("control.sock");
+    let refusal = place.refused(&["resize", "--control", &control, "disk", "2M"]);
+    assert!(refusal.contains("it is served read-only"), "{refusal}");
+    assert_eq!(image.metadata().unwrap().len(), 1 << 20);
+    stop(daemon);
+}

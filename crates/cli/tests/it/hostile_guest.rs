@@ -198,3 +198,73 @@ fn garbage_on_the_socket_is_dropped_and_the_next_driver_served() {
     assert!(answer.contains("error") && answer.contains("launch"), "{answer}");
     stop(daemon);
 }
+
+/// A monitor that sent half a message and stayed kept the daemon from ending.
+#[test]
+fn half_a_message_does_not_keep_the_daemon_from_stopping() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mut stream = UnixStream::connect(place.path("disk.sock")).unwrap();
+    stream.write_all(&[1, 0, 0, 0, 1]).unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    stop(daemon);
+    assert!(!place.path("disk.sock").exists());
+}
+
+/// One that asks and asks, and reads no answer, fills the socket until we wait to write.
+#[test]
+fn a_monitor_that_reads_no_answers_does_not_keep_the_daemon_from_stopping() {
+    const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mut stream = UnixStream::connect(place.path("disk.sock")).unwrap();
+    stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+    while stream.write_all(&GET_FEATURES).is_ok() {}
+    stop(daemon);
+}
+
+/// A daemon without descriptors left to accept with must wait, not spin.
+#[test]
+fn a_daemon_out_of_descriptors_does_not_spin() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let pid = rustix::process::Pid::from_raw(daemon.pid().cast_signed());
+    let allow = |current| {
+        let resource = rustix::process::Resource::Nofile;
+        let before = rustix::process::getrlimit(resource);
+        let limit = rustix::process::Rlimit { current, ..before };
+        rustix::process::prlimit(pid, resource, limit).unwrap()
+    };
+    let before = allow(Some(3));
+    let ticks = cpu_ticks(&daemon);
+    let clients = [(); 4].map(|()| UnixStream::connect(place.path("control.sock")).unwrap());
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(cpu_ticks(&daemon) - ticks < 20, "accepting spins");
+    drop(clients);
+    allow(before.current);
+    place.stats();
+    stop(daemon);
+}
+
+/// Each notification without a request was learnt as a short gap between requests.
+#[test]
+fn notifications_for_nothing_do_not_make_a_queue_look_for_work() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mut client = place.client();
+    for _ in 0..2000 {
+        client.ring(0).kick().unwrap();
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let stats = place.stats();
+    let total = &stats["disks"][0]["total"];
+    assert!(total["kicks"].as_u64().unwrap() > 100, "{total}");
+    assert_eq!(total["spin_s"], 0.0, "{total}");
+    drop(client);
+    stop(daemon);
+}

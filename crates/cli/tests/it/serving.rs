@@ -4,6 +4,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
 
 use flowstone_testkit::client::{MemoryMessage, ProtocolFeatures, Shape};
+use flowstone_testkit::driver::RawDescriptor;
 use flowstone_testkit::virtio;
 use flowstone_testkit::{Client, ClientOptions, Request, Status};
 
@@ -87,6 +88,46 @@ fn all_requests_work_on_all_engines_and_backends() {
         exercise(&mut place.client());
         stop(daemon);
     }
+}
+
+/// virtio 1.2, 2.7.5.3.2: a device must take descriptors followed by one indirect table.
+#[test]
+fn a_chain_may_end_in_an_indirect_table() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mut client = place.client();
+    let data = pattern(512, 1);
+    assert_eq!(client.write(3, &data).unwrap(), Status::Ok);
+    let memory = client.memory().alloc(8192, 4096).unwrap();
+    let at = memory.address();
+    memory.write(0, &Request::read(3, 512).header());
+    let entry = |addr, len, flags, next| RawDescriptor { addr, len, flags, next };
+    let (table, target, status) = (memory.part(64, 32), at.plus(4096), at.plus(128));
+    entry(target, 512, 2 | 1, 1).store(&table, 0);
+    entry(status, 1, 2, 0).store(&table, 1);
+    memory.write(128, &[0xee]);
+    let queue = &mut client.ring(0).queue;
+    queue.raw_descriptor(0, at.0, 16, 1, 1);
+    queue.raw_descriptor(1, table.address().0, 32, 4, 0);
+    queue.raw_avail(0);
+    queue.publish();
+    let used = queue.used_index();
+    client.ring(0).kick().unwrap();
+    for _ in 0..500 {
+        if client.ring(0).queue.used_index() != used {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut answer = [0xee];
+    memory.read(128, &mut answer);
+    assert_eq!(answer, [0]);
+    let mut back = vec![0; 512];
+    memory.read(4096, &mut back);
+    assert!(back == data);
+    drop(client);
+    stop(daemon);
 }
 
 #[test]
@@ -312,5 +353,46 @@ fn statistics_count_what_was_done() {
     assert!(total["device_us"]["write"]["p99"].as_f64().unwrap() > 0.0);
     assert_eq!(disk["layers"][0]["write"]["requests"], 10);
     assert!(place.succeed(&["stats", "--control", &place.text("control.sock")]).contains("write"));
+    stop(daemon);
+}
+
+/// A request with several ranges was counted once for each of them.
+#[test]
+fn a_request_with_several_ranges_is_counted_once() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["--layer", "error=discard:eio:5", "disk.raw"]);
+    let mut client = place.client();
+    let ranges = [(0, 8), (16, 8), (32, 8)];
+    assert_eq!(client.discard(&ranges).unwrap(), Status::Ok);
+    // The fifth range fails; the sixth is not tried.
+    assert_eq!(client.discard(&ranges).unwrap(), Status::IoErr);
+    let stats = place.stats();
+    let total = &stats["disks"][0]["total"];
+    assert_eq!(total["requests"]["discard"], 2);
+    assert_eq!(total["bytes"]["discard"], 5 * 4096);
+    assert_eq!(total["errors"]["discard"], 1);
+    stop(daemon);
+}
+
+/// A look that found work counted that work as looking.
+#[test]
+fn a_queue_does_not_count_its_work_as_looking_for_work() {
+    let place = Place::new();
+    // The layer makes the queue's own work long.
+    let daemon = place.serve(&["--poll", "always", "--layer", "verify", "--backend", "mem:64M"]);
+    let mut client = place.client();
+    for number in 0..200 {
+        assert_eq!(client.write(number % 32 * 2048, &vec![1; 1 << 20]).unwrap(), Status::Ok);
+    }
+    let stats = place.stats();
+    let total = &stats["disks"][0]["total"];
+    let working = total["submit_us"]["mean"].as_f64().unwrap()
+        * total["submit_us"]["count"].as_f64().unwrap();
+    let looking = total["spin_s"].as_f64().unwrap();
+    let uptime = stats["uptime_s"].as_f64().unwrap();
+    println!("worked {working} us, looked {looking} s, up {uptime} s");
+    assert!(working / 1e6 + looking <= uptime, "more time was counted than passed");
+    drop(client);
     stop(daemon);
 }

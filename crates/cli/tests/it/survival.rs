@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use flowstone_testkit::client::{Completion, Ticket};
-use flowstone_testkit::{Client, Request, Status};
+use flowstone_testkit::{Client, Request, Status, virtio};
 
 use crate::fixture::{Place, pattern, stop};
 
@@ -146,9 +146,32 @@ fn a_restarted_daemon_remembers_that_the_guest_wants_write_through() {
     // The monitor does not repeat the guest's choice, and the guest sends no flush any more.
     assert_eq!(place.stats()["disks"][0]["write_through"], true);
     assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    // A reset does not change the choice either: the monitor remembers it, and says nothing.
+    client.stop().unwrap();
+    client.start().unwrap();
+    assert_eq!(place.stats()["disks"][0]["write_through"], true);
     drop(client);
-    drop(place.client());
-    assert_eq!(place.stats()["disks"][0]["write_through"], false, "a new guest starts afresh");
+    let client = place.client();
+    assert_eq!(client.config().wce, 1, "a new guest starts afresh");
+    assert_eq!(place.stats()["disks"][0]["write_through"], false);
+    drop(client);
+    stop(daemon);
+}
+
+/// Firmware that cannot flush is served write-through. The next monitor read "no write cache"
+/// from the configuration, so that its guest sent no flushes, while the disk cached its writes.
+#[test]
+fn the_cache_mode_of_one_driver_is_not_told_to_the_next() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let firmware = place.options().without(virtio::F_FLUSH | virtio::F_CONFIG_WCE);
+    let client = Client::connect(firmware).unwrap();
+    assert_eq!(place.stats()["disks"][0]["write_through"], true);
+    drop(client);
+    let client = Client::negotiate(place.options()).unwrap();
+    assert_eq!(client.config().wce, 1);
+    drop(client);
     stop(daemon);
 }
 

@@ -1,6 +1,8 @@
 //! create, info, check, resize and convert.
 
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 use serde_json::Value;
 
@@ -82,4 +84,30 @@ fn the_command_line_is_described_completely() {
     }
     assert_eq!(place.run(&["serve"]).status.code(), Some(2));
     assert_eq!(place.run(&["create", "--size", "4Q", "a.raw"]).status.code(), Some(2));
+}
+
+/// A copy that could not be opened after it was made stayed as an empty image.
+#[test]
+fn convert_leaves_nothing_behind_if_its_target_cannot_be_opened() {
+    const NOBODY: u32 = 65534;
+    let place = Place::new();
+    let source = place.image("1M");
+    std::fs::set_permissions(source, PermissionsExt::from_mode(0o644)).unwrap();
+    std::fs::set_permissions(place.dir.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    // Without any permission of its own, what was just made cannot be opened again.
+    let program = env!("CARGO_BIN_EXE_flowstone");
+    let script = format!("umask 777; exec {program} convert disk.raw copy.raw");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]).current_dir(place.dir.path());
+    if rustix::process::getuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    let output = match command.output() {
+        Ok(output) if output.status.code() != Some(126) => output,
+        why => return println!("skipped: another user cannot run the binary: {why:?}"),
+    };
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(line.contains("copy.raw: permission denied"), "{line}");
+    assert!(!place.path("copy.raw").exists());
 }

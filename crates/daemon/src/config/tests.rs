@@ -70,6 +70,7 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("{disk}poll = 'often'\n"), "`often` is not a polling mode"),
         (&format!("{disk}layers = ['lag=1ms']\n"), "`lag=1ms` is not a layer"),
         ("control = 7\n", "invalid type"),
+        (&format!("control = 's'\n{disk}"), "both a disk's socket and the control socket"),
     ] {
         let message = refusal(text);
         assert!(message.contains(expected), "{message}");
@@ -88,4 +89,35 @@ fn a_disk_has_an_image_or_a_backend() {
     disk.backend = None;
     disk.queues = 0;
     assert!(disk.source().is_err());
+}
+
+/// A name with a NUL made the daemon panic, and a long one was cut silently.
+#[test]
+fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
+    let longest = "x".repeat(20);
+    for (name, expected) in [
+        ("", "is empty"),
+        (&format!("{longest}y"), "is longer than 20 bytes"),
+        ("nul\\u0000", "has control characters"),
+        ("two\\nlines", "has control characters"),
+    ] {
+        let disk = format!("[[disk]]\nname = \"{name}\"\nbackend = 'mem:1M'\nsocket = 's'\n");
+        let message = refusal(&disk);
+        assert!(message.contains(expected) && !message.contains('\n'), "{message}");
+    }
+    assert!(Config::single(None, DiskConfig::new("a\0".into(), "s".into())).is_err());
+    assert!(Config::single(None, DiskConfig::new(longest, "s".into())).is_ok());
+}
+
+#[test]
+fn a_name_made_from_an_image_is_one_that_a_disk_can_have() {
+    for (image, name) in [
+        ("/images/vm1.raw", "vm1"),
+        ("/images/an-image-with-a-long-name.raw", "an-image-with-a-long"),
+        ("/images/1234567890123456789\u{e9}.raw", "1234567890123456789"),
+        ("/images/two\nlines.raw", "two_lines"),
+        ("/", "disk"),
+    ] {
+        assert_eq!(DiskConfig::name_from(Path::new(image)), name);
+    }
 }

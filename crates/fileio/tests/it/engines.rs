@@ -53,7 +53,8 @@ impl Case {
     }
 
     fn open(&self, access: Access) -> HostFile {
-        let options = OpenOptions { access, direct: self.direct, engine: self.engine };
+        let options =
+            OpenOptions { direct: self.direct, engine: self.engine, ..OpenOptions::new(access) };
         options.open(&self.path()).unwrap()
     }
 }

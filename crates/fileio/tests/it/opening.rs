@@ -1,7 +1,9 @@
 //! What is wrong with a path is said in one line that tells what to do.
 
 use std::fs::File;
+use std::io::Read;
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 use flowstone_block::ErrorKind;
 use flowstone_fileio::{Access, FileIo, OpenOptions, create_sparse};
@@ -37,6 +39,35 @@ fn a_second_writer_is_kept_out_and_an_inspector_is_not() {
     let one = OpenOptions::new(Access::Read).open(&path).unwrap();
     let other = OpenOptions::new(Access::Read).open(&path).unwrap();
     assert_eq!(one.size().unwrap(), other.size().unwrap());
+}
+
+#[test]
+fn qemu_and_we_keep_each_other_from_writing() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("disk.raw");
+    create_sparse(&path, 1 << 20).unwrap();
+    let qemu_io = |flags: &[&str]| {
+        let mut command = Command::new("qemu-io");
+        command.args(["-f", "raw"]).args(flags).arg(&path);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn()
+    };
+    let Ok(mut writer) = qemu_io(&[]) else { return println!("skipped: no qemu-io here") };
+    // Its prompt says that it has the image.
+    let mut prompt = [0; 8];
+    writer.stdout.as_mut().unwrap().read_exact(&mut prompt).unwrap();
+    for access in [Access::Read, Access::Write] {
+        let refused = OpenOptions::new(access).open(&path).err().expect("qemu-io writes");
+        assert_eq!(refused.kind(), ErrorKind::Locked, "{access:?}");
+    }
+    writer.kill().unwrap();
+    writer.wait().unwrap();
+    for access in [Access::Read, Access::Write] {
+        let ours = OpenOptions::new(access).open(&path).unwrap();
+        let output = qemu_io(&["-c", "write 0 512"]).unwrap().wait_with_output().unwrap();
+        assert!(!output.status.success(), "qemu-io writes while we have {access:?}");
+        drop(ours);
+    }
 }
 
 #[test]

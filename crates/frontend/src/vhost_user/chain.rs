@@ -41,70 +41,75 @@ fn chain_max(ring: &SplitRing) -> u32 {
     u32::from(ring.size()).max(SEGMENTS_MAX + 2)
 }
 
-/// Calls `visit` with each buffer of the chain that begins at `head`.
+/// Calls `visit` with each buffer of the chain that begins at `head`: descriptors of the ring's
+/// table, of which the last may name an indirect table.
 pub fn walk(
     ring: &SplitRing,
     head: u16,
-    mut visit: impl FnMut(Buffer) -> Result<(), BadChain>,
+    visit: impl FnMut(Buffer) -> Result<(), BadChain>,
 ) -> Result<(), BadChain> {
-    let first = ring.descriptor(head).ok_or(BadChain::OutOfTable)?;
-    if first.flags & INDIRECT != 0 {
-        return walk_indirect(ring, first, visit);
+    let mut walker = Walker { visit, seen_writable: false };
+    let mut descriptor = ring.descriptor(head).ok_or(BadChain::OutOfTable)?;
+    for _ in 0..ring.size() {
+        if descriptor.flags & INDIRECT != 0 {
+            return walker.indirect(ring, descriptor);
+        }
+        walker.buffer(descriptor)?;
+        if descriptor.flags & NEXT == 0 {
+            return Ok(());
+        }
+        descriptor = ring.descriptor(descriptor.next).ok_or(BadChain::OutOfTable)?;
     }
-    let table = |index: u16| ring.descriptor(index);
-    walk_table(first, u32::from(ring.size()), table, &mut visit)
+    Err(BadChain::TooLong)
 }
 
-fn walk_indirect(
-    ring: &SplitRing,
-    table: Descriptor,
-    mut visit: impl FnMut(Buffer) -> Result<(), BadChain>,
-) -> Result<(), BadChain> {
-    let bytes = u64::from(table.bytes);
-    let entries = bytes / DESCRIPTOR_BYTES;
-    let whole = entries > 0 && bytes.is_multiple_of(DESCRIPTOR_BYTES);
-    if !whole || entries > u64::from(chain_max(ring)) || table.flags & NEXT != 0 {
-        return Err(BadChain::Indirect);
+struct Walker<V> {
+    visit: V,
+    seen_writable: bool,
+}
+
+impl<V: FnMut(Buffer) -> Result<(), BadChain>> Walker<V> {
+    fn buffer(&mut self, descriptor: Descriptor) -> Result<(), BadChain> {
+        let writable = descriptor.flags & WRITE != 0;
+        if descriptor.bytes == 0 {
+            return Err(BadChain::Empty);
+        }
+        if self.seen_writable && !writable {
+            return Err(BadChain::Order);
+        }
+        self.seen_writable = writable;
+        (self.visit)(Buffer { address: descriptor.address, bytes: descriptor.bytes, writable })
     }
-    let start = table_start(ring.memory(), table)?;
-    let read = |index: u16| {
-        // SAFETY: the index is below the table's length, and the whole table is mapped.
-        (u64::from(index) < entries).then(|| unsafe { read_descriptor(start.add(index.into())) })
-    };
-    let first = read(0).ok_or(BadChain::OutOfTable)?;
-    walk_table(first, entries as u32, read, &mut visit)
+
+    fn indirect(&mut self, ring: &SplitRing, table: Descriptor) -> Result<(), BadChain> {
+        let bytes = u64::from(table.bytes);
+        let entries = bytes / DESCRIPTOR_BYTES;
+        let whole = entries > 0 && bytes.is_multiple_of(DESCRIPTOR_BYTES);
+        if !whole || entries > u64::from(chain_max(ring)) || table.flags & NEXT != 0 {
+            return Err(BadChain::Indirect);
+        }
+        let start = table_start(ring.memory(), table)?;
+        let mut index = 0;
+        for _ in 0..entries {
+            // SAFETY: the index is below the table's length, and the whole table is mapped.
+            let descriptor = unsafe { read_descriptor(start.add(usize::from(index))) };
+            if descriptor.flags & INDIRECT != 0 {
+                return Err(BadChain::Indirect);
+            }
+            self.buffer(descriptor)?;
+            if descriptor.flags & NEXT == 0 {
+                return Ok(());
+            }
+            index = descriptor.next;
+            if u64::from(index) >= entries {
+                return Err(BadChain::OutOfTable);
+            }
+        }
+        Err(BadChain::TooLong)
+    }
 }
 
 fn table_start(memory: &GuestMemory, table: Descriptor) -> Result<*const Descriptor, BadChain> {
     let start = memory.from_guest(table.address, u64::from(table.bytes));
     Ok(start.map_err(|_| BadChain::Unmapped)?.cast_const().cast())
-}
-
-fn walk_table(
-    first: Descriptor,
-    count_max: u32,
-    table: impl Fn(u16) -> Option<Descriptor>,
-    visit: &mut impl FnMut(Buffer) -> Result<(), BadChain>,
-) -> Result<(), BadChain> {
-    let mut descriptor = first;
-    let mut seen_writable = false;
-    for _ in 0..count_max {
-        let writable = descriptor.flags & WRITE != 0;
-        if descriptor.flags & INDIRECT != 0 {
-            return Err(BadChain::Indirect);
-        }
-        if descriptor.bytes == 0 {
-            return Err(BadChain::Empty);
-        }
-        if seen_writable && !writable {
-            return Err(BadChain::Order);
-        }
-        seen_writable = writable;
-        visit(Buffer { address: descriptor.address, bytes: descriptor.bytes, writable })?;
-        if descriptor.flags & NEXT == 0 {
-            return Ok(());
-        }
-        descriptor = table(descriptor.next).ok_or(BadChain::OutOfTable)?;
-    }
-    Err(BadChain::TooLong)
 }

@@ -26,7 +26,7 @@ use super::queue::VirtQueue;
 use super::ring::RingAddresses;
 use super::server::DeviceOptions;
 use super::shared::DeviceShared;
-use super::vring::{DeviceParts, Vring};
+use super::vring::{DeviceParts, Vring, never_blocking};
 
 /// Memory regions that a monitor may plug in; QEMU's own limit for its guests is of this order.
 const MEMORY_SLOTS_MAX: u64 = 509;
@@ -51,6 +51,13 @@ pub struct Device {
     memory: Arc<GuestMemory>,
     inflight: Option<Arc<InflightRegion>>,
     vrings: Vec<Vring>,
+    /// What the driver has chosen with its cache switch. Only that message and the connection's
+    /// end change it: monitors remember the choice, and repeat it neither after a reset nor to a
+    /// restarted daemon, which finds it in the in-flight region.
+    write_through_chosen: bool,
+    /// Whether the monitor has yet to hear that it should look at the disk's size: it may have
+    /// changed while nobody was connected.
+    capacity_is_news: bool,
 }
 
 impl Device {
@@ -68,6 +75,8 @@ impl Device {
             memory: Arc::default(),
             inflight: None,
             vrings: (0..options.queues_max).map(|_| Vring::default()).collect(),
+            write_through_chosen: false,
+            capacity_is_news: false,
         }
     }
 
@@ -78,14 +87,19 @@ impl Device {
         self.features = 0;
         self.memory = Arc::default();
         self.inflight = None;
-        for vring in &mut self.vrings {
-            *vring = Vring::default();
-        }
+        self.write_through_chosen = false;
+        self.apply_cache_mode();
+        self.forget_vrings();
+    }
+
+    fn forget_vrings(&mut self) {
+        self.vrings.iter_mut().for_each(|vring| *vring = Vring::default());
     }
 
     /// Where configuration changes are announced from now on.
-    pub fn set_monitor(&self, channel: UnixStream) {
+    pub fn set_monitor(&mut self, channel: UnixStream) {
         self.shared.set_monitor(Some(channel));
+        self.capacity_is_news = true;
     }
 
     fn geometry(&self) -> Geometry {
@@ -136,15 +150,22 @@ impl Device {
         let queue = self.vrings[index].build(index, &parts).map_err(Error::ReqHandlerError)?;
         self.runner.start(index, queue).map_err(Error::ReqHandlerError)?;
         self.vrings[index].running = true;
+        if std::mem::take(&mut self.capacity_is_news) {
+            // Monitors ignore this before their rings run. One that cannot be told is not worse
+            // off than before.
+            let _ = self.shared.announce_capacity(self.shared.capacity());
+        }
         Ok(())
     }
 
     fn stop(&mut self, index: usize) {
         let vring = &mut self.vrings[index];
-        if std::mem::take(&mut vring.running)
-            && let Some(next_avail) = self.runner.stop(index)
-        {
-            vring.next_avail = next_avail;
+        if !std::mem::take(&mut vring.running) {
+            return;
+        }
+        match self.runner.stop(index) {
+            Some(next_avail) => vring.next_avail = next_avail,
+            None => vring.fail(),
         }
     }
 
@@ -152,6 +173,13 @@ impl Device {
         for index in 0..self.vrings.len() {
             self.stop(index);
         }
+    }
+
+    /// Starts every ring that can run; the first error, after having tried all.
+    fn start_all(&mut self) -> Result<()> {
+        let outcomes: Vec<_> =
+            (0..self.vrings.len()).map(|index| self.start_if_ready(index)).collect();
+        outcomes.into_iter().collect()
     }
 
     /// Changes something about a ring that it would notice while running.
@@ -165,30 +193,35 @@ impl Device {
 
     /// Changes the guest's memory under stopped rings.
     fn change_memory(&mut self, memory: GuestMemory) -> Result<()> {
-        let running: Vec<usize> =
-            (0..self.vrings.len()).filter(|index| self.vrings[*index].running).collect();
         self.stop_all();
         self.memory = Arc::new(memory);
-        running.into_iter().try_for_each(|index| self.start_if_ready(index))
+        self.start_all()
     }
 
-    /// Who decides how writes are cached: the driver's switch if it knows the switch, and
-    /// otherwise whether it knows how to flush (virtio 1.2, section 5.2.6.2).
-    fn reset_cache_mode(&self) {
+    /// Writes go through if the driver has chosen so, or if it could not flush (virtio 1.2,
+    /// section 5.2.6.2).
+    fn apply_cache_mode(&self) {
         let can_flush = self.features & (feature::FLUSH | feature::CONFIG_WCE) != 0;
-        self.shared.set_write_through(!can_flush);
+        let negotiated = self.features != 0;
+        self.shared.set_write_through(self.write_through_chosen || negotiated && !can_flush);
     }
 
-    fn switch_cache_mode(&self, write_through: bool) -> io::Result<()> {
-        self.shared.set_write_through(write_through);
+    fn choose_cache_mode(&mut self, write_through: bool) -> Result<()> {
+        // Under stopped rings: a write that is on its way while we flush would be covered neither
+        // by this flush nor by write-through, and the driver will send no flush any more.
+        self.stop_all();
+        self.write_through_chosen = write_through;
+        self.apply_cache_mode();
         if let Some(region) = &self.inflight {
             region.set_write_through(write_through);
         }
-        if write_through {
-            // The driver will send no flush any more, not even for what it has written so far.
-            BlockingDisk::new(&*self.layer)?.run(Op::Flush)?;
-        }
-        Ok(())
+        let flushed = if write_through { self.flush() } else { Ok(()) };
+        self.start_all()?;
+        flushed.map_err(Error::ReqHandlerError)
+    }
+
+    fn flush(&self) -> io::Result<()> {
+        Ok(BlockingDisk::new(&*self.layer)?.run(Op::Flush)?)
     }
 }
 
@@ -216,9 +249,8 @@ impl VhostUserBackendReqHandlerMut for Device {
     fn reset_device(&mut self) -> Result<()> {
         self.stop_all();
         self.features = 0;
-        for vring in &mut self.vrings {
-            *vring = Vring::default();
-        }
+        self.apply_cache_mode();
+        self.forget_vrings();
         Ok(())
     }
 
@@ -231,7 +263,7 @@ impl VhostUserBackendReqHandlerMut for Device {
             return Err(Error::FeatureMismatch);
         }
         self.features = features;
-        self.reset_cache_mode();
+        self.apply_cache_mode();
         if features & feature::VHOST_USER_PROTOCOL == 0 {
             // Without the protocol there is no message to enable a ring.
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
@@ -331,22 +363,24 @@ impl VhostUserBackendReqHandlerMut for Device {
         self.stop(index as usize);
         let vring = self.vring(index)?;
         // A ring that has been asked for its position stays stopped until it is kicked anew.
-        vring.kick = None;
-        Ok(VhostUserVringState::new(index, u32::from(vring.next_avail)))
+        let state = VhostUserVringState::new(index, u32::from(vring.next_avail));
+        vring.reset();
+        Ok(state)
     }
 
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
-        let mut outcome = Ok(());
-        self.change_vring(u32::from(index), |vring| outcome = vring.set_kick(kick))?;
-        outcome.map_err(Error::ReqHandlerError)
+        let kick = kick.map(never_blocking).transpose().map_err(Error::ReqHandlerError)?;
+        self.change_vring(u32::from(index), |vring| vring.kick = kick)
     }
 
     fn set_vring_call(&mut self, index: u8, call: Option<File>) -> Result<()> {
+        let call = call.map(never_blocking).transpose().map_err(Error::ReqHandlerError)?;
         self.vring(u32::from(index))?.call.replace(call);
         Ok(())
     }
 
     fn set_vring_err(&mut self, index: u8, error: Option<File>) -> Result<()> {
+        let error = error.map(never_blocking).transpose().map_err(Error::ReqHandlerError)?;
         let error = error.map(Arc::new);
         self.change_vring(u32::from(index), |vring| vring.error = error)
     }
@@ -368,7 +402,7 @@ impl VhostUserBackendReqHandlerMut for Device {
             &self.geometry(),
             self.shared.capacity(),
             self.vrings.len() as u16,
-            self.shared.write_through(),
+            self.write_through_chosen,
         );
         Ok(config_space::window(&space, offset, size))
     }
@@ -380,9 +414,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         _flags: VhostUserConfigFlags,
     ) -> Result<()> {
         match (offset, bytes) {
-            (AT_WRITEBACK, [writeback]) => {
-                self.switch_cache_mode(*writeback == 0).map_err(Error::ReqHandlerError)
-            }
+            (AT_WRITEBACK, [writeback]) => self.choose_cache_mode(*writeback == 0),
             _ => Err(Error::InvalidParam),
         }
     }
@@ -407,9 +439,9 @@ impl VhostUserBackendReqHandlerMut for Device {
             given.queue_size,
         )
         .map_err(Error::ReqHandlerError)?;
-        if region.write_through() {
-            self.shared.set_write_through(true);
-        }
+        self.write_through_chosen |= region.write_through();
+        region.set_write_through(self.write_through_chosen);
+        self.apply_cache_mode();
         self.inflight = Some(region);
         Ok(())
     }

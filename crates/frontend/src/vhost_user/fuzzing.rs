@@ -43,6 +43,7 @@ pub fn queue_over(
         call: Arc::default(),
         error: None,
         inflight: region.log(0, size),
+        broken: Arc::default(),
         shared: Arc::new(DeviceShared::new(DISK)),
         readonly: false,
         discards: true,

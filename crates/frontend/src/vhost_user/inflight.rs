@@ -25,7 +25,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
+};
 use vm_memory::{FileOffset, MmapRegion};
 
 use super::memory::refuse_short_file;
@@ -71,8 +73,10 @@ impl InflightRegion {
 
     /// New, zeroed memory for a region, to be kept by the monitor.
     pub fn create(bytes: u64) -> io::Result<File> {
-        let memory = memfd_create("flowstone-inflight", MemfdFlags::CLOEXEC)?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let memory = memfd_create("flowstone-inflight", flags)?;
         ftruncate(&memory, bytes)?;
+        fcntl_add_seals(&memory, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(memory))
     }
 
@@ -88,6 +92,9 @@ impl InflightRegion {
             return Err(io::Error::other("the in-flight region is smaller than its rings"));
         }
         refuse_short_file(&file, offset, bytes)?;
+        if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
+            return Err(io::Error::other("the in-flight region is not one of ours"));
+        }
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
             .map_err(io::Error::other)?;
@@ -156,7 +163,7 @@ impl InflightLog {
     pub fn begin(&mut self, head: u16) {
         let entry = Self::entry(head);
         self.write(entry + AT_COUNTER, self.counter);
-        self.counter += 1;
+        self.counter = self.counter.wrapping_add(1);
         self.write(entry + AT_INFLIGHT, 1u8);
     }
 

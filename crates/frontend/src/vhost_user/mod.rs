@@ -21,7 +21,7 @@ mod vring;
 pub use device::QueueRunner;
 pub use memory::GuestMemory;
 pub use queue::{QueueFault, Signal, VirtQueue};
-pub use server::{DeviceOptions, Server};
+pub use server::{DeviceOptions, HangUp, Server};
 pub use shared::DeviceShared;
 
 #[doc(hidden)]

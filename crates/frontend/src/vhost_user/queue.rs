@@ -9,13 +9,14 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Completion, Errno, Op, Request};
 
 use super::chain::BadChain;
 use super::inflight::InflightLog;
-use super::protocol::{ID_BYTES, Status};
+use super::protocol::{ID_BYTES, SEGMENTS_MAX, Status};
 use super::request::{Limits, Parsed, Verdict, parse, written_bytes};
 use super::ring::SplitRing;
 use super::shared::DeviceShared;
@@ -82,6 +83,8 @@ pub struct QueueParts {
     pub error: Option<Arc<File>>,
     /// The in-flight log, if the monitor keeps one.
     pub inflight: Option<InflightLog>,
+    /// Raised when the driver breaks the queue.
+    pub broken: Arc<AtomicBool>,
     /// State shared with the control plane.
     pub shared: Arc<DeviceShared>,
     /// Whether writes are refused.
@@ -191,9 +194,10 @@ impl VirtQueue {
             && (self.parts.ring.avail_index() != self.parts.next_avail || !self.replay.is_empty())
     }
 
-    /// Takes all available requests, hands them to `submit`, and returns how many chains it took.
-    /// Those that need no disk are answered; [`publish`](Self::publish) shows it.
-    pub fn take(&mut self, mut submit: impl FnMut(Box<Request>)) -> usize {
+    /// Takes available requests, at most `batch_max` of them, hands them to `submit`, and returns
+    /// how many chains it took. Those that need no disk are answered;
+    /// [`publish`](Self::publish) shows it.
+    pub fn take(&mut self, batch_max: u16, mut submit: impl FnMut(Box<Request>)) -> usize {
         if self.fault.is_some() {
             return 0;
         }
@@ -207,7 +211,7 @@ impl VirtQueue {
             self.fail(QueueFault::AvailIndex);
             return taken;
         }
-        for _ in 0..available {
+        for _ in 0..available.min(batch_max) {
             if self.fault.is_some() {
                 break;
             }
@@ -290,6 +294,9 @@ impl VirtQueue {
         slot.ranges.clear();
         let status = status_of(outcome);
         let bytes = written_bytes(request.op, status);
+        // One huge scatter list must not be kept for ever in every slot.
+        request.memory.clear();
+        request.memory.shrink_to(SEGMENTS_MAX as usize + 2);
         slot.request = Some(request);
         self.answer(head, status, bytes);
         None
@@ -329,6 +336,7 @@ impl VirtQueue {
 
     fn fail(&mut self, fault: QueueFault) {
         self.fault = Some(fault);
+        self.parts.broken.store(true, Ordering::Relaxed);
         if let Some(file) = &self.parts.error {
             let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
         }

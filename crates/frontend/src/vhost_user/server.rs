@@ -1,15 +1,15 @@
 //! The unix socket of a disk: one monitor at a time, and the next one after it has gone.
 
-use std::io::{self, IoSliceMut};
+use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::{Error, Layer, Result};
+use flowstone_block::{Layer, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tracing::{debug, info, warn};
@@ -17,11 +17,12 @@ use vhost::vhost_user::BackendReqHandler;
 
 use super::device::{Device, QueueRunner};
 use super::shared::DeviceShared;
+use crate::bind_socket;
 
-/// A monitor that stops in the middle of a message is dropped after this.
-const MESSAGE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest path of a unix socket (`sun_path` less its terminator).
-const SOCKET_PATH_BYTES_MAX: usize = 107;
+/// A monitor that does not read our answers is dropped after this.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// What is served.
 pub struct DeviceOptions {
@@ -40,14 +41,38 @@ pub struct Server {
     listener: UnixListener,
     path: PathBuf,
     device: Arc<Mutex<Device>>,
+    connection: HangUp,
+}
+
+/// The connection that is being served, for whoever may have to end it.
+#[derive(Clone, Default)]
+pub struct HangUp(Arc<Mutex<Option<UnixStream>>>);
+
+impl HangUp {
+    fn lock(&self) -> MutexGuard<'_, Option<UnixStream>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the connection, whatever it is in the middle of: a monitor that has sent half a
+    /// message, or reads no answers, must not keep the daemon from stopping.
+    pub fn now(&self) {
+        if let Some(stream) = &*self.lock() {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl Server {
     /// Binds the socket.
     pub fn bind(path: &Path, options: DeviceOptions, runner: Box<dyn QueueRunner>) -> Result<Self> {
-        let listener = bind(path)?;
+        let listener = bind_socket("socket", path)?;
         let device = Arc::new(Mutex::new(Device::new(options, runner)));
-        Ok(Self { listener, path: path.to_owned(), device })
+        Ok(Self { listener, path: path.to_owned(), device, connection: HangUp::default() })
+    }
+
+    /// A way to end the conversation from another thread.
+    pub fn hang_up(&self) -> HangUp {
+        self.connection.clone()
     }
 
     /// Where it listens.
@@ -61,7 +86,10 @@ impl Server {
         while wait_for(self.listener.as_fd(), stop) {
             match self.listener.accept() {
                 Ok((stream, _)) => self.serve(stream, stop),
-                Err(error) => warn!(path = %self.path.display(), %error, "cannot accept"),
+                Err(error) => {
+                    warn!(path = %self.path.display(), %error, "cannot accept");
+                    std::thread::sleep(ACCEPT_RETRY);
+                }
             }
         }
         if let Err(error) = std::fs::remove_file(&self.path) {
@@ -89,13 +117,15 @@ impl Server {
         stream: UnixStream,
         stop: &OwnedFd,
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
-        stream.set_read_timeout(Some(MESSAGE_TIMEOUT))?;
+        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let watch = stream.try_clone()?;
+        *self.connection.lock() = Some(stream.try_clone()?);
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
         let outcome = self.answer_messages(&watch, &mut handler, stop);
         // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
         // and stopping the queues shows the guest the last completions.
         self.device().disconnect();
+        *self.connection.lock() = None;
         outcome.map_err(Into::into)
     }
 
@@ -158,38 +188,4 @@ fn peek_backend_channel(socket: BorrowedFd<'_>) -> Option<UnixStream> {
         RecvAncillaryMessage::ScmRights(mut fds) => fds.next().map(UnixStream::from),
         _ => None,
     })
-}
-
-fn bind(path: &Path) -> Result<UnixListener> {
-    let name = format!("socket {}", path.display());
-    if path.as_os_str().len() > SOCKET_PATH_BYTES_MAX {
-        let why = format!("the path is longer than {SOCKET_PATH_BYTES_MAX} bytes");
-        return Err(Error::invalid(name, why, "choose a shorter path, e.g. below /run"));
-    }
-    remove_stale(path, &name)?;
-    UnixListener::bind(path).map_err(|error| {
-        let advice = match error.kind() {
-            io::ErrorKind::NotFound => "create the directory first",
-            io::ErrorKind::PermissionDenied => "choose a directory that you may write",
-            _ => "choose another path",
-        };
-        Error::host(name, error, advice)
-    })
-}
-
-/// Removes a socket that nobody listens on any more: what a killed daemon leaves behind.
-fn remove_stale(path: &Path, name: &str) -> Result<()> {
-    let Ok(metadata) = std::fs::symlink_metadata(path) else {
-        return Ok(());
-    };
-    if !metadata.file_type().is_socket() {
-        let why = "the path exists and is not a socket";
-        return Err(Error::invalid(name, why, "choose another path, or remove that file"));
-    }
-    if UnixStream::connect(path).is_ok() {
-        let why = "another process is listening there";
-        return Err(Error::invalid(name, why, "choose another path, or stop that process"));
-    }
-    std::fs::remove_file(path)
-        .map_err(|error| Error::host(name, error, "remove the stale socket by hand"))
 }

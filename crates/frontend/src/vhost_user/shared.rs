@@ -5,7 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::SectorCount;
+use flowstone_block::{Errno, SectorCount};
+use rustix::net::{SendFlags, send};
 
 /// The changeable state of a device.
 #[derive(Debug, Default)]
@@ -50,16 +51,18 @@ impl DeviceShared {
         self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the guest that the disk has grown. Says whether a monitor was there to be told; if
-    /// not, the next one reads the new size anyway.
+    /// Tells the guest to look at the disk's size. Says whether a monitor was there to be told; if
+    /// not, the next one is.
     pub fn announce_capacity(&self, capacity: SectorCount) -> io::Result<bool> {
         self.set_capacity(capacity);
         let channel = self.monitor();
-        let Some(mut stream) = channel.as_ref() else {
-            return Ok(false);
-        };
-        io::Write::write_all(&mut stream, &config_change_message())?;
-        Ok(true)
+        let Some(stream) = channel.as_ref() else { return Ok(false) };
+        // A monitor that does not read must not hold us up; it has a message waiting anyway.
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        match send(stream, &config_change_message(), flags) {
+            Ok(_) | Err(Errno::AGAIN) => Ok(true),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
@@ -33,6 +34,8 @@ pub struct Vring {
     pub enabled: bool,
     /// Whether a runner has it.
     pub running: bool,
+    /// Whether its driver has broken it.
+    pub fault: Arc<AtomicBool>,
 }
 
 /// What all rings of a device have in common.
@@ -49,16 +52,22 @@ pub struct DeviceParts<'device> {
 impl Vring {
     /// Whether it has all it needs and is not running yet.
     pub fn is_ready(&self) -> bool {
-        self.enabled && !self.running && self.kick.is_some() && self.addresses.is_some()
+        let whole = self.kick.is_some() && self.addresses.is_some();
+        self.enabled && !self.running && whole && !self.fault.load(Ordering::Relaxed)
     }
 
-    /// Takes the driver's notification event. Reading it must never block a queue's thread.
-    pub fn set_kick(&mut self, kick: Option<File>) -> io::Result<()> {
-        if let Some(file) = &kick {
-            fcntl_setfl(file, fcntl_getfl(file)? | OFlags::NONBLOCK)?;
+    /// Forgets that it ran; a driver that sets it up anew starts afresh.
+    pub fn reset(&mut self) {
+        self.kick = None;
+        self.fault = Arc::default();
+    }
+
+    /// Leaves the ring alone until the driver resets it, and tells the monitor.
+    pub fn fail(&self) {
+        self.fault.store(true, Ordering::Relaxed);
+        if let Some(error) = &self.error {
+            let _ = rustix::io::write(&**error, &1u64.to_ne_bytes());
         }
-        self.kick = kick;
-        Ok(())
     }
 
     /// The queue, ready to run.
@@ -75,6 +84,7 @@ impl Vring {
             call: Arc::clone(&self.call),
             error: self.error.clone(),
             inflight,
+            broken: Arc::clone(&self.fault),
             shared: Arc::clone(device.shared),
             readonly: device.readonly,
             discards: device.discards,
@@ -87,4 +97,10 @@ impl Vring {
         let addresses = self.addresses.ok_or(ring::BadRing::Unmapped)?;
         SplitRing::new(Arc::clone(device.memory), self.size, event_idx, addresses)
     }
+}
+
+/// An event that neither reading nor writing waits for: a queue's thread never may.
+pub fn never_blocking(event: File) -> io::Result<File> {
+    fcntl_setfl(&event, fcntl_getfl(&event)? | OFlags::NONBLOCK)?;
+    Ok(event)
 }

@@ -73,6 +73,7 @@ impl Layer for RawImage {
         Geometry {
             discards: self.discard == DiscardMode::Deallocate && !self.readonly,
             readonly: self.readonly,
+            logical_block_bytes: self.file.block_bytes(),
             ..Geometry::with_capacity(self.capacity())
         }
     }

@@ -2,12 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    BlockingDisk, Completion, Doorbells, Errno, Extent, IoVec, Layer, Op, OpKind, QueueDepth,
-    Request, Sector, SectorCount,
+    BlockingDisk, Channel, Completion, Doorbells, Errno, Extent, Geometry, IoVec, Layer, Op,
+    OpKind, Outcome, QueueDepth, Request, Sector, SectorCount,
 };
 use flowstone_layers::{Delay, Errors, Log, Mem, Stats, Verify};
 
@@ -111,27 +112,108 @@ fn verify_passes_good_data_and_catches_a_disk_that_lies() {
     disk.read(Sector::new(10), &mut back).unwrap();
 }
 
-#[test]
-fn verify_does_not_judge_a_read_that_races_with_a_write() {
-    let layer = Verify::new(Arc::new(Delay::new(mem(), "0-2ms".parse().unwrap())));
+/// A disk that carries out each batch backwards and completes it forwards.
+struct Backwards(Arc<Mem>);
+
+struct BackwardsChannel {
+    base: Box<dyn Channel>,
+    #[expect(clippy::vec_box, reason = "requests travel in their boxes")]
+    batch: Vec<Box<Request>>,
+}
+
+impl Layer for Backwards {
+    fn geometry(&self) -> Geometry {
+        self.0.geometry()
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(BackwardsChannel { base: self.0.channel(depth)?, batch: Vec::new() }))
+    }
+}
+
+impl Channel for BackwardsChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        self.batch.push(request);
+    }
+
+    fn kick(&mut self) {
+        self.batch.drain(..).rev().for_each(|request| self.base.submit(request));
+        self.base.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.base.reap(done);
+        done[before..].reverse();
+    }
+
+    fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.kick();
+        self.base.sleep(bells);
+    }
+}
+
+/// Carries out requests at once, each with a buffer, and returns how they ended.
+fn run_at_once(layer: &Verify, requests: &mut [(Op, [u8; 512])]) -> Vec<Outcome> {
     let mut channel = layer.channel(QueueDepth(64)).unwrap();
-    let mut buffers: Vec<[u8; 512]> = (0..64).map(|i| [i as u8; 512]).collect();
-    for (tag, buffer) in buffers.iter_mut().enumerate() {
-        let where_to = extent(tag as u64 / 2 % 2, 1);
-        let op = if tag % 2 == 0 { Op::Write(where_to) } else { Op::Read(where_to) };
-        let mut request = Request::new(op, tag as u32);
-        // SAFETY: the buffers outlive the requests, which all complete below.
-        request.memory.push(unsafe { IoVec::of(buffer) });
+    for (tag, (op, buffer)) in requests.iter_mut().enumerate() {
+        let mut request = Request::new(*op, tag as u32);
+        if matches!(op, Op::Read(_) | Op::Write(_)) {
+            // SAFETY: the buffers outlive the requests, which all complete below.
+            request.memory.push(unsafe { IoVec::of(buffer) });
+        }
         channel.submit(request);
     }
     channel.kick();
     let mut done = Vec::new();
-    while done.len() < 64 {
-        channel.reap(&mut done);
-        channel.sleep(&Doorbells {
-            fds: &[],
-            deadline: Some(Instant::now() + Duration::from_millis(1)),
-        });
+    channel.reap(&mut done);
+    assert_eq!(done.len(), requests.len());
+    done.iter().map(|completion| completion.outcome).collect()
+}
+
+#[test]
+fn verify_does_not_judge_a_read_that_races_with_a_write() {
+    let layer = Verify::new(Arc::new(Backwards(mem())));
+    BlockingDisk::new(&layer).unwrap().write(Sector::new(0), &mut [1; 8 * 512]).unwrap();
+    let reads = (0..8).map(|sector| (Op::Read(extent(sector, 1)), [0; 512]));
+    let writes = (0..8).map(|sector| (Op::Write(extent(sector, 1)), [2; 512]));
+    let mut requests: Vec<_> = reads.chain(writes).collect();
+    let outcomes = run_at_once(&layer, &mut requests);
+    assert!(requests.iter().all(|(_, buffer)| *buffer == [2; 512]), "the reads came second");
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+}
+
+/// A write was taken for certain although a discard of its sector was in flight with it.
+#[test]
+fn verify_does_not_trust_a_write_that_races_with_a_zeroing() {
+    for listed_before in [false, true] {
+        let mem = mem();
+        let layer = Verify::new(Arc::new(Backwards(mem.clone())));
+        let mut disk = BlockingDisk::new(&layer).unwrap();
+        if listed_before {
+            disk.write(Sector::new(5), &mut [1; 512]).unwrap();
+        }
+        let zero = Op::WriteZeroes { extent: extent(4, 8), unmap: false };
+        let mut requests = [(zero, [0; 512]), (Op::Write(extent(5, 1)), [2; 512])];
+        run_at_once(&layer, &mut requests);
+        let mut back = [3; 512];
+        disk.read(Sector::new(5), &mut back).unwrap();
+        assert_eq!(back, [0; 512], "the zeroing came second");
+        // The next write is alone, and certain again.
+        disk.write(Sector::new(5), &mut [4; 512]).unwrap();
+        disk.read(Sector::new(5), &mut back).unwrap();
+        BlockingDisk::new(&*mem).unwrap().write(Sector::new(5), &mut [6; 512]).unwrap();
+        assert_eq!(disk.read(Sector::new(5), &mut back), Err(Errno::IO));
     }
-    assert!(done.iter().all(|completion| completion.outcome.is_ok()));
+}
+
+/// Of two writes in flight at once, the one completed last was taken for the one that lasts.
+#[test]
+fn verify_does_not_trust_writes_that_race_with_each_other() {
+    let layer = Verify::new(Arc::new(Backwards(mem())));
+    let write = Op::Write(extent(5, 1));
+    run_at_once(&layer, &mut [(write, [1; 512]), (write, [2; 512])]);
+    let mut back = [0; 512];
+    BlockingDisk::new(&layer).unwrap().read(Sector::new(5), &mut back).unwrap();
+    assert_eq!(back, [1; 512], "the first write came second");
 }

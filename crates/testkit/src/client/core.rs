@@ -85,7 +85,6 @@ impl Client {
     /// backend died, from the used index in memory as QEMU does.
     pub fn start(&mut self) -> Result<()> {
         let session = self.session.as_mut().ok_or_else(not_connected)?;
-        session.set_features()?;
         if self.negotiated.protocol.contains(ProtocolFeatures::INFLIGHT_SHMFD) {
             if self.inflight.is_none() {
                 let queues = self.queues.len() as u16;
@@ -93,6 +92,8 @@ impl Client {
             }
             session.set_inflight(self.inflight.as_ref().expect("filled above"))?;
         }
+        // Again, and after the inflight region: that is QEMU's order.
+        session.set_features()?;
         session.share_memory(&self.memory, self.options.memory_message)?;
         for (index, queue) in self.queues.iter_mut().enumerate() {
             let used = queue.ring.queue.used_index();
