@@ -12,7 +12,6 @@ use tracing::{error, warn};
 use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::cpus::{CpuList, pin_this_thread};
-use crate::spin::SpinBudget;
 use crate::worker::{StopFlag, Worker};
 
 /// Queue threads recurse nowhere and keep nothing large on the stack.
@@ -79,7 +78,7 @@ impl QueueRunner for ThreadRunner {
         let stop = Arc::new(StopFlag::new()?);
         let counters = self.table.of(index);
         let layer = Arc::clone(&self.layer);
-        let spin = SpinBudget::new(self.poll);
+        let poll = self.poll;
         let cpu = self.cpus.for_queue(index);
         let (report, started) = sync_channel(1);
         let thread_stop = Arc::clone(&stop);
@@ -99,7 +98,7 @@ impl QueueRunner for ThreadRunner {
                 }
             };
             let _ = report.send(Ok(()));
-            Worker::new(queue, channel, thread_stop, counters, spin).run()
+            Worker::new(queue, channel, thread_stop, counters, poll).run()
         };
         let thread = Builder::new()
             .name(format!("{}/q{index}", self.name))

@@ -13,9 +13,14 @@ use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::warn;
 
+use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::histogram::add;
 use crate::spin::SpinBudget;
+
+/// Requests that the first submission after a pause carries; each following one may carry twice as
+/// many. The disk gets something to do early, and long batches still cost few system calls.
+const BATCH_FIRST: u16 = 4;
 
 /// Turns between two looks at the clock while looking for work.
 const TURNS_PER_LOOK: u32 = 16;
@@ -52,7 +57,12 @@ pub struct Worker {
     queue: VirtQueue,
     stop: Arc<StopFlag>,
     counters: Arc<QueueCounters>,
-    spin: SpinBudget,
+    /// How long to look for work when only the driver can bring it.
+    spin_for_driver: SpinBudget,
+    /// How long to look for work when the disk is busy for us.
+    spin_for_disk: SpinBudget,
+    /// The most requests that the next submission carries.
+    batch_max: u16,
     /// When the request with a certain tag was submitted.
     submitted: Box<[Instant]>,
     done: Vec<Completion>,
@@ -65,11 +75,20 @@ impl Worker {
         channel: Box<dyn Channel>,
         stop: Arc<StopFlag>,
         counters: Arc<QueueCounters>,
-        spin: SpinBudget,
+        poll: PollMode,
     ) -> Self {
         let size = usize::from(queue.size());
-        let submitted = vec![Instant::now(); size].into_boxed_slice();
-        Self { channel, queue, stop, counters, spin, submitted, done: Vec::with_capacity(size) }
+        Self {
+            channel,
+            queue,
+            stop,
+            counters,
+            spin_for_driver: SpinBudget::new(poll),
+            spin_for_disk: SpinBudget::new(poll),
+            batch_max: BATCH_FIRST,
+            submitted: vec![Instant::now(); size].into_boxed_slice(),
+            done: Vec::with_capacity(size),
+        }
     }
 
     /// Runs until stopped and until nothing is in flight; returns the position of the next avail
@@ -96,15 +115,16 @@ impl Worker {
         if !self.queue.has_available() {
             return None;
         }
-        let Self { channel, queue, submitted, .. } = self;
+        let Self { channel, queue, submitted, batch_max, .. } = self;
         let start = Instant::now();
         let mut passed_on = 0;
-        let taken = queue.take(u16::MAX, |request| {
+        let taken = queue.take(*batch_max, |request| {
             submitted[request.tag as usize] = start;
             passed_on += 1;
             channel.submit(request);
         });
         channel.kick();
+        *batch_max = batch_max.saturating_mul(2);
         self.counters.submit.record(start.elapsed());
         add(&self.counters.answered, taken as u64 - passed_on);
         if passed_on < taken as u64 {
@@ -158,19 +178,27 @@ impl Worker {
     /// of the gap between work, and looking again would not pay.
     fn idle(&mut self) {
         let start = Instant::now();
-        let mut found = self.look(start);
+        self.batch_max = BATCH_FIRST;
+        let disk_is_busy = self.queue.in_flight() > 0;
+        let budget = self.spin(disk_is_busy).budget();
+        let mut found = self.look(start, budget);
         while found.is_none() && !self.stop.is_raised() {
             found = self.sleep();
         }
         if let Some(found) = found {
-            self.spin.learn(found - start);
+            self.spin(disk_is_busy).learn(found - start);
         }
+    }
+
+    /// A driver that answers at once must not be slept through because the disk takes its time,
+    /// nor the other way round.
+    fn spin(&mut self, disk_is_busy: bool) -> &mut SpinBudget {
+        if disk_is_busy { &mut self.spin_for_disk } else { &mut self.spin_for_driver }
     }
 
     /// Returns when it found work, if it did. What was found is done by then, and is not counted
     /// as looking.
-    fn look(&mut self, start: Instant) -> Option<Instant> {
-        let budget = self.spin.budget();
+    fn look(&mut self, start: Instant, budget: Duration) -> Option<Instant> {
         if budget.is_zero() {
             return None;
         }
