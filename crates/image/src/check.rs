@@ -10,7 +10,7 @@ use crate::convert::chunks;
 pub struct CheckReport {
     /// Bytes read and found readable.
     pub readable_bytes: u64,
-    /// What is wrong, one line each; at most [`ERRORS_LISTED_MAX`] are listed.
+    /// What is wrong, one line each; a long list is cut short.
     pub errors: Vec<String>,
     /// How many errors there are in all.
     pub error_count: u64,

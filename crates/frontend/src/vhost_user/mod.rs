@@ -1,6 +1,6 @@
 //! vhost-user-blk, the device side.
 //!
-//! Control messages (crate `vhost`) reach [`Device`](device); it hands running rings as
+//! Control messages (crate `vhost`) reach `Device`; it hands running rings as
 //! [`VirtQueue`]s to a [`QueueRunner`]. A guest is hostile until proven otherwise: chains are
 //! bounded, headers and range lists are copied once and checked as copies, guest addresses become
 //! host addresses only through [`GuestMemory`], and a ring that breaks the rules is left alone.
