@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt;
 use flowstone_block::{AlignedBuf, Errno, IoVec, Outcome};
 use rustix::fs::{FallocateFlags, fallocate, fdatasync};
 
+use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::direct::Bounce;
-use crate::host_file::{Descriptors, FileKind, QueueFile};
 use crate::{FileOffset, FileOp, FileRequest};
 
 /// How many pieces one call may take (`UIO_MAXIOV`).

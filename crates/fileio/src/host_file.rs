@@ -1,9 +1,8 @@
 //! An open host file: its descriptors, its kind, and the engine that serves it.
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, OnceLock};
 
@@ -11,56 +10,11 @@ use flowstone_block::QueueDepth;
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 
-use crate::direct::DirectLimits;
+use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::inline::InlineChannel;
-use crate::lock::unlock;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
 use crate::{Engine, FileChannel, FileIo, FileOffset};
-
-/// What kind of file it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum FileKind {
-    Regular,
-    BlockDevice,
-}
-
-/// An open file, as its engines see it.
-///
-/// There is one descriptor, and every ring of the file holds it: so the lock on it outlives even
-/// a killed process until the kernel is done with the last request, and a new daemon cannot
-/// overtake an old write.
-pub(crate) struct Descriptors {
-    pub file: File,
-    /// The limits of direct I/O; absent where requests go through the page cache.
-    pub direct: Option<DirectLimits>,
-    pub kind: FileKind,
-}
-
-impl Drop for Descriptors {
-    /// Every channel is gone, and has waited for its requests: the next user need not wait until
-    /// the kernel has taken our rings apart.
-    fn drop(&mut self) {
-        unlock(self.file.as_fd());
-    }
-}
-
-/// The file as one queue uses it.
-pub(crate) struct QueueFile {
-    pub shared: Arc<Descriptors>,
-    /// A description of the queue's own, to flush with: the kernel tells each description once
-    /// that writing back has failed, and every queue must hear of it.
-    pub sync: File,
-}
-
-impl QueueFile {
-    fn new(shared: &Arc<Descriptors>) -> io::Result<Arc<Self>> {
-        let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
-        // Without /proc the queues share a description, and one of them hears.
-        let sync = File::open(path).or_else(|_| shared.file.try_clone())?;
-        Ok(Arc::new(Self { shared: Arc::clone(shared), sync }))
-    }
-}
 
 /// An open, locked host file or block device.
 pub struct HostFile {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use flowstone_block::{Doorbells, poll_doorbells};
 
 use crate::blocking::execute;
-use crate::host_file::QueueFile;
+use crate::descriptor::QueueFile;
 use crate::{FileChannel, FileCompletion, FileRequest};
 
 /// A queue's way into a file in memory.

@@ -6,6 +6,7 @@
 //! queue's own thread, for memory file systems, where a call never waits for a device).
 
 mod blocking;
+mod descriptor;
 mod direct;
 mod engine;
 mod host_file;

@@ -13,8 +13,9 @@ use rustix::fs::{OFlags, fcntl_setfl};
 use tracing::info;
 
 use crate::EngineChoice;
+use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
-use crate::host_file::{Descriptors, FileKind, HostFile};
+use crate::host_file::HostFile;
 use crate::lock::{Sharing, lock};
 
 const LOCK_RETRY: Duration = Duration::from_millis(20);

@@ -15,7 +15,7 @@ use flowstone_block::{Doorbells, poll_doorbells};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::blocking;
-use crate::host_file::QueueFile;
+use crate::descriptor::QueueFile;
 use crate::{FileChannel, FileCompletion, FileRequest};
 
 const THREADS_MAX: usize = 16;

@@ -20,8 +20,8 @@ use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use slab::Slab;
 
 use crate::blocking::{is_unsupported, skip};
+use crate::descriptor::QueueFile;
 use crate::direct::Bounce;
-use crate::host_file::QueueFile;
 use crate::pool::PoolChannel;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 

@@ -24,12 +24,23 @@ use super::memory::{GuestMemory, RegionAddresses};
 use super::protocol::{ID_BYTES, QUEUE_SIZE_MAX, feature};
 use super::queue::VirtQueue;
 use super::ring::RingAddresses;
-use super::server::DeviceOptions;
 use super::shared::DeviceShared;
 use super::vring::{DeviceParts, Vring, never_blocking};
 
 /// Memory regions that a monitor may plug in; QEMU's own limit for its guests is of this order.
 const MEMORY_SLOTS_MAX: u64 = 509;
+
+/// What is served.
+pub struct DeviceOptions {
+    /// The top of the disk's stack.
+    pub layer: Arc<dyn Layer>,
+    /// State that the control plane shares.
+    pub shared: Arc<DeviceShared>,
+    /// Most queues a guest may use.
+    pub queues_max: u16,
+    /// What the guest reads as the disk's serial number; 20 bytes at most.
+    pub id: String,
+}
 
 /// Runs queues; the daemon implements it with a thread for each.
 pub trait QueueRunner: Send {

@@ -18,10 +18,10 @@ mod server;
 mod shared;
 mod vring;
 
-pub use device::QueueRunner;
+pub use device::{DeviceOptions, QueueRunner};
 pub use memory::GuestMemory;
 pub use queue::{QueueFault, Signal, VirtQueue};
-pub use server::{DeviceOptions, HangUp, Server};
+pub use server::{HangUp, Server};
 pub use shared::DeviceShared;
 
 #[doc(hidden)]

@@ -9,32 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::{Layer, Result};
+use flowstone_block::Result;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tracing::{debug, info, warn};
 use vhost::vhost_user::BackendReqHandler;
 
-use super::device::{Device, QueueRunner};
-use super::shared::DeviceShared;
+use super::device::{Device, DeviceOptions, QueueRunner};
 use crate::bind_socket;
 
 /// A monitor that does not read our answers is dropped after this.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
-
-/// What is served.
-pub struct DeviceOptions {
-    /// The top of the disk's stack.
-    pub layer: Arc<dyn Layer>,
-    /// State that the control plane shares.
-    pub shared: Arc<DeviceShared>,
-    /// Most queues a guest may use.
-    pub queues_max: u16,
-    /// What the guest reads as the disk's serial number; 20 bytes at most.
-    pub id: String,
-}
 
 /// A listening socket and the device behind it.
 pub struct Server {
