@@ -1,6 +1,7 @@
 //! A daemon that is killed, restarted, or asked to leave in the middle of requests.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use flowstone_testkit::client::{Completion, Ticket};
 use flowstone_testkit::{Client, Request, Status, virtio};
@@ -111,6 +112,10 @@ fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
         client.ring(queue).queue.arm_calls();
         client.notify(queue).unwrap();
     }
+    let taken = || place.stats()["disks"][0]["total"]["submit_us"]["count"].as_u64().unwrap();
+    while taken() < 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
     stop(daemon);
     for queue in 0..2 {
         assert!(client.ring(queue).queue.has_used(), "the old daemon finished its work");
@@ -125,7 +130,7 @@ fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
             if calls > 0 {
                 break;
             }
-            std::thread::sleep(std::time::Duration::from_millis(10));
+            std::thread::sleep(Duration::from_millis(10));
         }
         assert!(calls > 0, "queue {queue}: nobody tells the guest");
         assert_eq!(client.wait(queue).unwrap().status, Status::Ok);
