@@ -1,5 +1,6 @@
 //! A request and its completion: moved down the stack, moved back up, exactly once.
 
+use std::ops::Range;
 use std::ptr;
 
 use crate::{Class, Errno, Extent, IoPriority, IoVec, SECTOR_BYTES};
@@ -124,44 +125,54 @@ impl Request {
         })
     }
 
-    /// Calls `visit` with each piece of memory and its byte offset within the request.
-    fn for_each_piece(&self, mut visit: impl FnMut(usize, IoVec)) {
-        let mut offset = 0;
-        for piece in &self.memory {
-            visit(offset, *piece);
-            offset += piece.bytes();
-        }
-    }
-
-    /// Fills all memory of the request with zeroes.
-    pub fn fill_zero(&mut self) {
-        for piece in &self.memory {
-            // SAFETY: the piece is valid while the request is alive (IoVec::new).
-            unsafe { ptr::write_bytes(piece.address(), 0, piece.bytes()) };
-        }
-    }
-
-    /// Copies `source`, which holds the request's whole range, into the request's memory.
+    /// Calls `visit` with the pieces of memory that make up `range`, a range of the request's
+    /// bytes, in order.
     ///
     /// # Panics
-    /// If `source` is shorter than the memory.
-    pub fn copy_in(&mut self, source: &[u8]) {
-        self.for_each_piece(|offset, piece| {
-            let from = &source[offset..offset + piece.bytes()];
-            // SAFETY: `from` has the piece's length, and our memory is never guest memory.
-            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), piece.address(), from.len()) };
+    /// If the memory is shorter than that.
+    pub fn for_each_piece(&self, range: Range<usize>, mut visit: impl FnMut(IoVec)) {
+        let (mut skip, mut left) = (range.start, range.len());
+        for piece in &self.memory {
+            if left == 0 {
+                return;
+            }
+            let skipped = skip.min(piece.bytes());
+            skip -= skipped;
+            let part = piece.skip(skipped).truncate(left);
+            if part.bytes() > 0 {
+                left -= part.bytes();
+                visit(part);
+            }
+        }
+        assert!(left == 0, "a range within the request's memory");
+    }
+
+    /// Fills a part of the request's memory with zeroes.
+    pub fn fill_zero(&mut self, range: Range<usize>) {
+        self.for_each_piece(range, |piece| {
+            // SAFETY: the piece is valid while the request is alive (IoVec::new).
+            unsafe { ptr::write_bytes(piece.address(), 0, piece.bytes()) };
         });
     }
 
-    /// Copies the request's memory to `target`, which has room for the whole range.
-    ///
-    /// # Panics
-    /// If `target` is shorter than the memory.
-    pub fn copy_out(&self, target: &mut [u8]) {
-        self.for_each_piece(|offset, piece| {
-            let to = &mut target[offset..offset + piece.bytes()];
+    /// Copies `source` into the request's memory from byte `at` of the request on.
+    pub fn copy_in(&mut self, at: usize, mut source: &[u8]) {
+        self.for_each_piece(at..at + source.len(), |piece| {
+            let (from, rest) = source.split_at(piece.bytes());
+            // SAFETY: `from` has the piece's length, and our memory is never guest memory.
+            unsafe { ptr::copy_nonoverlapping(from.as_ptr(), piece.address(), from.len()) };
+            source = rest;
+        });
+    }
+
+    /// Copies the request's memory from byte `at` of the request on to all of `target`.
+    pub fn copy_out(&self, at: usize, target: &mut [u8]) {
+        let mut filled = 0;
+        self.for_each_piece(at..at + target.len(), |piece| {
+            let to = &mut target[filled..filled + piece.bytes()];
             // SAFETY: `to` has the piece's length, and our memory is never guest memory.
             unsafe { ptr::copy_nonoverlapping(piece.address(), to.as_mut_ptr(), to.len()) };
+            filled += piece.bytes();
         });
     }
 

@@ -4,9 +4,11 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, PoisonError};
 
 use flowstone_block::{AlignedBuf, Errno, IoVec, Outcome};
-use rustix::fs::{FallocateFlags, fallocate, fdatasync};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fdatasync, ftruncate, seek};
+use rustix::io::retry_on_intr;
 
 use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::direct::Bounce;
@@ -32,6 +34,7 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
         FileOp::Datasync => fdatasync(&file.sync),
         FileOp::Punch { offset, bytes } => punch(files, offset, bytes),
         FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
+        FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
     }
 }
 
@@ -44,7 +47,9 @@ fn transfer_all(file: &File, request: &FileRequest, pieces: &[IoVec]) -> Outcome
             let flags = if durable { libc::RWF_DSYNC } else { 0 };
             transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags))
         }
-        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } => Ok(()),
+        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. } => {
+            Ok(())
+        }
     }
 }
 
@@ -189,6 +194,30 @@ fn write_zeroes(file: &File, offset: FileOffset, bytes: u64) -> Outcome {
     Ok(())
 }
 
+/// Gives a range space on the host.
+fn allocate(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    let call = || fallocate(&files.file, FallocateFlags::empty(), offset.get(), bytes);
+    match retry_on_intr(call) {
+        Err(errno) if is_unsupported(errno) => allocate_fallback(files, offset.forward(bytes)),
+        outcome => outcome,
+    }
+}
+
+/// What to do where the host has no call that gives space: a file can at least be made long
+/// enough, and a device has its space or has it not.
+fn allocate_fallback(files: &Descriptors, end: FileOffset) -> Outcome {
+    // Looking and growing must not come apart: growing by an old look would cut off what another
+    // thread has appended. Writes do not append where space is asked for first.
+    static GROWTH: Mutex<()> = Mutex::new(());
+    let _alone = GROWTH.lock().unwrap_or_else(PoisonError::into_inner);
+    let held = seek(&files.file, SeekFrom::End(0))?;
+    match files.kind {
+        _ if end.get() <= held => Ok(()),
+        FileKind::Regular => ftruncate(&files.file, end.get()),
+        FileKind::BlockDevice => Err(Errno::NOSPC),
+    }
+}
+
 // From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
 const BLKDISCARD: u32 = 0x1277;
 const BLKZEROOUT: u32 = 0x127f;
@@ -203,4 +232,26 @@ fn block_ioctl(
     // SAFETY: both requests read two u64 from the address given, which lives across the call.
     let answer = unsafe { libc::ioctl(file.as_raw_fd(), request, range.as_ptr()) };
     if answer == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_a_call_for_space_a_file_grows_and_a_device_does_not() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(8192).unwrap();
+        let outcomes = |kind| {
+            let file = file.try_clone().unwrap();
+            let files = Descriptors { file, direct: None, kind };
+            [4096, 8192, 12288].map(|end| allocate_fallback(&files, FileOffset::new(end)))
+        };
+        assert_eq!(outcomes(FileKind::BlockDevice), [Ok(()), Ok(()), Err(Errno::NOSPC)]);
+        assert_eq!(file.metadata().unwrap().len(), 8192, "a fallback changed a device");
+        assert_eq!(outcomes(FileKind::Regular), [Ok(()); 3]);
+        assert_eq!(file.metadata().unwrap().len(), 12288);
+        assert_eq!(outcomes(FileKind::Regular), [Ok(()); 3]);
+        assert_eq!(file.metadata().unwrap().len(), 12288, "space that was there was cut off");
+    }
 }

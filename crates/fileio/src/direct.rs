@@ -94,7 +94,8 @@ impl Bounce {
     }
 }
 
-fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
+/// Copies the memory of a write, piece by piece, to `target`, which has its length.
+pub fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
     for piece in pieces {
         let (part, rest) = target.split_at_mut(piece.bytes());
         // SAFETY: the piece is valid for its length, and the target is memory of our own.
@@ -103,7 +104,8 @@ fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
     }
 }
 
-fn scatter(mut source: &[u8], pieces: &[IoVec]) {
+/// Copies `source` to the memory of a read, which has its length.
+pub fn scatter(mut source: &[u8], pieces: &[IoVec]) {
     for piece in pieces {
         let (part, rest) = source.split_at(piece.bytes());
         // SAFETY: as for gather, the other way round.

@@ -6,6 +6,7 @@
 //! queue's own thread, for memory file systems, where a call never waits for a device).
 
 mod blocking;
+mod blocking_file;
 mod descriptor;
 mod direct;
 mod engine;
@@ -16,8 +17,10 @@ mod open;
 mod pool;
 mod request;
 mod seam;
+pub mod sim;
 mod uring;
 
+pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
 pub use host_file::HostFile;
 pub use open::{Access, DirectChoice, OpenOptions, create_sparse};

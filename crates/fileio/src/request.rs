@@ -62,6 +62,15 @@ pub enum FileOp {
         /// How many bytes.
         bytes: u64,
     },
+    /// Give the range host space now, so that later writes to it do not run out. Content stays,
+    /// what was a hole reads as zeroes, and a file that ends earlier is extended. A host that
+    /// cannot promise space extends the file all the same.
+    Allocate {
+        /// Where the range begins.
+        offset: FileOffset,
+        /// How many bytes.
+        bytes: u64,
+    },
 }
 
 /// The memory of a file request: the address of a list that belongs to the submitter.

@@ -237,12 +237,15 @@ impl InFlight {
     }
 
     fn failed(&self, errno: Errno) -> Progress {
-        let hole = matches!(self.request.op, FileOp::Punch { .. } | FileOp::Zero { .. });
+        let space = matches!(
+            self.request.op,
+            FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. }
+        );
         match errno {
             Errno::INTR => Progress::Again,
             // The ring would not wait for the device; a thread will.
             Errno::AGAIN => Progress::Unsupported,
-            errno if hole && is_unsupported(errno) => Progress::Unsupported,
+            errno if space && is_unsupported(errno) => Progress::Unsupported,
             _ => Progress::Done(Err(errno)),
         }
     }
@@ -296,6 +299,9 @@ fn entry_for(in_flight: &InFlight) -> squeue::Entry {
             .offset(offset.get())
             .mode(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
             .build(),
+        FileOp::Allocate { offset, bytes } => {
+            opcode::Fallocate::new(file, bytes).offset(offset.get()).mode(0).build()
+        }
     }
 }
 
@@ -308,7 +314,8 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
             *offset = offset.forward(moved);
             *bytes -= moved;
         }
-        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } => {}
+        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. } => {
+        }
     }
     // SAFETY: `rest` moves only when the next short transfer replaces it, and its heap memory
     // stays where it is while the slab entry itself moves.

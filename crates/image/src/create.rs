@@ -1,10 +1,13 @@
 //! The two doors into this crate: making a new image and opening an existing one.
 
+use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-use flowstone_block::{Error, Result, SectorCount};
-use flowstone_fileio::{OpenOptions, create_sparse};
+use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
+use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, OpenOptions, create_sparse};
 
+use crate::log::{self, LogImage, LogOptions};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format, Image};
 
@@ -17,14 +20,55 @@ pub struct ImageOptions {
     pub discard: DiscardMode,
 }
 
-/// Makes a new, empty image of `bytes` bytes.
-pub fn create(path: &Path, format: Format, bytes: u64) -> Result<()> {
-    let name = || format!("create {}", path.display());
+/// Makes a new, empty image of `bytes` bytes. `options` are for log images.
+pub fn create(path: &Path, format: Format, bytes: u64, options: LogOptions) -> Result<()> {
+    let name = format!("create {}", path.display());
     let capacity = valid_capacity(bytes)
-        .map_err(|why| Error::invalid(name(), why, "give a --size such as 8G or 512M"))?;
+        .map_err(|why| Error::invalid(name.clone(), why, "give a --size such as 8G or 512M"))?;
     match format {
+        Format::Raw if options != LogOptions::default() => Err(Error::invalid(
+            name,
+            "a raw image has no segments, reserve or streams",
+            "leave these options out, or use --format log",
+        )),
         Format::Raw => create_sparse(path, capacity.bytes()),
+        Format::Log => create_log(&name, path, capacity, options),
     }
+}
+
+fn create_log(name: &str, path: &Path, capacity: SectorCount, options: LogOptions) -> Result<()> {
+    let on_device = is_block_device(path);
+    if !on_device {
+        create_sparse(path, log::SUPERBLOCK_AREA_BYTES)?;
+    }
+    let made = OpenOptions::new(Access::Write).open(path).and_then(|file| {
+        if on_device {
+            check_blank(name, &file)?;
+        }
+        log::create(name, &file, capacity, options)
+    });
+    if made.is_err() && !on_device {
+        // What we made and could not finish must not look like an image.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
+}
+
+/// A device may hold something that is dear to somebody.
+fn check_blank(name: &str, device: &dyn FileIo) -> Result<()> {
+    let host = |error: io::Error| Error::host(name, error, "check the device");
+    let mut start = AlignedBuf::zeroed(log::SUPERBLOCK_AREA_BYTES as usize);
+    let mut reader = BlockingFile::new(device).map_err(host)?;
+    reader.read(FileOffset::new(0), &mut start).map_err(|errno| host(errno.into()))?;
+    if start.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    let why = "there is something at the start of the device";
+    Err(Error::invalid(name, why, "empty the device first (blkdiscard or wipefs)"))
 }
 
 /// Opens the image at `path`.
@@ -33,6 +77,10 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
     match format {
         Format::Raw => {
             let image = RawImage::open(path, file, options.discard, options.file.access)?;
+            Ok(Box::new(image))
+        }
+        Format::Log => {
+            let image = LogImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))
         }
     }

@@ -12,16 +12,19 @@ use flowstone_block::{Error, Result};
 pub enum Format {
     /// The disk's sectors, one after the other, in a sparse file or on a block device.
     Raw,
+    /// Writes in the order of their arrival, and a map that finds them.
+    Log,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Self; 1] = [Self::Raw];
+    pub const ALL: [Self; 2] = [Self::Raw, Self::Log];
 
     /// The name used on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
+            Self::Log => "log",
         }
     }
 
@@ -29,13 +32,14 @@ impl Format {
     pub fn choose(asked: Option<Self>, path: &Path) -> Result<Self> {
         let told = || match path.extension().and_then(|extension| extension.to_str()) {
             Some("raw" | "img") => Some(Self::Raw),
+            Some("flow") => Some(Self::Log),
             _ => None,
         };
         asked.or_else(told).ok_or_else(|| {
             Error::invalid(
                 path.display().to_string(),
                 "its name does not tell the image format",
-                "add --format raw, or name the file .raw or .img",
+                "add --format raw or log, or name the file .raw, .img or .flow",
             )
         })
     }
@@ -51,10 +55,9 @@ impl FromStr for Format {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        Self::ALL
-            .into_iter()
-            .find(|format| format.name() == text)
-            .ok_or_else(|| format!("`{text}` is not an image format of this version; use raw"))
+        Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
+            format!("`{text}` is not an image format of this version; use raw or log")
+        })
     }
 }
 
@@ -65,6 +68,7 @@ mod tests {
     #[test]
     fn the_name_tells_the_format_unless_one_is_given() {
         assert_eq!(Format::choose(None, Path::new("a/b.raw")).unwrap(), Format::Raw);
+        assert_eq!(Format::choose(None, Path::new("b.flow")).unwrap(), Format::Log);
         assert_eq!(Format::choose(None, Path::new("b.img")).unwrap(), Format::Raw);
         assert_eq!(Format::choose(Some(Format::Raw), Path::new("/dev/sda")).unwrap(), Format::Raw);
         assert!(Format::choose(None, Path::new("disk")).is_err());

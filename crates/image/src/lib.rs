@@ -8,6 +8,7 @@ mod convert;
 mod create;
 mod format;
 mod image;
+pub mod log;
 pub mod raw;
 
 pub use check::{CheckReport, check};
@@ -15,3 +16,4 @@ pub use convert::convert;
 pub use create::{ImageOptions, create, open};
 pub use format::Format;
 pub use image::{DiscardMode, Image, Space};
+pub use log::LogOptions;

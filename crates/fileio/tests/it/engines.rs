@@ -192,6 +192,31 @@ fn punched_and_zeroed_ranges_read_zero_and_punching_frees_space() {
 }
 
 #[test]
+fn allocated_ranges_have_space_and_keep_their_content() {
+    for case in cases() {
+        let file = case.create();
+        let mut channel = file.channel(DEPTH).unwrap();
+        let mut buffer = AlignedBuf::zeroed(8192);
+        buffer.fill(0x3d);
+        run(&mut *channel, write_op(1 << 20, 8192), &mut buffer).unwrap();
+        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        let before = file.allocated_bytes().unwrap();
+        // Around the content, and past the end of the file.
+        for (offset, bytes) in [(0, 2 << 20), (FILE_BYTES - 4096, 1 << 20)] {
+            let op = FileOp::Allocate { offset: FileOffset::new(offset), bytes };
+            run(&mut *channel, op, &mut []).unwrap();
+        }
+        let given = file.allocated_bytes().unwrap() - before;
+        assert!(given >= (3 << 20) - 16384, "{}: {given} bytes", case.name);
+        assert_eq!(file.size().unwrap(), FILE_BYTES - 4096 + (1 << 20), "{}", case.name);
+        run(&mut *channel, read_op(1 << 20, 8192), &mut buffer).unwrap();
+        assert!(buffer.iter().all(|byte| *byte == 0x3d), "{}", case.name);
+        run(&mut *channel, read_op(FILE_BYTES, 8192), &mut buffer).unwrap();
+        assert!(buffer.iter().all(|byte| *byte == 0), "{}", case.name);
+    }
+}
+
+#[test]
 fn a_file_truncated_under_us_is_an_error_not_a_short_read() {
     for case in cases() {
         let file = case.create();

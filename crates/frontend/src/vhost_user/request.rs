@@ -194,7 +194,7 @@ fn answer_id(request: &mut Request, id: &[u8; ID_BYTES]) -> Verdict {
         left -= piece.bytes();
         piece.bytes() > 0
     });
-    request.copy_in(id);
+    request.copy_in(0, id);
     Verdict::Answer(Status::Ok, ID_BYTES as u32)
 }
 
@@ -210,7 +210,7 @@ fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdi
     }
     let mut copy = [0; RANGES_MAX as usize * RANGE_BYTES];
     let list = &mut copy[..bytes as usize];
-    request.copy_out(list);
+    request.copy_out(0, list);
     request.memory.clear();
     let mut ops = Vec::with_capacity(list.len() / RANGE_BYTES);
     for range in list.chunks_exact(RANGE_BYTES) {

@@ -1,0 +1,96 @@
+//! A host file used with blocking calls: for recovery, checks and work behind the scenes, where
+//! nothing else could be done meanwhile.
+
+use std::io;
+
+use flowstone_block::{Doorbells, IoVec, Outcome, QueueDepth};
+
+use crate::{FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList};
+
+/// A file with blocking calls. Stays on the thread that made it, like the channel inside.
+pub struct BlockingFile {
+    channel: Box<dyn FileChannel>,
+    done: Vec<FileCompletion>,
+}
+
+/// Requests that [`BlockingFile::read_many`] has on their way at once.
+const DEPTH: usize = 32;
+
+impl BlockingFile {
+    /// Opens a queue into `file`.
+    pub fn new(file: &dyn FileIo) -> io::Result<Self> {
+        Ok(Self { channel: file.channel(QueueDepth(DEPTH as u16))?, done: Vec::new() })
+    }
+
+    /// Fills `target` from the file.
+    pub fn read(&mut self, offset: FileOffset, target: &mut [u8]) -> Outcome {
+        let op = FileOp::Read { offset, bytes: target.len() as u64 };
+        self.transfer(op, target)
+    }
+
+    /// Puts `source` into the file. It is not changed; the file's memory lists are of either kind.
+    pub fn write(&mut self, offset: FileOffset, source: &mut [u8]) -> Outcome {
+        let op = FileOp::Write { offset, bytes: source.len() as u64, durable: false };
+        self.transfer(op, source)
+    }
+
+    /// Makes all completed writes durable.
+    pub fn sync(&mut self) -> Outcome {
+        self.run(FileOp::Datasync)
+    }
+
+    /// Carries out an operation that needs no memory.
+    pub fn run(&mut self, op: FileOp) -> Outcome {
+        self.transfer(op, &mut [])
+    }
+
+    fn transfer(&mut self, op: FileOp, memory: &mut [u8]) -> Outcome {
+        // SAFETY: the request completes before this call returns.
+        let list = [unsafe { IoVec::of(memory) }];
+        // SAFETY: as above. An operation without memory has an empty list.
+        let memory = unsafe { MemoryList::new(&list[..usize::from(!memory.is_empty())]) };
+        self.channel.submit(FileRequest { op, memory, tag: 0 });
+        loop {
+            if let Some(completion) = self.next() {
+                return completion.outcome;
+            }
+        }
+    }
+
+    /// Fills many buffers from many places, several at a time. Stops starting more at the first
+    /// error, and returns it.
+    pub fn read_many(&mut self, reads: &mut [(FileOffset, &mut [u8])]) -> Outcome {
+        // SAFETY: every request completes before this call returns.
+        let lists: Vec<[IoVec; 1]> =
+            reads.iter_mut().map(|(_, target)| [unsafe { IoVec::of(target) }]).collect();
+        let mut outcome = Ok(());
+        let (mut started, mut finished) = (0, 0);
+        while finished < started || started < reads.len() && outcome.is_ok() {
+            while started < reads.len() && started - finished < DEPTH && outcome.is_ok() {
+                let op =
+                    FileOp::Read { offset: reads[started].0, bytes: reads[started].1.len() as u64 };
+                // SAFETY: `lists` is not touched until all have completed.
+                let memory = unsafe { MemoryList::new(&lists[started]) };
+                self.channel.submit(FileRequest { op, memory, tag: started });
+                started += 1;
+            }
+            while let Some(completion) = self.next() {
+                finished += 1;
+                outcome = outcome.and(completion.outcome);
+                if self.done.is_empty() {
+                    break;
+                }
+            }
+        }
+        outcome
+    }
+
+    /// The next completion; `None` if it woke up without one.
+    fn next(&mut self) -> Option<FileCompletion> {
+        if self.done.is_empty() {
+            self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+            self.channel.reap(&mut self.done);
+        }
+        self.done.pop()
+    }
+}

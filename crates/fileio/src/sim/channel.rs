@@ -1,0 +1,135 @@
+//! A queue's way into a simulated disk, and the order in which its requests are carried out.
+
+use std::mem;
+
+use fastrand::Rng;
+use flowstone_block::{Doorbells, Errno, poll_doorbells};
+
+use super::disk::SimDisk;
+use super::state::Work;
+use crate::direct::{gather, scatter};
+use crate::{FileChannel, FileCompletion, FileOp, FileRequest};
+
+/// When a channel carries its requests out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// At the kick, in the order of submission.
+    InOrder,
+    /// At each reap some of them, none or all among them, in any order; a sleep carries out at
+    /// least one. Each channel of a disk has a random order of its own, made from the seed and
+    /// the channel's number.
+    Shuffled {
+        /// Where the random numbers begin.
+        seed: u64,
+    },
+}
+
+/// A queue's way into a [`SimDisk`].
+pub struct SimChannel {
+    disk: SimDisk,
+    /// Absent where requests are carried out in order.
+    random: Option<Rng>,
+    submitted: Vec<InFlight>,
+    started: Vec<InFlight>,
+    done: Vec<FileCompletion>,
+}
+
+struct InFlight {
+    request: FileRequest,
+    work: Work,
+}
+
+impl SimChannel {
+    /// The `number`-th channel of a disk.
+    pub fn new(disk: SimDisk, schedule: Schedule, number: u64) -> Self {
+        let random = match schedule {
+            Schedule::InOrder => None,
+            // Seeds next to each other lead to unlike numbers, so a sum will do.
+            Schedule::Shuffled { seed } => Some(Rng::with_seed(seed.wrapping_add(number << 32))),
+        };
+        let (submitted, started, done) = Default::default();
+        Self { disk, random, submitted, started, done }
+    }
+
+    fn complete(&mut self, in_flight: InFlight) {
+        let InFlight { request, work } = in_flight;
+        let outcome = self.disk.state().complete(work, |found| {
+            scatter(found, request.memory.pieces());
+        });
+        self.done.push(FileCompletion { tag: request.tag, outcome });
+    }
+
+    /// Carries out this many of the started requests, in the order that the schedule wants.
+    fn complete_some(&mut self, count: usize) {
+        for _ in 0..count {
+            let next = match &mut self.random {
+                Some(random) => {
+                    let any = random.usize(..self.started.len());
+                    self.started.swap_remove(any)
+                }
+                None => self.started.remove(0),
+            };
+            self.complete(next);
+        }
+    }
+
+    /// Carries out as many as chance wants, at least `least` if there are that many.
+    fn complete_any(&mut self, least: usize) {
+        let most = self.started.len();
+        let Some(random) = &mut self.random else { return };
+        let count = random.usize(least.min(most)..=most);
+        self.complete_some(count);
+    }
+}
+
+impl FileChannel for SimChannel {
+    fn submit(&mut self, request: FileRequest) {
+        let pieces = request.memory.pieces();
+        let held: usize = pieces.iter().map(|piece| piece.bytes()).sum();
+        let work = match request.op {
+            FileOp::Read { bytes, .. } | FileOp::Write { bytes, .. } if bytes != held as u64 => {
+                Work::Answer(Err(Errno::INVAL))
+            }
+            op => self.disk.state().begin(op, || {
+                let mut data = vec![0; held];
+                gather(pieces, &mut data);
+                data.into()
+            }),
+        };
+        self.submitted.push(InFlight { request, work });
+    }
+
+    fn kick(&mut self) {
+        self.started.append(&mut self.submitted);
+        if self.random.is_none() {
+            for next in mem::take(&mut self.started) {
+                self.complete(next);
+            }
+        }
+    }
+
+    fn reap(&mut self, done: &mut Vec<FileCompletion>) {
+        self.complete_any(0);
+        done.append(&mut self.done);
+    }
+
+    /// # Panics
+    /// If nothing is in flight and there is neither a doorbell nor a deadline: nobody could end
+    /// this sleep.
+    fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.kick();
+        self.complete_any(1);
+        if self.done.is_empty() {
+            let endless = bells.fds.is_empty() && bells.deadline.is_none();
+            assert!(!endless, "a sleep that nothing can end");
+            poll_doorbells(bells, None);
+        }
+    }
+}
+
+impl Drop for SimChannel {
+    fn drop(&mut self) {
+        self.kick();
+        self.complete_some(self.started.len());
+    }
+}

@@ -1,0 +1,154 @@
+//! The simulated disk as its users see it: the seam, and what tests do behind its back.
+
+use std::io;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use flowstone_block::{Outcome, QueueDepth};
+
+use super::change::Change;
+use super::channel::{Schedule, SimChannel};
+use super::faults::Fault;
+use super::history::History;
+use super::medium::Medium;
+use super::state::{BLOCK_BYTES, State};
+use crate::{FileChannel, FileIo, FileOffset, FileOp};
+
+/// A disk in memory that remembers how it became what it is, and what of that is durable.
+///
+/// A clone is another handle to the same disk.
+#[derive(Clone)]
+pub struct SimDisk {
+    state: Arc<Mutex<State>>,
+}
+
+impl SimDisk {
+    /// A disk of this many bytes that holds nothing and has no space yet.
+    pub fn new(bytes: u64) -> Self {
+        Self::holding(Medium::new(bytes))
+    }
+
+    /// A disk that holds `content`, durably.
+    pub fn from_bytes(content: &[u8]) -> Self {
+        Self::holding(Medium::from_bytes(content))
+    }
+
+    pub(super) fn holding(medium: Medium) -> Self {
+        Self::with_state(State::new(medium.clone(), History::new(medium)))
+    }
+
+    pub(super) fn with_state(state: State) -> Self {
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        // A test that panicked may still want to look at the disk.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Channels made from now on carry their requests out in this order.
+    pub fn set_schedule(&self, schedule: Schedule) {
+        self.state().schedule = schedule;
+    }
+
+    /// The file can have no more space than this many bytes: what needs more fails with `ENOSPC`
+    /// and does nothing. `None` is no limit.
+    pub fn set_capacity(&self, bytes: Option<u64>) {
+        self.state().capacity = bytes;
+    }
+
+    /// Makes something go wrong.
+    pub fn inject(&self, fault: Fault) {
+        self.state().faults.inject(fault);
+    }
+
+    /// Forgets all faults that have not struck, and those that always strike.
+    pub fn clear_faults(&self) {
+        self.state().faults.clear();
+    }
+
+    /// How many operations have been struck by a fault.
+    pub fn faults_struck(&self) -> u64 {
+        self.state().faults.struck()
+    }
+
+    /// Submits one operation and completes it at once, whatever the schedule, with nothing of its
+    /// own in flight beside it. `memory` is what it reads into or writes from, empty for other
+    /// operations.
+    ///
+    /// # Panics
+    /// If `memory` has not as many bytes as a read or a write says.
+    pub fn run(&self, op: FileOp, memory: &mut [u8]) -> Outcome {
+        if let FileOp::Read { bytes, .. } | FileOp::Write { bytes, .. } = op {
+            assert_eq!(bytes, memory.len() as u64, "memory of another length");
+        }
+        let mut state = self.state();
+        let work = state.begin(op, || Arc::from(&*memory));
+        state.complete(work, |found| memory.copy_from_slice(found))
+    }
+
+    /// Fills `target` with what reads at `offset` bytes would see now; past the end of the file
+    /// are zeroes. No fault strikes.
+    pub fn read_at(&self, offset: u64, target: &mut [u8]) {
+        self.state().live.read(offset, target);
+    }
+
+    /// Puts `source` at `offset` bytes behind everyone's back, at any alignment: at once,
+    /// durably, struck by no fault and no limit.
+    pub fn write_at(&self, offset: u64, source: &[u8]) {
+        self.state().at_once(Change::Write { at: offset, data: source.into() }, true);
+    }
+
+    /// Turns bit `bit` (0 is the lowest) of the byte at `offset` on the medium, so that it is
+    /// turned after every later crash too, as long as nobody writes there. A byte that has no
+    /// space has no bits to turn.
+    ///
+    /// # Panics
+    /// If `bit` is not below 8.
+    pub fn flip_bit(&self, offset: u64, bit: u8) {
+        assert!(bit < 8, "a byte has no bit {bit}");
+        self.state().at_once(Change::Flip { at: offset, bit }, true);
+    }
+
+    /// The whole file, as reads would see it now.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let state = self.state();
+        let mut content = vec![0; state.live.size() as usize];
+        state.live.read(0, &mut content);
+        content
+    }
+}
+
+impl FileIo for SimDisk {
+    fn size(&self) -> io::Result<u64> {
+        Ok(self.state().live.size())
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        Ok(self.state().set_size(bytes)?)
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(self.state().live.allocated_bytes())
+    }
+
+    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
+        let found = self.state().live.next_data(from.get());
+        Ok(found.map(|range| FileOffset::new(range.start)..FileOffset::new(range.end)))
+    }
+
+    fn block_bytes(&self) -> u32 {
+        BLOCK_BYTES
+    }
+
+    fn describe(&self) -> String {
+        "simulated disk".into()
+    }
+
+    fn channel(&self, _depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+        let mut state = self.state();
+        let number = state.channels;
+        state.channels += 1;
+        Ok(Box::new(SimChannel::new(self.clone(), state.schedule, number)))
+    }
+}

@@ -1,0 +1,168 @@
+//! Things that go wrong on demand.
+
+use std::ops::Range;
+
+use flowstone_block::Errno;
+
+use crate::{FileOffset, FileOp};
+
+/// What can be asked of the file, without its operands: what faults are chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Call {
+    /// [`FileOp::Read`]
+    Read,
+    /// [`FileOp::Write`]
+    Write,
+    /// [`FileOp::Datasync`]
+    Datasync,
+    /// [`FileOp::Punch`]
+    Punch,
+    /// [`FileOp::Zero`]
+    Zero,
+    /// [`FileOp::Allocate`]
+    Allocate,
+    /// [`FileIo::set_size`](crate::FileIo::set_size)
+    SetSize,
+}
+
+/// Something that goes wrong, the next time that a call of its kind and range is submitted.
+///
+/// Of several faults that match a call, the first one injected strikes.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    effect: Effect,
+    call: Option<Call>,
+    range: Option<Range<u64>>,
+    skipped: u64,
+    always: bool,
+}
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug)]
+pub enum Effect {
+    Fail(Errno),
+    FailPartly(Errno),
+    Lose,
+    Misdirect(FileOffset),
+}
+
+impl Fault {
+    /// The call fails and does nothing. A datasync that fails does more harm: what it should have
+    /// made durable is not made so by any later one either, which succeed, as with a kernel that
+    /// reports a lost write once.
+    pub const fn fail(errno: Errno) -> Self {
+        Self::new(Effect::Fail(errno), None)
+    }
+
+    /// The write fails after the first half of its sectors. Other calls fail and do nothing.
+    pub const fn fail_partly(errno: Errno) -> Self {
+        Self::new(Effect::FailPartly(errno), None)
+    }
+
+    /// The call claims to be done and does nothing. A read leaves its memory as it was; a datasync
+    /// makes nothing durable.
+    pub const fn lose() -> Self {
+        Self::new(Effect::Lose, None)
+    }
+
+    /// The write claims to be done and lies at `target` instead of where it belongs. Strikes
+    /// writes only.
+    pub const fn misdirect(target: FileOffset) -> Self {
+        Self::new(Effect::Misdirect(target), Some(Call::Write))
+    }
+
+    const fn new(effect: Effect, call: Option<Call>) -> Self {
+        Self { effect, call, range: None, skipped: 0, always: false }
+    }
+
+    /// Strikes calls of this kind only.
+    #[must_use]
+    pub const fn on(mut self, call: Call) -> Self {
+        self.call = Some(call);
+        self
+    }
+
+    /// Strikes only calls that touch these bytes of the file. Datasyncs and changes of size touch
+    /// none.
+    #[must_use]
+    pub const fn within(mut self, bytes: Range<u64>) -> Self {
+        self.range = Some(bytes);
+        self
+    }
+
+    /// Lets this many calls pass that it would strike.
+    #[must_use]
+    pub const fn after(mut self, calls: u64) -> Self {
+        self.skipped = calls;
+        self
+    }
+
+    /// Strikes again and again, until the faults are cleared.
+    #[must_use]
+    pub const fn always(mut self) -> Self {
+        self.always = true;
+        self
+    }
+
+    fn matches(&self, call: Call, touched: &Range<u64>) -> bool {
+        let overlaps = |bytes: &Range<u64>| bytes.start < touched.end && touched.start < bytes.end;
+        self.call.is_none_or(|wanted| wanted == call) && self.range.as_ref().is_none_or(overlaps)
+    }
+}
+
+/// The faults that wait for their calls.
+#[derive(Default)]
+pub struct Faults {
+    waiting: Vec<Fault>,
+    struck: u64,
+}
+
+impl Faults {
+    pub fn inject(&mut self, fault: Fault) {
+        self.waiting.push(fault);
+    }
+
+    pub fn clear(&mut self) {
+        self.waiting.clear();
+    }
+
+    /// How many calls have been struck.
+    pub fn struck(&self) -> u64 {
+        self.struck
+    }
+
+    /// What goes wrong with this call.
+    pub fn strike(&mut self, call: Call, touched: &Range<u64>) -> Option<Effect> {
+        let due = |fault: &mut Fault| {
+            let matches = fault.matches(call, touched);
+            if matches && fault.skipped > 0 {
+                fault.skipped -= 1;
+                return false;
+            }
+            matches
+        };
+        // All of them count the call, even if an earlier one strikes it.
+        let due: Vec<usize> =
+            (0..self.waiting.len()).filter(|n| due(&mut self.waiting[*n])).collect();
+        let first = *due.first()?;
+        self.struck += 1;
+        let effect = self.waiting[first].effect;
+        if !self.waiting[first].always {
+            self.waiting.remove(first);
+        }
+        Some(effect)
+    }
+}
+
+/// The kind of an operation, and the bytes of the file that it touches.
+pub fn call_of(op: FileOp) -> (Call, Range<u64>) {
+    let (call, offset, bytes) = match op {
+        FileOp::Read { offset, bytes } => (Call::Read, offset, bytes),
+        FileOp::Write { offset, bytes, .. } => (Call::Write, offset, bytes),
+        FileOp::Datasync => (Call::Datasync, FileOffset::new(0), 0),
+        FileOp::Punch { offset, bytes } => (Call::Punch, offset, bytes),
+        FileOp::Zero { offset, bytes } => (Call::Zero, offset, bytes),
+        FileOp::Allocate { offset, bytes } => (Call::Allocate, offset, bytes),
+    };
+    (call, offset.get()..offset.get().saturating_add(bytes))
+}

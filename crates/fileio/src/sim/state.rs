@@ -1,0 +1,182 @@
+//! What one operation does to a simulated disk, from its submission to its completion.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use flowstone_block::{Errno, Outcome};
+
+use super::change::Change;
+use super::channel::Schedule;
+use super::faults::{Call, Effect, Faults, call_of};
+use super::history::{History, OpId};
+use super::medium::{Medium, PAGE_BYTES};
+use crate::FileOp;
+
+/// Unit in which the file is read and written, in bytes: what direct I/O demands of requests.
+pub const BLOCK_BYTES: u32 = 512;
+
+/// Everything about a disk, behind its lock.
+pub struct State {
+    /// What reads see: all that has completed.
+    pub live: Medium,
+    pub history: History,
+    pub faults: Faults,
+    /// The most space that the file can have, in bytes.
+    pub capacity: Option<u64>,
+    pub schedule: Schedule,
+    /// How many channels there have been.
+    pub channels: u64,
+}
+
+/// An operation between its submission and its completion.
+#[derive(Clone, Copy, Debug)]
+pub enum Work {
+    /// There is nothing to do but to say so.
+    Answer(Outcome),
+    /// Read this much from here.
+    Read { at: u64, bytes: u64 },
+    /// Do what the history has under this number, then say this.
+    Change { op: OpId, answer: Outcome },
+    /// Make durable what had ended before this position, or fail to.
+    Sync { begun: u64, answer: Outcome },
+}
+
+impl State {
+    /// A disk that holds `live`, and what its history says of it.
+    pub fn new(live: Medium, history: History) -> Self {
+        let faults = Faults::default();
+        Self { live, history, faults, capacity: None, schedule: Schedule::InOrder, channels: 0 }
+    }
+
+    /// Takes an operation in; `data` is what a write carries.
+    pub fn begin(&mut self, op: FileOp, data: impl FnOnce() -> Arc<[u8]>) -> Work {
+        if let Err(errno) = admit(op) {
+            return Work::Answer(Err(errno));
+        }
+        let (call, touched) = call_of(op);
+        let effect = self.faults.strike(call, &touched);
+        match (effect, op) {
+            (Some(Effect::Lose), _) => Work::Answer(Ok(())),
+            (effect, FileOp::Datasync) => {
+                let answer = effect.and_then(Effect::errno).map_or(Ok(()), Err);
+                Work::Sync { begun: self.history.begin_sync(), answer }
+            }
+            (Some(Effect::FailPartly(errno)), FileOp::Write { durable, .. }) => {
+                let data = data();
+                let kept = data.len() / 2 / BLOCK_BYTES as usize * BLOCK_BYTES as usize;
+                let change = Change::Write { at: touched.start, data: data[..kept].into() };
+                self.begin_change(change, durable, Err(errno))
+            }
+            (Some(Effect::Misdirect(target)), FileOp::Write { durable, .. }) => {
+                let change = Change::Write { at: target.get(), data: data() };
+                self.begin_change(change, durable, Ok(()))
+            }
+            (Some(Effect::Fail(errno) | Effect::FailPartly(errno)), _) => Work::Answer(Err(errno)),
+            (None | Some(Effect::Misdirect(_)), op) => self.begin_well(op, touched, data),
+        }
+    }
+
+    fn begin_well(
+        &mut self,
+        op: FileOp,
+        touched: Range<u64>,
+        data: impl FnOnce() -> Arc<[u8]>,
+    ) -> Work {
+        let (change, durable) = match op {
+            FileOp::Read { bytes, .. } => return Work::Read { at: touched.start, bytes },
+            FileOp::Datasync => unreachable!("taken in by begin"),
+            FileOp::Write { durable, .. } => {
+                (Change::Write { at: touched.start, data: data() }, durable)
+            }
+            FileOp::Punch { .. } => (Change::Punch(touched), false),
+            FileOp::Zero { .. } => (Change::Zero(touched), false),
+            FileOp::Allocate { .. } => (Change::Allocate(touched), false),
+        };
+        self.begin_change(change, durable, Ok(()))
+    }
+
+    fn begin_change(&mut self, change: Change, durable: bool, answer: Outcome) -> Work {
+        Work::Change { op: self.history.begin(change, durable), answer }
+    }
+
+    /// Carries an operation out; `deliver` is given what a read has found.
+    pub fn complete(&mut self, work: Work, deliver: impl FnOnce(&[u8])) -> Outcome {
+        match work {
+            Work::Answer(outcome) => outcome,
+            Work::Read { at, bytes } => {
+                if at.saturating_add(bytes) > self.live.size() {
+                    return Err(Errno::IO);
+                }
+                let mut found = vec![0; bytes as usize];
+                self.live.read(at, &mut found);
+                deliver(&found);
+                Ok(())
+            }
+            Work::Change { op, answer } => {
+                let change = self.history.change(op).clone();
+                if !self.has_space_for(&change) {
+                    self.history.refuse(op);
+                    return Err(Errno::NOSPC);
+                }
+                change.apply(&mut self.live);
+                self.history.end(op);
+                answer
+            }
+            Work::Sync { begun, answer } => {
+                match answer {
+                    Ok(()) => self.history.end_sync(begun),
+                    Err(_) => self.history.fail_sync(begun),
+                }
+                answer
+            }
+        }
+    }
+
+    fn has_space_for(&self, change: &Change) -> bool {
+        let missing = change.missing_pages(&self.live) * PAGE_BYTES;
+        let room = |capacity| self.live.allocated_bytes() + missing <= capacity;
+        missing == 0 || self.capacity.is_none_or(room)
+    }
+
+    /// Changes the size, which is durable after the next datasync.
+    pub fn set_size(&mut self, bytes: u64) -> Outcome {
+        match self.faults.strike(Call::SetSize, &(0..0)) {
+            None | Some(Effect::Misdirect(_)) => {
+                self.at_once(Change::SetSize(bytes), false);
+                Ok(())
+            }
+            Some(Effect::Lose) => Ok(()),
+            Some(Effect::Fail(errno) | Effect::FailPartly(errno)) => Err(errno),
+        }
+    }
+
+    /// A change that takes no time.
+    pub fn at_once(&mut self, change: Change, durable: bool) {
+        let op = self.history.begin(change, durable);
+        self.history.change(op).apply(&mut self.live);
+        self.history.end(op);
+    }
+}
+
+impl Effect {
+    fn errno(self) -> Option<Errno> {
+        match self {
+            Self::Fail(errno) | Self::FailPartly(errno) => Some(errno),
+            Self::Lose | Self::Misdirect(_) => None,
+        }
+    }
+}
+
+/// Refuses what a file with direct I/O would refuse, and what no file could do.
+fn admit(op: FileOp) -> Outcome {
+    let (call, touched) = call_of(op);
+    let whole_blocks = [touched.start, touched.end]
+        .iter()
+        .all(|position| position.is_multiple_of(u64::from(BLOCK_BYTES)));
+    match call {
+        _ if touched.end > i64::MAX as u64 => Err(Errno::FBIG),
+        Call::Read | Call::Write if !whole_blocks => Err(Errno::INVAL),
+        Call::Punch | Call::Zero | Call::Allocate if touched.is_empty() => Err(Errno::INVAL),
+        _ => Ok(()),
+    }
+}

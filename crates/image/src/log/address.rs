@@ -1,0 +1,72 @@
+//! Where a block is in the file, and what the map says about it.
+
+use flowstone_fileio::FileOffset;
+
+/// Bytes in a block: the unit of mapping, of checksums and of every structure in the file.
+pub const BLOCK_BYTES: usize = 4096;
+/// Sectors in a block.
+pub const BLOCK_SECTORS: u64 = BLOCK_BYTES as u64 / flowstone_block::SECTOR_BYTES;
+
+/// The number of a block in the file. Address 0 holds the superblock, so it stands for "nowhere".
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(u32);
+
+impl Address {
+    pub const NOWHERE: Self = Self(0);
+
+    pub const fn new(number: u32) -> Self {
+        Self(number)
+    }
+
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    pub const fn offset(self) -> FileOffset {
+        FileOffset::new(self.0 as u64 * BLOCK_BYTES as u64)
+    }
+
+    /// The address `blocks` further on.
+    ///
+    /// # Panics
+    /// If it does not fit: addresses are made inside segments, whose ends do.
+    #[must_use]
+    pub const fn forward(self, blocks: u32) -> Self {
+        Self(self.0.checked_add(blocks).expect("an address inside a segment"))
+    }
+}
+
+/// What the map holds for one guest block: its address and checksum in one word, so that both
+/// change together and a reader needs no lock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Word(u64);
+
+impl Word {
+    /// The block has no place in the file and reads as zeroes.
+    pub const UNMAPPED: Self = Self(0);
+
+    pub const fn new(address: Address, checksum: u32) -> Self {
+        Self((checksum as u64) << 32 | address.0 as u64)
+    }
+
+    /// The word as it is in a leaf.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub const fn address(self) -> Address {
+        Address(self.0 as u32)
+    }
+
+    pub const fn checksum(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    pub const fn is_mapped(self) -> bool {
+        self.address().0 != 0
+    }
+}

@@ -1,0 +1,180 @@
+//! One queue of a log image.
+//!
+//! Reads look blocks up and become as few file reads as the places allow; writes gather into
+//! records, at most two of which are on their way at once, so that the batch grows with the load.
+
+mod edges;
+mod flushes;
+mod reads;
+mod record;
+mod verify;
+mod writes;
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use flowstone_block::{Channel, Completion, Doorbells, Errno, Op, QueueDepth, Request};
+use flowstone_fileio::{FileChannel, FileCompletion};
+
+use self::flushes::Flushes;
+use self::reads::Reads;
+use self::writes::Writes;
+use super::core::Core;
+use super::waker::Waker;
+
+/// What a file request is for, in the upper half of its tag; the lower half is an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+enum Purpose {
+    Read,
+    Edge,
+    Record,
+    Sync,
+}
+
+const PURPOSE_SHIFT: u32 = 32;
+
+impl Purpose {
+    const fn tag(self, index: usize) -> usize {
+        (self as usize) << PURPOSE_SHIFT | index
+    }
+
+    fn of(tag: usize) -> (Self, usize) {
+        let purpose = match tag >> PURPOSE_SHIFT {
+            0 => Self::Read,
+            1 => Self::Edge,
+            2 => Self::Record,
+            _ => Self::Sync,
+        };
+        (purpose, tag & ((1 << PURPOSE_SHIFT) - 1))
+    }
+}
+
+/// What every part of a queue works with.
+struct Queue {
+    core: Arc<Core>,
+    waker: Arc<Waker>,
+    file: Box<dyn FileChannel>,
+    /// Requests that are done.
+    settled: Vec<Completion>,
+}
+
+/// One queue's way into a log image.
+pub struct LogChannel {
+    queue: Queue,
+    reads: Reads,
+    writes: Writes,
+    flushes: Flushes,
+    done: Vec<FileCompletion>,
+    readonly: bool,
+}
+
+impl LogChannel {
+    pub fn new(core: Arc<Core>, depth: QueueDepth, readonly: bool) -> io::Result<Self> {
+        let file = core.file.channel(depth)?;
+        let waker = core.new_waker()?;
+        let writes = Writes::new(core.shape);
+        Ok(Self {
+            queue: Queue { core, waker, file, settled: Vec::new() },
+            reads: Reads::default(),
+            writes,
+            flushes: Flushes::default(),
+            done: Vec::new(),
+            readonly,
+        })
+    }
+
+    fn finish(&mut self, completion: FileCompletion) {
+        let Self { queue, reads, writes, flushes, .. } = self;
+        let (purpose, index) = Purpose::of(completion.tag);
+        match purpose {
+            Purpose::Read => reads.finish(queue, index, completion.outcome),
+            Purpose::Edge => writes.finish_edge(queue, index, completion.outcome),
+            Purpose::Record => writes.finish_record(queue, index, completion.outcome),
+            Purpose::Sync => flushes.finish_sync(queue, completion.outcome),
+        }
+    }
+
+    /// Moves on everything that can move without waiting.
+    fn advance(&mut self) {
+        let Self { queue, writes, flushes, .. } = self;
+        writes.collect_committed(queue, flushes);
+        writes.stage(queue, flushes);
+        flushes.collect(queue);
+    }
+
+    /// Whether somebody else has done what we wait for.
+    fn has_news(&self) -> bool {
+        self.writes.has_news(&self.queue.core) || self.flushes.has_news(&self.queue.core)
+    }
+}
+
+impl Channel for LogChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        let queue = &mut self.queue;
+        if self.readonly && (request.op.modifies() || request.op == Op::Flush) {
+            let outcome = if request.op == Op::Flush { Ok(()) } else { Err(Errno::ROFS) };
+            queue.settled.push(Completion { request, outcome });
+            return;
+        }
+        match request.op {
+            Op::Read(extent) => self.reads.submit(queue, request, extent),
+            Op::Flush => self.flushes.submit(queue, Completion { request, outcome: Ok(()) }),
+            Op::Write(extent) => self.writes.submit(queue, request, extent),
+            Op::Discard(extent) | Op::WriteZeroes { extent, .. } => {
+                self.writes.submit_zeroes(queue, request, extent);
+            }
+        }
+    }
+
+    fn kick(&mut self) {
+        self.writes.stage(&mut self.queue, &mut self.flushes);
+        self.queue.file.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let mut finished = std::mem::take(&mut self.done);
+        self.queue.file.reap(&mut finished);
+        let found = !finished.is_empty();
+        finished.drain(..).for_each(|completion| self.finish(completion));
+        self.done = finished;
+        if found || self.has_news() {
+            self.advance();
+            self.queue.file.kick();
+        }
+        done.append(&mut self.queue.settled);
+    }
+
+    fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.writes.stage(&mut self.queue, &mut self.flushes);
+        if !self.queue.settled.is_empty() {
+            self.queue.file.kick();
+            return;
+        }
+        let waker = Arc::clone(&self.queue.waker);
+        waker.fall_asleep();
+        if self.has_news() {
+            self.queue.file.kick();
+        } else {
+            // Ours first: it must have the same place however many bells the caller has.
+            let fds: Vec<BorrowedFd<'_>> =
+                [waker.event()].into_iter().chain(bells.fds.iter().copied()).collect();
+            self.queue.file.sleep(&Doorbells { fds: &fds, deadline: bells.deadline });
+        }
+        waker.wake_up();
+    }
+}
+
+impl Drop for LogChannel {
+    /// Waits for our own I/O, so that records behind ours can commit.
+    fn drop(&mut self) {
+        while self.writes.in_flight() || self.flushes.leading() {
+            self.queue.file.sleep(&Doorbells { fds: &[], deadline: None });
+            let mut finished = Vec::new();
+            self.queue.file.reap(&mut finished);
+            finished.into_iter().for_each(|completion| self.finish(completion));
+        }
+        self.writes.abandon(&self.queue.core);
+    }
+}

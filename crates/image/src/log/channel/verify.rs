@@ -1,0 +1,27 @@
+//! Checksums of blocks in memory that a guest may be writing to.
+
+use flowstone_block::IoVec;
+
+use super::super::address::{BLOCK_BYTES, Word};
+
+/// Whether the memory, which holds one block for each word, holds what the words say. Bytes are
+/// copied out first: nothing may be concluded from looking at guest memory twice.
+pub fn blocks_match(pieces: &[IoVec], words: &[Word]) -> bool {
+    let mut block = [0; BLOCK_BYTES];
+    let mut rest = pieces.iter().copied();
+    let mut piece = None::<IoVec>;
+    words.iter().all(|word| {
+        let mut filled = 0;
+        while filled < BLOCK_BYTES {
+            let Some(current) = piece.take().or_else(|| rest.next()) else { return false };
+            let part = current.truncate(BLOCK_BYTES - filled);
+            let target = block[filled..filled + part.bytes()].as_mut_ptr();
+            // SAFETY: the piece is valid until its request completes, and `block` is our own.
+            unsafe { std::ptr::copy_nonoverlapping(part.address(), target, part.bytes()) };
+            filled += part.bytes();
+            let left = current.skip(part.bytes());
+            piece = (left.bytes() > 0).then_some(left);
+        }
+        crc32c::crc32c(&block) == word.checksum()
+    })
+}

@@ -1,0 +1,591 @@
+//! Writes, discards and zeroes of one queue: from requests to records, and back when they commit.
+//!
+//! A request waits until the rest of the blocks it changes in part has been read. Then its blocks
+//! are copied into a draft, together with those of other requests; the draft gets its place under
+//! the log's lock and is written with one write. A request is done when every record that carries
+//! a share of it has committed.
+
+use std::collections::VecDeque;
+
+use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request};
+use flowstone_fileio::{FileOp, FileRequest, MemoryList};
+use slab::Slab;
+
+use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS, Word};
+use super::super::core::Core;
+use super::super::record::{ENTRIES_MAX, Entry};
+use super::super::shape::Shape;
+use super::super::tail::{Draft, Placed, Refusal, Seal};
+use super::edges::{Edge, EdgeCache};
+use super::flushes::Flushes;
+use super::record::{Record, Share};
+use super::{Purpose, Queue};
+
+/// Records of one queue that are being written at once. With fewer the device waits for us; with
+/// more, records are small: requests that come while two are on their way gather for the third.
+const RECORDS_MAX: usize = 2;
+/// Blocks that one trim entry covers at most, and all entries of a record together: they are
+/// unmapped under the lock.
+const TRIM_BLOCKS_MAX: u64 = 1 << 15;
+const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
+const TRIES_MAX: u32 = 2;
+
+pub struct Writes {
+    shape: Shape,
+    requests: Slab<Writing>,
+    /// Ready to be put into a record, in order of arrival.
+    waiting: VecDeque<usize>,
+    /// A block of theirs is on its way in another record: they read it again when that has
+    /// committed.
+    conflicted: Vec<usize>,
+    /// Made, and without a place yet.
+    draft: Option<Box<Record>>,
+    records: Slab<Box<Record>>,
+    /// How many of `records` are being written.
+    being_written: usize,
+    spare: Vec<Box<Record>>,
+    recent: EdgeCache,
+    /// What the log looked like when the draft was refused a place.
+    refused_at: u64,
+    /// What had committed when conflicts were last looked at.
+    conflicts_at: u64,
+}
+
+/// A request in the works.
+struct Writing {
+    request: Box<Request>,
+    /// Zeroes instead of the request's memory.
+    zeroes: bool,
+    /// Guest bytes that change, and the blocks they lie in.
+    extent: Extent,
+    end: u64,
+    /// The first block that is in no record yet.
+    cursor: u64,
+    /// Where in the disk its first block is, if only a part of it changes, and its last.
+    edges: [Option<Box<Edge>>; 2],
+    edges_missing: u32,
+    /// Records on their way that carry a share of it.
+    shares_left: u32,
+    outcome: Outcome,
+}
+
+/// How placing a draft went.
+enum Step {
+    /// The draft is gone, one way or another.
+    Done,
+    /// It must wait.
+    Stuck,
+}
+
+impl Writes {
+    pub fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            requests: Slab::new(),
+            waiting: VecDeque::new(),
+            conflicted: Vec::new(),
+            draft: None,
+            records: Slab::new(),
+            being_written: 0,
+            spare: Vec::new(),
+            recent: EdgeCache::default(),
+            refused_at: 0,
+            conflicts_at: 0,
+        }
+    }
+
+    pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
+        let core = &queue.core;
+        if !extent.fits(core.capacity()) {
+            queue.settled.push(Completion { request, outcome: Err(Errno::INVAL) });
+            return;
+        }
+        let writing = Writing::new(request, extent, false, core);
+        self.begin(queue, writing);
+    }
+
+    /// Discards and zeroes: whole blocks lose their place, parts of blocks become zeroes.
+    pub fn submit_zeroes(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
+        let core = &queue.core;
+        if !extent.fits(core.capacity()) {
+            queue.settled.push(Completion { request, outcome: Err(Errno::INVAL) });
+            return;
+        }
+        let mut writing = Writing::new(request, extent, true, core);
+        for edge in &mut writing.edges {
+            // What is not mapped reads as zeroes already.
+            if edge.as_ref().is_some_and(|edge| !core.map.get(edge.lba).is_mapped()) {
+                *edge = None;
+            }
+        }
+        self.begin(queue, writing);
+    }
+
+    fn begin(&mut self, queue: &mut Queue, writing: Writing) {
+        let index = self.requests.insert(writing);
+        self.fetch_edges(queue, index);
+    }
+
+    /// Gets the rest of the blocks that the request changes in part.
+    fn fetch_edges(&mut self, queue: &mut Queue, index: usize) {
+        let writing = &mut self.requests[index];
+        writing.edges_missing = 0;
+        for (number, slot) in writing.edges.iter_mut().enumerate() {
+            let Some(edge) = slot.as_mut().filter(|edge| edge.base.is_none()) else { continue };
+            let word = queue.core.map.get(edge.lba);
+            if !word.is_mapped() {
+                edge.content.fill(0);
+                edge.base = Some(word);
+            } else if let Some(content) = self.recent.get(edge.lba, word) {
+                edge.content.copy_from_slice(content);
+                edge.base = Some(word);
+            } else {
+                writing.edges_missing += 1;
+                read_edge(queue, edge, word, index * 2 + number);
+            }
+        }
+        if writing.edges_missing == 0 {
+            self.waiting.push_back(index);
+        }
+    }
+
+    pub fn finish_edge(&mut self, queue: &mut Queue, tag: usize, outcome: Outcome) {
+        let (index, number) = (tag / 2, tag % 2);
+        let writing = &mut self.requests[index];
+        let Some(edge) = &mut writing.edges[number] else { return };
+        let fits = crc32c::crc32c(&edge.content) == edge.reading.checksum();
+        let word = queue.core.map.get(edge.lba);
+        if outcome.is_ok() && fits {
+            edge.base = Some(edge.reading);
+        } else if !word.is_mapped() {
+            edge.content.fill(0);
+            edge.base = Some(word);
+        } else if word == edge.reading && edge.tries >= TRIES_MAX {
+            queue.core.report_damage(
+                edge.lba,
+                word,
+                "a part is written and the rest is unreadable",
+            );
+            // The other edge may be on its way: the request ends when nothing is.
+            writing.outcome = Err(outcome.err().unwrap_or(Errno::IO));
+            edge.base = Some(word);
+            writing.cursor = writing.end;
+        } else {
+            if word != edge.reading {
+                edge.tries = 0;
+            }
+            return read_edge(queue, edge, word, tag);
+        }
+        writing.edges_missing -= 1;
+        if writing.edges_missing == 0 {
+            self.waiting.push_back(index);
+        }
+    }
+
+    /// Makes records of what waits, and starts them.
+    pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+        loop {
+            if self.draft.is_none() {
+                if self.waiting.is_empty() || self.being_written >= RECORDS_MAX {
+                    return;
+                }
+                self.assemble(queue, flushes);
+            }
+            match self.place_draft(queue, flushes) {
+                Step::Done => {}
+                Step::Stuck => return,
+            }
+        }
+    }
+
+    /// Fills a draft with what waits, as far as it goes.
+    fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+        let mut record = self.spare.pop().unwrap_or_else(|| Record::new(self.shape));
+        record.clear();
+        while let Some(&index) = self.waiting.front() {
+            let writing = &mut self.requests[index];
+            let stream = stream_of(writing.request.class, self.shape);
+            if record.shares.is_empty() {
+                record.stream = stream;
+            } else if record.stream != stream {
+                break;
+            }
+            let first = writing.cursor;
+            let whole = writing.fill(&mut record, queue, self.shape.record_payload_max());
+            if writing.cursor > first && !record.entries.is_empty() {
+                writing.shares_left += 1;
+                record.shares.push(Share { write: index, first });
+            }
+            if !whole {
+                break;
+            }
+            self.waiting.pop_front();
+            self.finish_if_done(queue, flushes, index);
+        }
+        record.sum();
+        if record.entries.is_empty() {
+            self.spare.push(record);
+        } else {
+            self.draft = Some(record);
+        }
+    }
+
+    fn place_draft(&mut self, queue: &mut Queue, flushes: &mut Flushes) -> Step {
+        let Some(mut record) = self.draft.take() else { return Step::Done };
+        let draft = Draft {
+            stream: record.stream,
+            entries: &record.entries,
+            payload_blocks: record.payload,
+            bases: &record.bases,
+            only_trims: record.only_trims,
+        };
+        self.refused_at = queue.core.room_made();
+        match queue.core.place(&draft, &queue.waker) {
+            Ok(Placed { header, address, seal }) => {
+                if let Some(seal) = seal {
+                    self.write_seal(queue, &seal);
+                }
+                record.sequence = header.sequence;
+                record.address = address;
+                queue.core.codec.encode(
+                    &header,
+                    &record.entries,
+                    &mut record.buffer[..BLOCK_BYTES],
+                );
+                self.write(queue, record);
+                Step::Done
+            }
+            Err(Refusal::Wait) => {
+                self.draft = Some(record);
+                Step::Stuck
+            }
+            Err(Refusal::Stale { lba, on_its_way }) => {
+                let stale = self.take_apart(record, Some(lba));
+                if let Some(committed) = on_its_way {
+                    self.conflicts_at = committed;
+                    self.conflicted.extend(stale);
+                } else {
+                    stale.into_iter().for_each(|index| self.fetch_edges(queue, index));
+                }
+                Step::Done
+            }
+            Err(Refusal::Full(errno)) => {
+                self.refuse(queue, flushes, record, errno);
+                Step::Done
+            }
+        }
+    }
+
+    fn write_seal(&mut self, queue: &mut Queue, seal: &Seal) {
+        let mut record = self.spare.pop().unwrap_or_else(|| Record::new(self.shape));
+        record.clear();
+        record.entries.push(Entry::Next { serial: seal.next_serial });
+        record.sequence = seal.header.sequence;
+        record.address = seal.address;
+        queue.core.codec.encode(&seal.header, &record.entries, &mut record.buffer[..BLOCK_BYTES]);
+        self.write(queue, record);
+    }
+
+    fn write(&mut self, queue: &mut Queue, mut record: Box<Record>) {
+        let bytes = record.bytes();
+        // SAFETY: the buffer lives in the record, in the slab, until the write completes.
+        record.memory = [unsafe { IoVec::of(&mut record.buffer[..bytes]) }];
+        // SAFETY: the record is boxed: the list does not move.
+        let memory = unsafe { MemoryList::new(&record.memory) };
+        let offset = record.address.offset();
+        let tag = Purpose::Record.tag(self.records.insert(record));
+        self.being_written += 1;
+        let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
+        queue.file.submit(FileRequest { op, memory, tag });
+    }
+
+    /// Undoes a draft: its requests wait again, in their order, but for those whose block `stale` is
+    /// not what it was read as. These are returned.
+    fn take_apart(&mut self, mut record: Box<Record>, stale: Option<u64>) -> Vec<usize> {
+        let mut again = Vec::new();
+        while let Some(Share { write, first }) = record.shares.pop() {
+            let writing = &mut self.requests[write];
+            writing.cursor = first;
+            writing.shares_left -= 1;
+            if self.waiting.front() == Some(&write) {
+                self.waiting.pop_front();
+            }
+            let edges = writing.edges.iter_mut().flatten();
+            match edges.into_iter().find(|edge| Some(edge.lba) == stale) {
+                Some(edge) => {
+                    edge.base = None;
+                    edge.tries = 0;
+                    again.push(write);
+                }
+                None => self.waiting.push_front(write),
+            }
+        }
+        self.spare.push(record);
+        again
+    }
+
+    /// There is no room: what needs some fails; what gives some up goes on.
+    fn refuse(
+        &mut self,
+        queue: &mut Queue,
+        flushes: &mut Flushes,
+        record: Box<Record>,
+        errno: Errno,
+    ) {
+        let shares: Vec<usize> = record.shares.iter().map(|share| share.write).collect();
+        let only_trims = record.only_trims;
+        self.take_apart(record, None);
+        for index in shares {
+            let writing = &mut self.requests[index];
+            if only_trims || !writing.zeroes {
+                writing.outcome = Err(errno);
+                writing.cursor = writing.end;
+                self.finish_if_done(queue, flushes, index);
+            }
+        }
+    }
+
+    pub fn finish_record(&mut self, queue: &mut Queue, index: usize, outcome: Outcome) {
+        let record = &mut self.records[index];
+        record.written = true;
+        record.failure = outcome.err();
+        self.being_written -= 1;
+        queue.core.written(record.sequence, outcome.is_ok(), &queue.waker);
+    }
+
+    /// Completes what has committed, or never will.
+    pub fn collect_committed(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+        let ended: Vec<usize> = self
+            .records
+            .iter()
+            .filter(|(_, record)| record.has_ended(&queue.core))
+            .map(|(index, _)| index)
+            .collect();
+        for index in ended {
+            let record = self.records.remove(index);
+            let committed =
+                queue.core.has_committed(record.sequence) || queue.core.settle(record.sequence);
+            let outcome = if committed { Ok(()) } else { Err(record.failure.unwrap_or(Errno::IO)) };
+            if committed {
+                self.remember_edges(&record);
+            }
+            for share in &record.shares {
+                let writing = &mut self.requests[share.write];
+                writing.shares_left -= 1;
+                if let Err(errno) = outcome {
+                    writing.outcome = Err(errno);
+                    writing.cursor = writing.end;
+                }
+                self.finish_if_done(queue, flushes, share.write);
+            }
+            self.spare.push(record);
+        }
+        if !self.conflicted.is_empty() && queue.core.commits() != self.conflicts_at {
+            self.conflicts_at = queue.core.commits();
+            for index in std::mem::take(&mut self.conflicted) {
+                self.fetch_edges(queue, index);
+            }
+        }
+    }
+
+    /// Keeps what was written in part: the guest will come back to it.
+    fn remember_edges(&mut self, record: &Record) {
+        if record.bases.is_empty() {
+            return;
+        }
+        let mut payload = 0;
+        for entry in &record.entries {
+            if let Entry::Data { lba, checksum } = *entry {
+                if record.bases.iter().any(|(edge, _)| *edge == lba) {
+                    let word = Word::new(record.address.forward(1 + payload), checksum);
+                    let start = (1 + payload as usize) * BLOCK_BYTES;
+                    self.recent.put(lba, word, &record.buffer[start..start + BLOCK_BYTES]);
+                }
+                payload += 1;
+            }
+        }
+    }
+
+    fn finish_if_done(&mut self, queue: &mut Queue, flushes: &mut Flushes, index: usize) {
+        let writing = &self.requests[index];
+        if writing.cursor < writing.end || writing.shares_left > 0 || writing.edges_missing > 0 {
+            return;
+        }
+        if writing.outcome.is_err() {
+            self.waiting.retain(|waiting| *waiting != index);
+            self.conflicted.retain(|conflicted| *conflicted != index);
+        }
+        let Writing { request, outcome, .. } = self.requests.remove(index);
+        let durable = request.durable;
+        let completion = Completion { request, outcome };
+        if durable && outcome.is_ok() {
+            flushes.submit(queue, completion);
+        } else {
+            queue.settled.push(completion);
+        }
+    }
+
+    /// Whether others have done something that we wait for.
+    pub fn has_news(&self, core: &Core) -> bool {
+        self.records.iter().any(|(_, record)| record.has_ended(core))
+            || self.draft.is_some() && core.room_made() != self.refused_at
+            || !self.conflicted.is_empty() && core.commits() != self.conflicts_at
+    }
+
+    /// Whether the file works on a record of ours.
+    pub fn in_flight(&self) -> bool {
+        self.being_written > 0
+    }
+
+    /// The queue is going away: nobody waits for its records any more.
+    pub fn abandon(&mut self, core: &Core) {
+        for record in self.records.drain() {
+            if !core.has_committed(record.sequence) {
+                core.settle(record.sequence);
+            }
+        }
+    }
+}
+
+impl Writing {
+    fn new(request: Box<Request>, extent: Extent, zeroes: bool, core: &Core) -> Self {
+        let (start, end) = (extent.start().get(), extent.end().get());
+        let cursor = start / BLOCK_SECTORS;
+        let end_block = end.div_ceil(BLOCK_SECTORS);
+        // Where the disk ends inside a block, nothing follows that would have to be kept.
+        let open_end = !end.is_multiple_of(BLOCK_SECTORS) && end != core.capacity().get();
+        let open_start = !start.is_multiple_of(BLOCK_SECTORS);
+        let single = end_block == cursor + 1;
+        let first = (open_start || single && open_end).then(|| Edge::new(cursor));
+        let last = (open_end && !single).then(|| Edge::new(end_block - 1));
+        Self {
+            request,
+            zeroes,
+            extent,
+            end: end_block,
+            cursor,
+            edges: [first, last],
+            edges_missing: 0,
+            shares_left: 0,
+            outcome: Ok(()),
+        }
+    }
+
+    /// The part of a block that changes, in bytes.
+    fn part_of(&self, lba: u64) -> std::ops::Range<usize> {
+        let block = lba * BLOCK_SECTORS;
+        let from = self.extent.start().get().max(block) - block;
+        let to = self.extent.end().get().min(block + BLOCK_SECTORS) - block;
+        from as usize * 512..to as usize * 512
+    }
+
+    /// Where a block's changed part begins in the request's memory.
+    fn memory_at(&self, lba: u64) -> usize {
+        let start = self.extent.start().get();
+        ((lba * BLOCK_SECTORS).saturating_sub(start) * 512) as usize
+    }
+
+    /// Puts blocks into the record from the cursor on; returns whether all of them are in.
+    fn fill(&mut self, record: &mut Record, queue: &Queue, payload_max: u32) -> bool {
+        while self.cursor < self.end {
+            if record.payload == payload_max || record.entries.len() == ENTRIES_MAX {
+                return false;
+            }
+            let lba = self.cursor;
+            let edge = self.edges.iter().flatten().position(|edge| edge.lba == lba);
+            if edge.is_some() {
+                self.put_part(record, lba);
+                self.cursor += 1;
+            } else if self.zeroes {
+                if !self.put_trim(record, queue) {
+                    return false;
+                }
+            } else {
+                self.put_run(record, payload_max);
+            }
+        }
+        true
+    }
+
+    /// A block that changes in part: as it was, with the new part on top.
+    fn put_part(&self, record: &mut Record, lba: u64) {
+        let Some(edge) = self.edges.iter().flatten().find(|edge| edge.lba == lba) else { return };
+        let mentioned = record.mentions(lba);
+        let block = if let Some(Some(block)) = mentioned {
+            block
+        } else {
+            let block = record.payload;
+            record.payload += 1;
+            record.entries.push(Entry::Data { lba, checksum: 0 });
+            record.only_trims &= self.zeroes;
+            match mentioned {
+                Some(_) => record.block(block).fill(0),
+                None => {
+                    record.block(block).copy_from_slice(&edge.content);
+                    record.bases.push((lba, edge.base.unwrap_or_default()));
+                }
+            }
+            block
+        };
+        let part = self.part_of(lba);
+        let target = &mut record.block(block)[part];
+        if self.zeroes {
+            target.fill(0);
+        } else {
+            self.request.copy_out(self.memory_at(lba), target);
+        }
+    }
+
+    /// As many whole blocks as there are and fit.
+    fn put_run(&mut self, record: &mut Record, payload_max: u32) {
+        let last_edge = self.edges[1].as_ref().map_or(self.end, |edge| edge.lba);
+        let room = (payload_max - record.payload).min((ENTRIES_MAX - record.entries.len()) as u32);
+        let count = (last_edge - self.cursor).min(u64::from(room)) as u32;
+        let (first, after) = (self.cursor, self.cursor + u64::from(count));
+        let at = self.memory_at(first);
+        let bytes = self.memory_bytes().min(at + count as usize * BLOCK_BYTES) - at;
+        let target = record.blocks(record.payload, count);
+        self.request.copy_out(at, &mut target[..bytes]);
+        // Only the last block of a disk can be shorter than a block.
+        target[bytes..].fill(0);
+        record.entries.extend((first..after).map(|lba| Entry::Data { lba, checksum: 0 }));
+        record.payload += count;
+        record.only_trims = false;
+        self.cursor = after;
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.extent.bytes() as usize
+    }
+
+    /// The next mapped stretch of the range, if there is one; returns whether the record had room.
+    fn put_trim(&mut self, record: &mut Record, queue: &Queue) -> bool {
+        let end = self.edges[1].as_ref().map_or(self.end, |edge| edge.lba);
+        let Some(lba) = queue.core.map.next_mapped(self.cursor..end) else {
+            self.cursor = end;
+            return true;
+        };
+        if record.trimmed >= RECORD_TRIM_BLOCKS_MAX {
+            return false;
+        }
+        let count = (end - lba).min(TRIM_BLOCKS_MAX);
+        record.entries.push(Entry::Trim { lba, count: count as u32 });
+        record.trimmed += count;
+        self.cursor = lba + count;
+        true
+    }
+}
+
+fn read_edge(queue: &mut Queue, edge: &mut Edge, word: Word, tag: usize) {
+    edge.reading = word;
+    edge.tries += 1;
+    // SAFETY: the edge is boxed and stays with its request until the read completes.
+    let memory = unsafe { MemoryList::new(&edge.memory) };
+    let op = FileOp::Read { offset: word.address().offset(), bytes: BLOCK_BYTES as u64 };
+    queue.file.submit(FileRequest { op, memory, tag: Purpose::Edge.tag(tag) });
+}
+
+fn stream_of(class: Class, shape: Shape) -> usize {
+    let metadata = matches!(class, Class::Metadata | Class::Journal);
+    usize::from(metadata && shape.streams > 1)
+}

@@ -1,0 +1,181 @@
+//! What the queues of a log image and its keeper share.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use flowstone_block::SectorCount;
+use flowstone_fileio::FileIo;
+use tracing::error;
+
+use super::address::{BLOCK_BYTES, Word};
+use super::inbox::Inbox;
+use super::map::BlockMap;
+use super::record::Codec;
+use super::shape::{Shape, blocks_of_sectors};
+use super::sync::GroupSync;
+use super::tail::{Draft, Health, News, Placed, Refusal, Tail};
+use super::waker::Waker;
+
+/// The shared part of an open log image.
+pub struct Core {
+    /// The image's path, for messages.
+    pub name: String,
+    pub file: Box<dyn FileIo>,
+    pub codec: Codec,
+    pub shape: Shape,
+    pub map: BlockMap,
+    pub sync: GroupSync,
+    pub inbox: Inbox,
+    /// In sectors; a live resize changes it.
+    capacity: AtomicU64,
+    tail: Mutex<Tail>,
+    /// Copies of what `tail` knows, to look at without the lock.
+    committed: AtomicU64,
+    broken: AtomicBool,
+    /// Counts the times that the keeper has made room, or started new heads.
+    room_made: AtomicU64,
+    wakers: Mutex<Vec<Weak<Waker>>>,
+}
+
+impl Core {
+    pub fn new(
+        name: String,
+        file: Box<dyn FileIo>,
+        codec: Codec,
+        capacity: SectorCount,
+        map: BlockMap,
+        tail: Tail,
+    ) -> Self {
+        Self {
+            name,
+            file,
+            codec,
+            shape: tail.shape,
+            map,
+            sync: GroupSync::default(),
+            inbox: Inbox::default(),
+            capacity: AtomicU64::new(capacity.get()),
+            committed: AtomicU64::new(tail.committed()),
+            broken: AtomicBool::new(tail.health != Health::Running),
+            room_made: AtomicU64::new(0),
+            tail: Mutex::new(tail),
+            wakers: Mutex::default(),
+        }
+    }
+
+    pub fn capacity(&self) -> SectorCount {
+        SectorCount::new(self.capacity.load(Ordering::Relaxed))
+    }
+
+    pub fn set_capacity(&self, capacity: SectorCount) {
+        self.capacity.store(capacity.get(), Ordering::Relaxed);
+    }
+
+    /// Blocks of the disk.
+    pub fn blocks(&self) -> u64 {
+        blocks_of_sectors(self.capacity().get())
+    }
+
+    /// The lock. Held for moments only, never across I/O.
+    pub fn tail(&self) -> MutexGuard<'_, Tail> {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the record with this sequence number has committed.
+    pub fn has_committed(&self, sequence: u64) -> bool {
+        sequence < self.committed.load(Ordering::Acquire)
+    }
+
+    /// How much has committed: another number means that something has.
+    pub fn commits(&self) -> u64 {
+        self.committed.load(Ordering::Acquire)
+    }
+
+    /// Another number means that those who were refused a place may try again.
+    pub fn room_made(&self) -> u64 {
+        self.room_made.load(Ordering::Acquire)
+    }
+
+    /// Tells everybody who waits for a place to try again.
+    pub fn tell_room(&self) {
+        self.room_made.fetch_add(1, Ordering::Release);
+        self.wake_all();
+    }
+
+    /// Whether no record can commit any more before the keeper has started new heads.
+    pub fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Acquire)
+    }
+
+    /// A bell for a new queue.
+    pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
+        let waker = Arc::new(Waker::new()?);
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.retain(|waker| waker.strong_count() > 0);
+        wakers.push(Arc::downgrade(&waker));
+        Ok(waker)
+    }
+
+    /// Wakes every queue: something has changed that any of them may wait for.
+    pub fn wake_all(&self) {
+        let wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
+    }
+
+    /// Gives a record its place in the order and in the file.
+    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<Waker>) -> Result<Placed, Refusal> {
+        let mut news = News::default();
+        let placed = self.tail().place(draft, &self.map, owner, &mut news);
+        self.tell(news, owner);
+        placed
+    }
+
+    /// A record of `owner` is in the file, or could not be written.
+    pub fn written(&self, sequence: u64, succeeded: bool, owner: &Arc<Waker>) {
+        let mut news = News::default();
+        {
+            let mut tail = self.tail();
+            tail.written(sequence, succeeded, &self.map, &mut news);
+            self.show(&tail);
+        }
+        if !succeeded {
+            error!("{}: a write to the image failed; starting a new place in the log", self.name);
+        }
+        self.tell(news, owner);
+    }
+
+    /// Gives up a record that cannot commit any more. Returns whether it has committed after all.
+    pub fn settle(&self, sequence: u64) -> bool {
+        let mut tail = self.tail();
+        if sequence < tail.committed() {
+            return true;
+        }
+        tail.settle(sequence);
+        drop(tail);
+        self.inbox.look();
+        false
+    }
+
+    /// Shows what the lock protects to those who look without it.
+    pub fn show(&self, tail: &Tail) {
+        self.committed.store(tail.committed(), Ordering::Release);
+        self.broken.store(tail.health != Health::Running, Ordering::Release);
+    }
+
+    fn tell(&self, news: News, teller: &Arc<Waker>) {
+        if news.call_keeper {
+            self.inbox.look();
+        }
+        news.wake.iter().filter(|waker| !Arc::ptr_eq(waker, teller)).for_each(|waker| waker.wake());
+    }
+
+    /// An I/O error that a person should know about: it names image, guest block and place.
+    pub fn report_damage(&self, lba: u64, word: Word, what: &str) {
+        error!(
+            "{}: block {lba} (guest byte {}) at file offset {}: {what}; run `flowstone check --data`",
+            self.name,
+            lba * BLOCK_BYTES as u64,
+            word.address().offset().get(),
+        );
+    }
+}

@@ -1,0 +1,319 @@
+//! A log image as a whole: making one, opening one, and what can be done with it besides serving.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use flowstone_block::{
+    AlignedBuf, Channel, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result, SECTOR_BYTES,
+    Sector, SectorCount,
+};
+use flowstone_fileio::{Access, BlockingFile, FileIo};
+use tracing::{error, info};
+
+use super::address::{BLOCK_BYTES, BLOCK_SECTORS};
+use super::channel::LogChannel;
+use super::core::Core;
+use super::inbox::Command;
+use super::keeper::{Keeper, Knowledge};
+use super::load::{LoadError, Loaded, load, read_superblock, shape_of};
+use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
+use super::superblock::{HeadPlace, Superblock, Totals};
+use super::tail::{Head, Health, Tail};
+use crate::create::valid_capacity;
+use crate::{DiscardMode, Format, Image, Space};
+
+/// What can be chosen when a log image is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Bytes of a segment: a power of two, 256 KiB to 1 GiB. By default 1/512 of the disk, at
+    /// least 1 MiB and at most 32 MiB.
+    pub segment_bytes: Option<u64>,
+    /// Room beyond the size of the disk, in percent of the whole; default 20.
+    pub reserve_percent: Option<u32>,
+    /// Whether metadata has a stream of its own; default no.
+    pub split_streams: bool,
+}
+
+/// Largest disk: as many blocks as addresses can name, with room for the reserve.
+const SIZE_ADVICE: &str = "choose a smaller --size or --reserve";
+
+/// Writes an empty log image into `file`, which reads as zeroes.
+pub fn create(
+    name: &str,
+    file: &dyn FileIo,
+    capacity: SectorCount,
+    options: LogOptions,
+) -> Result<()> {
+    let invalid = |why: &str, advice: &'static str| Error::invalid(name, why.to_owned(), advice);
+    let bytes = capacity.bytes();
+    let segment_bytes =
+        options.segment_bytes.unwrap_or_else(|| Shape::default_segment_bytes(bytes));
+    let fits = SEGMENT_BYTES.contains(&segment_bytes) || segment_bytes == SEGMENT_BYTES.end;
+    if !segment_bytes.is_power_of_two() || !fits {
+        let why = "a segment is a power of two from 256K to 1G";
+        return Err(invalid(why, "give a --segment such as 32M"));
+    }
+    let reserve_percent = options.reserve_percent.unwrap_or(RESERVE_DEFAULT_PERCENT);
+    if !RESERVE_PERCENT.contains(&reserve_percent) {
+        return Err(invalid("a reserve is 3 to 74 percent", "give a --reserve such as 20"));
+    }
+    let shape = Shape {
+        segment_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
+        reserve_percent,
+        streams: if options.split_streams { 2 } else { 1 },
+    };
+    let Some(segments) = shape.segments_for(blocks_of(bytes)) else {
+        return Err(invalid("a log image cannot be larger than 16 TiB in all", SIZE_ADVICE));
+    };
+    if !shape.root_fits(blocks_of(bytes)) {
+        return Err(invalid(
+            "the segment is too small for a disk of this size",
+            "use a larger --segment",
+        ));
+    }
+    let mut identity = [0; 16];
+    let host = |error: io::Error| Error::host(name, error, "check the host's file system");
+    fill_random(&mut identity).map_err(host)?;
+    let mut superblock = Superblock {
+        compatible: 0,
+        readonly_compatible: 0,
+        identity,
+        generation: 1,
+        session: 0,
+        capacity_sectors: capacity.get(),
+        segment_blocks: shape.segment_blocks,
+        segments,
+        reserve_percent,
+        streams: shape.streams,
+        clean: true,
+        written_at: 0,
+        next_sequence: 1,
+        clock: 0,
+        totals: Totals::default(),
+        heads: Default::default(),
+        root: Default::default(),
+    };
+    for stream in 0..shape.streams {
+        superblock.heads[stream as usize] =
+            HeadPlace { serial: u64::from(stream + 1), segment: stream + 1, block: 0 };
+    }
+    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+    block.copy_from_slice(&superblock.encode());
+    let write = |file: &dyn FileIo| -> io::Result<()> {
+        let mut writer = BlockingFile::new(file)?;
+        writer.write(superblock.slot().offset(), &mut block)?;
+        writer.sync()?;
+        Ok(())
+    };
+    let mut write = write;
+    write(file).map_err(host)
+}
+
+fn fill_random(target: &mut [u8]) -> io::Result<()> {
+    use std::io::Read;
+    std::fs::File::open("/dev/urandom")?.read_exact(target)
+}
+
+/// An open log image.
+pub struct LogImage {
+    core: Arc<Core>,
+    discard: DiscardMode,
+    readonly: bool,
+    keeper: Option<JoinHandle<()>>,
+}
+
+impl LogImage {
+    /// Takes over an open host file. For writing, recovers first what needs it, and starts the
+    /// keeper.
+    pub fn open(
+        path: &Path,
+        file: Box<dyn FileIo>,
+        discard: DiscardMode,
+        access: Access,
+    ) -> Result<Self> {
+        let name = path.display().to_string();
+        let readonly = access != Access::Write;
+        let (core, knowledge) = prepare(name.clone(), file, readonly)?;
+        let mut image = Self { core, discard, readonly, keeper: None };
+        if let Some(knowledge) = knowledge {
+            let core = Arc::clone(&image.core);
+            let keeper = Builder::new()
+                .name("keeper".into())
+                .stack_size(256 << 10)
+                .spawn(move || match Keeper::new(core, knowledge) {
+                    Ok(keeper) => keeper.run(),
+                    Err(error) => error!("the keeper of an image cannot work: {error}"),
+                })
+                .map_err(|error| Error::host(name, error, "free resources"))?;
+            image.keeper = Some(keeper);
+        }
+        Ok(image)
+    }
+
+    fn ask(&self, command: Command) -> Outcome {
+        let answer = self.core.inbox.ask(command);
+        answer.recv().unwrap_or(Err(flowstone_block::Errno::IO))
+    }
+}
+
+/// Loads an image and, for writing, makes it ready: a new session, and after a crash a checkpoint
+/// with fresh heads.
+pub fn prepare(
+    name: String,
+    file: Box<dyn FileIo>,
+    readonly: bool,
+) -> Result<(Arc<Core>, Option<Knowledge>)> {
+    let loaded = load(&*file).map_err(|error| explain(&name, error))?;
+    if let Some(damage) = &loaded.replay.damage {
+        return Err(refused(&name, damage));
+    }
+    let features = loaded.superblock.readonly_features();
+    if features != 0 && !readonly {
+        let why = format!("it uses features {features:#x} that this version can only read");
+        return Err(Error::invalid(name, why, "open it read-only, or use a newer version"));
+    }
+    let Loaded { superblock, shape, codec, map, segments, leaves, replay } = loaded;
+    let crashed = !superblock.clean;
+    let mut tail = Tail::new(shape, segments, replay.next_sequence);
+    tail.clock = superblock.clock + replay.guest_blocks;
+    tail.totals = superblock.totals;
+    tail.totals.appended_blocks += replay.blocks;
+    tail.generation = superblock.generation;
+    for (head, place) in tail.heads.iter_mut().zip(replay.heads) {
+        *head = Head { place, has_space: false };
+    }
+    if crashed && !readonly {
+        tail.health = Health::Restarting;
+    }
+    if replay.records > 0 {
+        info!("{name}: {} records replayed after the last checkpoint", replay.records);
+    }
+    let capacity = SectorCount::new(superblock.capacity_sectors);
+    let core = Arc::new(Core::new(name.clone(), file, codec, capacity, map, tail));
+    if readonly {
+        return Ok((core, None));
+    }
+    let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
+    let mut keeper =
+        Keeper::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
+    keeper.begin_session().map_err(|errno| host(errno.into()))?;
+    if crashed {
+        keeper.restart().map_err(|errno| host(errno.into()))?;
+    }
+    Ok((core, Some(keeper.into_knowledge())))
+}
+
+fn refused(name: &str, damage: &str) -> Error {
+    let why = format!("the image is damaged: {damage}");
+    Error::invalid(name, why, "restore it from a backup, or see `flowstone check --repair`")
+}
+
+fn explain(name: &str, error: LoadError) -> Error {
+    match error {
+        LoadError::Unusable(why) => {
+            Error::invalid(name, why, "give the right file or --format, or use a newer version")
+        }
+        LoadError::Damaged(why) => refused(name, &why),
+        LoadError::Host(errno) => Error::host(name, errno, "check the host's file system"),
+    }
+}
+
+impl Drop for LogImage {
+    fn drop(&mut self) {
+        self.core.inbox.stop();
+        if let Some(keeper) = self.keeper.take() {
+            if keeper.join().is_err() {
+                error!("{}: the keeper has panicked; the next start recovers", self.core.name);
+            }
+        }
+    }
+}
+
+impl Layer for LogImage {
+    fn geometry(&self) -> Geometry {
+        Geometry {
+            discards: self.discard == DiscardMode::Deallocate && !self.readonly,
+            readonly: self.readonly,
+            ..Geometry::with_capacity(self.core.capacity())
+        }
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(LogChannel::new(Arc::clone(&self.core), depth, self.readonly)?))
+    }
+}
+
+impl Image for LogImage {
+    fn format(&self) -> Format {
+        Format::Log
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        Ok(Space {
+            virtual_bytes: self.core.capacity().bytes(),
+            allocated_bytes: self.core.file.allocated_bytes()?,
+        })
+    }
+
+    fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
+        let blocks = self.core.blocks();
+        let first = from.get() / BLOCK_SECTORS;
+        let Some(start) = self.core.map.next_mapped(first..blocks) else { return Ok(None) };
+        let end = self.core.map.next_unmapped(start..blocks).unwrap_or(blocks);
+        let first = (start * BLOCK_SECTORS).max(from.get());
+        let last = (end * BLOCK_SECTORS).min(self.core.capacity().get());
+        Ok(Extent::new(Sector::new(first), SectorCount::new(last - first)))
+    }
+
+    fn resize(&self, capacity: SectorCount) -> Result<()> {
+        let name = format!("resize {}", self.core.name);
+        valid_capacity(capacity.bytes())
+            .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
+        let blocks = blocks_of(capacity.bytes());
+        let segments =
+            self.core.shape.segments_for(blocks).filter(|_| self.core.shape.root_fits(blocks));
+        let Some(segments) = segments else {
+            let why = "a log image with segments of this size cannot be so large";
+            return Err(Error::invalid(
+                name,
+                why,
+                "convert it to an image with a larger --segment",
+            ));
+        };
+        if self.core.map.next_mapped(blocks..self.core.blocks().max(blocks)).is_some() {
+            return Err(Error::invalid(
+                name,
+                "there is data beyond the new end",
+                "shrink the file system inside first and discard what it leaves (fstrim)",
+            ));
+        }
+        let used = self.core.tail().segments.highest_used() + 1;
+        let segments = segments.max(used);
+        // Larger at once: the front end tells its guest only when we have returned.
+        let before = self.core.capacity();
+        self.core.set_capacity(capacity);
+        self.ask(Command::Resize { capacity: capacity.get(), segments }).map_err(|errno| {
+            self.core.set_capacity(before);
+            Error::host(name, errno, "check the host's file system")
+        })
+    }
+
+    fn serving(&self) -> String {
+        let shape = self.core.shape;
+        let streams = if shape.streams > 1 { "metadata and data streams" } else { "one stream" };
+        format!(
+            "log, segments of {} KiB, {streams}, {}",
+            shape.segment_bytes() / 1024,
+            self.core.file.describe()
+        )
+    }
+}
+
+/// The superblock of an image that somebody else may be writing, for `info`.
+pub fn inspect(name: &str, file: &dyn FileIo) -> Result<Superblock> {
+    let superblock = read_superblock(file).map_err(|error| explain(name, error))?;
+    let _ = (shape_of(&superblock), SECTOR_BYTES);
+    Ok(superblock)
+}

@@ -1,0 +1,222 @@
+//! Checkpoints. The order of steps is docs/format.md section 7, and so is why it loses nothing.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+
+use super::Keeper;
+use super::output::Gather;
+use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::policy::CLASS_MAP;
+use crate::log::record::{Entry, Kind, LEAF_ON_DISK_BLOCKS};
+use crate::log::root::{LeafPlace, Root, SegmentNote};
+use crate::log::segments::State;
+use crate::log::shape::root_blocks;
+use crate::log::superblock::{HEADS, HeadPlace, RootPlace, Superblock};
+
+/// When a checkpoint is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CheckpointKind {
+    /// While guests go on.
+    Running,
+    /// At the end: nothing is appended after it.
+    Last,
+}
+
+/// Ready segments that are kept after a checkpoint, beyond those in reserve.
+const READY_KEPT: u32 = 4;
+
+impl Keeper {
+    /// Makes everything that has committed part of the map on disk, and frees what is dead.
+    pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
+        let (next, dead, appended) = self.freeze();
+        let changed = self.core.map.take_changed(self.core.blocks());
+        let made = self.make_durable(next, &changed, &dead, kind);
+        match made {
+            Ok(()) => self.release(dead),
+            Err(_) => {
+                changed.iter().for_each(|leaf| self.core.map.touch(*leaf));
+                let mut tail = self.core.tail();
+                tail.changed = true;
+                tail.since_checkpoint += appended;
+                tail.segments.keep_dead(dead);
+            }
+        }
+        made
+    }
+
+    /// Steps 2 to 4.
+    fn make_durable(
+        &mut self,
+        mut next: Superblock,
+        changed: &[u32],
+        dead: &[u32],
+        kind: CheckpointKind,
+    ) -> Outcome {
+        self.write_leaves(changed)?;
+        next.root = self.write_root(dead)?;
+        self.publish(next, kind)
+    }
+
+    /// Step 1: what the checkpoint will say, and which segments it will free.
+    fn freeze(&mut self) -> (Superblock, Vec<u32>, u64) {
+        let mut tail = self.core.tail();
+        let streams = self.core.shape.streams as usize;
+        let mut heads = [HeadPlace::default(); HEADS];
+        heads[..streams].copy_from_slice(&tail.committed_heads()[..streams]);
+        let dead = tail.segments.take_dead();
+        tail.changed = false;
+        let appended = std::mem::take(&mut tail.since_checkpoint);
+        let superblock = Superblock {
+            next_sequence: tail.committed(),
+            clock: tail.clock,
+            totals: tail.totals,
+            heads,
+            ..self.superblock.clone()
+        };
+        (superblock, dead, appended)
+    }
+
+    /// Step 2, leaves. Their old places stay as they are until the new ones are durable.
+    fn write_leaves(&mut self, changed: &[u32]) -> Outcome {
+        let payload_max = self.core.shape.record_payload_max().max(LEAF_ON_DISK_BLOCKS);
+        let mut gather = Gather::new(payload_max);
+        let mut bytes = AlignedBuf::zeroed(LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES);
+        for &leaf in changed {
+            if self.core.map.copy_leaf(leaf, &mut bytes) == 0 {
+                if let Some((old, _)) = self.leaves.remove(&leaf) {
+                    self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
+                }
+                continue;
+            }
+            if !gather.has_room_for(LEAF_ON_DISK_BLOCKS) {
+                self.append_leaves(&mut gather)?;
+            }
+            let checksum = crc32c::crc32c(&bytes);
+            gather.push(Entry::Leaf { leaf, checksum }).copy_from_slice(&bytes);
+        }
+        self.append_leaves(&mut gather)
+    }
+
+    fn append_leaves(&mut self, gather: &mut Gather) -> Outcome {
+        if gather.entries.is_empty() {
+            return Ok(());
+        }
+        let header = self.append(CLASS_MAP, Kind::Map, 0, gather)?;
+        let segment = self.core.shape.segment_of(header);
+        self.core.tail().segments.gain(segment, gather.payload);
+        let mut address = header.forward(1);
+        for entry in &gather.entries {
+            if let Entry::Leaf { leaf, checksum } = *entry {
+                if let Some((old, _)) = self.leaves.insert(leaf, (address, checksum)) {
+                    self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
+                }
+            }
+            address = address.forward(entry.payload_blocks());
+        }
+        gather.clear();
+        Ok(())
+    }
+
+    /// Step 2, root.
+    fn write_root(&mut self, dead: &[u32]) -> Result<RootPlace, Errno> {
+        let leaf = |(leaf, (address, checksum)): (&u32, &(Address, u32))| LeafPlace {
+            leaf: *leaf,
+            address: *address,
+            checksum: *checksum,
+        };
+        let leaves: Vec<LeafPlace> = self.leaves.iter().map(leaf).collect();
+        // The root's own segment must be among those it names: make sure of its room first.
+        let most = self.core.tail().segments.used() + 1;
+        let blocks_most = root_blocks(leaves.len() as u64, u64::from(most)) as u32;
+        self.reserve_output(CLASS_MAP, 1 + blocks_most)?;
+        let segments = self.segment_notes(dead);
+        let bytes = Root { leaves, segments }.encode();
+        let blocks = (bytes.len() / BLOCK_BYTES) as u32;
+        let checksum = crc32c::crc32c(&bytes);
+        let mut gather = Gather::new(blocks);
+        gather.push(Entry::Root { blocks, checksum }).copy_from_slice(&bytes);
+        let header = self.append(CLASS_MAP, Kind::Map, 0, &mut gather)?;
+        let segment = self.core.shape.segment_of(header);
+        self.core.tail().segments.gain(segment, blocks);
+        if self.root.blocks > 0 {
+            self.outdated.push((self.root.address, self.root.blocks));
+        }
+        let root =
+            RootPlace { address: header.forward(1), blocks, checksum, bytes: bytes.len() as u64 };
+        self.root = root;
+        Ok(root)
+    }
+
+    fn segment_notes(&self, dead: &[u32]) -> Vec<SegmentNote> {
+        let tail = self.core.tail();
+        let in_use = |state| matches!(state, State::Open | State::Sealed | State::Dead);
+        tail.segments
+            .iter()
+            .filter(|(number, segment)| in_use(segment.state) && !dead.contains(number))
+            .map(|(number, segment)| SegmentNote {
+                segment: number,
+                class: u32::from(segment.class),
+                serial: segment.serial,
+                birth: segment.birth,
+            })
+            .collect()
+    }
+
+    /// Steps 3 and 4: everything the superblock will name is durable before it is.
+    fn publish(&mut self, next: Superblock, kind: CheckpointKind) -> Outcome {
+        self.sync()?;
+        let mut superblock = next;
+        {
+            let mut tail = self.core.tail();
+            tail.durable = tail.durable.max(superblock.next_sequence);
+            superblock.clean =
+                kind == CheckpointKind::Last && tail.next_sequence() == superblock.next_sequence;
+            superblock.totals.live_blocks = self.core.map.mapped();
+            superblock.totals.used_segments = u64::from(tail.segments.used());
+        }
+        self.write_superblock(superblock)
+    }
+
+    /// Makes this the newest superblock.
+    pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
+        superblock.generation += 1;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        superblock.written_at = now.as_secs();
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+        block.copy_from_slice(&superblock.encode());
+        let written = self.file.write(superblock.slot().offset(), &mut block);
+        // Whatever became of it: the slot may hold it, so its number is not used again.
+        self.superblock.generation = superblock.generation;
+        written?;
+        self.sync()?;
+        self.superblock = superblock;
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Outcome {
+        let outcome = self.file.sync();
+        if outcome.is_err() {
+            self.core.sync.fail();
+            self.core.wake_all();
+        }
+        outcome
+    }
+
+    /// Step 5.
+    fn release(&mut self, dead: Vec<u32>) {
+        let outdated = std::mem::take(&mut self.outdated);
+        let released = {
+            let mut tail = self.core.tail();
+            tail.generation = self.superblock.generation;
+            for (address, blocks) in outdated {
+                let segment = self.core.shape.segment_of(address);
+                tail.segments.lose_many(segment, blocks);
+            }
+            let keep = tail.kept_for_upkeep(&self.core.map) + READY_KEPT;
+            tail.segments.release_dead(dead, keep)
+        };
+        self.punch(&released);
+        self.tell_room();
+    }
+}

@@ -1,0 +1,394 @@
+//! The keeper: the thread behind an image that is open for writing. It gets segments ready, makes
+//! checkpoints, cleans, and starts the log anew after a failed write. It sleeps when nothing is
+//! due.
+
+mod checkpoint;
+mod cleaner;
+mod compact;
+mod output;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Errno, Outcome};
+use flowstone_fileio::{BlockingFile, FileOp};
+use tracing::{error, info, warn};
+
+use self::output::Output;
+use super::address::Address;
+use super::core::Core;
+use super::inbox::{Command, Wishes};
+use super::load::LeafPlaces;
+use super::policy::{CLASSES, CostBenefit, Lifetimes, VictimPolicy};
+use super::superblock::{HeadPlace, RootPlace, Superblock};
+use super::tail::{Head, Health};
+
+pub use self::checkpoint::CheckpointKind;
+
+/// A checkpoint is due after so much log, in blocks, or so many times the size of the map.
+const INTERVAL_MIN_BLOCKS: u64 = (256 << 20) / 4096;
+const INTERVAL_MAPS: u64 = 32;
+/// How long after the last write a checkpoint is made, so that the next start is quick.
+const SETTLE_TIME: Duration = Duration::from_secs(20);
+/// The same where the checkpoint gives space back.
+const RELEASE_TIME: Duration = Duration::from_secs(2);
+/// How often a full host is asked for space again.
+const FULL_RETRY: Duration = Duration::from_millis(100);
+
+/// What a keeper knows of the file, besides what it shares with the queues.
+pub struct Knowledge {
+    /// The newest superblock.
+    pub superblock: Superblock,
+    /// Where the leaves of its map are.
+    pub leaves: LeafPlaces,
+}
+
+/// See the module.
+pub struct Keeper {
+    core: Arc<Core>,
+    file: BlockingFile,
+    superblock: Superblock,
+    leaves: LeafPlaces,
+    root: RootPlace,
+    /// Places of leaves and roots that the newest superblock still names and the next will not.
+    outdated: Vec<(Address, u32)>,
+    outputs: [Option<Output>; CLASSES],
+    policy: Box<dyn VictimPolicy>,
+    lifetimes: Lifetimes,
+    /// The class whose output is being filled.
+    filling: Option<u8>,
+    /// When the host last said that it has no space.
+    host_full: Option<Instant>,
+    /// What had committed at the last look, to tell a pause.
+    seen: u64,
+}
+
+/// Whether a step of the keeper did anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Made,
+    Idle,
+}
+
+impl Keeper {
+    pub fn new(core: Arc<Core>, knowledge: Knowledge) -> std::io::Result<Self> {
+        let file = BlockingFile::new(&*core.file)?;
+        let Knowledge { superblock, leaves } = knowledge;
+        Ok(Self {
+            core,
+            file,
+            root: superblock.root,
+            superblock,
+            leaves,
+            outdated: Vec::new(),
+            outputs: Default::default(),
+            policy: Box::new(CostBenefit),
+            lifetimes: Lifetimes::default(),
+            filling: None,
+            host_full: None,
+            seen: 0,
+        })
+    }
+
+    /// What another keeper needs to go on.
+    pub fn into_knowledge(self) -> Knowledge {
+        Knowledge { superblock: self.superblock, leaves: self.leaves }
+    }
+
+    /// Makes sure that serials of this session are new, before the first is used.
+    pub fn begin_session(&mut self) -> Outcome {
+        let mut superblock = self.superblock.clone();
+        superblock.session += 1;
+        superblock.clean = false;
+        self.write_superblock(superblock)?;
+        self.core.tail().generation = self.superblock.generation;
+        Ok(())
+    }
+
+    /// Works until it is told to stop, then makes a last checkpoint.
+    pub fn run(mut self) {
+        let mut deadline = None;
+        loop {
+            let wishes = self.core.inbox.wait(deadline);
+            self.obey();
+            while self.step() == Progress::Made {
+                self.obey();
+                if self.core.inbox.peek_stop() {
+                    break;
+                }
+            }
+            if wishes.stop {
+                break;
+            }
+            if wishes == Wishes::default() {
+                self.pause();
+            }
+            deadline = self.next_pause();
+        }
+        self.close();
+    }
+
+    /// A last checkpoint: the next start reads the map and nothing else.
+    pub fn close(&mut self) {
+        let wanted = self.core.tail().changed || !self.superblock.clean;
+        let healthy = self.core.tail().health == Health::Running && !self.core.sync.has_failed();
+        if wanted && healthy {
+            if let Err(errno) = self.checkpoint(CheckpointKind::Last) {
+                let name = &self.core.name;
+                warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
+            }
+        }
+    }
+
+    fn obey(&mut self) {
+        while let Some((command, reply)) = self.core.inbox.next_command() {
+            let outcome = match command {
+                Command::Resize { capacity, segments } => self.resize(capacity, segments),
+                Command::Compact => self.compact(),
+            };
+            // The asker may have given up.
+            let _ = reply.send(outcome);
+        }
+    }
+
+    fn resize(&mut self, capacity: u64, segments: u32) -> Outcome {
+        self.superblock.capacity_sectors = capacity;
+        self.superblock.segments = segments;
+        self.core.tail().segments.set_limit(segments);
+        self.checkpoint(CheckpointKind::Running)
+    }
+
+    /// Does one thing that is due.
+    pub fn step(&mut self) -> Progress {
+        let health = self.core.tail().health;
+        match health {
+            Health::Stopped => return Progress::Idle,
+            Health::Restarting => return self.restart_if_settled(),
+            Health::Running => {}
+        }
+        if self.core.sync.has_failed() {
+            // Nothing can be made durable, so nothing can be freed.
+            self.give_up_waiting(Errno::IO);
+            return Progress::Idle;
+        }
+        if self.provide() == Progress::Made {
+            return Progress::Made;
+        }
+        let due = self.core.tail().since_checkpoint >= self.interval();
+        if due {
+            return self.try_checkpoint();
+        }
+        self.make_room()
+    }
+
+    fn interval(&self) -> u64 {
+        let map = self.leaves.len() as u64 * 4 + u64::from(self.root.blocks);
+        INTERVAL_MIN_BLOCKS.max(INTERVAL_MAPS * map)
+    }
+
+    fn try_checkpoint(&mut self) -> Progress {
+        match self.checkpoint(CheckpointKind::Running) {
+            Ok(()) => Progress::Made,
+            Err(errno) => {
+                error!("{}: a checkpoint failed: {errno}", self.core.name);
+                self.give_up_waiting(errno);
+                Progress::Idle
+            }
+        }
+    }
+
+    /// When to look whether the guest pauses.
+    fn next_pause(&mut self) -> Option<Instant> {
+        let tail = self.core.tail();
+        if tail.health != Health::Running || self.core.sync.has_failed() {
+            return None;
+        }
+        self.seen = tail.committed();
+        if tail.segments.dead() > 0 {
+            return Some(Instant::now() + RELEASE_TIME);
+        }
+        tail.changed.then(|| Instant::now() + SETTLE_TIME)
+    }
+
+    /// Nothing was asked for a while: a good moment for what need not be done at once.
+    fn pause(&mut self) {
+        let (committed, wanted, dead) = {
+            let tail = self.core.tail();
+            (tail.committed(), tail.changed, tail.segments.dead())
+        };
+        if (wanted && committed == self.seen) || dead > 0 {
+            self.try_checkpoint();
+            self.trim_reserve();
+        }
+    }
+
+    /// Gives back the host space of ready segments that nobody is going to need soon.
+    fn trim_reserve(&mut self) {
+        let surplus = {
+            let mut tail = self.core.tail();
+            let keep = tail.kept_for_upkeep(&self.core.map) + 2;
+            tail.segments.release_ready(keep)
+        };
+        self.punch(&surplus);
+    }
+
+    /// Gets host space for a head or a segment in reserve, if one is wanted.
+    fn provide(&mut self) -> Progress {
+        let waiting_head = {
+            let tail = self.core.tail();
+            let streams = self.core.shape.streams as usize;
+            let wants = |head: &&Head| !head.has_space && tail.starved;
+            tail.heads[..streams].iter().find(wants).map(|head| head.place.segment)
+        };
+        if let Some(segment) = waiting_head {
+            return self.provide_head(segment);
+        }
+        if self.host_full.is_some_and(|at| at.elapsed() < FULL_RETRY) {
+            return Progress::Idle;
+        }
+        let segment = {
+            let mut tail = self.core.tail();
+            let unused = tail.next_sequence() == self.superblock.next_sequence && !tail.starved;
+            let wanted = tail.kept_for_upkeep(&self.core.map) + 2;
+            if unused || tail.segments.ready() >= wanted { None } else { tail.segments.take_free() }
+        };
+        let Some(segment) = segment else { return Progress::Idle };
+        if self.allocate(segment).is_err() {
+            self.core.tail().segments.put_back(segment);
+            return Progress::Idle;
+        }
+        self.core.tail().segments.make_ready(segment);
+        self.tell_room();
+        Progress::Made
+    }
+
+    fn provide_head(&mut self, segment: u32) -> Progress {
+        if let Err(errno) = self.allocate(segment) {
+            self.give_up_waiting(errno);
+            return Progress::Idle;
+        }
+        for head in &mut self.core.tail().heads {
+            head.has_space |= head.place.segment == segment;
+        }
+        self.tell_room();
+        Progress::Made
+    }
+
+    fn allocate(&mut self, segment: u32) -> Outcome {
+        let offset = self.core.shape.address(segment, 0).offset();
+        let bytes = self.core.shape.segment_bytes();
+        let outcome = self.file.run(FileOp::Allocate { offset, bytes });
+        self.host_full = match outcome {
+            Ok(()) => None,
+            Err(errno) => {
+                if self.host_full.is_none() {
+                    warn!("{}: the host gives no more space: {errno}", self.core.name);
+                }
+                Some(Instant::now())
+            }
+        };
+        outcome
+    }
+
+    /// Gives the host space of free segments back.
+    fn punch(&mut self, segments: &[u32]) {
+        for segment in segments {
+            let offset = self.core.shape.address(*segment, 0).offset();
+            let bytes = self.core.shape.segment_bytes();
+            if let Err(errno) = self.file.run(FileOp::Punch { offset, bytes }) {
+                // It stays free; only its host space is not given back.
+                warn!("{}: cannot punch segment {segment}: {errno}", self.core.name);
+            }
+        }
+        self.core.tail().segments.add_free(segments);
+    }
+
+    fn tell_room(&mut self) {
+        {
+            let mut tail = self.core.tail();
+            tail.starved = false;
+            if tail.full.take().is_some() {
+                info!("{}: there is room for writes again", self.core.name);
+            }
+        }
+        self.core.tell_room();
+    }
+
+    /// Those who wait for room hear that waiting brings none.
+    fn give_up_waiting(&mut self, errno: Errno) {
+        let told = {
+            let mut tail = self.core.tail();
+            let starved = std::mem::take(&mut tail.starved);
+            if starved && tail.full.is_none() {
+                warn!("{}: no room for writes: {errno}", self.core.name);
+            }
+            if starved {
+                tail.full = Some(errno);
+            }
+            starved
+        };
+        if told {
+            self.core.tell_room();
+        }
+    }
+
+    /// After a failed record: once everybody knows, new heads and a checkpoint that names them.
+    fn restart_if_settled(&mut self) -> Progress {
+        if !self.core.tail().all_settled() {
+            return Progress::Idle;
+        }
+        match self.restart() {
+            Ok(()) => info!("{}: writing goes on in a new place", self.core.name),
+            Err(errno) => {
+                error!("{}: cannot start anew ({errno}); no writes until reopened", self.core.name);
+                let mut tail = self.core.tail();
+                tail.health = Health::Stopped;
+                self.core.show(&tail);
+            }
+        }
+        self.core.tell_room();
+        Progress::Made
+    }
+
+    /// Starts every stream in a fresh segment and makes that durable.
+    pub fn restart(&mut self) -> Outcome {
+        {
+            let mut tail = self.core.tail();
+            tail.forget();
+            for head in tail.heads {
+                if tail.segments.get(head.place.segment).serial == head.place.serial {
+                    let clock = tail.clock;
+                    tail.segments.seal(head.place.segment, clock);
+                }
+            }
+        }
+        for stream in 0..self.core.shape.streams as u8 {
+            let (segment, serial) = self.take_segment(stream)?;
+            let place = HeadPlace { serial, segment, block: 0 };
+            self.core.tail().heads[usize::from(stream)] = Head { place, has_space: true };
+        }
+        self.checkpoint(CheckpointKind::Running)?;
+        let mut tail = self.core.tail();
+        tail.health = Health::Running;
+        self.core.show(&tail);
+        Ok(())
+    }
+
+    /// A segment to append to. The keeper may have the last one.
+    fn take_segment(&mut self, class: u8) -> Result<(u32, u64), Errno> {
+        loop {
+            let opened = self.core.tail().segments.open(class);
+            if let Some(opened) = opened {
+                return Ok(opened);
+            }
+            let Some(free) = self.core.tail().segments.take_free() else {
+                return Err(Errno::NOSPC);
+            };
+            if let Err(errno) = self.allocate(free) {
+                self.core.tail().segments.put_back(free);
+                return Err(errno);
+            }
+            self.core.tail().segments.make_ready(free);
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! The map from guest blocks to their places: two levels of flat arrays.
+//!
+//! A leaf maps 2048 blocks, 8 bytes each, and is made when its first block is mapped. A lookup is
+//! two loads and takes no lock. Changes are made under the log's lock only, so there is one
+//! writer at a time; leaves are never freed while the map lives, so a reader's pointer stays good.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use super::address::Word;
+
+/// Blocks that one leaf maps.
+pub const LEAF_BLOCKS: u64 = 2048;
+/// Leaves of the largest disk: as many blocks as there are addresses.
+const LEAVES_MAX: usize = ((1u64 << 32) / LEAF_BLOCKS) as usize;
+
+struct Leaf {
+    words: [AtomicU64; LEAF_BLOCKS as usize],
+    /// How many words are mapped: ranges without any are skipped whole.
+    mapped: AtomicU32,
+    /// Whether it differs from what the last checkpoint wrote.
+    changed: AtomicBool,
+}
+
+/// The map of one disk.
+pub struct BlockMap {
+    /// Zeroed pages that the kernel backs only where a leaf exists.
+    leaves: Box<[AtomicPtr<Leaf>]>,
+    leaf_count: AtomicU32,
+    changed_count: AtomicU32,
+    mapped: AtomicU64,
+}
+
+impl Default for BlockMap {
+    fn default() -> Self {
+        // SAFETY: a null AtomicPtr is all zero bits.
+        let leaves = unsafe { Box::new_zeroed_slice(LEAVES_MAX).assume_init() };
+        Self {
+            leaves,
+            leaf_count: AtomicU32::new(0),
+            changed_count: AtomicU32::new(0),
+            mapped: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Drop for BlockMap {
+    fn drop(&mut self) {
+        if self.leaf_count() == 0 {
+            return;
+        }
+        for slot in &self.leaves {
+            let leaf = slot.load(Ordering::Relaxed);
+            if !leaf.is_null() {
+                // SAFETY: made by Box::into_raw in `leaf_or_new`, and nobody uses it any more.
+                drop(unsafe { Box::from_raw(leaf) });
+            }
+        }
+    }
+}
+
+impl BlockMap {
+    fn leaf(&self, index: u64) -> Option<&Leaf> {
+        let leaf = self.leaves.get(index as usize)?.load(Ordering::Acquire);
+        // SAFETY: null, or a leaf that lives as long as the map.
+        unsafe { leaf.as_ref() }
+    }
+
+    fn leaf_or_new(&self, index: u64) -> &Leaf {
+        if let Some(leaf) = self.leaf(index) {
+            return leaf;
+        }
+        // SAFETY: all-zero bits are an unmapped, unchanged leaf.
+        let made = unsafe { Box::<Leaf>::new_zeroed().assume_init() };
+        let made = Box::into_raw(made);
+        self.leaves[index as usize].store(made, Ordering::Release);
+        self.leaf_count.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: just made, and freed only with the map.
+        unsafe { &*made }
+    }
+
+    fn mark_changed(&self, leaf: &Leaf) {
+        // A plain look first: most changes hit a leaf that is marked already.
+        if !leaf.changed.load(Ordering::Relaxed) && !leaf.changed.swap(true, Ordering::Relaxed) {
+            self.changed_count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// What the map says about a block.
+    pub fn get(&self, lba: u64) -> Word {
+        let Some(leaf) = self.leaf(lba / LEAF_BLOCKS) else {
+            return Word::UNMAPPED;
+        };
+        Word::from_bits(leaf.words[(lba % LEAF_BLOCKS) as usize].load(Ordering::Acquire))
+    }
+
+    /// Maps a block and returns what it was before. One writer at a time.
+    pub fn replace(&self, lba: u64, word: Word) -> Word {
+        let leaf = self.leaf_or_new(lba / LEAF_BLOCKS);
+        let old = set(leaf, lba, word);
+        if !old.is_mapped() {
+            // Never both: `word` is mapped, see `unmap` for the other way.
+            add(&leaf.mapped, 1);
+            self.mapped.store(self.mapped() + 1, Ordering::Relaxed);
+        }
+        self.mark_changed(leaf);
+        old
+    }
+
+    /// Maps a block if it still has the word `expected`. One writer at a time.
+    pub fn replace_if(&self, lba: u64, expected: Word, word: Word) -> bool {
+        if !expected.is_mapped() || self.get(lba) != expected {
+            return false;
+        }
+        self.replace(lba, word);
+        true
+    }
+
+    /// Unmaps every block of the range and tells `gone` their words. One writer at a time.
+    pub fn unmap(&self, range: Range<u64>, mut gone: impl FnMut(Word)) {
+        let mut at = range.start;
+        while let Some(lba) = self.next_mapped(at..range.end) {
+            let Some(leaf) = self.leaf(lba / LEAF_BLOCKS) else { return };
+            gone(set(leaf, lba, Word::UNMAPPED));
+            leaf.mapped.store(leaf.mapped.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
+            self.mapped.store(self.mapped() - 1, Ordering::Relaxed);
+            self.mark_changed(leaf);
+            at = lba + 1;
+        }
+    }
+
+    /// The first mapped block of the range. Leaves that map nothing cost one look.
+    pub fn next_mapped(&self, range: Range<u64>) -> Option<u64> {
+        self.find(range, true)
+    }
+
+    /// The first block of the range that is not mapped.
+    pub fn next_unmapped(&self, range: Range<u64>) -> Option<u64> {
+        self.find(range, false)
+    }
+
+    fn find(&self, range: Range<u64>, mapped: bool) -> Option<u64> {
+        let mut lba = range.start;
+        while lba < range.end {
+            let leaf_end = (lba / LEAF_BLOCKS + 1) * LEAF_BLOCKS;
+            let stop = leaf_end.min(range.end);
+            let leaf = self.leaf(lba / LEAF_BLOCKS);
+            match leaf.filter(|leaf| leaf.mapped.load(Ordering::Relaxed) > 0) {
+                None if !mapped => return Some(lba),
+                None => {}
+                Some(leaf) => {
+                    let words =
+                        &leaf.words[(lba % LEAF_BLOCKS) as usize..][..(stop - lba) as usize];
+                    let found = words.iter().position(|word| {
+                        Word::from_bits(word.load(Ordering::Relaxed)).is_mapped() == mapped
+                    });
+                    if let Some(index) = found {
+                        return Some(lba + index as u64);
+                    }
+                }
+            }
+            lba = stop;
+        }
+        None
+    }
+
+    /// Mapped blocks.
+    pub fn mapped(&self) -> u64 {
+        self.mapped.load(Ordering::Relaxed)
+    }
+
+    /// Leaves in memory.
+    pub fn leaf_count(&self) -> u32 {
+        self.leaf_count.load(Ordering::Relaxed)
+    }
+
+    /// Leaves that the next checkpoint must write.
+    pub fn changed_count(&self) -> u32 {
+        self.changed_count.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that the map of a disk of `blocks` blocks takes now.
+    pub fn memory_bytes(&self, blocks: u64) -> u64 {
+        u64::from(self.leaf_count()) * size_of::<Leaf>() as u64
+            + blocks.div_ceil(LEAF_BLOCKS) * size_of::<AtomicPtr<Leaf>>() as u64
+    }
+
+    /// Takes the mark off every changed leaf of the disk and returns their numbers, lowest first.
+    /// Changes that come later mark a leaf again.
+    pub fn take_changed(&self, blocks: u64) -> Vec<u32> {
+        let leaves = 0..blocks.div_ceil(LEAF_BLOCKS) as u32;
+        let is_changed = |index: &u32| {
+            self.leaf(u64::from(*index))
+                .is_some_and(|leaf| leaf.changed.swap(false, Ordering::Relaxed))
+        };
+        let changed: Vec<u32> = leaves.filter(is_changed).collect();
+        self.changed_count.fetch_sub(changed.len() as u32, Ordering::Relaxed);
+        changed
+    }
+
+    /// Marks a leaf as changed, so that the next checkpoint writes it to a new place.
+    pub fn touch(&self, index: u32) {
+        if let Some(leaf) = self.leaf(u64::from(index)) {
+            self.mark_changed(leaf);
+        }
+    }
+
+    /// Copies a leaf as it is on disk, and returns how many of its blocks are mapped. Words that
+    /// change meanwhile are old or new.
+    pub fn copy_leaf(&self, index: u32, target: &mut [u8]) -> u32 {
+        let Some(leaf) = self.leaf(u64::from(index)) else {
+            target.fill(0);
+            return 0;
+        };
+        let mut mapped = 0;
+        for (bytes, word) in target.chunks_exact_mut(8).zip(&leaf.words) {
+            let word = Word::from_bits(word.load(Ordering::Relaxed));
+            mapped += u32::from(word.is_mapped());
+            bytes.copy_from_slice(&word.bits().to_le_bytes());
+        }
+        mapped
+    }
+
+    /// Takes a leaf over from its bytes on disk; it does not count as changed.
+    pub fn load_leaf(&self, index: u32, source: &[u8]) {
+        let leaf = self.leaf_or_new(u64::from(index));
+        let mut mapped = 0;
+        for (bytes, word) in source.chunks_exact(8).zip(&leaf.words) {
+            let bits = u64::from_le_bytes(bytes.try_into().expect("chunks of 8 bytes"));
+            mapped += u32::from(Word::from_bits(bits).is_mapped());
+            word.store(bits, Ordering::Relaxed);
+        }
+        let before = leaf.mapped.swap(mapped, Ordering::Relaxed);
+        self.mapped.store(self.mapped() + u64::from(mapped) - u64::from(before), Ordering::Relaxed);
+    }
+}
+
+fn set(leaf: &Leaf, lba: u64, word: Word) -> Word {
+    let slot = &leaf.words[(lba % LEAF_BLOCKS) as usize];
+    let old = slot.load(Ordering::Relaxed);
+    // Release: whoever sees the word also sees that its block has been written.
+    slot.store(word.bits(), Ordering::Release);
+    Word::from_bits(old)
+}
+
+fn add(counter: &AtomicU32, amount: u32) {
+    counter.store(counter.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::address::Address;
+    use super::*;
+
+    fn word(address: u32) -> Word {
+        Word::new(Address::new(address), !address)
+    }
+
+    #[test]
+    fn an_empty_map_of_a_tebibyte_takes_a_mebibyte_at_most() {
+        let map = BlockMap::default();
+        assert!(map.memory_bytes((1 << 40) / 4096) <= 1 << 20);
+    }
+
+    #[test]
+    fn counts_follow_every_change() {
+        let map = BlockMap::default();
+        assert_eq!(map.replace(5000, word(1)), Word::UNMAPPED);
+        assert_eq!(map.replace(5000, word(2)), word(1));
+        assert!(!map.replace_if(5000, word(1), word(3)));
+        assert!(map.replace_if(5000, word(2), word(3)));
+        assert!(!map.replace_if(9, Word::UNMAPPED, word(4)), "a trimmed block is not moved");
+        map.replace(1, word(7));
+        assert_eq!((map.mapped(), map.leaf_count(), map.changed_count()), (2, 2, 2));
+        let mut gone = Vec::new();
+        map.unmap(0..1 << 32, |word| gone.push(word));
+        assert_eq!(gone, [word(7), word(3)]);
+        assert_eq!((map.mapped(), map.next_mapped(0..1 << 32)), (0, None));
+    }
+
+    #[test]
+    fn runs_are_found_across_leaves() {
+        let map = BlockMap::default();
+        (2040..2060).for_each(|lba| drop(map.replace(lba, word(lba as u32))));
+        assert_eq!(map.next_mapped(0..9000), Some(2040));
+        assert_eq!(map.next_unmapped(2040..9000), Some(2060));
+        assert_eq!(map.next_mapped(2060..9000), None);
+        assert_eq!(map.next_unmapped(2041..2050), None);
+    }
+
+    #[test]
+    fn leaves_go_to_disk_and_come_back() {
+        let map = BlockMap::default();
+        map.replace(4096, word(1));
+        map.replace(4100, word(2));
+        assert_eq!(map.take_changed(1 << 20), [2]);
+        assert_eq!(map.take_changed(1 << 20), [0u32; 0]);
+        let mut bytes = vec![0; 16384];
+        assert_eq!(map.copy_leaf(2, &mut bytes), 2);
+        let other = BlockMap::default();
+        other.load_leaf(2, &bytes);
+        assert_eq!((other.get(4096), other.get(4100)), (word(1), word(2)));
+        assert_eq!((other.mapped(), other.changed_count()), (2, 0));
+    }
+}

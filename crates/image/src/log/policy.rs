@@ -1,0 +1,110 @@
+//! Which segment to clean next, and where its live blocks go. Pure: numbers in, numbers out.
+
+/// Streams of guest data have classes 0 and 1.
+pub const CLASS_GUEST_MAX: u8 = 1;
+/// Copies of blocks that had been cleaned for the first time.
+pub const CLASS_CLEANED: u8 = 2;
+/// Copies of copies, by how long their blocks have lived.
+pub const CLASS_WARM: u8 = 3;
+pub const CLASS_COOL: u8 = 4;
+pub const CLASS_COLD: u8 = 5;
+/// What `compact` has put in order.
+pub const CLASS_SORTED: u8 = 6;
+/// Leaves and roots of the map.
+pub const CLASS_MAP: u8 = 7;
+pub const CLASSES: usize = 8;
+
+/// What a policy may look at.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Live blocks, and blocks in all.
+    pub live: u32,
+    pub blocks: u32,
+    /// Guest blocks written since the segment was sealed.
+    pub age: u64,
+}
+
+impl Candidate {
+    fn utilisation(&self) -> f64 {
+        f64::from(self.live) / f64::from(self.blocks)
+    }
+}
+
+/// Chooses victims: the highest score is cleaned first.
+pub trait VictimPolicy: Send {
+    /// How much it pays to clean this segment now.
+    fn score(&self, candidate: &Candidate) -> f64;
+}
+
+/// Benefit over cost, as in LFS (Rosenblum 1991, section 3.5): space won and how long it will stay
+/// won, against reading the segment and writing what lives.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CostBenefit;
+
+impl VictimPolicy for CostBenefit {
+    fn score(&self, candidate: &Candidate) -> f64 {
+        let u = candidate.utilisation();
+        (1.0 - u) * candidate.age.max(1) as f64 / (1.0 + u)
+    }
+}
+
+/// The emptiest first. Best for uniform writes, poor under skew: it never cleans cold segments.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Greedy;
+
+impl VictimPolicy for Greedy {
+    fn score(&self, candidate: &Candidate) -> f64 {
+        1.0 - candidate.utilisation()
+    }
+}
+
+/// Sorts copies by expected lifetime (after SepBIT, FAST'22): blocks that survived together die
+/// together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Lifetimes {
+    /// How long segments of guest data live until they are cleaned, in guest blocks written; a
+    /// running mean.
+    typical: f64,
+}
+
+impl Lifetimes {
+    /// The class for the live blocks of a victim of this class and age.
+    pub fn class_for(&mut self, victim: u8, age: u64) -> u8 {
+        let age = age as f64;
+        if victim <= CLASS_GUEST_MAX {
+            self.typical = if self.typical == 0.0 { age } else { self.typical * 0.9 + age * 0.1 };
+            return CLASS_CLEANED;
+        }
+        if age < 4.0 * self.typical {
+            CLASS_WARM
+        } else if age < 16.0 * self.typical {
+            CLASS_COOL
+        } else {
+            CLASS_COLD
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cost_benefit_takes_an_old_full_segment_before_a_young_emptier_one() {
+        let old = Candidate { live: 80, blocks: 100, age: 1000 };
+        let young = Candidate { live: 50, blocks: 100, age: 100 };
+        assert!(CostBenefit.score(&old) > CostBenefit.score(&young));
+        assert!(Greedy.score(&old) < Greedy.score(&young));
+        let dead = Candidate { live: 0, ..old };
+        assert!(CostBenefit.score(&dead) > CostBenefit.score(&old));
+    }
+
+    #[test]
+    fn survivors_move_to_colder_classes() {
+        let mut lifetimes = Lifetimes::default();
+        assert_eq!(lifetimes.class_for(0, 100), CLASS_CLEANED);
+        assert_eq!(lifetimes.class_for(CLASS_CLEANED, 300), CLASS_WARM);
+        assert_eq!(lifetimes.class_for(CLASS_WARM, 1500), CLASS_COOL);
+        assert_eq!(lifetimes.class_for(CLASS_COOL, 1700), CLASS_COLD);
+    }
+}

@@ -1,0 +1,284 @@
+//! Records: a header block and the blocks it describes. Layout: docs/format.md section 4.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::address::{Address, BLOCK_BYTES};
+
+const MAGIC: [u8; 4] = *b"FLRC";
+/// Entries that fit in a header.
+pub const ENTRIES_MAX: usize = (BLOCK_BYTES - size_of::<RawHeader>()) / size_of::<RawEntry>();
+/// Blocks of a leaf on disk.
+pub const LEAF_ON_DISK_BLOCKS: u32 = 4;
+
+/// What a record is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Kind {
+    /// Guest writes and trims, in the order.
+    Writes = 1,
+    /// The end of a segment, in the order: the stream goes on elsewhere.
+    Seal = 2,
+    /// Copies that cleaning made; never replayed.
+    Relocated = 3,
+    /// Leaves and roots of the map; never replayed.
+    Map = 4,
+}
+
+/// One thing that a record says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A guest block; its data is the next payload block.
+    Data { lba: u64, checksum: u32 },
+    /// A range of guest blocks that reads as zeroes from now on.
+    Trim { lba: u64, count: u32 },
+    /// A leaf of the map; the next payload blocks.
+    Leaf { leaf: u32, checksum: u32 },
+    /// A root of the map; the next payload blocks.
+    Root { blocks: u32, checksum: u32 },
+    /// The serial of the segment that a seal leads to.
+    Next { serial: u64 },
+    /// A guest block that cleaning copied from address `from`; the next payload block.
+    Moved { lba: u64, from: Address, checksum: u32 },
+}
+
+impl Entry {
+    /// Payload blocks that belong to it.
+    pub const fn payload_blocks(self) -> u32 {
+        match self {
+            Self::Data { .. } | Self::Moved { .. } => 1,
+            Self::Trim { .. } | Self::Next { .. } => 0,
+            Self::Leaf { .. } => LEAF_ON_DISK_BLOCKS,
+            Self::Root { blocks, .. } => blocks,
+        }
+    }
+}
+
+/// What a header says besides its entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    pub serial: u64,
+    /// 0 for records outside the order.
+    pub sequence: u64,
+    pub durable: u64,
+    pub generation: u64,
+    /// The header's block within its segment.
+    pub position: u32,
+    pub kind: Kind,
+    pub payload_blocks: u32,
+    /// For a seal: the segment in which the stream goes on. For copies that replay may use: the
+    /// serial of the one segment they come from. Otherwise 0.
+    pub link: u64,
+}
+
+impl Header {
+    /// Blocks of the whole record.
+    pub const fn record_blocks(&self) -> u32 {
+        1 + self.payload_blocks
+    }
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawHeader {
+    magic: [u8; 4],
+    checksum: U32,
+    serial: U64,
+    sequence: U64,
+    durable: U64,
+    generation: U64,
+    position: U32,
+    kind: U32,
+    entries: U32,
+    payload: U32,
+    link: U64,
+}
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawEntry {
+    subject: U64,
+    count: U32,
+    checksum: U32,
+}
+
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct RawBlock {
+    header: RawHeader,
+    entries: [RawEntry; ENTRIES_MAX],
+}
+
+const _: () = assert!(size_of::<RawBlock>() == BLOCK_BYTES);
+
+const KIND_SHIFT: u32 = 56;
+const SUBJECT_MASK: u64 = (1 << KIND_SHIFT) - 1;
+
+impl RawEntry {
+    fn new(kind: u64, subject: u64, count: u32, checksum: u32) -> Self {
+        let subject = kind << KIND_SHIFT | subject & SUBJECT_MASK;
+        Self { subject: subject.into(), count: count.into(), checksum: checksum.into() }
+    }
+
+    fn decode(&self) -> Option<Entry> {
+        let subject = self.subject.get();
+        let (kind, subject) = (subject >> KIND_SHIFT, subject & SUBJECT_MASK);
+        let (count, checksum) = (self.count.get(), self.checksum.get());
+        Some(match kind {
+            1 if count == 1 => Entry::Data { lba: subject, checksum },
+            2 => Entry::Trim { lba: subject, count },
+            3 if count == LEAF_ON_DISK_BLOCKS => {
+                Entry::Leaf { leaf: u32::try_from(subject).ok()?, checksum }
+            }
+            4 => Entry::Root { blocks: count, checksum },
+            5 => Entry::Next { serial: subject },
+            6 => Entry::Moved { lba: subject, from: Address::new(count), checksum },
+            _ => return None,
+        })
+    }
+}
+
+impl From<Entry> for RawEntry {
+    fn from(entry: Entry) -> Self {
+        match entry {
+            Entry::Data { lba, checksum } => Self::new(1, lba, 1, checksum),
+            Entry::Trim { lba, count } => Self::new(2, lba, count, 0),
+            Entry::Leaf { leaf, checksum } => {
+                Self::new(3, u64::from(leaf), LEAF_ON_DISK_BLOCKS, checksum)
+            }
+            Entry::Root { blocks, checksum } => Self::new(4, 0, blocks, checksum),
+            Entry::Next { serial } => Self::new(5, serial, 0, 0),
+            Entry::Moved { lba, from, checksum } => Self::new(6, lba, from.get(), checksum),
+        }
+    }
+}
+
+/// Makes and checks headers of one image: their checksums are seeded with its identity.
+#[derive(Clone, Copy, Debug)]
+pub struct Codec {
+    seed: u32,
+}
+
+impl Codec {
+    pub fn new(identity: &[u8; 16]) -> Self {
+        Self { seed: crc32c::crc32c(identity) }
+    }
+
+    /// Writes the header block.
+    ///
+    /// # Panics
+    /// If there are more entries than fit.
+    pub fn encode(&self, header: &Header, entries: &[Entry], block: &mut [u8]) {
+        let block: &mut [u8; BLOCK_BYTES] = block.try_into().expect("a header is one block");
+        let raw: &mut RawBlock = zerocopy::transmute_mut!(block);
+        raw.header = RawHeader {
+            magic: MAGIC,
+            checksum: 0.into(),
+            serial: header.serial.into(),
+            sequence: header.sequence.into(),
+            durable: header.durable.into(),
+            generation: header.generation.into(),
+            position: header.position.into(),
+            kind: (header.kind as u32).into(),
+            entries: (entries.len() as u32).into(),
+            payload: header.payload_blocks.into(),
+            link: header.link.into(),
+        };
+        let (used, rest) = raw.entries.split_at_mut(entries.len());
+        used.iter_mut().zip(entries).for_each(|(raw, entry)| *raw = (*entry).into());
+        rest.as_mut_bytes().fill(0);
+        raw.header.checksum = self.checksum(raw).into();
+    }
+
+    /// Reads a header block into `entries`; `None` if it is not a header of this image.
+    pub fn decode(&self, block: &[u8], entries: &mut Vec<Entry>) -> Option<Header> {
+        entries.clear();
+        let block: &[u8; BLOCK_BYTES] = block.try_into().ok()?;
+        let raw: &RawBlock = zerocopy::transmute_ref!(block);
+        if raw.header.magic != MAGIC || raw.header.checksum.get() != self.checksum(raw) {
+            return None;
+        }
+        let kind = match raw.header.kind.get() {
+            1 => Kind::Writes,
+            2 => Kind::Seal,
+            3 => Kind::Relocated,
+            4 => Kind::Map,
+            _ => return None,
+        };
+        let raw_entries = raw.entries.get(..raw.header.entries.get() as usize)?;
+        let mut payload = 0u32;
+        for raw in raw_entries {
+            let entry = raw.decode()?;
+            payload = payload.checked_add(entry.payload_blocks())?;
+            entries.push(entry);
+        }
+        if payload != raw.header.payload.get() {
+            return None;
+        }
+        Some(Header {
+            serial: raw.header.serial.get(),
+            sequence: raw.header.sequence.get(),
+            durable: raw.header.durable.get(),
+            generation: raw.header.generation.get(),
+            position: raw.header.position.get(),
+            kind,
+            payload_blocks: payload,
+            link: raw.header.link.get(),
+        })
+    }
+
+    fn checksum(&self, raw: &RawBlock) -> u32 {
+        let bytes = raw.as_bytes();
+        let sum = crc32c::crc32c_append(self.seed, &bytes[..4]);
+        let sum = crc32c::crc32c_append(sum, &[0; 4]);
+        crc32c::crc32c_append(sum, &bytes[8..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: Header = Header {
+        serial: 7 << 32 | 3,
+        sequence: 99,
+        durable: 90,
+        generation: 12,
+        position: 17,
+        kind: Kind::Writes,
+        payload_blocks: 2,
+        link: 0,
+    };
+    const ENTRIES: [Entry; 3] = [
+        Entry::Data { lba: 5, checksum: 1 },
+        Entry::Trim { lba: 1 << 33, count: 32768 },
+        Entry::Data { lba: 6, checksum: u32::MAX },
+    ];
+
+    fn encoded() -> (Codec, Vec<u8>) {
+        let codec = Codec::new(&[9; 16]);
+        let mut block = vec![0xaa; BLOCK_BYTES];
+        codec.encode(&HEADER, &ENTRIES, &mut block);
+        (codec, block)
+    }
+
+    #[test]
+    fn a_header_comes_back_as_it_was() {
+        let (codec, block) = encoded();
+        let mut entries = Vec::new();
+        assert_eq!(codec.decode(&block, &mut entries), Some(HEADER));
+        assert_eq!(entries, ENTRIES);
+    }
+
+    #[test]
+    fn any_flipped_bit_and_any_other_image_is_refused() {
+        let (codec, block) = encoded();
+        let mut entries = Vec::new();
+        assert_eq!(Codec::new(&[8; 16]).decode(&block, &mut entries), None);
+        for bit in (0..BLOCK_BYTES * 8).step_by(7) {
+            let mut bad = block.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(codec.decode(&bad, &mut entries), None, "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The segments of an image: what each is used for, and how many of its blocks are live.
+//!
+//! A life goes Free -> Ready -> Open -> Sealed -> Dead -> Free. The one step that needs care is out
+//! of Dead: until a checkpoint that began after the death is durable, a crash may bring the
+//! segment's blocks back, so nobody may write there.
+
+use std::collections::VecDeque;
+
+use super::address::Address;
+use super::shape::Shape;
+
+/// Where a segment is in its life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// Nothing in it, and perhaps a hole in the host file.
+    #[default]
+    Free,
+    /// Nothing in it, and the host has given it space.
+    Ready,
+    /// Being appended to.
+    Open,
+    /// Full, or given up.
+    Sealed,
+    /// Sealed without live blocks: free after the next checkpoint.
+    Dead,
+}
+
+/// One segment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Segment {
+    pub state: State,
+    /// Lifetime class of what is in it; see `policy`.
+    pub class: u8,
+    /// A block in it could not be read: it stays where it is.
+    pub damaged: bool,
+    /// Blocks in it that the map or the map root names.
+    pub live: u32,
+    /// Name of its present life.
+    pub serial: u64,
+    /// The log's clock when it was sealed.
+    pub birth: u64,
+}
+
+/// All segments of an image.
+pub struct SegmentTable {
+    shape: Shape,
+    /// By number; grows to the highest number ever used, so an empty image needs none.
+    segments: Vec<Segment>,
+    /// How many the image may use, segment 0 included.
+    limit: u32,
+    /// In order of their release: reusing the oldest first lets neighbours die together.
+    free: VecDeque<u32>,
+    ready: VecDeque<u32>,
+    dead: Vec<u32>,
+    session: u64,
+    lives: u32,
+}
+
+impl SegmentTable {
+    pub fn new(shape: Shape, limit: u32, session: u64) -> Self {
+        Self {
+            shape,
+            // Segment 0 holds the superblocks and never changes.
+            segments: vec![Segment { state: State::Open, ..Segment::default() }],
+            limit,
+            free: VecDeque::new(),
+            ready: VecDeque::new(),
+            dead: Vec::new(),
+            session,
+            lives: 0,
+        }
+    }
+
+    pub fn get(&self, segment: u32) -> Segment {
+        self.segments.get(segment as usize).copied().unwrap_or_default()
+    }
+
+    /// Segments that have been used, with their numbers.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, Segment)> {
+        (0..).zip(&self.segments).skip(1).map(|(number, segment)| (number, *segment))
+    }
+
+    /// Recovery only: puts a segment where the image on disk says it is.
+    pub fn set(&mut self, number: u32, segment: Segment) {
+        *self.entry(number) = segment;
+    }
+
+    /// Recovery only: makes the lists fit the segments, once all have been set and counted.
+    pub fn settle(&mut self) {
+        self.free.clear();
+        self.dead.clear();
+        for number in 1..self.segments.len() {
+            let segment = &mut self.segments[number];
+            if segment.state == State::Sealed && segment.live == 0 {
+                segment.state = State::Dead;
+            }
+            match segment.state {
+                State::Free => self.free.push_back(number as u32),
+                State::Dead => self.dead.push(number as u32),
+                State::Ready | State::Open | State::Sealed => {}
+            }
+        }
+    }
+
+    fn entry(&mut self, number: u32) -> &mut Segment {
+        while self.segments.len() <= number as usize {
+            self.segments.push(Segment::default());
+        }
+        &mut self.segments[number as usize]
+    }
+
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub fn set_limit(&mut self, limit: u32) {
+        self.limit = limit;
+    }
+
+    /// A serial that no life has had.
+    pub fn new_serial(&mut self) -> u64 {
+        self.lives += 1;
+        self.session << 32 | u64::from(self.lives)
+    }
+
+    /// Segments with host space, waiting for use.
+    pub fn ready(&self) -> u32 {
+        self.ready.len() as u32
+    }
+
+    /// Segments that could be made ready if the host has room.
+    pub fn obtainable(&self) -> u32 {
+        self.free.len() as u32 + self.limit.saturating_sub(self.segments.len() as u32)
+    }
+
+    /// A free segment to get host space for; hand it back with `make_ready` or `put_back`.
+    pub fn take_free(&mut self) -> Option<u32> {
+        if let Some(number) = self.free.pop_front() {
+            return Some(number);
+        }
+        let next = self.segments.len() as u32;
+        (next < self.limit).then(|| {
+            self.entry(next);
+            next
+        })
+    }
+
+    pub fn put_back(&mut self, number: u32) {
+        self.free.push_front(number);
+    }
+
+    pub fn make_ready(&mut self, number: u32) {
+        self.entry(number).state = State::Ready;
+        self.ready.push_back(number);
+    }
+
+    /// Ready segments beyond `keep`, as free ones: their host space is to be given back.
+    pub fn release_ready(&mut self, keep: u32) -> Vec<u32> {
+        let surplus = self.ready().saturating_sub(keep);
+        let released: Vec<u32> = self.ready.drain(..surplus as usize).collect();
+        for number in &released {
+            *self.entry(*number) = Segment::default();
+        }
+        released
+    }
+
+    /// Begins the life of a ready segment.
+    pub fn open(&mut self, class: u8) -> Option<(u32, u64)> {
+        let number = self.ready.pop_front()?;
+        let serial = self.new_serial();
+        *self.entry(number) = Segment { state: State::Open, class, serial, ..Segment::default() };
+        Some((number, serial))
+    }
+
+    /// Ends appending to a segment. All records in it have been applied to the map.
+    pub fn seal(&mut self, number: u32, clock: u64) {
+        let segment = self.entry(number);
+        segment.birth = clock;
+        segment.state = State::Sealed;
+        self.bury(number);
+    }
+
+    fn bury(&mut self, number: u32) {
+        let segment = &mut self.segments[number as usize];
+        if segment.live == 0 && segment.state == State::Sealed {
+            segment.state = State::Dead;
+            self.dead.push(number);
+        }
+    }
+
+    /// `count` blocks of the segment have become live.
+    pub fn gain(&mut self, number: u32, count: u32) {
+        self.entry(number).live += count;
+    }
+
+    /// A block has died.
+    pub fn lose(&mut self, address: Address) {
+        self.lose_many(self.shape.segment_of(address), 1);
+    }
+
+    /// `count` blocks of the segment have died.
+    pub fn lose_many(&mut self, number: u32, count: u32) {
+        let segment = &mut self.segments[number as usize];
+        segment.live -= count;
+        if segment.live == 0 {
+            self.bury(number);
+        }
+    }
+
+    pub fn mark_damaged(&mut self, number: u32) {
+        self.entry(number).damaged = true;
+    }
+
+    /// Segments that wait for a checkpoint.
+    pub fn dead(&self) -> u32 {
+        self.dead.len() as u32
+    }
+
+    /// The dead as of now, for a checkpoint that begins now.
+    pub fn take_dead(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.dead)
+    }
+
+    /// The checkpoint did not become durable: they go on waiting.
+    pub fn keep_dead(&mut self, numbers: Vec<u32>) {
+        self.dead.extend(numbers);
+    }
+
+    /// The checkpoint is durable. Up to `keep` segments become ready for use as they are; the
+    /// others are returned, to be given back to the host.
+    pub fn release_dead(&mut self, mut numbers: Vec<u32>, keep: u32) -> Vec<u32> {
+        let kept = keep.saturating_sub(self.ready()).min(numbers.len() as u32);
+        let released = numbers.split_off(kept as usize);
+        for number in numbers {
+            *self.entry(number) = Segment::default();
+            self.make_ready(number);
+        }
+        for number in &released {
+            *self.entry(*number) = Segment::default();
+        }
+        released
+    }
+
+    /// Free segments whose host space has been given back.
+    pub fn add_free(&mut self, numbers: &[u32]) {
+        self.free.extend(numbers);
+    }
+
+    /// The highest segment that holds something.
+    pub fn highest_used(&self) -> u32 {
+        let used = self.iter().filter(|(_, segment)| segment.state != State::Free);
+        used.map(|(number, _)| number).last().unwrap_or(0)
+    }
+
+    /// Segments that hold something, heads included.
+    pub fn used(&self) -> u32 {
+        let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
+        self.iter().filter(|(_, segment)| holds(segment.state)).count() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
+
+    fn table() -> SegmentTable {
+        let mut table = SegmentTable::new(SHAPE, 8, 3);
+        while let Some(number) = table.take_free() {
+            table.make_ready(number);
+        }
+        table
+    }
+
+    #[test]
+    fn a_dead_segment_is_used_again_only_after_a_checkpoint() {
+        let mut table = table();
+        let (number, serial) = table.open(0).unwrap();
+        assert_eq!(serial >> 32, 3);
+        table.gain(number, 2);
+        table.seal(number, 10);
+        table.lose(SHAPE.address(number, 1));
+        assert_eq!(table.dead(), 0);
+        table.lose(SHAPE.address(number, 5));
+        assert_eq!(table.get(number).state, State::Dead);
+        let ready = table.ready();
+        let dead = table.take_dead();
+        assert_eq!(table.ready(), ready);
+        assert_eq!(table.release_dead(dead, 0), [number]);
+        table.add_free(&[number]);
+        assert_eq!(table.take_free(), Some(number));
+    }
+
+    #[test]
+    fn an_open_segment_does_not_die() {
+        let mut table = table();
+        let (number, _) = table.open(0).unwrap();
+        table.gain(number, 1);
+        table.lose(SHAPE.address(number, 1));
+        assert_eq!((table.get(number).state, table.dead()), (State::Open, 0));
+        table.seal(number, 0);
+        assert_eq!(table.dead(), 1);
+    }
+
+    #[test]
+    fn the_limit_holds() {
+        let mut table = table();
+        assert_eq!((table.ready(), table.obtainable(), table.take_free()), (7, 0, None));
+    }
+}

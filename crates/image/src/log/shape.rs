@@ -1,0 +1,152 @@
+//! How an image is laid out: sizes that are chosen when it is made and never change, but for the
+//! number of segments, which grows with the disk.
+
+use std::ops::Range;
+
+use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
+use super::map::LEAF_BLOCKS;
+use super::record::LEAF_ON_DISK_BLOCKS;
+
+/// Smallest and largest segment, in bytes.
+pub const SEGMENT_BYTES: Range<u64> = (256 << 10)..(1 << 30);
+/// Default share of an image's segments beyond the size of its disk.
+pub const RESERVE_DEFAULT_PERCENT: u32 = 20;
+/// With less the cleaner would copy far more than guests write; with more the file is mostly air.
+pub const RESERVE_PERCENT: Range<u32> = 3..75;
+/// Largest default segment: several erase units of any SSD whose erase unit is known to us.
+const SEGMENT_DEFAULT_MAX: u64 = 32 << 20;
+/// A disk has at least this many default segments, so that cleaning has something to choose from.
+const SEGMENTS_PER_DISK: u64 = 512;
+/// Open heads, the outputs of cleaning, and what they need to go on when space is short.
+const SPARE_SEGMENTS: u64 = 12;
+
+/// What the map root says besides its leaves and segments.
+pub const ROOT_HEADER_BYTES: u64 = 32;
+pub const ROOT_LEAF_BYTES: u64 = 12;
+pub const ROOT_SEGMENT_BYTES: u64 = 24;
+
+/// The layout of one image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    pub segment_blocks: u32,
+    pub reserve_percent: u32,
+    /// Streams of guest data: one, or one for metadata and one for the rest.
+    pub streams: u32,
+}
+
+impl Shape {
+    /// The segment that an address lies in.
+    pub const fn segment_of(&self, address: Address) -> u32 {
+        address.get() / self.segment_blocks
+    }
+
+    /// Block `block` of segment `segment`.
+    pub const fn address(&self, segment: u32, block: u32) -> Address {
+        Address::new(segment * self.segment_blocks + block)
+    }
+
+    pub const fn segment_bytes(&self) -> u64 {
+        self.segment_blocks as u64 * BLOCK_BYTES as u64
+    }
+
+    /// Most payload blocks of a record of guest writes or copies. A record never crosses into
+    /// another segment, and what is left at a segment's end should be little.
+    pub const fn record_payload_max(&self) -> u32 {
+        let sixteenth = self.segment_blocks / 16;
+        if sixteenth < 128 { sixteenth } else { 128 }
+    }
+
+    /// Segments that a disk of `blocks` blocks needs, segment 0 included; `None` if there are not
+    /// so many addresses.
+    pub fn segments_for(&self, blocks: u64) -> Option<u32> {
+        let segment = u64::from(self.segment_blocks);
+        let payload = u64::from(self.record_payload_max());
+        let with_headers = blocks.checked_mul(payload + 1)?.div_ceil(payload);
+        let share = 100 - u64::from(self.reserve_percent);
+        let data = with_headers.checked_mul(100)?.div_ceil(share).div_ceil(segment);
+        let map = map_blocks(blocks, data).div_ceil(segment);
+        let count = 1 + data + 2 * map + SPARE_SEGMENTS;
+        let fits = count.checked_mul(segment)? <= 1 << 32;
+        fits.then_some(u32::try_from(count).ok()?)
+    }
+
+    /// Whether the map root of a disk of `blocks` blocks fits in a record, which is the only
+    /// structure that grows with the disk and must be in one piece.
+    pub fn root_fits(&self, blocks: u64) -> bool {
+        let Some(segments) = self.segments_for(blocks) else { return false };
+        root_blocks(blocks.div_ceil(LEAF_BLOCKS), u64::from(segments)) + 2
+            <= u64::from(self.segment_blocks)
+    }
+
+    /// The segment size to use when none is asked for.
+    pub fn default_segment_bytes(capacity_bytes: u64) -> u64 {
+        let wanted = (capacity_bytes / SEGMENTS_PER_DISK).clamp(1 << 20, SEGMENT_DEFAULT_MAX);
+        let mut bytes = wanted.next_power_of_two().min(SEGMENT_DEFAULT_MAX);
+        while bytes < SEGMENT_BYTES.end && !Self::fits_disk(bytes, capacity_bytes) {
+            bytes *= 2;
+        }
+        bytes
+    }
+
+    fn fits_disk(segment_bytes: u64, capacity_bytes: u64) -> bool {
+        let shape = Self {
+            segment_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
+            reserve_percent: RESERVE_DEFAULT_PERCENT,
+            streams: 1,
+        };
+        shape.root_fits(blocks_of(capacity_bytes))
+    }
+}
+
+/// Blocks of a disk; the last may be cut short by the disk's end.
+pub const fn blocks_of(capacity_bytes: u64) -> u64 {
+    capacity_bytes.div_ceil(BLOCK_BYTES as u64)
+}
+
+/// Blocks of a disk of so many sectors.
+pub const fn blocks_of_sectors(sectors: u64) -> u64 {
+    sectors.div_ceil(BLOCK_SECTORS)
+}
+
+/// Blocks of a root with so many leaves and segments.
+pub const fn root_blocks(leaves: u64, segments: u64) -> u64 {
+    let bytes = ROOT_HEADER_BYTES + leaves * ROOT_LEAF_BYTES + segments * ROOT_SEGMENT_BYTES;
+    bytes.div_ceil(BLOCK_BYTES as u64)
+}
+
+/// Blocks of a map in which every leaf is in use.
+fn map_blocks(blocks: u64, segments: u64) -> u64 {
+    let leaves = blocks.div_ceil(LEAF_BLOCKS);
+    let payload = leaves * u64::from(LEAF_ON_DISK_BLOCKS) + root_blocks(leaves, segments);
+    payload + payload.div_ceil(32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn default_segments_grow_with_the_disk_up_to_a_point() {
+        for (capacity, segment) in [
+            (512, 1 << 20),
+            (GIB, 2 << 20),
+            (8 * GIB, 16 << 20),
+            (100 * GIB, 32 << 20),
+            (1024 * GIB, 32 << 20),
+        ] {
+            assert_eq!(Shape::default_segment_bytes(capacity), segment, "{capacity}");
+        }
+    }
+
+    #[test]
+    fn a_full_disk_fits_beside_its_reserve_and_two_maps() {
+        let shape = Shape { segment_blocks: 8192, reserve_percent: 20, streams: 1 };
+        let segments = shape.segments_for(blocks_of(100 * GIB)).unwrap();
+        // 100 GiB / 0.8 in segments of 32 MiB is 4000; headers, two maps and the spare add 70.
+        assert!((4000..4100).contains(&segments), "{segments}");
+        assert!(shape.root_fits(blocks_of(100 * GIB)));
+        assert_eq!(shape.segments_for(1 << 33), None);
+    }
+}

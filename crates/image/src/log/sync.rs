@@ -1,0 +1,101 @@
+//! Group commit: all flushes that wait when an fdatasync starts share it, whichever queues they
+//! came from.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// The number of the sync that will serve a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// The syncs of one image.
+#[derive(Default)]
+pub struct GroupSync {
+    state: Mutex<State>,
+    finished: AtomicU64,
+    /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
+    failed: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    running: bool,
+    started: u64,
+    /// Somebody waits for the sync after the one that runs.
+    wanted: bool,
+}
+
+impl GroupSync {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a sync that starts from now on. With `true`, the caller is to carry it out.
+    pub fn request(&self) -> (Ticket, bool) {
+        let mut state = self.state();
+        if state.running {
+            state.wanted = true;
+            return (Ticket(state.started + 1), false);
+        }
+        state.running = true;
+        state.started += 1;
+        (Ticket(state.started), true)
+    }
+
+    /// The sync that the caller carried out has ended. With `true`, it is to carry out another,
+    /// for those who asked meanwhile.
+    pub fn finish(&self, succeeded: bool) -> bool {
+        if !succeeded {
+            self.fail();
+        }
+        let mut state = self.state();
+        self.finished.store(state.started, Ordering::Release);
+        state.running = std::mem::take(&mut state.wanted);
+        state.started += u64::from(state.running);
+        state.running
+    }
+
+    /// Whether the flush has been served; `failed` tells how.
+    pub fn is_served(&self, ticket: Ticket) -> bool {
+        self.finished.load(Ordering::Acquire) >= ticket.0
+    }
+
+    /// Nothing can be promised from now on.
+    pub fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn those_who_come_while_a_sync_runs_share_the_next_one() {
+        let sync = GroupSync::default();
+        let (first, lead) = sync.request();
+        assert!(lead);
+        let (second, lead) = sync.request();
+        assert!(!lead);
+        assert_eq!(sync.request(), (second, false));
+        assert!(sync.finish(true), "the leader goes on");
+        assert!(sync.is_served(first) && !sync.is_served(second));
+        assert!(!sync.finish(true));
+        assert!(sync.is_served(second));
+    }
+
+    #[test]
+    fn failure_is_remembered() {
+        let sync = GroupSync::default();
+        let (ticket, _) = sync.request();
+        sync.finish(false);
+        assert!(sync.is_served(ticket) && sync.has_failed());
+        sync.request();
+        sync.finish(true);
+        assert!(sync.has_failed());
+    }
+}

@@ -1,0 +1,64 @@
+//! A segment read in large pieces, for those who walk through its records.
+
+use std::ops::Range;
+
+use flowstone_block::{AlignedBuf, Errno};
+use flowstone_fileio::BlockingFile;
+
+use super::address::BLOCK_BYTES;
+use super::shape::Shape;
+
+/// Blocks read at once: enough for the longest record of data, and long enough that a device
+/// reads at its full speed.
+const WINDOW_BLOCKS: u32 = 512;
+
+/// The part of a segment that is in memory.
+#[derive(Default)]
+pub struct Window {
+    buffer: Option<AlignedBuf>,
+    segment: u32,
+    blocks: Range<u32>,
+}
+
+impl Window {
+    /// Sees to it that `count` blocks of the segment from `first` on are in the window. `false` if
+    /// they do not exist, or are more than fit.
+    pub fn show(
+        &mut self,
+        reader: &mut BlockingFile,
+        shape: Shape,
+        file_blocks: u64,
+        segment: u32,
+        first: u32,
+        count: u32,
+    ) -> Result<bool, Errno> {
+        let Some(end) = first.checked_add(count).filter(|end| *end <= shape.segment_blocks) else {
+            return Ok(false);
+        };
+        if segment == self.segment && first >= self.blocks.start && end <= self.blocks.end {
+            return Ok(true);
+        }
+        let start = shape.address(segment, first);
+        let in_file = file_blocks.saturating_sub(u64::from(start.get()));
+        let in_segment = u64::from(shape.segment_blocks - first);
+        let blocks = in_file.min(in_segment).min(u64::from(WINDOW_BLOCKS)) as u32;
+        if blocks < count {
+            return Ok(false);
+        }
+        let buffer = self
+            .buffer
+            .get_or_insert_with(|| AlignedBuf::zeroed(WINDOW_BLOCKS as usize * BLOCK_BYTES));
+        self.blocks = 0..0;
+        reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES])?;
+        self.segment = segment;
+        self.blocks = first..first + blocks;
+        Ok(true)
+    }
+
+    /// A block that has been shown.
+    pub fn block(&self, number: u32) -> &[u8] {
+        let start = (number - self.blocks.start) as usize * BLOCK_BYTES;
+        let buffer = self.buffer.as_ref().expect("a block is shown before it is looked at");
+        &buffer[start..start + BLOCK_BYTES]
+    }
+}
