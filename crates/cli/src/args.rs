@@ -5,17 +5,17 @@
 
 use std::path::PathBuf;
 
-use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand};
+use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::parse_size;
 use flowstone_daemon::{Backend, Choice};
 use flowstone_daemon::{CpuList, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
-use flowstone_image::{DiscardMode, Format};
+use flowstone_image::{DiscardMode, Format, LogOptions};
 
 /// Virtual disks for QEMU/KVM guests, served over vhost-user-blk
 ///
 /// Sizes take K, M, G or T (powers of 1024). The image format comes from --format or the file's
-/// name (.raw, .img), never from the file's content. Exit status: 0 done, 1 failed, 2 wrong usage.
+/// name (.raw, .img, .flow), never from the file's content. Exit status: 0 done, 1 failed, 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "flowstone", version, propagate_version = true, max_term_width = 100)]
 pub struct Args {
@@ -49,11 +49,52 @@ pub struct Create {
     /// Size of the disk, e.g. 8G; a multiple of 512 bytes
     #[arg(long, value_parser = parse_size)]
     pub size: u64,
-    /// Image format: raw
+    /// Image format: raw (the disk's sectors as they are) or log (small random writes become large
+    /// sequential ones, with checksums); if the name does not tell (.raw, .img, .flow)
     #[arg(long)]
     pub format: Option<Format>,
-    /// The file to make; it must not exist
+    /// How a log image is laid out.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// The file to make, which must not exist; or, for a log image, an empty block device
     pub image: PathBuf,
+}
+
+/// Options of a new log image.
+#[derive(Debug, ClapArgs)]
+pub struct LogArgs {
+    /// Log images: size of a segment, the unit in which space is used again: a power of two from
+    /// 256K to 1G [default: 1/512 of the disk, at least 1M and at most 32M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub segment: Option<u64>,
+    /// Log images: room beyond the size of the disk, in percent of the whole, 3 to 74; with more,
+    /// less is copied to win space back [default: 20]
+    #[arg(long, value_name = "PCT")]
+    pub reserve: Option<u32>,
+    /// Log images: put everything into one stream, or split the guest's metadata from its data
+    /// [default: one]
+    #[arg(long, value_name = "STREAMS")]
+    pub streams: Option<Streams>,
+}
+
+/// Streams of a log image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Streams {
+    /// One for everything.
+    One,
+    /// One for the guest's metadata, one for the rest.
+    Split,
+}
+
+impl LogArgs {
+    /// What they mean.
+    pub fn options(&self) -> LogOptions {
+        LogOptions {
+            segment_bytes: self.segment,
+            reserve_percent: self.reserve,
+            split_streams: self.streams == Some(Streams::Split),
+        }
+    }
 }
 
 /// Arguments of `info`.
@@ -62,7 +103,7 @@ pub struct Info {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Image format, if the file's name does not tell
+    /// Image format, raw or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
     /// The image
@@ -72,13 +113,16 @@ pub struct Info {
 /// Arguments of `check`.
 #[derive(Debug, ClapArgs)]
 pub struct Check {
-    /// Repair what can be repaired safely (a raw image has nothing that can)
+    /// Read all data too, and compare it with its checksums (a raw image is always read)
+    #[arg(long)]
+    pub data: bool,
+    /// Repair what can be repaired safely, and say what is lost (a raw image has nothing that can)
     #[arg(long)]
     pub repair: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Image format, if the file's name does not tell
+    /// Image format, raw or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
     /// The image
@@ -88,12 +132,15 @@ pub struct Check {
 /// Arguments of `convert`.
 #[derive(Debug, ClapArgs)]
 pub struct Convert {
-    /// Format of the new image, if its name does not tell
+    /// Format of the new image, raw or log, if its name does not tell
     #[arg(long)]
     pub format: Option<Format>,
-    /// Format of the source, if its name does not tell
+    /// Format of the source, raw or log, if its name does not tell
     #[arg(long)]
     pub source_format: Option<Format>,
+    /// How a new log image is laid out.
+    #[command(flatten)]
+    pub log: LogArgs,
     /// The image to read
     pub source: PathBuf,
     /// The image to make; it must not exist
@@ -106,7 +153,7 @@ pub struct Resize {
     /// Ask the daemon at this control socket: the disk grows while its guest runs
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Image format, if the file's name does not tell
+    /// Image format, raw or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
     /// The image; with --control, also the disk's name
@@ -132,7 +179,7 @@ pub struct Serve {
     /// [default: from IMAGE]
     #[arg(long)]
     pub name: Option<String>,
-    /// Image format, if the file's name does not tell
+    /// Image format, raw or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
     /// Most queues the guest may use [default: 64]
@@ -147,7 +194,8 @@ pub struct Serve {
     /// What discards do: deallocate (the host gets the space back) or ignore (not offered)
     #[arg(long, value_name = "MODE")]
     pub discard: Option<DiscardMode>,
-    /// How requests reach the host file: auto, uring or sync (threads)
+    /// How requests reach the host file: auto, uring or sync (threads); for tests, volatile (when
+    /// killed, loses what was not flushed, as a power cut would)
     #[arg(long)]
     pub engine: Option<Choice<EngineChoice>>,
     /// Bypass the host's page cache: auto (where the file system can), on or off

@@ -307,6 +307,7 @@ impl FromStr for Choice<EngineChoice> {
             "auto" => Ok(Self(EngineChoice::Auto)),
             "uring" => Ok(Self(EngineChoice::Uring)),
             "sync" => Ok(Self(EngineChoice::Sync)),
+            "volatile" => Ok(Self(EngineChoice::Volatile)),
             _ => Err(format!("`{text}` is not an engine; use auto, uring or sync")),
         }
     }

@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 
+use rustix::fs::{SeekFrom, seek};
+
 use crate::direct::DirectLimits;
 use crate::lock::unlock;
 
@@ -25,6 +27,17 @@ pub(crate) struct Descriptors {
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
     pub kind: FileKind,
+}
+
+impl Descriptors {
+    /// Bytes of the file or device.
+    pub fn size(&self) -> io::Result<u64> {
+        if self.kind == FileKind::BlockDevice {
+            // A device node's metadata has no size; the end of the device does.
+            return Ok(seek(&self.file, SeekFrom::End(0))?);
+        }
+        Ok(self.file.metadata()?.len())
+    }
 }
 
 impl Drop for Descriptors {

@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, MutexGuard, OnceLock};
 
 use flowstone_block::QueueDepth;
 use rustix::fs::{SeekFrom, seek};
@@ -14,6 +14,7 @@ use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::inline::InlineChannel;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
+use crate::volatile::{self, Volatile};
 use crate::{Engine, FileChannel, FileIo, FileOffset};
 
 /// An open, locked host file or block device.
@@ -22,11 +23,23 @@ pub struct HostFile {
     engine: Engine,
     /// Started when the first channel asks for it: an io_uring disk may never need it.
     pool: OnceLock<Arc<Pool>>,
+    /// What engine `volatile` holds back.
+    cache: Option<Arc<Volatile>>,
 }
 
 impl HostFile {
-    pub(crate) fn new(files: Descriptors, engine: Engine) -> Self {
-        Self { files: Arc::new(files), engine, pool: OnceLock::new() }
+    pub(crate) fn new(files: Descriptors, engine: Engine) -> io::Result<Self> {
+        let files = Arc::new(files);
+        let cache = match engine {
+            Engine::Volatile => Some(Arc::new(Volatile::new(&files)?)),
+            Engine::Uring | Engine::Sync | Engine::Inline => None,
+        };
+        Ok(Self { files, engine, pool: OnceLock::new(), cache })
+    }
+
+    /// Holds nothing back while the answer lives.
+    fn settled(&self) -> io::Result<Option<MutexGuard<'_, volatile::State>>> {
+        self.cache.as_ref().map(|cache| cache.settle()).transpose()
     }
 
     fn is_block_device(&self) -> bool {
@@ -41,17 +54,15 @@ impl HostFile {
 
 impl FileIo for HostFile {
     fn size(&self) -> io::Result<u64> {
-        if self.is_block_device() {
-            // A device node's metadata has no size; the end of the device does.
-            return Ok(seek(&self.files.file, SeekFrom::End(0))?);
-        }
-        Ok(self.files.file.metadata()?.size())
+        let bytes = self.files.size()?;
+        Ok(self.cache.as_ref().map_or(bytes, |cache| cache.size(bytes)))
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         if self.is_block_device() {
             return Err(Errno::OPNOTSUPP.into());
         }
+        let _settled = self.settled()?;
         self.files.file.set_len(bytes)?;
         self.files.file.sync_all()
     }
@@ -65,7 +76,8 @@ impl FileIo for HostFile {
     }
 
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        let end = self.size()?;
+        let _settled = self.settled()?;
+        let end = self.files.size()?;
         if from.get() >= end {
             return Ok(None);
         }
@@ -89,7 +101,11 @@ impl FileIo for HostFile {
 
     fn describe(&self) -> String {
         let cache = if self.files.direct.is_some() { "direct I/O" } else { "page cache" };
-        format!("{cache}, engine {}", self.engine)
+        let warning = match self.engine {
+            Engine::Volatile => " (when killed, loses what was not flushed)",
+            Engine::Uring | Engine::Sync | Engine::Inline => "",
+        };
+        format!("{cache}, engine {}{warning}", self.engine)
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
@@ -100,7 +116,9 @@ impl FileIo for HostFile {
                 Box::new(UringChannel::new(file, pool, depth)?)
             }
             Engine::Sync => Box::new(self.pool_channel(&file)?),
-            Engine::Inline => Box::new(InlineChannel::new(file)),
+            Engine::Inline | Engine::Volatile => {
+                Box::new(InlineChannel::new(file, self.cache.clone()))
+            }
         })
     }
 }

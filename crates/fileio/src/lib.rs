@@ -3,7 +3,8 @@
 //!
 //! Three engines serve the seam and behave alike: `uring` (one io_uring per queue), `sync` (a
 //! pool of threads, for hosts where io_uring is switched off), and `inline` (plain calls on the
-//! queue's own thread, for memory file systems, where a call never waits for a device).
+//! queue's own thread, for memory file systems, where a call never waits for a device). A fourth,
+//! `volatile`, is for tests: it forgets what was not synced when the process is killed.
 
 mod blocking;
 mod blocking_file;
@@ -19,6 +20,7 @@ mod request;
 mod seam;
 pub mod sim;
 mod uring;
+mod volatile;
 
 pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};

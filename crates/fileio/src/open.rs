@@ -87,7 +87,8 @@ impl OpenOptions {
         }
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;
-        Ok(HostFile::new(Descriptors { file, direct, kind }, engine))
+        HostFile::new(Descriptors { file, direct, kind }, engine)
+            .map_err(|error| explain(&name, error))
     }
 
     fn lock(self, file: &File, sharing: Sharing, name: &str) -> Result<()> {

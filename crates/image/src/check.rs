@@ -1,68 +1,77 @@
-//! Checking a raw image: every byte that is there can be read.
+//! Checking an image, whatever its format.
 
-use flowstone_block::{AlignedBuf, BlockingDisk, Error, Extent, Result, Sector, SectorCount};
+use std::path::Path;
 
-use crate::Image;
-use crate::convert::chunks;
+use flowstone_block::Result;
+use flowstone_fileio::{Access, OpenOptions};
+
+use crate::{Format, log, raw};
+
+/// What to check, and what to do about what is found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CheckOptions {
+    /// Log images: also read all data and compare it with its checksums. Of a raw image there is
+    /// nothing else to check, so it is always read.
+    pub data: bool,
+    /// Repair what can be repaired without losing anything that could still be read.
+    pub repair: bool,
+}
 
 /// What a check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckReport {
-    /// Bytes read and found readable.
+    /// Bytes of data read and found as they were written, or, in a raw image, readable.
     pub readable_bytes: u64,
+    /// Bytes of data that there are.
+    pub data_bytes: u64,
     /// What is wrong, one line each; a long list is cut short.
     pub errors: Vec<String>,
     /// How many errors there are in all.
     pub error_count: u64,
     /// Bytes that belong to nothing; a raw image has none.
     pub leaked_bytes: u64,
+    /// What is not wrong, and good to know.
+    pub notes: Vec<String>,
+    /// What has been repaired, and what that has cost.
+    pub repairs: Vec<String>,
 }
 
 /// A ruined image must not make a ruinous report.
 pub const ERRORS_LISTED_MAX: usize = 100;
 
 impl CheckReport {
-    fn error(&mut self, line: String) {
+    pub(crate) fn error(&mut self, line: impl Into<String>) {
         self.error_count += 1;
         if self.errors.len() < ERRORS_LISTED_MAX {
-            self.errors.push(line);
+            self.errors.push(line.into());
         }
     }
 }
 
-/// Reads all data of the image. `progress` is told how many bytes of the disk are dealt with.
-pub fn check(image: &dyn Image, mut progress: impl FnMut(u64)) -> Result<CheckReport> {
-    let host = |error| Error::host("check", error, "check the host's file system");
-    let mut disk = BlockingDisk::new(image).map_err(host)?;
-    let mut report = CheckReport::default();
-    let mut at = Sector::new(0);
-    while let Some(data) = image.next_data(at).map_err(host)? {
-        for chunk in chunks(data) {
-            read_chunk(&mut disk, chunk, &mut report);
-            progress(chunk.start_bytes() + chunk.bytes());
-        }
-        at = data.end();
-    }
-    progress(image.geometry().capacity.bytes());
-    Ok(report)
-}
+/// How far a check has come: so many bytes of so many.
+pub type CheckProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
-/// Reads a chunk; if that fails, finds the 4 KiB blocks that cannot be read.
-fn read_chunk(disk: &mut BlockingDisk, chunk: Extent, report: &mut CheckReport) {
-    const BLOCK_SECTORS: u64 = 8;
-    let mut buffer = AlignedBuf::zeroed(chunk.bytes() as usize);
-    if disk.read(chunk.start(), &mut buffer).is_ok() {
-        report.readable_bytes += chunk.bytes();
-        return;
-    }
-    for start in (chunk.start().get()..chunk.end().get()).step_by(BLOCK_SECTORS as usize) {
-        let count = BLOCK_SECTORS.min(chunk.end().get() - start);
-        let Some(block) = Extent::new(Sector::new(start), SectorCount::new(count)) else {
-            continue;
-        };
-        match disk.read(block.start(), &mut buffer[..block.bytes() as usize]) {
-            Ok(()) => report.readable_bytes += block.bytes(),
-            Err(errno) => report.error(format!("{block} cannot be read: {errno}")),
+/// Checks the image at `path`, which nobody may be writing; to repair it, nobody may be using it.
+/// Also checks images that are too damaged to be opened.
+pub fn check(
+    path: &Path,
+    format: Format,
+    options: CheckOptions,
+    progress: CheckProgress<'_>,
+) -> Result<CheckReport> {
+    let access = if options.repair { Access::Write } else { Access::Read };
+    let file = Box::new(OpenOptions::new(access).open(path)?);
+    match format {
+        Format::Raw => raw::check(path, file, access, progress),
+        Format::Log => {
+            let name = path.display().to_string();
+            // All of a device is "allocated", so there is nothing to tell leaks by.
+            let tells_space = !crate::create::is_block_device(path);
+            if options.repair {
+                log::repair(&name, file, options.data, tells_space, progress)
+            } else {
+                log::check(&name, &*file, options.data, tells_space, progress)
+            }
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The two doors into this crate: making a new image and opening an existing one.
+//! The doors into this crate: making a new image, opening an existing one, and looking at one that
+//! somebody else may have open.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -7,9 +8,9 @@ use std::path::Path;
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, OpenOptions, create_sparse};
 
-use crate::log::{self, LogImage, LogOptions};
+use crate::log::{self, LogImage, LogInfo, LogOptions};
 use crate::raw::RawImage;
-use crate::{DiscardMode, Format, Image};
+use crate::{DiscardMode, Format, Image, Space};
 
 /// How to open an image.
 #[derive(Clone, Copy, Debug)]
@@ -54,7 +55,7 @@ fn create_log(name: &str, path: &Path, capacity: SectorCount, options: LogOption
     made
 }
 
-fn is_block_device(path: &Path) -> bool {
+pub(crate) fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
@@ -71,7 +72,35 @@ fn check_blank(name: &str, device: &dyn FileIo) -> Result<()> {
     Err(Error::invalid(name, why, "empty the device first (blkdiscard or wipefs)"))
 }
 
-/// Opens the image at `path`.
+/// What can be seen of an image without opening it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImageInfo {
+    /// How much room it takes.
+    pub space: Space,
+    /// More about a log image.
+    pub log: Option<LogInfo>,
+}
+
+/// Looks at the image at `path`, which somebody else may be writing.
+pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
+    let name = path.display().to_string();
+    let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
+    let file = Box::new(OpenOptions::new(Access::Inspect).open(path)?);
+    match format {
+        Format::Raw => {
+            let image = RawImage::open(path, file, DiscardMode::Deallocate, Access::Inspect)?;
+            Ok(ImageInfo { space: image.space().map_err(host)?, log: None })
+        }
+        Format::Log => {
+            let log = log::inspect(&name, &*file)?;
+            let allocated_bytes = file.allocated_bytes().map_err(host)?;
+            let space = Space { virtual_bytes: log.virtual_bytes, allocated_bytes };
+            Ok(ImageInfo { space, log: Some(log) })
+        }
+    }
+}
+
+/// Opens the image at `path`; [`inspect`] is for those that somebody else may be writing.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
     let file = Box::new(options.file.open(path)?);
     match format {
@@ -79,6 +108,11 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let image = RawImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))
         }
+        Format::Log if options.file.access == Access::Inspect => Err(Error::invalid(
+            path.display().to_string(),
+            "what somebody may be writing cannot be read",
+            "inspect it, or open it for reading",
+        )),
         Format::Log => {
             let image = LogImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))

@@ -55,6 +55,9 @@ pub trait Image: Layer {
     /// Changes the size of the disk, live. Shrinking is refused where there is data.
     fn resize(&self, capacity: SectorCount) -> Result<()>;
 
+    /// Puts data in order and gives the host back what is dead, while guests go on.
+    fn compact(&self) -> Result<()>;
+
     /// One line on how the image is being served: engine, caching.
     fn serving(&self) -> String;
 }

@@ -7,13 +7,15 @@ mod check;
 mod convert;
 mod create;
 mod format;
+#[doc(hidden)]
+pub mod fuzzing;
 mod image;
 pub mod log;
 pub mod raw;
 
-pub use check::{CheckReport, check};
+pub use check::{CheckOptions, CheckProgress, CheckReport, check};
 pub use convert::convert;
-pub use create::{ImageOptions, create, open};
+pub use create::{ImageInfo, ImageOptions, create, inspect, open};
 pub use format::Format;
 pub use image::{DiscardMode, Image, Space};
-pub use log::LogOptions;
+pub use log::{LogInfo, LogOptions};

@@ -3,10 +3,10 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Result, format_size};
-use flowstone_fileio::Access;
+use flowstone_image::{CheckOptions, CheckReport, Format, check};
 use serde::Serialize;
 
-use super::{open_image, print_json};
+use super::print_json;
 use crate::args::Check;
 use crate::progress::bytes_bar;
 
@@ -18,33 +18,62 @@ const ONLY_LEAKS: u8 = 3;
 struct Report<'a> {
     image: String,
     readable_bytes: u64,
+    data_bytes: u64,
     error_count: u64,
     leaked_bytes: u64,
     errors: &'a [String],
+    notes: &'a [String],
+    repairs: &'a [String],
 }
 
 pub fn run(args: &Check) -> Result<ExitCode> {
-    let access = if args.repair { Access::Write } else { Access::Read };
-    let image = open_image(&args.image, args.format, access)?;
-    let bar = bytes_bar("checking", image.geometry().capacity.bytes());
-    let found = flowstone_image::check(&*image, |bytes| bar.set_position(bytes))?;
+    let format = Format::choose(args.format, &args.image)?;
+    let bar = bytes_bar("checking", 0);
+    let options = CheckOptions { data: args.data, repair: args.repair };
+    let found = check(&args.image, format, options, &mut |done, total| {
+        bar.set_length(total);
+        bar.set_position(done);
+    });
     bar.finish_and_clear();
+    let found = found?;
     if args.json {
         print_json(&Report {
             image: args.image.display().to_string(),
             readable_bytes: found.readable_bytes,
+            data_bytes: found.data_bytes,
             error_count: found.error_count,
             leaked_bytes: found.leaked_bytes,
             errors: &found.errors,
+            notes: &found.notes,
+            repairs: &found.repairs,
         });
     } else {
-        found.errors.iter().for_each(|error| println!("error: {error}"));
-        let readable = format_size(found.readable_bytes);
-        println!("{} errors, {readable} of data readable", found.error_count);
+        print(&found, args.data || format == Format::Raw);
     }
     Ok(match (found.error_count, found.leaked_bytes) {
         (0, 0) => ExitCode::SUCCESS,
         (0, _) => ExitCode::from(ONLY_LEAKS),
         _ => ExitCode::from(ERRORS_FOUND),
     })
+}
+
+fn print(found: &CheckReport, data: bool) {
+    found.repairs.iter().for_each(|line| println!("repaired: {line}"));
+    found.errors.iter().for_each(|line| println!("error: {line}"));
+    let unlisted = found.error_count - found.errors.len() as u64;
+    if unlisted > 0 {
+        println!("error: and {unlisted} more");
+    }
+    found.notes.iter().for_each(|line| println!("note: {line}"));
+    if found.leaked_bytes > 0 {
+        let leaked = format_size(found.leaked_bytes);
+        println!("note: {leaked} of host space belong to nothing; --repair gives them back");
+    }
+    let errors = found.error_count;
+    let of_data = format_size(found.data_bytes);
+    if data {
+        println!("{errors} errors, {} of {of_data} of data readable", format_size(found.readable_bytes));
+    } else {
+        println!("{errors} errors; {of_data} of data have their places, --data reads them");
+    }
 }

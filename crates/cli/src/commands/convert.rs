@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use flowstone_block::Result;
 use flowstone_fileio::Access;
-use flowstone_image::{Format, Image, LogOptions, create};
+use flowstone_image::{Format, Image, create};
 
 use super::open_image;
 use crate::args::Convert;
@@ -15,7 +15,7 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
     let source = open_image(&args.source, args.source_format, Access::Read)?;
     let capacity_bytes = source.geometry().capacity.bytes();
     let format = Format::choose(args.format, &args.target)?;
-    create(&args.target, format, capacity_bytes, LogOptions::default())?;
+    create(&args.target, format, capacity_bytes, args.log.options())?;
     let copied = fill(&args.target, format, &*source);
     if copied.is_err() {
         // Half a copy must not look like a whole one. It is ours: we have just made it.

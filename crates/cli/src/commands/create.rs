@@ -3,12 +3,12 @@
 use std::process::ExitCode;
 
 use flowstone_block::Result;
-use flowstone_image::{Format, LogOptions};
+use flowstone_image::Format;
 
 use crate::args::Create;
 
 pub fn run(args: &Create) -> Result<ExitCode> {
     let format = Format::choose(args.format, &args.image)?;
-    flowstone_image::create(&args.image, format, args.size, LogOptions::default())?;
+    flowstone_image::create(&args.image, format, args.size, args.log.options())?;
     Ok(ExitCode::SUCCESS)
 }

@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use flowstone_block::{Error, Result, format_size};
-use flowstone_fileio::Access;
+use flowstone_block::{Result, format_size};
+use flowstone_image::{Format, LogInfo, inspect};
 use serde::Serialize;
 
-use super::{open_image, print_json};
+use super::print_json;
 use crate::args::Info;
 
 /// The stable JSON shape.
@@ -16,29 +16,92 @@ struct Report {
     format: &'static str,
     virtual_bytes: u64,
     allocated_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<LogReport>,
+}
+
+/// The part about a log image, at its newest checkpoint.
+#[derive(Serialize)]
+struct LogReport {
+    segment_bytes: u64,
+    streams: &'static str,
+    reserve_percent: u32,
+    segments_limit: u32,
+    segments_used: u32,
+    segments_free: u32,
+    live_bytes: u64,
+    write_amplification: Option<f64>,
+    relocated_share: Option<f64>,
+    map_share: Option<f64>,
+    checkpoint_age_s: Option<u64>,
+    clean: bool,
+    generation: u64,
+}
+
+impl From<&LogInfo> for LogReport {
+    fn from(log: &LogInfo) -> Self {
+        Self {
+            segment_bytes: log.segment_bytes,
+            streams: if log.split_streams { "split" } else { "one" },
+            reserve_percent: log.reserve_percent,
+            segments_limit: log.segments_limit,
+            segments_used: log.segments_used,
+            segments_free: log.segments_limit.saturating_sub(log.segments_used),
+            live_bytes: log.live_bytes,
+            write_amplification: log.write_amplification(),
+            relocated_share: log.relocated_share(),
+            map_share: log.map_share(),
+            checkpoint_age_s: log.checkpoint_age.map(|age| age.as_secs()),
+            clean: log.clean,
+            generation: log.generation,
+        }
+    }
 }
 
 pub fn run(args: &Info) -> Result<ExitCode> {
-    let image = open_image(&args.image, args.format, Access::Inspect)?;
-    let name = args.image.display().to_string();
-    let space = image
-        .space()
-        .map_err(|error| Error::host(name.clone(), error, "check the host's file system"))?;
+    let format = Format::choose(args.format, &args.image)?;
+    let found = inspect(&args.image, format)?;
     let report = Report {
-        image: name,
-        format: image.format().name(),
-        virtual_bytes: space.virtual_bytes,
-        allocated_bytes: space.allocated_bytes,
+        image: args.image.display().to_string(),
+        format: format.name(),
+        virtual_bytes: found.space.virtual_bytes,
+        allocated_bytes: found.space.allocated_bytes,
+        log: found.log.as_ref().map(LogReport::from),
     };
     if args.json {
         print_json(&report);
-    } else {
-        println!("image       {}", report.image);
-        println!("format      {}", report.format);
-        println!("size        {}", with_bytes(report.virtual_bytes));
-        println!("on host     {}", with_bytes(report.allocated_bytes));
+        return Ok(ExitCode::SUCCESS);
     }
+    println!("image       {}", report.image);
+    println!("format      {}", report.format);
+    println!("size        {}", with_bytes(report.virtual_bytes));
+    println!("on host     {}", with_bytes(report.allocated_bytes));
+    report.log.iter().for_each(print_log);
     Ok(ExitCode::SUCCESS)
+}
+
+fn print_log(log: &LogReport) {
+    println!("live        {}", with_bytes(log.live_bytes));
+    println!(
+        "segments    {} used, {} free, of {}; {} each",
+        log.segments_used,
+        log.segments_free,
+        log.segments_limit,
+        format_size(log.segment_bytes),
+    );
+    println!("layout      streams: {}, reserve: {} %", log.streams, log.reserve_percent);
+    if let Some(amplification) = log.write_amplification {
+        let percent = |share: Option<f64>| 100.0 * share.unwrap_or(0.0);
+        println!(
+            "written     {amplification:.2} blocks for each block of the guest; {:.1} % copies, \
+             {:.1} % map",
+            percent(log.relocated_share),
+            percent(log.map_share),
+        );
+    }
+    let age = log.checkpoint_age_s.map_or("none yet".into(), |age| format!("{age} s ago"));
+    let state = if log.clean { "closed in order" } else { "in use, or not closed in order" };
+    println!("checkpoint  {age}, generation {}; {state}", log.generation);
 }
 
 fn with_bytes(bytes: u64) -> String {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use flowstone_block::{
-    AlignedBuf, Channel, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result, SECTOR_BYTES,
-    Sector, SectorCount,
+    AlignedBuf, Channel, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result, Sector,
+    SectorCount,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo};
 use tracing::{error, info};
@@ -17,7 +17,7 @@ use super::channel::LogChannel;
 use super::core::Core;
 use super::inbox::Command;
 use super::keeper::{Keeper, Knowledge};
-use super::load::{LoadError, Loaded, load, read_superblock, shape_of};
+use super::load::{LoadError, Loaded, load};
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
 use super::superblock::{HeadPlace, Superblock, Totals};
 use super::tail::{Head, Health, Tail};
@@ -169,6 +169,16 @@ pub fn prepare(
     if let Some(damage) = &loaded.replay.damage {
         return Err(refused(&name, damage));
     }
+    prepare_loaded(name, file, loaded, readonly)
+}
+
+/// The same for an image that has been loaded, and whose end is where replay says.
+pub fn prepare_loaded(
+    name: String,
+    file: Box<dyn FileIo>,
+    loaded: Loaded,
+    readonly: bool,
+) -> Result<(Arc<Core>, Option<Knowledge>)> {
     let features = loaded.superblock.readonly_features();
     if features != 0 && !readonly {
         let why = format!("it uses features {features:#x} that this version can only read");
@@ -210,7 +220,8 @@ fn refused(name: &str, damage: &str) -> Error {
     Error::invalid(name, why, "restore it from a backup, or see `flowstone check --repair`")
 }
 
-fn explain(name: &str, error: LoadError) -> Error {
+/// What is wrong, for a person.
+pub fn explain(name: &str, error: LoadError) -> Error {
     match error {
         LoadError::Unusable(why) => {
             Error::invalid(name, why, "give the right file or --format, or use a newer version")
@@ -300,6 +311,16 @@ impl Image for LogImage {
         })
     }
 
+    fn compact(&self) -> Result<()> {
+        let name = format!("compact {}", self.core.name);
+        if self.readonly {
+            let why = "it is open for reading only";
+            return Err(Error::invalid(name, why, "open it for writing"));
+        }
+        self.ask(Command::Compact)
+            .map_err(|errno| Error::host(name, errno, "free space on the host, or try again later"))
+    }
+
     fn serving(&self) -> String {
         let shape = self.core.shape;
         let streams = if shape.streams > 1 { "metadata and data streams" } else { "one stream" };
@@ -309,11 +330,4 @@ impl Image for LogImage {
             self.core.file.describe()
         )
     }
-}
-
-/// The superblock of an image that somebody else may be writing, for `info`.
-pub fn inspect(name: &str, file: &dyn FileIo) -> Result<Superblock> {
-    let superblock = read_superblock(file).map_err(|error| explain(name, error))?;
-    let _ = (shape_of(&superblock), SECTOR_BYTES);
-    Ok(superblock)
 }

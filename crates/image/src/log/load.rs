@@ -3,18 +3,19 @@
 //! Everything read here may be damaged, cut short, or made by somebody who means harm: each number
 //! is checked before it is used, and work is bounded by the size of the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use flowstone_block::{AlignedBuf, Errno};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::address::{Address, BLOCK_BYTES, Word};
+use super::lost::Hunt;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::{Codec, LEAF_ON_DISK_BLOCKS};
 use super::replay::{Replay, replay};
-use super::root::{Bounds, LeafPlace, Root};
+use super::root::{Bounds, LeafPlace, Root, SegmentNote};
 use super::segments::{Segment, SegmentTable, State};
-use super::shape::{RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of_sectors};
+use super::shape::{RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of_sectors, root_blocks};
 use super::superblock::{HeadPlace, Refusal, RootPlace, SLOTS, Superblock};
 use super::tail::STREAMS_MAX;
 
@@ -53,46 +54,78 @@ fn damaged(why: impl Into<String>) -> LoadError {
     LoadError::Damaged(why.into())
 }
 
-/// The newest valid superblock.
-pub fn read_superblock(file: &dyn FileIo) -> Result<Superblock, LoadError> {
+/// What is in the two slots for superblocks.
+pub type Slots = [Result<Superblock, Refusal>; 2];
+
+/// Reads both slots.
+pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
     let size = file.size().map_err(|error| host(&error))?;
     let mut reader = BlockingFile::new(file).map_err(|error| host(&error))?;
-    let mut newest: Option<Superblock> = None;
-    let mut refusals = Vec::new();
-    for slot in SLOTS {
+    let mut read = |slot: Address| -> Result<_, LoadError> {
         if slot.offset().get() + BLOCK_BYTES as u64 > size {
-            refusals.push(Refusal::Damaged("the file is too short for a log image"));
-            continue;
+            return Ok(Err(Refusal::SHORT));
         }
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         reader.read(slot.offset(), &mut block)?;
         let block: &[u8; BLOCK_BYTES] = (&*block).try_into().expect("a buffer of one block");
-        match Superblock::decode(block) {
-            Ok(found) if newest.as_ref().is_none_or(|best| found.generation > best.generation) => {
-                newest = Some(found);
-            }
-            Ok(_) => {}
-            Err(refusal) => refusals.push(refusal),
-        }
-    }
-    for refusal in &refusals {
-        if let Refusal::Future(why) = refusal {
-            return Err(LoadError::Unusable(why.clone()));
-        }
-    }
-    let Some(superblock) = newest else {
-        let damage = refusals.iter().find_map(|refusal| match refusal {
-            Refusal::Damaged(why) => Some(*why),
-            _ => None,
-        });
-        return Err(match damage {
-            Some(why) if size > 0 => damaged(why),
-            _ => LoadError::Unusable("it is not a log image".into()),
-        });
+        Ok(Superblock::decode(block))
     };
-    check_superblock(&superblock)?;
-    Ok(superblock)
+    Ok([read(SLOTS[0])?, read(SLOTS[1])?])
 }
+
+/// The newest superblock that is whole, if its numbers can be.
+pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
+    let refusals = || slots.iter().filter_map(|slot| slot.as_ref().err());
+    if let Some(Refusal::Future(why)) = refusals().find(|it| matches!(it, Refusal::Future(_))) {
+        return Err(LoadError::Unusable(why.clone()));
+    }
+    let whole = slots.iter().filter_map(|slot| slot.as_ref().ok());
+    if let Some(superblock) = whole.max_by_key(|superblock| superblock.generation) {
+        check_superblock(superblock)?;
+        return Ok(superblock);
+    }
+    let broken = refusals().find_map(|refusal| match refusal {
+        Refusal::Damaged(why) if *refusal != Refusal::SHORT => Some(*why),
+        _ => None,
+    });
+    Err(broken.map_or_else(|| LoadError::Unusable("it is not a log image".into()), damaged))
+}
+
+/// The superblock to open an image with: the newest, if it is certain which one that is.
+///
+/// A power cut leaves whole sectors, and all that a superblock says is in its first one: it never
+/// leaves a slot that is damaged. So that is damage, and the lost superblock may be the newer one,
+/// which knows of writes, and of space used again, that the other does not.
+fn read_superblock(file: &dyn FileIo) -> Result<Superblock, LoadError> {
+    let slots = read_slots(file)?;
+    let superblock = newest(&slots)?;
+    match lost_slot(&slots) {
+        None => Ok(superblock.clone()),
+        Some(slot) => Err(damaged(format!(
+            "superblock {slot} is damaged or missing, and the one that is left need not be the \
+             newest"
+        ))),
+    }
+}
+
+/// The slot, `A` or `B`, that held a superblock and does not any more.
+pub fn lost_slot(slots: &Slots) -> Option<char> {
+    match slots {
+        [Ok(other), Err(refusal)] if is_lost(other, refusal) => Some('B'),
+        [Err(refusal), Ok(other)] if is_lost(other, refusal) => Some('A'),
+        _ => None,
+    }
+}
+
+/// Only an image that has never been opened for writing has but one superblock.
+fn is_lost(other: &Superblock, refusal: &Refusal) -> bool {
+    other.generation > 1 || *refusal != Refusal::Foreign
+}
+
+/// Far more than any image lives to see, and far from where sums overflow.
+const COUNTERS_MAX: u64 = 1 << 62;
+/// Serials have as many bits for the session.
+const SESSIONS_MAX: u64 = (1 << 32) - 1;
 
 /// Refuses a superblock whose numbers cannot be: its checksum proves only that it is whole.
 fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
@@ -110,23 +143,43 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
     if !sound {
         return Err(damaged("the superblock has sizes that cannot be"));
     }
-    let inside = |head: &HeadPlace| {
-        head.serial == 0
-            || (1..superblock.segments).contains(&head.segment)
-                && head.block < superblock.segment_blocks
-    };
-    if !superblock.heads.iter().all(inside) {
-        return Err(damaged("the superblock names a head outside the image"));
+    let counters = [superblock.generation, superblock.next_sequence, superblock.clock];
+    if counters.iter().any(|count| *count >= COUNTERS_MAX) || superblock.session >= SESSIONS_MAX {
+        return Err(damaged("the superblock has numbers that cannot be"));
     }
+    // All that a root may have to name must fit in one record.
+    let leaves = blocks_of_sectors(superblock.capacity_sectors).div_ceil(LEAF_BLOCKS);
+    let root_max = root_blocks(leaves, u64::from(superblock.segments));
+    if root_max + 2 > u64::from(superblock.segment_blocks) {
+        return Err(damaged("the superblock has segments too small for its disk"));
+    }
+    check_heads(superblock)?;
     let RootPlace { address, blocks, bytes, .. } = superblock.root;
     let root_end = u64::from(address.get()) + u64::from(blocks);
     let image_end = u64::from(superblock.segments) * u64::from(superblock.segment_blocks);
     let root_sound = blocks == 0
         || address.get() > superblock.segment_blocks
             && root_end <= image_end
-            && blocks < superblock.segment_blocks
+            && u64::from(blocks) <= root_max
             && bytes <= u64::from(blocks) * BLOCK_BYTES as u64;
     if root_sound { Ok(()) } else { Err(damaged("the superblock names a map root that cannot be")) }
+}
+
+/// Every stream of guest data has a head, every head a segment of its own.
+fn check_heads(superblock: &Superblock) -> Result<(), LoadError> {
+    let heads = || superblock.heads.iter().filter(|head| head.serial != 0);
+    let inside = |head: &HeadPlace| {
+        (1..superblock.segments).contains(&head.segment) && head.block < superblock.segment_blocks
+    };
+    if !heads().all(inside) {
+        return Err(damaged("the superblock names a head outside the image"));
+    }
+    let distinct: BTreeSet<u32> = heads().map(|head| head.segment).collect();
+    let streams = &superblock.heads[..superblock.streams as usize];
+    if distinct.len() < heads().count() || streams.iter().any(|head| head.serial == 0) {
+        return Err(damaged("the superblock names heads that cannot be"));
+    }
+    Ok(())
 }
 
 /// The layout that a superblock tells.
@@ -144,21 +197,31 @@ fn host(error: &std::io::Error) -> LoadError {
 
 /// Reads the whole image but its data.
 pub fn load(file: &dyn FileIo) -> Result<Loaded, LoadError> {
-    let superblock = read_superblock(file)?;
+    load_from(file, read_superblock(file)?, |_, error| Err(error))
+}
+
+/// Reads the image that this superblock names. `bad_leaf` says what to do about a leaf that cannot
+/// be used: fail, or go on without it.
+pub fn load_from(
+    file: &dyn FileIo,
+    superblock: Superblock,
+    bad_leaf: impl FnMut(&LeafPlace, LoadError) -> Result<(), LoadError>,
+) -> Result<Loaded, LoadError> {
     let shape = shape_of(&superblock);
     let codec = Codec::new(&superblock.identity);
     let mut reader = BlockingFile::new(file).map_err(|error| host(&error))?;
     let file_blocks = file.size().map_err(|error| host(&error))? / BLOCK_BYTES as u64;
     let bounds = Bounds {
-        leaves: blocks_of_sectors(superblock.capacity_sectors).div_ceil(LEAF_BLOCKS),
+        blocks: blocks_of_sectors(superblock.capacity_sectors),
         segments: superblock.segments,
         segment_blocks: superblock.segment_blocks,
     };
     let root = read_root(&mut reader, &superblock, bounds, file_blocks)?;
     let map = BlockMap::default();
-    read_leaves(&mut reader, &root.leaves, &map, bounds, file_blocks)?;
+    let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, file_blocks, bad_leaf)?;
     let mut segments = SegmentTable::new(shape, superblock.segments, superblock.session + 1);
     for note in &root.segments {
+        check_note(note, &superblock, file_blocks)?;
         let segment = Segment {
             state: State::Sealed,
             class: note.class as u8,
@@ -168,20 +231,45 @@ pub fn load(file: &dyn FileIo) -> Result<Loaded, LoadError> {
         };
         segments.set(note.segment, segment);
     }
-    let replay = if superblock.clean {
+    let mut replay = if superblock.clean {
         Replay::nothing(&superblock)
     } else {
         replay(&mut reader, &superblock, shape, codec, file_blocks, &map, &mut segments)?
     };
-    let leaves: LeafPlaces =
-        root.leaves.iter().map(|place| (place.leaf, (place.address, place.checksum))).collect();
+    if replay.damage.is_none() {
+        let mut hunt = Hunt { reader: &mut reader, shape, codec, file_blocks };
+        replay.damage = hunt.find(&superblock, &replay, &segments)?;
+        replay.is_stale = superblock.clean && replay.damage.is_some();
+    }
     count_live(&map, &superblock, &leaves, file_blocks, shape, &mut segments)?;
-    for head in replay.heads.iter().filter(|head| head.serial != 0 && superblock.clean) {
+    for (class, head) in (0..).zip(replay.heads) {
+        if head.serial == 0 || !superblock.clean {
+            continue;
+        }
         let segment = segments.get(head.segment);
-        segments.set(head.segment, Segment { state: State::Open, serial: head.serial, ..segment });
+        // Held: what is appended from now on is for replay to find.
+        let open =
+            Segment { state: State::Open, class, serial: head.serial, held: true, ..segment };
+        segments.set(head.segment, open);
     }
     segments.settle();
     Ok(Loaded { superblock, shape, codec, map, segments, leaves, replay })
+}
+
+/// A segment in use had all its space when the checkpoint was made, unless it had never been
+/// written to.
+fn check_note(
+    note: &SegmentNote,
+    superblock: &Superblock,
+    file_blocks: u64,
+) -> Result<(), LoadError> {
+    let unused = |head: &HeadPlace| head.segment == note.segment && head.block == 0;
+    if superblock.heads.iter().any(unused) {
+        return Ok(());
+    }
+    let start = shape_of(superblock).address(note.segment, 0);
+    let blocks = u64::from(superblock.segment_blocks);
+    check_inside(start, blocks, file_blocks, "a segment in use")
 }
 
 fn read_root(
@@ -215,54 +303,75 @@ fn check_inside(at: Address, blocks: u64, file_blocks: u64, what: &str) -> Resul
 /// Leaves read at once: the buffer they share.
 const LEAVES_AT_ONCE: usize = 256;
 
+/// Reads the leaves into the map; returns where those are that it has read.
 fn read_leaves(
     reader: &mut BlockingFile,
     places: &[LeafPlace],
     map: &BlockMap,
     bounds: Bounds,
     file_blocks: u64,
-) -> Result<(), LoadError> {
+    mut bad_leaf: impl FnMut(&LeafPlace, LoadError) -> Result<(), LoadError>,
+) -> Result<LeafPlaces, LoadError> {
     let leaf_bytes = LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES;
     let mut buffer = AlignedBuf::zeroed(LEAVES_AT_ONCE * leaf_bytes);
-    for batch in places.chunks(LEAVES_AT_ONCE) {
-        for place in batch {
-            check_inside(place.address, u64::from(LEAF_ON_DISK_BLOCKS), file_blocks, "a map leaf")?;
+    let mut found = LeafPlaces::new();
+    let mut inside = Vec::with_capacity(places.len());
+    for place in places {
+        match check_inside(place.address, LEAF_ON_DISK_BLOCKS.into(), file_blocks, "a map leaf") {
+            Ok(()) => inside.push(place),
+            Err(error) => bad_leaf(place, error)?,
         }
+    }
+    for batch in inside.chunks(LEAVES_AT_ONCE) {
         let mut reads: Vec<(FileOffset, &mut [u8])> = batch
             .iter()
             .zip(buffer.chunks_exact_mut(leaf_bytes))
             .map(|(place, target)| (place.address.offset(), target))
             .collect();
-        reader.read_many(&mut reads)?;
-        for (place, bytes) in batch.iter().zip(buffer.chunks_exact(leaf_bytes)) {
-            if crc32c::crc32c(bytes) != place.checksum {
-                return Err(damaged(format!(
-                    "the checksum of map leaf {} does not fit",
-                    place.leaf
-                )));
+        let all_read = reader.read_many(&mut reads);
+        for (place, bytes) in batch.iter().zip(buffer.chunks_exact_mut(leaf_bytes)) {
+            let read = all_read.or_else(|_| reader.read(place.address.offset(), bytes));
+            let sound = read.map_err(LoadError::Host).and_then(|()| check_leaf(place, bytes, bounds));
+            match sound {
+                Ok(()) => {
+                    map.load_leaf(place.leaf, bytes);
+                    found.insert(place.leaf, (place.address, place.checksum));
+                }
+                Err(error) => bad_leaf(place, error)?,
             }
-            check_leaf(place.leaf, bytes, bounds)?;
-            map.load_leaf(place.leaf, bytes);
         }
     }
-    Ok(())
+    Ok(found)
 }
 
-/// Every word of a leaf names a place in a segment, or nothing.
-fn check_leaf(leaf: u32, bytes: &[u8], bounds: Bounds) -> Result<(), LoadError> {
-    let end = u64::from(bounds.segments) * u64::from(bounds.segment_blocks);
-    let sound = |word: Word| {
-        let address = u64::from(word.address().get());
-        word.bits() == 0 || (u64::from(bounds.segment_blocks)..end).contains(&address)
-    };
-    let mut words = bytes.chunks_exact(8).map(|bytes| {
-        Word::from_bits(u64::from_le_bytes(bytes.try_into().expect("chunks of 8 bytes")))
-    });
-    if words.all(sound) {
-        Ok(())
-    } else {
-        Err(damaged(format!("map leaf {leaf} names a place outside the image")))
+/// A leaf is what the root says, and every word of it names a place in a segment, or nothing.
+fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), LoadError> {
+    let leaf = place.leaf;
+    if crc32c::crc32c(bytes) != place.checksum {
+        return Err(damaged(format!("the checksum of map leaf {leaf} does not fit")));
     }
+    let end = u64::from(bounds.segments) * u64::from(bounds.segment_blocks);
+    let first = u64::from(leaf) * LEAF_BLOCKS;
+    let mut mapped = 0;
+    for (lba, bytes) in (first..).zip(bytes.chunks_exact(8)) {
+        let bits = u64::from_le_bytes(bytes.try_into().expect("chunks of 8 bytes"));
+        let address = u64::from(Word::from_bits(bits).address().get());
+        if bits == 0 {
+            continue;
+        }
+        mapped += 1;
+        if !(u64::from(bounds.segment_blocks)..end).contains(&address) {
+            return Err(damaged(format!("map leaf {leaf} names a place outside the image")));
+        }
+        if lba >= bounds.blocks {
+            return Err(damaged(format!("map leaf {leaf} maps blocks beyond the disk")));
+        }
+    }
+    // Else a few bytes of a file could ask for any amount of memory.
+    if mapped == 0 {
+        return Err(damaged(format!("map leaf {leaf} is named and maps nothing")));
+    }
+    Ok(())
 }
 
 /// Counts the live blocks of every segment.

@@ -46,14 +46,16 @@ impl Default for BlockMap {
 
 impl Drop for BlockMap {
     fn drop(&mut self) {
-        if self.leaf_count() == 0 {
-            return;
-        }
-        for slot in &self.leaves {
+        // Most of the slots have never been touched: no further than the last leaf.
+        let mut left = self.leaf_count();
+        let mut slots = self.leaves.iter();
+        while left > 0 {
+            let Some(slot) = slots.next() else { return };
             let leaf = slot.load(Ordering::Relaxed);
             if !leaf.is_null() {
                 // SAFETY: made by Box::into_raw in `leaf_or_new`, and nobody uses it any more.
                 drop(unsafe { Box::from_raw(leaf) });
+                left -= 1;
             }
         }
     }
@@ -80,8 +82,9 @@ impl BlockMap {
     }
 
     fn mark_changed(&self, leaf: &Leaf) {
-        // A plain look first: most changes hit a leaf that is marked already.
-        if !leaf.changed.load(Ordering::Relaxed) && !leaf.changed.swap(true, Ordering::Relaxed) {
+        // Always a swap, never a look first: whoever takes the mark off must see the word that was
+        // stored before it, or the mark must be set again.
+        if !leaf.changed.swap(true, Ordering::AcqRel) {
             self.changed_count.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -191,7 +194,7 @@ impl BlockMap {
         let leaves = 0..blocks.div_ceil(LEAF_BLOCKS) as u32;
         let is_changed = |index: &u32| {
             self.leaf(u64::from(*index))
-                .is_some_and(|leaf| leaf.changed.swap(false, Ordering::Relaxed))
+                .is_some_and(|leaf| leaf.changed.swap(false, Ordering::AcqRel))
         };
         let changed: Vec<u32> = leaves.filter(is_changed).collect();
         self.changed_count.fetch_sub(changed.len() as u32, Ordering::Relaxed);

@@ -1,16 +1,22 @@
 //! The log format: guest writes land one after the other. Format and argument: docs/format.md.
 //!
 //! From the bottom up: what is in the file (`address`, `shape`, `superblock`, `record`, `root`),
-//! what is in memory (`map`, `segments`, `tail`, `core`), how an image is read (`load`, `replay`),
-//! a queue of it (`channel`), the thread behind it (`keeper`), and the image as a whole (`disk`).
+//! what is in memory (`map`, `segments`, `tail`, `core`), how an image is read (`load`, `replay`,
+//! `lost`), a queue of it (`channel`), the thread behind it (`keeper`), the image as a whole (`disk`,
+//! `inspect`), how one is checked and repaired (`check`), and
+//! what makes bad ones on purpose (`doctor`).
 
 mod address;
 mod channel;
+mod check;
 mod core;
 mod disk;
+pub(crate) mod doctor;
 mod inbox;
+mod inspect;
 mod keeper;
 mod load;
+mod lost;
 mod map;
 mod policy;
 mod record;
@@ -24,5 +30,10 @@ mod tail;
 mod waker;
 mod window;
 
+pub use check::{check, repair};
 pub use disk::{LogImage, LogOptions, create};
+pub use inspect::{LogInfo, inspect};
 pub use superblock::SUPERBLOCK_AREA_BYTES;
+
+#[cfg(test)]
+mod tests;

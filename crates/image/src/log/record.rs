@@ -227,6 +227,12 @@ impl Codec {
         })
     }
 
+    /// Makes the checksum of a header block fit what is in it.
+    pub fn seal(&self, block: &mut [u8; BLOCK_BYTES]) {
+        let raw: &mut RawBlock = zerocopy::transmute_mut!(block);
+        raw.header.checksum = self.checksum(raw).into();
+    }
+
     fn checksum(&self, raw: &RawBlock) -> u32 {
         let bytes = raw.as_bytes();
         let sum = crc32c::crc32c_append(self.seed, &bytes[..4]);

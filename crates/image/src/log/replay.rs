@@ -1,13 +1,21 @@
 //! Roll-forward: the records that were written after the newest checkpoint, in their order.
 //!
-//! Streams are merged by sequence number. The first record that is not whole ends the replay; what
-//! lies behind it had not completed when the daemon died, or had not been flushed when power went.
+//! Streams of guest data are merged by sequence number. The first record that is not whole ends the
+//! replay; what lies behind it had not completed when the daemon died, or had not been flushed when
+//! power went.
+//!
+//! Copies that cleaning made are put in where they were made, between the guest's records: then a
+//! block moves only if it is where it was. A copy that is missing leaves its block in the old place,
+//! which is there as long as the copy was not durable.
+
+use std::ops::RangeInclusive;
 
 use flowstone_fileio::BlockingFile;
 
-use super::address::Address;
+use super::address::{Address, Word};
 use super::load::LoadError;
 use super::map::BlockMap;
+use super::policy::{CLASS_CLEANED, CLASS_COLD, CLASS_GUEST_MAX};
 use super::record::{Codec, Entry, Header, Kind};
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{Shape, blocks_of_sectors};
@@ -28,6 +36,8 @@ pub struct Replay {
     pub heads: [HeadPlace; STREAMS_MAX],
     /// Signs that the medium has lost something it had promised to keep.
     pub damage: Option<String>,
+    /// What is lost is a newer superblock: nothing here may be trusted.
+    pub is_stale: bool,
 }
 
 impl Replay {
@@ -47,6 +57,7 @@ fn first_heads(superblock: &Superblock) -> [HeadPlace; STREAMS_MAX] {
 
 /// One stream, as far as it has been replayed.
 struct Cursor {
+    class: u8,
     head: HeadPlace,
     window: Window,
     header: Option<Header>,
@@ -81,57 +92,94 @@ pub fn replay(
         blocks: blocks_of_sectors(superblock.capacity_sectors),
     };
     let mut found = Replay::nothing(superblock);
-    let mut cursors: Vec<Cursor> =
-        found.heads.iter().filter(|head| head.serial != 0).map(|head| Cursor::new(*head)).collect();
-    for (stream, cursor) in cursors.iter_mut().enumerate() {
-        note_segment(segments, cursor.head, stream);
-        replayer.look(cursor)?;
-    }
+    let mut guests = replayer.start(superblock, 0..=CLASS_GUEST_MAX, segments)?;
+    let mut copies = replayer.start(superblock, CLASS_CLEANED..=CLASS_COLD, segments)?;
     loop {
         let next = found.next_sequence;
-        let is_next = |cursor: &Cursor| cursor.header.is_some_and(|it| it.sequence == next);
-        let Some(stream) = cursors.iter().position(is_next) else { break };
-        let cursor = &mut cursors[stream];
-        if cursor.header.is_some_and(|header| header.generation > superblock.generation) {
+        let is_next = |cursor: &&mut Cursor| cursor.sequence() == Some(next);
+        let guest = guests.iter_mut().find(is_next);
+        let copy = copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
+        let cursor = match (guest, copy) {
+            (Some(guest), Some(copy)) => if copy.was_made_by(next) { copy } else { guest },
+            (Some(one), None) | (None, Some(one)) => one,
+            (None, None) => break,
+        };
+        if cursor.header.is_some_and(|header| header.generation > superblock.generation)
+            && cursor.class <= CLASS_GUEST_MAX
+        {
             found.damage = Some("a newer superblock than the ones found has existed".into());
+            found.is_stale = true;
             break;
         }
         if !replayer.apply(cursor, map, &mut found)? {
-            break;
+            cursor.header = None;
+            continue;
         }
         if cursor.head.block == 0 {
-            note_segment(segments, cursor.head, stream);
+            note_segment(segments, cursor);
         }
         replayer.look(cursor)?;
     }
-    for cursor in &mut cursors {
+    for cursor in &mut guests {
         if found.damage.is_none() {
             found.damage = replayer.find_promises(cursor, found.next_sequence)?;
         }
     }
-    for (head, cursor) in found.heads.iter_mut().zip(&cursors) {
-        *head = cursor.head;
+    for cursor in &guests {
+        found.heads[usize::from(cursor.class)] = cursor.head;
     }
     Ok(found)
 }
 
-fn note_segment(segments: &mut SegmentTable, head: HeadPlace, stream: usize) {
+fn note_segment(segments: &mut SegmentTable, cursor: &Cursor) {
     let segment = Segment {
         state: State::Sealed,
-        class: stream as u8,
-        serial: head.serial,
-        ..segments.get(head.segment)
+        class: cursor.class,
+        serial: cursor.head.serial,
+        held: true,
+        ..segments.get(cursor.head.segment)
     };
-    segments.set(head.segment, segment);
+    segments.set(cursor.head.segment, segment);
 }
 
 impl Cursor {
-    fn new(head: HeadPlace) -> Self {
-        Self { head, window: Window::default(), header: None, entries: Vec::new() }
+    fn new(class: u8, head: HeadPlace) -> Self {
+        Self { class, head, window: Window::default(), header: None, entries: Vec::new() }
+    }
+}
+
+impl Cursor {
+    fn sequence(&self) -> Option<u64> {
+        self.header.map(|header| header.sequence)
+    }
+
+    /// For copies: whether the guest had written no more than this when they were made.
+    fn was_made_by(&self, next: u64) -> bool {
+        self.header.is_some_and(|header| header.durable <= next)
     }
 }
 
 impl Replayer<'_> {
+    /// Cursors at the heads of the streams of these classes.
+    fn start(
+        &mut self,
+        superblock: &Superblock,
+        classes: RangeInclusive<u8>,
+        segments: &mut SegmentTable,
+    ) -> Result<Vec<Cursor>, LoadError> {
+        let mut cursors = Vec::new();
+        for class in classes {
+            let head = superblock.heads[usize::from(class)];
+            if head.serial != 0 {
+                let mut cursor = Cursor::new(class, head);
+                note_segment(segments, &cursor);
+                self.look(&mut cursor)?;
+                cursors.push(cursor);
+            }
+        }
+        Ok(cursors)
+    }
+
     fn show(&mut self, cursor: &mut Cursor, first: u32, count: u32) -> Result<bool, LoadError> {
         let segment = cursor.head.segment;
         Ok(cursor.window.show(self.reader, self.shape, self.file_blocks, segment, first, count)?)
@@ -145,10 +193,11 @@ impl Replayer<'_> {
             return Ok(());
         }
         let header = self.codec.decode(cursor.window.block(at), &mut cursor.entries);
+        let data = if cursor.class <= CLASS_GUEST_MAX { Kind::Writes } else { Kind::Relocated };
         cursor.header = header.filter(|header| {
             header.serial == cursor.head.serial
                 && header.position == at
-                && matches!(header.kind, Kind::Writes | Kind::Seal)
+                && (header.kind == data || header.kind == Kind::Seal)
         });
         Ok(())
     }
@@ -165,7 +214,7 @@ impl Replayer<'_> {
         if !self.show(cursor, first, header.record_blocks())? || !self.is_whole(cursor, first) {
             return Ok(false);
         }
-        found.next_sequence += 1;
+        found.next_sequence += u64::from(cursor.class <= CLASS_GUEST_MAX);
         found.records += 1;
         found.blocks += u64::from(header.record_blocks());
         match (header.kind, cursor.entries.first()) {
@@ -176,6 +225,12 @@ impl Replayer<'_> {
                     return Ok(false);
                 }
                 cursor.head = HeadPlace { serial: *serial, segment, block: 0 };
+            }
+            (Kind::Relocated, _) => {
+                if header.link != 0 {
+                    move_blocks(cursor, self.shape.address(cursor.head.segment, first), map);
+                }
+                cursor.head.block += header.record_blocks();
             }
             _ => {
                 let address: Address = self.shape.address(cursor.head.segment, first);
@@ -191,7 +246,7 @@ impl Replayer<'_> {
     fn is_whole(&self, cursor: &Cursor, first: u32) -> bool {
         let mut block = first;
         cursor.entries.iter().all(|entry| match *entry {
-            Entry::Data { lba, checksum } => {
+            Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
                 block += 1;
                 lba < self.blocks && crc32c::crc32c(cursor.window.block(block)) == checksum
             }
@@ -199,7 +254,7 @@ impl Replayer<'_> {
                 lba.checked_add(u64::from(count)).is_some_and(|end| end <= self.blocks)
             }
             Entry::Next { .. } => true,
-            Entry::Leaf { .. } | Entry::Root { .. } | Entry::Moved { .. } => false,
+            Entry::Leaf { .. } | Entry::Root { .. } => false,
         })
     }
 
@@ -228,5 +283,18 @@ impl Replayer<'_> {
             }
         }
         Ok(None)
+    }
+}
+
+/// Puts the copies of the record at `address` into the map, where their block is still in the place
+/// it was copied from.
+fn move_blocks(cursor: &Cursor, address: Address, map: &BlockMap) {
+    let mut payload = 0;
+    for entry in &cursor.entries {
+        if let Entry::Moved { lba, from, checksum } = *entry {
+            let new = Word::new(address.forward(1 + payload), checksum);
+            map.replace_if(lba, Word::new(from, checksum), new);
+        }
+        payload += entry.payload_blocks();
     }
 }

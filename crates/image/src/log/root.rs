@@ -2,6 +2,7 @@
 //! section 5.
 
 use super::address::{Address, BLOCK_BYTES};
+use super::map::LEAF_BLOCKS;
 use super::record::LEAF_ON_DISK_BLOCKS;
 use super::shape::{ROOT_HEADER_BYTES, ROOT_LEAF_BYTES, ROOT_SEGMENT_BYTES, root_blocks};
 
@@ -34,8 +35,8 @@ pub struct Root {
 /// What a root must agree with.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Leaves of the disk.
-    pub leaves: u64,
+    /// Blocks of the disk.
+    pub blocks: u64,
     /// Segments of the image, segment 0 included.
     pub segments: u32,
     pub segment_blocks: u32,
@@ -90,8 +91,14 @@ impl Root {
         if !self.leaves.is_sorted_by(|a, b| a.leaf < b.leaf) {
             return Err("the map root names a leaf twice");
         }
-        if self.leaves.last().is_some_and(|last| u64::from(last.leaf) >= bounds.leaves) {
+        let leaves = bounds.blocks.div_ceil(LEAF_BLOCKS);
+        if self.leaves.last().is_some_and(|last| u64::from(last.leaf) >= leaves) {
             return Err("the map root names a leaf beyond the disk");
+        }
+        let mut starts: Vec<u32> = self.leaves.iter().map(|place| place.address.get()).collect();
+        starts.sort_unstable();
+        if starts.windows(2).any(|pair| pair[1] - pair[0] < LEAF_ON_DISK_BLOCKS) {
+            return Err("the map root names leaves that overlap");
         }
         let end = u64::from(bounds.segments) * u64::from(bounds.segment_blocks);
         let inside = |place: &LeafPlace| {
@@ -146,7 +153,7 @@ impl Reader<'_> {
 mod tests {
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { leaves: 100, segments: 20, segment_blocks: 64 };
+    const BOUNDS: Bounds = Bounds { blocks: 100 * LEAF_BLOCKS, segments: 20, segment_blocks: 64 };
 
     fn root() -> Root {
         let leaf = |leaf| LeafPlace { leaf, address: Address::new(64 + leaf), checksum: leaf };
@@ -170,6 +177,7 @@ mod tests {
         refuses(|root| root.leaves[1].leaf = 100);
         refuses(|root| root.leaves[1].leaf = 0);
         refuses(|root| root.leaves[0].address = Address::new(63));
+        refuses(|root| root.leaves[0].address = Address::new(64 + 99 - 3));
         refuses(|root| root.leaves[0].address = Address::new(20 * 64 - 3));
         refuses(|root| root.segments[0].segment = 0);
         refuses(|root| root.segments[1].segment = 20);

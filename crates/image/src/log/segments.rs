@@ -1,8 +1,9 @@
 //! The segments of an image: what each is used for, and how many of its blocks are live.
 //!
 //! A life goes Free -> Ready -> Open -> Sealed -> Dead -> Free. The one step that needs care is out
-//! of Dead: until a checkpoint that began after the death is durable, a crash may bring the
-//! segment's blocks back, so nobody may write there.
+//! of Dead: until what replaced its blocks is durable, a crash may bring them back, and until a
+//! checkpoint has been made since it was sealed, replay may read its records. So nobody may write
+//! there before.
 
 use std::collections::VecDeque;
 
@@ -33,6 +34,8 @@ pub struct Segment {
     pub class: u8,
     /// A block in it could not be read: it stays where it is.
     pub damaged: bool,
+    /// Only a checkpoint frees it: replay may read it, or would not find what replaced its blocks.
+    pub held: bool,
     /// Blocks in it that the map or the map root names.
     pub live: u32,
     /// Name of its present life.
@@ -150,6 +153,7 @@ impl SegmentTable {
     }
 
     pub fn make_ready(&mut self, number: u32) {
+        assert_eq!(self.get(number).state, State::Free, "segment {number} is made ready");
         self.entry(number).state = State::Ready;
         self.ready.push_back(number);
     }
@@ -167,14 +171,18 @@ impl SegmentTable {
     /// Begins the life of a ready segment.
     pub fn open(&mut self, class: u8) -> Option<(u32, u64)> {
         let number = self.ready.pop_front()?;
+        // Whatever else goes wrong: two lives at once in one segment would lose data.
+        assert_eq!(self.get(number).state, State::Ready, "segment {number} is opened");
         let serial = self.new_serial();
-        *self.entry(number) = Segment { state: State::Open, class, serial, ..Segment::default() };
+        *self.entry(number) =
+            Segment { state: State::Open, class, serial, held: true, ..Segment::default() };
         Some((number, serial))
     }
 
     /// Ends appending to a segment. All records in it have been applied to the map.
     pub fn seal(&mut self, number: u32, clock: u64) {
         let segment = self.entry(number);
+        assert!(number > 0 && segment.state == State::Open, "only an open segment is sealed");
         segment.birth = clock;
         segment.state = State::Sealed;
         self.bury(number);
@@ -211,14 +219,39 @@ impl SegmentTable {
         self.entry(number).damaged = true;
     }
 
-    /// Segments that wait for a checkpoint.
-    pub fn dead(&self) -> u32 {
-        self.dead.len() as u32
+    /// Dead segments, and how many of them need no checkpoint.
+    pub fn dead(&self) -> (u32, u32) {
+        let loose = self.dead.iter().filter(|number| !self.get(**number).held).count();
+        (self.dead.len() as u32, loose as u32)
     }
 
     /// The dead as of now, for a checkpoint that begins now.
     pub fn take_dead(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.dead)
+    }
+
+    /// Those of the dead that are free once everything written until now is durable.
+    pub fn take_loose_dead(&mut self) -> Vec<u32> {
+        let segments = &self.segments;
+        self.dead.extract_if(.., |number| !segments[*number as usize].held).collect()
+    }
+
+    /// Only a checkpoint frees this segment, from now on.
+    pub fn hold(&mut self, number: u32) {
+        self.entry(number).held = true;
+    }
+
+    /// Segments that nothing is appended to: a checkpoint that begins now covers them.
+    pub fn closed(&self) -> Vec<u32> {
+        let closed = |segment: &Segment| matches!(segment.state, State::Sealed | State::Dead);
+        self.iter().filter(|(_, segment)| closed(segment)).map(|(number, _)| number).collect()
+    }
+
+    /// The checkpoint that covers these segments is durable.
+    pub fn let_go(&mut self, numbers: &[u32]) {
+        for number in numbers {
+            self.entry(*number).held = false;
+        }
     }
 
     /// The checkpoint did not become durable: they go on waiting.
@@ -229,6 +262,9 @@ impl SegmentTable {
     /// The checkpoint is durable. Up to `keep` segments become ready for use as they are; the
     /// others are returned, to be given back to the host.
     pub fn release_dead(&mut self, mut numbers: Vec<u32>, keep: u32) -> Vec<u32> {
+        for number in &numbers {
+            assert_eq!(self.get(*number).state, State::Dead, "segment {number} is freed");
+        }
         let kept = keep.saturating_sub(self.ready()).min(numbers.len() as u32);
         let released = numbers.split_off(kept as usize);
         for number in numbers {
@@ -281,8 +317,10 @@ mod tests {
         table.gain(number, 2);
         table.seal(number, 10);
         table.lose(SHAPE.address(number, 1));
-        assert_eq!(table.dead(), 0);
+        assert_eq!(table.dead(), (0, 0));
         table.lose(SHAPE.address(number, 5));
+        assert_eq!(table.dead(), (1, 0));
+        assert_eq!(table.take_loose_dead(), [0u32; 0]);
         assert_eq!(table.get(number).state, State::Dead);
         let ready = table.ready();
         let dead = table.take_dead();
@@ -298,9 +336,11 @@ mod tests {
         let (number, _) = table.open(0).unwrap();
         table.gain(number, 1);
         table.lose(SHAPE.address(number, 1));
-        assert_eq!((table.get(number).state, table.dead()), (State::Open, 0));
+        assert_eq!((table.get(number).state, table.dead().0), (State::Open, 0));
         table.seal(number, 0);
-        assert_eq!(table.dead(), 1);
+        assert_eq!(table.dead(), (1, 0));
+        table.let_go(&table.closed());
+        assert_eq!(table.take_loose_dead(), [number]);
     }
 
     #[test]

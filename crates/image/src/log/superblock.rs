@@ -90,6 +90,11 @@ pub enum Refusal {
     Future(String),
 }
 
+impl Refusal {
+    /// The file ends before it.
+    pub const SHORT: Self = Self::Damaged("the file is too short for a log image");
+}
+
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct Raw {
@@ -216,6 +221,12 @@ impl Superblock {
             return Err(Refusal::Damaged("the superblock does not name one map root"));
         }
         Ok(superblock)
+    }
+
+    /// Makes the checksum of a slot fit what is in it.
+    pub fn seal(block: &mut [u8; BLOCK_BYTES]) {
+        let raw: &mut Raw = zerocopy::transmute_mut!(block);
+        raw.checksum = checksum(raw).into();
     }
 
     /// Feature bits that allow reading only.

@@ -166,12 +166,19 @@ impl Tail {
         self.spare_entries.pop().unwrap_or_default()
     }
 
-    /// Segments that guests may not take: cleaning, checkpoints and trims need them to go on.
-    pub fn kept_for_upkeep(&self, map: &BlockMap) -> u32 {
+    /// Segments that only a checkpoint may take: without them neither the dead could be freed nor
+    /// an image be opened after a crash.
+    pub fn kept_for_checkpoints(&self, map: &BlockMap) -> u32 {
         let leaves = u64::from(map.changed_count());
         let root = shape::root_blocks(u64::from(map.leaf_count()), u64::from(self.segments.used()));
-        let map_blocks = leaves * 4 + leaves / 32 + root + 2;
-        3 + map_blocks.div_ceil(u64::from(self.shape.segment_blocks)) as u32
+        let map_blocks = leaves * 4 + leaves / 4 + root + 2;
+        let map_segments = map_blocks.div_ceil(u64::from(self.shape.segment_blocks)) as u32;
+        self.shape.streams + 1 + map_segments
+    }
+
+    /// Segments that guests may not take: cleaning needs a few more.
+    pub fn kept_for_upkeep(&self, map: &BlockMap) -> u32 {
+        self.kept_for_checkpoints(map) + 2
     }
 
     /// Gives a draft the next place and sequence number. `entries` goes along until the commit.
@@ -316,9 +323,6 @@ impl Tail {
         let index = (sequence - self.committed) as usize;
         let record = &mut self.on_their_way[index];
         record.written = true;
-        if !succeeded || self.health != Health::Running {
-            record.settled = true;
-        }
         if !succeeded {
             self.health = match self.health {
                 Health::Running => Health::Restarting,

@@ -129,6 +129,14 @@ impl Image for RawImage {
         Ok(())
     }
 
+    fn compact(&self) -> Result<()> {
+        Err(Error::invalid(
+            format!("compact {}", self.name),
+            "a raw image has its blocks in order already",
+            "run fstrim in the guest to give space back",
+        ))
+    }
+
     fn serving(&self) -> String {
         format!("raw, {}", self.file.describe())
     }

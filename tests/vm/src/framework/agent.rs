@@ -66,6 +66,29 @@ impl Agent {
         Ok(Outcome { output, code })
     }
 
+    /// Waits until what the running script has printed so far satisfies `enough`.
+    pub fn wait_for_output(
+        &mut self,
+        timeout: Duration,
+        enough: impl Fn(&str) -> bool,
+    ) -> Result<()> {
+        let deadline = Instant::now() + timeout;
+        while !enough(&self.partial_output()) {
+            if self.received.contains(&RECORD_SEPARATOR) {
+                bail!("the script has ended; it had printed:\n{}", self.partial_output());
+            }
+            self.receive(deadline)?;
+        }
+        Ok(())
+    }
+
+    /// What a script printed that will not end: the guest has been killed.
+    pub fn last_words(mut self) -> String {
+        // The end of the stream, and a connection that broke, are the same news.
+        while self.receive(Instant::now() + POLL_INTERVAL).is_ok() {}
+        self.partial_output()
+    }
+
     /// The text before the next separator and the line after it.
     fn next_record(&mut self, timeout: Duration) -> Result<(String, String)> {
         let deadline = Instant::now() + timeout;

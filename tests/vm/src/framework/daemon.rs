@@ -83,14 +83,22 @@ impl Daemon {
     /// Waits until the disk has completed so many requests since the daemon started: a way to
     /// be in the middle of a load on slow machines and on fast ones.
     pub fn wait_for_requests(&self, count: u64) -> Result<()> {
+        self.wait_for("load of the guest", |stats| stats.all_requests() >= count)
+    }
+
+    /// Waits until what the disk has counted satisfies `enough`.
+    pub fn wait_for(&self, what: &str, enough: impl Fn(&DiskStats) -> bool) -> Result<()> {
         let deadline = Instant::now() + LOAD_TIMEOUT;
-        while self.stats()?.all_requests() < count {
+        loop {
+            let stats = self.stats()?;
+            if enough(&stats) {
+                return Ok(());
+            }
             if Instant::now() > deadline {
-                bail!("the guest's load does not get going:\n{}", self.process.output());
+                bail!("no {what} within {LOAD_TIMEOUT:?}: {stats:?}\n{}", self.process.output());
             }
             std::thread::sleep(POLL_INTERVAL);
         }
-        Ok(())
     }
 
     /// Gives the disk a new size while it is in use.
@@ -113,7 +121,8 @@ pub fn flowstone(args: &[&str]) -> Result<String> {
         .output()
         .with_context(|| format!("run {}", binary.display()))?;
     if !status.success() {
-        bail!("flowstone {} ({status}): {}", args.join(" "), String::from_utf8_lossy(&stderr));
+        let said = [stdout, stderr].concat();
+        bail!("flowstone {} ({status}): {}", args.join(" "), String::from_utf8_lossy(&said));
     }
     Ok(String::from_utf8(stdout)?)
 }

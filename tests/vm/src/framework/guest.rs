@@ -98,6 +98,17 @@ impl Guest {
         self.qemu.kill()
     }
 
+    /// Waits until what the started script has printed so far satisfies `enough`.
+    pub fn wait_for_output(&mut self, enough: impl Fn(&str) -> bool) -> Result<()> {
+        self.explain(|guest| guest.agent.wait_for_output(GUEST_TIMEOUT, enough))
+    }
+
+    /// Kills QEMU in the middle of a script and returns what that had printed.
+    pub fn kill_in_script(mut self) -> Result<String> {
+        self.qemu.kill()?;
+        Ok(self.agent.last_words())
+    }
+
     /// Runs a QMP command.
     pub fn qmp(&mut self, command: &str, arguments: &Value) -> Result<Value> {
         self.qmp.execute(command, arguments)

@@ -19,6 +19,26 @@ use super::workspace;
 /// Set in CI: a guest that cannot run is then a failure.
 const REQUIRE: &str = "FLOWSTONE_REQUIRE_GUESTS";
 
+/// What kind of image a disk lives on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// `disk.raw`
+    Raw,
+    /// `disk.flow`
+    Log,
+}
+
+impl Format {
+    /// A name that tells the format.
+    #[must_use]
+    pub fn file_name(self) -> &'static str {
+        match self {
+            Self::Raw => "disk.raw",
+            Self::Log => "disk.flow",
+        }
+    }
+}
+
 /// A folder, an accelerator and the artifacts of guests.
 #[derive(Debug)]
 pub struct Lab {
@@ -81,8 +101,14 @@ impl Lab {
 
     /// Creates an empty raw image, such as `256M`.
     pub fn image(&self, size: &str) -> Result<PathBuf> {
-        let image = self.folder().join("disk.raw");
-        daemon::flowstone(&["create", "--size", size, &image.to_string_lossy()])?;
+        self.image_of(Format::Raw, size, &[])
+    }
+
+    /// Creates an empty image of either format, with further `options` of `flowstone create`.
+    pub fn image_of(&self, format: Format, size: &str, options: &[&str]) -> Result<PathBuf> {
+        let image = self.folder().join(format.file_name());
+        let path = image.to_string_lossy();
+        daemon::flowstone(&[&["create", "--size", size], options, &[&path]].concat())?;
         Ok(image)
     }
 

@@ -13,6 +13,7 @@ pub mod child;
 pub mod daemon;
 pub mod guest;
 pub mod lab;
+pub mod log_image;
 pub mod qemu;
 pub mod qmp;
 pub mod stats;

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use anyhow::{Result, ensure};
-use flowstone_vmtest::framework::lab::Lab;
+use flowstone_vmtest::framework::daemon::Daemon;
+use flowstone_vmtest::framework::guest::Guest;
+use flowstone_vmtest::framework::lab::{Format, Lab};
 
 use crate::disk_errors;
-use crate::load::{DISK_CHECKSUM, host, image_checksum};
+use crate::load::{DISK_CHECKSUM, as_raw, check_clean, host, image_checksum};
 
 struct FileSystem {
     name: &'static str,
@@ -37,46 +39,78 @@ const BTRFS: FileSystem = FileSystem {
 
 #[test]
 fn ext4_on_one_queue_keeps_its_files() -> Result<()> {
-    keeps_its_files(&EXT4, 1, host_checks_ext4)
+    keeps_its_files(&EXT4, Format::Raw, 1, host_checks_ext4)
 }
 
 #[test]
 fn ext4_on_four_queues_keeps_its_files() -> Result<()> {
-    keeps_its_files(&EXT4, 4, host_checks_ext4)
+    keeps_its_files(&EXT4, Format::Raw, 4, host_checks_ext4)
 }
 
 #[test]
 fn xfs_on_four_queues_keeps_its_files() -> Result<()> {
-    keeps_its_files(&XFS, 4, |_| Ok(()))
+    keeps_its_files(&XFS, Format::Raw, 4, |_| Ok(()))
 }
 
 #[test]
 fn btrfs_on_one_queue_keeps_its_files() -> Result<()> {
-    keeps_its_files(&BTRFS, 1, |_| Ok(()))
+    keeps_its_files(&BTRFS, Format::Raw, 1, |_| Ok(()))
+}
+
+#[test]
+fn ext4_on_a_log_image_and_one_queue_keeps_its_files() -> Result<()> {
+    keeps_its_files(&EXT4, Format::Log, 1, host_checks_ext4)
+}
+
+#[test]
+fn ext4_on_a_log_image_and_four_queues_keeps_its_files() -> Result<()> {
+    keeps_its_files(&EXT4, Format::Log, 4, host_checks_ext4)
+}
+
+#[test]
+fn xfs_on_a_log_image_and_four_queues_keeps_its_files() -> Result<()> {
+    keeps_its_files(&XFS, Format::Log, 4, |_| Ok(()))
+}
+
+#[test]
+fn btrfs_on_a_log_image_and_one_queue_keeps_its_files() -> Result<()> {
+    keeps_its_files(&BTRFS, Format::Log, 1, |_| Ok(()))
 }
 
 fn keeps_its_files(
     system: &FileSystem,
+    format: Format,
     queues: u16,
     host_check: fn(&Path) -> Result<()>,
 ) -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else {
         return Ok(());
     };
-    let image = lab.image(system.disk_size)?;
+    let image = lab.image_of(format, system.disk_size, &[])?;
     let mut daemon = lab.serve(&image, &["--queues", &queues.to_string()])?;
     let mut guest = lab.boot(&daemon, queues)?;
 
     guest.run(&fill(system))?;
     guest.run(&verify_again(system))?;
+    give_back(&mut guest, &daemon, system)?;
     guest.run(system.check)?;
     disk_errors::none_logged(&mut guest)?;
     let seen_by_guest = guest.run(DISK_CHECKSUM)?;
     guest.power_off()?;
     daemon.terminate()?;
 
-    ensure!(seen_by_guest == image_checksum(&image)?, "host and guest disagree");
-    host_check(&image)
+    check_clean(&image)?;
+    let raw = as_raw(&image)?;
+    ensure!(seen_by_guest == image_checksum(&raw)?, "host and guest disagree");
+    host_check(&raw)
+}
+
+/// The host gets the space of a removed file back, of a log image a little later.
+fn give_back(guest: &mut Guest, daemon: &Daemon, system: &FileSystem) -> Result<()> {
+    let before = daemon.stats()?.allocated_bytes;
+    guest.run(&remove_verified(system))?;
+    let enough = before.saturating_sub(VERIFIED_BYTES * 3 / 4);
+    daemon.wait_for("space for the host", |stats| stats.allocated_bytes <= enough)
 }
 
 fn host_checks_ext4(image: &Path) -> Result<()> {
@@ -117,6 +151,19 @@ fn verify_again(system: &FileSystem) -> String {
     )
 }
 
+/// The largest file goes, and its space is trimmed.
+fn remove_verified(system: &FileSystem) -> String {
+    format!(
+        "mount -t {} /dev/vda /mnt
+         rm /mnt/verified*
+         sync
+         fstrim /mnt
+         umount /mnt",
+        system.name
+    )
+}
+
+const VERIFIED_BYTES: u64 = 24 << 20;
 const FIO_VERIFIED: &str = "fio --name=verified --directory=/mnt --size=24M --rw=randwrite --bs=4k \
                             --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c \
                             --verify_fatal=1 --minimal";

@@ -1,9 +1,10 @@
 //! Guest scripts shared by several tests: verified load and checksums.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use flowstone_vmtest::framework::daemon::flowstone;
 
 /// Random writes to the raw disk by two jobs, 16 deep each, all read back and checked.
 pub fn verified_load(megabytes_per_job: u32) -> String {
@@ -19,7 +20,31 @@ pub fn verified_load(megabytes_per_job: u32) -> String {
 pub const DISK_CHECKSUM: &str =
     "dd if=/dev/vda iflag=direct bs=16k 2>/dev/null | sha256sum | cut -d' ' -f1";
 
-/// Checksum of an image on the host, in the same form.
+/// A raw image with the content of `image`: itself, or a copy of a log image.
+pub fn as_raw(image: &Path) -> Result<PathBuf> {
+    if image.extension().is_some_and(|extension| extension == "raw") {
+        return Ok(image.to_owned());
+    }
+    let raw = image.with_extension("raw");
+    flowstone(&["convert", &image.to_string_lossy(), &raw.to_string_lossy()])?;
+    Ok(raw)
+}
+
+/// Fails unless `flowstone check --data` finds nothing wrong with an image that nobody uses.
+pub fn check_clean(image: &Path) -> Result<()> {
+    flowstone(&["check", "--data", &image.to_string_lossy()]).map(drop)
+}
+
+/// The same after a crash, which may leave host space behind that only `--repair` gives back.
+pub fn check_sound(image: &Path) -> Result<()> {
+    const ONLY_LEAKS: &str = "exit status: 3";
+    match check_clean(image) {
+        Err(error) if error.to_string().contains(ONLY_LEAKS) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Checksum of a raw image on the host, in the same form.
 pub fn image_checksum(image: &Path) -> Result<String> {
     let image = image.display();
     host("sh", &["-c", &format!("sha256sum <'{image}' | cut -d' ' -f1")])

@@ -5,10 +5,13 @@
 
 mod disk_errors;
 mod filesystems;
+mod full_disk;
 mod hotplug;
 mod load;
+mod power_cut;
 mod readonly;
 mod reattach;
 mod resize;
+mod soak;
 mod survive;
 mod write_through;

@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use flowstone_vmtest::framework::daemon::Daemon;
-use flowstone_vmtest::framework::lab::Lab;
+use flowstone_vmtest::framework::lab::{Format, Lab};
 
 use crate::disk_errors;
-use crate::load::verified_load;
+use crate::load::{check_sound, verified_load};
+use crate::soak::{seeded, soak_deadline};
 
 /// Random delays: requests complete out of order, so only the inflight record can tell a
 /// restarted daemon what is still to do.
@@ -20,22 +21,36 @@ const LOAD_MEGABYTES_PER_JOB: u32 = 24;
 
 #[test]
 fn guest_survives_three_kills_while_requests_complete_out_of_order() -> Result<()> {
-    survives_three_ends(Daemon::kill)
+    survives_three_ends(Format::Raw, Daemon::kill)
+}
+
+#[test]
+fn guest_on_a_log_image_survives_three_kills_while_requests_complete_out_of_order() -> Result<()> {
+    survives_three_ends(Format::Log, Daemon::kill)
 }
 
 #[test]
 fn sigterm_under_load_drains_and_the_guest_continues_after_restart() -> Result<()> {
-    survives_three_ends(Daemon::terminate)
+    survives_three_ends(Format::Raw, Daemon::terminate)
 }
 
 #[test]
 #[ignore = "runs for SOAK_MINUTES"]
 fn soak_random_ends_under_load() -> Result<()> {
+    random_ends(Format::Raw)
+}
+
+#[test]
+#[ignore = "runs for SOAK_MINUTES"]
+fn soak_random_ends_under_load_of_a_log_image() -> Result<()> {
+    random_ends(Format::Log)
+}
+
+fn random_ends(format: Format) -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
-    let minutes: u64 = std::env::var("SOAK_MINUTES").map_or(Ok(10), |text| text.parse())?;
-    let deadline = Instant::now() + Duration::from_secs(60 * minutes);
+    let deadline = soak_deadline()?;
     let mut random = seeded();
-    let image = lab.image("128M")?;
+    let image = lab.image_of(format, "128M", &[])?;
     let mut daemon = lab.serve(&image, &OUT_OF_ORDER)?;
     let mut guest = lab.boot(&daemon, 2)?;
     while Instant::now() < deadline {
@@ -52,22 +67,15 @@ fn soak_random_ends_under_load() -> Result<()> {
         disk_errors::none_logged(&mut guest)?;
     }
     guest.power_off()?;
-    daemon.terminate()
+    daemon.terminate()?;
+    check_sound(&image)
 }
 
-/// Random numbers; `SOAK_SEED` repeats an earlier run's decisions, if not its timing.
-fn seeded() -> fastrand::Rng {
-    let given = std::env::var("SOAK_SEED").ok().and_then(|text| text.parse().ok());
-    let seed = given.unwrap_or_else(|| fastrand::u64(..));
-    eprintln!("SOAK_SEED={seed}");
-    fastrand::Rng::with_seed(seed)
-}
-
-fn survives_three_ends(end: fn(&mut Daemon) -> Result<()>) -> Result<()> {
+fn survives_three_ends(format: Format, end: fn(&mut Daemon) -> Result<()>) -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else {
         return Ok(());
     };
-    let image = lab.image("128M")?;
+    let image = lab.image_of(format, "128M", &[])?;
     let mut daemon = lab.serve(&image, &OUT_OF_ORDER)?;
     let mut guest = lab.boot(&daemon, 2)?;
 
@@ -82,5 +90,6 @@ fn survives_three_ends(end: fn(&mut Daemon) -> Result<()>) -> Result<()> {
 
     disk_errors::none_logged(&mut guest)?;
     guest.power_off()?;
-    daemon.terminate()
+    daemon.terminate()?;
+    check_sound(&image)
 }

@@ -37,7 +37,9 @@ impl Flushes {
     }
 
     pub fn finish_sync(&mut self, queue: &mut Queue, outcome: Outcome) {
-        if let (Some(durable), Ok(())) = (self.leading.take(), outcome) {
+        // After a failed sync a later one says nothing about what the first has lost.
+        let promises = outcome.is_ok() && !queue.core.sync.has_failed();
+        if let Some(durable) = self.leading.take().filter(|_| promises) {
             let mut tail = queue.core.tail();
             tail.durable = tail.durable.max(durable);
         }

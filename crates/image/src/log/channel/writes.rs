@@ -112,11 +112,14 @@ impl Writes {
             return;
         }
         let mut writing = Writing::new(request, extent, true, core);
-        for edge in &mut writing.edges {
-            // What is not mapped reads as zeroes already.
-            if edge.as_ref().is_some_and(|edge| !core.map.get(edge.lba).is_mapped()) {
-                *edge = None;
-            }
+        // What is not mapped reads as zeroes already. Such a block is none of ours then: by the time
+        // the rest is put into a record, somebody may have written its other part.
+        let [first, last] = &mut writing.edges;
+        if first.take_if(|edge| !core.map.get(edge.lba).is_mapped()).is_some() {
+            writing.cursor += 1;
+        }
+        if last.take_if(|edge| !core.map.get(edge.lba).is_mapped()).is_some() {
+            writing.end -= 1;
         }
         self.begin(queue, writing);
     }

@@ -5,9 +5,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use flowstone_block::{AlignedBuf, Errno, Outcome};
 
 use super::Keeper;
-use super::output::Gather;
+use super::output::{Gather, Output};
 use crate::log::address::{Address, BLOCK_BYTES};
-use crate::log::policy::CLASS_MAP;
+use crate::log::policy::{CLASS_CLEANED, CLASS_COLD, CLASS_MAP};
 use crate::log::record::{Entry, Kind, LEAF_ON_DISK_BLOCKS};
 use crate::log::root::{LeafPlace, Root, SegmentNote};
 use crate::log::segments::State;
@@ -26,20 +26,30 @@ pub enum CheckpointKind {
 /// Ready segments that are kept after a checkpoint, beyond those in reserve.
 const READY_KEPT: u32 = 4;
 
+/// What a checkpoint will free and forget once it is durable.
+struct Frozen {
+    /// Segments that nothing was being appended to.
+    closed: Vec<u32>,
+    /// Those of them without live blocks.
+    dead: Vec<u32>,
+    /// Blocks appended since the checkpoint before.
+    appended: u64,
+}
+
 impl Keeper {
     /// Makes everything that has committed part of the map on disk, and frees what is dead.
     pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
-        let (next, dead, appended) = self.freeze();
+        let (next, frozen) = self.freeze();
         let changed = self.core.map.take_changed(self.core.blocks());
-        let made = self.make_durable(next, &changed, &dead, kind);
+        let made = self.make_durable(next, &changed, &frozen.dead, kind);
         match made {
-            Ok(()) => self.release(dead),
+            Ok(()) => self.finish_checkpoint(frozen),
             Err(_) => {
                 changed.iter().for_each(|leaf| self.core.map.touch(*leaf));
                 let mut tail = self.core.tail();
                 tail.changed = true;
-                tail.since_checkpoint += appended;
-                tail.segments.keep_dead(dead);
+                tail.since_checkpoint += frozen.appended;
+                tail.segments.keep_dead(frozen.dead);
             }
         }
         made
@@ -59,14 +69,23 @@ impl Keeper {
     }
 
     /// Step 1: what the checkpoint will say, and which segments it will free.
-    fn freeze(&mut self) -> (Superblock, Vec<u32>, u64) {
+    fn freeze(&mut self) -> (Superblock, Frozen) {
         let mut tail = self.core.tail();
         let streams = self.core.shape.streams as usize;
         let mut heads = [HeadPlace::default(); HEADS];
         heads[..streams].copy_from_slice(&tail.committed_heads()[..streams]);
-        let dead = tail.segments.take_dead();
+        for class in CLASS_CLEANED..=CLASS_COLD {
+            if let Some(output) = self.outputs[usize::from(class)] {
+                let Output { serial, segment, block, .. } = output;
+                heads[usize::from(class)] = HeadPlace { serial, segment, block };
+            }
+        }
+        let frozen = Frozen {
+            closed: tail.segments.closed(),
+            dead: tail.segments.take_dead(),
+            appended: std::mem::take(&mut tail.since_checkpoint),
+        };
         tail.changed = false;
-        let appended = std::mem::take(&mut tail.since_checkpoint);
         let superblock = Superblock {
             next_sequence: tail.committed(),
             clock: tail.clock,
@@ -74,7 +93,7 @@ impl Keeper {
             heads,
             ..self.superblock.clone()
         };
-        (superblock, dead, appended)
+        (superblock, frozen)
     }
 
     /// Step 2, leaves. Their old places stay as they are until the new ones are durable.
@@ -185,17 +204,20 @@ impl Keeper {
         superblock.written_at = now.as_secs();
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         block.copy_from_slice(&superblock.encode());
-        let written = self.file.write(superblock.slot().offset(), &mut block);
-        // Whatever became of it: the slot may hold it, so its number is not used again.
-        self.superblock.generation = superblock.generation;
-        written?;
+        // If this fails, the next attempt has the same number, so that it goes to the same slot: the
+        // other one holds the superblock that counts.
+        self.file.write(superblock.slot().offset(), &mut block)?;
         self.sync()?;
         self.superblock = superblock;
         Ok(())
     }
 
     fn sync(&mut self) -> Outcome {
-        let outcome = self.file.sync();
+        let mut outcome = self.file.sync();
+        if self.core.sync.has_failed() {
+            // The host reports what it has lost once, and a queue has heard it.
+            outcome = Err(Errno::IO);
+        }
         if outcome.is_err() {
             self.core.sync.fail();
             self.core.wake_all();
@@ -204,15 +226,61 @@ impl Keeper {
     }
 
     /// Step 5.
-    fn release(&mut self, dead: Vec<u32>) {
+    fn finish_checkpoint(&mut self, frozen: Frozen) {
+        self.outputs.iter_mut().flatten().for_each(|output| output.anchored = true);
         let outdated = std::mem::take(&mut self.outdated);
-        let released = {
+        {
             let mut tail = self.core.tail();
             tail.generation = self.superblock.generation;
+            tail.segments.let_go(&frozen.closed);
             for (address, blocks) in outdated {
                 let segment = self.core.shape.segment_of(address);
                 tail.segments.lose_many(segment, blocks);
             }
+        }
+        self.audit();
+        self.release(frozen.dead);
+    }
+
+    /// Debug builds: the counts of live blocks are what the map says.
+    fn audit(&self) {
+        if !cfg!(debug_assertions) {
+            return;
+        }
+        let tail = self.core.tail();
+        let mut live = std::collections::BTreeMap::new();
+        let mut count = |address: Address, blocks: u32| {
+            *live.entry(self.core.shape.segment_of(address)).or_insert(0u32) += blocks;
+        };
+        let blocks = self.core.blocks();
+        let mut at = 0;
+        while let Some(lba) = self.core.map.next_mapped(at..blocks) {
+            count(self.core.map.get(lba).address(), 1);
+            at = lba + 1;
+        }
+        self.leaves.values().for_each(|(address, _)| count(*address, LEAF_ON_DISK_BLOCKS));
+        count(self.root.address, self.root.blocks);
+        for (number, segment) in tail.segments.iter() {
+            let counted = live.get(&number).copied().unwrap_or(0);
+            assert_eq!(segment.live, counted, "live blocks of segment {number}: {segment:?}");
+        }
+    }
+
+    /// Frees the dead that need no checkpoint: all that replaced their blocks becomes durable now.
+    pub fn release_loose_dead(&mut self) -> Outcome {
+        let dead = self.core.tail().segments.take_loose_dead();
+        if let Err(errno) = self.sync() {
+            self.core.tail().segments.keep_dead(dead);
+            return Err(errno);
+        }
+        self.release(dead);
+        Ok(())
+    }
+
+    /// Nothing on the medium leads to these segments any more.
+    fn release(&mut self, dead: Vec<u32>) {
+        let released = {
+            let mut tail = self.core.tail();
             let keep = tail.kept_for_upkeep(&self.core.map) + READY_KEPT;
             tail.segments.release_dead(dead, keep)
         };

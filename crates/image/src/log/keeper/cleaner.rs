@@ -12,82 +12,71 @@ use crate::log::segments::{Segment, State};
 use crate::log::window::Window;
 
 /// Segments above the reserve at which cleaning begins.
-const SLACK_SEGMENTS: u32 = 3;
+const SLACK_SEGMENTS: u32 = 5;
+/// Dead segments that are freed together: each time costs an fdatasync.
+const FREED_TOGETHER: u32 = 3;
 /// A victim must give back at least this share of itself, or cleaning it is not worth the wear.
 const GAIN_MIN: f64 = 0.03;
-/// One checkpoint frees at least so many times the blocks that it writes, where space allows.
-const FREED_PER_MAP: u64 = 16;
-
 /// A copy on its way into the map.
-struct Move {
-    lba: u64,
-    old: Word,
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    pub lba: u64,
+    pub old: Word,
 }
 
 impl Keeper {
-    /// Frees a segment if they are running out: cleans a victim, or makes the checkpoint that the
-    /// dead wait for.
+    /// Frees a segment if they are running out: cleans a victim, or makes durable what the dead
+    /// wait for.
     pub fn make_room(&mut self) -> Progress {
-        let (available, keep, dead) = {
+        let (available, keep, (dead, loose)) = {
             let tail = self.core.tail();
             let hidden = if self.host_full.is_some() { 0 } else { tail.segments.obtainable() };
             let keep = tail.kept_for_upkeep(&self.core.map);
             (tail.segments.ready() + hidden, keep, tail.segments.dead())
         };
-        let batch = self.batch();
-        if available >= keep + SLACK_SEGMENTS + batch / 2 {
+        if available >= keep + SLACK_SEGMENTS {
             return Progress::Idle;
         }
         let urgent = available <= keep + 1;
-        if dead > 0 && (urgent || dead >= batch) {
+        if loose >= FREED_TOGETHER || urgent && loose > 0 {
+            return match self.release_loose_dead() {
+                Ok(()) => Progress::Made,
+                Err(_) => Progress::Idle,
+            };
+        }
+        if urgent && dead > 0 {
             return self.try_checkpoint();
         }
-        let Some((victim, segment)) = self.choose_victim() else {
-            if dead > 0 {
-                return self.try_checkpoint();
-            }
-            if urgent {
-                self.give_up_waiting(Errno::NOSPC);
-            }
-            return Progress::Idle;
-        };
-        match self.clean(victim, segment) {
-            Ok(()) => Progress::Made,
-            Err(errno) => {
-                warn!("{}: cleaning stopped: {errno}", self.core.name);
-                if dead > 0 {
-                    return self.try_checkpoint();
+        let cleaned = self.choose_victim().map(|(victim, segment)| self.clean(victim, segment));
+        match cleaned {
+            Some(Ok(())) => Progress::Made,
+            _ if dead > 0 => self.try_checkpoint(),
+            failed => {
+                let errno = failed.and_then(Result::err).unwrap_or(Errno::NOSPC);
+                if urgent {
+                    self.give_up_waiting(errno);
                 }
-                self.give_up_waiting(errno);
                 Progress::Idle
             }
         }
     }
 
-    /// How many segments should be dead before a checkpoint is made for their sake.
-    fn batch(&self) -> u32 {
-        let map = self.leaves.len() as u64 * 4 + u64::from(self.root.blocks);
-        let wanted = (map * FREED_PER_MAP).div_ceil(u64::from(self.core.shape.segment_blocks));
-        let limit = u64::from(self.core.tail().segments.limit());
-        let spare = limit * u64::from(self.core.shape.reserve_percent) / 100;
-        wanted.clamp(2, (spare / 8).max(2)) as u32
-    }
-
     /// The segment that pays most. While an output is being filled, only victims whose blocks
     /// belong in it, as long as there are any worth it: outputs are written in one go.
-    fn choose_victim(&mut self) -> Option<(u32, Segment)> {
-        let segment_blocks = self.core.shape.segment_blocks;
-        let gain_min = (f64::from(segment_blocks) * GAIN_MIN) as u32;
+    pub fn choose_victim(&mut self) -> Option<(u32, Segment)> {
+        // Cleaning packs: headers are not something to win.
+        let packed = self.core.shape.data_blocks_packed();
+        let gain_min = (f64::from(packed) * GAIN_MIN) as u32;
         let tail = self.core.tail();
         let clock = tail.clock;
         let usable = |segment: &Segment| {
             segment.state == State::Sealed
                 && !segment.damaged
-                && segment.live + gain_min < segment_blocks
+                && segment.live + gain_min < packed
         };
         let scored = tail.segments.iter().filter(|(_, segment)| usable(segment)).map(|found| {
             let age = clock.saturating_sub(found.1.birth);
-            let candidate = Candidate { live: found.1.live, blocks: segment_blocks, age };
+            let candidate = Candidate { live: found.1.live, blocks: packed, age };
             (self.policy.score(&candidate), found)
         });
         let mut best: Option<(f64, (u32, Segment))> = None;
@@ -113,11 +102,17 @@ impl Keeper {
     }
 
     /// Copies what lives in `victim` into the output of its lifetime class.
-    fn clean(&mut self, victim: u32, segment: Segment) -> Outcome {
+    pub fn clean(&mut self, victim: u32, segment: Segment) -> Outcome {
         if segment.class == CLASS_MAP {
             self.outdate_map_segment(victim);
             // The checkpoint that follows writes its leaves anew.
-            return self.checkpoint(CheckpointKind::Running);
+            self.checkpoint(CheckpointKind::Running)?;
+            let mut tail = self.core.tail();
+            if tail.segments.get(victim).live > 0 {
+                // An image that somebody has tampered with: not to be tried again for ever.
+                tail.segments.mark_damaged(victim);
+            }
+            return Ok(());
         }
         let age = self.core.tail().clock.saturating_sub(segment.birth);
         let class = self.lifetimes.class_for(segment.class, age);
@@ -154,7 +149,7 @@ impl Keeper {
                             unreadable += 1;
                         } else {
                             if !gather.has_room_for(1) {
-                                self.append_moves(class, segment, &mut gather, &mut moves)?;
+                                self.append_moves(class, victim, segment, &mut gather, &mut moves)?;
                             }
                             let entry =
                                 Entry::Moved { lba, from: address, checksum: word.checksum() };
@@ -167,7 +162,7 @@ impl Keeper {
             }
             block += header.record_blocks();
         }
-        self.append_moves(class, segment, &mut gather, &mut moves)?;
+        self.append_moves(class, victim, segment, &mut gather, &mut moves)?;
         let mut tail = self.core.tail();
         if tail.segments.get(victim).live > 0 {
             // What is left cannot be copied; it stays, and so does the segment.
@@ -190,13 +185,16 @@ impl Keeper {
     ) -> Result<bool, Errno> {
         let file_blocks = u64::from(self.core.shape.address(segment, 0).get())
             + u64::from(self.core.shape.segment_blocks);
-        window.show(&mut self.file, self.core.shape, file_blocks, segment, first, count)
+        let shown = window.show(&mut self.file, self.core.shape, file_blocks, segment, first, count);
+        // What cannot be read stays where it is, and nothing else must wait for it.
+        Ok(shown.unwrap_or(false))
     }
 
     /// Writes the gathered copies and puts them into the map, where it has not changed meanwhile.
     fn append_moves(
         &mut self,
         class: u8,
+        victim: u32,
         source: Segment,
         gather: &mut Gather,
         moves: &mut Vec<Move>,
@@ -204,12 +202,21 @@ impl Keeper {
         if moves.is_empty() {
             return Ok(());
         }
-        let header = self.append(class, Kind::Relocated, source.serial, gather)?;
+        let anchored = self.outputs[usize::from(class)].is_some_and(|output| output.anchored);
+        let link = if anchored { source.serial } else { 0 };
+        let header = self.append(class, Kind::Relocated, link, gather)?;
         self.apply_moves(class, header, gather, moves, source.birth);
+        if !anchored {
+            // Replay would not find the copies.
+            self.core.tail().segments.hold(victim);
+        }
+        if self.is_output_full(class) {
+            self.filling = None;
+        }
         Ok(())
     }
 
-    fn apply_moves(
+    pub fn apply_moves(
         &mut self,
         class: u8,
         header: Address,

@@ -1,13 +1,132 @@
 //! `compact`: live blocks are rewritten in the order of their LBAs, so that what a guest reads in
 //! sequence lies in sequence, and dead space goes back to the host.
+//!
+//! It needs room: a segment dies only when its last block has moved. Where room runs short the dead
+//! are freed in between; where that brings none, what has been sorted so far stays sorted and the
+//! rest as it was.
 
-use flowstone_block::Outcome;
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_fileio::FileOffset;
 
+use super::cleaner::Move;
+use super::output::Gather;
 use super::{CheckpointKind, Keeper};
+use crate::log::address::{BLOCK_BYTES, Word};
+use crate::log::policy::CLASS_SORTED;
+use crate::log::record::{Entry, Kind};
+
+/// Blocks read at once, from wherever they lie.
+const BATCH_BLOCKS: usize = 1024;
 
 impl Keeper {
     /// Puts the whole image in order.
     pub fn compact(&mut self) -> Outcome {
-        self.checkpoint(CheckpointKind::Running)
+        self.checkpoint(CheckpointKind::Running)?;
+        let sorted = self.sort();
+        // Even half a job is a good one, once it is durable.
+        self.checkpoint(CheckpointKind::Running)?;
+        match sorted {
+            Err(Errno::NOSPC) => self.pack(),
+            outcome => outcome,
+        }?;
+        self.checkpoint(CheckpointKind::Running)?;
+        self.trim_reserve();
+        Ok(())
     }
+
+    /// Rewrites what is not in order yet.
+    fn sort(&mut self) -> Outcome {
+        let blocks = self.core.blocks();
+        let mut buffer = AlignedBuf::zeroed(BATCH_BLOCKS * BLOCK_BYTES);
+        let mut next = 0;
+        while let Some(moves) = self.next_batch(&mut next, blocks) {
+            if !is_in_order(&moves) {
+                self.rewrite(&moves, &mut buffer)?;
+            }
+            if self.core.inbox.peek_stop() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The next live blocks of the disk, in the order of their LBAs.
+    fn next_batch(&self, next: &mut u64, end: u64) -> Option<Vec<Move>> {
+        let mut moves = Vec::with_capacity(BATCH_BLOCKS);
+        while moves.len() < BATCH_BLOCKS {
+            let Some(lba) = self.core.map.next_mapped(*next..end) else { break };
+            moves.push(Move { lba, old: self.core.map.get(lba) });
+            *next = lba + 1;
+        }
+        (!moves.is_empty()).then_some(moves)
+    }
+
+    fn rewrite(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
+        let mut reads: Vec<(FileOffset, &mut [u8])> = moves
+            .iter()
+            .zip(buffer.chunks_exact_mut(BLOCK_BYTES))
+            .map(|(moved, target)| (moved.old.address().offset(), target))
+            .collect();
+        self.file.read_many(&mut reads)?;
+        let mut gather = Gather::new(self.core.shape.record_payload_max());
+        let mut pending = Vec::new();
+        for (moved, block) in moves.iter().zip(buffer.chunks_exact(BLOCK_BYTES)) {
+            let checksum = moved.old.checksum();
+            if crc32c::crc32c(block) != checksum {
+                // Overwritten and its place used again meanwhile, or damaged: not ours to move.
+                continue;
+            }
+            if !gather.has_room_for(1) {
+                self.append_sorted(&mut gather, &mut pending)?;
+            }
+            let entry = Entry::Moved { lba: moved.lba, from: moved.old.address(), checksum };
+            gather.push(entry).copy_from_slice(block);
+            pending.push(*moved);
+        }
+        self.append_sorted(&mut gather, &mut pending)
+    }
+
+    /// Copies from many segments at once are not replayed: their sources wait for a checkpoint.
+    fn append_sorted(&mut self, gather: &mut Gather, moves: &mut Vec<Move>) -> Outcome {
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let sources: Vec<u32> =
+            moves.iter().map(|it| self.core.shape.segment_of(it.old.address())).collect();
+        let header = match self.append(CLASS_SORTED, Kind::Relocated, 0, gather) {
+            Err(Errno::NOSPC) => {
+                self.checkpoint(CheckpointKind::Running)?;
+                self.append(CLASS_SORTED, Kind::Relocated, 0, gather)?
+            }
+            other => other?,
+        };
+        let mut tail = self.core.tail();
+        sources.into_iter().for_each(|segment| tail.segments.hold(segment));
+        let birth = tail.clock;
+        drop(tail);
+        self.apply_moves(CLASS_SORTED, header, gather, moves, birth);
+        Ok(())
+    }
+
+    /// Without the room to sort: cleans every segment that is not packed.
+    fn pack(&mut self) -> Outcome {
+        let most = self.core.tail().segments.used();
+        for _ in 0..most {
+            let Some((victim, segment)) = self.choose_victim() else { break };
+            match self.clean(victim, segment) {
+                Err(Errno::NOSPC) => self.checkpoint(CheckpointKind::Running)?,
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the blocks lie one after the other already, but for the headers between records.
+fn is_in_order(moves: &[Move]) -> bool {
+    moves.windows(2).all(|pair| {
+        let [a, b]: [Word; 2] = [pair[0].old, pair[1].old];
+        let (a, b) = (a.address().get(), b.address().get());
+        b == a + 1 || b == a + 2
+    })
 }

@@ -20,6 +20,7 @@ use super::core::Core;
 use super::inbox::{Command, Wishes};
 use super::load::LeafPlaces;
 use super::policy::{CLASSES, CostBenefit, Lifetimes, VictimPolicy};
+use super::segments::State;
 use super::superblock::{HeadPlace, RootPlace, Superblock};
 use super::tail::{Head, Health};
 
@@ -55,6 +56,8 @@ pub struct Keeper {
     outputs: [Option<Output>; CLASSES],
     policy: Box<dyn VictimPolicy>,
     lifetimes: Lifetimes,
+    /// Records written, which numbers them.
+    records: u64,
     /// The class whose output is being filled.
     filling: Option<u8>,
     /// When the host last said that it has no space.
@@ -84,6 +87,7 @@ impl Keeper {
             outputs: Default::default(),
             policy: Box::new(CostBenefit),
             lifetimes: Lifetimes::default(),
+            records: 0,
             filling: None,
             host_full: None,
             seen: 0,
@@ -91,7 +95,9 @@ impl Keeper {
     }
 
     /// What another keeper needs to go on.
-    pub fn into_knowledge(self) -> Knowledge {
+    pub fn into_knowledge(mut self) -> Knowledge {
+        // The other appends to segments of its own.
+        (0..CLASSES as u8).for_each(|class| self.seal_output(class));
         Knowledge { superblock: self.superblock, leaves: self.leaves }
     }
 
@@ -140,7 +146,7 @@ impl Keeper {
         }
     }
 
-    fn obey(&mut self) {
+    pub fn obey(&mut self) {
         while let Some((command, reply)) = self.core.inbox.next_command() {
             let outcome = match command {
                 Command::Resize { capacity, segments } => self.resize(capacity, segments),
@@ -152,10 +158,24 @@ impl Keeper {
     }
 
     fn resize(&mut self, capacity: u64, segments: u32) -> Outcome {
+        let before = self.superblock.clone();
+        let segments = {
+            let mut tail = self.core.tail();
+            // The asker has not seen what we have taken since.
+            let segments = segments.max(tail.segments.highest_used() + 1);
+            tail.segments.set_limit(segments);
+            segments
+        };
         self.superblock.capacity_sectors = capacity;
         self.superblock.segments = segments;
-        self.core.tail().segments.set_limit(segments);
-        self.checkpoint(CheckpointKind::Running)
+        let resized = self.checkpoint(CheckpointKind::Running);
+        if resized.is_err() {
+            // The next checkpoint is not to do it behind everybody's back.
+            self.superblock.capacity_sectors = before.capacity_sectors;
+            self.superblock.segments = before.segments.max(segments);
+            self.core.tail().segments.set_limit(self.superblock.segments);
+        }
+        resized
     }
 
     /// Does one thing that is due.
@@ -204,7 +224,7 @@ impl Keeper {
             return None;
         }
         self.seen = tail.committed();
-        if tail.segments.dead() > 0 {
+        if tail.segments.dead().0 > 0 {
             return Some(Instant::now() + RELEASE_TIME);
         }
         tail.changed.then(|| Instant::now() + SETTLE_TIME)
@@ -214,7 +234,7 @@ impl Keeper {
     fn pause(&mut self) {
         let (committed, wanted, dead) = {
             let tail = self.core.tail();
-            (tail.committed(), tail.changed, tail.segments.dead())
+            (tail.committed(), tail.changed, tail.segments.dead().0)
         };
         if (wanted && committed == self.seen) || dead > 0 {
             self.try_checkpoint();
@@ -237,7 +257,8 @@ impl Keeper {
         let waiting_head = {
             let tail = self.core.tail();
             let streams = self.core.shape.streams as usize;
-            let wants = |head: &&Head| !head.has_space && tail.starved;
+            let wanted = tail.starved || tail.full.is_some();
+            let wants = |head: &&Head| !head.has_space && wanted;
             tail.heads[..streams].iter().find(wants).map(|head| head.place.segment)
         };
         if let Some(segment) = waiting_head {
@@ -248,7 +269,8 @@ impl Keeper {
         }
         let segment = {
             let mut tail = self.core.tail();
-            let unused = tail.next_sequence() == self.superblock.next_sequence && !tail.starved;
+            let refused = tail.starved || tail.full.is_some();
+            let unused = tail.next_sequence() == self.superblock.next_sequence && !refused;
             let wanted = tail.kept_for_upkeep(&self.core.map) + 2;
             if unused || tail.segments.ready() >= wanted { None } else { tail.segments.take_free() }
         };
@@ -355,13 +377,16 @@ impl Keeper {
         {
             let mut tail = self.core.tail();
             tail.forget();
-            for head in tail.heads {
-                if tail.segments.get(head.place.segment).serial == head.place.serial {
-                    let clock = tail.clock;
-                    tail.segments.seal(head.place.segment, clock);
+            let clock = tail.clock;
+            let streams = self.core.shape.streams as usize;
+            for segment in tail.heads.map(|head| head.place.segment).into_iter().take(streams) {
+                // After a crash they are sealed already.
+                if tail.segments.get(segment).state == State::Open {
+                    tail.segments.seal(segment, clock);
                 }
             }
         }
+        self.release_loose_dead()?;
         for stream in 0..self.core.shape.streams as u8 {
             let (segment, serial) = self.take_segment(stream)?;
             let place = HeadPlace { serial, segment, block: 0 };

@@ -5,6 +5,7 @@ use flowstone_block::{AlignedBuf, Errno};
 
 use super::Keeper;
 use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::policy::CLASS_MAP;
 use crate::log::record::{Entry, Header, Kind};
 
 /// A segment that the keeper appends to.
@@ -16,6 +17,16 @@ pub struct Output {
     /// Sum of the births of the blocks in it, and their number: copies keep their age.
     pub births: u128,
     pub copies: u64,
+    /// Whether replay finds it: the newest superblock names this place in its stream, or one that
+    /// leads here by seals.
+    pub anchored: bool,
+}
+
+impl Output {
+    /// Blocks that records may take; the last one is for the seal.
+    fn room(&self, segment_blocks: u32) -> u32 {
+        segment_blocks - 1 - self.block
+    }
 }
 
 /// A record being gathered.
@@ -64,29 +75,38 @@ impl Keeper {
         let blocks = 1 + gather.payload;
         let mut output = self.output_with_room(class, blocks)?;
         let address = self.core.shape.address(output.segment, output.block);
-        let header = Header {
-            serial: output.serial,
-            sequence: 0,
-            durable: 0,
-            generation: self.superblock.generation,
-            position: output.block,
-            kind,
-            payload_blocks: gather.payload,
-            link,
-        };
-        let bytes = blocks as usize * BLOCK_BYTES;
-        let buffer = &mut gather.buffer[..bytes];
+        let mut header = self.header(kind, &output);
+        header.payload_blocks = gather.payload;
+        header.link = link;
+        let buffer = &mut gather.buffer[..blocks as usize * BLOCK_BYTES];
         self.core.codec.encode(&header, &gather.entries, &mut buffer[..BLOCK_BYTES]);
         self.file.write(address.offset(), buffer)?;
         output.block += blocks;
         self.outputs[usize::from(class)] = Some(output);
         let mut tail = self.core.tail();
+        tail.since_checkpoint += u64::from(blocks);
         tail.totals.appended_blocks += u64::from(blocks);
         match kind {
             Kind::Map => tail.totals.map_blocks += u64::from(blocks),
             _ => tail.totals.relocated_blocks += u64::from(blocks),
         }
         Ok(address)
+    }
+
+    /// A header for the next record of an output, without payload.
+    fn header(&mut self, kind: Kind, output: &Output) -> Header {
+        self.records += 1;
+        Header {
+            serial: output.serial,
+            sequence: self.records,
+            // For copies: what the guest had committed when they were made.
+            durable: self.core.tail().committed(),
+            generation: self.superblock.generation,
+            position: output.block,
+            kind,
+            payload_blocks: 0,
+            link: 0,
+        }
     }
 
     /// Makes sure that the next record of `blocks` blocks fits the class's output as it is.
@@ -98,14 +118,45 @@ impl Keeper {
 
     /// The class's output, or a new one if what is left of it is too little.
     fn output_with_room(&mut self, class: u8, blocks: u32) -> Result<Output, Errno> {
-        if let Some(output) = self.outputs[usize::from(class)] {
-            if output.block + blocks <= self.core.shape.segment_blocks {
-                return Ok(output);
-            }
-            self.seal_output(class);
+        let old = self.outputs[usize::from(class)];
+        if let Some(output) = old.filter(|it| it.room(self.core.shape.segment_blocks) >= blocks) {
+            return Ok(output);
+        }
+        if class != CLASS_MAP && !self.may_clean() {
+            return Err(Errno::NOSPC);
         }
         let (segment, serial) = self.take_segment(class)?;
-        Ok(Output { segment, serial, block: 0, births: 0, copies: 0 })
+        let anchored = match old {
+            None => false,
+            Some(old) => {
+                if let Err(errno) = self.write_seal(&old, segment, serial) {
+                    let mut tail = self.core.tail();
+                    let clock = tail.clock;
+                    tail.segments.seal(segment, clock);
+                    return Err(errno);
+                }
+                self.seal_output(class);
+                old.anchored
+            }
+        };
+        Ok(Output { segment, serial, block: 0, births: 0, copies: 0, anchored })
+    }
+
+    /// Whether there is a segment for copies beyond those that checkpoints need.
+    fn may_clean(&self) -> bool {
+        let tail = self.core.tail();
+        let hidden = if self.host_full.is_some() { 0 } else { tail.segments.obtainable() };
+        tail.segments.ready() + hidden > tail.kept_for_checkpoints(&self.core.map)
+    }
+
+    /// Tells replay where the stream goes on.
+    fn write_seal(&mut self, output: &Output, segment: u32, serial: u64) -> Result<(), Errno> {
+        let mut header = self.header(Kind::Seal, output);
+        header.link = u64::from(segment);
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+        self.core.codec.encode(&header, &[Entry::Next { serial }], &mut block);
+        let address = self.core.shape.address(output.segment, output.block);
+        self.file.write(address.offset(), &mut block)
     }
 
     /// Ends a class's output. Everything in it has been put into the map.
@@ -117,8 +168,12 @@ impl Keeper {
             copies => (output.births / u128::from(copies)) as u64,
         };
         tail.segments.seal(output.segment, birth);
-        if self.filling == Some(class) {
-            self.filling = None;
-        }
+    }
+
+    /// Whether the class's output has no room for another full record.
+    pub fn is_output_full(&self, class: u8) -> bool {
+        let blocks = 1 + self.core.shape.record_payload_max();
+        self.outputs[usize::from(class)]
+            .is_none_or(|output| output.room(self.core.shape.segment_blocks) < blocks)
     }
 }

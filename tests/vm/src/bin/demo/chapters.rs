@@ -6,12 +6,13 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use flowstone_vmtest::framework::daemon::Daemon;
+use flowstone_vmtest::framework::daemon::{Daemon, flowstone};
 use flowstone_vmtest::framework::guest::Guest;
 use flowstone_vmtest::framework::lab::Lab;
+use flowstone_vmtest::framework::log_image::LogCounters;
 use flowstone_vmtest::framework::qemu::Machine;
 
-use crate::report::{fact, mebibytes, request_table, step};
+use crate::report::{fact, mebibytes, request_table, step, write_shape};
 use crate::scripts;
 
 /// Requests done between two kills.
@@ -19,6 +20,8 @@ const REQUESTS_BETWEEN_KILLS: u64 = 1500;
 /// Time until a killed daemon is back.
 const AWAY: Duration = Duration::from_millis(500);
 const IDLE: Duration = Duration::from_secs(1);
+/// Requests complete late and out of order.
+const DELAYED: [&str; 4] = ["--queues", "2", "--layer", "delay=0-5ms"];
 
 /// Boots the guest.
 pub fn boot(lab: &Lab, machine: &Machine) -> Result<Guest> {
@@ -35,8 +38,12 @@ pub fn first_life(guest: &mut Guest, daemon: &Daemon) -> Result<()> {
     quiet_step(guest, "mkfs.ext4 on the whole disk", scripts::MAKE_FILE_SYSTEM)?;
     quiet_step(guest, "mount", scripts::MOUNT)?;
     quiet_step(guest, "40 files with SHA-256 sums", scripts::WRITE_FILES)?;
-    quiet_step(guest, "fio: 8192 random 4 KiB writes, read back, CRC32C", scripts::FIO_VERIFIED)?;
-    quiet_step(guest, "fio: 200 writes, fsync after each", scripts::FSYNC_LOAD)?;
+    quiet_step(
+        guest,
+        "fio: 8192 random 4 KiB writes, read back, CRC32C",
+        &scripts::fio_verified("/mnt"),
+    )?;
+    quiet_step(guest, "fio: 200 writes, fsync after each", &scripts::fsync_load("/mnt"))?;
     quiet_step(guest, "a file of 64 MiB", scripts::WRITE_BIG_FILE)?;
     step("removed, fstrim", || {
         let before = daemon.stats()?.allocated_bytes;
@@ -58,7 +65,8 @@ pub fn second_life(guest: &mut Guest) -> Result<()> {
         ensure!(count.trim() == "40", "{} of 40 files are right", count.trim());
         Ok("40 of 40 files are right".into())
     })?;
-    quiet_step(guest, "fio reads and verifies its 8192 blocks again", scripts::FIO_VERIFY_ONLY)
+    let again = scripts::fio_verify_only("/mnt");
+    quiet_step(guest, "fio reads and verifies its 8192 blocks again", &again)
 }
 
 /// Requests, latencies, notifications, processor time.
@@ -82,20 +90,44 @@ pub fn count(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// The daemon is killed three times while requests complete out of order.
-pub fn survive(guest: &mut Guest, daemon: &mut Daemon) -> Result<()> {
-    step("stopped (SIGTERM), started again with random delays of 0-5 ms", || {
+/// The same on a log image, and what reaches the host of it.
+pub fn log_image(guest: &mut Guest, daemon: &mut Daemon, image: &Path) -> Result<()> {
+    quiet_step(guest, "mkfs.ext4 on the second disk, mount", scripts::PREPARE_LOG_DISK)?;
+    let verified = scripts::fio_verified("/log");
+    quiet_step(guest, "fio: 8192 random 4 KiB writes, read back, CRC32C", &verified)?;
+    let synced = scripts::fsync_load("/log");
+    quiet_step(guest, "fio: 200 writes, fsync after each", &synced)?;
+    let guest_side = daemon.stats()?;
+    let mut counters = None;
+    // In order, so that the image's own counters are up to date.
+    step("its daemon is stopped (SIGTERM) and started again, with random delays", || {
         daemon.terminate()?;
-        daemon.restart_with(&["--queues", "2", "--layer", "delay=0-5ms"])?;
+        counters = Some(LogCounters::read(image)?);
+        daemon.restart_with(&DELAYED)?;
         Ok(String::new())
     })?;
-    step("kill -9 under load, back 0.5 s later, three times", || {
+    println!();
+    write_shape(&guest_side, &counters.expect("the step before succeeded"));
+    Ok(())
+}
+
+/// Both daemons are killed three times while requests complete out of order.
+pub fn survive(guest: &mut Guest, daemon: &mut Daemon, log_daemon: &mut Daemon) -> Result<()> {
+    step("the first daemon too starts again with random delays of 0-5 ms", || {
+        daemon.terminate()?;
+        daemon.restart_with(&DELAYED)?;
+        Ok(String::new())
+    })?;
+    step("kill -9 of both under load, back 0.5 s later, three times", || {
         guest.start(scripts::LOAD)?;
         for _ in 0..3 {
             daemon.wait_for_requests(REQUESTS_BETWEEN_KILLS)?;
+            log_daemon.wait_for_requests(REQUESTS_BETWEEN_KILLS)?;
             daemon.kill()?;
+            log_daemon.kill()?;
             sleep(AWAY);
             daemon.restart()?;
+            log_daemon.restart()?;
         }
         Ok(String::new())
     })?;
@@ -104,12 +136,20 @@ pub fn survive(guest: &mut Guest, daemon: &mut Daemon) -> Result<()> {
 }
 
 /// Orderly ends on both sides, and the host's own look at the image.
-pub fn finish(mut guest: Guest, daemon: &mut Daemon, image: &Path) -> Result<()> {
-    quiet_step(&mut guest, "unmount", scripts::UNMOUNT)?;
-    quiet_step(&mut guest, "e2fsck in the guest: clean", scripts::CHECK_FILE_SYSTEM)?;
+pub fn finish(
+    mut guest: Guest,
+    daemons: [&mut Daemon; 2],
+    image: &Path,
+    log_image: &Path,
+) -> Result<()> {
+    quiet_step(&mut guest, "unmount", scripts::UNMOUNT_BOTH)?;
+    quiet_step(&mut guest, "e2fsck in the guest, both disks: clean", scripts::CHECK_FILE_SYSTEMS)?;
     step("power off", || guest.power_off().map(|()| String::new()))?;
-    step("the daemon drains, flushes and exits with 0", || {
-        daemon.terminate().map(|()| String::new())
+    step("the daemons drain, flush and exit with 0", || {
+        daemons.into_iter().try_for_each(Daemon::terminate).map(|()| String::new())
+    })?;
+    step("flowstone check of the log image, with all its checksums: clean", || {
+        flowstone(&["check", "--data", &log_image.to_string_lossy()]).map(|_| String::new())
     })?;
     step("e2fsck on the host, of the image: clean", || {
         let check = Command::new("/sbin/e2fsck").arg("-fn").arg(image).output()?;

@@ -1,4 +1,5 @@
-//! `make demo`: an unmodified Linux guest works hard on a flowstone raw disk.
+//! `make demo`: an unmodified Linux guest works hard on two flowstone disks, a raw image and a log
+//! image.
 //!
 //! Everything shown was done and checked in this run; the first thing that goes wrong ends
 //! it with a non-zero exit status.
@@ -21,6 +22,8 @@ use report::{fact, heading};
 
 /// Relative to the source tree, so that commands shown are short and can be typed.
 const FOLDER: &str = "target/demo";
+/// The second daemon's sockets and log.
+const LOG_FOLDER: &str = "target/demo/log";
 const DISK_SIZE: &str = "1G";
 const QUEUES: u16 = 2;
 
@@ -29,27 +32,32 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("\ndemo failed: {error:#}");
-            show_daemon_log();
+            show_daemon_logs();
             ExitCode::FAILURE
         }
     }
 }
 
-fn show_daemon_log() {
-    let log = std::fs::read_to_string(Path::new(FOLDER).join("daemon.log")).unwrap_or_default();
-    if !log.is_empty() {
-        eprintln!("\nThe daemon said:\n{log}");
+fn show_daemon_logs() {
+    for folder in [FOLDER, LOG_FOLDER] {
+        let log = std::fs::read_to_string(Path::new(folder).join("daemon.log")).unwrap_or_default();
+        if !log.is_empty() {
+            eprintln!("\nThe daemon said:\n{log}");
+        }
     }
 }
 
 fn run() -> Result<()> {
     let start = Instant::now();
     std::env::set_current_dir(workspace::root())?;
-    heading("Flowstone: a raw disk for an unmodified Linux guest");
+    heading("Flowstone: disks for an unmodified Linux guest");
     let lab = Lab::open().context("guests cannot run here")?;
-    let image = fresh_image()?;
-    let mut daemon = Daemon::serve(&image, &["--queues", &QUEUES.to_string()], Path::new(FOLDER))?;
-    let machine = Lab::machine(&daemon, QUEUES);
+    let [image, log_image] = fresh_images()?;
+    let options = ["--queues", &QUEUES.to_string()];
+    let mut daemon = Daemon::serve(&image, &options, Path::new(FOLDER))?;
+    let mut log_daemon = Daemon::serve(&log_image, &options, Path::new(LOG_FOLDER))?;
+    let mut machine = Lab::machine(&daemon, QUEUES);
+    machine.disks.extend(Lab::machine(&log_daemon, QUEUES).disks);
     introduce(&lab, &machine);
 
     heading("A guest moves in");
@@ -59,27 +67,32 @@ fn run() -> Result<()> {
     chapters::second_life(&mut guest)?;
     heading("What that took, seen from the daemon");
     chapters::count(&daemon)?;
-    heading("The daemon is killed under load");
-    chapters::survive(&mut guest, &mut daemon)?;
+    heading("Beside it, the same load on a log image");
+    chapters::log_image(&mut guest, &mut log_daemon, &log_image)?;
+    heading("The daemons are killed under load");
+    chapters::survive(&mut guest, &mut daemon, &mut log_daemon)?;
     heading("Everybody goes home");
-    chapters::finish(guest, &mut daemon, &image)?;
-    invite(&lab, &machine)?;
+    chapters::finish(guest, [&mut daemon, &mut log_daemon], &image, &log_image)?;
+    invite(&lab, &Lab::machine(&daemon, QUEUES))?;
     println!("\nAll of this in {:.0} s.", start.elapsed().as_secs_f64());
     Ok(())
 }
 
-fn fresh_image() -> Result<PathBuf> {
+fn fresh_images() -> Result<[PathBuf; 2]> {
     let _ = std::fs::remove_dir_all(FOLDER); // usually the last demo's, else absent
-    std::fs::create_dir_all(FOLDER)?;
-    let image = Path::new(FOLDER).join("disk.raw");
-    flowstone(&["create", "--size", DISK_SIZE, &image.to_string_lossy()])?;
-    Ok(image)
+    std::fs::create_dir_all(LOG_FOLDER)?;
+    let images = [Path::new(FOLDER).join("disk.raw"), Path::new(LOG_FOLDER).join("disk.flow")];
+    for image in &images {
+        flowstone(&["create", "--size", DISK_SIZE, &image.to_string_lossy()])?;
+    }
+    Ok(images)
 }
 
 fn introduce(lab: &Lab, machine: &Machine) {
     let kernel = lab.artifacts().kernel.file_name().unwrap_or_default().to_string_lossy();
     let kernel = kernel.trim_start_matches("vmlinuz-");
     fact("disk", format!("{FOLDER}/disk.raw, {DISK_SIZE}, sparse"));
+    fact("another", format!("{LOG_FOLDER}/disk.flow, {DISK_SIZE}, a log of what is written"));
     let Machine { cpus, memory_mib, .. } = machine;
     fact("guest", format!("Debian's own kernel {kernel}, {cpus} CPUs, {memory_mib} MiB"));
     let speed = match lab.accel() {

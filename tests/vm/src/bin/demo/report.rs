@@ -5,6 +5,7 @@ use std::io::{IsTerminal, Write, stdout};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use flowstone_vmtest::framework::log_image::LogCounters;
 use flowstone_vmtest::framework::qemu::Setting;
 use flowstone_vmtest::framework::stats::DiskStats;
 use flowstone_vmtest::framework::workspace;
@@ -54,6 +55,21 @@ pub fn request_table(stats: &DiskStats) {
             latency.p99,
         );
     }
+}
+
+/// What a guest wrote, and what its log image made of it.
+pub fn write_shape(guest: &DiskStats, log: &LogCounters) {
+    const BLOCK_BYTES: u64 = 4096;
+    let line = |name: &str, count: u64, bytes: u64, remark: &str| {
+        let each = bytes as f64 / 1024.0 / count.max(1) as f64;
+        let size = mebibytes(bytes);
+        println!("  {name:<10} {count:>6} writes,{size:>7.1} MiB,{each:>6.1} KiB each{remark}");
+    };
+    line("guest", guest.requests("write"), guest.bytes("write"), ": a raw image's writes too");
+    let log_bytes = log.guest_records_blocks() * BLOCK_BYTES;
+    line("log image", log.records, log_bytes, ", one after the other");
+    let amplification = log.write_amplification();
+    fact("in all", format!("{amplification:.2} blocks written for each block of the guest"));
 }
 
 /// A command as a user would type it, one long option per line.

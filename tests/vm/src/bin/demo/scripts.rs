@@ -17,18 +17,26 @@ pub const WRITE_FILES: &str = "mkdir /mnt/files
 pub const CHECK_FILES: &str = "cd /mnt/files; sha256sum -c /mnt/sums | grep -c OK";
 
 /// Random writes; once all are done, every block is read and its checksum compared.
-pub const FIO_VERIFIED: &str = "fio --name=verified --directory=/mnt --size=32M --bs=4k \
-    --rw=randwrite --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c \
-    --verify_fatal=1 --minimal >/tmp/fio";
+pub fn fio_verified(folder: &str) -> String {
+    format!(
+        "fio --name=verified --directory={folder} --size=32M --bs=4k --rw=randwrite \
+         --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --verify_fatal=1 \
+         --minimal >/tmp/fio"
+    )
+}
 
 /// Reads and compares the same blocks again.
-pub const FIO_VERIFY_ONLY: &str = "fio --name=verified --directory=/mnt --size=32M --bs=4k \
-    --rw=randwrite --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c \
-    --verify_fatal=1 --verify_only --minimal >/tmp/fio";
+pub fn fio_verify_only(folder: &str) -> String {
+    format!("{} --verify_only", fio_verified(folder))
+}
 
 /// A database's pattern: small writes, each made durable before the next.
-pub const FSYNC_LOAD: &str = "fio --name=fsync --directory=/mnt --size=4M --bs=4k --rw=randwrite \
-    --fsync=1 --number_ios=200 --minimal >/tmp/fio";
+pub fn fsync_load(folder: &str) -> String {
+    format!(
+        "fio --name=fsync --directory={folder} --size=4M --bs=4k --rw=randwrite --fsync=1 \
+         --number_ios=200 --minimal >/tmp/fio"
+    )
+}
 
 /// Space that will be given back.
 pub const WRITE_BIG_FILE: &str = "dd if=/dev/urandom of=/mnt/big bs=1M count=64 2>&1; sync";
@@ -36,17 +44,24 @@ pub const WRITE_BIG_FILE: &str = "dd if=/dev/urandom of=/mnt/big bs=1M count=64 
 /// Gives it back.
 pub const TRIM: &str = "rm /mnt/big; sync; fstrim /mnt";
 
+/// A file system on the disk with the log image.
+pub const PREPARE_LOG_DISK: &str =
+    "mkfs.ext4 -q /dev/vdb; mkdir -p /log; mount -t ext4 /dev/vdb /log";
+
 /// Unmounts.
 pub const UNMOUNT: &str = "umount /mnt";
 
-/// A complete check of the unmounted file system.
-pub const CHECK_FILE_SYSTEM: &str = "e2fsck -fn /dev/vda";
+/// Unmounts both disks.
+pub const UNMOUNT_BOTH: &str = "umount /mnt /log";
 
-/// The load for the kills: far more requests than are done between them.
-pub const LOAD: &str =
-    "fio --name=load --directory=/mnt --numjobs=2 --size=24M --bs=4k --rw=randwrite \
-    --ioengine=libaio --iodepth=16 --direct=1 --verify=crc32c --verify_fatal=1 --minimal >/tmp/fio
-    rm /mnt/load*";
+/// A complete check of the unmounted file systems.
+pub const CHECK_FILE_SYSTEMS: &str = "e2fsck -fn /dev/vda; e2fsck -fn /dev/vdb";
+
+/// The load for the kills, on both disks: far more requests than are done between them.
+pub const LOAD: &str = "fio --size=24M --bs=4k --rw=randwrite --ioengine=libaio --iodepth=16 \
+    --direct=1 --verify=crc32c --verify_fatal=1 --minimal \
+    --name=raw --directory=/mnt --name=log --directory=/log >/tmp/fio
+    rm /mnt/raw* /log/log*";
 
 /// Fails if the kernel has logged an error of the disk.
 pub const NO_ERRORS_LOGGED: &str = "! dmesg | grep -iE 'I/O error|not a head|EXT4-fs error|hung'";

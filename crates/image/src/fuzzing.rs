@@ -1,0 +1,207 @@
+//! What the fuzz targets drive: the decoders of a log image, and small images that have been
+//! tampered with by somebody who knows how to make the checksums fit.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use flowstone_block::{BlockingDisk, Extent, Layer, Op, Sector, SectorCount};
+use flowstone_fileio::Access;
+use flowstone_fileio::sim::SimDisk;
+
+use crate::log::doctor::Doctor;
+use crate::log::{self, LogImage, LogOptions};
+use crate::{DiscardMode, Image};
+
+pub use crate::log::doctor::{Part, decode};
+
+/// Blocks of the small image's disk.
+const BLOCKS: u64 = 768;
+const BLOCK_BYTES: usize = 4096;
+/// Most bytes that are read of an image that claims to be large.
+const READ_MAX: u64 = 8 << 20;
+
+/// How the small image was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// Closed in order.
+    Closed,
+    /// As a killed daemon leaves it: with records after the checkpoint.
+    Killed,
+}
+
+/// A small image with data, trims, copies and maps; its blocks hold what [`content`] says.
+pub fn small_image(left: Left) -> &'static [u8] {
+    static CLOSED: OnceLock<Vec<u8>> = OnceLock::new();
+    static KILLED: OnceLock<Vec<u8>> = OnceLock::new();
+    match left {
+        Left::Closed => CLOSED.get_or_init(|| make(left)),
+        Left::Killed => KILLED.get_or_init(|| make(left)),
+    }
+}
+
+fn make(left: Left) -> Vec<u8> {
+    let disk = SimDisk::new(0);
+    let options = LogOptions {
+        segment_bytes: Some(256 << 10),
+        reserve_percent: Some(3),
+        ..LogOptions::default()
+    };
+    log::create("small", &disk, SectorCount::new(BLOCKS * 8), options).expect("sound options");
+    let image = open(&disk).expect("a new image opens");
+    let mut guest = BlockingDisk::new(&image).expect("a channel");
+    // Segments of which a part dies are cleaned before the disk has been written three times.
+    for round in 1..=ROUNDS {
+        for (count, lba) in (0..BLOCKS).filter(|lba| is_written(*lba, round)).enumerate() {
+            let mut block = content_after(lba, round);
+            guest.write(Sector::new(lba * 8), &mut block).expect("there is room");
+            if count % 8 == 0 {
+                guest.run(Op::Flush).expect("the simulated disk does not fail");
+            }
+        }
+        if round == ROUNDS / 2 {
+            let trimmed = Extent::new(
+                Sector::new(TRIMMED.0 * 8),
+                SectorCount::new((TRIMMED.1 - TRIMMED.0) * 8),
+            );
+            guest.run(Op::Discard(trimmed.expect("not empty"))).expect("there is room");
+        }
+    }
+    drop(guest);
+    drop(image);
+    match left {
+        Left::Closed => disk.to_bytes(),
+        Left::Killed => kill(&disk),
+    }
+}
+
+/// Writes once more what is there, until the daemon would have had something to replay: segments
+/// full of it, flushed.
+fn kill(disk: &SimDisk) -> Vec<u8> {
+    let image = open(disk).expect("an image that was closed opens");
+    let mut guest = BlockingDisk::new(&image).expect("a channel");
+    for count in 0.. {
+        let lba = count * 5 % BLOCKS;
+        let mut block = content(lba);
+        if block.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        guest.write(Sector::new(lba * 8), &mut block).expect("there is room");
+        if count % 8 == 0 {
+            guest.run(Op::Flush).expect("the simulated disk does not fail");
+            let killed = disk.to_bytes();
+            if has_much_to_replay(&killed) {
+                return killed;
+            }
+        }
+    }
+    unreachable!("checkpoints are seldom");
+}
+
+/// Whether the log goes on for a while after the checkpoint, and into another segment, and a later
+/// record knows the middle to be durable.
+fn has_much_to_replay(bytes: &[u8]) -> bool {
+    let records = Doctor::new(bytes.to_vec()).replayed();
+    let Some((_, last, _)) = records.last() else { return false };
+    let (middle, rest) = records.split_at(records.len() / 2);
+    middle.iter().any(|(_, header, _)| header.link != 0)
+        && rest.iter().all(|(_, header, _)| header.link == 0)
+        && rest.len() > 12
+        && rest.first().is_some_and(|(_, header, _)| last.durable > header.sequence)
+}
+
+const ROUNDS: u64 = 24;
+/// Discarded half-way, and not written again.
+const TRIMMED: (u64, u64) = (300, 340);
+
+/// Each round writes a third of the disk: some parts often, some seldom.
+fn is_written(lba: u64, round: u64) -> bool {
+    let trimmed = round > ROUNDS / 2 && (TRIMMED.0..TRIMMED.1).contains(&lba);
+    let often = lba % 7 < 2 || (lba + round) % 5 == 0;
+    !trimmed && (round == 1 || often)
+}
+
+fn content_after(lba: u64, round: u64) -> Vec<u8> {
+    let mut block = vec![(lba ^ round) as u8; BLOCK_BYTES];
+    block[..8].copy_from_slice(&lba.to_le_bytes());
+    block[8..16].copy_from_slice(&round.to_le_bytes());
+    block
+}
+
+/// What a block of the small image holds; zeroes if it has been discarded.
+pub fn content(lba: u64) -> Vec<u8> {
+    if (TRIMMED.0..TRIMMED.1).contains(&lba) {
+        return vec![0; BLOCK_BYTES];
+    }
+    let last = (1..=ROUNDS).rev().find(|round| is_written(lba, *round));
+    last.map_or(vec![0; BLOCK_BYTES], |round| content_after(lba, round))
+}
+
+/// Size of the small image's disk in blocks.
+pub const fn blocks() -> u64 {
+    BLOCKS
+}
+
+fn open(disk: &SimDisk) -> flowstone_block::Result<LogImage> {
+    let path = Path::new("small.flow");
+    LogImage::open(path, Box::new(disk.clone()), DiscardMode::Deallocate, Access::Write)
+}
+
+/// Puts bytes into a part of an image, and makes all checksums fit again.
+#[derive(Clone, Debug)]
+pub struct Patch {
+    /// Where.
+    pub part: Part,
+    /// At which byte of the part, counted round.
+    pub at: u16,
+    /// What; at most 64 bytes of it.
+    pub bytes: Vec<u8>,
+}
+
+/// Uses an image that has been tampered with in every way that there is. Whatever it holds: no
+/// panic, no endless loop, and a repair leaves nothing for another one to do.
+pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
+    let mut doctor = Doctor::new(small_image(left).to_vec());
+    for patch in patches {
+        doctor.patch(patch.part, usize::from(patch.at), &patch.bytes[..patch.bytes.len().min(64)]);
+    }
+    let mut bytes = doctor.into_bytes();
+    if let Some(length) = length {
+        bytes.truncate(length);
+    }
+    let checked = SimDisk::from_bytes(&bytes);
+    let _ = log::check("small", &checked, true, true, &mut |_, _| {});
+    let repaired = SimDisk::from_bytes(&bytes);
+    let fix = || log::repair("small", Box::new(repaired.clone()), true, true, &mut |_, _| {});
+    if fix().is_ok_and(|report| !report.repairs.is_empty()) {
+        let again = fix().expect("what has been repaired can be repaired again");
+        assert!(again.repairs.is_empty(), "{again:?}");
+    }
+    let used = SimDisk::from_bytes(&bytes);
+    if let Ok(image) = open(&used) {
+        use_it(&image);
+    }
+}
+
+/// Reads, writes and discards; errors are answers too.
+fn use_it(image: &LogImage) {
+    let mut guest = BlockingDisk::new(image).expect("a channel");
+    let mut buffer = vec![0; 64 << 10];
+    let (mut at, mut read) = (Sector::new(0), 0);
+    while let Ok(Some(data)) = image.next_data(at) {
+        let bytes = data.bytes().min(buffer.len() as u64);
+        let _ = guest.read(data.start(), &mut buffer[..bytes as usize]);
+        read += bytes;
+        at = Sector::new(data.start().get() + bytes / 512);
+        if read > READ_MAX {
+            break;
+        }
+    }
+    let end = image.geometry().capacity.get();
+    for sector in (0..end.min(BLOCKS * 8)).step_by(61) {
+        let sectors = (end - sector).min(9) as usize;
+        let _ = guest.write(Sector::new(sector), &mut buffer[..sectors * 512]);
+    }
+    let range = Extent::new(Sector::new(0), SectorCount::new(end.min(4000)));
+    let _ = guest.run(Op::Discard(range.expect("no disk is empty")));
+    let _ = guest.run(Op::Flush);
+}

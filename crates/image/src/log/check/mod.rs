@@ -1,0 +1,257 @@
+//! Checking a log image, also one that is too damaged to be opened: superblocks, map and replay as
+//! opening reads them, then every mapped block against the record that should hold it, the use of
+//! segments, and, if wanted, all data against its checksums.
+//!
+//! Memory is 9 bytes for each mapped block besides the map, and time is bounded by what the file
+//! holds: holes are skipped, and no place is read more than a few times.
+
+mod claims;
+mod repair;
+mod scan;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+use flowstone_block::{Result, SECTOR_BYTES};
+use flowstone_fileio::{BlockingFile, FileIo};
+
+use self::claims::Claims;
+use self::scan::Evidence;
+use self::walk::Walk;
+use super::address::{BLOCK_BYTES, Word};
+use super::disk::explain;
+use super::load::{LoadError, Loaded, load_from, lost_slot, newest, read_slots};
+use super::map::LEAF_BLOCKS;
+use super::root::LeafPlace;
+use super::segments::State;
+use super::superblock::Superblock;
+use crate::check::{CheckProgress, CheckReport};
+
+pub use self::repair::repair;
+
+/// Free segments that an image may keep host space for: those that it had ready when it was closed.
+const READY_MAX: u64 = 12;
+
+/// Checks an image. `tells_space` says whether the host tells which parts of the file have space.
+pub fn check(
+    name: &str,
+    file: &dyn FileIo,
+    data: bool,
+    tells_space: bool,
+    progress: CheckProgress<'_>,
+) -> Result<CheckReport> {
+    Ok(Examination::of(name, file, data, tells_space, progress)?.report)
+}
+
+/// What was found, in words and, for repair, as it is.
+struct Examination {
+    report: CheckReport,
+    /// The superblock that was lost, `A` or `B`.
+    lost_slot: Option<char>,
+    /// Whether the one that is left is the newest there ever was.
+    newest_for_sure: bool,
+    /// The image, as far as it could be read.
+    loaded: Option<Loaded>,
+    /// Leaves that could not be read: the map has gaps.
+    bad_leaves: u64,
+    /// What records say behind the end of the log; looked for where something is missing.
+    evidence: Option<Evidence>,
+}
+
+impl Examination {
+    fn of(
+        name: &str,
+        file: &dyn FileIo,
+        data: bool,
+        tells_space: bool,
+        progress: CheckProgress<'_>,
+    ) -> Result<Self> {
+        let mut found = Self {
+            report: CheckReport::default(),
+            lost_slot: None,
+            newest_for_sure: true,
+            loaded: None,
+            bad_leaves: 0,
+            evidence: None,
+        };
+        let slots = read_slots(file).map_err(|error| explain(name, error))?;
+        let superblock = match newest(&slots) {
+            Ok(superblock) => superblock.clone(),
+            Err(LoadError::Damaged(why)) => {
+                found.report.error(format!("{name}: {why}; nothing else can be checked"));
+                return Ok(found);
+            }
+            Err(error) => return Err(explain(name, error)),
+        };
+        found.lost_slot = lost_slot(&slots);
+        found.load(name, file, &superblock);
+        if found.lost_slot.is_some() || found.is_cut_off() {
+            found.look_behind(name, file, &superblock)?;
+        }
+        if let Some(loaded) = &found.loaded {
+            found.report.data_bytes = loaded.map.mapped() * BLOCK_BYTES as u64;
+            note_state(loaded, &mut found.report);
+            check_blocks(name, file, loaded, data, &mut found.report, progress)?;
+            if found.bad_leaves == 0 {
+                check_space(name, file, loaded, tells_space, &mut found.report)?;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Whether replay ended where the log did not.
+    fn is_cut_off(&self) -> bool {
+        self.loaded.as_ref().is_some_and(|loaded| loaded.replay.damage.is_some())
+    }
+
+    fn load(&mut self, name: &str, file: &dyn FileIo, superblock: &Superblock) {
+        let Self { report, bad_leaves, .. } = self;
+        let loaded = load_from(file, superblock.clone(), |place, error| {
+            *bad_leaves += 1;
+            report.error(format!("{name}: {}: {}", leaf_name(place), words(&error)));
+            Ok(())
+        });
+        match loaded {
+            Ok(loaded) => {
+                if let Some(damage) = &loaded.replay.damage {
+                    report.error(format!("{name}: {damage}"));
+                }
+                self.loaded = Some(loaded);
+            }
+            Err(error) => {
+                let why = words(&error);
+                report.error(format!("{name}: {why}; its blocks cannot be checked"));
+            }
+        }
+    }
+
+    /// Something is missing: looks through the whole file for what it may have been.
+    fn look_behind(
+        &mut self,
+        name: &str,
+        file: &dyn FileIo,
+        superblock: &Superblock,
+    ) -> Result<()> {
+        let end = self.loaded.as_ref().map_or(superblock.next_sequence, |loaded| {
+            loaded.replay.next_sequence
+        });
+        let evidence = Evidence::gather(file, superblock, end)
+            .map_err(|errno| explain(name, LoadError::Host(errno)))?;
+        if let Some(slot) = self.lost_slot {
+            self.newest_for_sure = evidence.proves_newest(superblock);
+            let verdict = if self.newest_for_sure {
+                "the other one is the newest, and nothing is lost"
+            } else {
+                "it may have been the newer one: then writes are lost with it"
+            };
+            self.report.error(format!("{name}: superblock {slot} is damaged; {verdict}"));
+        }
+        self.evidence = Some(evidence);
+        Ok(())
+    }
+}
+
+fn leaf_name(place: &LeafPlace) -> String {
+    let first = u64::from(place.leaf) * LEAF_BLOCKS;
+    let last = first + LEAF_BLOCKS - 1;
+    format!(
+        "LBAs {first} to {last} (guest bytes from {}), map leaf {} at file offset {}",
+        first * BLOCK_BYTES as u64,
+        place.leaf,
+        place.address.offset().get(),
+    )
+}
+
+/// How messages name a block.
+fn block_name(lba: u64, word: Word) -> String {
+    let offset = word.address().offset().get();
+    format!("LBA {lba} (guest byte {}) at file offset {offset}", lba * BLOCK_BYTES as u64)
+}
+
+fn words(error: &LoadError) -> String {
+    match error {
+        LoadError::Unusable(why) | LoadError::Damaged(why) => why.clone(),
+        LoadError::Host(errno) => format!("it cannot be read: {errno}"),
+    }
+}
+
+fn note_state(loaded: &Loaded, report: &mut CheckReport) {
+    if !loaded.superblock.clean {
+        let records = loaded.replay.records;
+        report.notes.push(format!(
+            "it was not closed; the next start replays {records} records after the checkpoint"
+        ));
+    }
+    let features = loaded.superblock.readonly_features();
+    if features != 0 {
+        report.notes.push(format!("it uses features {features:#x} that this version only reads"));
+    }
+}
+
+/// Every mapped block, leaf and root against the record that should hold it.
+fn check_blocks(
+    name: &str,
+    file: &dyn FileIo,
+    loaded: &Loaded,
+    data: bool,
+    report: &mut CheckReport,
+    progress: CheckProgress<'_>,
+) -> Result<()> {
+    let host = |errno| explain(name, LoadError::Host(errno));
+    let mut claims = Claims::of(loaded);
+    claims.report_conflicts(name, loaded, report);
+    let mut walk = Walk::new(name, file, loaded, &mut claims, data, report).map_err(host)?;
+    walk.run(progress).map_err(host)?;
+    walk.report_unfound().map_err(host)
+}
+
+/// The use of segments, and host space that nobody uses.
+fn check_space(
+    name: &str,
+    file: &dyn FileIo,
+    loaded: &Loaded,
+    tells_space: bool,
+    report: &mut CheckReport,
+) -> Result<()> {
+    for (number, segment) in loaded.segments.iter() {
+        if segment.live > 0 && segment.serial == 0 {
+            let offset = loaded.shape.address(number, 0).offset().get();
+            report.error(format!(
+                "{name}: segment {number} at file offset {offset} holds {} live blocks, and the \
+                 map root does not name it",
+                segment.live
+            ));
+        }
+    }
+    let Superblock { clean, capacity_sectors, .. } = loaded.superblock;
+    let (counted, live) = (loaded.superblock.totals.live_blocks, loaded.map.mapped());
+    if !clean {
+        // Space that was being given back may not have been yet.
+        return Ok(());
+    }
+    if counted != live {
+        let size = capacity_sectors * SECTOR_BYTES;
+        report.error(format!(
+            "{name}: of {size} bytes, the superblock counts {counted} live blocks, the map {live}"
+        ));
+    }
+    if tells_space {
+        let allocated = file
+            .allocated_bytes()
+            .map_err(|error| flowstone_block::Error::host(name, error, "check the host"))?;
+        let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
+        let used = loaded.segments.iter().filter(|(_, it)| holds(it.state)).count() as u64;
+        // One more for the superblocks' segment.
+        let explained = (used + 1 + READY_MAX) * loaded.shape.segment_bytes();
+        report.leaked_bytes = allocated.saturating_sub(explained);
+    }
+    Ok(())
+}
+
+/// A queue into the file.
+fn reader_of(file: &dyn FileIo) -> std::result::Result<BlockingFile, flowstone_block::Errno> {
+    BlockingFile::new(file).map_err(|error| {
+        flowstone_block::Errno::from_io_error(&error).unwrap_or(flowstone_block::Errno::IO)
+    })
+}

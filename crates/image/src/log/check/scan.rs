@@ -1,0 +1,136 @@
+//! A look at every block of the file for what records say: what there was, where something is
+//! missing.
+
+use std::ops::Range;
+
+use flowstone_block::{AlignedBuf, Errno};
+use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+
+use super::reader_of;
+use crate::log::address::BLOCK_BYTES;
+use crate::log::load::shape_of;
+use crate::log::record::{Codec, Entry, Header, Kind};
+use crate::log::superblock::Superblock;
+
+const CHUNK_BYTES: usize = 1 << 20;
+const CHUNKS_AT_ONCE: usize = 4;
+/// Lines about records that are lost.
+const LOST_LISTED_MAX: usize = 100;
+
+/// What records say that were found anywhere.
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// The newest checkpoint that any record knows to be durable.
+    generation: u64,
+    /// The newest checkpoint after which a map root was written.
+    root_after: Option<u64>,
+    /// The newest session that made a segment.
+    session: u64,
+    /// Every record of guests before this one was durable once.
+    pub promise: u64,
+    /// The last record of guests.
+    pub last: u64,
+    /// What whole records behind the end of the log say; a long list is cut short.
+    pub lost: Vec<String>,
+    /// Something could not be read.
+    incomplete: bool,
+}
+
+impl Evidence {
+    /// Reads all of the file that the host has. The log ends before record `end`.
+    pub fn gather(file: &dyn FileIo, superblock: &Superblock, end: u64) -> Result<Self, Errno> {
+        let mut found = Self::default();
+        let mut reader = reader_of(file)?;
+        let codec = Codec::new(&superblock.identity);
+        let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+        let size = file.size().map_err(errno)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+        let mut buffer = AlignedBuf::zeroed(CHUNKS_AT_ONCE * CHUNK_BYTES);
+        let mut at = shape_of(superblock).segment_bytes();
+        while let Some(range) = file.next_data(FileOffset::new(at)).map_err(errno)? {
+            let start = range.start.get() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
+            let stop = range.end.get().next_multiple_of(BLOCK_BYTES as u64).min(size);
+            let mut from = start.max(at);
+            while from < stop {
+                let bytes = (stop - from).min(buffer.len() as u64);
+                let chunk = &mut buffer[..bytes as usize];
+                found.read(&mut reader, from, chunk);
+                found.look_at(chunk, codec, superblock, end);
+                from += bytes;
+            }
+            at = stop.max(range.end.get());
+            if at >= size {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    fn read(&mut self, reader: &mut BlockingFile, from: u64, chunk: &mut [u8]) {
+        let offsets = (from..).step_by(CHUNK_BYTES).map(FileOffset::new);
+        let mut reads: Vec<_> = offsets.zip(chunk.chunks_mut(CHUNK_BYTES)).collect();
+        if reader.read_many(&mut reads).is_ok() {
+            return;
+        }
+        for (index, block) in chunk.chunks_mut(BLOCK_BYTES).enumerate() {
+            let offset = FileOffset::new(from + (index * BLOCK_BYTES) as u64);
+            if reader.read(offset, block).is_err() {
+                block.fill(0);
+                self.incomplete = true;
+            }
+        }
+    }
+
+    fn look_at(&mut self, chunk: &[u8], codec: Codec, superblock: &Superblock, end: u64) {
+        let mut entries = Vec::new();
+        for block in chunk.chunks_exact(BLOCK_BYTES) {
+            let Some(header) = codec.decode(block, &mut entries) else { continue };
+            self.generation = self.generation.max(header.generation);
+            self.session = self.session.max(header.serial >> 32);
+            if entries.iter().any(|entry| matches!(entry, Entry::Root { .. })) {
+                self.root_after = self.root_after.max(Some(header.generation));
+            }
+            if header.kind == Kind::Writes {
+                self.promise = self.promise.max(header.durable);
+                self.last = self.last.max(header.sequence);
+                // Those of earlier ends that a crash has made are lost by nobody's fault.
+                if header.sequence >= end && header.serial >> 32 >= superblock.session {
+                    self.lose(&header, &entries);
+                }
+            }
+        }
+    }
+
+    fn lose(&mut self, header: &Header, entries: &[Entry]) {
+        if self.lost.len() >= LOST_LISTED_MAX {
+            return;
+        }
+        let mut ranges: Vec<Range<u64>> = Vec::new();
+        for entry in entries {
+            let range = match *entry {
+                Entry::Data { lba, .. } => lba..lba + 1,
+                Entry::Trim { lba, count } => lba..lba + u64::from(count),
+                _ => continue,
+            };
+            match ranges.last_mut() {
+                Some(last) if last.end == range.start => last.end = range.end,
+                _ => ranges.push(range),
+            }
+        }
+        let name = |range: Range<u64>| match range.end - range.start {
+            1 => format!("{}", range.start),
+            _ => format!("{} to {}", range.start, range.end - 1),
+        };
+        let names: Vec<String> = ranges.into_iter().map(name).collect();
+        self.lost.push(format!("record {}: LBAs {}", header.sequence, names.join(", ")));
+    }
+
+    /// Whether there never was a superblock newer than this one. A newer checkpoint needs a map
+    /// root that was written after this one, and a newer session leaves records that know of it;
+    /// neither can be gone before the slot of this superblock was used again.
+    pub fn proves_newest(&self, superblock: &Superblock) -> bool {
+        !self.incomplete
+            && self.generation <= superblock.generation
+            && self.session <= superblock.session
+            && self.root_after.is_none_or(|generation| generation < superblock.generation)
+    }
+}

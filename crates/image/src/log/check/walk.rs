@@ -1,0 +1,340 @@
+//! The walk through the records of every segment that holds something: header by header, many
+//! segments side by side. Where a header is missing and something is, it goes on block by block.
+
+use std::ops::Range;
+
+use flowstone_block::{AlignedBuf, Errno};
+use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+
+use super::claims::Claims;
+use super::{block_name, reader_of};
+use crate::check::{CheckProgress, CheckReport};
+use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::load::Loaded;
+use crate::log::record::{Entry, Header};
+
+/// Segments walked side by side.
+const LANES: usize = 32;
+
+/// A segment, as far as it has been walked.
+struct Lane {
+    segment: u32,
+    /// Name of the segment's present life; 0 if nobody knows it.
+    serial: u64,
+    block: u32,
+    /// Claims and pieces of the map in it that no record has agreed with.
+    missing: usize,
+    /// Whether the header that should be here is not: what comes is found by looking everywhere.
+    lost: bool,
+    header: AlignedBuf,
+}
+
+/// Live data of one record, to be read and compared.
+struct Payload {
+    first: u32,
+    buffer: AlignedBuf,
+    /// Claims in it, by number.
+    claims: Vec<usize>,
+}
+
+/// The walk.
+pub struct Walk<'a> {
+    name: &'a str,
+    file: &'a dyn FileIo,
+    reader: BlockingFile,
+    loaded: &'a Loaded,
+    claims: &'a mut Claims,
+    data: bool,
+    report: &'a mut CheckReport,
+    file_blocks: u64,
+    entries: Vec<Entry>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(
+        name: &'a str,
+        file: &'a dyn FileIo,
+        loaded: &'a Loaded,
+        claims: &'a mut Claims,
+        data: bool,
+        report: &'a mut CheckReport,
+    ) -> Result<Self, Errno> {
+        let size =
+            file.size().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        Ok(Self {
+            name,
+            file,
+            reader: reader_of(file)?,
+            loaded,
+            claims,
+            data,
+            report,
+            file_blocks: size / BLOCK_BYTES as u64,
+            entries: Vec::new(),
+        })
+    }
+
+    /// Walks through all segments that something is claimed to be in.
+    pub fn run(&mut self, progress: CheckProgress<'_>) -> Result<(), Errno> {
+        let waiting: Vec<Lane> = self.lanes();
+        let total = waiting.len() as u64;
+        let mut waiting = waiting.into_iter();
+        let mut lanes: Vec<Lane> = waiting.by_ref().take(LANES).collect();
+        let segment_bytes = self.loaded.shape.segment_bytes();
+        while !lanes.is_empty() {
+            self.read_headers(&mut lanes);
+            let mut payloads = Vec::new();
+            for lane in &mut lanes {
+                payloads.extend(self.step(lane));
+            }
+            self.compare(&mut payloads);
+            let finished = |lane: &mut Lane| {
+                lane.missing == 0 || lane.block >= self.loaded.shape.segment_blocks
+            };
+            let done = lanes.extract_if(.., finished).count();
+            lanes.extend(waiting.by_ref().take(done));
+            let left = (lanes.len() + waiting.len()) as u64;
+            progress((total - left) * segment_bytes, total * segment_bytes);
+        }
+        Ok(())
+    }
+
+    fn lanes(&self) -> Vec<Lane> {
+        let shape = self.loaded.shape;
+        let lane = |(segment, known): (u32, crate::log::segments::Segment)| {
+            let addresses = self.addresses(segment);
+            let claims = &self.claims.blocks[self.claims.blocks_in(addresses.clone())];
+            let missing = claims.chunk_by(|a, b| a.address == b.address).count()
+                + self.claims.pieces_in(addresses).len();
+            let serial = known.serial;
+            let header = AlignedBuf::zeroed(if missing > 0 { BLOCK_BYTES } else { 0 });
+            Lane { segment, serial, block: 0, missing, lost: false, header }
+        };
+        let used =
+            self.loaded.segments.iter().filter(|(segment, _)| {
+                u64::from(shape.address(*segment, 0).get()) < self.file_blocks
+            });
+        used.map(lane).filter(|lane| lane.missing > 0).collect()
+    }
+
+    fn addresses(&self, segment: u32) -> Range<u32> {
+        let start = self.loaded.shape.address(segment, 0).get();
+        // The last segment may end where addresses do.
+        start..start.saturating_add(self.loaded.shape.segment_blocks)
+    }
+
+    fn address(&self, lane: &Lane) -> Address {
+        self.loaded.shape.address(lane.segment, lane.block)
+    }
+
+    /// Reads the block that each lane has come to. What cannot be read holds nothing.
+    fn read_headers(&mut self, lanes: &mut [Lane]) {
+        let shape = self.loaded.shape;
+        let mut reads: Vec<(FileOffset, &mut [u8])> = lanes
+            .iter_mut()
+            .map(|lane| (shape.address(lane.segment, lane.block).offset(), &mut *lane.header))
+            .collect();
+        if self.reader.read_many(&mut reads).is_ok() {
+            return;
+        }
+        for lane in lanes {
+            let offset = shape.address(lane.segment, lane.block).offset();
+            if self.reader.read(offset, &mut lane.header).is_err() {
+                lane.header.fill(0);
+            }
+        }
+    }
+
+    /// Looks at the record that a lane has come to, and moves the lane on.
+    fn step(&mut self, lane: &mut Lane) -> Option<Payload> {
+        let mut entries = std::mem::take(&mut self.entries);
+        let header = self.loaded.codec.decode(&lane.header, &mut entries);
+        let header = header.filter(|header| self.belongs(lane, header));
+        let payload = match header {
+            Some(header) => {
+                let payload = self.agree(lane, &entries);
+                lane.lost = false;
+                lane.block += header.record_blocks();
+                payload
+            }
+            None => {
+                self.search(lane);
+                None
+            }
+        };
+        self.entries = entries;
+        payload
+    }
+
+    fn belongs(&self, lane: &Lane, header: &Header) -> bool {
+        let end = u64::from(lane.block) + u64::from(header.record_blocks());
+        header.position == lane.block
+            && (header.serial == lane.serial || lane.serial == 0)
+            && end <= u64::from(self.loaded.shape.segment_blocks)
+    }
+
+    /// There is no record here, and something is missing: the lane goes on at the next block that
+    /// the host has.
+    fn search(&mut self, lane: &mut Lane) {
+        if !lane.lost {
+            let offset = self.address(lane).offset().get();
+            self.report.error(format!(
+                "{}: there is no record at file offset {offset}, and {} blocks of segment {} have \
+                 not been found before it",
+                self.name, lane.missing, lane.segment
+            ));
+            lane.lost = true;
+        }
+        lane.block += 1;
+        let addresses = self.addresses(lane.segment);
+        let next = u64::from(addresses.start) + u64::from(lane.block);
+        let from = FileOffset::new(next * BLOCK_BYTES as u64);
+        let found = self.file.next_data(from).ok().flatten();
+        let block = found.map_or(u64::MAX, |range| range.start.get() / BLOCK_BYTES as u64);
+        let skip = block.max(next) - u64::from(addresses.start);
+        lane.block = skip.min(u64::from(self.loaded.shape.segment_blocks)) as u32;
+    }
+
+    /// Compares what a record says with what the map says.
+    fn agree(&mut self, lane: &mut Lane, entries: &[Entry]) -> Option<Payload> {
+        let mut at = self.address(lane).get();
+        let mut live = Vec::new();
+        for entry in entries {
+            at = at.saturating_add(1);
+            match *entry {
+                Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
+                    live.extend(self.agree_block(lane, at, lba, checksum));
+                }
+                Entry::Leaf { leaf, checksum } => {
+                    let known = self.loaded.leaves.get(&leaf);
+                    let same = known == Some(&(Address::new(at), checksum));
+                    self.agree_piece(lane, at, Some(leaf), same);
+                }
+                Entry::Root { checksum, .. } => {
+                    let same = self.loaded.superblock.root.checksum == checksum;
+                    self.agree_piece(lane, at, None, same);
+                }
+                Entry::Trim { .. } | Entry::Next { .. } => {}
+            }
+            at = at - 1 + entry.payload_blocks();
+        }
+        self.payload(live)
+    }
+
+    /// The number of the claim, if the block is live.
+    fn agree_block(&mut self, lane: &mut Lane, at: u32, lba: u64, sum: u32) -> Option<usize> {
+        let claims = self.claims.blocks_in(at..at + 1);
+        let first = claims.start;
+        if claims.is_empty() {
+            return None;
+        }
+        if !self.claims.found[first] {
+            lane.missing -= 1;
+        }
+        let agreed = claims.clone().find(|claim| u64::from(self.claims.blocks[*claim].lba) == lba);
+        for claim in claims {
+            self.claims.found[claim] = true;
+            let claimed = u64::from(self.claims.blocks[claim].lba);
+            let word = self.loaded.map.get(claimed);
+            if Some(claim) != agreed {
+                let block = block_name(claimed, word);
+                self.report.error(format!("{}: {block}: LBA {lba} is there", self.name));
+            } else if word.checksum() != sum {
+                let block = block_name(claimed, word);
+                self.report.error(format!(
+                    "{}: {block}: the checksums in map and record differ",
+                    self.name
+                ));
+            }
+        }
+        agreed
+    }
+
+    fn agree_piece(&mut self, lane: &mut Lane, at: u32, leaf: Option<u32>, same: bool) {
+        for index in self.claims.pieces_in(at..at + 1) {
+            let piece = &mut self.claims.pieces[index];
+            if !piece.found {
+                piece.found = true;
+                lane.missing -= 1;
+            }
+            if !same || piece.leaf != leaf {
+                let offset = Address::new(at).offset().get();
+                self.report.error(format!(
+                    "{}: map and record disagree about a piece of the map at file offset {offset}",
+                    self.name
+                ));
+            }
+        }
+    }
+
+    /// What has to be read of a record with these live blocks.
+    fn payload(&self, claims: Vec<usize>) -> Option<Payload> {
+        let first = self.claims.blocks[*claims.first()?].address;
+        let last = self.claims.blocks[*claims.last()?].address;
+        let blocks = (last - first + 1) as usize;
+        let buffer = self.data.then(|| AlignedBuf::zeroed(blocks * BLOCK_BYTES))?;
+        Some(Payload { first, buffer, claims })
+    }
+
+    /// Reads data and compares it with its checksums.
+    fn compare(&mut self, payloads: &mut [Payload]) {
+        let mut reads: Vec<(FileOffset, &mut [u8])> = payloads
+            .iter_mut()
+            .map(|payload| (Address::new(payload.first).offset(), &mut *payload.buffer))
+            .collect();
+        let all_read = self.reader.read_many(&mut reads).is_ok();
+        for payload in payloads {
+            for &claim in &payload.claims {
+                let at = (self.claims.blocks[claim].address - payload.first) as usize * BLOCK_BYTES;
+                let block = &mut payload.buffer[at..at + BLOCK_BYTES];
+                let lba = u64::from(self.claims.blocks[claim].lba);
+                let word = self.loaded.map.get(lba);
+                let read = if all_read {
+                    Ok(())
+                } else {
+                    self.reader.read(word.address().offset(), block)
+                };
+                let why = match read {
+                    Ok(()) if crc32c::crc32c(block) == word.checksum() => {
+                        self.report.readable_bytes += BLOCK_BYTES as u64;
+                        continue;
+                    }
+                    Ok(()) => "its checksum does not fit".into(),
+                    Err(errno) => format!("it cannot be read: {errno}"),
+                };
+                let block = block_name(lba, word);
+                self.report.error(format!("{}: {block}: {why}", self.name));
+            }
+        }
+    }
+
+    /// Names everything that no record has agreed with.
+    pub fn report_unfound(&mut self) -> Result<(), Errno> {
+        let mut buffer = AlignedBuf::zeroed(BLOCK_BYTES);
+        for claim in 0..self.claims.blocks.len() {
+            if self.claims.found[claim] {
+                continue;
+            }
+            let lba = u64::from(self.claims.blocks[claim].lba);
+            let word = self.loaded.map.get(lba);
+            let mut state = "";
+            if self.data {
+                let read = self.reader.read(word.address().offset(), &mut buffer);
+                let whole = read.is_ok() && crc32c::crc32c(&buffer) == word.checksum();
+                state = if whole { "; its data is whole" } else { "; its data is damaged" };
+                self.report.readable_bytes += if whole { BLOCK_BYTES as u64 } else { 0 };
+            }
+            let block = block_name(lba, word);
+            self.report.error(format!("{}: {block}: no record says so{state}", self.name));
+        }
+        for piece in self.claims.pieces.iter().filter(|piece| !piece.found) {
+            let offset = Address::new(piece.address).offset().get();
+            let what = piece.leaf.map_or("the map root".into(), |leaf| format!("map leaf {leaf}"));
+            self.report.error(format!(
+                "{}: {what} at file offset {offset}: no record says so; it is whole",
+                self.name
+            ));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! What an image's superblock tells, without the rest of it: cheap, and right even while somebody
+//! else writes the image.
+
+use std::time::{Duration, UNIX_EPOCH};
+
+use flowstone_block::{Result, SECTOR_BYTES};
+use flowstone_fileio::FileIo;
+
+use super::address::BLOCK_BYTES;
+use super::disk::explain;
+use super::load::{newest, read_slots, shape_of};
+
+/// A log image at its newest checkpoint.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LogInfo {
+    /// Size of the virtual disk in bytes.
+    pub virtual_bytes: u64,
+    /// Bytes of a segment.
+    pub segment_bytes: u64,
+    /// Room beyond the size of the disk, in percent of the whole.
+    pub reserve_percent: u32,
+    /// Whether metadata has a stream of its own.
+    pub split_streams: bool,
+    /// Segments that the image may use, the one with the superblocks included.
+    pub segments_limit: u32,
+    /// Segments in use, the one with the superblocks included.
+    pub segments_used: u32,
+    /// Bytes of the disk that are mapped.
+    pub live_bytes: u64,
+    /// Blocks written to the file since the image was made: data, headers, copies and maps.
+    pub appended_blocks: u64,
+    /// Of these, copies that cleaning made, with their headers.
+    pub relocated_blocks: u64,
+    /// Of these, leaves and roots of the map, with their headers.
+    pub map_blocks: u64,
+    /// Blocks that guests have written since the image was made.
+    pub guest_blocks: u64,
+    /// Number of the checkpoint.
+    pub generation: u64,
+    /// How long ago it was made; `None` if there has been none since the image was made.
+    pub checkpoint_age: Option<Duration>,
+    /// Whether nothing was written after it.
+    pub clean: bool,
+}
+
+impl LogInfo {
+    /// Blocks written to the file for each block that guests have written, if they have.
+    pub fn write_amplification(&self) -> Option<f64> {
+        share(self.appended_blocks, self.guest_blocks)
+    }
+
+    /// Which part of everything written were copies that cleaning made.
+    pub fn relocated_share(&self) -> Option<f64> {
+        share(self.relocated_blocks, self.appended_blocks)
+    }
+
+    /// Which part of everything written was the map.
+    pub fn map_share(&self) -> Option<f64> {
+        share(self.map_blocks, self.appended_blocks)
+    }
+}
+
+fn share(part: u64, whole: u64) -> Option<f64> {
+    (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// Reads the superblocks of an image that somebody else may be writing.
+pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
+    let slots = read_slots(file).map_err(|error| explain(name, error))?;
+    let superblock = newest(&slots).map_err(|error| explain(name, error))?;
+    let written_at = UNIX_EPOCH.checked_add(Duration::from_secs(superblock.written_at));
+    let age = written_at.and_then(|at| at.elapsed().ok()).unwrap_or_default();
+    let totals = superblock.totals;
+    Ok(LogInfo {
+        virtual_bytes: superblock.capacity_sectors * SECTOR_BYTES,
+        segment_bytes: shape_of(superblock).segment_bytes(),
+        reserve_percent: superblock.reserve_percent,
+        split_streams: superblock.streams > 1,
+        segments_limit: superblock.segments,
+        segments_used: totals.used_segments.min(u64::from(superblock.segments) - 1) as u32 + 1,
+        live_bytes: totals.live_blocks.saturating_mul(BLOCK_BYTES as u64),
+        appended_blocks: totals.appended_blocks,
+        relocated_blocks: totals.relocated_blocks,
+        map_blocks: totals.map_blocks,
+        guest_blocks: superblock.clock,
+        generation: superblock.generation,
+        checkpoint_age: (superblock.written_at > 0).then_some(age),
+        clean: superblock.clean,
+    })
+}

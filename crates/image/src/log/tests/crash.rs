@@ -1,0 +1,230 @@
+//! Power is cut at every moment of short runs. What is found must be what the guest was promised,
+//! and a prefix of what it did; recovery may itself be interrupted.
+
+use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
+
+use flowstone_block::SectorCount;
+
+use super::driver::{BLOCK_SECTORS, Mix, Rig, Setup, contents_read_only, without_history};
+use super::oracle::{End, Story};
+use crate::log::inbox::Command;
+
+/// Opens what a crash has left, and judges it. Returns the open image with a new story.
+pub fn recover(
+    disk: &SimDisk,
+    setup: Setup,
+    story: &Story,
+    moment: Moment,
+    end: End,
+    seed: u64,
+) -> Rig {
+    let seen = contents_read_only(disk).unwrap();
+    story.judge(&seen, moment, end).unwrap();
+    let next = Story::new(seen.clone(), story.next_stamp());
+    let rig = Rig::open(disk, setup, next, seed).unwrap();
+    assert_eq!(rig.contents(), seen, "what a reader saw, and what recovery made of it");
+    rig.audit();
+    rig
+}
+
+/// The image goes on: it is written, closed, and opened again.
+pub fn go_on(mut rig: Rig, requests: u32) {
+    rig.run(requests);
+    rig.check();
+    let mut rig = rig.reopen().unwrap();
+    rig.check();
+}
+
+/// What is at `moment` must lead to something right, by every fate given.
+fn crash_everywhere(
+    disk: &SimDisk,
+    setup: Setup,
+    story: &Story,
+    moments: impl Iterator<Item = Moment>,
+    fates: impl Fn(usize) -> Vec<Fate>,
+) -> usize {
+    let mut count = 0;
+    for (index, moment) in moments.enumerate() {
+        for fate in fates(index) {
+            let told = format!("{fate:?} at {moment:?}");
+            let crashed = disk.crash_at(moment, &mut fate.clone());
+            let guard = Tell(told);
+            let rig = recover(&crashed, setup, story, moment, End::PowerCut, index as u64);
+            if index % 23 == 0 {
+                go_on(rig, 25);
+            }
+            drop(guard);
+            count += 1;
+        }
+    }
+    count
+}
+
+/// Says where a test was when it failed.
+pub struct Tell(pub String);
+
+impl Drop for Tell {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("failed: {}", self.0);
+        }
+    }
+}
+
+pub fn three_fates(index: usize) -> Vec<Fate> {
+    vec![Fate::nothing_more(), Fate::everything(), Fate::seeded(index as u64)]
+}
+
+fn one_fate(index: usize) -> Vec<Fate> {
+    vec![Fate::seeded(index as u64 * 31)]
+}
+
+/// So many moments of a disk's life, from first to last.
+pub fn some_moments(disk: &SimDisk, count: usize) -> impl Iterator<Item = Moment> + use<> {
+    let all: Vec<Moment> = disk.crash_points().collect();
+    let step = (all.len() / count).max(1);
+    all.into_iter().step_by(step)
+}
+
+/// A short run, cut at every moment.
+pub fn short_run(seed: u64, fates: impl Fn(usize) -> Vec<Fate>) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = setup.rig(seed);
+    rig.disk.set_schedule(Schedule::Shuffled { seed });
+    rig.guests().mix = Mix { flush_percent: 12, ..Mix::on(40) };
+    rig.run(60);
+    rig.checkpoint().unwrap();
+    rig.run(30);
+    let (disk, story) = rig.close();
+    crash_everywhere(&disk, setup, &story, disk.crash_points(), fates);
+}
+
+#[test]
+fn short_runs_survive_every_power_cut() {
+    for seed in 0..4 {
+        let _tell = Tell(format!("seed {seed}"));
+        short_run(seed, |index| vec![three_fates(index).swap_remove((index + seed as usize) % 3)]);
+    }
+}
+
+#[test]
+fn every_subset_of_what_is_undecided_is_survived() {
+    let setup = Setup { split: true, ..Setup::default() };
+    let mut rig = setup.rig(7);
+    rig.disk.set_schedule(Schedule::Shuffled { seed: 7 });
+    rig.guests().mix = Mix { flush_percent: 25, depth: 4, ..Mix::on(12) };
+    rig.run(40);
+    let (disk, story) = rig.abandon();
+    for moment in disk.crash_points() {
+        let Some(crashes) = disk.every_crash_at(moment).filter(|_| disk.undecided_at(moment) <= 6)
+        else {
+            continue;
+        };
+        for (index, crashed) in crashes.enumerate() {
+            let _tell = Tell(format!("subset {index} at {moment:?}"));
+            drop(recover(&crashed, setup, &story, moment, End::PowerCut, 0));
+        }
+    }
+}
+
+/// A run long enough that segments are cleaned and used again several times.
+fn cleaned_run(setup: Setup, seed: u64) -> Rig {
+    let mut rig = setup.rig(seed);
+    rig.guests().mix = Mix::writes(0..setup.blocks);
+    rig.run(setup.blocks as u32 * 4);
+    rig.flush().unwrap();
+    let rig = rig.reopen().unwrap();
+    rig.disk.set_schedule(Schedule::Shuffled { seed });
+    rig
+}
+
+/// Power is cut while segments are cleaned and used again.
+pub fn cleaning(seed: u64, moments: usize) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let (disk, story) = cleaned_run(setup, seed).close();
+    let story = Story::new(story.latest(), story.next_stamp());
+    let disk = without_history(&disk);
+    disk.set_schedule(Schedule::Shuffled { seed });
+    let mut rig = Rig::open(&disk, setup, story, seed).unwrap();
+    rig.guests().mix = Mix { depth: 6, ..Mix::on(setup.blocks) };
+    let before = rig.core.tail().totals.relocated_blocks;
+    rig.run(500);
+    assert!(rig.core.tail().totals.relocated_blocks > before + 50);
+    rig.check();
+    let (disk, story) = rig.abandon();
+    crash_everywhere(&disk, setup, &story, some_moments(&disk, moments), one_fate);
+}
+
+#[test]
+fn cleaning_survives_power_cuts() {
+    for seed in 0..2 {
+        let _tell = Tell(format!("seed {seed}"));
+        cleaning(seed, 80);
+    }
+}
+
+/// Power is cut, and again at every moment of the recovery.
+pub fn recovery(seed: u64, moments: usize) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = cleaned_run(setup, seed);
+    rig.run(120);
+    let (disk, story) = rig.abandon();
+    for (index, moment) in some_moments(&disk, moments).enumerate() {
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(seed + index as u64));
+        let rig = recover(&crashed, setup, &story, moment, End::PowerCut, seed);
+        let seen = rig.contents();
+        drop(rig);
+        for (number, second) in crashed.crash_points().enumerate() {
+            let again = crashed.crash_at(second, &mut Fate::seeded(seed + number as u64));
+            let _tell = Tell(format!("cut {index} at {moment:?}, again at {second:?}"));
+            let rig = recover(&again, setup, &story, moment, End::PowerCut, seed);
+            assert_eq!(rig.contents(), seen, "recovery came to another end");
+            if number % 7 == 0 {
+                go_on(rig, 20);
+            }
+        }
+    }
+}
+
+#[test]
+fn recovery_survives_power_cuts() {
+    for seed in 0..2 {
+        let _tell = Tell(format!("seed {seed}"));
+        recovery(seed, 7);
+    }
+}
+
+#[test]
+fn a_resize_survives_power_cuts() {
+    let setup = Setup::default();
+    let mut rig = setup.rig(1);
+    rig.guests().mix = Mix::on(40);
+    rig.run(30);
+    rig.flush().unwrap();
+    let larger = setup.blocks * 2;
+    rig.core.set_capacity(SectorCount::new(larger * BLOCK_SECTORS));
+    let segments = rig.core.shape.segments_for(larger).unwrap();
+    let capacity = larger * BLOCK_SECTORS;
+    let answer = rig.core.inbox.ask(Command::Resize { capacity, segments });
+    rig.guests().quota = 10;
+    rig.quiet();
+    answer.recv().unwrap().unwrap();
+    let resized = rig.disk.now();
+    rig.settle();
+    rig.guests().story.grow(capacity);
+    rig.write_blocks(larger - 4..larger).unwrap();
+    rig.flush().unwrap();
+    let (disk, story) = rig.abandon();
+    for (index, moment) in disk.crash_points().enumerate() {
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(index as u64));
+        let mut seen = contents_read_only(&crashed).unwrap();
+        assert!(moment < resized || seen.len() as u64 == capacity, "the new size is forgotten");
+        seen.resize(capacity as usize, 0);
+        story.judge(&seen, moment, End::PowerCut).unwrap();
+        let sectors = contents_read_only(&crashed).unwrap().len() as u64;
+        let setup = Setup { blocks: sectors / BLOCK_SECTORS, ..setup };
+        seen.truncate(sectors as usize);
+        let next = Story::new(seen, story.next_stamp());
+        go_on(Rig::open(&crashed, setup, next, 0).unwrap(), 15);
+    }
+}

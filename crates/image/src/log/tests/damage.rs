@@ -1,0 +1,191 @@
+//! The medium rots, loses writes, or puts them elsewhere: an error that says so, or an image that is
+//! refused, and never wrong data.
+
+use flowstone_fileio::FileOffset;
+use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
+
+use super::crash::Tell;
+use super::driver::{
+    BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, readable_contents, without_history,
+};
+use super::oracle::{Stamp, Story};
+use crate::log::disk::prepare;
+use crate::log::superblock::SLOTS;
+
+/// What became of an image.
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Refused,
+    /// Blocks that cannot be read.
+    Lacks(Vec<u64>),
+}
+
+/// Opens a damaged image both ways. What can be read must be `expected`.
+fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
+    let reader = prepare("image".into(), Box::new(disk.clone()), true);
+    let read_only = match &reader {
+        Err(_) => Found::Refused,
+        Ok((core, _)) => lacking(&readable_contents(core), expected),
+    };
+    let story = Story::new(expected.to_vec(), 1 << 32);
+    let writable = match Rig::open(disk, setup, story, 1) {
+        Err(_) => Found::Refused,
+        Ok(rig) => lacking(&readable_contents(&rig.core), expected),
+    };
+    assert_eq!(read_only, writable, "reader and writer");
+    writable
+}
+
+fn lacking(found: &[Option<Vec<Stamp>>], expected: &[Stamp]) -> Found {
+    let unpromised = found.len() as u64 - 1;
+    let mut lacks = Vec::new();
+    for (lba, (found, expected)) in
+        (0..).zip(found.iter().zip(expected.chunks(BLOCK_SECTORS as usize)))
+    {
+        match found {
+            Some(_) if lba == unpromised => {}
+            Some(found) => assert_eq!(found, expected, "block {lba}"),
+            None => lacks.push(lba),
+        }
+    }
+    Found::Lacks(lacks)
+}
+
+/// An image with a checkpoint, records after it and copies, all flushed; and one record more that
+/// says so, for the last block. Nobody has promised that one.
+fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
+    let mut rig = setup.rig(seed);
+    rig.guests().mix = Mix::writes(0..setup.blocks);
+    rig.run(800);
+    rig.checkpoint().unwrap();
+    rig.guests().mix = Mix::on(setup.blocks - 16);
+    rig.run(150);
+    rig.write_blocks(setup.blocks - 2..setup.blocks - 1).unwrap();
+    rig.flush().unwrap();
+    rig.write_blocks(setup.blocks - 1..setup.blocks).unwrap();
+    rig.check();
+    let (disk, story) = rig.abandon();
+    (without_history(&disk), story.latest())
+}
+
+/// A bit is turned in one of every few blocks of an image as a crash and as a good end leave it.
+pub fn flipped_bits(seed: u64) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let (disk, expected) = crashed(setup, seed);
+    let bytes = disk.to_bytes();
+    assert_eq!(look(&disk, setup, &expected), Found::Lacks(vec![]));
+    let story = Story::new(expected.clone(), 1 << 32);
+    let rig = Rig::open(&SimDisk::from_bytes(&bytes), setup, story, 1).unwrap();
+    let clean = rig.close().0.to_bytes();
+    let mut random = fastrand::Rng::with_seed(seed);
+    for bytes in [&bytes, &clean] {
+        let blocks = bytes.chunks(4096).enumerate();
+        let used = blocks.filter(|(_, block)| **block != [0; 4096]).map(|(number, _)| number);
+        for some in used.collect::<Vec<_>>().chunks(9) {
+            let within = if random.bool() { 80 } else { 4096 };
+            let at = random.choice(some).unwrap() * 4096 + random.usize(..within);
+            let _tell = Tell(format!("seed {seed}: a bit at {at}"));
+            let disk = SimDisk::from_bytes(bytes);
+            disk.flip_bit(at as u64, random.u8(..8));
+            look(&disk, setup, &expected);
+        }
+    }
+}
+
+#[test]
+fn a_flipped_bit_anywhere_never_leads_to_wrong_data() {
+    for seed in 0..2 {
+        flipped_bits(seed);
+    }
+}
+
+/// Records after the checkpoint, in several segments, all of them promised by the last one.
+#[test]
+fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
+    let setup = Setup { split: true, ..Setup::default() };
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..20).unwrap();
+    rig.checkpoint().unwrap();
+    rig.guests().mix = Mix { zero_percent: 10, depth: 4, ..Mix::writes(20..250) };
+    rig.run(60);
+    rig.flush().unwrap();
+    rig.write_blocks(255..256).unwrap();
+    let last = rig.core.map.get(255).address().get();
+    let heads: Vec<u32> = rig.core.tail().heads.iter().map(|head| head.place.segment).collect();
+    let (disk, story) = rig.abandon();
+    let bytes = disk.to_bytes();
+    let expected = story.latest();
+    let (mut refused, mut sealed) = (0, 0);
+    for (block, content) in (0..).zip(bytes.chunks(4096)) {
+        let is_header = content.starts_with(b"FLRC") && content[44] <= 2;
+        if !is_header || block + 1 == last {
+            continue;
+        }
+        let _tell = Tell(format!("header in block {block}"));
+        let disk = SimDisk::from_bytes(&bytes);
+        disk.flip_bit(u64::from(block) * 4096 + 20, 1);
+        if look(&disk, setup, &expected) == Found::Refused {
+            refused += 1;
+            sealed += u32::from(!heads.contains(&(block / 64)));
+        }
+    }
+    assert!(refused > 20 && sealed > 3, "{refused} {sealed}");
+}
+
+#[test]
+fn damaged_superblocks_are_refused_or_do_not_matter() {
+    let setup = Setup::default();
+    for rounds in 0..6 {
+        let mut rig = setup.rig(rounds);
+        rig.guests().mix = Mix::writes(0..setup.blocks);
+        // Segments are freed and used again between checkpoints.
+        rig.run(700);
+        for _ in 0..rounds % 3 {
+            rig.checkpoint().unwrap();
+            rig.run(30);
+        }
+        rig.flush().unwrap();
+        let closed = rounds >= 3;
+        let (disk, story) = if closed { rig.close() } else { rig.abandon() };
+        for slot in SLOTS {
+            let _tell = Tell(format!("{rounds} rounds, slot {slot:?}"));
+            let damaged = without_history(&disk);
+            damaged.flip_bit(slot.offset().get() + 100, 3);
+            let found = look(&damaged, setup, &story.latest());
+            assert!(matches!(found, Found::Refused) || found == Found::Lacks(vec![]), "{found:?}");
+        }
+        let damaged = without_history(&disk);
+        SLOTS.iter().for_each(|slot| damaged.flip_bit(slot.offset().get() + 100, 3));
+        assert_eq!(look(&damaged, setup, &story.latest()), Found::Refused);
+    }
+}
+
+/// A write of a record, a copy or a map is lost, or lands elsewhere.
+pub fn misled_write(seed: u64) {
+    let setup = Setup::default();
+    let mut rig = setup.rig(seed);
+    rig.guests().mix = Mix { flush_percent: 20, ..Mix::writes(0..200) };
+    rig.run(300);
+    let target = FileOffset::new((1 + seed % 9) * SEGMENT_BYTES + seed % 50 * 4096);
+    let fault = if seed % 2 == 0 { Fault::lose() } else { Fault::misdirect(target) };
+    let region = SEGMENT_BYTES..u64::MAX;
+    rig.disk.inject(fault.on(Call::Write).within(region).after(seed % 7));
+    rig.run(40);
+    rig.flush().unwrap();
+    for _ in 0..2 {
+        rig.write_blocks(250..251).unwrap();
+        rig.flush().unwrap();
+    }
+    let (disk, story) = rig.abandon();
+    let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
+    // Whatever is found is right; what is not is refused or named.
+    look(&crashed, setup, &story.latest());
+}
+
+#[test]
+fn lost_and_misdirected_writes_are_found() {
+    for seed in 0..30 {
+        let _tell = Tell(format!("seed {seed}"));
+        misled_write(seed);
+    }
+}

@@ -1,0 +1,199 @@
+//! The host fails: a write of a record, a write of a checkpoint, a sync.
+
+use flowstone_block::{Errno, OpKind};
+use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
+
+use super::crash::{Tell, recover, some_moments};
+use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup};
+use super::oracle::End;
+use crate::log::keeper::CheckpointKind;
+use crate::log::record::Entry;
+use crate::log::tail::Draft;
+
+/// The bytes of all segments.
+const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
+const SUPERBLOCKS: std::ops::Range<u64> = 0..SEGMENT_BYTES;
+
+fn used(setup: Setup, seed: u64) -> Rig {
+    let mut rig = setup.rig(seed);
+    rig.run(20);
+    rig.disk.set_schedule(Schedule::Shuffled { seed });
+    // Queues that are opened from now on keep this schedule.
+    let mut rig = rig.reopen().unwrap();
+    rig.guests().mix = Mix::on(60);
+    rig.run(60);
+    rig
+}
+
+/// Writes of records fail now and then.
+pub fn failed_records(seed: u64, moments: usize) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = used(setup, seed);
+    let fault = match seed % 3 {
+        0 => Fault::fail(Errno::IO),
+        1 => Fault::fail_partly(Errno::IO),
+        _ => Fault::fail(Errno::NOSPC),
+    };
+    for after in [0, 3, 9] {
+        rig.disk.inject(fault.clone().on(Call::Write).within(SEGMENTS).after(after));
+        rig.run(40);
+        rig.disk.clear_faults();
+    }
+    assert!(!rig.guests().failures.is_empty());
+    let changes = |kind| kind != OpKind::Read && kind != OpKind::Flush;
+    assert!(rig.guests().failures.iter().all(|failure| changes(failure.kind)));
+    rig.check();
+    rig.write_blocks(0..9).unwrap();
+    rig.flush().unwrap();
+    let (disk, story) = rig.abandon();
+    for (index, moment) in some_moments(&disk, moments).enumerate() {
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(seed + index as u64));
+        drop(recover(&crashed, setup, &story, moment, End::PowerCut, seed));
+    }
+    let now = disk.now();
+    let killed = disk.kill_at(now, &mut Fate::everything());
+    recover(&killed, setup, &story, now, End::Kill, seed).check();
+}
+
+#[test]
+fn after_a_failed_record_the_log_goes_on_elsewhere() {
+    for seed in 0..6 {
+        let _tell = Tell(format!("seed {seed}"));
+        failed_records(seed, 20);
+    }
+}
+
+/// The keeper starts the log anew when every owner knows that its record has failed. It once took
+/// the failed write itself for that knowledge; an owner that looked late found that "everything
+/// before the new place has committed", and told its guest that the write was done.
+#[test]
+fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
+    let mut rig = Setup::default().rig(1);
+    rig.write_blocks(0..4).unwrap();
+    let owner = rig.core.new_waker().unwrap();
+    let entries = [Entry::Data { lba: 5, checksum: 1 }];
+    let draft =
+        Draft { stream: 0, entries: &entries, payload_blocks: 1, bases: &[], only_trims: false };
+    let failed = rig.core.place(&draft, &owner).unwrap().header.sequence;
+    let behind = rig.core.place(&draft, &owner).unwrap().header.sequence;
+    rig.core.written(failed, false, &owner);
+    rig.core.written(behind, true, &owner);
+    rig.quiet();
+    assert!(rig.core.is_broken(), "the owner of the failed records has not looked yet");
+    assert!(!rig.core.has_committed(failed) && !rig.core.settle(failed));
+    assert!(!rig.core.has_committed(behind) && !rig.core.settle(behind));
+    rig.quiet();
+    assert!(!rig.core.is_broken());
+    rig.write_blocks(0..4).unwrap();
+    rig.check();
+}
+
+/// Writes of maps and superblocks fail now and then.
+pub fn failed_checkpoints(seed: u64, moments: usize) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = used(setup, seed);
+    for round in 0..6 {
+        let range = if round % 2 == 0 { SEGMENTS } else { SUPERBLOCKS };
+        let fault = match seed % 2 {
+            0 => Fault::fail(Errno::IO),
+            _ => Fault::fail_partly(Errno::IO),
+        };
+        rig.disk.inject(fault.on(Call::Write).within(range).after(seed / 2 % 2));
+        // Guests stand still meanwhile: the fault is not meant for them.
+        let made = rig.keeper.checkpoint(CheckpointKind::Running);
+        rig.disk.clear_faults();
+        rig.run(15);
+        assert_eq!(rig.guests().failures, [], "{made:?}");
+    }
+    rig.checkpoint().unwrap();
+    rig.check();
+    rig.flush().unwrap();
+    let (disk, story) = rig.abandon();
+    for (index, moment) in some_moments(&disk, moments).enumerate() {
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(seed + index as u64));
+        drop(recover(&crashed, setup, &story, moment, End::PowerCut, seed));
+    }
+}
+
+#[test]
+fn a_checkpoint_that_fails_costs_nothing() {
+    for seed in 0..4 {
+        let _tell = Tell(format!("seed {seed}"));
+        failed_checkpoints(seed, 50);
+    }
+}
+
+/// After a failed attempt the next one went to the other slot: the one with the only superblock
+/// that counted. A power cut then could tear both.
+#[test]
+fn a_superblock_that_could_not_be_written_does_not_cost_the_one_that_counts() {
+    let setup = Setup::default();
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..8).unwrap();
+    rig.flush().unwrap();
+    rig.disk.inject(Fault::fail_partly(Errno::IO).on(Call::Write).within(SUPERBLOCKS));
+    rig.checkpoint().unwrap_err();
+    let before = rig.disk.now();
+    rig.checkpoint().unwrap();
+    let (disk, story) = rig.abandon();
+    for moment in disk.crash_points().filter(|moment| *moment >= before) {
+        for seed in 0..12 {
+            let fate = Fate::seeded(seed).torn_percent(100);
+            let crashed = disk.crash_at(moment, &mut fate.clone());
+            drop(recover(&crashed, setup, &story, moment, End::PowerCut, 0));
+        }
+    }
+}
+
+/// A sync fails: of a guest's flush or of a checkpoint.
+pub fn failed_sync(seed: u64, moments: usize) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = used(setup, seed);
+    rig.run((seed % 16) as u32 * 40);
+    rig.flush().unwrap();
+    rig.disk.inject(Fault::fail(Errno::IO).on(Call::Datasync).after(seed % 4));
+    rig.run(60);
+    while !rig.core.sync.has_failed() {
+        let _ = rig.flush();
+        let _ = rig.checkpoint();
+    }
+    assert_eq!(rig.flush(), Err(Errno::IO), "a promise after a failed sync");
+    rig.run(30);
+    rig.checkpoint().unwrap_err();
+    rig.settle();
+    let seen = rig.contents();
+    let (disk, story) = rig.close();
+    story.judge(&seen, disk.now(), End::Kill).unwrap();
+    for (index, moment) in some_moments(&disk, moments).enumerate() {
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(seed + index as u64));
+        let _tell = Tell(format!("cut at {moment:?}"));
+        drop(recover(&crashed, setup, &story, moment, End::PowerCut, seed));
+    }
+}
+
+#[test]
+fn after_a_failed_sync_nothing_is_promised_and_nothing_promised_is_lost() {
+    for seed in 0..8 {
+        let _tell = Tell(format!("seed {seed}"));
+        failed_sync(seed, 20);
+    }
+}
+
+/// A resize that could not be made durable must not become so later behind the guest's back.
+#[test]
+fn a_resize_that_fails_is_forgotten() {
+    let setup = Setup::default();
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..8).unwrap();
+    let (before, smaller) = (setup.blocks * BLOCK_SECTORS, 16 * BLOCK_SECTORS);
+    let segments = rig.core.tail().segments.limit();
+    let command = crate::log::inbox::Command::Resize { capacity: smaller, segments };
+    rig.disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(SUPERBLOCKS));
+    let answer = rig.core.inbox.ask(command);
+    rig.quiet();
+    answer.recv().unwrap().unwrap_err();
+    assert_eq!(rig.core.capacity().get(), before);
+    rig.write_blocks(100..108).unwrap();
+    let mut rig = rig.reopen().unwrap();
+    rig.check();
+}

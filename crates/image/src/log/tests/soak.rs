@@ -1,0 +1,41 @@
+//! Everything again, with random seeds and for long.
+
+use std::time::{Duration, Instant};
+
+use super::crash::{Tell, three_fates};
+use super::{crash, damage, faults, kill, races, space};
+
+#[test]
+#[ignore = "runs for SOAK_MINUTES: make soak"]
+fn soak_crashes_of_the_log() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let end = Instant::now() + Duration::from_secs(60 * number("SOAK_MINUTES").unwrap_or(10));
+    let mut seed = number("SOAK_SEED").unwrap_or_else(|| fastrand::u64(..1 << 32));
+    eprintln!("SOAK_SEED={seed}");
+    while Instant::now() < end {
+        type Story = fn(u64);
+        let stories: [(&str, Story); 13] = [
+            ("short runs", |seed| crash::short_run(seed, three_fates)),
+            ("cleaning", |seed| crash::cleaning(seed, 300)),
+            ("recovery", |seed| crash::recovery(seed, 10)),
+            ("kills", |seed| kill::kills(seed, usize::MAX)),
+            ("cut after kill", |seed| kill::cut_after_kill(seed, 10)),
+            ("kills in a row", kill::kills_in_a_row),
+            ("failed records", |seed| faults::failed_records(seed, 60)),
+            ("failed checkpoints", |seed| faults::failed_checkpoints(seed, 60)),
+            ("failed sync", |seed| faults::failed_sync(seed, 60)),
+            ("flipped bits", damage::flipped_bits),
+            ("misled writes", |seed| (seed..seed + 20).for_each(damage::misled_write)),
+            ("parts and cleaning", races::parts_and_cleaning),
+            ("full", |seed| {
+                space::full_disk(seed, 10_000);
+                space::full_host(seed);
+            }),
+        ];
+        for (name, story) in stories {
+            let _tell = Tell(format!("{name}, SOAK_SEED={seed}"));
+            story(seed);
+        }
+        seed += 1;
+    }
+}

@@ -1,0 +1,165 @@
+//! Space: a disk that is full, a host that is, and what happens when some of it comes back.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use flowstone_block::Errno;
+use flowstone_fileio::FileIo;
+use flowstone_fileio::sim::{Fate, Schedule};
+
+use super::crash::{Tell, recover};
+use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup};
+use super::oracle::End;
+
+/// A keeper asks a full host again after a tenth of a second.
+const ASK_AGAIN: Duration = Duration::from_millis(120);
+
+/// Every block is in use and is overwritten again and again.
+pub fn full_disk(seed: u64, requests: u32) {
+    let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = setup.rig(seed);
+    let all = 0..setup.blocks;
+    rig.write_blocks(all.clone()).unwrap();
+    rig.disk.set_schedule(Schedule::Shuffled { seed });
+    let mut rig = rig.reopen().unwrap();
+    rig.guests().mix = Mix { unaligned_percent: 20, depth: 16, ..Mix::writes(all) };
+    rig.run(requests);
+    assert_eq!(rig.guests().failures, []);
+    assert_eq!(rig.core.map.mapped(), setup.blocks);
+    rig.check();
+    let limit = u64::from(rig.core.tail().segments.limit()) * SEGMENT_BYTES;
+    assert!(rig.disk.allocated_bytes().unwrap() <= limit);
+    rig.reopen().unwrap().audit();
+}
+
+#[test]
+fn a_full_disk_is_overwritten_for_long_and_never_without_room() {
+    for seed in 0..2 {
+        let _tell = Tell(format!("seed {seed}"));
+        full_disk(seed, 5000);
+    }
+}
+
+/// Writes until the host says that it has no more.
+fn fill(rig: &mut Rig) {
+    for round in 0..200_000 {
+        let lba = round * 7 % (rig.setup.blocks - 4);
+        if let Err(errno) = rig.write_blocks(lba..lba + 4) {
+            assert_eq!(errno, Errno::NOSPC);
+            return;
+        }
+    }
+    panic!("the host is never full");
+}
+
+fn host_of(segments: u64) -> Option<u64> {
+    Some(segments * SEGMENT_BYTES + 17 * 4096)
+}
+
+#[test]
+fn a_full_host_refuses_writes_and_nothing_else() {
+    for segments in 6..12 {
+        let _tell = Tell(format!("{segments} segments"));
+        let setup = Setup { blocks: 1024, ..Setup::default() };
+        let mut rig = setup.rig(segments);
+        rig.disk.set_capacity(host_of(segments));
+        fill(&mut rig);
+        rig.check();
+        rig.flush().unwrap();
+        for _ in 0..20 {
+            let _ = rig.write_blocks(0..4);
+        }
+        rig.check();
+        let sectors = setup.blocks * BLOCK_SECTORS;
+        rig.read(0..sectors).unwrap();
+
+        // The guest gives up half of the disk.
+        rig.zero(0..sectors / 2).unwrap();
+        rig.flush().unwrap();
+        assert!(comes_back(&mut rig), "{segments} segments: no writes after a trim");
+        rig.check();
+        fill(&mut rig);
+
+        // The host gets more space.
+        rig.disk.set_capacity(host_of(segments + 6));
+        assert!(comes_back(&mut rig), "{segments} segments: no writes after the host has room");
+        rig.check();
+        let failures = rig.guests().failures.iter().all(|it| it.errno == Errno::NOSPC);
+        assert!(failures);
+        rig.reopen().unwrap().check();
+    }
+}
+
+/// Whether writes succeed again within a few tries.
+fn comes_back(rig: &mut Rig) -> bool {
+    for _ in 0..8 {
+        if rig.write_blocks(0..1).is_ok() {
+            return true;
+        }
+        sleep(ASK_AGAIN);
+    }
+    false
+}
+
+/// Guests of a full host go on trying, in every way they know.
+pub fn full_host(seed: u64) {
+    let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = setup.rig(seed);
+    rig.disk.set_capacity(host_of(7 + seed % 9));
+    rig.guests().mix = Mix { depth: 12, zero_percent: 12, ..Mix::on(setup.blocks) };
+    rig.run(2500);
+    let failures = rig.guests().failures.clone();
+    assert!(failures.iter().all(|failure| failure.errno == Errno::NOSPC), "{failures:?}");
+    assert!(!failures.is_empty(), "the host was never full");
+    rig.check();
+    rig.disk.set_capacity(None);
+    assert!(comes_back(&mut rig));
+    rig.write_blocks(0..1).unwrap();
+    rig.check();
+}
+
+#[test]
+fn nothing_hangs_on_a_full_host() {
+    for seed in 0..6 {
+        let _tell = Tell(format!("seed {seed}"));
+        full_host(seed);
+    }
+}
+
+#[test]
+fn after_a_crash_an_image_on_a_full_host_opens() {
+    for segments in [8, 10] {
+        let setup = Setup { blocks: 1024, ..Setup::default() };
+        let mut rig = setup.rig(1);
+        rig.disk.set_capacity(host_of(segments));
+        fill(&mut rig);
+        rig.flush().unwrap();
+        let (disk, story) = rig.abandon();
+        let moment = disk.now();
+        let crashed = disk.crash_at(moment, &mut Fate::everything());
+        let mut rig = recover(&crashed, setup, &story, moment, End::PowerCut, 0);
+        rig.zero(0..setup.blocks * BLOCK_SECTORS / 2).unwrap();
+        rig.flush().unwrap();
+        assert!(comes_back(&mut rig));
+        rig.check();
+    }
+}
+
+/// A clean image whose host is full when it is opened, and is not any more later.
+#[test]
+fn room_that_comes_before_the_first_write_has_succeeded_is_noticed() {
+    let setup = Setup::default();
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..8).unwrap();
+    let (disk, story) = rig.close();
+    let full = disk.allocated_bytes().unwrap();
+    let punched = super::driver::without_history(&disk);
+    drop(disk);
+    punched.set_capacity(Some(punched.allocated_bytes().unwrap().min(full)));
+    let mut rig = Rig::open(&punched, setup, story, 1).unwrap();
+    let refused = (0..40).any(|round| rig.write_blocks(round..round + 4).is_err());
+    assert!(refused, "the host was not full");
+    punched.set_capacity(None);
+    assert!(comes_back(&mut rig), "the image has not noticed that there is room");
+    rig.check();
+}
