@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::log_image::LogArgs;
+
 /// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
 #[derive(Debug, Parser)]
 #[command(version, about)]
@@ -21,6 +23,8 @@ pub struct Cli {
 pub enum Command {
     /// Run one workload against any vhost-user-blk socket and print the result as JSON.
     Load(Box<LoadArgs>),
+    /// Log images beside raw ones and qcow2.
+    Log(LogArgs),
     /// List the points of the comparison.
     List,
 }

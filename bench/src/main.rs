@@ -10,6 +10,7 @@ mod host;
 mod idle;
 mod image;
 mod load;
+mod log_image;
 mod markdown;
 mod noise;
 mod point;
@@ -34,6 +35,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let done = match cli.command {
         Some(Command::Load(args)) => load::load(&args),
+        Some(Command::Log(args)) => log_image::log(&args),
         Some(Command::List) => {
             list();
             Ok(())

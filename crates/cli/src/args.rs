@@ -37,6 +37,8 @@ pub enum Command {
     Convert(Convert),
     /// Change the size of an image, or of a disk that is being served
     Resize(Resize),
+    /// Put the blocks of a log image in the order of the disk, and give dead space back to the host
+    Compact(Compact),
     /// Serve disks to guests until SIGTERM
     Serve(Serve),
     /// Show what a running daemon has counted
@@ -161,6 +163,16 @@ pub struct Resize {
     /// The new size, e.g. 16G; shrinking is refused where there is data
     #[arg(value_parser = parse_size)]
     pub size: u64,
+}
+
+/// Arguments of `compact`.
+#[derive(Debug, ClapArgs)]
+pub struct Compact {
+    /// Image format, if the file's name does not tell
+    #[arg(long)]
+    pub format: Option<Format>,
+    /// The image; nobody may be using it
+    pub image: PathBuf,
 }
 
 /// Arguments of `serve`.

@@ -9,13 +9,14 @@ use flowstone_fileio::Access;
 use flowstone_fileio::sim::SimDisk;
 
 use crate::log::doctor::Doctor;
+use crate::log::record::Entry;
 use crate::log::{self, LogImage, LogOptions};
 use crate::{DiscardMode, Image};
 
 pub use crate::log::doctor::{Part, decode};
 
 /// Blocks of the small image's disk.
-const BLOCKS: u64 = 768;
+const BLOCKS: u64 = 192;
 const BLOCK_BYTES: usize = 4096;
 /// Most bytes that are read of an image that claims to be large.
 const READ_MAX: u64 = 8 << 20;
@@ -59,11 +60,7 @@ fn make(left: Left) -> Vec<u8> {
             }
         }
         if round == ROUNDS / 2 {
-            let trimmed = Extent::new(
-                Sector::new(TRIMMED.0 * 8),
-                SectorCount::new((TRIMMED.1 - TRIMMED.0) * 8),
-            );
-            guest.run(Op::Discard(trimmed.expect("not empty"))).expect("there is room");
+            guest.run(Op::Discard(trimmed())).expect("there is room");
         }
     }
     drop(guest);
@@ -80,6 +77,11 @@ fn kill(disk: &SimDisk) -> Vec<u8> {
     let image = open(disk).expect("an image that was closed opens");
     let mut guest = BlockingDisk::new(&image).expect("a channel");
     for count in 0.. {
+        if count % 32 == 0 {
+            let start = Sector::new(TRIMMED.0 * 8 + 8);
+            guest.write(start, &mut [5; 2 * BLOCK_BYTES]).expect("there is room");
+            guest.run(Op::Discard(trimmed())).expect("there is room");
+        }
         let lba = count * 5 % BLOCKS;
         let mut block = content(lba);
         if block.iter().all(|byte| *byte == 0) {
@@ -103,7 +105,9 @@ fn has_much_to_replay(bytes: &[u8]) -> bool {
     let records = Doctor::new(bytes.to_vec()).replayed();
     let Some((_, last, _)) = records.last() else { return false };
     let (middle, rest) = records.split_at(records.len() / 2);
-    middle.iter().any(|(_, header, _)| header.link != 0)
+    let is_trim = |entry: &Entry| matches!(entry, Entry::Trim { .. });
+    records.iter().any(|(_, _, entries)| entries.iter().any(is_trim))
+        && middle.iter().any(|(_, header, _)| header.link != 0)
         && rest.iter().all(|(_, header, _)| header.link == 0)
         && rest.len() > 12
         && rest.first().is_some_and(|(_, header, _)| last.durable > header.sequence)
@@ -111,12 +115,17 @@ fn has_much_to_replay(bytes: &[u8]) -> bool {
 
 const ROUNDS: u64 = 24;
 /// Discarded half-way, and not written again.
-const TRIMMED: (u64, u64) = (300, 340);
+const TRIMMED: (u64, u64) = (120, 140);
+
+fn trimmed() -> Extent {
+    let (start, end) = TRIMMED;
+    Extent::new(Sector::new(start * 8), SectorCount::new((end - start) * 8)).expect("not empty")
+}
 
 /// Each round writes a third of the disk: some parts often, some seldom.
 fn is_written(lba: u64, round: u64) -> bool {
     let trimmed = round > ROUNDS / 2 && (TRIMMED.0..TRIMMED.1).contains(&lba);
-    let often = lba % 7 < 2 || (lba + round) % 5 == 0;
+    let often = lba % 7 < 2 || (lba + round).is_multiple_of(5);
     !trimmed && (round == 1 || often)
 }
 
@@ -155,6 +164,13 @@ pub struct Patch {
     pub at: u16,
     /// What; at most 64 bytes of it.
     pub bytes: Vec<u8>,
+}
+
+/// An image with a patch applied. The image must be sound.
+pub fn patched(image: Vec<u8>, patch: &Patch) -> Vec<u8> {
+    let mut doctor = Doctor::new(image);
+    doctor.patch(patch.part, usize::from(patch.at), &patch.bytes);
+    doctor.into_bytes()
 }
 
 /// Uses an image that has been tampered with in every way that there is. Whatever it holds: no

@@ -72,7 +72,10 @@ fn print(found: &CheckReport, data: bool) {
     let errors = found.error_count;
     let of_data = format_size(found.data_bytes);
     if data {
-        println!("{errors} errors, {} of {of_data} of data readable", format_size(found.readable_bytes));
+        println!(
+            "{errors} errors, {} of {of_data} of data readable",
+            format_size(found.readable_bytes)
+        );
     } else {
         println!("{errors} errors; {of_data} of data have their places, --data reads them");
     }

@@ -1,6 +1,7 @@
 //! What is done about each subcommand.
 
 mod check;
+mod compact;
 mod convert;
 mod create;
 mod info;
@@ -23,6 +24,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Check(args) => check::run(&args),
+        Command::Compact(args) => compact::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Resize(args) => resize::run(&args),
         Command::Serve(args) => serve::run(args),

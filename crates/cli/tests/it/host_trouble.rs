@@ -32,10 +32,11 @@ impl Drop for SmallFileSystem {
 }
 
 /// A loop device, detached when dropped.
-struct LoopDevice(String);
+pub struct LoopDevice(pub String);
 
 impl LoopDevice {
-    fn attach(file: &Path) -> Option<Self> {
+    /// A device over the file; `None`, and says so, if there is none to be had.
+    pub fn attach(file: &Path) -> Option<Self> {
         let output =
             Command::new("losetup").args(["--find", "--show", path(file)]).output().ok()?;
         if !output.status.success() {

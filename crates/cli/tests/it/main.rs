@@ -7,6 +7,7 @@ mod bad_input;
 mod fixture;
 mod host_trouble;
 mod hostile_guest;
+mod log_images;
 mod many_disks;
 mod model;
 mod serving;

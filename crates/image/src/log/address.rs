@@ -12,16 +12,20 @@ pub const BLOCK_SECTORS: u64 = BLOCK_BYTES as u64 / flowstone_block::SECTOR_BYTE
 pub struct Address(u32);
 
 impl Address {
+    /// Not in the file.
     pub const NOWHERE: Self = Self(0);
 
+    /// The block with this number.
     pub const fn new(number: u32) -> Self {
         Self(number)
     }
 
+    /// Its number.
     pub const fn get(self) -> u32 {
         self.0
     }
 
+    /// Where it begins in the file.
     pub const fn offset(self) -> FileOffset {
         FileOffset::new(self.0 as u64 * BLOCK_BYTES as u64)
     }
@@ -45,6 +49,7 @@ impl Word {
     /// The block has no place in the file and reads as zeroes.
     pub const UNMAPPED: Self = Self(0);
 
+    /// The word for a block at `address` whose bytes have this CRC32C.
     pub const fn new(address: Address, checksum: u32) -> Self {
         Self((checksum as u64) << 32 | address.0 as u64)
     }
@@ -54,18 +59,22 @@ impl Word {
         Self(bits)
     }
 
+    /// The word as it goes into a leaf.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
+    /// Where the block is.
     pub const fn address(self) -> Address {
         Address(self.0 as u32)
     }
 
+    /// The CRC32C of its bytes.
     pub const fn checksum(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
+    /// Whether the block has a place.
     pub const fn is_mapped(self) -> bool {
         self.address().0 != 0
     }

@@ -125,7 +125,11 @@ impl Core {
     /// Gives a record its place in the order and in the file.
     pub fn place(&self, draft: &Draft<'_>, owner: &Arc<Waker>) -> Result<Placed, Refusal> {
         let mut news = News::default();
-        let placed = self.tail().place(draft, &self.map, owner, &mut news);
+        let placed = {
+            let mut tail = self.tail();
+            // Looked at under the lock: whoever makes the disk smaller looks for us there.
+            tail.place(draft, &self.map, self.blocks(), owner, &mut news)
+        };
         self.tell(news, owner);
         placed
     }

@@ -211,6 +211,7 @@ pub fn prepare_loaded(
     keeper.begin_session().map_err(|errno| host(errno.into()))?;
     if crashed {
         keeper.restart().map_err(|errno| host(errno.into()))?;
+        keeper.punch_free();
     }
     Ok((core, Some(keeper.into_knowledge())))
 }
@@ -234,10 +235,10 @@ pub fn explain(name: &str, error: LoadError) -> Error {
 impl Drop for LogImage {
     fn drop(&mut self) {
         self.core.inbox.stop();
-        if let Some(keeper) = self.keeper.take() {
-            if keeper.join().is_err() {
-                error!("{}: the keeper has panicked; the next start recovers", self.core.name);
-            }
+        if let Some(keeper) = self.keeper.take()
+            && keeper.join().is_err()
+        {
+            error!("{}: the keeper has panicked; the next start recovers", self.core.name);
         }
     }
 }
@@ -302,13 +303,13 @@ impl Image for LogImage {
         }
         let used = self.core.tail().segments.highest_used() + 1;
         let segments = segments.max(used);
-        // Larger at once: the front end tells its guest only when we have returned.
+        // Smaller at once, so that nobody writes there any more; larger when it is durable, so that
+        // no record says anything about blocks that a crash would take away again.
         let before = self.core.capacity();
-        self.core.set_capacity(capacity);
-        self.ask(Command::Resize { capacity: capacity.get(), segments }).map_err(|errno| {
-            self.core.set_capacity(before);
-            Error::host(name, errno, "check the host's file system")
-        })
+        self.core.set_capacity(capacity.min(before));
+        let resized = self.ask(Command::Resize { capacity: capacity.get(), segments });
+        self.core.set_capacity(if resized.is_ok() { capacity } else { before });
+        resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
     }
 
     fn compact(&self) -> Result<()> {

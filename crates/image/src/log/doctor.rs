@@ -174,7 +174,17 @@ impl Doctor {
         records
     }
 
+    /// Everything in the file that looks like a record.
+    #[cfg(test)]
+    pub fn records(&self) -> Vec<(Address, Header, Vec<Entry>)> {
+        let addresses = self.headers.iter().map(|at| Address::new((at / BLOCK_BYTES) as u32));
+        addresses
+            .filter_map(|at| self.record(at).map(|(header, entries)| (at, header, entries)))
+            .collect()
+    }
+
     /// Writes a header block.
+    #[cfg(test)]
     pub fn set_record(&mut self, at: Address, header: &Header, entries: &[Entry]) {
         let mut block = [0; BLOCK_BYTES];
         self.codec.encode(header, entries, &mut block);

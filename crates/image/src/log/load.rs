@@ -219,7 +219,11 @@ pub fn load_from(
     let root = read_root(&mut reader, &superblock, bounds, file_blocks)?;
     let map = BlockMap::default();
     let leaves = read_leaves(&mut reader, &root.leaves, &map, bounds, file_blocks, bad_leaf)?;
-    let mut segments = SegmentTable::new(shape, superblock.segments, superblock.session + 1);
+    // `compact` may have gone beyond what the image may use otherwise.
+    let limit = shape
+        .segments_for(blocks_of_sectors(superblock.capacity_sectors))
+        .map_or(superblock.segments, |own| own.min(superblock.segments));
+    let mut segments = SegmentTable::new(shape, limit, superblock.session + 1);
     for note in &root.segments {
         check_note(note, &superblock, file_blocks)?;
         let segment = Segment {
@@ -331,7 +335,8 @@ fn read_leaves(
         let all_read = reader.read_many(&mut reads);
         for (place, bytes) in batch.iter().zip(buffer.chunks_exact_mut(leaf_bytes)) {
             let read = all_read.or_else(|_| reader.read(place.address.offset(), bytes));
-            let sound = read.map_err(LoadError::Host).and_then(|()| check_leaf(place, bytes, bounds));
+            let sound =
+                read.map_err(LoadError::Host).and_then(|()| check_leaf(place, bytes, bounds));
             match sound {
                 Ok(()) => {
                     map.load_leaf(place.leaf, bytes);

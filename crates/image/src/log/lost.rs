@@ -10,7 +10,7 @@ use flowstone_fileio::{BlockingFile, FileOffset};
 use super::address::BLOCK_BYTES;
 use super::record::{Codec, Header, Kind};
 use super::replay::Replay;
-use super::segments::{SegmentTable, State};
+use super::segments::SegmentTable;
 use super::shape::Shape;
 use super::superblock::Superblock;
 use super::tail::STREAMS_MAX;
@@ -58,8 +58,9 @@ impl Hunt<'_> {
     ) -> Result<Option<String>, Errno> {
         let in_file = (self.file_blocks / u64::from(self.shape.segment_blocks)) as u32;
         let limit = segments.limit().min(in_file);
-        let unused: Vec<u32> =
-            (1..limit).filter(|number| segments.get(*number).state == State::Free).collect();
+        // All but those that were replayed: one that the map root names may have died since, and have
+        // been used again.
+        let unused: Vec<u32> = (1..limit).filter(|number| !segments.get(*number).held).collect();
         let mut buffer = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
         for batch in unused.chunks(BATCH) {
             let place = |segment: &u32| self.shape.address(*segment, 0).offset();
@@ -69,14 +70,16 @@ impl Hunt<'_> {
             for (segment, block) in batch.iter().zip(buffer.chunks_exact(BLOCK_BYTES)) {
                 let first = self.codec.decode(block, &mut Vec::new());
                 let later = first.filter(|it| is_guests(it) && it.sequence >= replay.next_sequence);
-                if let Some(promise) = later.map(|_| self.promise_of(*segment)).transpose()? {
-                    if promise > replay.next_sequence {
-                        return Ok(Some(format!(
-                            "record {} is damaged, and everything before record {promise} was \
-                             durable: flushed writes would be lost",
-                            replay.next_sequence
-                        )));
-                    }
+                if later.is_none() {
+                    continue;
+                }
+                let promise = self.promise_of(*segment)?;
+                if promise > replay.next_sequence {
+                    return Ok(Some(format!(
+                        "record {} is damaged, and everything before record {promise} was durable: \
+                         flushed writes would be lost",
+                        replay.next_sequence
+                    )));
                 }
             }
         }

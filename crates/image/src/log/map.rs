@@ -284,7 +284,9 @@ mod tests {
     #[test]
     fn runs_are_found_across_leaves() {
         let map = BlockMap::default();
-        (2040..2060).for_each(|lba| drop(map.replace(lba, word(lba as u32))));
+        for lba in 2040..2060 {
+            map.replace(lba, word(lba as u32));
+        }
         assert_eq!(map.next_mapped(0..9000), Some(2040));
         assert_eq!(map.next_unmapped(2040..9000), Some(2060));
         assert_eq!(map.next_mapped(2060..9000), None);

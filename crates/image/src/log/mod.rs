@@ -18,8 +18,8 @@ mod keeper;
 mod load;
 mod lost;
 mod map;
-mod policy;
-mod record;
+pub mod policy;
+pub(crate) mod record;
 mod replay;
 mod root;
 mod segments;
@@ -30,9 +30,11 @@ mod tail;
 mod waker;
 mod window;
 
+pub use address::{Address, Word};
 pub use check::{check, repair};
 pub use disk::{LogImage, LogOptions, create};
 pub use inspect::{LogInfo, inspect};
+pub use map::BlockMap;
 pub use superblock::SUPERBLOCK_AREA_BYTES;
 
 #[cfg(test)]

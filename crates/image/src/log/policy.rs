@@ -6,19 +6,23 @@ pub const CLASS_GUEST_MAX: u8 = 1;
 pub const CLASS_CLEANED: u8 = 2;
 /// Copies of copies, by how long their blocks have lived.
 pub const CLASS_WARM: u8 = 3;
+/// The same, older.
 pub const CLASS_COOL: u8 = 4;
+/// The same, oldest.
 pub const CLASS_COLD: u8 = 5;
 /// What `compact` has put in order.
 pub const CLASS_SORTED: u8 = 6;
 /// Leaves and roots of the map.
 pub const CLASS_MAP: u8 = 7;
+/// Classes in all.
 pub const CLASSES: usize = 8;
 
 /// What a policy may look at.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
-    /// Live blocks, and blocks in all.
+    /// Live blocks.
     pub live: u32,
+    /// Blocks in all.
     pub blocks: u32,
     /// Guest blocks written since the segment was sealed.
     pub age: u64,

@@ -1,5 +1,7 @@
 //! Records: a header block and the blocks it describes. Layout: docs/format.md section 4.
 
+use std::ops::Range;
+
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -43,6 +45,15 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// The guest blocks that it says something about; none for structures.
+    pub const fn blocks(self) -> Range<u64> {
+        match self {
+            Self::Data { lba, .. } | Self::Moved { lba, .. } => lba..lba + 1,
+            Self::Trim { lba, count } => lba..lba + count as u64,
+            Self::Leaf { .. } | Self::Root { .. } | Self::Next { .. } => 0..0,
+        }
+    }
+
     /// Payload blocks that belong to it.
     pub const fn payload_blocks(self) -> u32 {
         match self {

@@ -98,9 +98,16 @@ pub fn replay(
         let next = found.next_sequence;
         let is_next = |cursor: &&mut Cursor| cursor.sequence() == Some(next);
         let guest = guests.iter_mut().find(is_next);
-        let copy = copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
+        let copy =
+            copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
         let cursor = match (guest, copy) {
-            (Some(guest), Some(copy)) => if copy.was_made_by(next) { copy } else { guest },
+            (Some(guest), Some(copy)) => {
+                if copy.was_made_by(next) {
+                    copy
+                } else {
+                    guest
+                }
+            }
             (Some(one), None) | (None, Some(one)) => one,
             (None, None) => break,
         };

@@ -98,9 +98,11 @@ impl SegmentTable {
                 segment.state = State::Dead;
             }
             match segment.state {
-                State::Free => self.free.push_back(number as u32),
+                State::Free if number < self.limit as usize => {
+                    self.free.push_back(number as u32);
+                }
                 State::Dead => self.dead.push(number as u32),
-                State::Ready | State::Open | State::Sealed => {}
+                State::Free | State::Ready | State::Open | State::Sealed => {}
             }
         }
     }
@@ -136,6 +138,11 @@ impl SegmentTable {
         self.free.len() as u32 + self.limit.saturating_sub(self.segments.len() as u32)
     }
 
+    /// Segments that there may be to use.
+    pub fn ready_or_obtainable(&self) -> u32 {
+        self.ready() + self.obtainable()
+    }
+
     /// A free segment to get host space for; hand it back with `make_ready` or `put_back`.
     pub fn take_free(&mut self) -> Option<u32> {
         if let Some(number) = self.free.pop_front() {
@@ -148,6 +155,11 @@ impl SegmentTable {
         })
     }
 
+    /// All free segments that have been used before.
+    pub fn take_all_free(&mut self) -> Vec<u32> {
+        self.free.drain(..).collect()
+    }
+
     pub fn put_back(&mut self, number: u32) {
         self.free.push_front(number);
     }
@@ -156,6 +168,12 @@ impl SegmentTable {
         assert_eq!(self.get(number).state, State::Free, "segment {number} is made ready");
         self.entry(number).state = State::Ready;
         self.ready.push_back(number);
+    }
+
+    /// An open segment in which nothing is becomes the last of the ready ones.
+    pub fn give_back(&mut self, number: u32) {
+        *self.entry(number) = Segment::default();
+        self.make_ready(number);
     }
 
     /// Ready segments beyond `keep`, as free ones: their host space is to be given back.
@@ -278,8 +296,9 @@ impl SegmentTable {
     }
 
     /// Free segments whose host space has been given back.
+    /// Those beyond the limit were borrowed: they are not used again.
     pub fn add_free(&mut self, numbers: &[u32]) {
-        self.free.extend(numbers);
+        self.free.extend(numbers.iter().filter(|number| **number < self.limit));
     }
 
     /// The highest segment that holds something.

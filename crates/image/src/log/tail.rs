@@ -4,6 +4,7 @@
 //! and to apply a committed one to the map. Data is copied, summed and written outside it.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use flowstone_block::Errno;
@@ -181,11 +182,13 @@ impl Tail {
         self.kept_for_checkpoints(map) + 2
     }
 
-    /// Gives a draft the next place and sequence number. `entries` goes along until the commit.
+    /// Gives a draft the next place and sequence number. `entries` goes along until the commit. The
+    /// disk has so many blocks: what is beyond them must not get into the log.
     pub fn place(
         &mut self,
         draft: &Draft<'_>,
         map: &BlockMap,
+        blocks: u64,
         owner: &Arc<Waker>,
         news: &mut News,
     ) -> Result<Placed, Refusal> {
@@ -193,6 +196,9 @@ impl Tail {
             Health::Running => {}
             Health::Restarting => return Err(Refusal::Wait),
             Health::Stopped => return Err(Refusal::Full(Errno::IO)),
+        }
+        if let Some(entry) = draft.entries.iter().find(|entry| entry.blocks().end > blocks) {
+            return Err(Refusal::Stale { lba: entry.blocks().start, on_its_way: None });
         }
         for &(lba, word) in draft.bases {
             if self.is_on_its_way(lba) {
@@ -257,6 +263,15 @@ impl Tail {
                 }
                 _ => false,
             })
+        })
+    }
+
+    /// Whether a record that has not committed says something about blocks in this range.
+    pub fn is_any_on_its_way(&self, blocks: Range<u64>) -> bool {
+        let mut entries = self.on_their_way.iter().flat_map(|record| &record.entries);
+        entries.any(|entry| {
+            let said = entry.blocks();
+            said.start < blocks.end && blocks.start < said.end
         })
     }
 
@@ -375,7 +390,12 @@ impl Tail {
 
     /// After a failure: forgets the records that did not commit; their numbers are not used again.
     pub fn forget(&mut self) {
-        self.on_their_way.clear();
+        for record in self.on_their_way.drain(..) {
+            if record.kind == Kind::Seal {
+                // The head has left this segment all the same.
+                self.segments.seal(self.shape.segment_of(record.address), self.clock);
+            }
+        }
         self.committed = self.next_sequence;
     }
 

@@ -30,6 +30,10 @@ const TRIM_BLOCKS_MAX: u64 = 1 << 15;
 const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
 const TRIES_MAX: u32 = 2;
 
+#[expect(
+    clippy::vec_box,
+    reason = "records move between lists as boxes: the kernel has their address"
+)]
 pub struct Writes {
     shape: Shape,
     requests: Slab<Writing>,
@@ -212,6 +216,11 @@ impl Writes {
                 record.stream = stream;
             } else if record.stream != stream {
                 break;
+            }
+            if !writing.extent.fits(queue.core.capacity()) {
+                // The disk has become smaller meanwhile.
+                writing.outcome = Err(Errno::INVAL);
+                writing.cursor = writing.end;
             }
             let first = writing.cursor;
             let whole = writing.fill(&mut record, queue, self.shape.record_payload_max());

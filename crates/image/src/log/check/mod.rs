@@ -133,9 +133,10 @@ impl Examination {
         file: &dyn FileIo,
         superblock: &Superblock,
     ) -> Result<()> {
-        let end = self.loaded.as_ref().map_or(superblock.next_sequence, |loaded| {
-            loaded.replay.next_sequence
-        });
+        let end = self
+            .loaded
+            .as_ref()
+            .map_or(superblock.next_sequence, |loaded| loaded.replay.next_sequence);
         let evidence = Evidence::gather(file, superblock, end)
             .map_err(|errno| explain(name, LoadError::Host(errno)))?;
         if let Some(slot) = self.lost_slot {

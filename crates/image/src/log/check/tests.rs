@@ -71,7 +71,7 @@ fn refused(bytes: &[u8], words: &str) -> CheckReport {
 fn a_live_block(bytes: &[u8]) -> (u64, Word) {
     let superblock = Doctor::new(bytes.to_vec()).superblock();
     let loaded = load_from(&SimDisk::from_bytes(bytes), superblock, |_, it| Err(it)).unwrap();
-    let lba = loaded.map.next_mapped(100..blocks()).unwrap();
+    let lba = loaded.map.next_mapped(50..blocks()).unwrap();
     (lba, loaded.map.get(lba))
 }
 
@@ -177,7 +177,7 @@ fn a_record_of_another_block_is_found() {
 fn a_block_that_is_in_two_places_at_once_is_found() {
     let mut doctor = doctor(Left::Closed);
     let mut leaf = doctor.leaf(0);
-    leaf.copy_within(8 * 100..8 * 101, 8 * 200);
+    leaf.copy_within(8 * 100..8 * 101, 8 * 180);
     doctor.set_leaf(0, &leaf);
     found(&doctor.into_bytes(), "LBA 100 is mapped there too");
 }
@@ -197,7 +197,7 @@ fn maps_that_cannot_be_are_refused() {
     refused(&leaf(&|leaf| leaf[8..12].fill(0)), outside);
     refused(&leaf(&|leaf| leaf.copy_within(0..8, 8 * 800)), "maps blocks beyond the disk");
     refused(&leaf(&|leaf| leaf.fill(0)), "maps nothing");
-    let everywhere = leaf(&|leaf| (1..768).for_each(|lba| leaf.copy_within(0..8, 8 * lba)));
+    let everywhere = leaf(&|leaf| (1..192).for_each(|lba| leaf.copy_within(0..8, 8 * lba)));
     refused(&everywhere, "more blocks are mapped to segment");
 
     let root = |at: usize, bytes: &[u8]| {
@@ -390,7 +390,7 @@ fn records_of_impossible_lengths_are_not_followed() {
 fn images_cut_short_are_refused() {
     for left in [Left::Closed, Left::Killed] {
         let whole = small_image(left);
-        for length in (0..whole.len()).step_by(200_003).chain([4096, 65536, 69631, 69632]) {
+        for length in (0..whole.len()).step_by(50_003).chain([4096, 65536, 69631, 69632]) {
             let disk = SimDisk::from_bytes(&whole[..length]);
             let checked = check("x", &disk, true, true, &mut |_, _| {});
             match open(&disk, Access::Read) {
@@ -442,16 +442,16 @@ fn host_space_that_belongs_to_nothing_is_given_back() {
     assert_content(&disk);
 }
 
-/// What the fuzz target does, for a few hundred random changes.
+/// What the fuzz target does, for a few random changes.
 #[test]
 fn tampered_images_are_survived() {
     let mut random = Random(0x5eed);
-    for round in 0..300 {
+    for round in 0..100 {
         let left = if round % 2 == 0 { Left::Closed } else { Left::Killed };
         let patches: Vec<Patch> = (0..1 + random.below(3)).map(|_| random.patch()).collect();
-        let t = std::time::Instant::now();
+        // If this fails, the last line tells how.
+        eprintln!("{left:?} {patches:?}");
         survive(left, &patches, None);
-        eprintln!("{round} {:?} {left:?} {patches:?}", t.elapsed());
     }
 }
 
@@ -491,4 +491,91 @@ impl Random {
         };
         Patch { part, at: at as u16, bytes }
     }
+}
+
+/// An image of this version, as it was made once: with data, trims, copies and maps, and records
+/// after the checkpoint. Whatever becomes of the code, it opens, and holds what it held.
+///
+/// Each line of the file is a block that is not all zeroes: its address, and its bytes as hex;
+/// `xx*n` is one byte n times. The first line has the blocks of the file, and the blocks and the
+/// checksum of the disk. It was written by `make_the_golden_image`.
+#[test]
+fn the_golden_image_of_version_1_opens() {
+    let (bytes, blocks, checksum) = golden();
+    let killed = Doctor::new(bytes.clone());
+    let kinds: Vec<Kind> = killed.records().into_iter().map(|(_, header, _)| header.kind).collect();
+    for kind in [Kind::Writes, Kind::Seal, Kind::Relocated, Kind::Map] {
+        assert!(kinds.contains(&kind), "{kind:?}");
+    }
+    let is_trim = |entry: &Entry| matches!(entry, Entry::Trim { .. });
+    assert!(killed.replayed().iter().any(|(_, _, entries)| entries.iter().any(is_trim)));
+    let report = check_bytes(&bytes, true);
+    assert_eq!((report.errors.len(), report.leaked_bytes), (0, 0), "{:?}", report.errors);
+    let disk = SimDisk::from_bytes(&bytes);
+    for access in [Access::Read, Access::Write, Access::Read] {
+        let image = open(&disk, access).unwrap();
+        let mut content = vec![0; blocks * BLOCK_BYTES];
+        BlockingDisk::new(&image).unwrap().read(Sector::new(0), &mut content).unwrap();
+        assert_eq!(crc32c::crc32c(&content), checksum);
+    }
+    assert_eq!(check_bytes(&disk.to_bytes(), true).errors, [""; 0]);
+}
+
+const GOLDEN: &str = include_str!("../../../tests/golden/v1.flow.txt");
+
+fn golden() -> (Vec<u8>, usize, u32) {
+    let mut lines = GOLDEN.lines();
+    let mut first = lines.next().unwrap().split(' ');
+    let mut number = |radix| usize::from_str_radix(first.next().unwrap(), radix).unwrap();
+    let (file_blocks, blocks, checksum) = (number(10), number(10), number(16) as u32);
+    let mut bytes = vec![0; file_blocks * BLOCK_BYTES];
+    for line in lines {
+        let mut words = line.split(' ');
+        let start = words.next().unwrap().parse::<usize>().unwrap() * BLOCK_BYTES;
+        let mut block = Vec::new();
+        for word in words {
+            let hex = |text: &str| u8::from_str_radix(text, 16).unwrap();
+            match word.split_once('*') {
+                Some((byte, count)) => {
+                    block.resize(block.len() + count.parse::<usize>().unwrap(), hex(byte));
+                }
+                None => block.extend((0..word.len()).step_by(2).map(|at| hex(&word[at..at + 2]))),
+            }
+        }
+        bytes[start..start + BLOCK_BYTES].copy_from_slice(&block);
+    }
+    (bytes, blocks, checksum)
+}
+
+/// Run by hand when a new version of the format is released, with another file name.
+#[test]
+#[ignore = "writes the golden image"]
+fn make_the_golden_image() {
+    let bytes = small_image(Left::Killed);
+    let content: Vec<u8> = (0..blocks()).flat_map(content).collect();
+    let mut text =
+        format!("{} {} {:08x}\n", bytes.len() / BLOCK_BYTES, blocks(), crc32c::crc32c(&content));
+    for (address, block) in bytes.chunks_exact(BLOCK_BYTES).enumerate() {
+        if block.iter().all(|byte| *byte == 0) {
+            continue;
+        }
+        text += &address.to_string();
+        let mut literal = false;
+        for run in block.chunk_by(|a, b| a == b) {
+            let is_long = run.len() > 4;
+            if is_long || !literal {
+                text += " ";
+            }
+            literal = !is_long;
+            if is_long {
+                text += &format!("{:02x}*{}", run[0], run.len());
+            } else {
+                run.iter().for_each(|byte| text += &format!("{byte:02x}"));
+            }
+        }
+        text += "\n";
+    }
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("v1.flow.txt"), text).unwrap();
 }

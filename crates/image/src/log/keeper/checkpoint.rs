@@ -7,11 +7,12 @@ use flowstone_block::{AlignedBuf, Errno, Outcome};
 use super::Keeper;
 use super::output::{Gather, Output};
 use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::map::LEAF_BLOCKS;
 use crate::log::policy::{CLASS_CLEANED, CLASS_COLD, CLASS_MAP};
 use crate::log::record::{Entry, Kind, LEAF_ON_DISK_BLOCKS};
 use crate::log::root::{LeafPlace, Root, SegmentNote};
 use crate::log::segments::State;
-use crate::log::shape::root_blocks;
+use crate::log::shape::{blocks_of_sectors, root_blocks};
 use crate::log::superblock::{HEADS, HeadPlace, RootPlace, Superblock};
 
 /// When a checkpoint is made.
@@ -65,7 +66,7 @@ impl Keeper {
     ) -> Outcome {
         self.write_leaves(changed)?;
         next.root = self.write_root(dead)?;
-        self.publish(next, kind)
+        self.publish(next, dead, kind)
     }
 
     /// Step 1: what the checkpoint will say, and which segments it will free.
@@ -87,6 +88,7 @@ impl Keeper {
         };
         tail.changed = false;
         let superblock = Superblock {
+            segments: tail.segments.limit(),
             next_sequence: tail.committed(),
             clock: tail.clock,
             totals: tail.totals,
@@ -101,6 +103,10 @@ impl Keeper {
         let payload_max = self.core.shape.record_payload_max().max(LEAF_ON_DISK_BLOCKS);
         let mut gather = Gather::new(payload_max);
         let mut bytes = AlignedBuf::zeroed(LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES);
+        // A part of the disk that has been cut off maps nothing, and has no leaves.
+        let leaves = blocks_of_sectors(self.superblock.capacity_sectors).div_ceil(LEAF_BLOCKS);
+        let cut_off = self.leaves.split_off(&(leaves as u32));
+        self.outdated.extend(cut_off.into_values().map(|(old, _)| (old, LEAF_ON_DISK_BLOCKS)));
         for &leaf in changed {
             if self.core.map.copy_leaf(leaf, &mut bytes) == 0 {
                 if let Some((old, _)) = self.leaves.remove(&leaf) {
@@ -126,10 +132,10 @@ impl Keeper {
         self.core.tail().segments.gain(segment, gather.payload);
         let mut address = header.forward(1);
         for entry in &gather.entries {
-            if let Entry::Leaf { leaf, checksum } = *entry {
-                if let Some((old, _)) = self.leaves.insert(leaf, (address, checksum)) {
-                    self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
-                }
+            if let Entry::Leaf { leaf, checksum } = *entry
+                && let Some((old, _)) = self.leaves.insert(leaf, (address, checksum))
+            {
+                self.outdated.push((old, LEAF_ON_DISK_BLOCKS));
             }
             address = address.forward(entry.payload_blocks());
         }
@@ -183,7 +189,7 @@ impl Keeper {
     }
 
     /// Steps 3 and 4: everything the superblock will name is durable before it is.
-    fn publish(&mut self, next: Superblock, kind: CheckpointKind) -> Outcome {
+    fn publish(&mut self, next: Superblock, dead: &[u32], kind: CheckpointKind) -> Outcome {
         self.sync()?;
         let mut superblock = next;
         {
@@ -192,7 +198,9 @@ impl Keeper {
             superblock.clean =
                 kind == CheckpointKind::Last && tail.next_sequence() == superblock.next_sequence;
             superblock.totals.live_blocks = self.core.map.mapped();
-            superblock.totals.used_segments = u64::from(tail.segments.used());
+            superblock.totals.used_segments =
+                u64::from(tail.segments.used()).saturating_sub(dead.len() as u64);
+            superblock.segments = superblock.segments.max(tail.segments.highest_used() + 1);
         }
         self.write_superblock(superblock)
     }

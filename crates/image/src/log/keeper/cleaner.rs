@@ -66,13 +66,14 @@ impl Keeper {
     pub fn choose_victim(&mut self) -> Option<(u32, Segment)> {
         // Cleaning packs: headers are not something to win.
         let packed = self.core.shape.data_blocks_packed();
-        let gain_min = (f64::from(packed) * GAIN_MIN) as u32;
+        // And a victim's last record is seldom full: in small segments, to win less than a record
+        // is to win nothing, for ever.
+        let gain_min =
+            ((f64::from(packed) * GAIN_MIN) as u32).max(self.core.shape.record_payload_max());
         let tail = self.core.tail();
         let clock = tail.clock;
         let usable = |segment: &Segment| {
-            segment.state == State::Sealed
-                && !segment.damaged
-                && segment.live + gain_min < packed
+            segment.state == State::Sealed && !segment.damaged && segment.live + gain_min < packed
         };
         let scored = tail.segments.iter().filter(|(_, segment)| usable(segment)).map(|found| {
             let age = clock.saturating_sub(found.1.birth);
@@ -185,7 +186,8 @@ impl Keeper {
     ) -> Result<bool, Errno> {
         let file_blocks = u64::from(self.core.shape.address(segment, 0).get())
             + u64::from(self.core.shape.segment_blocks);
-        let shown = window.show(&mut self.file, self.core.shape, file_blocks, segment, first, count);
+        let shown =
+            window.show(&mut self.file, self.core.shape, file_blocks, segment, first, count);
         // What cannot be read stays where it is, and nothing else must wait for it.
         Ok(shown.unwrap_or(false))
     }

@@ -1,9 +1,9 @@
 //! `compact`: live blocks are rewritten in the order of their LBAs, so that what a guest reads in
 //! sequence lies in sequence, and dead space goes back to the host.
 //!
-//! It needs room: a segment dies only when its last block has moved. Where room runs short the dead
-//! are freed in between; where that brings none, what has been sorted so far stays sorted and the
-//! rest as it was.
+//! It needs room: a segment dies only when its last block has moved, so for a while the image may be
+//! twice as large, beyond its usual limit. Where the host has no such room, segments are packed
+//! instead of sorted: that gives dead space back and leaves the order as it was.
 
 use flowstone_block::{AlignedBuf, Errno, Outcome};
 use flowstone_fileio::FileOffset;
@@ -22,7 +22,11 @@ impl Keeper {
     /// Puts the whole image in order.
     pub fn compact(&mut self) -> Outcome {
         self.checkpoint(CheckpointKind::Running)?;
+        let limit = self.core.tail().segments.limit();
+        let borrowed = self.sorted_segments();
+        self.core.tail().segments.set_limit(limit.saturating_add(borrowed));
         let sorted = self.sort();
+        self.core.tail().segments.set_limit(limit);
         // Even half a job is a good one, once it is durable.
         self.checkpoint(CheckpointKind::Running)?;
         match sorted {
@@ -32,6 +36,15 @@ impl Keeper {
         self.checkpoint(CheckpointKind::Running)?;
         self.trim_reserve();
         Ok(())
+    }
+
+    /// Segments that all live blocks take, one after the other; as many as there are addresses for.
+    fn sorted_segments(&self) -> u32 {
+        let shape = self.core.shape;
+        let wanted = self.core.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
+        let addresses = (1u64 << 32) / u64::from(shape.segment_blocks);
+        let limit = u64::from(self.core.tail().segments.limit());
+        wanted.min(addresses.saturating_sub(limit)) as u32
     }
 
     /// Rewrites what is not in order yet.
@@ -113,9 +126,11 @@ impl Keeper {
         let most = self.core.tail().segments.used();
         for _ in 0..most {
             let Some((victim, segment)) = self.choose_victim() else { break };
-            match self.clean(victim, segment) {
-                Err(Errno::NOSPC) => self.checkpoint(CheckpointKind::Running)?,
-                outcome => outcome?,
+            let Err(errno) = self.clean(victim, segment) else { continue };
+            let before = self.core.tail().segments.ready_or_obtainable();
+            self.checkpoint(CheckpointKind::Running)?;
+            if errno != Errno::NOSPC || self.core.tail().segments.ready_or_obtainable() <= before {
+                return Err(errno);
             }
         }
         Ok(())

@@ -21,6 +21,7 @@ use super::inbox::{Command, Wishes};
 use super::load::LeafPlaces;
 use super::policy::{CLASSES, CostBenefit, Lifetimes, VictimPolicy};
 use super::segments::State;
+use super::shape::blocks_of_sectors;
 use super::superblock::{HeadPlace, RootPlace, Superblock};
 use super::tail::{Head, Health};
 
@@ -103,6 +104,9 @@ impl Keeper {
 
     /// Makes sure that serials of this session are new, before the first is used.
     pub fn begin_session(&mut self) -> Outcome {
+        // What a killed daemon has left need not be durable, its last superblock included: that must
+        // not be lost together with the one that we are about to write into the other slot.
+        self.file.sync()?;
         let mut superblock = self.superblock.clone();
         superblock.session += 1;
         superblock.clean = false;
@@ -138,11 +142,12 @@ impl Keeper {
     pub fn close(&mut self) {
         let wanted = self.core.tail().changed || !self.superblock.clean;
         let healthy = self.core.tail().health == Health::Running && !self.core.sync.has_failed();
-        if wanted && healthy {
-            if let Err(errno) = self.checkpoint(CheckpointKind::Last) {
-                let name = &self.core.name;
-                warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
-            }
+        if wanted
+            && healthy
+            && let Err(errno) = self.checkpoint(CheckpointKind::Last)
+        {
+            let name = &self.core.name;
+            warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
         }
     }
 
@@ -161,6 +166,11 @@ impl Keeper {
         let before = self.superblock.clone();
         let segments = {
             let mut tail = self.core.tail();
+            let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
+            if tail.is_any_on_its_way(ends.clone()) || self.core.map.next_mapped(ends).is_some() {
+                // Written since the asker has looked; from now on nothing more can be.
+                return Err(Errno::BUSY);
+            }
             // The asker has not seen what we have taken since.
             let segments = segments.max(tail.segments.highest_used() + 1);
             tail.segments.set_limit(segments);
@@ -310,6 +320,12 @@ impl Keeper {
             }
         };
         outcome
+    }
+
+    /// After a crash: nobody knows which free segments hold host space, so all give it back.
+    pub fn punch_free(&mut self) {
+        let free = self.core.tail().segments.take_all_free();
+        self.punch(&free);
     }
 
     /// Gives the host space of free segments back.

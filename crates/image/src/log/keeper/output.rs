@@ -80,7 +80,10 @@ impl Keeper {
         header.link = link;
         let buffer = &mut gather.buffer[..blocks as usize * BLOCK_BYTES];
         self.core.codec.encode(&header, &gather.entries, &mut buffer[..BLOCK_BYTES]);
-        self.file.write(address.offset(), buffer)?;
+        if let Err(errno) = self.file.write(address.offset(), buffer) {
+            self.avoid_output(class, output);
+            return Err(errno);
+        }
         output.block += blocks;
         self.outputs[usize::from(class)] = Some(output);
         let mut tail = self.core.tail();
@@ -133,6 +136,8 @@ impl Keeper {
                     let mut tail = self.core.tail();
                     let clock = tail.clock;
                     tail.segments.seal(segment, clock);
+                    drop(tail);
+                    self.seal_output(class);
                     return Err(errno);
                 }
                 self.seal_output(class);
@@ -157,6 +162,18 @@ impl Keeper {
         self.core.codec.encode(&header, &[Entry::Next { serial }], &mut block);
         let address = self.core.shape.address(output.segment, output.block);
         self.file.write(address.offset(), &mut block)
+    }
+
+    /// An output could not be written to. The next attempt goes elsewhere, since the place may be bad,
+    /// and after the first one uses nothing up, since everything may be.
+    fn avoid_output(&mut self, class: u8, output: Output) {
+        if output.block == 0 && !output.anchored {
+            self.core.tail().segments.give_back(output.segment);
+            self.outputs[usize::from(class)] = None;
+        } else {
+            self.outputs[usize::from(class)] = Some(output);
+            self.seal_output(class);
+        }
     }
 
     /// Ends a class's output. Everything in it has been put into the map.

@@ -81,7 +81,7 @@ pub fn flipped_bits(seed: u64) {
     for bytes in [&bytes, &clean] {
         let blocks = bytes.chunks(4096).enumerate();
         let used = blocks.filter(|(_, block)| **block != [0; 4096]).map(|(number, _)| number);
-        for some in used.collect::<Vec<_>>().chunks(9) {
+        for some in used.collect::<Vec<_>>().chunks(16) {
             let within = if random.bool() { 80 } else { 4096 };
             let at = random.choice(some).unwrap() * 4096 + random.usize(..within);
             let _tell = Tell(format!("seed {seed}: a bit at {at}"));
@@ -167,7 +167,7 @@ pub fn misled_write(seed: u64) {
     rig.guests().mix = Mix { flush_percent: 20, ..Mix::writes(0..200) };
     rig.run(300);
     let target = FileOffset::new((1 + seed % 9) * SEGMENT_BYTES + seed % 50 * 4096);
-    let fault = if seed % 2 == 0 { Fault::lose() } else { Fault::misdirect(target) };
+    let fault = if seed.is_multiple_of(2) { Fault::lose() } else { Fault::misdirect(target) };
     let region = SEGMENT_BYTES..u64::MAX;
     rig.disk.inject(fault.on(Call::Write).within(region).after(seed % 7));
     rig.run(40);

@@ -17,7 +17,6 @@ use flowstone_block::{
     Channel, Class, Completion, Doorbells, Errno, Extent, IoVec, Op, Outcome, QueueDepth, Request,
     Result, Sector, SectorCount,
 };
-use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Moment, SimDisk};
 
 use super::interleave::{Interleaved, with_hook};
@@ -27,7 +26,8 @@ use crate::log::channel::LogChannel;
 use crate::log::core::Core;
 use crate::log::disk::{LogOptions, create, prepare};
 use crate::log::keeper::{CheckpointKind, Keeper, Progress};
-use crate::log::segments::State;
+use crate::log::policy::{CLASS_MAP, CLASSES};
+use crate::log::segments::{Segment, State};
 use crate::log::superblock::SUPERBLOCK_AREA_BYTES;
 
 /// The smallest segment there is, so that little data fills many.
@@ -571,7 +571,7 @@ impl Rig {
                 State::Free | State::Ready | State::Dead => {
                     assert_eq!((live, segment.live), (0, 0), "segment {number} {segment:?}");
                 }
-                _ if segment.class == crate::log::policy::CLASS_MAP => {
+                _ if segment.class == CLASS_MAP => {
                     assert_eq!(live, 0, "guest data in map segment {number}");
                 }
                 State::Open | State::Sealed => {
@@ -581,6 +581,11 @@ impl Rig {
             ready += u32::from(segment.state == State::Ready);
         }
         assert!(live.is_empty(), "data in segments that nobody knows");
+        for class in 0..CLASSES as u8 {
+            let open = |(_, it): &(u32, Segment)| it.state == State::Open && it.class == class;
+            let open = tail.segments.iter().filter(open).count();
+            assert!(open <= 1, "{open} segments of class {class} are open");
+        }
         assert_eq!(ready, tail.segments.ready(), "the list of ready segments");
     }
 
@@ -672,9 +677,4 @@ pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let seen = contents(&core);
     assert_eq!(disk.now(), before, "a reader has changed the disk");
     Ok(seen)
-}
-
-/// The size of the image's file.
-pub fn file_bytes(disk: &SimDisk) -> u64 {
-    disk.size().unwrap()
 }

@@ -9,5 +9,7 @@ mod interleave;
 mod kill;
 mod oracle;
 mod races;
+mod resize;
 mod soak;
 mod space;
+mod threads;

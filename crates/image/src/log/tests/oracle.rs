@@ -38,7 +38,6 @@ struct When {
 /// A change, as its submitter knows it.
 #[derive(Clone, Debug)]
 struct Change {
-    sectors: Range<u64>,
     /// 0 if it makes zeroes.
     stamp: Stamp,
     durable: bool,
@@ -96,11 +95,11 @@ impl Story {
         let number = self.changes.len();
         let stamp = if zeroes { 0 } else { self.next_stamp };
         self.next_stamp += 1;
-        for sector in sectors.clone() {
+        for sector in sectors {
             self.versions[sector as usize].push(number);
         }
         let begun = self.when(at);
-        self.changes.push(Change { sectors, stamp, durable, begun, ended: None });
+        self.changes.push(Change { stamp, durable, begun, ended: None });
         number
     }
 

@@ -30,6 +30,7 @@ fn soak_crashes_of_the_log() {
             ("full", |seed| {
                 space::full_disk(seed, 10_000);
                 space::full_host(seed);
+                space::crashes_on_a_full_host(seed);
             }),
         ];
         for (name, story) in stories {

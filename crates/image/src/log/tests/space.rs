@@ -7,7 +7,7 @@ use flowstone_block::Errno;
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Fate, Schedule};
 
-use super::crash::{Tell, recover};
+use super::crash::{Tell, recover, some_moments};
 use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup};
 use super::oracle::End;
 
@@ -142,6 +142,32 @@ fn after_a_crash_an_image_on_a_full_host_opens() {
         rig.flush().unwrap();
         assert!(comes_back(&mut rig));
         rig.check();
+    }
+}
+
+/// Wherever it stops: the segments that were kept for this have their space.
+pub fn crashes_on_a_full_host(seed: u64) {
+    let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = setup.rig(seed);
+    let segments = 9 + seed % 9;
+    rig.disk.set_capacity(host_of(segments));
+    rig.guests().mix = Mix { depth: 12, zero_percent: 12, ..Mix::on(setup.blocks) };
+    rig.run(1500);
+    let (disk, story) = rig.abandon();
+    for (index, moment) in some_moments(&disk, 25).enumerate() {
+        let _tell = Tell(format!("{segments} segments, cut at {moment:?}"));
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(seed + index as u64));
+        let mut rig = recover(&crashed, setup, &story, moment, End::PowerCut, seed);
+        rig.run(20);
+        rig.check();
+    }
+}
+
+#[test]
+fn an_image_on_a_full_host_opens_after_any_power_cut() {
+    for seed in 0..4 {
+        let _tell = Tell(format!("seed {seed}"));
+        crashes_on_a_full_host(seed);
     }
 }
 

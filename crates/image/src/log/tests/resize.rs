@@ -1,0 +1,128 @@
+//! The disk gets another size while guests go on, while power is cut, and while the host fails.
+
+use flowstone_block::{Errno, OpKind, Outcome, SectorCount};
+use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
+
+use super::crash::{go_on, recover};
+use super::driver::{BLOCK_SECTORS, Failure, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
+use super::oracle::{End, Story};
+use crate::log::inbox::Command;
+
+/// Does what `LogImage::resize` does, with guests going on meanwhile.
+fn resize(rig: &mut Rig, blocks: u64) -> Outcome {
+    let before = rig.core.capacity();
+    let capacity = blocks * BLOCK_SECTORS;
+    let segments = rig.core.shape.segments_for(blocks).unwrap();
+    let after = SectorCount::new(capacity);
+    rig.core.set_capacity(after.min(before));
+    let answer = rig.core.inbox.ask(Command::Resize { capacity, segments });
+    rig.step();
+    let resized = answer.recv().unwrap();
+    rig.core.set_capacity(if resized.is_ok() { after } else { before });
+    resized
+}
+
+#[test]
+fn a_resize_survives_power_cuts() {
+    let setup = Setup::default();
+    let mut rig = setup.rig(1);
+    rig.guests().mix = Mix::on(40);
+    rig.run(30);
+    rig.flush().unwrap();
+    let larger = setup.blocks * 2;
+    let capacity = larger * BLOCK_SECTORS;
+    rig.guests().quota = 10;
+    resize(&mut rig, larger).unwrap();
+    let resized = rig.disk.now();
+    rig.settle();
+    rig.guests().story.grow(capacity);
+    rig.write_blocks(larger - 4..larger).unwrap();
+    rig.flush().unwrap();
+    let (disk, story) = rig.abandon();
+    for (index, moment) in disk.crash_points().enumerate() {
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(index as u64));
+        let mut seen = contents_read_only(&crashed).unwrap();
+        let sectors = seen.len();
+        assert!(moment < resized || sectors as u64 == capacity, "the new size is forgotten");
+        seen.resize(capacity as usize, 0);
+        story.judge(&seen, moment, End::PowerCut).unwrap();
+        seen.truncate(sectors);
+        let setup = Setup { blocks: sectors as u64 / BLOCK_SECTORS, ..setup };
+        let next = Story::new(seen, story.next_stamp());
+        go_on(Rig::open(&crashed, setup, next, 0).unwrap(), 15);
+    }
+}
+
+/// A resize that could not be made durable must not become so later behind the guest's back.
+#[test]
+fn a_resize_that_fails_is_forgotten() {
+    let setup = Setup::default();
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..8).unwrap();
+    rig.disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..SEGMENT_BYTES));
+    resize(&mut rig, 16).unwrap_err();
+    rig.write_blocks(100..108).unwrap();
+    rig.reopen().unwrap().check();
+}
+
+/// The map root went on naming the leaves of the part that was cut off.
+#[test]
+fn what_was_trimmed_before_a_disk_is_made_smaller_leaves_nothing_behind() {
+    let setup = Setup { blocks: 5000, ..Setup::default() };
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..8).unwrap();
+    rig.write_blocks(4990..5000).unwrap();
+    rig.checkpoint().unwrap();
+    rig.zero(4000 * BLOCK_SECTORS..5000 * BLOCK_SECTORS).unwrap();
+    resize(&mut rig, 1000).unwrap();
+    let seen = rig.contents();
+    let story = Story::new(seen, 1000);
+    let (disk, _) = rig.close();
+    let setup = Setup { blocks: 1000, ..setup };
+    let rig = Rig::open(&disk, setup, story, 1).unwrap();
+    go_on(rig, 20);
+}
+
+/// A write to the part that is cut off was accepted before, and gets its place afterwards. Replay
+/// took its record for the end of the log, and the image for damaged.
+#[test]
+fn a_write_beyond_the_new_end_that_was_on_its_way_does_no_harm() {
+    let setup = Setup { blocks: 1000, ..Setup::default() };
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..8).unwrap();
+    rig.guests().write(0, 900 * BLOCK_SECTORS..902 * BLOCK_SECTORS);
+    rig.guests().write(0, 10 * BLOCK_SECTORS..11 * BLOCK_SECTORS);
+    resize(&mut rig, 800).unwrap();
+    rig.settle();
+    assert_eq!(rig.guests().failures, [Failure { kind: OpKind::Write, errno: Errno::INVAL }]);
+    let mut seen = rig.contents();
+    assert!(seen[80] > 0);
+    seen.truncate(800 * BLOCK_SECTORS as usize);
+    rig.guests().failures.clear();
+    rig.guests().story = Story::new(seen.clone(), 1000);
+    rig.write_blocks(20..28).unwrap();
+    rig.flush().unwrap();
+    let setup = Setup { blocks: 800, ..setup };
+    let (disk, story) = rig.abandon();
+    let moment = disk.now();
+    let crashed = disk.crash_at(moment, &mut Fate::nothing_more());
+    let mut rig = recover(&crashed, setup, &story, moment, End::PowerCut, 1);
+    rig.checkpoint().unwrap();
+    rig.reopen().unwrap().check();
+}
+
+/// It already had its place in the log, so it is there, and the disk stays as large as it is.
+#[test]
+fn a_disk_is_not_made_smaller_under_a_write() {
+    let setup = Setup { blocks: 1000, ..Setup::default() };
+    let rig = setup.rig(1);
+    rig.disk.set_schedule(Schedule::Shuffled { seed: 1 });
+    let mut rig = rig.reopen().unwrap();
+    rig.write_blocks(0..8).unwrap();
+    rig.guests().write(0, 900 * BLOCK_SECTORS..902 * BLOCK_SECTORS);
+    rig.guests().kick(0);
+    assert_eq!(resize(&mut rig, 800), Err(Errno::BUSY));
+    rig.settle();
+    rig.check();
+    rig.reopen().unwrap().check();
+}

@@ -1,0 +1,75 @@
+//! Real threads: queues and the keeper sleep, and whoever has news for them wakes them. What the
+//! other tests cannot show is a bell that is not rung.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
+
+use fastrand::Rng;
+use flowstone_block::{BlockingDisk, Op, Sector};
+use flowstone_fileio::Access;
+use flowstone_fileio::sim::{Schedule, SimDisk};
+
+use super::driver::{BLOCK_SECTORS, Setup};
+use super::oracle::{read_stamps, stamp};
+use crate::DiscardMode;
+use crate::log::disk::LogImage;
+
+/// Longer than all of them take, by far.
+const HANGS: Duration = Duration::from_secs(60);
+
+fn open(disk: &SimDisk) -> Arc<LogImage> {
+    let file = Box::new(disk.clone());
+    let mode = DiscardMode::Deallocate;
+    Arc::new(LogImage::open(Path::new("image"), file, mode, Access::Write).unwrap())
+}
+
+/// Every fourth block, from `first` on, written and read again many times.
+fn guest(image: &LogImage, first: u64, blocks: u64, rounds: u64) {
+    let mut disk = BlockingDisk::new(image).unwrap();
+    let mut random = Rng::with_seed(first);
+    let mut latest = vec![0; blocks as usize / 4];
+    let mut bytes = vec![0; 4096];
+    for round in 1..=rounds {
+        let index = random.usize(..latest.len());
+        let lba = index as u64 * 4 + first;
+        let start = lba * BLOCK_SECTORS;
+        stamp(&mut bytes, start, round);
+        disk.write(Sector::new(start), &mut bytes).unwrap();
+        latest[index] = round;
+        if random.u8(..16) == 0 {
+            disk.run(Op::Flush).unwrap();
+        }
+        let index = random.usize(..latest.len());
+        let start = (index as u64 * 4 + first) * BLOCK_SECTORS;
+        disk.read(Sector::new(start), &mut bytes).unwrap();
+        assert_eq!(read_stamps(&bytes, start).unwrap(), vec![latest[index]; 8]);
+    }
+}
+
+#[test]
+fn nobody_sleeps_through_what_it_waits_for() {
+    for schedule in [Schedule::InOrder, Schedule::Shuffled { seed: 1 }] {
+        let setup = Setup::default();
+        let disk = setup.image();
+        disk.set_schedule(schedule);
+        let image = open(&disk);
+        let (done, all_done) = channel();
+        let guests = [0, 1, 2, 3].map(|first| {
+            let (image, done) = (Arc::clone(&image), done.clone());
+            thread::spawn(move || {
+                guest(&image, first, setup.blocks, 1000);
+                done.send(()).unwrap();
+            })
+        });
+        drop(done);
+        for _ in 0..4 {
+            all_done.recv_timeout(HANGS).expect("no guest hangs or fails");
+        }
+        guests.into_iter().for_each(|guest| guest.join().unwrap());
+        drop(image);
+        drop(open(&disk));
+    }
+}
