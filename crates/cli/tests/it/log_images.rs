@@ -311,7 +311,7 @@ fn half_a_copy_is_refused() {
         let output = place.run(&["convert", "half.flow", "copy.raw"]);
         if output.status.success() {
             // Only segments that were ready for use, and had not been used, are missing.
-            assert!(part > 60 && std::fs::read(place.path("copy.raw")).unwrap() == content);
+            assert!(std::fs::read(place.path("copy.raw")).unwrap() == content, "{part} %");
             std::fs::remove_file(place.path("copy.raw")).unwrap();
             continue;
         }
@@ -324,7 +324,7 @@ fn half_a_copy_is_refused() {
     }
     // Holes where the rest should be.
     let file = std::fs::File::create(place.path("holes.flow")).unwrap();
-    file.write_all_at(&whole[..whole.len() / 2], 0).unwrap();
+    file.write_all_at(&whole[..whole.len() * 30 / 100], 0).unwrap();
     file.set_len(whole.len() as u64).unwrap();
     place.refused(&["convert", "holes.flow", "copy.raw"]);
 }
