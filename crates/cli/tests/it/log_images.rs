@@ -376,3 +376,18 @@ fn a_block_device_holds_a_log_image_if_it_was_empty() {
     let back = std::fs::read(place.path("back.raw")).unwrap();
     assert!(back[..1 << 20] == content[..1 << 20]);
 }
+
+#[test]
+fn compact_keeps_every_block_and_gives_space_back() {
+    let place = Place::new();
+    let content = place.source();
+    place.succeed(&["convert", "disk.raw", "disk.flow"]);
+    // Twice: the second finds everything in order.
+    for _ in 0..2 {
+        place.succeed(&["compact", "disk.flow"]);
+        place.succeed(&["check", "--data", "disk.flow"]);
+    }
+    place.succeed(&["convert", "disk.flow", "copy.raw"]);
+    assert!(std::fs::read(place.path("copy.raw")).unwrap() == content);
+    assert!(place.refused(&["compact", "disk.raw"]).contains("in order already"));
+}

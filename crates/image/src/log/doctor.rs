@@ -53,6 +53,7 @@ pub fn decode(bytes: &[u8]) {
 }
 
 /// An image on the operating table.
+#[derive(Clone)]
 pub struct Doctor {
     bytes: Vec<u8>,
     /// The superblock and the root as they were: whatever is done to them later, parts are found.

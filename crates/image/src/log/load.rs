@@ -317,7 +317,7 @@ fn read_leaves(
     mut bad_leaf: impl FnMut(&LeafPlace, LoadError) -> Result<(), LoadError>,
 ) -> Result<LeafPlaces, LoadError> {
     let leaf_bytes = LEAF_ON_DISK_BLOCKS as usize * BLOCK_BYTES;
-    let mut buffer = AlignedBuf::zeroed(LEAVES_AT_ONCE * leaf_bytes);
+    let mut buffer = AlignedBuf::zeroed(places.len().min(LEAVES_AT_ONCE) * leaf_bytes);
     let mut found = LeafPlaces::new();
     let mut inside = Vec::with_capacity(places.len());
     for place in places {

@@ -45,9 +45,10 @@ impl Window {
         if blocks < count {
             return Ok(false);
         }
-        let buffer = self
-            .buffer
-            .get_or_insert_with(|| AlignedBuf::zeroed(WINDOW_BLOCKS as usize * BLOCK_BYTES));
+        let buffer = self.buffer.get_or_insert_with(|| {
+            let most = WINDOW_BLOCKS.min(shape.segment_blocks) as usize;
+            AlignedBuf::zeroed(most * BLOCK_BYTES)
+        });
         self.blocks = 0..0;
         reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES])?;
         self.segment = segment;

@@ -44,7 +44,8 @@ impl Evidence {
         let codec = Codec::new(&superblock.identity);
         let errno = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
         let size = file.size().map_err(errno)? / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;
-        let mut buffer = AlignedBuf::zeroed(CHUNKS_AT_ONCE * CHUNK_BYTES);
+        let most = (CHUNKS_AT_ONCE * CHUNK_BYTES) as u64;
+        let mut buffer = AlignedBuf::zeroed(most.min(size) as usize);
         let mut at = shape_of(superblock).segment_bytes();
         while let Some(range) = file.next_data(FileOffset::new(at)).map_err(errno)? {
             let start = range.start.get() / BLOCK_BYTES as u64 * BLOCK_BYTES as u64;

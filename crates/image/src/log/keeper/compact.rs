@@ -26,9 +26,11 @@ impl Keeper {
         let borrowed = self.sorted_segments();
         self.core.tail().segments.set_limit(limit.saturating_add(borrowed));
         let sorted = self.sort();
+        // Even half a job is a good one, once it is durable. Only then are there segments enough for
+        // the usual limit.
+        let durable = self.checkpoint(CheckpointKind::Running);
         self.core.tail().segments.set_limit(limit);
-        // Even half a job is a good one, once it is durable.
-        self.checkpoint(CheckpointKind::Running)?;
+        durable?;
         match sorted {
             Err(Errno::NOSPC) => self.pack(),
             outcome => outcome,
@@ -38,13 +40,16 @@ impl Keeper {
         Ok(())
     }
 
-    /// Segments that all live blocks take, one after the other; as many as there are addresses for.
+    /// Segments that all live blocks take, one after the other, with what is kept for checkpoints;
+    /// as many as there are addresses for.
     fn sorted_segments(&self) -> u32 {
         let shape = self.core.shape;
         let wanted = self.core.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
         let addresses = (1u64 << 32) / u64::from(shape.segment_blocks);
-        let limit = u64::from(self.core.tail().segments.limit());
-        wanted.min(addresses.saturating_sub(limit)) as u32
+        let tail = self.core.tail();
+        let kept = u64::from(tail.kept_for_upkeep(&self.core.map));
+        let limit = u64::from(tail.segments.limit());
+        (wanted + 2 * kept).min(addresses.saturating_sub(limit)) as u32
     }
 
     /// Rewrites what is not in order yet.
@@ -129,8 +134,12 @@ impl Keeper {
             let Err(errno) = self.clean(victim, segment) else { continue };
             let before = self.core.tail().segments.ready_or_obtainable();
             self.checkpoint(CheckpointKind::Running)?;
-            if errno != Errno::NOSPC || self.core.tail().segments.ready_or_obtainable() <= before {
+            if errno != Errno::NOSPC {
                 return Err(errno);
+            }
+            if self.core.tail().segments.ready_or_obtainable() <= before {
+                // No room to go on with, and nothing lost: the rest stays as it was.
+                break;
             }
         }
         Ok(())
