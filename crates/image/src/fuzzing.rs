@@ -1,12 +1,13 @@
 //! What the fuzz targets drive: the decoders of a log image, and small images that have been
 //! tampered with by somebody who knows how to make the checksums fit.
 
+use std::iter::repeat;
 use std::path::Path;
 use std::sync::OnceLock;
 
 use flowstone_block::{BlockingDisk, Extent, Layer, Op, Sector, SectorCount};
-use flowstone_fileio::Access;
-use flowstone_fileio::sim::SimDisk;
+use flowstone_fileio::sim::{Fate, SimDisk};
+use flowstone_fileio::{Access, FileIo};
 
 use crate::log::doctor::Doctor;
 use crate::log::record::Entry;
@@ -76,7 +77,7 @@ fn make(left: Left) -> Vec<u8> {
 fn kill(disk: &SimDisk) -> Vec<u8> {
     let image = open(disk).expect("an image that was closed opens");
     let mut guest = BlockingDisk::new(&image).expect("a channel");
-    for count in 0.. {
+    for count in 0..KILL_WRITES_MAX {
         if count % 32 == 0 {
             let start = Sector::new(TRIMMED.0 * 8 + 8);
             guest.write(start, &mut [5; 2 * BLOCK_BYTES]).expect("there is room");
@@ -96,8 +97,10 @@ fn kill(disk: &SimDisk) -> Vec<u8> {
             }
         }
     }
-    unreachable!("checkpoints are seldom");
+    panic!("a checkpoint came each time that there was much to replay");
 }
+
+const KILL_WRITES_MAX: u64 = 100_000;
 
 /// Whether the log goes on for a while after the checkpoint, and into another segment, and a later
 /// record knows the middle to be durable.
@@ -173,13 +176,43 @@ pub fn patched(image: Vec<u8>, patch: &Patch) -> Vec<u8> {
     doctor.into_bytes()
 }
 
+/// What [`survive`] begins with, made once.
+struct Ready {
+    doctor: Doctor,
+    disk: SimDisk,
+}
+
+impl Ready {
+    fn get(left: Left) -> &'static Self {
+        static CLOSED: OnceLock<Ready> = OnceLock::new();
+        static KILLED: OnceLock<Ready> = OnceLock::new();
+        let ready = if left == Left::Closed { &CLOSED } else { &KILLED };
+        let bytes = small_image(left);
+        ready.get_or_init(|| Self {
+            doctor: Doctor::new(bytes.to_vec()),
+            disk: SimDisk::from_bytes(bytes),
+        })
+    }
+
+    /// A disk that holds `bytes`, which are mostly those of the small image.
+    fn disk(&self, left: Left, bytes: &[u8]) -> SimDisk {
+        let disk = self.disk.crash_at(self.disk.now(), &mut Fate::nothing_more());
+        let before = small_image(left).chunks(BLOCK_BYTES).map(Some).chain(repeat(None));
+        for ((index, block), before) in bytes.chunks(BLOCK_BYTES).enumerate().zip(before) {
+            if before != Some(block) {
+                disk.write_at((index * BLOCK_BYTES) as u64, block);
+            }
+        }
+        disk.set_size(bytes.len() as u64).expect("a simulated disk takes any size");
+        disk
+    }
+}
+
 /// Uses an image that has been tampered with in every way that there is. Whatever it holds: no
 /// panic, no endless loop, and a repair leaves nothing for another one to do.
 pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
-    static CLOSED: OnceLock<Doctor> = OnceLock::new();
-    static KILLED: OnceLock<Doctor> = OnceLock::new();
-    let ready = if left == Left::Closed { &CLOSED } else { &KILLED };
-    let mut doctor = ready.get_or_init(|| Doctor::new(small_image(left).to_vec())).clone();
+    let ready = Ready::get(left);
+    let mut doctor = ready.doctor.clone();
     for patch in patches {
         doctor.patch(patch.part, usize::from(patch.at), &patch.bytes[..patch.bytes.len().min(64)]);
     }
@@ -187,16 +220,14 @@ pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
     if let Some(length) = length {
         bytes.truncate(length);
     }
-    let checked = SimDisk::from_bytes(&bytes);
-    let _ = log::check("small", &checked, true, true, &mut |_, _| {});
-    let repaired = SimDisk::from_bytes(&bytes);
+    let _ = log::check("small", &ready.disk(left, &bytes), true, true, &mut |_, _| {});
+    let repaired = ready.disk(left, &bytes);
     let fix = || log::repair("small", Box::new(repaired.clone()), true, true, &mut |_, _| {});
     if fix().is_ok_and(|report| !report.repairs.is_empty()) {
         let again = fix().expect("what has been repaired can be repaired again");
         assert!(again.repairs.is_empty(), "{again:?}");
     }
-    let used = SimDisk::from_bytes(&bytes);
-    if let Ok(image) = open(&used) {
+    if let Ok(image) = open(&ready.disk(left, &bytes)) {
         use_it(&image);
     }
 }

@@ -445,13 +445,33 @@ fn host_space_that_belongs_to_nothing_is_given_back() {
 /// What the fuzz target does, for a few random changes.
 #[test]
 fn tampered_images_are_survived() {
-    let mut random = Random(0x5eed);
-    for round in 0..100 {
+    tamper(0x5eed, 100);
+}
+
+/// The same for as long as one likes.
+#[test]
+#[ignore = "runs for minutes"]
+fn soak_tampered_images() {
+    let minutes = std::env::var("SOAK_MINUTES").ok().and_then(|text| text.parse().ok());
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60 * minutes.unwrap_or(1));
+    let start = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let mut seed = start.as_nanos() as u64 | 1;
+    while std::time::Instant::now() < end {
+        eprintln!("seed {seed}");
+        tamper(seed, 100);
+        seed += 2;
+    }
+}
+
+fn tamper(seed: u64, rounds: u32) {
+    let mut random = Random(seed);
+    for round in 0..rounds {
         let left = if round % 2 == 0 { Left::Closed } else { Left::Killed };
         let patches: Vec<Patch> = (0..1 + random.below(3)).map(|_| random.patch()).collect();
+        let length = (random.below(8) == 0).then(|| random.below(1 << 22) as usize);
         // If this fails, the last line tells how.
-        eprintln!("{left:?} {patches:?}");
-        survive(left, &patches, None);
+        eprintln!("{left:?} {length:?} {patches:?}");
+        survive(left, &patches, length);
     }
 }
 

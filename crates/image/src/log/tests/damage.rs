@@ -10,6 +10,9 @@ use super::driver::{
 };
 use super::oracle::{Stamp, Story};
 use crate::log::disk::prepare;
+use crate::log::load::load;
+use crate::log::record::Kind;
+use crate::log::segments::State;
 use crate::log::superblock::SLOTS;
 
 /// What became of an image.
@@ -54,12 +57,16 @@ fn lacking(found: &[Option<Vec<Stamp>>], expected: &[Stamp]) -> Found {
 /// An image with a checkpoint, records after it and copies, all flushed; and one record more that
 /// says so, for the last block. Nobody has promised that one.
 fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
+    crashed_after(setup, seed, 150)
+}
+
+fn crashed_after(setup: Setup, seed: u64, requests: u32) -> (SimDisk, Vec<Stamp>) {
     let mut rig = setup.rig(seed);
     rig.guests().mix = Mix::writes(0..setup.blocks);
     rig.run(800);
     rig.checkpoint().unwrap();
     rig.guests().mix = Mix::on(setup.blocks - 16);
-    rig.run(150);
+    rig.run(requests);
     rig.write_blocks(setup.blocks - 2..setup.blocks - 1).unwrap();
     rig.flush().unwrap();
     rig.write_blocks(setup.blocks - 1..setup.blocks).unwrap();
@@ -130,6 +137,40 @@ fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
         }
     }
     assert!(refused > 20 && sealed > 3, "{refused} {sealed}");
+}
+
+/// The segment that a damaged seal led to may have had an earlier life, in which the map root knew
+/// it: it was freed and used again without a checkpoint in between.
+#[test]
+fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
+    let mut named = 0;
+    for seed in 0..14 {
+        let setup = Setup { blocks: 512, ..Setup::default() };
+        let (disk, expected) = crashed_after(setup, seed, 500 + seed as u32 * 23);
+        let bytes = disk.to_bytes();
+        let loaded = load(&disk).unwrap();
+        // The last record is not promised, nor is a seal that was made for its sake.
+        let promised = loaded.superblock.next_sequence..loaded.replay.next_sequence - 2;
+        let mut entries = Vec::new();
+        let seals = bytes.chunks(4096).enumerate().filter_map(|(block, content)| {
+            let header = loaded.codec.decode(content, &mut entries)?;
+            let segment = loaded.segments.get(block as u32 / 64);
+            let replayed = segment.serial == header.serial && segment.class == 0;
+            (header.kind == Kind::Seal && replayed).then_some((block, header))
+        });
+        // Behind the last one there is one segment only that can tell.
+        let seals = seals.filter(|(_, header)| promised.contains(&header.sequence));
+        let Some((block, header)) = seals.max_by_key(|(_, header)| header.sequence) else {
+            continue;
+        };
+        let _tell = Tell(format!("seed {seed}: seal {} in block {block}", header.sequence));
+        let disk = SimDisk::from_bytes(&bytes);
+        disk.flip_bit(block as u64 * 4096 + 20, 1);
+        let behind = load(&disk).unwrap().segments.get(header.link as u32);
+        named += u32::from(behind.state != State::Free);
+        assert_eq!(look(&disk, setup, &expected), Found::Refused);
+    }
+    assert!(named > 0, "no seal led to a segment that the map root names");
 }
 
 #[test]

@@ -33,6 +33,7 @@ fn soak_crashes_of_the_log() {
                 space::crashes_on_a_full_host(seed);
             }),
         ];
+        eprintln!("seed {seed}");
         for (name, story) in stories {
             let _tell = Tell(format!("{name}, SOAK_SEED={seed}"));
             story(seed);

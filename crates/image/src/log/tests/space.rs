@@ -9,7 +9,7 @@ use flowstone_fileio::sim::{Fate, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
 use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup};
-use super::oracle::End;
+use super::oracle::{End, Story};
 
 /// A keeper asks a full host again after a tenth of a second.
 const ASK_AGAIN: Duration = Duration::from_millis(120);
@@ -186,6 +186,24 @@ fn room_that_comes_before_the_first_write_has_succeeded_is_noticed() {
     let refused = (0..40).any(|round| rig.write_blocks(round..round + 4).is_err());
     assert!(refused, "the host was not full");
     punched.set_capacity(None);
+    assert!(comes_back(&mut rig), "the image has not noticed that there is room");
+    rig.check();
+}
+
+/// The very first segment had no space. Once that had been refused nobody asked the host again,
+/// since nobody was waiting any more, and nothing had been written since the image was opened.
+#[test]
+fn a_head_that_could_not_get_space_gets_it_later() {
+    let setup = Setup::default();
+    let disk = setup.image();
+    // Room for the other superblock and no more.
+    disk.set_capacity(Some(disk.allocated_bytes().unwrap() + 4096));
+    let story = Story::new(vec![0; (setup.blocks * BLOCK_SECTORS) as usize], 1);
+    let mut rig = Rig::open(&disk, setup, story, 1).unwrap();
+    for _ in 0..3 {
+        assert_eq!(rig.write_blocks(0..4), Err(Errno::NOSPC));
+    }
+    disk.set_capacity(None);
     assert!(comes_back(&mut rig), "the image has not noticed that there is room");
     rig.check();
 }
