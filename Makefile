@@ -43,7 +43,7 @@ soak: ## Random long runs of the soak tests; SOAK_MINUTES=10 each
 fuzz: ## Fuzz what guests and monitors can send, and images; FUZZ_SECONDS=60 per target
 	scripts/setup --fuzz
 	for target in $$(cargo fuzz list); do \
-		RUSTC_BOOTSTRAP=1 cargo fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) -timeout=60 || exit; \
+		RUSTC_BOOTSTRAP=1 cargo fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) -timeout=60 -len_control=0 || exit; \
 	done
 
 install: ## Install binary, manual pages and completions below PREFIX=/usr/local
