@@ -45,13 +45,58 @@ impl Waker {
     /// The owner is awake again.
     pub fn wake_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-        if self.rung.swap(false, Ordering::AcqRel) {
-            let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        // Whoever rings sets the mark first. As long as the event has not come, the mark stays, or the
+        // event would come later, be taken for nobody's, and end every sleep from then on.
+        if self.rung.load(Ordering::Acquire) && rustix::io::read(&self.event, &mut [0; 8]).is_ok() {
+            self.rung.store(false, Ordering::Release);
         }
     }
 
     /// Readable when rung.
     pub fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_readable(waker: &Waker) -> bool {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let mut fds = [PollFd::new(&waker.event, PollFlags::IN)];
+        poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() > 0
+    }
+
+    #[test]
+    fn a_sleep_is_ended_once() {
+        let waker = Waker::new().unwrap();
+        waker.fall_asleep();
+        waker.wake();
+        waker.wake();
+        assert!(is_readable(&waker));
+        waker.wake_up();
+        assert!(!is_readable(&waker));
+        waker.wake();
+        assert!(!is_readable(&waker), "the owner is awake");
+    }
+
+    /// The owner woke up by itself between the two steps of a ring. The event stayed, and the owner
+    /// never slept again.
+    #[test]
+    fn an_event_that_comes_late_ends_one_sleep_and_no_more() {
+        let waker = Waker::new().unwrap();
+        waker.fall_asleep();
+        assert!(!waker.rung.swap(true, Ordering::AcqRel));
+        waker.wake_up();
+        let _ = rustix::io::write(&waker.event, &1u64.to_ne_bytes());
+        for sleep in 0..3 {
+            waker.fall_asleep();
+            assert!(sleep == 0 || !is_readable(&waker), "sleep {sleep} ends at once");
+            waker.wake_up();
+        }
+        waker.fall_asleep();
+        waker.wake();
+        assert!(is_readable(&waker));
     }
 }
