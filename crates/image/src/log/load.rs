@@ -404,7 +404,9 @@ fn count_live(
     for (address, _) in leaves.values() {
         live[shape.segment_of(*address) as usize] += LEAF_ON_DISK_BLOCKS;
     }
-    live[shape.segment_of(superblock.root.address) as usize] += superblock.root.blocks;
+    if superblock.root.blocks > 0 {
+        live[shape.segment_of(superblock.root.address) as usize] += superblock.root.blocks;
+    }
     for (number, count) in (0..).zip(live).skip(1).filter(|(_, count)| *count > 0) {
         if count > superblock.segment_blocks {
             return Err(damaged(format!("more blocks are mapped to segment {number} than it has")));

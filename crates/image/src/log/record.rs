@@ -10,6 +10,10 @@ use super::address::{Address, BLOCK_BYTES};
 const MAGIC: [u8; 4] = *b"FLRC";
 /// Entries that fit in a header.
 pub const ENTRIES_MAX: usize = (BLOCK_BYTES - size_of::<RawHeader>()) / size_of::<RawEntry>();
+/// Blocks that one trim entry covers at most: they are unmapped one by one.
+pub const TRIM_BLOCKS_MAX: u32 = 1 << 15;
+/// No record is longer than the largest segment.
+const RECORD_BLOCKS_MAX: u32 = 1 << 18;
 /// Blocks of a leaf on disk.
 pub const LEAF_ON_DISK_BLOCKS: u32 = 4;
 
@@ -137,7 +141,7 @@ impl RawEntry {
         let (count, checksum) = (self.count.get(), self.checksum.get());
         Some(match kind {
             1 if count == 1 => Entry::Data { lba: subject, checksum },
-            2 => Entry::Trim { lba: subject, count },
+            2 if count <= TRIM_BLOCKS_MAX => Entry::Trim { lba: subject, count },
             3 if count == LEAF_ON_DISK_BLOCKS => {
                 Entry::Leaf { leaf: u32::try_from(subject).ok()?, checksum }
             }
@@ -223,7 +227,7 @@ impl Codec {
             payload = payload.checked_add(entry.payload_blocks())?;
             entries.push(entry);
         }
-        if payload != raw.header.payload.get() {
+        if payload != raw.header.payload.get() || payload >= RECORD_BLOCKS_MAX {
             return None;
         }
         Some(Header {

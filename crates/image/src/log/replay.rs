@@ -62,6 +62,9 @@ struct Cursor {
     window: Window,
     header: Option<Header>,
     entries: Vec<Entry>,
+    /// For copies, the number of the record before. Each has a higher one, or seals could lead in a
+    /// circle.
+    last: u64,
 }
 
 struct Replayer<'a> {
@@ -151,7 +154,7 @@ fn note_segment(segments: &mut SegmentTable, cursor: &Cursor) {
 
 impl Cursor {
     fn new(class: u8, head: HeadPlace) -> Self {
-        Self { class, head, window: Window::default(), header: None, entries: Vec::new() }
+        Self { class, head, window: Window::default(), header: None, entries: Vec::new(), last: 0 }
     }
 }
 
@@ -201,8 +204,11 @@ impl Replayer<'_> {
         }
         let header = self.codec.decode(cursor.window.block(at), &mut cursor.entries);
         let data = if cursor.class <= CLASS_GUEST_MAX { Kind::Writes } else { Kind::Relocated };
+        let is_later =
+            |header: &Header| cursor.class <= CLASS_GUEST_MAX || header.sequence > cursor.last;
         cursor.header = header.filter(|header| {
-            header.serial == cursor.head.serial
+            is_later(header)
+                && header.serial == cursor.head.serial
                 && header.position == at
                 && (header.kind == data || header.kind == Kind::Seal)
         });
@@ -221,6 +227,7 @@ impl Replayer<'_> {
         if !self.show(cursor, first, header.record_blocks())? || !self.is_whole(cursor, first) {
             return Ok(false);
         }
+        cursor.last = header.sequence;
         found.next_sequence += u64::from(cursor.class <= CLASS_GUEST_MAX);
         found.records += 1;
         found.blocks += u64::from(header.record_blocks());
