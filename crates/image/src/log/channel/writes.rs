@@ -13,7 +13,7 @@ use slab::Slab;
 
 use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS, Word};
 use super::super::core::Core;
-use super::super::record::{ENTRIES_MAX, Entry};
+use super::super::record::{ENTRIES_MAX, Entry, TRIM_BLOCKS_MAX};
 use super::super::shape::Shape;
 use super::super::tail::{Draft, Placed, Refusal, Seal};
 use super::edges::{Edge, EdgeCache};
@@ -24,9 +24,7 @@ use super::{Purpose, Queue};
 /// Records of one queue that are being written at once. With fewer the device waits for us; with
 /// more, records are small: requests that come while two are on their way gather for the third.
 const RECORDS_MAX: usize = 2;
-/// Blocks that one trim entry covers at most, and all entries of a record together: they are
-/// unmapped under the lock.
-const TRIM_BLOCKS_MAX: u64 = 1 << 15;
+/// Blocks that all trim entries of a record cover at most: they are unmapped under the lock.
 const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
 const TRIES_MAX: u32 = 2;
 
@@ -104,7 +102,7 @@ impl Writes {
             queue.settled.push(Completion { request, outcome: Err(Errno::INVAL) });
             return;
         }
-        let writing = Writing::new(request, extent, false, core);
+        let writing = Writing::new(request, extent, false);
         self.begin(queue, writing);
     }
 
@@ -115,7 +113,7 @@ impl Writes {
             queue.settled.push(Completion { request, outcome: Err(Errno::INVAL) });
             return;
         }
-        let mut writing = Writing::new(request, extent, true, core);
+        let mut writing = Writing::new(request, extent, true);
         // What is not mapped reads as zeroes already. Such a block is none of ours then: by the time
         // the rest is put into a record, somebody may have written its other part.
         let [first, last] = &mut writing.edges;
@@ -162,12 +160,16 @@ impl Writes {
         let Some(edge) = &mut writing.edges[number] else { return };
         let fits = crc32c::crc32c(&edge.content) == edge.reading.checksum();
         let word = queue.core.map.get(edge.lba);
+        let gone = word == edge.reading && edge.tries >= TRIES_MAX;
+        // What the disk has of its last block is covered: nothing of it is to be kept.
+        let covered = writing.extent.end().get() == queue.core.capacity().get()
+            && writing.extent.start().get() <= edge.lba * BLOCK_SECTORS;
         if outcome.is_ok() && fits {
             edge.base = Some(edge.reading);
-        } else if !word.is_mapped() {
+        } else if !word.is_mapped() || gone && covered {
             edge.content.fill(0);
             edge.base = Some(word);
-        } else if word == edge.reading && edge.tries >= TRIES_MAX {
+        } else if gone {
             queue.core.report_damage(
                 edge.lba,
                 word,
@@ -460,12 +462,12 @@ impl Writes {
 }
 
 impl Writing {
-    fn new(request: Box<Request>, extent: Extent, zeroes: bool, core: &Core) -> Self {
+    fn new(request: Box<Request>, extent: Extent, zeroes: bool) -> Self {
         let (start, end) = (extent.start().get(), extent.end().get());
         let cursor = start / BLOCK_SECTORS;
         let end_block = end.div_ceil(BLOCK_SECTORS);
-        // Where the disk ends inside a block, nothing follows that would have to be kept.
-        let open_end = !end.is_multiple_of(BLOCK_SECTORS) && end != core.capacity().get();
+        // Also where the disk ends inside a block: it may grow before the block gets its place.
+        let open_end = !end.is_multiple_of(BLOCK_SECTORS);
         let open_start = !start.is_multiple_of(BLOCK_SECTORS);
         let single = end_block == cursor + 1;
         let first = (open_start || single && open_end).then(|| Edge::new(cursor));
@@ -523,6 +525,18 @@ impl Writing {
     fn put_part(&self, record: &mut Record, lba: u64) {
         let Some(edge) = self.edges.iter().flatten().find(|edge| edge.lba == lba) else { return };
         let mentioned = record.mentions(lba);
+        let part = self.part_of(lba);
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let leaves_nothing = mentioned.is_none()
+            && self.zeroes
+            && is_zero(&edge.content[..part.start])
+            && is_zero(&edge.content[part.end..]);
+        if leaves_nothing {
+            record.entries.push(Entry::Trim { lba, count: 1 });
+            record.trimmed += 1;
+            record.bases.push((lba, edge.base.unwrap_or_default()));
+            return;
+        }
         let block = if let Some(Some(block)) = mentioned {
             block
         } else {
@@ -539,7 +553,6 @@ impl Writing {
             }
             block
         };
-        let part = self.part_of(lba);
         let target = &mut record.block(block)[part];
         if self.zeroes {
             target.fill(0);
@@ -580,7 +593,7 @@ impl Writing {
         if record.trimmed >= RECORD_TRIM_BLOCKS_MAX {
             return false;
         }
-        let count = (end - lba).min(TRIM_BLOCKS_MAX);
+        let count = (end - lba).min(TRIM_BLOCKS_MAX.into());
         record.entries.push(Entry::Trim { lba, count: count as u32 });
         record.trimmed += count;
         self.cursor = lba + count;

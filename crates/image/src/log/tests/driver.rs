@@ -88,32 +88,42 @@ impl Mix {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub blocks: u64,
+    /// Sectors that the last block lacks: the disk ends inside it.
+    pub cut: u64,
     pub split: bool,
     pub queues: usize,
+    pub segment_bytes: u64,
+    pub reserve: Option<u32>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { blocks: 256, split: false, queues: 2 }
+        let segment_bytes = SEGMENT_BYTES;
+        Self { blocks: 256, cut: 0, split: false, queues: 2, segment_bytes, reserve: None }
     }
 }
 
 impl Setup {
+    /// Sectors of the disk.
+    pub fn sectors(self) -> u64 {
+        self.blocks * BLOCK_SECTORS - self.cut
+    }
+
     /// A disk that holds an empty image, and has no history yet.
     pub fn image(self) -> SimDisk {
         let disk = SimDisk::new(SUPERBLOCK_AREA_BYTES);
         let options = LogOptions {
-            segment_bytes: Some(SEGMENT_BYTES),
-            reserve_percent: None,
+            segment_bytes: Some(self.segment_bytes),
+            reserve_percent: self.reserve,
             split_streams: self.split,
         };
-        create("image", &disk, SectorCount::new(self.blocks * BLOCK_SECTORS), options).unwrap();
+        create("image", &disk, SectorCount::new(self.sectors()), options).unwrap();
         without_history(&disk)
     }
 
     /// An empty image in use.
     pub fn rig(self, seed: u64) -> Rig {
-        let story = Story::new(vec![0; (self.blocks * BLOCK_SECTORS) as usize], 1);
+        let story = Story::new(vec![0; self.sectors() as usize], 1);
         Rig::open(&self.image(), self, story, seed).unwrap()
     }
 }
@@ -327,6 +337,13 @@ impl Guests {
     }
 
     fn any_sectors(&mut self) -> Range<u64> {
+        let Range { start, end } = self.any_sectors_of_blocks();
+        // The disk may end inside its last block.
+        let last = self.story.sectors();
+        start.min(last - 1)..end.min(last)
+    }
+
+    fn any_sectors_of_blocks(&mut self) -> Range<u64> {
         let random = &mut self.random;
         let Range { start, end } = self.mix.region;
         // Some blocks are used far more than others.
@@ -343,7 +360,7 @@ impl Guests {
     }
 }
 
-fn extent(sectors: &Range<u64>) -> Extent {
+pub fn extent(sectors: &Range<u64>) -> Extent {
     Extent::new(Sector::new(sectors.start), SectorCount::new(sectors.end - sectors.start)).unwrap()
 }
 
