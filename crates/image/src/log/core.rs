@@ -9,7 +9,7 @@ use tracing::error;
 
 use super::address::{BLOCK_BYTES, Word};
 use super::inbox::Inbox;
-use super::map::BlockMap;
+use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
 use super::sync::GroupSync;
@@ -44,8 +44,9 @@ impl Core {
         codec: Codec,
         capacity: SectorCount,
         map: BlockMap,
-        tail: Tail,
+        mut tail: Tail,
     ) -> Self {
+        tail.disk_leaves = leaves_of(capacity);
         Self {
             name,
             file,
@@ -69,6 +70,7 @@ impl Core {
 
     pub fn set_capacity(&self, capacity: SectorCount) {
         self.capacity.store(capacity.get(), Ordering::Relaxed);
+        self.tail().disk_leaves = leaves_of(capacity);
     }
 
     /// Blocks of the disk.
@@ -160,6 +162,17 @@ impl Core {
         false
     }
 
+    /// Nothing is written any more: nobody would make a checkpoint of it, or find room.
+    pub fn retire(&self) {
+        {
+            let mut tail = self.tail();
+            tail.health = Health::Stopped;
+            self.show(&tail);
+        }
+        self.inbox.close();
+        self.tell_room();
+    }
+
     /// Shows what the lock protects to those who look without it.
     pub fn show(&self, tail: &Tail) {
         self.committed.store(tail.committed(), Ordering::Release);
@@ -182,4 +195,8 @@ impl Core {
             word.address().offset().get(),
         );
     }
+}
+
+fn leaves_of(capacity: SectorCount) -> u64 {
+    blocks_of_sectors(capacity.get()).div_ceil(LEAF_BLOCKS)
 }

@@ -3,11 +3,12 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 
 use flowstone_block::{
-    AlignedBuf, Channel, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result, Sector,
-    SectorCount,
+    AlignedBuf, BlockingDisk, Channel, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result,
+    SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo};
 use tracing::{error, info};
@@ -18,6 +19,7 @@ use super::core::Core;
 use super::inbox::Command;
 use super::keeper::{Keeper, Knowledge};
 use super::load::{LoadError, Loaded, load};
+use super::map::LEAF_BLOCKS;
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
 use super::superblock::{HeadPlace, Superblock, Totals};
 use super::tail::{Head, Health, Tail};
@@ -138,23 +140,59 @@ impl LogImage {
         let (core, knowledge) = prepare(name.clone(), file, readonly)?;
         let mut image = Self { core, discard, readonly, keeper: None };
         if let Some(knowledge) = knowledge {
-            let core = Arc::clone(&image.core);
-            let keeper = Builder::new()
-                .name("keeper".into())
-                .stack_size(256 << 10)
-                .spawn(move || match Keeper::new(core, knowledge) {
-                    Ok(keeper) => keeper.run(),
-                    Err(error) => error!("the keeper of an image cannot work: {error}"),
-                })
-                .map_err(|error| Error::host(name, error, "free resources"))?;
-            image.keeper = Some(keeper);
+            let host = |error| Error::host(name.clone(), error, "free resources");
+            image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)
+    }
+
+    /// Whether the block in which a disk of this size ends holds something behind that end, which
+    /// would come back when the disk grows again.
+    fn has_data_in_block_behind(&self, capacity: SectorCount) -> Result<bool> {
+        let host = |error: io::Error| Error::host(&*self.core.name, error, "check the image");
+        let (first, before) = (capacity.get(), self.core.capacity().get());
+        let last = first.next_multiple_of(BLOCK_SECTORS).min(before);
+        if first >= last {
+            return Ok(false);
+        }
+        let mut sectors = vec![0; (last - first) as usize * SECTOR_BYTES as usize];
+        let mut disk = BlockingDisk::new(self).map_err(host)?;
+        disk.read(Sector::new(first), &mut sectors).map_err(|errno| host(errno.into()))?;
+        Ok(sectors.iter().any(|byte| *byte != 0))
     }
 
     fn ask(&self, command: Command) -> Outcome {
         let answer = self.core.inbox.ask(command);
         answer.recv().unwrap_or(Err(flowstone_block::Errno::IO))
+    }
+}
+
+/// Starts the keeper's thread, and returns when it works.
+fn start_keeper(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
+    let core = Arc::clone(core);
+    let (report, started) = sync_channel(1);
+    let run = move || {
+        // However the keeper ends: whoever waits for it must hear of it.
+        let _retire = Retire(Arc::clone(&core));
+        match Keeper::new(core, knowledge) {
+            Ok(keeper) => {
+                let _ = report.send(Ok(()));
+                keeper.run();
+            }
+            Err(error) => drop(report.send(Err(error))),
+        }
+    };
+    let thread = Builder::new().name("keeper".into()).stack_size(256 << 10).spawn(run)?;
+    started.recv().map_err(|_| io::Error::other("the keeper died at its start"))??;
+    Ok(thread)
+}
+
+/// Ends writing when it is dropped.
+struct Retire(Arc<Core>);
+
+impl Drop for Retire {
+    fn drop(&mut self) {
+        self.0.retire();
     }
 }
 
@@ -184,7 +222,7 @@ pub fn prepare_loaded(
         let why = format!("it uses features {features:#x} that this version can only read");
         return Err(Error::invalid(name, why, "open it read-only, or use a newer version"));
     }
-    let Loaded { superblock, shape, codec, map, segments, leaves, replay } = loaded;
+    let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
     let crashed = !superblock.clean;
     let mut tail = Tail::new(shape, segments, replay.next_sequence);
     tail.clock = superblock.clock + replay.guest_blocks;
@@ -201,6 +239,11 @@ pub fn prepare_loaded(
         info!("{name}: {} records replayed after the last checkpoint", replay.records);
     }
     let capacity = SectorCount::new(superblock.capacity_sectors);
+    tail.disk_leaves = blocks_of(capacity.bytes()).div_ceil(LEAF_BLOCKS);
+    // The superblock of this session says so before one of them is used.
+    let wanted = tail.kept_for_upkeep(&map);
+    tail.segments.raise_limit_for(wanted, shape.segments_most(blocks_of(capacity.bytes())));
+    superblock.segments = superblock.segments.max(tail.segments.limit());
     let core = Arc::new(Core::new(name.clone(), file, codec, capacity, map, tail));
     if readonly {
         return Ok((core, None));
@@ -281,6 +324,10 @@ impl Image for LogImage {
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         let name = format!("resize {}", self.core.name);
+        if self.readonly {
+            let why = "it is open for reading only";
+            return Err(Error::invalid(name, why, "open it for writing"));
+        }
         valid_capacity(capacity.bytes())
             .map_err(|why| Error::invalid(name.clone(), why, "give a size such as 8G"))?;
         let blocks = blocks_of(capacity.bytes());
@@ -294,7 +341,8 @@ impl Image for LogImage {
                 "convert it to an image with a larger --segment",
             ));
         };
-        if self.core.map.next_mapped(blocks..self.core.blocks().max(blocks)).is_some() {
+        let beyond = blocks..self.core.blocks().max(blocks);
+        if self.core.map.next_mapped(beyond).is_some() || self.has_data_in_block_behind(capacity)? {
             return Err(Error::invalid(
                 name,
                 "there is data beyond the new end",

@@ -1,6 +1,7 @@
 //! What queues and tools want of the keeper, the thread behind an image.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -31,6 +32,7 @@ pub struct Inbox {
     wishes: Mutex<Wishes>,
     bell: Condvar,
     commands: Mutex<VecDeque<(Command, SyncSender<Outcome>)>>,
+    closed: AtomicBool,
 }
 
 impl Inbox {
@@ -44,12 +46,26 @@ impl Inbox {
         self.bell.notify_one();
     }
 
-    /// Asks for work; the answer comes when it is done, or never if the keeper ends.
+    /// Asks for work; the answer comes when it is done. If there is no keeper to do it, the sender
+    /// is gone.
     pub fn ask(&self, command: Command) -> Receiver<Outcome> {
         let (reply, answer) = sync_channel(1);
-        self.commands().push_back((command, reply));
+        {
+            let mut commands = self.commands();
+            if self.closed.load(Ordering::Relaxed) {
+                return answer;
+            }
+            commands.push_back((command, reply));
+        }
         self.look();
         answer
+    }
+
+    /// There is no keeper any more.
+    pub fn close(&self) {
+        let mut commands = self.commands();
+        self.closed.store(true, Ordering::Relaxed);
+        commands.clear();
     }
 
     /// The oldest work that nobody has taken.

@@ -5,9 +5,10 @@
 //! checkpoint has been made since it was sealed, replay may read its records. So nobody may write
 //! there before.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::address::Address;
+use super::policy::CLASS_MAP;
 use super::shape::Shape;
 
 /// Where a segment is in its life.
@@ -118,8 +119,27 @@ impl SegmentTable {
         self.limit
     }
 
+    /// Free segments beyond it are not handed out any more; those that come within it are.
     pub fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
+        self.free.retain(|number| *number < limit);
+        let listed: BTreeSet<u32> = self.free.iter().copied().collect();
+        let known = limit.min(self.segments.len() as u32);
+        let is_free = |number: &u32| {
+            !listed.contains(number) && self.segments[*number as usize].state == State::Free
+        };
+        self.free.extend((1..known).filter(is_free));
+    }
+
+    /// Raises the limit, up to `most`, until there are so many segments to use. `compact` may have
+    /// left all of the others in use.
+    pub fn raise_limit_for(&mut self, wanted: u32, most: u32) {
+        if self.ready_or_obtainable() >= wanted {
+            return;
+        }
+        self.set_limit(self.limit.max((self.segments.len() as u32).min(most)));
+        let short = wanted.saturating_sub(self.ready_or_obtainable());
+        self.set_limit(self.limit.max(self.limit.saturating_add(short).min(most)));
     }
 
     /// A serial that no life has had.
@@ -307,6 +327,12 @@ impl SegmentTable {
         used.map(|(number, _)| number).last().unwrap_or(0)
     }
 
+    /// Segments that blocks of guests are being appended to.
+    pub fn open_for_data(&self) -> u32 {
+        let open = |segment: &Segment| segment.state == State::Open && segment.class != CLASS_MAP;
+        self.iter().filter(|(_, segment)| open(segment)).count() as u32
+    }
+
     /// Segments that hold something, heads included.
     pub fn used(&self) -> u32 {
         let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
@@ -360,6 +386,25 @@ mod tests {
         assert_eq!(table.dead(), (1, 0));
         table.let_go(&table.closed());
         assert_eq!(table.take_loose_dead(), [number]);
+    }
+
+    #[test]
+    fn free_segments_beyond_a_lower_limit_are_kept_for_a_higher_one() {
+        let mut table = table();
+        let all = table.release_ready(0);
+        table.add_free(&all);
+        table.set_limit(5);
+        assert_eq!((table.obtainable(), table.limit()), (4, 5));
+        let taken: Vec<u32> = std::iter::from_fn(|| table.take_free()).collect();
+        assert_eq!(taken, [1, 2, 3, 4]);
+        taken.iter().for_each(|number| table.make_ready(*number));
+        table.set_limit(9);
+        assert_eq!(table.obtainable(), 4);
+        table.set_limit(5);
+        table.raise_limit_for(10, 20);
+        assert_eq!((table.ready_or_obtainable(), table.limit()), (10, 11));
+        table.raise_limit_for(100, 12);
+        assert_eq!(table.limit(), 12);
     }
 
     #[test]

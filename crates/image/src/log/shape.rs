@@ -84,6 +84,28 @@ impl Shape {
             <= u64::from(self.segment_blocks)
     }
 
+    /// The most segments that an image of a disk of `blocks` blocks can have: all need an address,
+    /// and the map root names those in use and must be in one piece.
+    pub fn segments_most(&self, blocks: u64) -> u32 {
+        let addresses = (1u64 << 32) / u64::from(self.segment_blocks);
+        let root_bytes = u64::from(self.segment_blocks).saturating_sub(2) * BLOCK_BYTES as u64;
+        let leaves = blocks.div_ceil(LEAF_BLOCKS) * ROOT_LEAF_BYTES;
+        let named = root_bytes.saturating_sub(ROOT_HEADER_BYTES + leaves) / ROOT_SEGMENT_BYTES;
+        addresses.min(named) as u32
+    }
+
+    /// Segments that a checkpoint takes at most that writes so many leaves, and a root.
+    pub fn checkpoint_segments(&self, leaves: u64, root_blocks: u64) -> u64 {
+        let leaf = u64::from(LEAF_ON_DISK_BLOCKS);
+        let leaves_per_record = (u64::from(self.record_payload_max()) / leaf).max(1);
+        // The last block is for the seal.
+        let usable = u64::from(self.segment_blocks) - 1;
+        let leaves_per_segment = usable / (1 + leaves_per_record * leaf) * leaves_per_record;
+        let rest = leaves % leaves_per_segment;
+        let last = rest * leaf + rest.div_ceil(leaves_per_record) + 1 + root_blocks;
+        leaves / leaves_per_segment + if last <= usable { 1 } else { 2 }
+    }
+
     /// The segment size to use when none is asked for.
     pub fn default_segment_bytes(capacity_bytes: u64) -> u64 {
         let wanted = (capacity_bytes / SEGMENTS_PER_DISK).clamp(1 << 20, SEGMENT_DEFAULT_MAX);
@@ -154,6 +176,30 @@ mod tests {
         assert!((4000..4100).contains(&segments), "{segments}");
         assert!(shape.root_fits(blocks_of(100 * GIB)));
         assert_eq!(shape.segments_for(1 << 33), None);
+    }
+
+    #[test]
+    fn as_many_segments_as_the_root_can_name() {
+        for segment_blocks in [64, 8192] {
+            let shape = Shape { segment_blocks, reserve_percent: 20, streams: 1 };
+            let blocks = blocks_of(GIB);
+            let most = u64::from(shape.segments_most(blocks));
+            let root = |segments| root_blocks(blocks.div_ceil(LEAF_BLOCKS), segments) + 2;
+            assert!(root(most) <= u64::from(segment_blocks));
+            let addresses = (1 << 32) / u64::from(segment_blocks);
+            assert!(most == addresses || root(most + 1) > u64::from(segment_blocks));
+        }
+    }
+
+    #[test]
+    fn a_checkpoint_takes_what_its_records_take() {
+        let shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
+        // Two leaves per record, seven records per segment.
+        for (leaves, root, segments) in
+            [(0, 1, 1), (1, 1, 1), (13, 1, 1), (14, 1, 2), (14, 62, 2), (15, 58, 3), (200, 54, 16)]
+        {
+            assert_eq!(shape.checkpoint_segments(leaves, root), segments, "{leaves} {root}");
+        }
     }
 
     /// Headers and seals take a fourth of the smallest segments: found by tests/vm full_disk,

@@ -112,6 +112,8 @@ pub struct Tail {
     pub starved: bool,
     /// Whether anything has changed since the last checkpoint.
     pub changed: bool,
+    /// Leaves that a full map of the disk has.
+    pub disk_leaves: u64,
     next_sequence: u64,
     committed: u64,
     on_their_way: VecDeque<OnItsWay>,
@@ -144,6 +146,7 @@ impl Tail {
             full: None,
             starved: false,
             changed: false,
+            disk_leaves: 0,
             next_sequence,
             committed: next_sequence,
             on_their_way: VecDeque::new(),
@@ -170,16 +173,24 @@ impl Tail {
     /// Segments that only a checkpoint may take: without them neither the dead could be freed nor
     /// an image be opened after a crash.
     pub fn kept_for_checkpoints(&self, map: &BlockMap) -> u32 {
-        let leaves = u64::from(map.changed_count());
-        let root = shape::root_blocks(u64::from(map.leaf_count()), u64::from(self.segments.used()));
-        let map_blocks = leaves * 4 + leaves / 4 + root + 2;
-        let map_segments = map_blocks.div_ceil(u64::from(self.shape.segment_blocks)) as u32;
-        self.shape.streams + 1 + map_segments
+        // Until the open segments are full, each of their blocks may change another leaf.
+        let open = u64::from(self.segments.open_for_data()) * u64::from(self.shape.segment_blocks);
+        let on_their_way: usize = self.on_their_way.iter().map(|it| it.entries.len()).sum();
+        let coming = open + on_their_way as u64;
+        let leaves = (u64::from(map.changed_count()) + coming).min(self.disk_leaves);
+        let leaves_most = (u64::from(map.leaf_count()) + coming).min(self.disk_leaves);
+        let root = shape::root_blocks(leaves_most, u64::from(self.segments.used()) + 1);
+        self.shape.streams + 1 + self.shape.checkpoint_segments(leaves, root) as u32
+    }
+
+    /// Segments that cleaning may not take either: what gives space up must always have a place.
+    pub fn kept_for_trims(&self, map: &BlockMap) -> u32 {
+        self.kept_for_checkpoints(map) + 1
     }
 
     /// Segments that guests may not take: cleaning needs a few more.
     pub fn kept_for_upkeep(&self, map: &BlockMap) -> u32 {
-        self.kept_for_checkpoints(map) + 2
+        self.kept_for_trims(map) + 2
     }
 
     /// Gives a draft the next place and sequence number. `entries` goes along until the commit. The
@@ -291,7 +302,10 @@ impl Tail {
         if head.place.block + blocks < self.shape.segment_blocks {
             return Ok(None);
         }
-        let keep = self.kept_for_upkeep(map).saturating_sub(u32::from(draft.only_trims));
+        let keep = match draft.only_trims {
+            true => self.kept_for_checkpoints(map),
+            false => self.kept_for_upkeep(map),
+        };
         if self.segments.ready() <= keep {
             return Err(self.refuse(news));
         }

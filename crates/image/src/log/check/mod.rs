@@ -25,12 +25,14 @@ use super::load::{LoadError, Loaded, load_from, lost_slot, newest, read_slots};
 use super::map::LEAF_BLOCKS;
 use super::root::LeafPlace;
 use super::segments::State;
+use super::shape::blocks_of_sectors;
 use super::superblock::Superblock;
 use crate::check::{CheckProgress, CheckReport};
 
 pub use self::repair::repair;
 
-/// Free segments that an image may keep host space for: those that it had ready when it was closed.
+/// Free segments that an image may keep host space for, besides those for a checkpoint of the whole
+/// map: it had them ready when it was closed.
 const READY_MAX: u64 = 12;
 
 /// Checks an image. `tells_space` says whether the host tells which parts of the file have space.
@@ -243,8 +245,11 @@ fn check_space(
             .map_err(|error| flowstone_block::Error::host(name, error, "check the host"))?;
         let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
         let used = loaded.segments.iter().filter(|(_, it)| holds(it.state)).count() as u64;
+        let leaves = blocks_of_sectors(capacity_sectors).div_ceil(LEAF_BLOCKS);
+        let root = u64::from(loaded.superblock.root.blocks);
+        let for_checkpoints = loaded.shape.checkpoint_segments(leaves, root);
         // One more for the superblocks' segment.
-        let explained = (used + 1 + READY_MAX) * loaded.shape.segment_bytes();
+        let explained = (used + 1 + READY_MAX + for_checkpoints) * loaded.shape.segment_bytes();
         report.leaked_bytes = allocated.saturating_sub(explained);
     }
     Ok(())

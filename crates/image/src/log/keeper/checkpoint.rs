@@ -14,6 +14,7 @@ use crate::log::root::{LeafPlace, Root, SegmentNote};
 use crate::log::segments::State;
 use crate::log::shape::{blocks_of_sectors, root_blocks};
 use crate::log::superblock::{HEADS, HeadPlace, RootPlace, Superblock};
+use crate::log::tail::Health;
 
 /// When a checkpoint is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,6 +198,11 @@ impl Keeper {
             tail.durable = tail.durable.max(superblock.next_sequence);
             superblock.clean =
                 kind == CheckpointKind::Last && tail.next_sequence() == superblock.next_sequence;
+            if superblock.clean {
+                // A queue that is still there must not append to it.
+                tail.health = Health::Stopped;
+                self.core.show(&tail);
+            }
             superblock.totals.live_blocks = self.core.map.mapped();
             superblock.totals.used_segments =
                 u64::from(tail.segments.used()).saturating_sub(dead.len() as u64);
@@ -220,7 +226,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn sync(&mut self) -> Outcome {
+    pub fn sync(&mut self) -> Outcome {
         let mut outcome = self.file.sync();
         if self.core.sync.has_failed() {
             // The host reports what it has lost once, and a queue has heard it.

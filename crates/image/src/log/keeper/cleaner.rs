@@ -12,7 +12,7 @@ use crate::log::segments::{Segment, State};
 use crate::log::window::Window;
 
 /// Segments above the reserve at which cleaning begins.
-const SLACK_SEGMENTS: u32 = 5;
+pub const SLACK_SEGMENTS: u32 = 5;
 /// Dead segments that are freed together: each time costs an fdatasync.
 const FREED_TOGETHER: u32 = 3;
 /// A victim must give back at least this share of itself, or cleaning it is not worth the wear.

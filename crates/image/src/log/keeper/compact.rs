@@ -8,7 +8,7 @@
 use flowstone_block::{AlignedBuf, Errno, Outcome};
 use flowstone_fileio::FileOffset;
 
-use super::cleaner::Move;
+use super::cleaner::{Move, SLACK_SEGMENTS};
 use super::output::Gather;
 use super::{CheckpointKind, Keeper};
 use crate::log::address::{BLOCK_BYTES, Word};
@@ -21,15 +21,21 @@ const BATCH_BLOCKS: usize = 1024;
 impl Keeper {
     /// Puts the whole image in order.
     pub fn compact(&mut self) -> Outcome {
-        self.checkpoint(CheckpointKind::Running)?;
         let limit = self.core.tail().segments.limit();
-        let borrowed = self.sorted_segments();
-        self.core.tail().segments.set_limit(limit.saturating_add(borrowed));
-        let sorted = self.sort();
+        let most = limit.saturating_add(self.sorted_segments());
+        self.core.tail().segments.set_limit(most);
+        // Before anybody uses a borrowed segment the superblock must know of it: guests may get one,
+        // and replay does not follow a seal to where the image has nothing.
+        let sorted = self.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
         // Even half a job is a good one, once it is durable. Only then are there segments enough for
-        // the usual limit.
+        // the usual limit; or nearly so, if what was done has left all of them in use.
         let durable = self.checkpoint(CheckpointKind::Running);
-        self.core.tail().segments.set_limit(limit);
+        {
+            let mut tail = self.core.tail();
+            tail.segments.set_limit(limit);
+            let wanted = tail.kept_for_upkeep(&self.core.map) + SLACK_SEGMENTS;
+            tail.segments.raise_limit_for(wanted, most);
+        }
         durable?;
         match sorted {
             Err(Errno::NOSPC) => self.pack(),
@@ -41,15 +47,15 @@ impl Keeper {
     }
 
     /// Segments that all live blocks take, one after the other, with what is kept for checkpoints;
-    /// as many as there are addresses for.
+    /// as many as an image can have.
     fn sorted_segments(&self) -> u32 {
         let shape = self.core.shape;
         let wanted = self.core.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
-        let addresses = (1u64 << 32) / u64::from(shape.segment_blocks);
+        let most = u64::from(shape.segments_most(self.core.blocks()));
         let tail = self.core.tail();
         let kept = u64::from(tail.kept_for_upkeep(&self.core.map));
         let limit = u64::from(tail.segments.limit());
-        (wanted + 2 * kept).min(addresses.saturating_sub(limit)) as u32
+        (wanted + 2 * kept).min(most.saturating_sub(limit)) as u32
     }
 
     /// Rewrites what is not in order yet.

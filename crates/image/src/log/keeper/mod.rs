@@ -140,15 +140,33 @@ impl Keeper {
 
     /// A last checkpoint: the next start reads the map and nothing else.
     pub fn close(&mut self) {
-        let wanted = self.core.tail().changed || !self.superblock.clean;
         let healthy = self.core.tail().health == Health::Running && !self.core.sync.has_failed();
-        if wanted
-            && healthy
-            && let Err(errno) = self.checkpoint(CheckpointKind::Last)
-        {
+        if !healthy {
+            return;
+        }
+        let closed = match self.is_unchanged() {
+            true if self.superblock.clean => Ok(()),
+            // It may be that there is no room for a map, and none is needed.
+            true => self.sync().and_then(|()| {
+                self.write_superblock(Superblock { clean: true, ..self.superblock.clone() })
+            }),
+            false => self.checkpoint(CheckpointKind::Last),
+        };
+        if let Err(errno) = closed {
             let name = &self.core.name;
             warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
         }
+    }
+
+    /// Whether the newest superblock still tells everything; then nothing more is written.
+    fn is_unchanged(&self) -> bool {
+        let mut tail = self.core.tail();
+        let unchanged = !tail.changed && tail.next_sequence() == self.superblock.next_sequence;
+        if unchanged {
+            tail.health = Health::Stopped;
+            self.core.show(&tail);
+        }
+        unchanged
     }
 
     pub fn obey(&mut self) {
@@ -164,6 +182,7 @@ impl Keeper {
 
     fn resize(&mut self, capacity: u64, segments: u32) -> Outcome {
         let before = self.superblock.clone();
+        let limit = self.core.tail().segments.limit();
         let segments = {
             let mut tail = self.core.tail();
             let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
@@ -174,7 +193,10 @@ impl Keeper {
             // The asker has not seen what we have taken since.
             let segments = segments.max(tail.segments.highest_used() + 1);
             tail.segments.set_limit(segments);
-            segments
+            let most = self.core.shape.segments_most(blocks_of_sectors(capacity));
+            let wanted = tail.kept_for_upkeep(&self.core.map);
+            tail.segments.raise_limit_for(wanted, most);
+            tail.segments.limit()
         };
         self.superblock.capacity_sectors = capacity;
         self.superblock.segments = segments;
@@ -182,8 +204,9 @@ impl Keeper {
         if resized.is_err() {
             // The next checkpoint is not to do it behind everybody's back.
             self.superblock.capacity_sectors = before.capacity_sectors;
-            self.superblock.segments = before.segments.max(segments);
-            self.core.tail().segments.set_limit(self.superblock.segments);
+            self.superblock.segments = before.segments;
+            // Nor may anybody use segments that no superblock knows of.
+            self.core.tail().segments.set_limit(limit);
         }
         resized
     }

@@ -147,11 +147,11 @@ impl Keeper {
         Ok(Output { segment, serial, block: 0, births: 0, copies: 0, anchored })
     }
 
-    /// Whether there is a segment for copies beyond those that checkpoints need.
+    /// Whether there is a segment for copies beyond those that checkpoints and trims need.
     fn may_clean(&self) -> bool {
         let tail = self.core.tail();
         let hidden = if self.host_full.is_some() { 0 } else { tail.segments.obtainable() };
-        tail.segments.ready() + hidden > tail.kept_for_checkpoints(&self.core.map)
+        tail.segments.ready() + hidden > tail.kept_for_trims(&self.core.map)
     }
 
     /// Tells replay where the stream goes on.

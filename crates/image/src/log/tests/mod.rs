@@ -1,15 +1,21 @@
 //! What a log image promises, tested on a simulated disk: docs/format.md is the argument, these
 //! are the attempts to refute it.
 
+mod compact;
 mod crash;
 mod damage;
 mod driver;
 mod faults;
+mod hostile;
 mod interleave;
 mod kill;
+mod odd_sizes;
 mod oracle;
+mod outlive;
 mod races;
 mod resize;
+mod rot;
 mod soak;
 mod space;
 mod threads;
+mod upkeep;

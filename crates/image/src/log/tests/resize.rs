@@ -10,13 +10,29 @@ use crate::log::inbox::Command;
 
 /// Does what `LogImage::resize` does, with guests going on meanwhile.
 fn resize(rig: &mut Rig, blocks: u64) -> Outcome {
+    resize_to(rig, blocks * BLOCK_SECTORS)
+}
+
+/// The same, to so many sectors.
+fn resize_to(rig: &mut Rig, capacity: u64) -> Outcome {
+    resize_while(rig, capacity, |rig| {
+        rig.step();
+    })
+}
+
+/// The same, with nobody doing anything meanwhile.
+pub fn resize_alone(rig: &mut Rig, capacity: u64) -> Outcome {
+    resize_while(rig, capacity, |rig| rig.keeper.obey())
+}
+
+fn resize_while(rig: &mut Rig, capacity: u64, work: impl FnOnce(&mut Rig)) -> Outcome {
     let before = rig.core.capacity();
-    let capacity = blocks * BLOCK_SECTORS;
+    let blocks = capacity.div_ceil(BLOCK_SECTORS);
     let segments = rig.core.shape.segments_for(blocks).unwrap();
     let after = SectorCount::new(capacity);
     rig.core.set_capacity(after.min(before));
     let answer = rig.core.inbox.ask(Command::Resize { capacity, segments });
-    rig.step();
+    work(rig);
     let resized = answer.recv().unwrap();
     rig.core.set_capacity(if resized.is_ok() { after } else { before });
     resized
@@ -125,4 +141,49 @@ fn a_disk_is_not_made_smaller_under_a_write() {
     rig.settle();
     rig.check();
     rig.reopen().unwrap().check();
+}
+
+/// Its segments were used all the same. A seal led to one that no superblock knew of, and after a
+/// crash the image was refused.
+#[test]
+fn segments_of_a_resize_that_failed_are_not_used() {
+    let setup = Setup::default();
+    let mut rig = setup.rig(1);
+    rig.guests().mix = Mix::writes(0..setup.blocks);
+    rig.run(200);
+    rig.disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..SEGMENT_BYTES));
+    resize(&mut rig, setup.blocks * 8).unwrap_err();
+    for _ in 0..60 {
+        rig.run(12);
+        let now = rig.disk.now();
+        let crashed = rig.disk.crash_at(now, &mut Fate::everything());
+        drop(contents_read_only(&crashed).unwrap());
+    }
+}
+
+/// Those that the larger disk had used and freed were handed out to the smaller one.
+#[test]
+fn segments_beyond_a_smaller_disk_are_not_used() {
+    let setup = Setup { blocks: 2048, ..Setup::default() };
+    let mut rig = setup.rig(1);
+    rig.guests().mix = Mix::writes(0..setup.blocks);
+    rig.run(1500);
+    rig.zero(0..setup.blocks * BLOCK_SECTORS).unwrap();
+    rig.flush().unwrap();
+    for _ in 0..2 {
+        rig.checkpoint().unwrap();
+        rig.quiet();
+    }
+    resize(&mut rig, 256).unwrap();
+    rig.guests().mix = Mix::writes(0..256);
+    let told = rig.describe();
+    let limit = rig.core.tail().segments.limit();
+    for _ in 0..100 {
+        rig.run(12);
+        let now = rig.disk.now();
+        let crashed = rig.disk.crash_at(now, &mut Fate::everything());
+        if let Err(error) = contents_read_only(&crashed) {
+            panic!("{error}: limit {limit}, {told} now {}", rig.describe());
+        }
+    }
 }

@@ -1,0 +1,117 @@
+//! The segments that only checkpoints may take must be enough for the checkpoint that comes,
+//! whatever guests do to the map before it.
+
+use flowstone_block::Errno;
+use flowstone_fileio::FileIo;
+use flowstone_fileio::sim::Fate;
+
+use super::crash::Tell;
+use super::driver::{BLOCK_SECTORS, Rig, SEGMENT_BYTES, Setup};
+use super::oracle::Story;
+use crate::log::load::load;
+use crate::log::map::LEAF_BLOCKS;
+
+/// Leaves that a full map of this disk has.
+const LEAVES: u64 = 190;
+
+fn wide() -> Setup {
+    Setup { blocks: LEAVES * LEAF_BLOCKS, ..Setup::default() }
+}
+
+/// Writes a block in each of eight other leaves, as one record if the queue is idle.
+fn scatter(rig: &mut Rig, round: u64) -> Result<(), Errno> {
+    let before = rig.guests().failures.len();
+    for index in 0..8 {
+        let number = round * 8 + index;
+        let lba = number % LEAVES * LEAF_BLOCKS + number / LEAVES;
+        rig.guests().write(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
+    }
+    rig.guests().kick(0);
+    rig.settle();
+    let failure = rig.guests().failures.get(before).map(|failure| failure.errno);
+    failure.map_or(Ok(()), Err)
+}
+
+/// On a host with room for so many segments: every record changes eight leaves, and a checkpoint is
+/// made shortly before the head is full. Returns when the host refuses.
+fn scattered(segments: u64) -> Rig {
+    let mut rig = wide().rig(segments);
+    rig.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
+    for round in 0..3000 {
+        let head = rig.core.tail().heads[0].place;
+        if (46..54).contains(&head.block) {
+            let _ = rig.checkpoint();
+        }
+        if scatter(&mut rig, round).is_err() {
+            return rig;
+        }
+    }
+    panic!("the host is never full");
+}
+
+/// What was kept had been counted when the head was opened; until it was full as many leaves had
+/// changed as it has blocks. Then no checkpoint could be made any more, nothing dead be freed, and
+/// after a crash the image could not be opened for writing.
+#[test]
+fn leaves_changed_since_the_head_was_opened_have_room_in_the_next_checkpoint() {
+    for segments in 10..26 {
+        let _tell = Tell(format!("{segments} segments"));
+        let mut rig = scattered(segments);
+        rig.flush().unwrap();
+        let latest = rig.guests().story.latest();
+        let next = rig.guests().story.next_stamp();
+        let described = rig.describe();
+        let changed = rig.core.map.changed_count();
+        let now = rig.disk.now();
+        let crashed = rig.disk.crash_at(now, &mut Fate::everything());
+        crashed.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
+        drop(rig);
+        let opened = Rig::open(&crashed, wide(), Story::new(latest, next), 1);
+        let Err(error) = opened else { continue };
+        panic!("{error}: {changed} leaves had changed; {described}");
+    }
+}
+
+/// However full everything is: what gives space up is never refused.
+#[test]
+fn a_full_host_takes_trims() {
+    for segments in 6..20 {
+        for blocks in 1..4 {
+            let _tell = Tell(format!("{segments} segments, {blocks} blocks"));
+            let setup = Setup { blocks: 1024, ..Setup::default() };
+            let mut rig = setup.rig(segments);
+            rig.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
+            let mut refused = 0;
+            for round in 0..20_000 {
+                let lba = round * 7 % (setup.blocks - 4);
+                refused += u32::from(rig.write_blocks(lba..lba + blocks).is_err());
+                if refused > 40 {
+                    break;
+                }
+            }
+            for lba in (0..setup.blocks).step_by(16) {
+                rig.zero(lba * BLOCK_SECTORS..(lba + 16) * BLOCK_SECTORS).unwrap();
+            }
+            std::thread::sleep(std::time::Duration::from_millis(120));
+            rig.flush().unwrap();
+            assert!((0..8).any(|lba| rig.write_blocks(lba..lba + 1).is_ok()), "{}", rig.describe());
+        }
+    }
+}
+
+/// There was no room for a map, and nothing to put into one. The image counted as crashed, and the
+/// next start, which wanted to recover it, failed.
+#[test]
+fn an_image_on_a_full_host_that_is_only_looked_at_is_closed_in_order() {
+    let setup = Setup::default();
+    let disk = setup.image();
+    // Room for the other superblock and no more.
+    disk.set_capacity(Some(disk.allocated_bytes().unwrap() + 4096));
+    for _ in 0..3 {
+        let story = Story::new(vec![0; setup.sectors() as usize], 1);
+        let mut rig = Rig::open(&disk, setup, story, 1).unwrap();
+        rig.read(0..8).unwrap();
+        rig.close();
+        assert!(load(&disk).unwrap().superblock.clean);
+    }
+}
