@@ -20,6 +20,9 @@ const SEGMENTS_PER_DISK: u64 = 512;
 /// Open heads, the outputs of cleaning, and what they need to go on when space is short.
 const SPARE_SEGMENTS: u64 = 12;
 
+/// What cleaning a segment must win of it.
+const GAIN_PERCENT: u32 = 3;
+
 /// What the map root says besides its leaves and segments.
 pub const ROOT_HEADER_BYTES: u64 = 32;
 pub const ROOT_LEAF_BYTES: u64 = 12;
@@ -63,13 +66,24 @@ impl Shape {
         (self.segment_blocks - 1) / (payload + 1) * payload
     }
 
+    /// Blocks that cleaning a segment must win, or it is not worth the wear. A victim's last record is
+    /// seldom full: in small segments, to win less than a record is to win nothing, for ever.
+    pub const fn cleaning_gain_min(&self) -> u32 {
+        let share = self.data_blocks_packed() / 100 * GAIN_PERCENT;
+        let record = self.record_payload_max();
+        if share > record { share } else { record }
+    }
+
     /// Segments that a disk of `blocks` blocks needs, segment 0 included; `None` if there are not
     /// so many addresses.
     pub fn segments_for(&self, blocks: u64) -> Option<u32> {
         let segment = u64::from(self.segment_blocks);
         let share = 100 - u64::from(self.reserve_percent);
         let packed = u64::from(self.data_blocks_packed());
-        let data = blocks.checked_mul(100)?.div_ceil(share).div_ceil(packed);
+        // If every segment had too many live blocks to be cleaned, they would hold more than there
+        // is: so there is always one that can be.
+        let least = blocks.div_ceil(packed - u64::from(self.cleaning_gain_min()));
+        let data = blocks.checked_mul(100)?.div_ceil(share).div_ceil(packed).max(least);
         let map = map_blocks(blocks, data).div_ceil(segment);
         let count = 1 + data + 2 * map + SPARE_SEGMENTS;
         let fits = count.checked_mul(segment)? <= 1 << 32;
@@ -199,6 +213,19 @@ mod tests {
             [(0, 1, 1), (1, 1, 1), (13, 1, 1), (14, 1, 2), (14, 62, 2), (15, 58, 3), (200, 54, 16)]
         {
             assert_eq!(shape.checkpoint_segments(leaves, root), segments, "{leaves} {root}");
+        }
+    }
+
+    /// With 3 percent in small segments every one of them could be too full to be cleaned, and a disk
+    /// in full use refused to be overwritten.
+    #[test]
+    fn one_segment_of_a_full_disk_can_always_be_cleaned() {
+        for segment_blocks in [64, 256, 1024, 2048, 4096, 8192, 1 << 18] {
+            let shape = Shape { segment_blocks, reserve_percent: 3, streams: 1 };
+            let blocks = blocks_of(64 * GIB);
+            let Some(segments) = shape.segments_for(blocks) else { continue };
+            let too_full = shape.data_blocks_packed() - shape.cleaning_gain_min();
+            assert!(u64::from(segments) * u64::from(too_full) > blocks, "{segment_blocks}");
         }
     }
 

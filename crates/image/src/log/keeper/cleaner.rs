@@ -15,8 +15,6 @@ use crate::log::window::Window;
 pub const SLACK_SEGMENTS: u32 = 5;
 /// Dead segments that are freed together: each time costs an fdatasync.
 const FREED_TOGETHER: u32 = 3;
-/// A victim must give back at least this share of itself, or cleaning it is not worth the wear.
-const GAIN_MIN: f64 = 0.03;
 /// A copy on its way into the map.
 #[derive(Clone, Copy, Debug)]
 pub struct Move {
@@ -66,10 +64,7 @@ impl Keeper {
     pub fn choose_victim(&mut self) -> Option<(u32, Segment)> {
         // Cleaning packs: headers are not something to win.
         let packed = self.core.shape.data_blocks_packed();
-        // And a victim's last record is seldom full: in small segments, to win less than a record
-        // is to win nothing, for ever.
-        let gain_min =
-            ((f64::from(packed) * GAIN_MIN) as u32).max(self.core.shape.record_payload_max());
+        let gain_min = self.core.shape.cleaning_gain_min();
         let tail = self.core.tail();
         let clock = tail.clock;
         let usable = |segment: &Segment| {

@@ -140,33 +140,35 @@ impl Keeper {
 
     /// A last checkpoint: the next start reads the map and nothing else.
     pub fn close(&mut self) {
-        let healthy = self.core.tail().health == Health::Running && !self.core.sync.has_failed();
-        if !healthy {
+        let (changed, healthy) = {
+            let tail = self.core.tail();
+            (tail.changed, tail.health == Health::Running && !self.core.sync.has_failed())
+        };
+        if !healthy || !changed && self.superblock.clean {
             return;
         }
-        let closed = match self.is_unchanged() {
-            true if self.superblock.clean => Ok(()),
-            // It may be that there is no room for a map, and none is needed.
-            true => self.sync().and_then(|()| {
-                self.write_superblock(Superblock { clean: true, ..self.superblock.clone() })
-            }),
-            false => self.checkpoint(CheckpointKind::Last),
-        };
+        let mut closed = self.checkpoint(CheckpointKind::Last);
+        if closed.is_err() && !changed {
+            closed = self.close_as_it_was();
+        }
         if let Err(errno) = closed {
             let name = &self.core.name;
             warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
         }
     }
 
-    /// Whether the newest superblock still tells everything; then nothing more is written.
-    fn is_unchanged(&self) -> bool {
-        let mut tail = self.core.tail();
-        let unchanged = !tail.changed && tail.next_sequence() == self.superblock.next_sequence;
-        if unchanged {
+    /// There may be no room for a map, but the newest superblock still tells everything.
+    fn close_as_it_was(&mut self) -> Outcome {
+        {
+            let mut tail = self.core.tail();
+            if tail.next_sequence() != self.superblock.next_sequence {
+                return Err(Errno::BUSY);
+            }
             tail.health = Health::Stopped;
             self.core.show(&tail);
         }
-        unchanged
+        self.sync()?;
+        self.write_superblock(Superblock { clean: true, ..self.superblock.clone() })
     }
 
     pub fn obey(&mut self) {

@@ -5,9 +5,9 @@ use flowstone_block::Errno;
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::Fate;
 
-use super::crash::Tell;
-use super::driver::{BLOCK_SECTORS, Rig, SEGMENT_BYTES, Setup};
-use super::oracle::Story;
+use super::crash::{Tell, some_moments};
+use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
+use super::oracle::{End, Story};
 use crate::log::load::load;
 use crate::log::map::LEAF_BLOCKS;
 
@@ -114,4 +114,48 @@ fn an_image_on_a_full_host_that_is_only_looked_at_is_closed_in_order() {
         rig.close();
         assert!(load(&disk).unwrap().superblock.clean);
     }
+}
+
+/// Guests change blocks all over a disk of many leaves on a full host, with cleaning and trims, and
+/// power is cut: the segments that were kept are enough to recover.
+#[test]
+fn a_wide_disk_on_a_full_host_opens_after_any_power_cut() {
+    for seed in 0..4 {
+        let segments = 14 + seed * 5;
+        let room = Some(segments * SEGMENT_BYTES + 17 * 4096);
+        let setup = Setup { split: seed % 2 == 1, ..wide() };
+        let mut rig = setup.rig(seed);
+        rig.disk.set_capacity(room);
+        rig.guests().mix = Mix { depth: 16, zero_percent: 8, ..Mix::writes(0..setup.blocks) };
+        rig.run(1500);
+        assert!(rig.guests().failures.iter().all(|failure| failure.errno == Errno::NOSPC));
+        assert!(!rig.guests().failures.is_empty(), "the host was never full");
+        let (disk, story) = rig.abandon();
+        let next = story.next_stamp();
+        for (index, moment) in some_moments(&disk, 60).enumerate() {
+            let _tell = Tell(format!("seed {seed}, {segments} segments, cut at {moment:?}"));
+            let crashed = disk.crash_at(moment, &mut Fate::seeded(index as u64));
+            crashed.set_capacity(room);
+            let seen = contents_read_only(&crashed).unwrap();
+            if index % 12 == 0 {
+                story.judge(&seen, moment, End::PowerCut).unwrap();
+            }
+            let mut rig = Rig::open(&crashed, setup, Story::new(seen, next), 1).unwrap();
+            rig.run(10);
+        }
+    }
+}
+
+/// Cleaning finds a victim however little reserve was asked for.
+#[test]
+fn a_full_disk_of_small_segments_with_little_reserve_is_overwritten() {
+    let setup = Setup { blocks: 6000, reserve: Some(3), ..Setup::default() };
+    let mut rig = setup.rig(1);
+    for lba in (0..setup.blocks).step_by(60) {
+        rig.write_blocks(lba..lba + 60).unwrap();
+    }
+    rig.guests().mix = Mix { depth: 16, blocks_max: 2, ..Mix::writes(0..setup.blocks) };
+    rig.run(6000);
+    assert_eq!(rig.guests().failures, [], "{}", rig.describe());
+    rig.check();
 }
