@@ -1,12 +1,17 @@
 //! Disks that end inside a block.
 
-use flowstone_block::SectorCount;
+use std::path::Path;
+
+use flowstone_block::{BlockingDisk, Op, Sector, SectorCount};
+use flowstone_fileio::Access;
 use flowstone_fileio::sim::{Fate, Schedule};
 
 use super::crash::{Tell, go_on, recover, some_moments};
 use super::driver::{BLOCK_SECTORS, Mix, Setup};
 use super::oracle::End;
 use super::resize::resize_alone;
+use crate::log::disk::LogImage;
+use crate::{DiscardMode, Image};
 
 fn cut(cut: u64) -> Setup {
     Setup { blocks: 40, cut, ..Setup::default() }
@@ -92,14 +97,6 @@ fn a_disk_grows_by_zeroes() {
 /// The end that was cut off a block came back when the disk grew again.
 #[test]
 fn a_disk_is_not_made_smaller_inside_a_block_that_holds_something() {
-    use std::path::Path;
-
-    use flowstone_block::{BlockingDisk, Op, Sector};
-    use flowstone_fileio::Access;
-
-    use crate::log::disk::LogImage;
-    use crate::{DiscardMode, Image};
-
     let disk = cut(0).image();
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;

@@ -1,11 +1,13 @@
 //! Parts of blocks written onto data that has rotted: an error, unless nothing of it is kept.
 
-use flowstone_block::Errno;
+use std::ops::Range;
+use std::sync::Arc;
+
+use flowstone_block::{Errno, QueueDepth};
 
 use super::driver::{BLOCK_SECTORS, Rig, Setup, read_now};
 use crate::log::channel::LogChannel;
-use flowstone_block::QueueDepth;
-use std::sync::Arc;
+use crate::log::keeper::Keeper;
 
 /// An image in whose block 3 a bit has turned while it was closed, so that nobody remembers it.
 fn rotted(setup: Setup, lba: u64) -> Rig {
@@ -18,7 +20,7 @@ fn rotted(setup: Setup, lba: u64) -> Rig {
     rig
 }
 
-fn try_read(rig: &Rig, sectors: std::ops::Range<u64>) -> Result<Vec<u8>, Errno> {
+fn try_read(rig: &Rig, sectors: Range<u64>) -> Result<Vec<u8>, Errno> {
     let mut channel = LogChannel::new(Arc::clone(&rig.core), QueueDepth(8), true).unwrap();
     read_now(&mut channel, &sectors)
 }
@@ -96,7 +98,7 @@ fn cleaning_does_not_launder_rot() {
     }
     assert_eq!(rig.core.map.get(3), word);
     assert_eq!(try_read(&rig, 24..32), Err(Errno::IO));
-    rig.keeper(crate::log::keeper::Keeper::compact).unwrap();
+    rig.keeper(Keeper::compact).unwrap();
     assert_eq!(try_read(&rig, 24..32), Err(Errno::IO));
     rig.write_blocks(3..4).unwrap();
     rig.check();
