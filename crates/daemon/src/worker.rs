@@ -209,6 +209,9 @@ impl Worker {
                 add(&self.counters.spin_ns, nanos(now - start));
                 return found;
             }
+            // Whoever does the disk's work may need this core: the kernel's threads that sync and
+            // complete, a keeper, other queues.
+            std::thread::yield_now();
         }
     }
 

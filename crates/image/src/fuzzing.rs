@@ -5,11 +5,14 @@ use std::iter::repeat;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use flowstone_block::{BlockingDisk, Extent, Layer, Op, Sector, SectorCount};
+use flowstone_block::{
+    BlockingDisk, Channel, Extent, IoVec, Layer, Op, QueueDepth, Request, Sector, SectorCount,
+};
 use flowstone_fileio::sim::{Fate, SimDisk};
 use flowstone_fileio::{Access, FileIo};
 
 use crate::log::doctor::Doctor;
+use crate::log::keeper::Keeper;
 use crate::log::record::Entry;
 use crate::log::{self, LogImage, LogOptions};
 use crate::{DiscardMode, Image};
@@ -49,48 +52,87 @@ fn make(left: Left) -> Vec<u8> {
         ..LogOptions::default()
     };
     log::create("small", &disk, SectorCount::new(BLOCKS * 8), options).expect("sound options");
-    let image = open(&disk).expect("a new image opens");
-    let mut guest = BlockingDisk::new(&image).expect("a channel");
+    let mut scene = Scene::open(&disk);
     // Segments of which a part dies are cleaned before the disk has been written three times.
     for round in 1..=ROUNDS {
         for (count, lba) in (0..BLOCKS).filter(|lba| is_written(*lba, round)).enumerate() {
             let mut block = content_after(lba, round);
-            guest.write(Sector::new(lba * 8), &mut block).expect("there is room");
+            scene.write(lba, &mut block);
             if count % 8 == 0 {
-                guest.run(Op::Flush).expect("the simulated disk does not fail");
+                scene.run(Op::Flush);
             }
         }
         if round == ROUNDS / 2 {
-            guest.run(Op::Discard(trimmed())).expect("there is room");
+            scene.run(Op::Discard(trimmed()));
         }
     }
-    drop(guest);
-    drop(image);
+    scene.keeper.close();
     match left {
         Left::Closed => disk.to_bytes(),
         Left::Killed => kill(&disk),
     }
 }
 
+/// An image, a guest and a keeper on one thread, so that the image comes out the same every time.
+struct Scene {
+    guest: Box<dyn Channel>,
+    keeper: Keeper,
+}
+
+impl Scene {
+    fn open(disk: &SimDisk) -> Self {
+        let file = Box::new(disk.clone());
+        let opened = LogImage::open_by_hand(Path::new("small.flow"), file);
+        let (image, keeper) = opened.expect("a sound image opens");
+        Self { guest: image.channel(QueueDepth(1)).expect("a channel"), keeper }
+    }
+
+    fn write(&mut self, lba: u64, blocks: &mut [u8]) {
+        let sectors = SectorCount::new(blocks.len() as u64 / 512);
+        let extent = Extent::new(Sector::new(lba * 8), sectors).expect("not empty");
+        self.carry_out(Op::Write(extent), blocks);
+    }
+
+    fn run(&mut self, op: Op) {
+        self.carry_out(op, &mut []);
+    }
+
+    fn carry_out(&mut self, op: Op, memory: &mut [u8]) {
+        let mut request = Request::new(op, 0);
+        if !memory.is_empty() {
+            // SAFETY: the request completes before this call returns.
+            request.memory.push(unsafe { IoVec::of(memory) });
+        }
+        self.guest.submit(request);
+        let mut done = Vec::new();
+        while done.is_empty() {
+            self.guest.kick();
+            self.guest.reap(&mut done);
+            if done.is_empty() {
+                self.keeper.step();
+            }
+        }
+        assert!(done.iter().all(|it| it.outcome.is_ok()), "the simulated disk does not fail");
+    }
+}
+
 /// Writes once more what is there, until the daemon would have had something to replay: segments
 /// full of it, flushed.
 fn kill(disk: &SimDisk) -> Vec<u8> {
-    let image = open(disk).expect("an image that was closed opens");
-    let mut guest = BlockingDisk::new(&image).expect("a channel");
+    let mut scene = Scene::open(disk);
     for count in 0..KILL_WRITES_MAX {
         if count % 32 == 0 {
-            let start = Sector::new(TRIMMED.0 * 8 + 8);
-            guest.write(start, &mut [5; 2 * BLOCK_BYTES]).expect("there is room");
-            guest.run(Op::Discard(trimmed())).expect("there is room");
+            scene.write(TRIMMED.0 + 1, &mut [5; 2 * BLOCK_BYTES]);
+            scene.run(Op::Discard(trimmed()));
         }
         let lba = count * 5 % BLOCKS;
         let mut block = content(lba);
         if block.iter().all(|byte| *byte == 0) {
             continue;
         }
-        guest.write(Sector::new(lba * 8), &mut block).expect("there is room");
+        scene.write(lba, &mut block);
         if count % 8 == 0 {
-            guest.run(Op::Flush).expect("the simulated disk does not fail");
+            scene.run(Op::Flush);
             let killed = disk.to_bytes();
             if has_much_to_replay(&killed) {
                 return killed;

@@ -161,6 +161,18 @@ impl LogImage {
         Ok(sectors.iter().any(|byte| *byte != 0))
     }
 
+    /// Opens for writing without the keeper's thread, for images that must come out the same every
+    /// time: the caller lets the keeper work.
+    pub(crate) fn open_by_hand(path: &Path, file: Box<dyn FileIo>) -> Result<(Self, Keeper)> {
+        let name = path.display().to_string();
+        let (core, knowledge) = prepare(name.clone(), file, false)?;
+        let knowledge = knowledge.expect("an image that is open for writing is known");
+        let keeper = Keeper::new(Arc::clone(&core), knowledge)
+            .map_err(|error| Error::host(name, error, "free resources"))?;
+        let discard = DiscardMode::Deallocate;
+        Ok((Self { core, discard, readonly: false, keeper: None }, keeper))
+    }
+
     fn ask(&self, command: Command) -> Outcome {
         let answer = self.core.inbox.ask(command);
         answer.recv().unwrap_or(Err(flowstone_block::Errno::IO))

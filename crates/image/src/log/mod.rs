@@ -14,7 +14,7 @@ mod disk;
 pub(crate) mod doctor;
 mod inbox;
 mod inspect;
-mod keeper;
+pub(crate) mod keeper;
 mod load;
 mod lost;
 mod map;

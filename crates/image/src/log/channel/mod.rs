@@ -1,7 +1,7 @@
 //! One queue of a log image.
 //!
 //! Reads look blocks up and become as few file reads as the places allow; writes gather into
-//! records, at most two of which are on their way at once, so that the batch grows with the load.
+//! records, a few of which are on their way at once, so that the batch grows with the load.
 
 mod edges;
 mod flushes;

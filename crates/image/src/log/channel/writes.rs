@@ -21,9 +21,11 @@ use super::flushes::Flushes;
 use super::record::{Record, Share};
 use super::{Purpose, Queue};
 
-/// Records of one queue that are being written at once. With fewer the device waits for us; with
-/// more, records are small: requests that come while two are on their way gather for the third.
-const RECORDS_MAX: usize = 2;
+/// Records of one queue that are being written at once. With fewer the device waits for us.
+const RECORDS_MAX: usize = 3;
+/// Another record is started beside those on their way only for at least this share of what they
+/// carry. Else every completion of a small record would be answered by a small record, for ever.
+const BESIDE_MIN_PERCENT: usize = 50;
 /// Blocks that all trim entries of a record cover at most: they are unmapped under the lock.
 const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
 const TRIES_MAX: u32 = 2;
@@ -195,7 +197,7 @@ impl Writes {
     pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         loop {
             if self.draft.is_none() {
-                if self.waiting.is_empty() || self.being_written >= RECORDS_MAX {
+                if self.waiting.is_empty() || !self.may_begin() {
                     return;
                 }
                 self.assemble(queue, flushes);
@@ -205,6 +207,17 @@ impl Writes {
                 Step::Stuck => return,
             }
         }
+    }
+
+    /// Whether it is time for another record.
+    fn may_begin(&self) -> bool {
+        if self.being_written == 0 {
+            return true;
+        }
+        let under_way = self.records.iter().filter(|(_, record)| !record.written);
+        let requests: usize = under_way.map(|(_, record)| record.shares.len()).sum();
+        self.being_written < RECORDS_MAX
+            && self.waiting.len() * 100 >= requests * BESIDE_MIN_PERCENT
     }
 
     /// Fills a draft with what waits, as far as it goes.

@@ -25,9 +25,6 @@ pub enum CheckpointKind {
     Last,
 }
 
-/// Ready segments that are kept after a checkpoint, beyond those in reserve.
-const READY_KEPT: u32 = 4;
-
 /// What a checkpoint will free and forget once it is durable.
 struct Frozen {
     /// Segments that nothing was being appended to.
@@ -293,11 +290,8 @@ impl Keeper {
 
     /// Nothing on the medium leads to these segments any more.
     fn release(&mut self, dead: Vec<u32>) {
-        let released = {
-            let mut tail = self.core.tail();
-            let keep = tail.kept_for_upkeep(&self.core.map) + READY_KEPT;
-            tail.segments.release_dead(dead, keep)
-        };
+        let keep = self.ready_kept_in_use();
+        let released = self.core.tail().segments.release_dead(dead, keep);
         self.punch(&released);
         self.tell_room();
     }

@@ -6,12 +6,13 @@ mod checkpoint;
 mod cleaner;
 mod compact;
 mod output;
+mod space;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Outcome};
-use flowstone_fileio::{BlockingFile, FileOp};
+use flowstone_fileio::BlockingFile;
 use tracing::{error, info, warn};
 
 use self::output::Output;
@@ -259,10 +260,9 @@ impl Keeper {
             return None;
         }
         self.seen = tail.committed();
-        if tail.segments.dead().0 > 0 {
-            return Some(Instant::now() + RELEASE_TIME);
-        }
-        tail.changed.then(|| Instant::now() + SETTLE_TIME)
+        let gives_back = tail.segments.dead().0 > 0 || self.has_surplus(&tail);
+        let wait = if gives_back { RELEASE_TIME } else { SETTLE_TIME };
+        (gives_back || tail.changed).then(|| Instant::now() + wait)
     }
 
     /// Nothing was asked for a while: a good moment for what need not be done at once.
@@ -273,97 +273,8 @@ impl Keeper {
         };
         if (wanted && committed == self.seen) || dead > 0 {
             self.try_checkpoint();
-            self.trim_reserve();
         }
-    }
-
-    /// Gives back the host space of ready segments that nobody is going to need soon.
-    fn trim_reserve(&mut self) {
-        let surplus = {
-            let mut tail = self.core.tail();
-            let keep = tail.kept_for_upkeep(&self.core.map) + 2;
-            tail.segments.release_ready(keep)
-        };
-        self.punch(&surplus);
-    }
-
-    /// Gets host space for a head or a segment in reserve, if one is wanted.
-    fn provide(&mut self) -> Progress {
-        let waiting_head = {
-            let tail = self.core.tail();
-            let streams = self.core.shape.streams as usize;
-            let wanted = tail.starved || tail.full.is_some();
-            let wants = |head: &&Head| !head.has_space && wanted;
-            tail.heads[..streams].iter().find(wants).map(|head| head.place.segment)
-        };
-        if let Some(segment) = waiting_head {
-            return self.provide_head(segment);
-        }
-        if self.host_full.is_some_and(|at| at.elapsed() < FULL_RETRY) {
-            return Progress::Idle;
-        }
-        let segment = {
-            let mut tail = self.core.tail();
-            let refused = tail.starved || tail.full.is_some();
-            let unused = tail.next_sequence() == self.superblock.next_sequence && !refused;
-            let wanted = tail.kept_for_upkeep(&self.core.map) + 2;
-            if unused || tail.segments.ready() >= wanted { None } else { tail.segments.take_free() }
-        };
-        let Some(segment) = segment else { return Progress::Idle };
-        if self.allocate(segment).is_err() {
-            self.core.tail().segments.put_back(segment);
-            return Progress::Idle;
-        }
-        self.core.tail().segments.make_ready(segment);
-        self.tell_room();
-        Progress::Made
-    }
-
-    fn provide_head(&mut self, segment: u32) -> Progress {
-        if let Err(errno) = self.allocate(segment) {
-            self.give_up_waiting(errno);
-            return Progress::Idle;
-        }
-        for head in &mut self.core.tail().heads {
-            head.has_space |= head.place.segment == segment;
-        }
-        self.tell_room();
-        Progress::Made
-    }
-
-    fn allocate(&mut self, segment: u32) -> Outcome {
-        let offset = self.core.shape.address(segment, 0).offset();
-        let bytes = self.core.shape.segment_bytes();
-        let outcome = self.file.run(FileOp::Allocate { offset, bytes });
-        self.host_full = match outcome {
-            Ok(()) => None,
-            Err(errno) => {
-                if self.host_full.is_none() {
-                    warn!("{}: the host gives no more space: {errno}", self.core.name);
-                }
-                Some(Instant::now())
-            }
-        };
-        outcome
-    }
-
-    /// After a crash: nobody knows which free segments hold host space, so all give it back.
-    pub fn punch_free(&mut self) {
-        let free = self.core.tail().segments.take_all_free();
-        self.punch(&free);
-    }
-
-    /// Gives the host space of free segments back.
-    fn punch(&mut self, segments: &[u32]) {
-        for segment in segments {
-            let offset = self.core.shape.address(*segment, 0).offset();
-            let bytes = self.core.shape.segment_bytes();
-            if let Err(errno) = self.file.run(FileOp::Punch { offset, bytes }) {
-                // It stays free; only its host space is not given back.
-                warn!("{}: cannot punch segment {segment}: {errno}", self.core.name);
-            }
-        }
-        self.core.tail().segments.add_free(segments);
+        self.trim_reserve();
     }
 
     fn tell_room(&mut self) {
@@ -438,23 +349,5 @@ impl Keeper {
         tail.health = Health::Running;
         self.core.show(&tail);
         Ok(())
-    }
-
-    /// A segment to append to. The keeper may have the last one.
-    fn take_segment(&mut self, class: u8) -> Result<(u32, u64), Errno> {
-        loop {
-            let opened = self.core.tail().segments.open(class);
-            if let Some(opened) = opened {
-                return Ok(opened);
-            }
-            let Some(free) = self.core.tail().segments.take_free() else {
-                return Err(Errno::NOSPC);
-            };
-            if let Err(errno) = self.allocate(free) {
-                self.core.tail().segments.put_back(free);
-                return Err(errno);
-            }
-            self.core.tail().segments.make_ready(free);
-        }
     }
 }

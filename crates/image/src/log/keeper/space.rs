@@ -1,0 +1,143 @@
+//! Host space for segments: where it comes from, and when it is given back.
+//!
+//! A segment that has been written before is worth more than a new one: writes into space that the
+//! host file system has only promised make it change its own metadata, with every write or with
+//! every fdatasync. So some of the freed segments stay as they are while guests write, and go back to
+//! the host when they pause.
+
+use std::time::Instant;
+
+use flowstone_block::{Errno, Outcome};
+use flowstone_fileio::FileOp;
+use tracing::warn;
+
+use super::{FULL_RETRY, INTERVAL_MIN_BLOCKS, Keeper, Progress};
+use crate::log::tail::{Head, Tail};
+
+/// Ready segments that are kept beyond those in reserve, also when nothing is written.
+const READY_KEPT: u32 = 2;
+/// Freed segments are kept for use as they are up to one part in so many of the image, and up to
+/// what is appended between two checkpoints: that is what the next checkpoint frees.
+const POOL_SHARE: u32 = 8;
+
+impl Keeper {
+    /// Gets host space for a head or a segment in reserve, if one is wanted.
+    pub fn provide(&mut self) -> Progress {
+        let waiting_head = {
+            let tail = self.core.tail();
+            let streams = self.core.shape.streams as usize;
+            let wanted = tail.starved || tail.full.is_some();
+            let wants = |head: &&Head| !head.has_space && wanted;
+            tail.heads[..streams].iter().find(wants).map(|head| head.place.segment)
+        };
+        if let Some(segment) = waiting_head {
+            return self.provide_head(segment);
+        }
+        if self.host_full.is_some_and(|at| at.elapsed() < FULL_RETRY) {
+            return Progress::Idle;
+        }
+        let segment = {
+            let mut tail = self.core.tail();
+            let refused = tail.starved || tail.full.is_some();
+            let unused = tail.next_sequence() == self.superblock.next_sequence && !refused;
+            let wanted = tail.kept_for_upkeep(&self.core.map) + READY_KEPT;
+            if unused || tail.segments.ready() >= wanted { None } else { tail.segments.take_free() }
+        };
+        let Some(segment) = segment else { return Progress::Idle };
+        if self.allocate(segment).is_err() {
+            self.core.tail().segments.put_back(segment);
+            return Progress::Idle;
+        }
+        self.core.tail().segments.make_ready(segment);
+        self.tell_room();
+        Progress::Made
+    }
+
+    fn provide_head(&mut self, segment: u32) -> Progress {
+        if let Err(errno) = self.allocate(segment) {
+            self.give_up_waiting(errno);
+            return Progress::Idle;
+        }
+        for head in &mut self.core.tail().heads {
+            head.has_space |= head.place.segment == segment;
+        }
+        self.tell_room();
+        Progress::Made
+    }
+
+    fn allocate(&mut self, segment: u32) -> Outcome {
+        let offset = self.core.shape.address(segment, 0).offset();
+        let bytes = self.core.shape.segment_bytes();
+        let outcome = self.file.run(FileOp::Allocate { offset, bytes });
+        self.host_full = match outcome {
+            Ok(()) => None,
+            Err(errno) => {
+                if self.host_full.is_none() {
+                    warn!("{}: the host gives no more space: {errno}", self.core.name);
+                }
+                Some(Instant::now())
+            }
+        };
+        outcome
+    }
+
+    /// After a crash: nobody knows which free segments hold host space, so all give it back.
+    pub fn punch_free(&mut self) {
+        let free = self.core.tail().segments.take_all_free();
+        self.punch(&free);
+    }
+
+    /// Gives the host space of free segments back.
+    pub fn punch(&mut self, segments: &[u32]) {
+        for segment in segments {
+            let offset = self.core.shape.address(*segment, 0).offset();
+            let bytes = self.core.shape.segment_bytes();
+            if let Err(errno) = self.file.run(FileOp::Punch { offset, bytes }) {
+                // It stays free; only its host space is not given back.
+                warn!("{}: cannot punch segment {segment}: {errno}", self.core.name);
+            }
+        }
+        self.core.tail().segments.add_free(segments);
+    }
+
+    /// A segment to append to. The keeper may have the last one.
+    pub fn take_segment(&mut self, class: u8) -> Result<(u32, u64), Errno> {
+        loop {
+            let opened = self.core.tail().segments.open(class);
+            if let Some(opened) = opened {
+                return Ok(opened);
+            }
+            let Some(free) = self.core.tail().segments.take_free() else {
+                return Err(Errno::NOSPC);
+            };
+            if let Err(errno) = self.allocate(free) {
+                self.core.tail().segments.put_back(free);
+                return Err(errno);
+            }
+            self.core.tail().segments.make_ready(free);
+        }
+    }
+
+    /// How many freed segments are kept for use as they are while guests write.
+    pub fn ready_kept_in_use(&self) -> u32 {
+        let tail = self.core.tail();
+        let pool = INTERVAL_MIN_BLOCKS as u32 / self.core.shape.segment_blocks;
+        let pool = pool.min(tail.segments.limit() / POOL_SHARE).max(READY_KEPT);
+        tail.kept_for_upkeep(&self.core.map) + pool
+    }
+
+    /// Ready segments beyond those that are kept when nothing is written.
+    pub fn has_surplus(&self, tail: &Tail) -> bool {
+        tail.segments.ready() > tail.kept_for_upkeep(&self.core.map) + READY_KEPT
+    }
+
+    /// Gives back the host space of ready segments that only a busy guest needs.
+    pub fn trim_reserve(&mut self) {
+        let surplus = {
+            let mut tail = self.core.tail();
+            let keep = tail.kept_for_upkeep(&self.core.map) + READY_KEPT;
+            tail.segments.release_ready(keep)
+        };
+        self.punch(&surplus);
+    }
+}
