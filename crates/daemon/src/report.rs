@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use flowstone_block::OpKind;
+use flowstone_image::LogState;
 use flowstone_layers::LayerCounters;
 use serde::Serialize;
 
@@ -31,9 +32,30 @@ struct DiskReport {
     allocated_bytes: Option<u64>,
     write_through: bool,
     readonly: bool,
+    /// Only of log images.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    log: Option<LogReport>,
     total: QueueReport,
     queues: Vec<QueueReport>,
     layers: Vec<ByKind<LayerReport>>,
+}
+
+#[derive(Serialize)]
+struct LogReport {
+    live_bytes: u64,
+    map_memory_bytes: u64,
+    segments_limit: u32,
+    segments_used: u32,
+    segments_ready: u32,
+    segments_dead: u32,
+    guest_blocks: u64,
+    appended_blocks: u64,
+    relocated_blocks: u64,
+    map_blocks: u64,
+    write_amplification: f64,
+    checkpoint: u64,
+    since_checkpoint_blocks: u64,
+    full: bool,
 }
 
 #[derive(Serialize)]
@@ -125,12 +147,34 @@ impl DiskReport {
                 .map(|space| space.allocated_bytes),
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
+            log: image.and_then(|image| image.log_state()).map(LogReport::from),
             total: QueueReport::of(None, &all),
             queues: queues
                 .iter()
                 .map(|(index, counters)| QueueReport::of(Some(*index), &[counters]))
                 .collect(),
             layers: disk.stack.counters.iter().map(|counters| layer_report(counters)).collect(),
+        }
+    }
+}
+
+impl From<LogState> for LogReport {
+    fn from(state: LogState) -> Self {
+        Self {
+            live_bytes: state.live_bytes,
+            map_memory_bytes: state.map_memory_bytes,
+            segments_limit: state.segments_limit,
+            segments_used: state.segments_used,
+            segments_ready: state.segments_ready,
+            segments_dead: state.segments_dead,
+            guest_blocks: state.guest_blocks,
+            appended_blocks: state.appended_blocks,
+            relocated_blocks: state.relocated_blocks,
+            map_blocks: state.map_blocks,
+            write_amplification: state.appended_blocks as f64 / state.guest_blocks.max(1) as f64,
+            checkpoint: state.checkpoint,
+            since_checkpoint_blocks: state.since_checkpoint_blocks,
+            full: state.full,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
 
-use crate::Format;
+use crate::{Format, LogState};
 
 /// What becomes of the space behind a discarded range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +57,11 @@ pub trait Image: Layer {
 
     /// Puts data in order and gives the host back what is dead, while guests go on.
     fn compact(&self) -> Result<()>;
+
+    /// What only a log image can tell.
+    fn log_state(&self) -> Option<LogState> {
+        None
+    }
 
     /// One line on how the image is being served: engine, caching.
     fn serving(&self) -> String;

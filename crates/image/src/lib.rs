@@ -18,4 +18,4 @@ pub use convert::convert;
 pub use create::{ImageInfo, ImageOptions, create, inspect, open};
 pub use format::Format;
 pub use image::{DiscardMode, Image, Space};
-pub use log::{LogInfo, LogOptions};
+pub use log::{LogInfo, LogOptions, LogState};

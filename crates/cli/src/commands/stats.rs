@@ -21,11 +21,33 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What only a log image has.
+fn print_log(log: &Value) {
+    let number = |key: &str| log[key].as_u64().unwrap_or(0);
+    println!(
+        "  live {}, map {} of memory, write amplification {:.2}",
+        format_size(number("live_bytes")),
+        format_size(number("map_memory_bytes")),
+        log["write_amplification"].as_f64().unwrap_or(0.0),
+    );
+    println!(
+        "  segments: {} used, {} ready, {} dead, at most {}{}",
+        number("segments_used"),
+        number("segments_ready"),
+        number("segments_dead"),
+        number("segments_limit"),
+        if log["full"] == true { "; full: writes are refused" } else { "" },
+    );
+}
+
 fn print_disk(disk: &Value) {
     let text = |key: &str| disk[key].as_str().unwrap_or("-").to_owned();
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
     println!("{}  {}", text("name"), text("serving"));
     println!("  size {}, on host {}", bytes("capacity_bytes"), bytes("allocated_bytes"));
+    if let Some(log) = disk.get("log") {
+        print_log(log);
+    }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
     println!(

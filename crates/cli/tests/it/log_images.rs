@@ -36,6 +36,31 @@ impl Place {
 }
 
 #[test]
+fn statistics_tell_what_the_log_does() {
+    let place = Place::new();
+    place.log_image("1T");
+    let daemon = place.serve(&["disk.flow"]);
+    let log = |key: &str| place.stats()["disks"][0]["log"][key].as_u64().unwrap();
+    assert!(log("map_memory_bytes") <= 1 << 20, "an empty disk of 1 TiB");
+    assert_eq!((log("live_bytes"), log("guest_blocks"), log("segments_dead")), (0, 0, 0));
+    let mut guest = place.client();
+    for lba in 0..100 {
+        assert_eq!(guest.write(lba << 20, &pattern(4096, 1)).unwrap(), Status::Ok);
+        assert_eq!(guest.write(lba << 20, &pattern(4096, 2)).unwrap(), Status::Ok);
+    }
+    assert_eq!((log("live_bytes"), log("guest_blocks")), (100 * 4096, 200));
+    let appended = log("appended_blocks");
+    assert!((201..=400 + log("map_blocks")).contains(&appended), "{appended}");
+    let text = place.succeed(&["stats", "--control", &place.text("control.sock")]);
+    assert!(text.contains("live 400 KiB, map") && text.contains("segments: "), "{text}");
+    drop(guest);
+    stop(daemon);
+    // What was in reserve goes back: two segments that are being filled remain.
+    let allocated = place.path("disk.flow").metadata().unwrap().blocks() * 512;
+    assert!(allocated <= 65 << 20, "{allocated} bytes on the host");
+}
+
+#[test]
 fn a_new_log_image_takes_no_room_and_tells_its_layout() {
     let place = Place::new();
     let path = place.log_image("1T");

@@ -17,6 +17,7 @@ use super::address::{BLOCK_BYTES, BLOCK_SECTORS};
 use super::channel::LogChannel;
 use super::core::Core;
 use super::inbox::Command;
+use super::inspect::LogState;
 use super::keeper::{Keeper, Knowledge};
 use super::load::{LoadError, Loaded, load};
 use super::map::LEAF_BLOCKS;
@@ -380,6 +381,10 @@ impl Image for LogImage {
         }
         self.ask(Command::Compact)
             .map_err(|errno| Error::host(name, errno, "free space on the host, or try again later"))
+    }
+
+    fn log_state(&self) -> Option<LogState> {
+        Some(LogState::of(&self.core))
     }
 
     fn serving(&self) -> String {

@@ -7,6 +7,7 @@ use flowstone_block::{Result, SECTOR_BYTES};
 use flowstone_fileio::FileIo;
 
 use super::address::BLOCK_BYTES;
+use super::core::Core;
 use super::disk::explain;
 use super::load::{newest, read_slots, shape_of};
 
@@ -62,6 +63,61 @@ impl LogInfo {
 
 fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
+}
+
+/// A log image while it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogState {
+    /// Bytes of the disk that are mapped.
+    pub live_bytes: u64,
+    /// Memory that the map takes.
+    pub map_memory_bytes: u64,
+    /// Segments that the image may use, that hold something, that are ready to be written, and that
+    /// wait for a checkpoint to be freed.
+    pub segments_limit: u32,
+    /// See above.
+    pub segments_used: u32,
+    /// See above.
+    pub segments_ready: u32,
+    /// See above.
+    pub segments_dead: u32,
+    /// Blocks that guests have written since the image was made.
+    pub guest_blocks: u64,
+    /// Blocks written to the file since the image was made: data, headers, copies and maps.
+    pub appended_blocks: u64,
+    /// Of these, copies that cleaning made, with their headers.
+    pub relocated_blocks: u64,
+    /// Of these, leaves and roots of the map, with their headers.
+    pub map_blocks: u64,
+    /// Number of the newest checkpoint.
+    pub checkpoint: u64,
+    /// Blocks appended since.
+    pub since_checkpoint_blocks: u64,
+    /// Whether writes are refused for lack of room.
+    pub full: bool,
+}
+
+impl LogState {
+    /// Looks at an open image; takes the log's lock for a moment.
+    pub(super) fn of(core: &Core) -> Self {
+        let map_memory_bytes = core.map.memory_bytes(core.blocks());
+        let tail = core.tail();
+        Self {
+            live_bytes: core.map.mapped() * BLOCK_BYTES as u64,
+            map_memory_bytes,
+            segments_limit: tail.segments.limit(),
+            segments_used: tail.segments.used() + 1,
+            segments_ready: tail.segments.ready(),
+            segments_dead: tail.segments.dead().0,
+            guest_blocks: tail.clock,
+            appended_blocks: tail.totals.appended_blocks,
+            relocated_blocks: tail.totals.relocated_blocks,
+            map_blocks: tail.totals.map_blocks,
+            checkpoint: tail.generation,
+            since_checkpoint_blocks: tail.since_checkpoint,
+            full: tail.full.is_some(),
+        }
+    }
 }
 
 /// Reads the superblocks of an image that somebody else may be writing.

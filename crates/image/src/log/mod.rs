@@ -33,7 +33,7 @@ mod window;
 pub use address::{Address, Word};
 pub use check::{check, repair};
 pub use disk::{LogImage, LogOptions, create};
-pub use inspect::{LogInfo, inspect};
+pub use inspect::{LogInfo, LogState, inspect};
 pub use map::BlockMap;
 pub use superblock::SUPERBLOCK_AREA_BYTES;
 

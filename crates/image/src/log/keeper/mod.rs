@@ -152,9 +152,13 @@ impl Keeper {
         if closed.is_err() && !changed {
             closed = self.close_as_it_was();
         }
-        if let Err(errno) = closed {
-            let name = &self.core.name;
-            warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
+        match closed {
+            // Nothing is left to recover: the reserve for that goes back, too.
+            Ok(()) => self.release_reserve(),
+            Err(errno) => {
+                let name = &self.core.name;
+                warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
+            }
         }
     }
 

@@ -131,6 +131,12 @@ impl Keeper {
         tail.segments.ready() > tail.kept_for_upkeep(&self.core.map) + READY_KEPT
     }
 
+    /// Gives back the host space of all ready segments.
+    pub fn release_reserve(&mut self) {
+        let ready = self.core.tail().segments.release_ready(0);
+        self.punch(&ready);
+    }
+
     /// Gives back the host space of ready segments that only a busy guest needs.
     pub fn trim_reserve(&mut self) {
         let surplus = {
