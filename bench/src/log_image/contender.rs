@@ -48,11 +48,7 @@ impl Contender {
         match self {
             // Both raw ones share a file, written once.
             Self::Raw | Self::QsdRaw => fill(&image, options.size)?,
-            Self::Log => {
-                let _ = std::fs::remove_file(&image);
-                let image = image.display().to_string();
-                succeed(Command::new(program(options)?).args(["create", "--size", &size, &image]))?;
-            }
+            Self::Log => create_log(options, &image, &[])?,
             Self::Qcow2 => {
                 let image = image.display().to_string();
                 succeed(
@@ -116,6 +112,14 @@ impl Contender {
         }
         Ok(())
     }
+}
+
+/// Makes a new log image.
+pub fn create_log(options: &LogOptions, image: &Path, more: &[&str]) -> Result<()> {
+    std::fs::create_dir_all(&options.dir)?;
+    let _ = std::fs::remove_file(image);
+    let size = options.size.to_string();
+    succeed(Command::new(program(options)?).args(["create", "--size", &size]).args(more).arg(image))
 }
 
 /// Puts a log image in order.

@@ -6,6 +6,7 @@
 
 mod contender;
 mod map;
+mod open;
 mod steady;
 
 use std::collections::BTreeMap;
@@ -38,6 +39,14 @@ enum Other {
         /// How often the disk is overwritten before measuring, and while measuring.
         #[arg(long, default_value_t = 4)]
         passes: u64,
+    },
+    /// Time until a daemon serves a large image, after a clean stop and after a kill.
+    Open {
+        #[command(flatten)]
+        options: LogOptions,
+        /// Bytes of the disk that are written before.
+        #[arg(long, default_value = "20G", value_parser = parse_size)]
+        live: u64,
     },
     /// Lookup and insert of 10 million random blocks, beside a BTreeMap.
     Map,
@@ -122,6 +131,7 @@ pub fn log(args: &LogArgs) -> Result<()> {
             map::measure();
             Ok(())
         }
+        Some(Other::Open { options, live }) => open::measure(options, *live),
         Some(Other::Steady { options, passes }) => steady::measure(options, *passes),
         None => compare(&args.options),
     }

@@ -10,7 +10,7 @@ use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 use serde_json::Value;
 
 use super::LogOptions;
-use super::contender::{Contender, program, succeed};
+use super::contender::{Contender, create_log, program};
 
 /// Shares of the image that live blocks take, and the reserve that makes them so.
 const SHARES: [(u32, u32); 4] = [(50, 50), (70, 30), (80, 20), (90, 10)];
@@ -23,19 +23,8 @@ pub fn measure(options: &LogOptions, passes: u64) -> Result<()> {
     );
     for ((live, reserve), model) in SHARES.into_iter().zip(MODEL) {
         let image = options.dir.join("steady.flow");
-        let _ = std::fs::remove_file(&image);
-        let (size, reserve) = (options.size.to_string(), reserve.to_string());
-        let path = image.display().to_string();
-        succeed(Command::new(program(options)?).args([
-            "create",
-            "--size",
-            &size,
-            "--reserve",
-            &reserve,
-            "--segment",
-            "1M",
-            &path,
-        ]))?;
+        let reserve = reserve.to_string();
+        create_log(options, &image, &["--reserve", &reserve, "--segment", "1M"])?;
         let blocks = options.size / 4096;
         load(options, &image, "write", 128, blocks / 32)?;
         load(options, &image, "randwrite", 4, blocks * passes)?;

@@ -28,9 +28,12 @@ use super::tail::{Head, Health};
 
 pub use self::checkpoint::CheckpointKind;
 
-/// A checkpoint is due after so much log, in blocks, or so many times the size of the map.
+/// A checkpoint is due after so many times the size of the map: it may write the whole map. And
+/// after at least and at most so much log, in blocks: a start after a crash replays it, half a
+/// gigabyte in a second.
+const INTERVAL_MAPS: u64 = 20;
 const INTERVAL_MIN_BLOCKS: u64 = (256 << 20) / 4096;
-const INTERVAL_MAPS: u64 = 32;
+const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
 /// How long after the last write a checkpoint is made, so that the next start is quick.
 const SETTLE_TIME: Duration = Duration::from_secs(20);
 /// The same where the checkpoint gives space back.
@@ -243,7 +246,7 @@ impl Keeper {
 
     fn interval(&self) -> u64 {
         let map = self.leaves.len() as u64 * 4 + u64::from(self.root.blocks);
-        INTERVAL_MIN_BLOCKS.max(INTERVAL_MAPS * map)
+        (INTERVAL_MAPS * map).clamp(INTERVAL_MIN_BLOCKS, INTERVAL_MAX_BLOCKS)
     }
 
     fn try_checkpoint(&mut self) -> Progress {
