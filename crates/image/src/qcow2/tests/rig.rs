@@ -1,0 +1,122 @@
+//! An image on a simulated disk, a queue into it, and what the disk must hold.
+
+use std::path::Path;
+
+use flowstone_block::{
+    AlignedBuf, Channel, Completion, Doorbells, Extent, IoVec, Layer, Op, Outcome, QueueDepth,
+    Request, Sector, SectorCount,
+};
+use flowstone_fileio::Access;
+use flowstone_fileio::sim::SimDisk;
+
+use super::super::{Qcow2Image, Qcow2Options, check, create};
+use crate::check::{CheckOptions, CheckReport};
+use crate::{DiscardMode, Image};
+
+/// A new image on a new disk.
+pub fn new_disk(sectors: u64, cluster_bytes: u64) -> SimDisk {
+    let disk = SimDisk::new(0);
+    let options = Qcow2Options { cluster_bytes: Some(cluster_bytes), ..Qcow2Options::default() };
+    create("new", &disk, SectorCount::new(sectors), &options).unwrap();
+    disk
+}
+
+pub fn open(disk: &SimDisk) -> Qcow2Image {
+    open_on(disk, None)
+}
+
+pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
+    let file = Box::new(disk.clone());
+    let mode = DiscardMode::Deallocate;
+    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write).unwrap()
+}
+
+pub fn open_read_only(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
+    let file = Box::new(disk.clone());
+    let mode = DiscardMode::Deallocate;
+    Qcow2Image::open(Path::new("image"), file, None, mode, Access::Read)
+}
+
+pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
+    let options = CheckOptions { data: false, repair };
+    check("image", disk, options, &mut |_, _| {}).unwrap()
+}
+
+/// The image must have neither errors nor leaks.
+pub fn assert_clean(disk: &SimDisk) {
+    let report = checked(disk, false);
+    assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
+}
+
+/// Everything that the disk holds.
+pub fn contents(image: &dyn Layer) -> Vec<u8> {
+    let capacity = image.geometry().capacity;
+    let mut bytes = vec![0; capacity.bytes() as usize];
+    let mut disk = flowstone_block::BlockingDisk::new(image).unwrap();
+    disk.read(Sector::new(0), &mut bytes).unwrap();
+    bytes
+}
+
+/// A queue with requests of its own memory, several at a time.
+pub struct Guest {
+    channel: Box<dyn Channel>,
+    buffers: Vec<Option<AlignedBuf>>,
+    done: Vec<Completion>,
+    pub in_flight: usize,
+}
+
+impl Guest {
+    pub fn new(image: &dyn Layer) -> Self {
+        let channel = image.channel(QueueDepth(32)).unwrap();
+        Self { channel, buffers: Vec::new(), done: Vec::new(), in_flight: 0 }
+    }
+
+    /// Submits a request; a write puts `stamp` into every byte.
+    pub fn submit(&mut self, op: Op, stamp: u8) -> u32 {
+        let tag = self.buffers.len() as u32;
+        let mut request = Request::new(op, tag);
+        let memory = matches!(op, Op::Read(_) | Op::Write(_));
+        self.buffers.push(memory.then(|| {
+            let mut buffer = AlignedBuf::zeroed(op.bytes() as usize);
+            buffer.fill(stamp);
+            // SAFETY: the buffer is kept until the guest goes, after its channel.
+            request.memory.push(unsafe { IoVec::of(&mut buffer) });
+            buffer
+        }));
+        self.channel.submit(request);
+        self.in_flight += 1;
+        tag
+    }
+
+    /// Waits for a completion.
+    pub fn next(&mut self) -> Completion {
+        loop {
+            if let Some(completion) = self.poll() {
+                return completion;
+            }
+            self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+        }
+    }
+
+    /// A completion, if there is one.
+    pub fn poll(&mut self) -> Option<Completion> {
+        if self.done.is_empty() {
+            self.channel.kick();
+            self.channel.reap(&mut self.done);
+        }
+        let completion = self.done.pop()?;
+        self.in_flight -= 1;
+        Some(completion)
+    }
+
+    /// Carries out one request.
+    pub fn run(&mut self, op: Op, stamp: u8) -> Outcome {
+        assert_eq!(self.in_flight, 0);
+        self.submit(op, stamp);
+        self.next().outcome
+    }
+}
+
+pub fn extent(start: u64, count: u64) -> Extent {
+    Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
+}
