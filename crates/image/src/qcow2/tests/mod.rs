@@ -2,4 +2,7 @@
 //! the attempts to refute it.
 
 mod basic;
+mod crash;
+mod races;
 mod rig;
+mod story;

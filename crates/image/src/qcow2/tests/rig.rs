@@ -60,7 +60,7 @@ pub fn contents(image: &dyn Layer) -> Vec<u8> {
 /// A queue with requests of its own memory, several at a time.
 pub struct Guest {
     channel: Box<dyn Channel>,
-    buffers: Vec<Option<AlignedBuf>>,
+    buffers: Vec<AlignedBuf>,
     done: Vec<Completion>,
     pub in_flight: usize,
 }
@@ -73,16 +73,23 @@ impl Guest {
 
     /// Submits a request; a write puts `stamp` into every byte.
     pub fn submit(&mut self, op: Op, stamp: u8) -> u32 {
+        let memory = matches!(op, Op::Read(_) | Op::Write(_));
+        let data = if memory { vec![stamp; op.bytes() as usize] } else { Vec::new() };
+        self.submit_data(op, &data, false)
+    }
+
+    /// Submits a request with memory of its own, which holds `data`.
+    pub fn submit_data(&mut self, op: Op, data: &[u8], durable: bool) -> u32 {
         let tag = self.buffers.len() as u32;
         let mut request = Request::new(op, tag);
-        let memory = matches!(op, Op::Read(_) | Op::Write(_));
-        self.buffers.push(memory.then(|| {
-            let mut buffer = AlignedBuf::zeroed(op.bytes() as usize);
-            buffer.fill(stamp);
+        request.durable = durable;
+        let mut buffer = AlignedBuf::zeroed(data.len());
+        if !data.is_empty() {
+            buffer.copy_from_slice(data);
             // SAFETY: the buffer is kept until the guest goes, after its channel.
             request.memory.push(unsafe { IoVec::of(&mut buffer) });
-            buffer
-        }));
+        }
+        self.buffers.push(buffer);
         self.channel.submit(request);
         self.in_flight += 1;
         tag
@@ -114,6 +121,11 @@ impl Guest {
         assert_eq!(self.in_flight, 0);
         self.submit(op, stamp);
         self.next().outcome
+    }
+
+    /// The memory of a request.
+    pub fn memory(&self, tag: u32) -> &[u8] {
+        &self.buffers[tag as usize]
     }
 }
 
