@@ -10,6 +10,8 @@ use flowstone_fileio::{
     Access, BlockingFile, DirectChoice, FileIo, FileOffset, OpenOptions, create_sparse,
 };
 
+use tracing::warn;
+
 use crate::log::{self, LogImage, LogInfo, LogOptions};
 use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
@@ -207,11 +209,28 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let backing = header.backing.as_ref();
             let backing =
                 backing.map(|backing| qcow2::open_backing(path, backing, &options)).transpose()?;
-            let image =
-                Qcow2Image::open(path, file, backing, options.discard, options.file.access)?;
+            let access = options.file.access;
+            let redo = if access == Access::Write { open_redo(path) } else { None };
+            let image = Qcow2Image::open(path, file, backing, options.discard, access, redo)?;
             Ok(Box::new(image))
         }
     }
+}
+
+/// Where the daemon's knowledge survives it. An image can be served without.
+fn open_redo(path: &Path) -> Option<qcow2::Redo> {
+    if is_block_device(path) {
+        return None;
+    }
+    let redo = qcow2::Redo::open(path);
+    if let Err(error) = &redo {
+        warn!(
+            "{}: cannot write beside the image: {error}; if the daemon is killed, it forgets writes \
+             that were not flushed",
+            path.display()
+        );
+    }
+    redo.ok()
 }
 
 /// The last sector of a qcow2 file that others have written need not be whole, and direct I/O

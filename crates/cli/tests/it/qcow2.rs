@@ -179,7 +179,8 @@ fn what_is_based_on_other_images_reads_through_and_is_written_apart() {
 
     let base = std::fs::read(place.path("base.raw")).unwrap();
     let options = ["-o", "compat=0.10,cluster_size=1k,backing_file=middle.qcow2,backing_fmt=qcow2"];
-    place.qemu(&[&[QEMU_IMG, "create", "-q", "-f", "qcow2"], &options[..], &["top", "8M"]].concat());
+    place
+        .qemu(&[&[QEMU_IMG, "create", "-q", "-f", "qcow2"], &options[..], &["top", "8M"]].concat());
     place.exercise("top", "model.raw");
     place.assert_clean("top");
     place.qemu(&[QEMU_IMG, "compare", "-q", "-f", "qcow2", "-F", "raw", "top", "model.raw"]);
@@ -323,4 +324,36 @@ fn options_that_make_no_image_are_refused() {
     }
     let huge = place.refused(&["create", "--size", "1T", "--cluster-size", "512", "a.qcow2"]);
     assert!(huge.contains("L1 table is larger") && huge.contains("--cluster-size"), "{huge}");
+}
+
+#[test]
+fn a_killed_daemon_forgets_nothing_that_has_completed() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "64M", "disk.qcow2"]);
+    let block = |number: u64, round: u8| pattern(4096, round ^ number as u8);
+    for round in 1..4u8 {
+        let mut daemon = place.serve(&["disk.qcow2"]);
+        let mut client = place.client();
+        let mut found = vec![0; 4096];
+        for number in 0..200u64 {
+            let sector = number * 640;
+            if round > 1 {
+                assert_eq!(client.read(sector, &mut found).unwrap(), Status::Ok);
+                assert!(found == block(number, round - 1), "block {number} in round {round}");
+            }
+            assert_eq!(client.write(sector, &block(number, round)).unwrap(), Status::Ok);
+        }
+        daemon.kill().unwrap();
+    }
+    stop(place.serve(&["disk.qcow2"]));
+    assert_eq!(place.run(&["check", "--repair", "disk.qcow2"]).status.code(), Some(0));
+    place.succeed(&["convert", "disk.qcow2", "copy.raw"]);
+    let copy = std::fs::read(place.path("copy.raw")).unwrap();
+    for number in 0..200u64 {
+        let at = number as usize * 640 * 512;
+        assert!(copy[at..at + 4096] == block(number, 3), "block {number}");
+    }
+    if has_qemu() {
+        place.assert_clean("disk.qcow2");
+    }
 }

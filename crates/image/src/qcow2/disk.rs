@@ -7,8 +7,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use flowstone_block::{
-    AlignedBuf, Channel, Errno, Error, Extent, Geometry, Layer, QueueDepth, Result, SECTOR_BYTES,
-    Sector, SectorCount,
+    AlignedBuf, Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result,
+    SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset};
 use tracing::error;
@@ -16,12 +16,14 @@ use tracing::error;
 use super::channel::Qcow2Channel;
 use super::core::Core;
 use super::entry;
-use super::header::{HEADER_BYTES_MAX, Header};
+use super::header::{AUTOCLEAR_REDO, HEADER_BYTES_MAX, Header};
 use super::keeper::{Keeper, Knowledge};
 use super::lane::{Lane, Worker};
 use super::map::{Map, from_bytes};
 use super::meta::{Meta, Source};
+use super::redo::Redo;
 use super::refcounts::Refcounts;
+use super::replay;
 use super::space::Space;
 use super::survey::{Refusal, Surveyor};
 use crate::create::valid_capacity;
@@ -89,6 +91,7 @@ impl Qcow2Image {
         backing: Option<Box<dyn Image>>,
         discard: DiscardMode,
         access: Access,
+        redo: Option<Redo>,
     ) -> Result<Self> {
         let name = path.display().to_string();
         let host = |error: io::Error| Error::host(&name, error, "check the host's file system");
@@ -117,6 +120,12 @@ impl Qcow2Image {
             file.set_size(whole).map_err(host)?;
             file_bytes = whole;
         }
+        let mut redo = redo.filter(|_| header.shape.version >= 3);
+        if let Some(redo) = redo.as_mut().filter(|_| header.autoclear & AUTOCLEAR_REDO == 0) {
+            redo.clear();
+        }
+        let unwritten = redo.as_ref().map_or(Vec::new(), Redo::records);
+        let promised = replay::named(header.shape, &unwritten);
         let l1 = read_l1(&mut reader, &header, file_bytes).map_err(explain)?;
         let (survey, refcounts) = if readonly {
             Default::default()
@@ -131,12 +140,13 @@ impl Qcow2Image {
                 l1_offset: header.l1_offset,
                 l1: &l1,
                 refcounts: &mut refcounts,
+                promised: &promised,
             };
             (surveyor.run().map_err(explain)?, Some(refcounts))
         };
         drop(reader);
         // Those who do not know what it stands for must not leave it.
-        header.autoclear = 0;
+        header.autoclear = if redo.is_some() { AUTOCLEAR_REDO } else { 0 };
         let backing_bytes = backing.as_ref().map_or(0, |image| image.geometry().capacity.bytes());
         let map = Map::new(header.shape, l1);
         let mut meta = Meta::new(map, Space::new(survey.next), file_bytes, backing_bytes);
@@ -145,6 +155,9 @@ impl Qcow2Image {
         let lane = Lane::new(Arc::clone(&core));
         let mut image = Self { core, lane, discard, keeper: None };
         if let Some(refcounts) = refcounts {
+            replay::replay(&image.core, &unwritten).map_err(explain)?;
+            write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
+            image.core.meta().redo = redo;
             let knowledge = Knowledge { header, refcounts, holes: survey.holes };
             image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
         }
@@ -168,6 +181,21 @@ fn check_writable(name: &str, header: &Header) -> Result<()> {
     };
     let advice = "open it read-only, or convert it into a new image with `flowstone convert`";
     Err(Error::invalid(name, why, advice))
+}
+
+/// Says in the header whether there is a redo file, and clears what we do not know.
+fn write_autoclear(file: &dyn FileIo, header: &Header) -> Outcome {
+    let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let mut file = BlockingFile::new(file).map_err(failed)?;
+    let mut sector = AlignedBuf::zeroed(SECTOR_BYTES as usize);
+    file.read(FileOffset::new(0), &mut sector)?;
+    let before = sector.to_vec();
+    header.update(&mut sector);
+    if sector[..] != before[..] {
+        file.write(FileOffset::new(0), &mut sector)?;
+        file.sync()?;
+    }
+    Ok(())
 }
 
 /// The keeper's file has a thread, so it is opened there.

@@ -179,6 +179,10 @@ impl Header {
     }
 }
 
+/// Autoclear: unwritten changes of the map are in a file beside the image. Software that does not
+/// know of that clears the bit when it writes the image, as it must, and so makes them void.
+pub const AUTOCLEAR_REDO: u64 = 1 << 63;
+
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;
 

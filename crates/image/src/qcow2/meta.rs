@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::entry::{self, Compressed, Mapping};
 use super::map::{Map, Missing};
+use super::redo::{Record, Redo};
 use super::shape::{GuestCluster, HostCluster, Shape};
 use super::space::Space;
 
@@ -22,6 +23,8 @@ pub struct Meta {
     pub taken: Vec<HostCluster>,
     /// Since the last commit began: references that the map has given up.
     pub dropped: Vec<HostCluster>,
+    /// Where changes survive a killed daemon until they are durable.
+    pub redo: Option<Redo>,
     /// A commit has taken changes over, and they are not durable yet.
     pub committing: bool,
     /// Bytes of the host file; what lies behind reads as zeroes.
@@ -83,6 +86,7 @@ impl Meta {
             tables: HashSet::new(),
             taken: Vec::new(),
             dropped: Vec::new(),
+            redo: None,
             committing: false,
             file_bytes,
             backing_bytes,
@@ -224,6 +228,9 @@ impl Meta {
         let shape = self.shape();
         let before = self.map.get(guest).unwrap_or(0);
         self.map.set(guest, raw);
+        if let Some(redo) = &mut self.redo {
+            redo.append(Record { guest, entry: raw });
+        }
         match entry::decode(shape, before) {
             Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => {
                 self.dropped.push(host);
@@ -241,6 +248,11 @@ impl Meta {
     /// Whether there is anything for a commit to write.
     pub fn is_changed(&self) -> bool {
         self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
+    }
+
+    /// Whether those who change the map should wait for a commit first.
+    pub fn is_full(&self) -> bool {
+        self.redo.as_ref().is_some_and(Redo::is_tight)
     }
 
     /// Whether a commit should come soon, flush or not.

@@ -2,8 +2,8 @@
 //! nothing worse than leaked clusters: docs/qcow2.md.
 //!
 //! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`,
-//! `compressed`), what is in memory (`map`, `space`, `meta`), what is shared (`flights`, `commits`,
-//! `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
+//! `compressed`), what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`redo`,
+//! `replay`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
 //! whole (`survey`, `backing`, `create`, `disk`, `inspect`).
 
 mod backing;
@@ -22,7 +22,9 @@ mod keeper;
 mod lane;
 mod map;
 mod meta;
+mod redo;
 mod refcounts;
+mod replay;
 mod shape;
 mod space;
 mod survey;
@@ -38,3 +40,4 @@ pub use disk::Qcow2Image;
 pub(crate) use disk::read_header;
 pub use inspect::Qcow2Info;
 pub(crate) use inspect::inspect;
+pub(crate) use redo::Redo;

@@ -13,7 +13,6 @@ use super::entry::{self, Mapping};
 use super::map::from_bytes;
 use super::refcounts::{Refcounts, refcount};
 use super::shape::{HostCluster, Shape};
-use super::space::merged;
 
 /// What a survey has found.
 #[derive(Debug, Default)]
@@ -56,6 +55,8 @@ pub struct Surveyor<'a> {
     pub l1_offset: u64,
     pub l1: &'a [u64],
     pub refcounts: &'a mut Refcounts,
+    /// Clusters that are in use, although nothing on the medium says so.
+    pub promised: &'a [HostCluster],
 }
 
 impl Surveyor<'_> {
@@ -129,7 +130,8 @@ impl Surveyor<'_> {
         used.sort_unstable();
         used.dedup();
         let mut used = used.into_iter().peekable();
-        let mut free = Vec::new();
+        let promised: HashSet<HostCluster> = self.promised.iter().copied().collect();
+        let mut free: Vec<Range<u64>> = Vec::new();
         let (per_block, order) = (self.shape.block_refcounts(), self.shape.refcount_order);
         for index in 0..next.div_ceil(per_block) {
             let clusters = index * per_block..((index + 1) * per_block).min(next);
@@ -138,20 +140,23 @@ impl Surveyor<'_> {
                 let slot = (cluster - clusters.start) as usize;
                 let users = block.map_or(0, |bytes| refcount(bytes, order, slot));
                 let named = used.next_if_eq(&HostCluster(cluster)).is_some();
-                match (named, users) {
-                    (true, 0) => {
-                        let why = format!("cluster {cluster} is in use and counted as free");
-                        return Err(damaged(why));
-                    }
-                    (false, 0) => free.push(HostCluster(cluster)),
-                    _ => {}
+                if named && users == 0 {
+                    let why = format!("cluster {cluster} is in use and counted as free");
+                    return Err(damaged(why));
+                }
+                if users > 0 || promised.contains(&HostCluster(cluster)) {
+                    continue;
+                }
+                match free.last_mut() {
+                    Some(last) if last.end == cluster => last.end += 1,
+                    _ => free.push(cluster..cluster + 1),
                 }
             }
             if free.len() > HOLES_MAX {
                 break;
             }
         }
-        Ok(merged(free))
+        Ok(free)
     }
 
     /// All clusters that tables name.

@@ -16,11 +16,14 @@ use tracing::warn;
 
 use super::super::map::{ChangedTable, Run, runs_of, to_bytes};
 use super::super::shape::{ENTRIES_PER_SECTOR, HostCluster, SECTOR_BYTES};
+use super::super::space::merged;
 use super::{Keeper, Pending};
 
 /// What a commit writes.
 struct Snapshot {
     generation: u64,
+    /// Where the redo file was.
+    redo_end: u64,
     /// Whole tables that are new, and where.
     new_tables: Vec<(HostCluster, Vec<u8>)>,
     changes: Vec<ChangedTable>,
@@ -47,6 +50,9 @@ impl Keeper {
         if outcome.is_ok() {
             self.pending.new_tables.clear();
             self.pending.l1_entries.clear();
+            if let Some(redo) = &mut self.core.meta().redo {
+                redo.forget_before(snapshot.redo_end);
+            }
             let mut dropped = std::mem::take(&mut self.pending.dropped);
             dropped.append(&mut self.refcounts.take_left());
             self.drop_references(snapshot.generation, dropped);
@@ -87,6 +93,7 @@ impl Keeper {
         let spoilt = meta.space.take_spoilt();
         let generation = meta.generation;
         meta.generation += 1;
+        let redo_end = meta.redo.as_ref().map_or(0, |redo| redo.end());
         let changes = meta.map.take_changes();
         let Pending { new_tables, l1_entries, .. } = &self.pending;
         let new_tables = new_tables
@@ -102,8 +109,8 @@ impl Keeper {
             to_bytes(&entries)
         });
         drop(meta);
-        self.limbo.push_back((generation, spoilt));
-        Ok(Snapshot { generation, new_tables, changes, l1 })
+        self.limbo.push_back((generation, merged(spoilt)));
+        Ok(Snapshot { generation, redo_end, new_tables, changes, l1 })
     }
 
     fn write(&mut self, snapshot: &Snapshot) -> Outcome {
@@ -192,7 +199,7 @@ impl Keeper {
                 meta.tables.remove(cluster);
             });
             drop(meta);
-            self.limbo.push_back((generation, free));
+            self.limbo.push_back((generation, merged(free)));
         }
     }
 

@@ -16,10 +16,9 @@ use flowstone_fileio::{BlockingFile, FileOffset, FileOp};
 use tracing::warn;
 
 use super::core::Core;
-use super::header::Header;
+use super::header::{AUTOCLEAR_REDO, Header};
 use super::refcounts::Refcounts;
 use super::shape::HostCluster;
-use super::space::merged;
 
 /// How long changes wait for a flush before they are written anyway.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -36,7 +35,7 @@ pub struct Keeper {
     /// What the next commit is to write, besides what the map has.
     pending: Pending,
     /// Clusters without users, by the generation in which the map dropped them.
-    limbo: VecDeque<(u64, Vec<HostCluster>)>,
+    limbo: VecDeque<(u64, Vec<Range<u64>>)>,
 }
 
 /// What remains to be done even if a commit fails.
@@ -66,7 +65,6 @@ impl Keeper {
     pub fn new(core: Arc<Core>, knowledge: Knowledge) -> io::Result<Self> {
         let Knowledge { header, refcounts, holes } = knowledge;
         let file = BlockingFile::new(&*core.file)?;
-        let holes = holes.into_iter().flatten().map(HostCluster).collect();
         Ok(Self {
             core,
             file,
@@ -143,10 +141,8 @@ impl Keeper {
             if self.core.flights.oldest() <= *generation {
                 return;
             }
-            let (_, clusters) = self.limbo.pop_front().expect("just seen");
-            for run in merged(clusters) {
-                self.punch(run);
-            }
+            let (_, runs) = self.limbo.pop_front().expect("just seen");
+            runs.into_iter().for_each(|run| self.punch(run));
         }
     }
 
@@ -181,6 +177,13 @@ impl Keeper {
         if used_end < end {
             let bytes = used_end << self.core.shape.cluster_bits;
             self.core.file.set_size(bytes).map_err(|_| Errno::IO)?;
+        }
+        let redo = self.core.meta().redo.take();
+        if let Some(redo) = redo {
+            self.header.autoclear &= !AUTOCLEAR_REDO;
+            self.write_header()?;
+            // It has nothing to say any more; if it stays, that does no harm.
+            let _ = redo.remove();
         }
         Ok(())
     }

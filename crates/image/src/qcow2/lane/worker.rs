@@ -196,8 +196,24 @@ impl Worker {
         self.file.write(FileOffset::new(offset), &mut cluster)
     }
 
+    /// Waits until a commit has made room to remember changes of the map.
+    pub(super) fn wait_while_full(&self) -> Outcome {
+        while self.core.meta().is_full() {
+            let ticket = self.core.commits.ask();
+            loop {
+                if let Some(outcome) = self.core.commits.outcome(ticket) {
+                    outcome?;
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+        Ok(())
+    }
+
     /// Finds out how a cluster can be written. To write it anew, nobody else may be at it.
     fn prepare(&mut self, guest: GuestCluster) -> Result<Prepared, Errno> {
+        self.wait_while_full()?;
         let mut asked = false;
         let core = Arc::clone(&self.core);
         let mut meta = core.meta();

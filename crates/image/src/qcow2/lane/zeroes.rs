@@ -50,6 +50,7 @@ impl Worker {
     /// Some of `most` clusters, at most those of one table. Returns how many.
     fn zero_whole(&mut self, first: GuestCluster, most: u64, unmap: bool) -> Result<u64, Errno> {
         let shape = self.core.shape;
+        self.wait_while_full()?;
         let most = most.min(shape.l2_entries() - first.0 % shape.l2_entries());
         let core = Arc::clone(&self.core);
         let mut meta = core.meta();

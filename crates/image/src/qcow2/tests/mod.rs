@@ -3,6 +3,7 @@
 
 mod basic;
 mod crash;
+mod kill;
 mod races;
 mod rig;
 mod story;

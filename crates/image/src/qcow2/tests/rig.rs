@@ -28,13 +28,13 @@ pub fn open(disk: &SimDisk) -> Qcow2Image {
 pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write).unwrap()
+    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, None).unwrap()
 }
 
 pub fn open_read_only(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("image"), file, None, mode, Access::Read)
+    Qcow2Image::open(Path::new("image"), file, None, mode, Access::Read, None)
 }
 
 pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {

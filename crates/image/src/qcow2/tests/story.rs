@@ -31,7 +31,11 @@ pub fn stamps_of(contents: &[u8]) -> Vec<u32> {
         .enumerate()
         .map(|(sector, bytes)| {
             let stamp = u32::from_le_bytes(bytes[..4].try_into().unwrap());
-            assert!(bytes == pattern(sector as u64, stamp), "sector {sector} holds {:x?}", &bytes[..16]);
+            assert!(
+                bytes == pattern(sector as u64, stamp),
+                "sector {sector} holds {:x?}",
+                &bytes[..16]
+            );
             stamp
         })
         .collect()
@@ -101,7 +105,8 @@ impl Story {
         }
         for sector in sectors_of(open.op) {
             let mut changes = self.sectors[sector].iter_mut().rev();
-            let found = changes.find(|change| change.stamp == open.stamp && change.completed.is_none());
+            let found =
+                changes.find(|change| change.stamp == open.stamp && change.completed.is_none());
             let change = found.unwrap();
             change.completed = Some(event);
             change.durable_at = open.durable.then(|| disk.now());
