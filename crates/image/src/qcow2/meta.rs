@@ -124,7 +124,13 @@ impl Meta {
         let guest = shape.guest_at(position);
         let raw = self.map.get(guest)?;
         let within = position - shape.position(guest);
-        let bytes = most.min(shape.cluster_bytes() - within);
+        let span = if raw == 0 && self.map.is_table_empty(guest) {
+            // All of the table is the same.
+            (shape.l2_entries() - guest.0 % shape.l2_entries()) * shape.cluster_bytes()
+        } else {
+            shape.cluster_bytes()
+        };
+        let bytes = most.min(span - within);
         let (source, bytes) = match entry::decode(shape, raw) {
             Err(_) => (Source::Damaged, bytes),
             Ok(Mapping::Zero { .. }) => (Source::Zero, bytes),

@@ -16,6 +16,8 @@ mod create;
 mod disk;
 mod entry;
 mod flights;
+#[doc(hidden)]
+pub mod fuzzing;
 mod header;
 mod inspect;
 mod keeper;

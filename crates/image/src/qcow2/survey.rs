@@ -44,6 +44,8 @@ const TABLES_BYTES_MAX: u64 = 64 << 20;
 /// Refcount blocks, all for clusters that the file does not have, before the image is taken for
 /// damaged.
 const BLOCKS_BEYOND_MAX: usize = 256;
+/// Nor are clusters of a larger file looked at one by one.
+const CLUSTERS_MAX: u64 = 1 << 28;
 /// Runs of free clusters that are remembered.
 const HOLES_MAX: usize = 1 << 16;
 
@@ -65,11 +67,9 @@ impl Surveyor<'_> {
         let tables = self.tables()?;
         let next = self.next()?;
         let l2_tables = self.l1.iter().filter(|entry| **entry != 0).count() as u64;
-        let holes = if l2_tables * self.shape.cluster_bytes() <= TABLES_BYTES_MAX {
-            self.holes(&tables, next)?
-        } else {
-            Vec::new()
-        };
+        let is_small = l2_tables * self.shape.cluster_bytes() <= TABLES_BYTES_MAX;
+        let holes =
+            if is_small && next <= CLUSTERS_MAX { self.holes(&tables, next)? } else { Vec::new() };
         Ok(Survey { tables, holes, next })
     }
 

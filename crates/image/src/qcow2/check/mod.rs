@@ -111,15 +111,18 @@ impl Checker<'_> {
         let per_block = self.shape.block_refcounts();
         let file_clusters = self.shape.clusters(self.file_bytes);
         let blocks_end = (self.refcounts.table_entries() as u64).saturating_mul(per_block);
-        let mut start = 0;
+        // What lies behind has neither a user nor a refcount.
+        let last_block = self.refcounts.blocks().map(|(index, _)| index as u64 + 1).max();
+        let counted_end = last_block.unwrap_or(0).saturating_mul(per_block).min(file_clusters);
+        let (mut start, mut end) = (0, counted_end);
         loop {
-            let window = start..(start + WINDOW_CLUSTERS).min(file_clusters.max(1));
-            let counts = Walk { checker: self, window: window.clone() }.run()?;
+            let window = start..start + WINDOW_CLUSTERS.min((end - start).max(1));
+            let counts = Walk { checker: self, window: window.clone() }.run(&mut end)?;
             for index in window.start / per_block..window.end.div_ceil(per_block) {
                 self.compare_block(index, &window, &counts, &mut visit)?;
             }
             start = window.end;
-            if start >= file_clusters {
+            if start >= end {
                 break;
             }
         }

@@ -18,13 +18,14 @@ pub struct Walk<'checker, 'progress> {
 
 impl Walk<'_, '_> {
     /// How often each cluster of the window is named. The first pass also reports what is wrong
-    /// with entries.
-    pub fn run(self) -> Result<Vec<u8>, Errno> {
+    /// with entries. Moves `end` behind the last cluster that is named.
+    pub fn run(self, end: &mut u64) -> Result<Vec<u8>, Errno> {
         let Self { checker, window } = self;
         let shape = checker.shape;
         let first_pass = window.start == 0;
         let mut counts = vec![0u8; (window.end - window.start) as usize];
         let mut count = |cluster: HostCluster| {
+            *end = (*end).max(cluster.0 + 1);
             if window.contains(&cluster.0) {
                 let slot = &mut counts[(cluster.0 - window.start) as usize];
                 *slot = slot.saturating_add(1);

@@ -3,6 +3,8 @@
 
 mod basic;
 mod crash;
+mod damage;
+mod faults;
 mod kill;
 mod races;
 mod rig;

@@ -72,7 +72,8 @@ pub struct Open {
 impl Story {
     /// Before anything happened, the disk holds these.
     pub fn new(start: &[u32], disk: &SimDisk) -> Self {
-        let (submitted, completed) = (disk.now(), Some(0));
+        // From the disk's first moment on.
+        let (submitted, completed) = (disk.crash_points().next().unwrap(), Some(0));
         let change = |stamp: &u32| Change {
             stamp: *stamp,
             submitted,
