@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{
-    Access, BlockingFile, DirectChoice, FileIo, FileOffset, OpenOptions, create_sparse,
+    Access, BlockingFile, DirectChoice, EngineChoice, FileIo, FileOffset, OpenOptions,
+    create_sparse,
 };
 
 use tracing::warn;
@@ -210,7 +211,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let backing =
                 backing.map(|backing| qcow2::open_backing(path, backing, &options)).transpose()?;
             let access = options.file.access;
-            let redo = if access == Access::Write { open_redo(path) } else { None };
+            let redo = open_redo(path, options.file);
             let image = Qcow2Image::open(path, file, backing, options.discard, access, redo)?;
             Ok(Box::new(image))
         }
@@ -218,8 +219,10 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
 }
 
 /// Where the daemon's knowledge survives it. An image can be served without.
-fn open_redo(path: &Path) -> Option<qcow2::Redo> {
-    if is_block_device(path) {
+fn open_redo(path: &Path, options: OpenOptions) -> Option<qcow2::Redo> {
+    // With engine `volatile`, being killed is a power cut: the data would not be there.
+    let survives = options.engine != EngineChoice::Volatile;
+    if options.access != Access::Write || !survives || is_block_device(path) {
         return None;
     }
     let redo = qcow2::Redo::open(path);

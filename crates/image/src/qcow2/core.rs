@@ -11,8 +11,8 @@ use super::commits::Commits;
 use super::flights::Flights;
 use super::meta::Meta;
 use super::shape::Shape;
-use crate::Image;
 use crate::waker::Waker;
+use crate::{DiscardMode, Image};
 
 /// The shared part of an open qcow2 image.
 pub struct Core {
@@ -21,6 +21,7 @@ pub struct Core {
     pub file: Box<dyn FileIo>,
     pub shape: Shape,
     pub readonly: bool,
+    pub discard: DiscardMode,
     pub backing: Option<Box<dyn Image>>,
     pub commits: Commits,
     pub flights: Flights,
@@ -38,6 +39,7 @@ impl Core {
         file: Box<dyn FileIo>,
         backing: Option<Box<dyn Image>>,
         readonly: bool,
+        discard: DiscardMode,
         capacity: SectorCount,
         meta: Meta,
     ) -> Self {
@@ -46,6 +48,7 @@ impl Core {
             file,
             shape: meta.map.shape,
             readonly,
+            discard,
             backing,
             commits: Commits::default(),
             flights: Flights::default(),

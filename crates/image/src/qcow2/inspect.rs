@@ -3,7 +3,7 @@
 use flowstone_block::Result;
 use flowstone_fileio::FileIo;
 
-use super::disk::read_header;
+use super::open::read_header;
 
 /// More about a qcow2 image.
 #[derive(Clone, Debug, PartialEq, Eq)]

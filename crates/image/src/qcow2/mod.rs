@@ -4,7 +4,7 @@
 //! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`,
 //! `compressed`), what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`redo`,
 //! `replay`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
-//! whole (`survey`, `backing`, `create`, `disk`, `inspect`).
+//! whole (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
 
 mod backing;
 mod channel;
@@ -24,6 +24,7 @@ mod keeper;
 mod lane;
 mod map;
 mod meta;
+mod open;
 mod redo;
 mod refcounts;
 mod replay;
@@ -39,7 +40,7 @@ pub(crate) use check::check;
 pub(crate) use create::create;
 pub use create::{Backing, Qcow2Options};
 pub use disk::Qcow2Image;
-pub(crate) use disk::read_header;
 pub use inspect::Qcow2Info;
 pub(crate) use inspect::inspect;
+pub(crate) use open::read_header;
 pub(crate) use redo::Redo;

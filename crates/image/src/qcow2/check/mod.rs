@@ -13,8 +13,8 @@ use flowstone_block::{Error, Outcome, Result, format_size};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
 
 use self::walk::Walk;
-use super::disk::{read_header, read_l1};
 use super::header::Header;
+use super::open::{read_header, read_l1};
 use super::refcounts::Refcounts;
 use super::shape::{HostCluster, Shape};
 use super::space::merged;

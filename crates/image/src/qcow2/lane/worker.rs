@@ -15,6 +15,7 @@ use super::super::flights::FlightLog;
 use super::super::meta::{Part, Source};
 use super::super::shape::{GuestCluster, HostCluster};
 use super::tables::load;
+use crate::DiscardMode;
 
 /// What one thread works with.
 pub struct Worker {
@@ -37,11 +38,13 @@ impl Worker {
 
     /// Carries a request out.
     pub fn serve(&mut self, request: &mut Request) -> Outcome {
+        let deallocate = self.core.discard == DiscardMode::Deallocate;
         let outcome = match request.op {
             Op::Read(extent) => self.serve_read(request, extent),
             Op::Write(extent) => self.serve_write(request, extent),
-            Op::Discard(extent) => self.zero(extent, true),
-            Op::WriteZeroes { extent, unmap } => self.zero(extent, unmap),
+            Op::Discard(extent) if deallocate => self.zero(extent, true),
+            Op::WriteZeroes { extent, unmap } => self.zero(extent, unmap && deallocate),
+            Op::Discard(_) => Ok(()),
             Op::Flush => Ok(()),
         };
         if request.op.modifies() && self.core.meta().is_crowded() {
