@@ -7,7 +7,11 @@ use fastrand::Rng;
 use flowstone_block::{Extent, Layer, Op};
 use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
 
-use super::rig::{Guest, assert_clean, checked, contents, extent, new_disk, open, open_read_only};
+use super::super::Qcow2Image;
+use super::rig::{
+    Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, open_on,
+    open_read_only_on, raw,
+};
 use super::story::{Open, Story, stamped, stamps_of};
 
 /// What is run, and on what.
@@ -19,6 +23,8 @@ struct Setup {
     requests: u32,
     depth: usize,
     flush_percent: u32,
+    /// The image is based on a raw one, of which a part is data.
+    based: bool,
 }
 
 impl Setup {
@@ -26,7 +32,37 @@ impl Setup {
         // Small clusters: several tables, and more than one refcount block.
         let clusters = if cluster_bytes == 512 { 330 } else { 24 };
         let sectors = clusters * cluster_bytes / 512;
-        Self { seed, cluster_bytes, sectors, requests: 60, depth: 6, flush_percent: 12 }
+        Self {
+            seed,
+            cluster_bytes,
+            sectors,
+            requests: 60,
+            depth: 6,
+            flush_percent: 12,
+            based: false,
+        }
+    }
+
+    fn base(&self) -> Option<SimDisk> {
+        // Shorter than the disk, and it does not end where a cluster does.
+        let sectors = self.sectors * 3 / 4 + 1;
+        let disk = SimDisk::from_bytes(&stamped(0, sectors, 1));
+        disk.write_at(40 * 512, &[0; 20 * 512]);
+        self.based.then_some(disk)
+    }
+
+    fn new_disk(&self) -> SimDisk {
+        let new = if self.based { new_overlay } else { new_disk };
+        new(self.sectors, self.cluster_bytes)
+    }
+
+    fn open(&self, disk: &SimDisk) -> Qcow2Image {
+        open_on(disk, self.base().as_ref().map(raw))
+    }
+
+    fn read(&self, disk: &SimDisk) -> Vec<u32> {
+        let image = open_read_only_on(disk, self.base().as_ref().map(raw)).unwrap();
+        stamps_of(&contents(&image))
     }
 
     fn any_op(&self, random: &mut Rng) -> Op {
@@ -108,9 +144,9 @@ impl Run<'_> {
 /// Runs a setup on a disk with an image; returns what happened. The image is closed.
 fn run_on(setup: Setup, disk: &SimDisk, seed: u64) -> Story {
     disk.set_schedule(Schedule::Shuffled { seed });
-    let before = stamps_of(&contents(&open_read_only(disk).unwrap()));
+    let before = setup.read(disk);
     let stamp = before.iter().copied().max().unwrap_or(0);
-    let image = open(disk);
+    let image = setup.open(disk);
     assert_eq!(image.geometry().capacity.get(), setup.sectors);
     let guest = Guest::new(&image);
     let story = Story::new(&before, disk);
@@ -122,21 +158,20 @@ fn run_on(setup: Setup, disk: &SimDisk, seed: u64) -> Story {
     assert_eq!(stamps_of(&contents(&image)), story.latest());
     drop(image);
     assert_clean(disk);
-    let image = open_read_only(disk).unwrap();
-    assert_eq!(stamps_of(&contents(&image)), story.latest(), "after it was closed");
+    assert_eq!(setup.read(disk), story.latest(), "after it was closed");
     story
 }
 
 /// What is found after a crash must be right, and must be right to go on with.
 fn recover(setup: Setup, crashed: &SimDisk, story: &Story, moment: Moment, go_on: bool) {
-    let found = stamps_of(&contents(&open_read_only(crashed).unwrap()));
+    let found = setup.read(crashed);
     story.judge(&found, moment);
     let report = checked(crashed, false);
     assert_eq!(report.errors, Vec::<String>::new());
     if go_on {
         let setup = Setup { requests: 20, ..setup };
         let second = SimDisk::from_bytes(&crashed.to_bytes());
-        let image = open(&second);
+        let image = setup.open(&second);
         assert_eq!(stamps_of(&contents(&image)), found);
         drop(image);
         checked(&second, true);
@@ -146,7 +181,7 @@ fn recover(setup: Setup, crashed: &SimDisk, story: &Story, moment: Moment, go_on
 }
 
 fn crash_everywhere(setup: Setup, has_past: bool) {
-    let mut disk = new_disk(setup.sectors, setup.cluster_bytes);
+    let mut disk = setup.new_disk();
     if has_past {
         // There are free clusters in the middle of it.
         run_on(setup, &disk, setup.seed ^ 0x55);
@@ -190,5 +225,38 @@ fn small_clusters_survive_every_power_cut() {
 fn larger_clusters_survive_every_power_cut() {
     for seed in 10..13 {
         crash_everywhere(Setup::new(seed, 4096), true);
+    }
+}
+
+#[test]
+fn images_with_a_backing_file_survive_every_power_cut() {
+    for seed in 20..23 {
+        let cluster_bytes = if seed % 2 == 0 { 4096 } else { 512 };
+        let setup = Setup { based: true, ..Setup::new(seed, cluster_bytes) };
+        crash_everywhere(setup, seed % 2 == 1);
+    }
+}
+
+#[test]
+#[ignore = "runs for SOAK_MINUTES: make soak"]
+fn soak_crashes_of_qcow2() {
+    let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let minutes = number("SOAK_MINUTES").unwrap_or(10);
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(60 * minutes);
+    let mut seed = number("SOAK_SEED").unwrap_or_else(|| fastrand::u64(..1 << 32));
+    eprintln!("SOAK_SEED={seed}");
+    while std::time::Instant::now() < end {
+        let mut random = Rng::with_seed(seed);
+        let cluster_bytes = *random.choice([&512, &1024, &4096]).unwrap();
+        let setup = Setup {
+            based: random.bool(),
+            requests: random.u32(20..150),
+            depth: random.usize(1..10),
+            flush_percent: random.u32(3..40),
+            ..Setup::new(seed, cluster_bytes)
+        };
+        eprintln!("{setup:?}");
+        crash_everywhere(setup, random.bool());
+        seed += 1;
     }
 }

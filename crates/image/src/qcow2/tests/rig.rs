@@ -9,9 +9,10 @@ use flowstone_block::{
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::SimDisk;
 
-use super::super::{Qcow2Image, Qcow2Options, check, create};
+use super::super::{Backing, Qcow2Image, Qcow2Options, check, create};
 use crate::check::{CheckOptions, CheckReport};
-use crate::{DiscardMode, Image};
+use crate::raw::RawImage;
+use crate::{DiscardMode, Format, Image};
 
 /// A new image on a new disk.
 pub fn new_disk(sectors: u64, cluster_bytes: u64) -> SimDisk {
@@ -19,6 +20,26 @@ pub fn new_disk(sectors: u64, cluster_bytes: u64) -> SimDisk {
     let options = Qcow2Options { cluster_bytes: Some(cluster_bytes), ..Qcow2Options::default() };
     create("new", &disk, SectorCount::new(sectors), &options).unwrap();
     disk
+}
+
+/// A new image that is based on a raw one.
+pub fn new_overlay(sectors: u64, cluster_bytes: u64) -> SimDisk {
+    let disk = SimDisk::new(0);
+    let backing = Backing { path: "base.raw".into(), format: Format::Raw };
+    let options = Qcow2Options {
+        cluster_bytes: Some(cluster_bytes),
+        backing: Some(backing),
+        ..Qcow2Options::default()
+    };
+    create("new", &disk, SectorCount::new(sectors), &options).unwrap();
+    disk
+}
+
+/// A raw image to base others on.
+pub fn raw(disk: &SimDisk) -> Box<dyn Image> {
+    let file = Box::new(disk.clone());
+    let mode = DiscardMode::Deallocate;
+    Box::new(RawImage::open(Path::new("base.raw"), file, mode, Access::Read).unwrap())
 }
 
 pub fn open(disk: &SimDisk) -> Qcow2Image {
@@ -32,9 +53,16 @@ pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
 }
 
 pub fn open_read_only(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
+    open_read_only_on(disk, None)
+}
+
+pub fn open_read_only_on(
+    disk: &SimDisk,
+    backing: Option<Box<dyn Image>>,
+) -> flowstone_block::Result<Qcow2Image> {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("image"), file, None, mode, Access::Read, None)
+    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Read, None)
 }
 
 pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
