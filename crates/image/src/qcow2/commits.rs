@@ -21,6 +21,8 @@ pub struct Commits {
     finished: AtomicU64,
     /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
     failed: AtomicBool,
+    /// Something has changed since the last commit began.
+    touched: AtomicBool,
 }
 
 #[derive(Default)]
@@ -40,6 +42,8 @@ pub struct Wishes {
     pub commit: bool,
     pub room: bool,
     pub resize: Option<SectorCount>,
+    /// Something has changed for the first time since the last commit began.
+    pub touched: bool,
     pub stop: bool,
 }
 
@@ -104,6 +108,14 @@ impl Commits {
         }
     }
 
+    /// The map has changed: a commit is due some time after this.
+    pub fn touch(&self) {
+        if !self.touched.swap(true, Ordering::AcqRel) {
+            self.state().wishes.touched = true;
+            self.bell.notify_one();
+        }
+    }
+
     /// The keeper is to end.
     pub fn stop(&self) {
         self.state().wishes.stop = true;
@@ -111,11 +123,16 @@ impl Commits {
     }
 
     /// For the keeper: what to do next; nothing, if nobody wants anything for so long.
-    pub fn next(&self, patience: Duration) -> Wishes {
+    pub fn next(&self, patience: Option<Duration>) -> Wishes {
         let mut state = self.state();
         if state.wishes == Wishes::default() {
-            let woken = self.bell.wait_timeout(state, patience);
-            (state, _) = woken.unwrap_or_else(PoisonError::into_inner);
+            state = match patience {
+                Some(patience) => {
+                    let woken = self.bell.wait_timeout(state, patience);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.bell.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
         }
         let stop = state.wishes.stop;
         std::mem::replace(&mut state.wishes, Wishes { stop, ..Wishes::default() })
@@ -126,6 +143,8 @@ impl Commits {
         let mut state = self.state();
         state.started += 1;
         state.wishes.commit = false;
+        // Before the map is looked at, so that no change goes unnoticed.
+        self.touched.store(false, Ordering::Release);
     }
 
     /// For the keeper: the commit has ended.

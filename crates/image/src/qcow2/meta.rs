@@ -263,7 +263,7 @@ impl Meta {
 
     /// Whether a commit should come soon, flush or not.
     pub fn is_crowded(&self) -> bool {
-        const CHANGES_MAX: usize = 1 << 17;
+        const CHANGES_MAX: usize = 1 << 15;
         self.map.is_crowded() || self.taken.len() + self.dropped.len() > CHANGES_MAX
     }
 

@@ -12,12 +12,13 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 use super::shape::GuestCluster;
@@ -28,7 +29,7 @@ const HEADER_WORDS: usize = 512;
 const START_WORD: usize = 5;
 const END_WORD: usize = 6;
 /// Records in the ring: two words each, a cluster of the disk and its entry.
-const RECORDS: u64 = 1 << 20;
+const RECORDS: u64 = 1 << 18;
 const WORDS: usize = HEADER_WORDS + 2 * RECORDS as usize;
 
 /// The file beside an image. Positions count records since it was made.
@@ -74,6 +75,7 @@ impl Redo {
             file.set_len(0)?;
             file.set_len(bytes)?;
         }
+        reserve(&file, bytes)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, placed by the kernel, of a file that is long enough and that only
         // the holder of the image's lock touches.
@@ -169,6 +171,19 @@ impl Drop for Redo {
     fn drop(&mut self) {
         // SAFETY: the mapping was made in `open` with this length, and nobody refers to it.
         let _ = unsafe { munmap(self.words.as_ptr().cast(), WORDS * 8) };
+    }
+}
+
+/// Gives the file its space now: on a full host, a store to a page without space would end the
+/// process.
+fn reserve(file: &File, bytes: u64) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+        Err(Errno::OPNOTSUPP) => {
+            let mut content = vec![0; bytes as usize];
+            file.read_exact_at(&mut content, 0)?;
+            file.write_all_at(&content, 0)
+        }
+        outcome => Ok(outcome?),
     }
 }
 

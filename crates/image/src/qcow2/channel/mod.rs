@@ -192,6 +192,7 @@ impl Qcow2Channel {
         }
         let crowded = meta.is_crowded();
         drop(meta);
+        self.core.commits.touch();
         if ended {
             self.core.tell_changed();
         }

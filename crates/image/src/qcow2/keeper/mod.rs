@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::{BlockingFile, FileOffset, FileOp};
@@ -34,6 +34,8 @@ pub struct Keeper {
     header: Header,
     /// What the next commit is to write, besides what the map has.
     pending: Pending,
+    /// When changes are written although nobody has asked.
+    due: Option<Instant>,
     /// Clusters without users, by the generation in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
 }
@@ -71,19 +73,23 @@ impl Keeper {
             refcounts,
             header,
             pending: Pending::default(),
+            due: None,
             limbo: VecDeque::from([(0, holes)]),
         })
     }
 
     /// Works until told to stop.
     pub fn run(mut self) {
+        if self.core.meta().is_changed() {
+            // What a killed daemon has left.
+            self.commit_for_all();
+        }
         loop {
             self.settle_limbo();
-            let wishes = self.core.commits.next(if self.limbo.is_empty() {
-                PATIENCE
-            } else {
-                LIMBO_PATIENCE
-            });
+            let wishes = self.core.commits.next(self.patience());
+            if wishes.touched {
+                self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
+            }
             if wishes.room {
                 self.grow(self.core.room_step());
                 self.core.commits.made_room();
@@ -92,8 +98,7 @@ impl Keeper {
                 let outcome = self.resize(capacity);
                 self.core.commits.resized(outcome);
             }
-            let unasked = !wishes.room && self.core.meta().is_changed();
-            if wishes.commit || unasked && !self.core.commits.has_failed() {
+            if wishes.commit || self.due.is_some_and(|due| due <= Instant::now()) {
                 self.commit_for_all();
             }
             if wishes.stop {
@@ -107,7 +112,16 @@ impl Keeper {
         }
     }
 
+    /// How long to sleep if nobody asks for anything; for ever, if nothing has changed.
+    fn patience(&self) -> Option<Duration> {
+        if !self.limbo.is_empty() {
+            return Some(LIMBO_PATIENCE);
+        }
+        self.due.map(|due| due.saturating_duration_since(Instant::now()))
+    }
+
     fn commit_for_all(&mut self) {
+        self.due = None;
         self.core.commits.begin();
         let outcome = self.commit();
         self.core.commits.end(outcome);

@@ -47,7 +47,14 @@ impl Worker {
             Op::Discard(_) => Ok(()),
             Op::Flush => Ok(()),
         };
-        if request.op.modifies() && self.core.meta().is_crowded() {
+        let (changed, crowded) = {
+            let meta = self.core.meta();
+            (meta.is_changed(), meta.is_crowded())
+        };
+        if changed {
+            self.core.commits.touch();
+        }
+        if crowded {
             self.core.commits.ask();
         }
         outcome
