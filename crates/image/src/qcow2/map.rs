@@ -8,7 +8,7 @@ use super::shape::{ENTRIES_PER_SECTOR, GuestCluster, HostCluster, Shape};
 
 /// Memory for L2 tables that could be read again, in bytes: with clusters of 64 KiB enough for
 /// 512 GiB of disk.
-pub const TABLES_BYTES_MAX: u64 = 64 << 20;
+const TABLES_BYTES_MAX: u64 = 64 << 20;
 
 /// The map of a disk.
 pub struct Map {
@@ -17,6 +17,8 @@ pub struct Map {
     l1: Vec<u64>,
     tables: Vec<Option<Box<Table>>>,
     loaded: usize,
+    /// Memory for tables that have not changed.
+    pub memory_bytes: u64,
     /// Indices of the tables that have changed.
     changed: Vec<usize>,
     /// Where the search for a table to throw out goes on.
@@ -34,6 +36,8 @@ struct Table {
     /// Where it is on the medium; a new one, or one that is not ours alone, has no place yet.
     home: Option<HostCluster>,
     used: bool,
+    /// Entries that somebody is about to change, and commits that have not written it yet.
+    pins: usize,
 }
 
 /// The table that maps a cluster is not in memory.
@@ -47,7 +51,16 @@ impl Map {
     /// The map that this L1 table begins, with entries as on the medium.
     pub fn new(shape: Shape, l1: Vec<u64>) -> Self {
         let tables = l1.iter().map(|_| None).collect();
-        Self { shape, l1, tables, loaded: 0, changed: Vec::new(), hand: 0, evictions: 0 }
+        Self {
+            shape,
+            l1,
+            tables,
+            loaded: 0,
+            memory_bytes: TABLES_BYTES_MAX,
+            changed: Vec::new(),
+            hand: 0,
+            evictions: 0,
+        }
     }
 
     /// The L2 entry of a cluster.
@@ -78,12 +91,7 @@ impl Map {
     /// Changes an entry whose table is in memory, or does not exist yet.
     pub fn set(&mut self, guest: GuestCluster, raw: u64) {
         let (index, slot) = (self.shape.l1_index(guest), self.shape.l2_index(guest));
-        if self.tables[index].is_none() {
-            debug_assert!(self.missing(index).is_none(), "a table that was not read");
-            let entries = vec![0; self.shape.l2_entries() as usize].into();
-            self.put(index, entries, None);
-        }
-        let table = self.tables[index].as_mut().expect("put above");
+        let table = self.table(index);
         table.entries[slot] = raw;
         let sector = slot / ENTRIES_PER_SECTOR;
         table.changed_sectors[sector / 64] |= 1 << (sector % 64);
@@ -92,12 +100,33 @@ impl Map {
         }
     }
 
+    /// A table in memory; a new one, if there is none at all.
+    fn table(&mut self, index: usize) -> &mut Table {
+        if self.tables[index].is_none() {
+            assert!(self.missing(index).is_none(), "a table that is changed has been read");
+            let entries = vec![0; self.shape.l2_entries() as usize].into();
+            self.put(index, entries, None);
+        }
+        self.tables[index].as_mut().expect("put above")
+    }
+
+    /// Keeps the table of an entry in memory, which is to be changed later. It is there, or there
+    /// is none at all.
+    pub fn pin(&mut self, guest: GuestCluster) {
+        self.table(self.shape.l1_index(guest)).pins += 1;
+    }
+
+    /// The entry is not to be changed any more.
+    pub fn unpin(&mut self, guest: GuestCluster) {
+        self.table(self.shape.l1_index(guest)).pins -= 1;
+    }
+
     /// Takes a table in that has been read from the medium.
     pub fn insert(&mut self, missing: Missing, entries: Box<[u64]>) {
         if self.tables[missing.index].is_some() || self.missing(missing.index) != Some(missing) {
             return;
         }
-        let most = (TABLES_BYTES_MAX / self.shape.cluster_bytes()).max(1) as usize;
+        let most = (self.memory_bytes / self.shape.cluster_bytes()).max(1) as usize;
         if self.loaded >= most.max(2 * self.changed.len()) {
             self.evict();
         }
@@ -108,7 +137,7 @@ impl Map {
     fn put(&mut self, index: usize, entries: Box<[u64]>, home: Option<HostCluster>) {
         let sectors = entries.len().div_ceil(ENTRIES_PER_SECTOR);
         let changed_sectors = vec![0; sectors.div_ceil(64)].into();
-        let table = Table { entries, changed_sectors, changed: false, home, used: true };
+        let table = Table { entries, changed_sectors, changed: false, home, used: true, pins: 0 };
         self.tables[index] = Some(Box::new(table));
         self.loaded += 1;
     }
@@ -118,7 +147,7 @@ impl Map {
         for _ in 0..2 * self.tables.len() {
             self.hand = (self.hand + 1) % self.tables.len();
             let Some(table) = &mut self.tables[self.hand] else { continue };
-            if table.changed || std::mem::take(&mut table.used) {
+            if table.changed || table.pins > 0 || std::mem::take(&mut table.used) {
                 continue;
             }
             self.tables[self.hand] = None;
@@ -130,7 +159,7 @@ impl Map {
 
     /// Whether so much has changed that a commit should make it clean.
     pub fn is_crowded(&self) -> bool {
-        self.changed.len() as u64 * self.shape.cluster_bytes() > TABLES_BYTES_MAX / 2
+        self.changed.len() as u64 * self.shape.cluster_bytes() > self.memory_bytes / 2
     }
 
     /// Whether anything has changed.
@@ -154,7 +183,8 @@ impl Map {
         before
     }
 
-    /// Everything that has changed, and takes it for unchanged from now on.
+    /// Everything that has changed, and takes it for unchanged from now on. The tables stay in
+    /// memory until they have been written, or put back.
     pub fn take_changes(&mut self) -> Vec<ChangedTable> {
         let mut changes = Vec::new();
         for index in std::mem::take(&mut self.changed) {
@@ -167,6 +197,7 @@ impl Map {
             });
             table.changed_sectors.fill(0);
             table.changed = false;
+            table.pins += 1;
             changes.push(ChangedTable { index, home, runs });
         }
         changes
@@ -183,9 +214,15 @@ impl Map {
         to_bytes(&self.tables[index].as_ref().expect("a changed table is in memory").entries)
     }
 
+    /// What a commit has taken is on the medium.
+    pub fn written(&mut self, change: &ChangedTable) {
+        self.table(change.index).pins -= 1;
+    }
+
     /// Marks as changed what a commit could not write.
     pub fn put_back(&mut self, change: &ChangedTable) {
-        let Some(table) = &mut self.tables[change.index] else { return };
+        self.written(change);
+        let table = self.tables[change.index].as_mut().expect("a pinned table is in memory");
         for run in &change.runs {
             for sector in run.first..run.first + run.bytes.len().div_ceil(512) {
                 table.changed_sectors[sector / 64] |= 1 << (sector % 64);

@@ -179,6 +179,7 @@ impl Meta {
         let Some(taken) = self.space.take(1) else { return Filling::NoRoom };
         let host = HostCluster(taken.start);
         self.claims.insert(guest, Claim::Filling { host, writers: 1, named: false });
+        self.map.pin(guest);
         Filling::Write(host)
     }
 
@@ -191,13 +192,13 @@ impl Meta {
         let (host, last, name) = (*host, *writers == 0, written && !*named);
         *named |= written;
         let named = *named;
-        if last {
-            self.claims.remove(&guest);
-        }
         if name {
             self.name(guest, host);
         } else if last && !named {
             self.space.spoil(host);
+        }
+        if last {
+            self.release(guest);
         }
         last
     }
@@ -216,11 +217,13 @@ impl Meta {
     pub fn claim_alone(&mut self, guest: GuestCluster) {
         let before = self.claims.insert(guest, Claim::Alone);
         debug_assert_eq!(before, None, "a cluster is changed by one at a time");
+        self.map.pin(guest);
     }
 
-    /// Gives up what [`claim_alone`](Self::claim_alone) has claimed.
+    /// Gives up a claim, after the entry has been changed if it was to be.
     pub fn release(&mut self, guest: GuestCluster) {
         self.claims.remove(&guest);
+        self.map.unpin(guest);
     }
 
     /// The cluster of the disk is in this host cluster from now on.

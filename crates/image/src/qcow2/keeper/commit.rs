@@ -58,8 +58,11 @@ impl Keeper {
             self.drop_references(snapshot.generation, dropped);
         }
         let mut meta = self.core.meta();
-        if outcome.is_err() {
-            snapshot.changes.iter().for_each(|change| meta.map.put_back(change));
+        for change in &snapshot.changes {
+            match outcome {
+                Ok(()) => meta.map.written(change),
+                Err(_) => meta.map.put_back(change),
+            }
         }
         meta.committing = false;
         outcome

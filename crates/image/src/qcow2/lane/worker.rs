@@ -174,11 +174,11 @@ impl Worker {
             Prepared::Anew { host, reads_zero } => {
                 let outcome = self.write_anew(guest, host, reads_zero, within as usize, data);
                 let mut meta = self.core.meta();
-                meta.release(guest);
                 match outcome {
                     Ok(()) => meta.name(guest, host),
                     Err(_) => meta.space.spoil(host),
                 }
+                meta.release(guest);
                 drop(meta);
                 self.core.tell_changed();
                 outcome

@@ -49,7 +49,13 @@ pub fn open(disk: &SimDisk) -> Qcow2Image {
 pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, None).unwrap()
+    let image =
+        Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, None).unwrap();
+    if image.core.shape.cluster_bytes() == 512 {
+        // Tables come and go.
+        image.core.meta().map.memory_bytes = 3 * 512;
+    }
+    image
 }
 
 pub fn open_read_only(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
