@@ -211,29 +211,33 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let backing =
                 backing.map(|backing| qcow2::open_backing(path, backing, &options)).transpose()?;
             let access = options.file.access;
-            let redo = open_redo(path, options.file);
-            let image = Qcow2Image::open(path, file, backing, options.discard, access, redo)?;
+            let memory = remember(path, options.file);
+            let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
             Ok(Box::new(image))
         }
     }
 }
 
 /// Where the daemon's knowledge survives it. An image can be served without.
-fn open_redo(path: &Path, options: OpenOptions) -> Option<qcow2::Redo> {
+fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory {
     // With engine `volatile`, being killed is a power cut: the data would not be there.
-    let survives = options.engine != EngineChoice::Volatile;
-    if options.access != Access::Write || !survives || is_block_device(path) {
-        return None;
+    if options.engine == EngineChoice::Volatile || is_block_device(path) {
+        return qcow2::Memory::None;
     }
-    let redo = qcow2::Redo::open(path);
-    if let Err(error) = &redo {
-        warn!(
-            "{}: cannot write beside the image: {error}; if the daemon is killed, it forgets writes \
-             that were not flushed",
-            path.display()
-        );
+    if options.access != Access::Write {
+        return qcow2::Memory::Left(qcow2::Redo::peek(path));
     }
-    redo.ok()
+    match qcow2::Redo::open(path) {
+        Ok(redo) => qcow2::Memory::File(redo),
+        Err(error) => {
+            warn!(
+                "{}: cannot write beside the image: {error}; if the daemon is killed, it forgets \
+                 writes that were not flushed",
+                path.display()
+            );
+            qcow2::Memory::None
+        }
+    }
 }
 
 /// The last sector of a qcow2 file that others have written need not be whole, and direct I/O

@@ -7,7 +7,7 @@ use flowstone_block::{BlockingDisk, Extent, Layer, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::SimDisk;
 
-use super::{Qcow2Image, Qcow2Options, check, create};
+use super::{Memory, Qcow2Image, Qcow2Options, check, create};
 use crate::check::CheckOptions;
 use crate::{DiscardMode, Image};
 
@@ -60,7 +60,7 @@ fn make(cluster_bits: u32) -> Vec<u8> {
 fn open(disk: &SimDisk, access: Access) -> flowstone_block::Result<Qcow2Image> {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("small"), file, None, mode, access, None)
+    Qcow2Image::open(Path::new("small"), file, None, mode, access, Memory::None)
 }
 
 /// Uses an image that has been tampered with in every way that there is. Whatever it holds: no

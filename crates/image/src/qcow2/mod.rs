@@ -43,4 +43,4 @@ pub use disk::Qcow2Image;
 pub use inspect::Qcow2Info;
 pub(crate) use inspect::inspect;
 pub(crate) use open::read_header;
-pub(crate) use redo::Redo;
+pub(crate) use redo::{Memory, Redo};

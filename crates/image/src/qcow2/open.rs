@@ -16,13 +16,14 @@ use super::keeper::{Keeper, Knowledge};
 use super::lane::Lane;
 use super::map::{Map, from_bytes};
 use super::meta::Meta;
-use super::redo::Redo;
+use super::redo::{Memory, Record, Redo};
 use super::refcounts::Refcounts;
 use super::replay;
 use super::space::Space;
 use super::survey::{Refusal, Surveyor};
 use crate::create::valid_capacity;
 use crate::{DiscardMode, Image};
+use tracing::warn;
 
 const REPAIR_ADVICE: &str = "see `flowstone check --repair`, or restore it from a backup";
 
@@ -34,7 +35,7 @@ impl Qcow2Image {
         backing: Option<Box<dyn Image>>,
         discard: DiscardMode,
         access: Access,
-        redo: Option<Redo>,
+        memory: Memory,
     ) -> Result<Self> {
         let name = path.display().to_string();
         let host = |error: io::Error| Error::host(&name, error, "check the host's file system");
@@ -63,11 +64,7 @@ impl Qcow2Image {
             file.set_size(whole).map_err(host)?;
             file_bytes = whole;
         }
-        let mut redo = redo.filter(|_| header.shape.version >= 3);
-        if let Some(redo) = redo.as_mut().filter(|_| header.autoclear & AUTOCLEAR_REDO == 0) {
-            redo.clear();
-        }
-        let unwritten = redo.as_ref().map_or(Vec::new(), Redo::records);
+        let (redo, unwritten) = recall(&header, memory);
         let promised = replay::named(header.shape, &unwritten);
         let l1 = read_l1(&mut reader, &header, file_bytes).map_err(explain)?;
         let (survey, refcounts) = if readonly {
@@ -98,8 +95,8 @@ impl Qcow2Image {
             Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
         let lane = Lane::new(Arc::clone(&core));
         let mut image = Self { core, lane, keeper: None };
+        replay::replay(&image.core, &unwritten).map_err(explain)?;
         if let Some(refcounts) = refcounts {
-            replay::replay(&image.core, &unwritten).map_err(explain)?;
             write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
             image.core.meta().redo = redo;
             let knowledge = Knowledge { header, refcounts, holes: survey.holes };
@@ -153,6 +150,28 @@ pub fn read_l1(
         }
     }
     Ok(l1)
+}
+
+/// What there is to remember, and what a killed daemon wants done. Its changes are void if somebody
+/// has written the image since.
+fn recall(header: &Header, memory: Memory) -> (Option<Redo>, Vec<Record>) {
+    let good = header.autoclear & AUTOCLEAR_REDO != 0;
+    match memory {
+        Memory::None => (None, Vec::new()),
+        Memory::Left(records) => (None, if good { records } else { Vec::new() }),
+        Memory::File(redo) if header.shape.version < 3 => {
+            warn!("version 2 of qcow2: a killed daemon forgets writes that were not flushed");
+            let _ = redo.remove();
+            (None, Vec::new())
+        }
+        Memory::File(mut redo) => {
+            if !good {
+                redo.clear();
+            }
+            let unwritten = redo.records();
+            (Some(redo), unwritten)
+        }
+    }
 }
 
 fn check_writable(name: &str, header: &Header) -> Result<()> {

@@ -43,6 +43,18 @@ pub struct Redo {
 // SAFETY: the mapping belongs to this value alone, and is reached through atomics.
 unsafe impl Send for Redo {}
 
+/// What an image is opened with, besides its file.
+#[derive(Default)]
+pub enum Memory {
+    /// Nothing: writes that are not flushed do not survive a killed daemon.
+    #[default]
+    None,
+    /// To write it.
+    File(Redo),
+    /// To read it: what a killed daemon has left.
+    Left(Vec<Record>),
+}
+
 /// A change of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
@@ -97,6 +109,26 @@ impl Redo {
             }
         }
         Ok(redo)
+    }
+
+    /// What a killed daemon has left for whoever only reads the image.
+    pub fn peek(image: &Path) -> Vec<Record> {
+        let (Ok(bytes), Ok(identity)) = (std::fs::read(Self::path_of(image)), identity_of(image))
+        else {
+            return Vec::new();
+        };
+        let (words, _) = bytes.as_chunks::<8>();
+        let load = |index: usize| words.get(index).map_or(0, |word| u64::from_ne_bytes(*word));
+        let known = identity.iter().enumerate().all(|(index, word)| load(index) == *word);
+        let (start, end) = (load(START_WORD), load(END_WORD));
+        if !known || start > end || end - start > RECORDS {
+            return Vec::new();
+        }
+        let record = |position| {
+            let slot = Self::slot(position);
+            Record { guest: GuestCluster(load(slot)), entry: load(slot + 1) }
+        };
+        (start..end).map(record).collect()
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -215,6 +247,7 @@ mod tests {
         drop(redo);
         let mut redo = Redo::open(&image).unwrap();
         assert_eq!(redo.records(), [record(2), record(3), record(4)]);
+        assert_eq!(Redo::peek(&image), redo.records());
         for number in 0..RECORDS - 3 {
             redo.append(record(number));
         }

@@ -37,7 +37,7 @@ fn open_error(disk: &SimDisk) -> String {
         None,
         crate::DiscardMode::Deallocate,
         flowstone_fileio::Access::Write,
-        None,
+        super::super::Memory::None,
     );
     opened.err().expect("a refusal").to_string()
 }

@@ -8,7 +8,7 @@ use flowstone_block::Op;
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::{Fate, SimDisk};
 
-use super::super::{Qcow2Image, Redo};
+use super::super::{Memory, Qcow2Image, Redo};
 use super::basic::any_change;
 use super::rig::{Guest, checked, contents, new_disk};
 use crate::DiscardMode;
@@ -17,8 +17,16 @@ const SECTORS: u64 = 1500;
 
 fn open(disk: &SimDisk, path: &Path) -> Qcow2Image {
     let file = Box::new(disk.clone());
-    let redo = Some(Redo::open(path).unwrap());
-    Qcow2Image::open(path, file, None, DiscardMode::Deallocate, Access::Write, redo).unwrap()
+    let memory = Memory::File(Redo::open(path).unwrap());
+    Qcow2Image::open(path, file, None, DiscardMode::Deallocate, Access::Write, memory).unwrap()
+}
+
+/// What a reader sees of an image whose daemon was killed.
+fn seen_by_a_reader(disk: &SimDisk, path: &Path) -> Vec<u8> {
+    let file = Box::new(disk.clone());
+    let memory = Memory::Left(Redo::peek(path));
+    let mode = DiscardMode::Deallocate;
+    contents(&Qcow2Image::open(path, file, None, mode, Access::Read, memory).unwrap())
 }
 
 /// What stays behind when the daemon is killed now: first what it remembers, then the disk, which
@@ -66,6 +74,7 @@ fn killed_again_and_again(seed: u64, cluster_bytes: u64) {
         drop(image);
         std::fs::rename(path.with_extension("kept"), Redo::path_of(&path)).unwrap();
         disk = killed;
+        assert!(seen_by_a_reader(&disk, &path) == model, "seed {seed}, round {round}");
     }
     let image = open(&disk, &path);
     assert!(contents(&image) == model, "seed {seed}, at the end");

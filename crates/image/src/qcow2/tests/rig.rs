@@ -9,7 +9,7 @@ use flowstone_block::{
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::SimDisk;
 
-use super::super::{Backing, Qcow2Image, Qcow2Options, check, create};
+use super::super::{Backing, Memory, Qcow2Image, Qcow2Options, check, create};
 use crate::check::{CheckOptions, CheckReport};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format, Image};
@@ -50,7 +50,8 @@ pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
     let image =
-        Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, None).unwrap();
+        Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, Memory::None)
+            .unwrap();
     if image.core.shape.cluster_bytes() == 512 {
         // Tables come and go.
         image.core.meta().map.memory_bytes = 3 * 512;
@@ -68,7 +69,7 @@ pub fn open_read_only_on(
 ) -> flowstone_block::Result<Qcow2Image> {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Read, None)
+    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Read, Memory::None)
 }
 
 pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
