@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::{Outcome, SectorCount};
+use flowstone_block::{Errno, Outcome, SectorCount};
 
 /// The number of the commit that will serve a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,6 +21,8 @@ pub struct Commits {
     finished: AtomicU64,
     /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
     failed: AtomicBool,
+    /// There is no keeper any more.
+    abandoned: AtomicBool,
     /// Something has changed since the last commit began.
     touched: AtomicBool,
 }
@@ -66,7 +68,7 @@ impl Commits {
     /// How the commit has ended; `None` if it has not.
     pub fn outcome(&self, ticket: Ticket) -> Option<Outcome> {
         if self.finished.load(Ordering::Acquire) < ticket.0 {
-            return None;
+            return self.abandoned.load(Ordering::Acquire).then_some(Err(Errno::IO));
         }
         let state = self.state();
         let failure = state.outcomes.iter().find(|(failed, _)| *failed == ticket);
@@ -80,7 +82,7 @@ impl Commits {
         let ours = state.rooms_asked;
         state.wishes.room = true;
         self.bell.notify_one();
-        while state.rooms_made < ours && !state.wishes.stop {
+        while state.rooms_made < ours && !state.wishes.stop && !self.is_abandoned() {
             state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -103,6 +105,9 @@ impl Commits {
         loop {
             if let Some(outcome) = state.resized.take() {
                 return outcome;
+            }
+            if self.is_abandoned() {
+                return Err(Errno::IO);
             }
             state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -170,6 +175,17 @@ impl Commits {
     pub fn resized(&self, outcome: Outcome) {
         self.state().resized = Some(outcome);
         self.answered.notify_all();
+    }
+
+    /// There is no keeper any more: whoever waits for it is told so.
+    pub fn abandon(&self) {
+        let _state = self.state();
+        self.abandoned.store(true, Ordering::Release);
+        self.answered.notify_all();
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
     }
 
     /// Nothing can be promised from now on.

@@ -1,6 +1,7 @@
 //! Opening an image: what it says is read and judged before anything trusts it.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -207,9 +208,16 @@ fn write_autoclear(file: &dyn FileIo, header: &Header) -> Outcome {
 fn start_keeper(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
     let core = Arc::clone(core);
     Builder::new().name("keeper".into()).stack_size(512 << 10).spawn(move || {
-        match Keeper::new(Arc::clone(&core), knowledge) {
+        let work = || match Keeper::new(Arc::clone(&core), knowledge) {
             Ok(keeper) => keeper.run(),
             Err(error) => core.fail(&format!("its keeper cannot work: {error}")),
+        };
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            core.fail("its keeper has panicked");
         }
+        // Nobody may wait for it any more.
+        core.commits.abandon();
+        core.tell_changed();
+        core.wake_all();
     })
 }
