@@ -25,6 +25,8 @@ pub enum Command {
     Load(Box<LoadArgs>),
     /// Log images beside raw ones and qcow2.
     Log(LogArgs),
+    /// Measure qcow2 images beside qemu-storage-daemon.
+    Qcow2(crate::qcow2_image::Qcow2Args),
     /// List the points of the comparison.
     List,
 }

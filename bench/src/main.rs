@@ -14,6 +14,7 @@ mod log_image;
 mod markdown;
 mod noise;
 mod point;
+mod qcow2_image;
 mod sample;
 mod server;
 
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
     let done = match cli.command {
         Some(Command::Load(args)) => load::load(&args),
         Some(Command::Log(args)) => log_image::log(&args),
+        Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::List) => {
             list();
             Ok(())

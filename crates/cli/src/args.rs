@@ -6,16 +6,17 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use flowstone_block::Result;
 use flowstone_block::parse_size;
 use flowstone_daemon::{Backend, Choice};
 use flowstone_daemon::{CpuList, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
-use flowstone_image::{DiscardMode, Format, LogOptions};
+use flowstone_image::{Backing, CreateOptions, DiscardMode, Format, LogOptions, Qcow2Options};
 
 /// Virtual disks for QEMU/KVM guests, served over vhost-user-blk
 ///
 /// Sizes take K, M, G or T (powers of 1024). The image format comes from --format or the file's
-/// name (.raw, .img, .flow), never from the file's content. Exit status: 0 done, 1 failed, 2 wrong usage.
+/// name (.raw, .img, .qcow2, .flow), never from the file's content. Exit status: 0 done, 1 failed, 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "flowstone", version, propagate_version = true, max_term_width = 100)]
 pub struct Args {
@@ -37,7 +38,8 @@ pub enum Command {
     Convert(Convert),
     /// Change the size of an image, or of a disk that is being served
     Resize(Resize),
-    /// Put the blocks of a log image in the order of the disk, and give dead space back to the host
+    /// Put the blocks of a log image in the order of the disk, and give dead space of a log or qcow2
+    /// image back to the host
     Compact(Compact),
     /// Serve disks to guests until SIGTERM
     Serve(Serve),
@@ -51,13 +53,24 @@ pub struct Create {
     /// Size of the disk, e.g. 8G; a multiple of 512 bytes
     #[arg(long, value_parser = parse_size)]
     pub size: u64,
-    /// Image format: raw (the disk's sectors as they are) or log (small random writes become large
-    /// sequential ones, with checksums); if the name does not tell (.raw, .img, .flow)
+    /// Image format: raw (the disk's sectors as they are), qcow2 (as QEMU's) or log (small random
+    /// writes become large sequential ones, with checksums); if the name does not tell (.raw, .img,
+    /// .qcow2, .flow)
     #[arg(long)]
     pub format: Option<Format>,
     /// How a log image is laid out.
     #[command(flatten)]
     pub log: LogArgs,
+    /// How a qcow2 image is laid out.
+    #[command(flatten)]
+    pub qcow2: Qcow2Args,
+    /// qcow2 images: what the disk holds until it is written; the name is recorded as it is, and
+    /// means a file relative to the directory of IMAGE
+    #[arg(long, value_name = "FILE")]
+    pub backing: Option<PathBuf>,
+    /// Format of the backing file, raw or qcow2, if its name does not tell
+    #[arg(long, value_name = "FORMAT", requires = "backing")]
+    pub backing_format: Option<Format>,
     /// The file to make, which must not exist; or, for a log image, an empty block device
     pub image: PathBuf,
 }
@@ -77,6 +90,58 @@ pub struct LogArgs {
     /// [default: one]
     #[arg(long, value_name = "STREAMS")]
     pub streams: Option<Streams>,
+}
+
+/// Options of a new qcow2 image.
+#[derive(Debug, ClapArgs)]
+pub struct Qcow2Args {
+    /// qcow2 images: size of a cluster, the unit in which space is given and taken back: a power of
+    /// two from 512 to 2M [default: 64K]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub cluster_size: Option<u64>,
+    /// qcow2 images: off, or metadata (make the whole map now, with a place for each cluster; the
+    /// host still gives space when it is written) [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub preallocation: Option<Preallocation>,
+}
+
+/// What is made ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Preallocation {
+    /// Nothing.
+    Off,
+    /// The map.
+    Metadata,
+}
+
+impl Qcow2Args {
+    /// What they mean.
+    pub fn options(&self) -> Qcow2Options {
+        Qcow2Options {
+            cluster_bytes: self.cluster_size,
+            preallocate: self.preallocation == Some(Preallocation::Metadata),
+            backing: None,
+        }
+    }
+}
+
+impl Create {
+    /// What all that is for one format only means.
+    pub fn options(&self) -> Result<CreateOptions> {
+        let backing = self.backing.as_ref().map(|path| {
+            let format = Format::choose(self.backing_format, path)?;
+            Ok(Backing { path: path.clone(), format })
+        });
+        let qcow2 = Qcow2Options { backing: backing.transpose()?, ..self.qcow2.options() };
+        Ok(CreateOptions { log: self.log.options(), qcow2 })
+    }
+}
+
+impl Convert {
+    /// What all that is for one format only means.
+    pub fn options(&self) -> CreateOptions {
+        CreateOptions { log: self.log.options(), qcow2: self.qcow2.options() }
+    }
 }
 
 /// Streams of a log image.
@@ -105,7 +170,7 @@ pub struct Info {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Image format, raw or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
     /// The image
@@ -124,7 +189,7 @@ pub struct Check {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Image format, raw or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
     /// The image
@@ -134,15 +199,21 @@ pub struct Check {
 /// Arguments of `convert`.
 #[derive(Debug, ClapArgs)]
 pub struct Convert {
-    /// Format of the new image, raw or log, if its name does not tell
+    /// Format of the new image, raw, qcow2 or log, if its name does not tell
     #[arg(long)]
     pub format: Option<Format>,
-    /// Format of the source, raw or log, if its name does not tell
+    /// Format of the source, raw, qcow2 or log, if its name does not tell
     #[arg(long)]
     pub source_format: Option<Format>,
     /// How a new log image is laid out.
     #[command(flatten)]
     pub log: LogArgs,
+    /// How a new qcow2 image is laid out.
+    #[command(flatten)]
+    pub qcow2: Qcow2Args,
+    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    #[arg(long = "backing-dir", value_name = "DIR")]
+    pub backing_dirs: Vec<PathBuf>,
     /// The image to read
     pub source: PathBuf,
     /// The image to make; it must not exist
@@ -155,9 +226,12 @@ pub struct Resize {
     /// Ask the daemon at this control socket: the disk grows while its guest runs
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
-    /// Image format, raw or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
+    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    #[arg(long = "backing-dir", value_name = "DIR")]
+    pub backing_dirs: Vec<PathBuf>,
     /// The image; with --control, also the disk's name
     pub image: PathBuf,
     /// The new size, e.g. 16G; shrinking is refused where there is data
@@ -171,6 +245,9 @@ pub struct Compact {
     /// Image format, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
+    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    #[arg(long = "backing-dir", value_name = "DIR")]
+    pub backing_dirs: Vec<PathBuf>,
     /// The image; nobody may be using it
     pub image: PathBuf,
 }
@@ -182,7 +259,7 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; see the manual for its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "name", "format", "queues",
-        "cpus", "poll", "discard", "engine", "direct", "readonly", "layers", "control"])]
+        "cpus", "poll", "discard", "engine", "direct", "readonly", "backing_dirs", "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
@@ -191,7 +268,7 @@ pub struct Serve {
     /// [default: from IMAGE]
     #[arg(long)]
     pub name: Option<String>,
-    /// Image format, raw or log, if the file's name does not tell
+    /// Image format, raw, qcow2 or log, if the file's name does not tell
     #[arg(long)]
     pub format: Option<Format>,
     /// Most queues the guest may use [default: 64]
@@ -216,6 +293,9 @@ pub struct Serve {
     /// Refuse writes; several daemons may serve the same image this way
     #[arg(long)]
     pub readonly: bool,
+    /// Follow backing files into this directory too, besides that of the image; repeat for several
+    #[arg(long = "backing-dir", value_name = "DIR")]
+    pub backing_dirs: Vec<PathBuf>,
     /// Put a diagnosis layer on top: delay=2ms, delay=0-5ms (random, completes out of order),
     /// error=OP[:ERRNO[:EVERY]], log=PATH, stats, verify; repeat for several
     #[arg(long = "layer", value_name = "LAYER")]

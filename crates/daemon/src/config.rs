@@ -82,6 +82,9 @@ pub struct DiskConfig {
     /// Refuse writes.
     #[serde(default)]
     pub readonly: bool,
+    /// Where backing files may be, besides the directory of the image that names them.
+    #[serde(default)]
+    pub backing_dirs: Vec<PathBuf>,
     /// Diagnosis layers, from the lowest up.
     #[serde(default, deserialize_with = "texts")]
     pub layers: Vec<LayerSpec>,
@@ -208,6 +211,7 @@ impl DiskConfig {
             engine: Choice::default(),
             direct: Choice::default(),
             readonly: false,
+            backing_dirs: Vec::new(),
             layers: Vec::new(),
         }
     }
@@ -247,7 +251,8 @@ impl DiskConfig {
             lock_patience: LOCK_PATIENCE,
             ..OpenOptions::new(access)
         };
-        ImageOptions { file, discard: self.discard }
+        let backing_dirs = self.backing_dirs.clone();
+        ImageOptions { discard: self.discard, backing_dirs, ..ImageOptions::new(file) }
     }
 }
 

@@ -40,7 +40,7 @@ impl Stack {
                 (Arc::new(mem), None)
             }
             Source::Image { path, format, options } => {
-                let image: Arc<dyn Image> = Arc::from(open(path, *format, *options)?);
+                let image: Arc<dyn Image> = Arc::from(open(path, *format, options.clone())?);
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }
         };

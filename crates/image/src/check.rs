@@ -5,7 +5,7 @@ use std::path::Path;
 use flowstone_block::Result;
 use flowstone_fileio::{Access, OpenOptions};
 
-use crate::{Format, log, raw};
+use crate::{Format, log, qcow2, raw};
 
 /// What to check, and what to do about what is found.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,6 +63,7 @@ pub fn check(
     let file = Box::new(OpenOptions::new(access).open(path)?);
     match format {
         Format::Raw => raw::check(path, file, access, progress),
+        Format::Qcow2 => qcow2::check(&path.display().to_string(), &*file, options, progress),
         Format::Log => {
             let name = path.display().to_string();
             // All of a device is "allocated", so there is nothing to tell leaks by.

@@ -3,38 +3,116 @@
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
-use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, OpenOptions, create_sparse};
+use flowstone_fileio::{
+    Access, BlockingFile, DirectChoice, EngineChoice, FileIo, FileOffset, OpenOptions,
+    create_sparse,
+};
+
+use tracing::warn;
 
 use crate::log::{self, LogImage, LogInfo, LogOptions};
+use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format, Image, Space};
 
 /// How to open an image.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ImageOptions {
     /// How to open its host file.
     pub file: OpenOptions,
     /// What discards do.
     pub discard: DiscardMode,
+    /// Where the backing file of a qcow2 image may be, besides the directory of the image.
+    pub backing_dirs: Vec<PathBuf>,
+    /// How many images are based on this one, for those who open backing files.
+    pub chain_depth: usize,
 }
 
-/// Makes a new, empty image of `bytes` bytes. `options` are for log images.
-pub fn create(path: &Path, format: Format, bytes: u64, options: LogOptions) -> Result<()> {
+impl ImageOptions {
+    /// To open the host file like this, with everything else left to its default.
+    pub fn new(file: OpenOptions) -> Self {
+        let discard = DiscardMode::Deallocate;
+        Self { file, discard, backing_dirs: Vec::new(), chain_depth: 0 }
+    }
+}
+
+/// What can be chosen when an image is made, by format.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CreateOptions {
+    /// For log images.
+    pub log: LogOptions,
+    /// For qcow2 images.
+    pub qcow2: Qcow2Options,
+}
+
+impl CreateOptions {
+    /// Refuses what another format was meant by.
+    fn check(&self, name: &str, format: Format) -> Result<()> {
+        let others: [(bool, &str, &'static str); 2] = [
+            (
+                format != Format::Log && self.log != LogOptions::default(),
+                "has no segments, reserve or streams",
+                "leave these options out, or use --format log",
+            ),
+            (
+                format != Format::Qcow2 && self.qcow2 != Qcow2Options::default(),
+                "has no clusters, preallocation or backing file",
+                "leave these options out, or use --format qcow2",
+            ),
+        ];
+        match others.into_iter().find(|(given, ..)| *given) {
+            Some((_, why, advice)) => {
+                Err(Error::invalid(name, format!("a {format} image {why}"), advice))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+/// Makes a new, empty image of `bytes` bytes.
+pub fn create(path: &Path, format: Format, bytes: u64, options: &CreateOptions) -> Result<()> {
     let name = format!("create {}", path.display());
     let capacity = valid_capacity(bytes)
         .map_err(|why| Error::invalid(name.clone(), why, "give a --size such as 8G or 512M"))?;
+    options.check(&name, format)?;
     match format {
-        Format::Raw if options != LogOptions::default() => Err(Error::invalid(
-            name,
-            "a raw image has no segments, reserve or streams",
-            "leave these options out, or use --format log",
-        )),
         Format::Raw => create_sparse(path, capacity.bytes()),
-        Format::Log => create_log(&name, path, capacity, options),
+        Format::Qcow2 => create_qcow2(&name, path, capacity, &options.qcow2),
+        Format::Log => create_log(&name, path, capacity, options.log),
     }
+}
+
+fn create_qcow2(
+    name: &str,
+    path: &Path,
+    capacity: SectorCount,
+    options: &Qcow2Options,
+) -> Result<()> {
+    if let Some(backing) = &options.backing {
+        check_backing(name, path, backing)?;
+    }
+    create_sparse(path, 0)?;
+    let made = OpenOptions::new(Access::Write)
+        .open(path)
+        .and_then(|file| qcow2::create(name, &file, capacity, options));
+    if made.is_err() {
+        // What we made and could not finish must not look like an image.
+        let _ = std::fs::remove_file(path);
+    }
+    made
+}
+
+/// A backing file that cannot be used is found out now, not when somebody needs the data.
+fn check_backing(name: &str, path: &Path, backing: &Backing) -> Result<()> {
+    if !matches!(backing.format, Format::Raw | Format::Qcow2) {
+        let why = format!("a {} image cannot be a backing file", backing.format);
+        return Err(Error::invalid(name, why, "use a raw or a qcow2 backing file"));
+    }
+    let target = path.parent().unwrap_or(Path::new("")).join(&backing.path);
+    inspect(&target, backing.format).map(|_| ())
 }
 
 fn create_log(name: &str, path: &Path, capacity: SectorCount, options: LogOptions) -> Result<()> {
@@ -79,6 +157,8 @@ pub struct ImageInfo {
     pub space: Space,
     /// More about a log image.
     pub log: Option<LogInfo>,
+    /// More about a qcow2 image.
+    pub qcow2: Option<Qcow2Info>,
 }
 
 /// Looks at the image at `path`, which somebody else may be writing.
@@ -89,35 +169,85 @@ pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
     match format {
         Format::Raw => {
             let image = RawImage::open(path, file, DiscardMode::Deallocate, Access::Inspect)?;
-            Ok(ImageInfo { space: image.space().map_err(host)?, log: None })
+            Ok(ImageInfo { space: image.space().map_err(host)?, log: None, qcow2: None })
         }
         Format::Log => {
             let log = log::inspect(&name, &*file)?;
             let allocated_bytes = file.allocated_bytes().map_err(host)?;
             let space = Space { virtual_bytes: log.virtual_bytes, allocated_bytes };
-            Ok(ImageInfo { space, log: Some(log) })
+            Ok(ImageInfo { space, log: Some(log), qcow2: None })
+        }
+        Format::Qcow2 => {
+            let qcow2 = qcow2::inspect(&name, &*file)?;
+            let allocated_bytes = file.allocated_bytes().map_err(host)?;
+            let space = Space { virtual_bytes: qcow2.virtual_bytes, allocated_bytes };
+            Ok(ImageInfo { space, log: None, qcow2: Some(qcow2) })
         }
     }
 }
 
 /// Opens the image at `path`; [`inspect`] is for those that somebody else may be writing.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
-    let file = Box::new(options.file.open(path)?);
+    let file = Box::new(file_options(path, format, options.file).open(path)?);
     match format {
         Format::Raw => {
             let image = RawImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))
         }
-        Format::Log if options.file.access == Access::Inspect => Err(Error::invalid(
-            path.display().to_string(),
-            "what somebody may be writing cannot be read",
-            "inspect it, or open it for reading",
-        )),
+        Format::Log | Format::Qcow2 if options.file.access == Access::Inspect => {
+            Err(Error::invalid(
+                path.display().to_string(),
+                "what somebody may be writing cannot be read",
+                "inspect it, or open it for reading",
+            ))
+        }
         Format::Log => {
             let image = LogImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))
         }
+        Format::Qcow2 => {
+            let header = qcow2::read_header(&path.display().to_string(), &*file)?;
+            let backing = header.backing.as_ref();
+            let backing =
+                backing.map(|backing| qcow2::open_backing(path, backing, &options)).transpose()?;
+            let access = options.file.access;
+            let memory = remember(path, options.file);
+            let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
+            Ok(Box::new(image))
+        }
     }
+}
+
+/// Where the daemon's knowledge survives it. An image can be served without.
+fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory {
+    // With engine `volatile`, being killed is a power cut: the data would not be there.
+    if options.engine == EngineChoice::Volatile || is_block_device(path) {
+        return qcow2::Memory::None;
+    }
+    if options.access != Access::Write {
+        return qcow2::Memory::Left(qcow2::Redo::peek(path));
+    }
+    match qcow2::Redo::open(path) {
+        Ok(redo) => qcow2::Memory::File(redo),
+        Err(error) => {
+            warn!(
+                "{}: cannot write beside the image: {error}; if the daemon is killed, it forgets \
+                 writes that were not flushed",
+                path.display()
+            );
+            qcow2::Memory::None
+        }
+    }
+}
+
+/// The last sector of a qcow2 file that others have written need not be whole, and direct I/O
+/// could not read it. (Whoever writes the image makes it whole first.)
+fn file_options(path: &Path, format: Format, options: OpenOptions) -> OpenOptions {
+    let is_odd = || std::fs::metadata(path).is_ok_and(|file| !file.len().is_multiple_of(4096));
+    if format == Format::Qcow2 && options.access != Access::Write && is_odd() {
+        return OpenOptions { direct: DirectChoice::Off, ..options };
+    }
+    options
 }
 
 /// A disk's size from bytes, or why there is no such disk.

@@ -12,18 +12,21 @@ use flowstone_block::{Error, Result};
 pub enum Format {
     /// The disk's sectors, one after the other, in a sparse file or on a block device.
     Raw,
+    /// Clusters and tables that find them, as QEMU specifies.
+    Qcow2,
     /// Writes in the order of their arrival, and a map that finds them.
     Log,
 }
 
 impl Format {
     /// Every format.
-    pub const ALL: [Self; 2] = [Self::Raw, Self::Log];
+    pub const ALL: [Self; 3] = [Self::Raw, Self::Qcow2, Self::Log];
 
     /// The name used on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
             Self::Log => "log",
         }
     }
@@ -32,6 +35,7 @@ impl Format {
     pub fn choose(asked: Option<Self>, path: &Path) -> Result<Self> {
         let told = || match path.extension().and_then(|extension| extension.to_str()) {
             Some("raw" | "img") => Some(Self::Raw),
+            Some("qcow2") => Some(Self::Qcow2),
             Some("flow") => Some(Self::Log),
             _ => None,
         };
@@ -39,7 +43,7 @@ impl Format {
             Error::invalid(
                 path.display().to_string(),
                 "its name does not tell the image format",
-                "add --format raw or log, or name the file .raw, .img or .flow",
+                "add --format raw, qcow2 or log, or name the file .raw, .img, .qcow2 or .flow",
             )
         })
     }
@@ -56,7 +60,7 @@ impl FromStr for Format {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         Self::ALL.into_iter().find(|format| format.name() == text).ok_or_else(|| {
-            format!("`{text}` is not an image format of this version; use raw or log")
+            format!("`{text}` is not an image format of this version; use raw, qcow2 or log")
         })
     }
 }
@@ -68,6 +72,7 @@ mod tests {
     #[test]
     fn the_name_tells_the_format_unless_one_is_given() {
         assert_eq!(Format::choose(None, Path::new("a/b.raw")).unwrap(), Format::Raw);
+        assert_eq!(Format::choose(None, Path::new("b.qcow2")).unwrap(), Format::Qcow2);
         assert_eq!(Format::choose(None, Path::new("b.flow")).unwrap(), Format::Log);
         assert_eq!(Format::choose(None, Path::new("b.img")).unwrap(), Format::Raw);
         assert_eq!(Format::choose(Some(Format::Raw), Path::new("/dev/sda")).unwrap(), Format::Raw);

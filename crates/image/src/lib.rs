@@ -11,11 +11,14 @@ mod format;
 pub mod fuzzing;
 mod image;
 pub mod log;
+pub mod qcow2;
 pub mod raw;
+mod waker;
 
 pub use check::{CheckOptions, CheckProgress, CheckReport, check};
 pub use convert::convert;
-pub use create::{ImageInfo, ImageOptions, create, inspect, open};
+pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
 pub use format::Format;
 pub use image::{DiscardMode, Image, Space};
 pub use log::{LogInfo, LogOptions, LogState};
+pub use qcow2::{Backing, Qcow2Info, Qcow2Options};

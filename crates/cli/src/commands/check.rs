@@ -48,7 +48,7 @@ pub fn run(args: &Check) -> Result<ExitCode> {
             repairs: &found.repairs,
         });
     } else {
-        print(&found, args.data || format == Format::Raw);
+        print(&found, format, args.data);
     }
     Ok(match (found.error_count, found.leaked_bytes) {
         (0, 0) => ExitCode::SUCCESS,
@@ -57,7 +57,7 @@ pub fn run(args: &Check) -> Result<ExitCode> {
     })
 }
 
-fn print(found: &CheckReport, data: bool) {
+fn print(found: &CheckReport, format: Format, data: bool) {
     found.repairs.iter().for_each(|line| println!("repaired: {line}"));
     found.errors.iter().for_each(|line| println!("error: {line}"));
     let unlisted = found.error_count - found.errors.len() as u64;
@@ -71,7 +71,9 @@ fn print(found: &CheckReport, data: bool) {
     }
     let errors = found.error_count;
     let of_data = format_size(found.data_bytes);
-    if data {
+    if format == Format::Qcow2 {
+        println!("{errors} errors; {of_data} of data have their places");
+    } else if data || format == Format::Raw {
         println!(
             "{errors} errors, {} of {of_data} of data readable",
             format_size(found.readable_bytes)

@@ -9,6 +9,6 @@ use super::open_image;
 use crate::args::Compact;
 
 pub fn run(args: &Compact) -> Result<ExitCode> {
-    open_image(&args.image, args.format, Access::Write)?.compact()?;
+    open_image(&args.image, args.format, Access::Write, &args.backing_dirs)?.compact()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -12,10 +12,10 @@ use crate::args::Convert;
 use crate::progress::bytes_bar;
 
 pub fn run(args: &Convert) -> Result<ExitCode> {
-    let source = open_image(&args.source, args.source_format, Access::Read)?;
+    let source = open_image(&args.source, args.source_format, Access::Read, &args.backing_dirs)?;
     let capacity_bytes = source.geometry().capacity.bytes();
     let format = Format::choose(args.format, &args.target)?;
-    create(&args.target, format, capacity_bytes, args.log.options())?;
+    create(&args.target, format, capacity_bytes, &args.options())?;
     let copied = fill(&args.target, format, &*source);
     if copied.is_err() {
         // Half a copy must not look like a whole one. It is ours: we have just made it.
@@ -25,7 +25,7 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
 }
 
 fn fill(target: &Path, format: Format, source: &dyn Image) -> Result<()> {
-    let target = open_image(target, Some(format), Access::Write)?;
+    let target = open_image(target, Some(format), Access::Write, &[])?;
     let bar = bytes_bar("converting", source.geometry().capacity.bytes());
     let copied = flowstone_image::convert(source, &*target, |bytes| bar.set_position(bytes));
     bar.finish_and_clear();

@@ -9,6 +9,6 @@ use crate::args::Create;
 
 pub fn run(args: &Create) -> Result<ExitCode> {
     let format = Format::choose(args.format, &args.image)?;
-    flowstone_image::create(&args.image, format, args.size, args.log.options())?;
+    flowstone_image::create(&args.image, format, args.size, &args.options()?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Result, format_size};
-use flowstone_image::{Format, LogInfo, inspect};
+use flowstone_image::{Format, LogInfo, Qcow2Info, inspect};
 use serde::Serialize;
 
 use super::print_json;
@@ -18,6 +18,32 @@ struct Report {
     allocated_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<LogReport>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    qcow2: Option<Qcow2Report>,
+}
+
+/// The part about a qcow2 image.
+#[derive(Serialize)]
+struct Qcow2Report {
+    version: u32,
+    cluster_bytes: u64,
+    backing: Option<String>,
+    backing_format: Option<String>,
+    snapshots: u32,
+    corrupt: bool,
+}
+
+impl From<&Qcow2Info> for Qcow2Report {
+    fn from(qcow2: &Qcow2Info) -> Self {
+        Self {
+            version: qcow2.version,
+            cluster_bytes: qcow2.cluster_bytes,
+            backing: qcow2.backing.clone(),
+            backing_format: qcow2.backing_format.clone(),
+            snapshots: qcow2.snapshots,
+            corrupt: qcow2.corrupt,
+        }
+    }
 }
 
 /// The part about a log image, at its newest checkpoint.
@@ -71,6 +97,7 @@ pub fn run(args: &Info) -> Result<ExitCode> {
         virtual_bytes: found.space.virtual_bytes,
         allocated_bytes: found.space.allocated_bytes,
         log: found.log.as_ref().map(LogReport::from),
+        qcow2: found.qcow2.as_ref().map(Qcow2Report::from),
     };
     if args.json {
         print_json(&report);
@@ -81,6 +108,7 @@ pub fn run(args: &Info) -> Result<ExitCode> {
     println!("size        {}", with_bytes(report.virtual_bytes));
     println!("on host     {}", with_bytes(report.allocated_bytes));
     report.log.iter().for_each(print_log);
+    report.qcow2.iter().for_each(print_qcow2);
     Ok(ExitCode::SUCCESS)
 }
 
@@ -106,6 +134,21 @@ fn print_log(log: &LogReport) {
     let age = log.checkpoint_age_s.map_or("none yet".into(), |age| format!("{age} s ago"));
     let state = if log.clean { "closed in order" } else { "in use, or not closed in order" };
     println!("checkpoint  {age}, generation {}; {state}", log.generation);
+}
+
+fn print_qcow2(qcow2: &Qcow2Report) {
+    println!("clusters    {}, format version {}", format_size(qcow2.cluster_bytes), qcow2.version);
+    if let Some(backing) = &qcow2.backing {
+        // It comes from the image: nothing in it may reach a terminal as it is.
+        let format = qcow2.backing_format.as_deref().unwrap_or("of unknown format");
+        println!("backing     {} ({})", backing.escape_debug(), format.escape_debug());
+    }
+    if qcow2.snapshots > 0 {
+        println!("snapshots   {}", qcow2.snapshots);
+    }
+    if qcow2.corrupt {
+        println!("state       marked as damaged");
+    }
 }
 
 fn with_bytes(bytes: u64) -> String {

@@ -9,12 +9,12 @@ mod resize;
 mod serve;
 mod stats;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
 use flowstone_fileio::{Access, OpenOptions};
-use flowstone_image::{DiscardMode, Format, Image, ImageOptions};
+use flowstone_image::{Format, Image, ImageOptions};
 
 use crate::args::Command;
 
@@ -33,9 +33,15 @@ pub fn run(command: Command) -> Result<ExitCode> {
 }
 
 /// Opens an image for a tool.
-fn open_image(path: &Path, format: Option<Format>, access: Access) -> Result<Box<dyn Image>> {
+fn open_image(
+    path: &Path,
+    format: Option<Format>,
+    access: Access,
+    backing_dirs: &[PathBuf],
+) -> Result<Box<dyn Image>> {
     let format = Format::choose(format, path)?;
-    let options = ImageOptions { file: OpenOptions::new(access), discard: DiscardMode::Deallocate };
+    let backing_dirs = backing_dirs.to_vec();
+    let options = ImageOptions { backing_dirs, ..ImageOptions::new(OpenOptions::new(access)) };
     flowstone_image::open(path, format, options)
 }
 

@@ -16,7 +16,8 @@ pub fn run(args: &Resize) -> Result<ExitCode> {
     match &args.control {
         Some(control) => grow_live(args, control)?,
         None => {
-            let image = open_image(&args.image, args.format, Access::Write).map_err(in_use)?;
+            let image = open_image(&args.image, args.format, Access::Write, &args.backing_dirs);
+            let image = image.map_err(in_use)?;
             image.resize(capacity)?;
         }
     }

@@ -46,6 +46,7 @@ fn disk(args: Serve) -> DiskConfig {
         engine: args.engine.unwrap_or_default(),
         direct: args.direct.unwrap_or_default(),
         readonly: args.readonly,
+        backing_dirs: args.backing_dirs,
         layers: args.layers,
         ..defaults
     }

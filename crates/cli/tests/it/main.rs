@@ -10,6 +10,7 @@ mod hostile_guest;
 mod log_images;
 mod many_disks;
 mod model;
+mod qcow2;
 mod serving;
 mod survival;
 mod tools;

@@ -14,7 +14,7 @@ use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
 use super::sync::GroupSync;
 use super::tail::{Draft, Health, News, Placed, Refusal, Tail};
-use super::waker::Waker;
+use crate::waker::Waker;
 
 /// The shared part of an open log image.
 pub struct Core {

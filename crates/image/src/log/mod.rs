@@ -27,7 +27,6 @@ mod shape;
 mod superblock;
 mod sync;
 mod tail;
-mod waker;
 mod window;
 
 pub use address::{Address, Word};

@@ -15,7 +15,7 @@ use super::record::{Entry, Header, Kind};
 use super::segments::SegmentTable;
 use super::shape::{self, Shape};
 use super::superblock::{HeadPlace, Totals};
-use super::waker::Waker;
+use crate::waker::Waker;
 
 /// Streams of guest data.
 pub const STREAMS_MAX: usize = 2;

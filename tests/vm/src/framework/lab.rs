@@ -24,6 +24,8 @@ const REQUIRE: &str = "FLOWSTONE_REQUIRE_GUESTS";
 pub enum Format {
     /// `disk.raw`
     Raw,
+    /// `disk.qcow2`
+    Qcow2,
     /// `disk.flow`
     Log,
 }
@@ -34,6 +36,7 @@ impl Format {
     pub fn file_name(self) -> &'static str {
         match self {
             Self::Raw => "disk.raw",
+            Self::Qcow2 => "disk.qcow2",
             Self::Log => "disk.flow",
         }
     }
@@ -104,7 +107,7 @@ impl Lab {
         self.image_of(Format::Raw, size, &[])
     }
 
-    /// Creates an empty image of either format, with further `options` of `flowstone create`.
+    /// Creates an empty image of any format, with further `options` of `flowstone create`.
     pub fn image_of(&self, format: Format, size: &str, options: &[&str]) -> Result<PathBuf> {
         let image = self.folder().join(format.file_name());
         let path = image.to_string_lossy();

@@ -77,6 +77,16 @@ fn btrfs_on_a_log_image_and_one_queue_keeps_its_files() -> Result<()> {
     keeps_its_files(&BTRFS, Format::Log, 1, |_| Ok(()))
 }
 
+#[test]
+fn ext4_on_a_qcow2_image_keeps_its_files_and_gives_space_back_with_four_queues() -> Result<()> {
+    keeps_its_files(&EXT4, Format::Qcow2, 4, host_checks_ext4)
+}
+
+#[test]
+fn xfs_on_a_qcow2_image_keeps_its_files_and_gives_space_back_with_four_queues() -> Result<()> {
+    keeps_its_files(&XFS, Format::Qcow2, 4, |_| Ok(()))
+}
+
 fn keeps_its_files(
     system: &FileSystem,
     format: Format,
@@ -105,7 +115,7 @@ fn keeps_its_files(
     host_check(&raw)
 }
 
-/// The host gets the space of a removed file back, of a log image a little later.
+/// The host gets the space of a removed file back, of a log or a qcow2 image a little later.
 fn give_back(guest: &mut Guest, daemon: &Daemon, system: &FileSystem) -> Result<()> {
     let before = daemon.stats()?.allocated_bytes;
     guest.run(&remove_verified(system))?;

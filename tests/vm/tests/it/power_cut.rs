@@ -61,6 +61,16 @@ fn btrfs_on_a_log_image_keeps_what_was_synced_when_the_power_fails() -> Result<(
 }
 
 #[test]
+fn ext4_on_a_qcow2_image_keeps_what_was_synced_when_the_power_fails() -> Result<()> {
+    one_cut(&EXT4, Format::Qcow2)
+}
+
+#[test]
+fn xfs_on_a_qcow2_image_keeps_what_was_synced_when_the_power_fails() -> Result<()> {
+    one_cut(&XFS, Format::Qcow2)
+}
+
+#[test]
 fn ext4_on_a_raw_image_keeps_what_was_synced_when_the_power_fails() -> Result<()> {
     one_cut(&EXT4, Format::Raw)
 }

@@ -30,6 +30,12 @@ fn guest_on_a_log_image_survives_three_kills_while_requests_complete_out_of_orde
 }
 
 #[test]
+fn guest_on_a_qcow2_image_survives_three_kills_while_requests_complete_out_of_order() -> Result<()>
+{
+    survives_three_ends(Format::Qcow2, Daemon::kill)
+}
+
+#[test]
 fn sigterm_under_load_drains_and_the_guest_continues_after_restart() -> Result<()> {
     survives_three_ends(Format::Raw, Daemon::terminate)
 }
@@ -44,6 +50,12 @@ fn soak_random_ends_under_load() -> Result<()> {
 #[ignore = "runs for SOAK_MINUTES"]
 fn soak_random_ends_under_load_of_a_log_image() -> Result<()> {
     random_ends(Format::Log)
+}
+
+#[test]
+#[ignore = "runs for SOAK_MINUTES"]
+fn soak_random_ends_under_load_of_a_qcow2_image() -> Result<()> {
+    random_ends(Format::Qcow2)
 }
 
 fn random_ends(format: Format) -> Result<()> {

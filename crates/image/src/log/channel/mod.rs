@@ -21,7 +21,7 @@ use self::flushes::Flushes;
 use self::reads::Reads;
 use self::writes::Writes;
 use super::core::Core;
-use super::waker::Waker;
+use crate::waker::Waker;
 
 /// What a file request is for, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
-//! How one thread wakes another that waits for the log.
+//! How one thread wakes a queue of an image.
 //!
-//! A queue's own I/O rings its own bell. This one is for what others do: a record of theirs that
+//! A queue's own I/O rings its own bell. This one is for what others do, e.g. a record of theirs that
 //! ours waits behind has committed, a flush of theirs covers ours, the keeper has made room.
 
 use std::io;

@@ -1,0 +1,121 @@
+//! The file that an image is based on. Its name stands in the image, so whoever made the image
+//! chose it: it is followed only where the operator has allowed, and never guessed about.
+
+use std::path::{Path, PathBuf};
+
+use flowstone_block::{Error, Result};
+
+use super::header::BackingName;
+use crate::{Format, Image, ImageOptions};
+use flowstone_fileio::Access;
+
+/// Images in a chain, the first included.
+pub const CHAIN_MAX: usize = 16;
+
+/// Opens the backing file of the image at `path`, for reading.
+pub fn open(path: &Path, backing: &BackingName, options: &ImageOptions) -> Result<Box<dyn Image>> {
+    let name = path.display().to_string();
+    let refuse = |why: String, advice: &'static str| Err(Error::invalid(name.clone(), why, advice));
+    let target = match allowed(path, &backing.name, &options.backing_dirs) {
+        Ok(target) => target,
+        Err(Unwanted::Named(why)) => {
+            let why = format!("its backing file `{}` {why}", backing.name);
+            return refuse(
+                why,
+                "make sure that you trust the image; change the name with qemu-img rebase",
+            );
+        }
+        Err(Unwanted::Elsewhere(directory)) => {
+            let why = format!("its backing file `{}` is in another directory", backing.name);
+            let advice = format!("if you trust it, add --backing-dir {}", directory.display());
+            return Err(Error::invalid(name, why, advice));
+        }
+    };
+    let format = match backing.format.as_deref().map(str::parse::<Format>) {
+        Some(Ok(format @ (Format::Raw | Format::Qcow2))) => format,
+        Some(_) => {
+            let format = backing.format.as_deref().unwrap_or_default();
+            let why = format!("its backing file has the format `{format}`");
+            return refuse(why, "use a raw or a qcow2 backing file");
+        }
+        None => {
+            let why = "it does not say which format its backing file has".to_owned();
+            return refuse(why, "record it: qemu-img rebase -u -F FORMAT -b BACKING IMAGE");
+        }
+    };
+    if options.chain_depth + 1 >= CHAIN_MAX {
+        let why = format!("its chain of backing files is longer than {CHAIN_MAX}, or a loop");
+        return refuse(why, "shorten it with qemu-img rebase");
+    }
+    let mut file = options.file;
+    file.access = Access::Read;
+    let below = ImageOptions { file, chain_depth: options.chain_depth + 1, ..options.clone() };
+    crate::open(&target, format, below)
+}
+
+/// Why a name is not followed.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Unwanted {
+    Named(&'static str),
+    /// Nobody has allowed this directory.
+    Elsewhere(PathBuf),
+}
+
+/// The file that `name` in the image at `path` means, if it may be opened: in the directory of the
+/// image, in one of `directories`, or below one of these.
+pub fn allowed(
+    path: &Path,
+    name: &str,
+    directories: &[PathBuf],
+) -> std::result::Result<PathBuf, Unwanted> {
+    // `nbd:host`, `json:{…}`: QEMU takes what stands before a colon for a protocol.
+    if name.split('/').next().is_some_and(|first| first.contains(':')) {
+        return Err(Unwanted::Named("is not a plain file name"));
+    }
+    if name.contains('\0') || name.is_empty() {
+        return Err(Unwanted::Named("is not a file name"));
+    }
+    let missing = Unwanted::Named("does not exist or cannot be reached");
+    let Ok(image) = path.canonicalize() else { return Err(missing) };
+    let home = image.parent().unwrap_or(Path::new("/"));
+    let Ok(target) = home.join(name).canonicalize() else { return Err(missing) };
+    let within = |directory: &Path| {
+        directory.canonicalize().is_ok_and(|directory| target.starts_with(directory))
+    };
+    if within(home) || directories.iter().any(|directory| within(directory)) {
+        return Ok(target);
+    }
+    let elsewhere = target.parent().unwrap_or(Path::new("/")).to_path_buf();
+    Err(Unwanted::Elsewhere(elsewhere))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_plain_files_in_allowed_directories_are_followed() {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().canonicalize().unwrap();
+        for directory in ["images", "images/below", "other"] {
+            std::fs::create_dir(root.join(directory)).unwrap();
+        }
+        for file in ["images/top.qcow2", "images/base.raw", "images/below/base.raw", "other/x"] {
+            std::fs::write(root.join(file), "").unwrap();
+        }
+        std::os::unix::fs::symlink(root.join("other/x"), root.join("images/link")).unwrap();
+        let top = root.join("images/top.qcow2");
+        let ask = |name: &str| allowed(&top, name, &[]);
+        assert_eq!(ask("base.raw"), Ok(root.join("images/base.raw")));
+        assert_eq!(ask("./below/base.raw"), Ok(root.join("images/below/base.raw")));
+        let elsewhere = Err(Unwanted::Elsewhere(root.join("other")));
+        assert_eq!(ask("../other/x"), elsewhere);
+        assert_eq!(ask("link"), elsewhere, "a link is what it leads to");
+        for name in ["nbd:localhost:10809", "json:{\"driver\":\"file\"}", "file:base.raw", ""] {
+            assert!(matches!(ask(name), Err(Unwanted::Named(_))), "{name}");
+        }
+        assert!(matches!(ask("missing"), Err(Unwanted::Named(_))));
+        let others = [root.join("other")];
+        assert_eq!(allowed(&top, "../other/x", &others), Ok(root.join("other/x")));
+    }
+}

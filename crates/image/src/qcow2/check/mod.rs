@@ -1,0 +1,214 @@
+//! Checking an image, as `qemu-img check` does: every reference to a host cluster is counted, and
+//! compared with its refcount.
+//!
+//! A refcount that is too high is a leak: space that nobody uses. One that is too low is an error:
+//! software that trusts it would give a cluster away that is in use. So is an entry that names
+//! nothing possible, or says wrongly whether its cluster may be written in place.
+
+mod walk;
+
+use std::io;
+
+use flowstone_block::{Error, Outcome, Result, format_size};
+use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
+
+use self::walk::Walk;
+use super::header::Header;
+use super::open::{read_header, read_l1};
+use super::refcounts::Refcounts;
+use super::shape::{HostCluster, Shape};
+use super::space::merged;
+use super::survey::Refusal;
+use crate::check::{CheckOptions, CheckProgress, CheckReport};
+
+/// Host clusters that are counted in one pass: a byte of memory each.
+const WINDOW_CLUSTERS: u64 = 64 << 20;
+
+/// What a check works with.
+struct Checker<'a> {
+    file: BlockingFile,
+    shape: Shape,
+    file_bytes: u64,
+    header: Header,
+    l1: Vec<u64>,
+    refcounts: Refcounts,
+    report: CheckReport,
+    progress: CheckProgress<'a>,
+}
+
+/// Checks an image, and repairs it if that is wanted.
+pub fn check(
+    name: &str,
+    file: &dyn FileIo,
+    options: CheckOptions,
+    progress: CheckProgress<'_>,
+) -> Result<CheckReport> {
+    let host = |error: io::Error| Error::host(name, error, "check the host's file system");
+    let refuse = |why: String| {
+        Error::invalid(name, why, "restore it from a backup, or try `qemu-img check`")
+    };
+    let header = read_header(name, file)?;
+    if header.snapshots > 0 {
+        let why = "it has internal snapshots, which this version does not follow";
+        return Err(refuse(why.into()));
+    }
+    let file_bytes = file.size().map_err(host)?;
+    let mut reader = BlockingFile::new(file).map_err(host)?;
+    let l1 = read_l1(&mut reader, &header, file_bytes).map_err(|refusal| match refusal {
+        Refusal::Host(errno) => host(errno.into()),
+        Refusal::Damaged(why) => refuse(format!("the image is damaged: {why}")),
+    })?;
+    let (table, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
+    let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters)
+        .map_err(|errno| refuse(format!("its refcount table cannot be read: {errno}")))?;
+    let mut checker = Checker {
+        file: reader,
+        shape: header.shape,
+        file_bytes,
+        header,
+        l1,
+        refcounts,
+        report: CheckReport::default(),
+        progress,
+    };
+    let checked = if options.repair { checker.repair() } else { checker.check() };
+    checked.map_err(|errno| host(errno.into()))?;
+    let mut report = checker.report;
+    if options.data {
+        report.notes.push("a qcow2 image has no checksums; its data was not read".into());
+    }
+    Ok(report)
+}
+
+/// A cluster whose refcount is not what it should be.
+#[derive(Clone, Copy)]
+struct Wrong {
+    cluster: HostCluster,
+    counted: u64,
+    refcount: u64,
+}
+
+/// Wrong refcounts that are put right in one go.
+const REPAIRS_MAX: usize = 1 << 20;
+
+impl Checker<'_> {
+    /// Counts, compares and reports.
+    fn check(&mut self) -> Outcome {
+        self.compare(|report, wrong, shape| {
+            if wrong.refcount > wrong.counted {
+                report.leaked_bytes += shape.cluster_bytes();
+            } else {
+                report.error(format!(
+                    "cluster {} is used {} times and counted {} times",
+                    wrong.cluster.0, wrong.counted, wrong.refcount
+                ));
+            }
+        })
+    }
+
+    /// Calls `visit` for each wrong refcount; what is wrong with tables goes to the report.
+    fn compare(&mut self, mut visit: impl FnMut(&mut CheckReport, Wrong, Shape)) -> Outcome {
+        let per_block = self.shape.block_refcounts();
+        let file_clusters = self.shape.clusters(self.file_bytes);
+        let blocks_end = (self.refcounts.table_entries() as u64).saturating_mul(per_block);
+        // What lies behind has neither a user nor a refcount.
+        let last_block = self.refcounts.blocks().map(|(index, _)| index as u64 + 1).max();
+        let counted_end = last_block.unwrap_or(0).saturating_mul(per_block).min(file_clusters);
+        let (mut start, mut end) = (0, counted_end);
+        loop {
+            let window = start..start + WINDOW_CLUSTERS.min((end - start).max(1));
+            let counts = Walk { checker: self, window: window.clone() }.run(&mut end)?;
+            for index in window.start / per_block..window.end.div_ceil(per_block) {
+                self.compare_block(index, &window, &counts, &mut visit)?;
+            }
+            start = window.end;
+            if start >= end {
+                break;
+            }
+        }
+        // Clusters that the file does not have are not in use.
+        for index in file_clusters / per_block..blocks_end / per_block {
+            self.compare_block(index, &(file_clusters..blocks_end), &[], &mut visit)?;
+        }
+        Ok(())
+    }
+
+    /// Compares what a refcount block says of clusters in `window`.
+    fn compare_block(
+        &mut self,
+        index: u64,
+        window: &std::ops::Range<u64>,
+        counts: &[u8],
+        visit: &mut impl FnMut(&mut CheckReport, Wrong, Shape),
+    ) -> Outcome {
+        let per_block = self.shape.block_refcounts();
+        let order = self.shape.refcount_order;
+        let Ok(block) = self.refcounts.block_bytes(&mut self.file, index as usize) else {
+            self.report.error(format!("refcount block {index} cannot be read"));
+            return Ok(());
+        };
+        if block.is_none() && counts.is_empty() {
+            return Ok(());
+        }
+        let first = (index * per_block).max(window.start);
+        for cluster in first..((index + 1) * per_block).min(window.end) {
+            let slot = (cluster % per_block) as usize;
+            let refcount = block.map_or(0, |bytes| super::refcounts::refcount(bytes, order, slot));
+            let counted = counts.get((cluster - window.start) as usize).copied().unwrap_or(0);
+            let counted = u64::from(counted);
+            // A byte counts no further.
+            if refcount != counted && !(counted == 255 && refcount > 255) {
+                let wrong = Wrong { cluster: HostCluster(cluster), counted, refcount };
+                visit(&mut self.report, wrong, self.shape);
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts refcounts and flags right, those that protect something first; then looks again.
+    fn repair(&mut self) -> Outcome {
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        self.compare(|_, wrong, _| {
+            let list = if wrong.refcount < wrong.counted { &mut low } else { &mut high };
+            if list.len() < REPAIRS_MAX {
+                list.push(wrong);
+            }
+        })?;
+        let raised = self.set_all(&low)?;
+        let flags = self.repair_flags()?;
+        self.file.sync()?;
+        self.set_all(&high)?;
+        self.file.sync()?;
+        let free = high.iter().filter(|wrong| wrong.counted == 0).map(|wrong| wrong.cluster);
+        let file_clusters = self.shape.clusters(self.file_bytes);
+        for run in merged(free.filter(|cluster| cluster.0 < file_clusters).collect()) {
+            let offset = FileOffset::new(self.shape.offset(HostCluster(run.start)));
+            let bytes = (run.end - run.start) << self.shape.cluster_bits;
+            self.file.run(FileOp::Punch { offset, bytes })?;
+        }
+        self.report = CheckReport::default();
+        self.check()?;
+        let repairs = &mut self.report.repairs;
+        if raised > 0 {
+            repairs.push(format!("{raised} clusters in use were counted too low"));
+        }
+        if flags > 0 {
+            repairs.push(format!("{flags} entries said wrongly whether a cluster is shared"));
+        }
+        if !high.is_empty() {
+            let bytes = format_size(high.len() as u64 * self.shape.cluster_bytes());
+            repairs.push(format!("{bytes} belonged to nothing"));
+        }
+        Ok(())
+    }
+
+    /// Sets refcounts to what was counted, where there is a block for them.
+    fn set_all(&mut self, wrong: &[Wrong]) -> std::result::Result<u64, flowstone_block::Errno> {
+        let mut set = 0;
+        for Wrong { cluster, counted, .. } in wrong {
+            set += u64::from(self.refcounts.set(&mut self.file, *cluster, *counted).is_ok());
+        }
+        self.refcounts.write_blocks(&mut self.file)?;
+        Ok(set)
+    }
+}

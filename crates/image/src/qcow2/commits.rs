@@ -1,0 +1,199 @@
+//! Who waits for the keeper, and for what.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use flowstone_block::{Errno, Outcome, SectorCount};
+
+/// The number of the commit that will serve a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket(u64);
+
+/// What the keeper is asked, and how far it has come.
+#[derive(Default)]
+pub struct Commits {
+    state: Mutex<State>,
+    /// Rings for the keeper.
+    bell: Condvar,
+    /// Rings for those who have asked for room or a new size.
+    answered: Condvar,
+    finished: AtomicU64,
+    /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
+    failed: AtomicBool,
+    /// There is no keeper any more.
+    abandoned: AtomicBool,
+    /// Something has changed since the last commit began.
+    touched: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    started: u64,
+    /// Why the last commit that ended has failed, and which commits have.
+    outcomes: Vec<(Ticket, Outcome)>,
+    wishes: Wishes,
+    rooms_asked: u64,
+    rooms_made: u64,
+    resized: Option<Outcome>,
+}
+
+/// What the keeper is to do next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    pub commit: bool,
+    pub room: bool,
+    pub resize: Option<SectorCount>,
+    /// Something has changed for the first time since the last commit began.
+    pub touched: bool,
+    pub stop: bool,
+}
+
+/// Commits whose failure is remembered; a flush asks after the next one or the one after it.
+const OUTCOMES_KEPT: usize = 16;
+
+impl Commits {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a commit that begins from now on.
+    pub fn ask(&self) -> Ticket {
+        let mut state = self.state();
+        state.wishes.commit = true;
+        self.bell.notify_one();
+        Ticket(state.started + 1)
+    }
+
+    /// How the commit has ended; `None` if it has not.
+    pub fn outcome(&self, ticket: Ticket) -> Option<Outcome> {
+        if self.finished.load(Ordering::Acquire) < ticket.0 {
+            return self.abandoned.load(Ordering::Acquire).then_some(Err(Errno::IO));
+        }
+        let state = self.state();
+        let failure = state.outcomes.iter().find(|(failed, _)| *failed == ticket);
+        Some(failure.map_or(Ok(()), |(_, outcome)| *outcome))
+    }
+
+    /// Asks for free clusters and waits until there are some, or will be none.
+    pub fn ask_for_room(&self) {
+        let mut state = self.state();
+        state.rooms_asked += 1;
+        let ours = state.rooms_asked;
+        state.wishes.room = true;
+        self.bell.notify_one();
+        while state.rooms_made < ours && !state.wishes.stop && !self.is_abandoned() {
+            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Asks for free clusters before there are none left; does not wait.
+    pub fn hint_room(&self) {
+        let mut state = self.state();
+        if !state.wishes.room {
+            state.wishes.room = true;
+            self.bell.notify_one();
+        }
+    }
+
+    /// Asks for another size and waits for the outcome.
+    pub fn ask_for_size(&self, capacity: SectorCount) -> Outcome {
+        let mut state = self.state();
+        state.resized = None;
+        state.wishes.resize = Some(capacity);
+        self.bell.notify_one();
+        loop {
+            if let Some(outcome) = state.resized.take() {
+                return outcome;
+            }
+            if self.is_abandoned() {
+                return Err(Errno::IO);
+            }
+            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// The map has changed: a commit is due some time after this.
+    pub fn touch(&self) {
+        if !self.touched.swap(true, Ordering::AcqRel) {
+            self.state().wishes.touched = true;
+            self.bell.notify_one();
+        }
+    }
+
+    /// The keeper is to end.
+    pub fn stop(&self) {
+        self.state().wishes.stop = true;
+        self.bell.notify_one();
+    }
+
+    /// For the keeper: what to do next; nothing, if nobody wants anything for so long.
+    pub fn next(&self, patience: Option<Duration>) -> Wishes {
+        let mut state = self.state();
+        if state.wishes == Wishes::default() {
+            state = match patience {
+                Some(patience) => {
+                    let woken = self.bell.wait_timeout(state, patience);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.bell.wait(state).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
+        let stop = state.wishes.stop;
+        std::mem::replace(&mut state.wishes, Wishes { stop, ..Wishes::default() })
+    }
+
+    /// For the keeper: a commit begins. Those who ask from now on mean the next one.
+    pub fn begin(&self) {
+        let mut state = self.state();
+        state.started += 1;
+        state.wishes.commit = false;
+        // Before the map is looked at, so that no change goes unnoticed.
+        self.touched.store(false, Ordering::Release);
+    }
+
+    /// For the keeper: the commit has ended.
+    pub fn end(&self, outcome: Outcome) {
+        let mut state = self.state();
+        if outcome.is_err() {
+            let ticket = Ticket(state.started);
+            state.outcomes.push((ticket, outcome));
+            let surplus = state.outcomes.len().saturating_sub(OUTCOMES_KEPT);
+            state.outcomes.drain(..surplus);
+        }
+        self.finished.store(state.started, Ordering::Release);
+    }
+
+    /// For the keeper: the request for room that it has just heard of has been served.
+    pub fn made_room(&self) {
+        let mut state = self.state();
+        state.rooms_made = state.rooms_asked;
+        self.answered.notify_all();
+    }
+
+    /// For the keeper: how the change of size has ended.
+    pub fn resized(&self, outcome: Outcome) {
+        self.state().resized = Some(outcome);
+        self.answered.notify_all();
+    }
+
+    /// There is no keeper any more: whoever waits for it is told so.
+    pub fn abandon(&self) {
+        let _state = self.state();
+        self.abandoned.store(true, Ordering::Release);
+        self.answered.notify_all();
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
+    }
+
+    /// Nothing can be promised from now on.
+    pub fn fail(&self) {
+        self.failed.store(true, Ordering::Release);
+    }
+
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,120 @@
+//! What the queues of an image, its lane and its keeper share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+
+use flowstone_block::SectorCount;
+use flowstone_fileio::FileIo;
+use tracing::error;
+
+use super::commits::Commits;
+use super::flights::Flights;
+use super::meta::Meta;
+use super::shape::Shape;
+use crate::waker::Waker;
+use crate::{DiscardMode, Image};
+
+/// The shared part of an open qcow2 image.
+pub struct Core {
+    /// The image's path, for messages.
+    pub name: String,
+    pub file: Box<dyn FileIo>,
+    pub shape: Shape,
+    pub readonly: bool,
+    pub discard: DiscardMode,
+    pub backing: Option<Box<dyn Image>>,
+    pub commits: Commits,
+    pub flights: Flights,
+    /// In sectors; a live resize changes it.
+    capacity: AtomicU64,
+    meta: Mutex<Meta>,
+    /// Rings when a claim ends, when there is room, and when there will be none.
+    changed: Condvar,
+    wakers: Mutex<Vec<Weak<Waker>>>,
+}
+
+impl Core {
+    pub fn new(
+        name: String,
+        file: Box<dyn FileIo>,
+        backing: Option<Box<dyn Image>>,
+        readonly: bool,
+        discard: DiscardMode,
+        capacity: SectorCount,
+        meta: Meta,
+    ) -> Self {
+        Self {
+            name,
+            file,
+            shape: meta.map.shape,
+            readonly,
+            discard,
+            backing,
+            commits: Commits::default(),
+            flights: Flights::default(),
+            capacity: AtomicU64::new(capacity.get()),
+            meta: Mutex::new(meta),
+            changed: Condvar::new(),
+            wakers: Mutex::default(),
+        }
+    }
+
+    pub fn capacity(&self) -> SectorCount {
+        SectorCount::new(self.capacity.load(Ordering::Relaxed))
+    }
+
+    pub fn set_capacity(&self, capacity: SectorCount) {
+        self.capacity.store(capacity.get(), Ordering::Relaxed);
+    }
+
+    /// The lock. Held for moments only, never across I/O.
+    pub fn meta(&self) -> MutexGuard<'_, Meta> {
+        self.meta.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the lock back until [`tell_changed`](Self::tell_changed).
+    pub fn wait_for_change<'meta>(&self, meta: MutexGuard<'meta, Meta>) -> MutexGuard<'meta, Meta> {
+        self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many clusters the file grows by ahead of need: the host gives space only to those that
+    /// are written, so this costs nothing.
+    pub fn room_step(&self) -> u64 {
+        const STEP_BYTES_MAX: u64 = 4 << 30;
+        let most = STEP_BYTES_MAX / self.shape.cluster_bytes();
+        (self.shape.clusters(self.capacity().bytes()) / 4).clamp(64, most)
+    }
+
+    /// With fewer unused clusters than this, it is time to ask for more.
+    pub fn room_low(&self) -> u64 {
+        self.room_step() / 2
+    }
+
+    /// A claim has ended, or there is news about room.
+    pub fn tell_changed(&self) {
+        self.changed.notify_all();
+    }
+
+    /// A bell for a new queue.
+    pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
+        let waker = Arc::new(Waker::new()?);
+        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.retain(|waker| waker.strong_count() > 0);
+        wakers.push(Arc::downgrade(&waker));
+        Ok(waker)
+    }
+
+    /// Wakes every queue: a commit that any of them may wait for has ended.
+    pub fn wake_all(&self) {
+        let wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
+        wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
+    }
+
+    /// Nobody knows what is on the medium any more: from now on nothing is promised.
+    pub fn fail(&self, what: &str) {
+        if !self.commits.has_failed() {
+            error!("{}: {what}; flushes fail until the image is opened anew", self.name);
+        }
+        self.commits.fail();
+    }
+}

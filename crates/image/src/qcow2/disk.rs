@@ -1,0 +1,199 @@
+//! A qcow2 image as a whole: what can be done with it besides serving.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use flowstone_block::{
+    Channel, Errno, Error, Extent, Geometry, Layer, QueueDepth, Result, SECTOR_BYTES, Sector,
+    SectorCount,
+};
+use tracing::error;
+
+use super::channel::Qcow2Channel;
+use super::core::Core;
+use super::lane::{Lane, Worker};
+use super::meta::Source;
+use crate::create::valid_capacity;
+use crate::{DiscardMode, Format, Image, Space};
+
+/// An open qcow2 image.
+pub struct Qcow2Image {
+    pub(super) core: Arc<Core>,
+    pub(super) lane: Arc<Lane>,
+    pub(super) keeper: Option<JoinHandle<()>>,
+}
+
+impl Qcow2Image {
+    fn refuse(&self, what: &str, why: &str, advice: &'static str) -> Error {
+        Error::invalid(format!("{what} {}", self.core.name), why.to_owned(), advice)
+    }
+}
+
+impl Drop for Qcow2Image {
+    fn drop(&mut self) {
+        self.lane.stop();
+        self.core.commits.stop();
+        if let Some(keeper) = self.keeper.take()
+            && keeper.join().is_err()
+        {
+            error!("{}: the keeper has panicked; the image may have leaks", self.core.name);
+        }
+    }
+}
+
+impl Layer for Qcow2Image {
+    fn geometry(&self) -> Geometry {
+        let cluster_bytes = self.core.shape.cluster_bytes() as u32;
+        Geometry {
+            discards: self.core.discard == DiscardMode::Deallocate && !self.core.readonly,
+            readonly: self.core.readonly,
+            logical_block_bytes: self.core.file.block_bytes(),
+            discard_granularity_bytes: cluster_bytes.max(4096),
+            ..Geometry::with_capacity(self.core.capacity())
+        }
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        let (core, lane) = (Arc::clone(&self.core), Arc::clone(&self.lane));
+        Ok(Box::new(Qcow2Channel::new(core, lane, depth)?))
+    }
+}
+
+impl Image for Qcow2Image {
+    fn format(&self) -> Format {
+        Format::Qcow2
+    }
+
+    fn space(&self) -> io::Result<Space> {
+        Ok(Space {
+            virtual_bytes: self.core.capacity().bytes(),
+            allocated_bytes: self.core.file.allocated_bytes()?,
+        })
+    }
+
+    fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
+        let end = self.core.capacity().bytes();
+        let mut position = from.get() * SECTOR_BYTES;
+        let mut worker = None;
+        while position < end {
+            let found = self.core.meta().find(position, end - position);
+            let Ok(part) = found else {
+                if worker.is_none() {
+                    worker = Some(Worker::new(Arc::clone(&self.core))?);
+                }
+                worker.as_mut().expect("made above").load_at(position)?;
+                continue;
+            };
+            let part_end = position + part.bytes;
+            let data = match part.source {
+                Source::Zero => None,
+                Source::Backing => self.data_below(position, part_end)?,
+                Source::File { .. } | Source::Compressed(_) | Source::Damaged => {
+                    Some(position..part_end)
+                }
+            };
+            if let Some(data) = data {
+                let first = Sector::new(data.start / SECTOR_BYTES);
+                let count = SectorCount::new((data.end - data.start).div_ceil(SECTOR_BYTES));
+                return Ok(Extent::new(first, count));
+            }
+            position = part_end;
+        }
+        Ok(None)
+    }
+
+    fn resize(&self, capacity: SectorCount) -> Result<()> {
+        const ADVICE: &str = "give a size such as 8G";
+        valid_capacity(capacity.bytes()).map_err(|why| self.refuse("resize", why, ADVICE))?;
+        if self.core.readonly {
+            return Err(self.refuse(
+                "resize",
+                "it is open for reading only",
+                "open it for writing",
+            ));
+        }
+        let before = self.core.capacity();
+        let largest = self.core.shape.l2_entries() * self.core.shape.cluster_bytes() * (4 << 20);
+        if capacity.bytes() > largest {
+            let why = "clusters of this size cannot make so large a disk";
+            return Err(self.refuse("resize", why, "convert it to larger clusters"));
+        }
+        let backing_bytes = self.core.meta().backing_bytes;
+        if capacity > before && backing_bytes > before.bytes() {
+            let why = "its backing file is larger than it, and would show through";
+            return Err(self.refuse(
+                "resize",
+                why,
+                "convert it to an image without a backing file",
+            ));
+        }
+        let host = |error: io::Error| {
+            Error::host(format!("resize {}", self.core.name), error, "check the host's file system")
+        };
+        if capacity < before {
+            let data = self.next_data(Sector::new(capacity.get())).map_err(host)?;
+            if data.is_some() {
+                let why = "there is data beyond the new end";
+                let advice =
+                    "shrink the file system inside first and discard what it leaves (fstrim)";
+                return Err(self.refuse("resize", why, advice));
+            }
+        }
+        // Smaller at once, so that nobody writes there any more; larger when there is a map for it.
+        self.core.set_capacity(capacity.min(before));
+        let resized = self.core.commits.ask_for_size(capacity);
+        self.core.set_capacity(if resized.is_ok() { capacity } else { before });
+        resized.map_err(|errno| host(errno.into()))
+    }
+
+    fn compact(&self) -> Result<()> {
+        if self.core.readonly {
+            let why = "it is open for reading only";
+            return Err(self.refuse("compact", why, "open it for writing"));
+        }
+        // Free clusters are punched when an image is opened, and its end is cut off when it is
+        // closed; what was dropped since is written now.
+        let ticket = self.core.commits.ask();
+        let outcome = loop {
+            if let Some(outcome) = self.core.commits.outcome(ticket) {
+                break outcome;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        outcome.map_err(|errno| {
+            let name = format!("compact {}", self.core.name);
+            Error::host(name, errno, "check the host's file system")
+        })
+    }
+
+    fn serving(&self) -> String {
+        let depth = if self.core.backing.is_some() { ", with a backing file" } else { "" };
+        let cluster_kib = self.core.shape.cluster_bytes() as f64 / 1024.0;
+        format!("qcow2, clusters of {cluster_kib} KiB{depth}, {}", self.core.file.describe())
+    }
+}
+
+impl Qcow2Image {
+    /// The first part of a range that the backing file may have data for.
+    fn data_below(&self, start: u64, end: u64) -> io::Result<Option<std::ops::Range<u64>>> {
+        let Some(backing) = &self.core.backing else { return Ok(None) };
+        let found = backing.next_data(Sector::new(start / SECTOR_BYTES))?;
+        Ok(found.and_then(|extent| {
+            let data_end = extent.start_bytes() + extent.bytes();
+            let data = extent.start_bytes().max(start)..data_end.min(end);
+            (!data.is_empty()).then_some(data)
+        }))
+    }
+}
+
+impl Worker {
+    /// Reads the table that maps a byte of the disk.
+    fn load_at(&mut self, position: u64) -> io::Result<()> {
+        let (_, generation) =
+            self.find(position, 1).map_err(|errno: Errno| io::Error::from(errno))?;
+        self.leave(generation);
+        Ok(())
+    }
+}

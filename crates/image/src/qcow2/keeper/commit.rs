@@ -1,0 +1,220 @@
+//! A commit: makes durable what the map says, in an order in which power may be cut at any time.
+//!
+//! 1. Refcounts of new clusters, and new tables, which nothing names yet; sync. (A new refcount
+//!    block is made durable before the table that names it.) All data that the map names was
+//!    written before, so this makes it durable too.
+//! 2. Changed sectors of tables that are in use, and of the L1 table; sync.
+//! 3. Only now are clusters that the tables no longer name counted down, and only when no request
+//!    can be using them any more are they punched and used again.
+//!
+//! So every entry on the medium, old or new, names a cluster whose content and refcount are
+//! durable. What a cut leaves undone are refcounts that are too high: leaks.
+
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_fileio::FileOffset;
+use tracing::warn;
+
+use super::super::map::{ChangedTable, Run, runs_of, to_bytes};
+use super::super::shape::{ENTRIES_PER_SECTOR, HostCluster, SECTOR_BYTES};
+use super::super::space::merged;
+use super::{Keeper, Pending};
+
+/// What a commit writes.
+struct Snapshot {
+    generation: u64,
+    /// Where the redo file was.
+    redo_end: u64,
+    /// Whole tables that are new, and where.
+    new_tables: Vec<(HostCluster, Vec<u8>)>,
+    changes: Vec<ChangedTable>,
+    l1: Vec<Run>,
+}
+
+/// Clusters that a commit can count on for refcount blocks.
+const ROOM_FOR_BLOCKS: u64 = 32;
+
+impl Keeper {
+    /// Makes everything durable that the map says now.
+    pub(super) fn commit(&mut self) -> Outcome {
+        if self.core.commits.has_failed() {
+            return Err(Errno::IO);
+        }
+        let snapshot = match self.begin() {
+            Ok(snapshot) => snapshot,
+            Err(errno) => {
+                self.core.meta().committing = false;
+                return Err(errno);
+            }
+        };
+        let outcome = self.write(&snapshot);
+        if outcome.is_ok() {
+            self.pending.new_tables.clear();
+            self.pending.l1_entries.clear();
+            if let Some(redo) = &mut self.core.meta().redo {
+                redo.forget_before(snapshot.redo_end);
+            }
+            let mut dropped = std::mem::take(&mut self.pending.dropped);
+            dropped.append(&mut self.refcounts.take_left());
+            self.drop_references(snapshot.generation, dropped);
+        }
+        let mut meta = self.core.meta();
+        for change in &snapshot.changes {
+            match outcome {
+                Ok(()) => meta.map.written(change),
+                Err(_) => meta.map.put_back(change),
+            }
+        }
+        meta.committing = false;
+        outcome
+    }
+
+    /// Takes over what has changed. From now on, changes are for the next commit.
+    fn begin(&mut self) -> Result<Snapshot, Errno> {
+        let wanted = {
+            let meta = self.core.meta();
+            let blocks = meta.taken.len() as u64 / self.core.shape.block_refcounts();
+            let table = self.core.shape.clusters(self.refcounts.table_entries() as u64 * 16);
+            meta.map.homeless().len() as u64 + blocks + table + ROOM_FOR_BLOCKS
+        };
+        self.grow(wanted);
+        let core = std::sync::Arc::clone(&self.core);
+        let mut meta = core.meta();
+        meta.committing = true;
+        for index in meta.map.homeless() {
+            let home = HostCluster(meta.space.take(1).ok_or(Errno::NOSPC)?.start);
+            meta.tables.insert(home);
+            if let Some(shared) = meta.map.settle(index, home) {
+                meta.tables.remove(&shared);
+                self.pending.dropped.push(shared);
+            }
+            self.pending.taken.push(home);
+            self.pending.new_tables.insert(index);
+            self.pending.l1_entries.insert(index);
+        }
+        self.pending.taken.append(&mut meta.taken);
+        self.pending.dropped.append(&mut meta.dropped);
+        let spoilt = meta.space.take_spoilt();
+        let generation = meta.generation;
+        meta.generation += 1;
+        let redo_end = meta.redo.as_ref().map_or(0, |redo| redo.end());
+        let changes = meta.map.take_changes();
+        let Pending { new_tables, l1_entries, .. } = &self.pending;
+        let new_tables = new_tables
+            .iter()
+            .map(|index| (meta.map.home(*index), meta.map.table_bytes(*index)))
+            .collect();
+        let mut sectors: Vec<usize> =
+            l1_entries.iter().map(|index| index / ENTRIES_PER_SECTOR).collect();
+        sectors.dedup();
+        let l1 = runs_of(&sectors, |run| {
+            let mut entries = meta.map.l1()[run.start * ENTRIES_PER_SECTOR..].to_vec();
+            entries.resize(run.len() * ENTRIES_PER_SECTOR, 0);
+            to_bytes(&entries)
+        });
+        drop(meta);
+        self.limbo.push_back((generation, merged(spoilt)));
+        Ok(Snapshot { generation, redo_end, new_tables, changes, l1 })
+    }
+
+    fn write(&mut self, snapshot: &Snapshot) -> Outcome {
+        self.pending.unsynced |= !self.pending.taken.is_empty();
+        self.claim_taken()?;
+        for (home, bytes) in &snapshot.new_tables {
+            self.write_at(self.core.shape.offset(*home), bytes)?;
+        }
+        if self.refcounts.is_changed() {
+            self.write_refcounts()?;
+        }
+        let entries = !snapshot.changes.is_empty() || !snapshot.l1.is_empty();
+        if self.pending.unsynced || !entries {
+            self.sync()?;
+            self.pending.unsynced = false;
+        }
+        if !entries {
+            return Ok(());
+        }
+        for change in &snapshot.changes {
+            if !self.pending.new_tables.contains(&change.index) {
+                self.write_runs(self.core.shape.offset(change.home), &change.runs)?;
+            }
+        }
+        self.write_runs(self.header.l1_offset, &snapshot.l1)?;
+        self.sync()
+    }
+
+    /// Counts the first user of each cluster that has one now.
+    fn claim_taken(&mut self) -> Outcome {
+        let Self { core, file, refcounts, pending, .. } = self;
+        while let Some(cluster) = pending.taken.pop() {
+            let mut take = |count| {
+                let mut meta = core.meta();
+                let run = meta.space.take_run(count)?;
+                meta.tables.extend(run.clone().map(HostCluster));
+                Some(run)
+            };
+            // Refcounts remember what they could not claim.
+            refcounts.claim(file, cluster, &mut take)?;
+        }
+        Ok(())
+    }
+
+    /// Writes refcounts; a table that has changed, after the blocks that it names.
+    pub(super) fn write_refcounts(&mut self) -> Outcome {
+        self.refcounts.write_blocks(&mut self.file)?;
+        if !self.refcounts.is_table_changed() {
+            return Ok(());
+        }
+        self.sync()?;
+        self.refcounts.write_table(&mut self.file)?;
+        if self.refcounts.moved {
+            self.sync()?;
+            self.header.refcount_table_offset = self.refcounts.table_offset;
+            let clusters = self.refcounts.table_clusters();
+            self.header.refcount_table_clusters = clusters.end - clusters.start;
+            self.write_header()?;
+            self.refcounts.moved = false;
+        }
+        Ok(())
+    }
+
+    /// Changes the fields of the header that can change: all in one sector.
+    pub(super) fn write_header(&mut self) -> Outcome {
+        let mut sector = AlignedBuf::zeroed(SECTOR_BYTES);
+        self.file.read(FileOffset::new(0), &mut sector)?;
+        self.header.update(&mut sector);
+        self.file.write(FileOffset::new(0), &mut sector)?;
+        self.sync()
+    }
+
+    /// References that nothing on the medium names any more.
+    fn drop_references(&mut self, generation: u64, dropped: Vec<HostCluster>) {
+        let mut free = Vec::new();
+        for cluster in dropped {
+            match self.refcounts.drop_one(&mut self.file, cluster) {
+                Ok(true) => free.push(cluster),
+                Ok(false) => {}
+                Err(errno) => warn!("{}: cluster {} leaks: {errno}", self.core.name, cluster.0),
+            }
+        }
+        if !free.is_empty() {
+            let mut meta = self.core.meta();
+            free.iter().for_each(|cluster| {
+                meta.tables.remove(cluster);
+            });
+            drop(meta);
+            self.limbo.push_back((generation, merged(free)));
+        }
+    }
+
+    fn write_runs(&mut self, table: u64, runs: &[Run]) -> Outcome {
+        runs.iter().try_for_each(|run| {
+            self.write_at(table + (run.first * SECTOR_BYTES) as u64, &run.bytes)
+        })
+    }
+
+    pub(super) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Outcome {
+        let mut buffer = AlignedBuf::zeroed(bytes.len());
+        buffer.copy_from_slice(bytes);
+        self.file.write(FileOffset::new(offset), &mut buffer)
+    }
+}

@@ -1,0 +1,218 @@
+//! The keeper: the one thread that writes metadata. It commits what the map says when somebody
+//! flushes, and a second after it has changed at the latest; it grows the file ahead of need; and it
+//! gives clusters that nobody uses any more back to the host.
+
+mod commit;
+mod resize;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Errno, Outcome};
+use flowstone_fileio::{BlockingFile, FileOffset, FileOp};
+use tracing::warn;
+
+use super::core::Core;
+use super::header::{AUTOCLEAR_REDO, Header};
+use super::refcounts::Refcounts;
+use super::shape::HostCluster;
+
+/// How long changes wait for a flush before they are written anyway.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long to wait for requests that may still use clusters which are free otherwise.
+const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
+
+/// The keeper of an image.
+pub struct Keeper {
+    core: Arc<Core>,
+    file: BlockingFile,
+    refcounts: Refcounts,
+    /// As on the medium.
+    header: Header,
+    /// What the next commit is to write, besides what the map has.
+    pending: Pending,
+    /// When changes are written although nobody has asked.
+    due: Option<Instant>,
+    /// Clusters without users, by the generation in which the map dropped them.
+    limbo: VecDeque<(u64, Vec<Range<u64>>)>,
+}
+
+/// What remains to be done even if a commit fails.
+#[derive(Default)]
+struct Pending {
+    /// Clusters in use that have no refcount yet.
+    taken: Vec<HostCluster>,
+    /// References that the tables give up.
+    dropped: Vec<HostCluster>,
+    /// Tables that are nowhere on the medium yet.
+    new_tables: BTreeSet<usize>,
+    /// Entries of the L1 table that are not on the medium yet.
+    l1_entries: BTreeSet<usize>,
+    /// Refcounts or tables that others are to name may not be durable yet.
+    unsynced: bool,
+}
+
+/// What the keeper begins with.
+pub struct Knowledge {
+    pub header: Header,
+    pub refcounts: Refcounts,
+    /// Clusters that nobody has used since before the image was opened.
+    pub holes: Vec<Range<u64>>,
+}
+
+impl Keeper {
+    pub fn new(core: Arc<Core>, knowledge: Knowledge) -> io::Result<Self> {
+        let Knowledge { header, refcounts, holes } = knowledge;
+        let file = BlockingFile::new(&*core.file)?;
+        Ok(Self {
+            core,
+            file,
+            refcounts,
+            header,
+            pending: Pending::default(),
+            due: None,
+            limbo: VecDeque::from([(0, holes)]),
+        })
+    }
+
+    /// Works until told to stop.
+    pub fn run(mut self) {
+        if self.core.meta().is_changed() {
+            // What a killed daemon has left.
+            self.commit_for_all();
+        }
+        loop {
+            self.settle_limbo();
+            let wishes = self.core.commits.next(self.patience());
+            if wishes.touched {
+                self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
+            }
+            if wishes.room {
+                self.grow(self.core.room_step());
+                self.core.commits.made_room();
+            }
+            if let Some(capacity) = wishes.resize {
+                let outcome = self.resize(capacity);
+                self.core.commits.resized(outcome);
+            }
+            if wishes.commit || self.due.is_some_and(|due| due <= Instant::now()) {
+                self.commit_for_all();
+            }
+            if wishes.stop {
+                break;
+            }
+        }
+        // Those who wait for room will get none.
+        self.core.commits.made_room();
+        if let Err(errno) = self.close() {
+            warn!("{}: could not be closed in order: {errno}; it may have leaks", self.core.name);
+        }
+    }
+
+    /// How long to sleep if nobody asks for anything; for ever, if nothing has changed.
+    fn patience(&self) -> Option<Duration> {
+        if !self.limbo.is_empty() {
+            return Some(LIMBO_PATIENCE);
+        }
+        self.due.map(|due| due.saturating_duration_since(Instant::now()))
+    }
+
+    fn commit_for_all(&mut self) {
+        self.due = None;
+        self.core.commits.begin();
+        let outcome = self.commit();
+        self.core.commits.end(outcome);
+        self.core.wake_all();
+    }
+
+    /// Makes the file longer by at least so many clusters.
+    fn grow(&mut self, clusters: u64) {
+        let shape = self.core.shape;
+        let (next, end) = {
+            let meta = self.core.meta();
+            (meta.space.next(), meta.space.end())
+        };
+        if end - next >= clusters {
+            return;
+        }
+        let wanted = next + clusters.max(self.core.room_step());
+        match self.core.file.set_size(wanted << shape.cluster_bits) {
+            Ok(()) => {
+                let mut meta = self.core.meta();
+                meta.file_bytes = wanted << shape.cluster_bits;
+                meta.space.extend(wanted);
+            }
+            Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
+        }
+    }
+
+    /// Gives the host what nobody can be using any more, and makes it available.
+    fn settle_limbo(&mut self) {
+        while let Some((generation, _)) = self.limbo.front() {
+            if self.core.flights.oldest() <= *generation {
+                return;
+            }
+            let (_, runs) = self.limbo.pop_front().expect("just seen");
+            runs.into_iter().for_each(|run| self.punch(run));
+        }
+    }
+
+    fn punch(&mut self, run: Range<u64>) {
+        let shape = self.core.shape;
+        let offset = FileOffset::new(shape.offset(HostCluster(run.start)));
+        let bytes = (run.end - run.start) << shape.cluster_bits;
+        match self.file.run(FileOp::Punch { offset, bytes }) {
+            Ok(()) => self.core.meta().space.give_back(run),
+            // They are free all the same, and will be found when the image is opened again.
+            Err(errno) => warn!("{}: cannot give space back: {errno}", self.core.name),
+        }
+    }
+
+    /// Leaves the file as if nobody had ever looked ahead.
+    fn close(&mut self) -> Outcome {
+        if self.core.commits.has_failed() {
+            return Err(Errno::IO);
+        }
+        if self.core.meta().is_changed() || self.pending.is_some() {
+            self.commit()?;
+        }
+        self.settle_limbo();
+        if self.refcounts.is_changed() {
+            self.write_refcounts()?;
+            self.sync()?;
+        }
+        let (end, used_end) = {
+            let meta = self.core.meta();
+            (meta.space.end(), meta.space.used_end())
+        };
+        if used_end < end {
+            let bytes = used_end << self.core.shape.cluster_bits;
+            self.core.file.set_size(bytes).map_err(|_| Errno::IO)?;
+        }
+        let redo = self.core.meta().redo.take();
+        if let Some(redo) = redo {
+            self.header.autoclear &= !AUTOCLEAR_REDO;
+            self.write_header()?;
+            // It has nothing to say any more; if it stays, that does no harm.
+            let _ = redo.remove();
+        }
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Outcome {
+        let outcome = self.file.sync();
+        if let Err(errno) = outcome {
+            self.core.fail(&format!("a sync of the image has failed: {errno}"));
+        }
+        outcome
+    }
+}
+
+impl Pending {
+    fn is_some(&self) -> bool {
+        !self.taken.is_empty() || !self.dropped.is_empty() || !self.l1_entries.is_empty()
+    }
+}

@@ -1,0 +1,286 @@
+//! What all queues of an image share, under one lock that is held for moments and never across
+//! I/O: the map, the free clusters, and who is about to change which entry.
+
+use std::collections::{HashMap, HashSet};
+
+use super::entry::{self, Compressed, Mapping};
+use super::map::{Map, Missing};
+use super::redo::{Record, Redo};
+use super::shape::{GuestCluster, HostCluster, Shape};
+use super::space::Space;
+
+/// The shared state of an open image.
+pub struct Meta {
+    pub map: Map,
+    pub space: Space,
+    /// The present generation; see [`Flights`](super::flights::Flights).
+    pub generation: u64,
+    /// Clusters of the disk whose entries somebody is about to change.
+    claims: HashMap<GuestCluster, Claim>,
+    /// Host clusters with tables: nothing that the map says may send data there.
+    pub tables: HashSet<HostCluster>,
+    /// Since the last commit began: host clusters that the map has begun to name.
+    pub taken: Vec<HostCluster>,
+    /// Since the last commit began: references that the map has given up.
+    pub dropped: Vec<HostCluster>,
+    /// Where changes survive a killed daemon until they are durable.
+    pub redo: Option<Redo>,
+    /// A commit has taken changes over, and they are not durable yet.
+    pub committing: bool,
+    /// Bytes of the host file; what lies behind reads as zeroes.
+    pub file_bytes: u64,
+    /// Bytes of the backing file; 0 if there is none.
+    pub backing_bytes: u64,
+}
+
+/// A claim on a cluster of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    /// Writes are on their way to a clean cluster, which the map will name when the first of them
+    /// is done. Others may join.
+    Filling { host: HostCluster, writers: usize, named: bool },
+    /// Somebody reads what there is and puts something else in its place, alone.
+    Alone,
+}
+
+/// Where some bytes of the disk are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// At this byte of the host file; `ours` if they may be written there.
+    File { offset: u64, ours: bool },
+    /// Nowhere: they are zero.
+    Zero,
+    /// In the backing file, at the same place.
+    Backing,
+    /// In a compressed cluster.
+    Compressed(Compressed),
+    /// The image is damaged here.
+    Damaged,
+}
+
+/// Bytes of the disk that are in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    pub source: Source,
+    pub bytes: u64,
+}
+
+/// What a write to a cluster that cannot be written in place is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filling {
+    /// Write here, then say [`Meta::filled`].
+    Write(HostCluster),
+    /// Somebody is at it.
+    Busy,
+    /// There is no free cluster.
+    NoRoom,
+}
+
+impl Meta {
+    pub fn new(map: Map, space: Space, file_bytes: u64, backing_bytes: u64) -> Self {
+        Self {
+            map,
+            space,
+            generation: 1,
+            claims: HashMap::new(),
+            tables: HashSet::new(),
+            taken: Vec::new(),
+            dropped: Vec::new(),
+            redo: None,
+            committing: false,
+            file_bytes,
+            backing_bytes,
+        }
+    }
+
+    fn shape(&self) -> Shape {
+        self.map.shape
+    }
+
+    /// Where the bytes from `position` on are: as many as are in one place, at most `most`.
+    pub fn find(&mut self, position: u64, most: u64) -> Result<Part, Missing> {
+        let mut part = self.find_in_cluster(position, most)?;
+        while part.bytes < most {
+            let Ok(next) = self.find_in_cluster(position + part.bytes, most - part.bytes) else {
+                break;
+            };
+            let follows = match (part.source, next.source) {
+                (Source::File { offset, ours }, Source::File { offset: other, ours: also }) => {
+                    offset + part.bytes == other && ours == also
+                }
+                (Source::Zero, Source::Zero) | (Source::Backing, Source::Backing) => true,
+                _ => false,
+            };
+            if !follows {
+                break;
+            }
+            part.bytes += next.bytes;
+        }
+        Ok(part)
+    }
+
+    fn find_in_cluster(&mut self, position: u64, most: u64) -> Result<Part, Missing> {
+        let shape = self.shape();
+        let guest = shape.guest_at(position);
+        let raw = self.map.get(guest)?;
+        let within = position - shape.position(guest);
+        let span = if raw == 0 && self.map.is_table_empty(guest) {
+            // All of the table is the same.
+            (shape.l2_entries() - guest.0 % shape.l2_entries()) * shape.cluster_bytes()
+        } else {
+            shape.cluster_bytes()
+        };
+        let bytes = most.min(span - within);
+        let (source, bytes) = match entry::decode(shape, raw) {
+            Err(_) => (Source::Damaged, bytes),
+            Ok(Mapping::Zero { .. }) => (Source::Zero, bytes),
+            Ok(Mapping::Compressed(found)) => (Source::Compressed(found), bytes),
+            Ok(Mapping::Unallocated) if position < self.backing_bytes => {
+                (Source::Backing, bytes.min(self.backing_bytes - position))
+            }
+            Ok(Mapping::Unallocated) => (Source::Zero, bytes),
+            Ok(Mapping::Data { host, ours }) => {
+                self.in_file(shape.offset(host) + within, ours, bytes)
+            }
+        };
+        Ok(Part { source, bytes })
+    }
+
+    /// The last cluster of a file need not be whole: the rest of it is zero.
+    fn in_file(&self, offset: u64, ours: bool, bytes: u64) -> (Source, u64) {
+        if offset < self.file_bytes {
+            return (Source::File { offset, ours }, bytes.min(self.file_bytes - offset));
+        }
+        let end = self.file_bytes.next_multiple_of(self.shape().cluster_bytes());
+        (if offset < end { Source::Zero } else { Source::Damaged }, bytes)
+    }
+
+    /// What the entry of a cluster means, for those who are about to change it.
+    pub fn mapping(&mut self, guest: GuestCluster) -> Result<Option<Mapping>, Missing> {
+        let raw = self.map.get(guest)?;
+        Ok(entry::decode(self.shape(), raw).ok())
+    }
+
+    /// Whether a cluster that the map does not name reads as zeroes.
+    pub fn is_zero_below(&self, guest: GuestCluster) -> bool {
+        self.shape().position(guest) >= self.backing_bytes
+    }
+
+    /// A place to write parts of a cluster to that is all zeroes now.
+    pub fn fill(&mut self, guest: GuestCluster) -> Filling {
+        match self.claims.get_mut(&guest) {
+            Some(Claim::Alone) => return Filling::Busy,
+            Some(Claim::Filling { host, writers, .. }) => {
+                *writers += 1;
+                return Filling::Write(*host);
+            }
+            None => {}
+        }
+        let Some(taken) = self.space.take(1) else { return Filling::NoRoom };
+        let host = HostCluster(taken.start);
+        self.claims.insert(guest, Claim::Filling { host, writers: 1, named: false });
+        self.map.pin(guest);
+        Filling::Write(host)
+    }
+
+    /// A write to where [`fill`](Self::fill) said has ended. Returns whether the claim has, too.
+    pub fn filled(&mut self, guest: GuestCluster, written: bool) -> bool {
+        let Some(Claim::Filling { host, writers, named }) = self.claims.get_mut(&guest) else {
+            unreachable!("a claim lasts as long as its writers");
+        };
+        *writers -= 1;
+        let (host, last, name) = (*host, *writers == 0, written && !*named);
+        *named |= written;
+        let named = *named;
+        if name {
+            self.name(guest, host);
+        } else if last && !named {
+            self.space.spoil(host);
+        }
+        if last {
+            self.release(guest);
+        }
+        last
+    }
+
+    /// Whether somebody is about to change the entry of the cluster.
+    pub fn is_claimed(&self, guest: GuestCluster) -> bool {
+        self.claims.contains_key(&guest)
+    }
+
+    /// Whether somebody is about to change it who lets nobody join.
+    pub fn is_claimed_alone(&self, guest: GuestCluster) -> bool {
+        self.claims.get(&guest) == Some(&Claim::Alone)
+    }
+
+    /// Claims a cluster that nobody has claimed.
+    pub fn claim_alone(&mut self, guest: GuestCluster) {
+        let before = self.claims.insert(guest, Claim::Alone);
+        debug_assert_eq!(before, None, "a cluster is changed by one at a time");
+        self.map.pin(guest);
+    }
+
+    /// Gives up a claim, after the entry has been changed if it was to be.
+    pub fn release(&mut self, guest: GuestCluster) {
+        self.claims.remove(&guest);
+        self.map.unpin(guest);
+    }
+
+    /// The cluster of the disk is in this host cluster from now on.
+    pub fn name(&mut self, guest: GuestCluster, host: HostCluster) {
+        self.taken.push(host);
+        self.change(guest, entry::ours(self.shape(), host));
+    }
+
+    /// Changes an entry, whose table is in memory or does not exist.
+    pub fn change(&mut self, guest: GuestCluster, raw: u64) {
+        let shape = self.shape();
+        let before = self.map.get(guest).unwrap_or(0);
+        self.map.set(guest, raw);
+        if let Some(redo) = &mut self.redo {
+            redo.append(Record { guest, entry: raw });
+        }
+        match entry::decode(shape, before) {
+            Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => {
+                self.dropped.push(host);
+            }
+            Ok(Mapping::Compressed(found)) => self.dropped.extend(found.clusters(shape)),
+            Ok(Mapping::Unallocated | Mapping::Zero { reserved: None }) | Err(_) => {}
+        }
+    }
+
+    /// Whether everything that the map says is durable.
+    pub fn is_clean(&self) -> bool {
+        !self.committing && !self.is_changed()
+    }
+
+    /// Whether there is anything for a commit to write.
+    pub fn is_changed(&self) -> bool {
+        self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
+    }
+
+    /// Whether those who change the map should wait for a commit first.
+    pub fn is_full(&self) -> bool {
+        self.redo.as_ref().is_some_and(Redo::is_tight)
+    }
+
+    /// Whether a commit should come soon, flush or not.
+    pub fn is_crowded(&self) -> bool {
+        const CHANGES_MAX: usize = 1 << 15;
+        self.map.is_crowded() || self.taken.len() + self.dropped.len() > CHANGES_MAX
+    }
+
+    /// Whether every entry of a table that is to be written names something that may hold data.
+    pub fn is_sound(&self, entries: &[u64]) -> bool {
+        let shape = self.shape();
+        let sound = |host: HostCluster| {
+            shape.offset(host) < self.file_bytes && !self.tables.contains(&host) && host.0 != 0
+        };
+        entries.iter().all(|raw| match entry::decode(shape, *raw) {
+            Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => sound(host),
+            Ok(Mapping::Compressed(found)) => found.clusters(shape).all(sound),
+            Ok(Mapping::Unallocated | Mapping::Zero { reserved: None }) => true,
+            Err(_) => false,
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! The qcow2 format, as QEMU specifies it. What is supported, and why a power cut at any time leaves
+//! nothing worse than leaked clusters: docs/qcow2.md.
+//!
+//! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`,
+//! `compressed`), what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`redo`,
+//! `replay`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
+//! whole (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
+
+mod backing;
+mod channel;
+mod check;
+mod commits;
+mod compressed;
+mod core;
+mod create;
+mod disk;
+mod entry;
+mod flights;
+#[doc(hidden)]
+pub mod fuzzing;
+mod header;
+mod inspect;
+mod keeper;
+mod lane;
+mod map;
+mod meta;
+mod open;
+mod redo;
+mod refcounts;
+mod replay;
+mod shape;
+mod space;
+mod survey;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use backing::open as open_backing;
+pub(crate) use check::check;
+pub(crate) use create::create;
+pub use create::{Backing, Qcow2Options};
+pub use disk::Qcow2Image;
+pub use inspect::Qcow2Info;
+pub(crate) use inspect::inspect;
+pub(crate) use open::read_header;
+pub(crate) use redo::{Memory, Redo};

@@ -1,0 +1,223 @@
+//! Opening an image: what it says is read and judged before anything trusts it.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::{Builder, JoinHandle};
+
+use flowstone_block::{AlignedBuf, Errno, Error, Outcome, Result, SECTOR_BYTES};
+use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset};
+
+use super::core::Core;
+use super::disk::Qcow2Image;
+use super::entry;
+use super::header::{AUTOCLEAR_REDO, HEADER_BYTES_MAX, Header};
+use super::keeper::{Keeper, Knowledge};
+use super::lane::Lane;
+use super::map::{Map, from_bytes};
+use super::meta::Meta;
+use super::redo::{Memory, Record, Redo};
+use super::refcounts::Refcounts;
+use super::replay;
+use super::space::Space;
+use super::survey::{Refusal, Surveyor};
+use crate::create::valid_capacity;
+use crate::{DiscardMode, Image};
+use tracing::warn;
+
+const REPAIR_ADVICE: &str = "see `flowstone check --repair`, or restore it from a backup";
+
+impl Qcow2Image {
+    /// Takes over an open host file.
+    pub fn open(
+        path: &Path,
+        file: Box<dyn FileIo>,
+        backing: Option<Box<dyn Image>>,
+        discard: DiscardMode,
+        access: Access,
+        memory: Memory,
+    ) -> Result<Self> {
+        let name = path.display().to_string();
+        let host = |error: io::Error| Error::host(&name, error, "check the host's file system");
+        let explain = |refusal: Refusal| match refusal {
+            Refusal::Host(errno) => host(errno.into()),
+            Refusal::Damaged(why) => {
+                Error::invalid(&name, format!("the image is damaged: {why}"), REPAIR_ADVICE)
+            }
+        };
+        let readonly = access != Access::Write;
+        let mut header = read_header(&name, &*file)?;
+        let capacity = valid_capacity(header.disk_bytes).map_err(|why| {
+            Error::invalid(&name, format!("not a usable disk: {why}"), "resize it with qemu-img")
+        })?;
+        if !readonly {
+            check_writable(&name, &header)?;
+        }
+        if header.shape.cluster_bytes() < u64::from(file.block_bytes()) {
+            let why = "its clusters are smaller than the blocks of the device";
+            return Err(Error::invalid(&name, why, "use --direct off"));
+        }
+        let mut reader = BlockingFile::new(&*file).map_err(host)?;
+        let mut file_bytes = file.size().map_err(host)?;
+        let whole = file_bytes.next_multiple_of(header.shape.cluster_bytes());
+        if !readonly && whole != file_bytes {
+            file.set_size(whole).map_err(host)?;
+            file_bytes = whole;
+        }
+        let (redo, unwritten) = recall(&header, memory);
+        let promised = replay::named(header.shape, &unwritten);
+        let l1 = read_l1(&mut reader, &header, file_bytes).map_err(explain)?;
+        let (survey, refcounts) = if readonly {
+            Default::default()
+        } else {
+            let (offset, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
+            let mut refcounts = Refcounts::load(&mut reader, header.shape, offset, clusters)
+                .map_err(|errno| explain(errno.into()))?;
+            let surveyor = Surveyor {
+                file: &mut reader,
+                shape: header.shape,
+                file_bytes,
+                l1_offset: header.l1_offset,
+                l1: &l1,
+                refcounts: &mut refcounts,
+                promised: &promised,
+            };
+            (surveyor.run().map_err(explain)?, Some(refcounts))
+        };
+        drop(reader);
+        // Those who do not know what it stands for must not leave it.
+        header.autoclear = if redo.is_some() { AUTOCLEAR_REDO } else { 0 };
+        let backing_bytes = backing.as_ref().map_or(0, |image| image.geometry().capacity.bytes());
+        let map = Map::new(header.shape, l1);
+        let mut meta = Meta::new(map, Space::new(survey.next), file_bytes, backing_bytes);
+        meta.tables = survey.tables;
+        let core =
+            Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
+        let lane = Lane::new(Arc::clone(&core));
+        let mut image = Self { core, lane, keeper: None };
+        replay::replay(&image.core, &unwritten).map_err(explain)?;
+        if let Some(refcounts) = refcounts {
+            write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
+            image.core.meta().redo = redo;
+            let knowledge = Knowledge { header, refcounts, holes: survey.holes };
+            image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
+        }
+        Ok(image)
+    }
+}
+
+/// Reads the header of an image.
+pub fn read_header(name: &str, file: &dyn FileIo) -> Result<Header> {
+    let host = |error: io::Error| Error::host(name, error, "check the host's file system");
+    // Of the last sector of a short file, direct I/O reads nothing; there is no header in it.
+    let bytes = (file.size().map_err(host)? / SECTOR_BYTES * SECTOR_BYTES) as usize;
+    let bytes = bytes.min(HEADER_BYTES_MAX);
+    let mut start = AlignedBuf::zeroed(bytes);
+    let mut reader = BlockingFile::new(file).map_err(host)?;
+    reader.read(FileOffset::new(0), &mut start).map_err(|errno| host(errno.into()))?;
+    Header::decode(&start).map_err(|why| {
+        Error::invalid(name, why, "give the right file or --format, or convert it with qemu-img")
+    })
+}
+
+/// Reads the L1 table, whose entries all name places where a table can be.
+pub fn read_l1(
+    reader: &mut BlockingFile,
+    header: &Header,
+    file_bytes: u64,
+) -> std::result::Result<Vec<u64>, Refusal> {
+    let entries = header.l1_entries as usize;
+    if header.l1_offset + header.l1_entries * 8 > file_bytes {
+        return Err(Refusal::Damaged("the file ends before its L1 table does".into()));
+    }
+    let end = (header.l1_offset + header.l1_entries * 8).next_multiple_of(SECTOR_BYTES);
+    let mut bytes = AlignedBuf::zeroed((end.min(file_bytes) - header.l1_offset) as usize);
+    if entries > 0 {
+        reader.read(FileOffset::new(header.l1_offset), &mut bytes)?;
+    }
+    let mut l1 = from_bytes(&bytes).into_vec();
+    l1.truncate(entries);
+    for (index, raw) in l1.iter().enumerate() {
+        let sound = match entry::cluster(header.shape, *raw) {
+            Ok(home) => home.is_none_or(|home| {
+                header.shape.offset(home) + header.shape.cluster_bytes() <= file_bytes
+            }),
+            Err(_) => false,
+        };
+        if !sound {
+            let why = format!("L1 entry {index} ({raw:#x}) does not name a table");
+            return Err(Refusal::Damaged(why));
+        }
+    }
+    Ok(l1)
+}
+
+/// What there is to remember, and what a killed daemon wants done. Its changes are void if somebody
+/// has written the image since.
+fn recall(header: &Header, memory: Memory) -> (Option<Redo>, Vec<Record>) {
+    let good = header.autoclear & AUTOCLEAR_REDO != 0;
+    match memory {
+        Memory::None => (None, Vec::new()),
+        Memory::Left(records) => (None, if good { records } else { Vec::new() }),
+        Memory::File(redo) if header.shape.version < 3 => {
+            warn!("version 2 of qcow2: a killed daemon forgets writes that were not flushed");
+            let _ = redo.remove();
+            (None, Vec::new())
+        }
+        Memory::File(mut redo) => {
+            if !good {
+                redo.clear();
+            }
+            let unwritten = redo.records();
+            (Some(redo), unwritten)
+        }
+    }
+}
+
+fn check_writable(name: &str, header: &Header) -> Result<()> {
+    let why = if header.corrupt {
+        "it is marked as damaged"
+    } else if header.snapshots > 0 {
+        "it has internal snapshots, which this version can only leave alone"
+    } else if header.autoclear & 1 != 0 {
+        "it has persistent bitmaps, which this version cannot keep up to date"
+    } else {
+        return Ok(());
+    };
+    let advice = "open it read-only, or convert it into a new image with `flowstone convert`";
+    Err(Error::invalid(name, why, advice))
+}
+
+/// Says in the header whether there is a redo file, and clears what we do not know.
+fn write_autoclear(file: &dyn FileIo, header: &Header) -> Outcome {
+    let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let mut file = BlockingFile::new(file).map_err(failed)?;
+    let mut sector = AlignedBuf::zeroed(SECTOR_BYTES as usize);
+    file.read(FileOffset::new(0), &mut sector)?;
+    let before = sector.to_vec();
+    header.update(&mut sector);
+    if sector[..] != before[..] {
+        file.write(FileOffset::new(0), &mut sector)?;
+        file.sync()?;
+    }
+    Ok(())
+}
+
+/// The keeper's file has a thread, so it is opened there.
+fn start_keeper(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
+    let core = Arc::clone(core);
+    Builder::new().name("keeper".into()).stack_size(512 << 10).spawn(move || {
+        let work = || match Keeper::new(Arc::clone(&core), knowledge) {
+            Ok(keeper) => keeper.run(),
+            Err(error) => core.fail(&format!("its keeper cannot work: {error}")),
+        };
+        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+            core.fail("its keeper has panicked");
+        }
+        // Nobody may wait for it any more.
+        core.commits.abandon();
+        core.tell_changed();
+        core.wake_all();
+    })
+}

@@ -1,0 +1,319 @@
+//! How many users each host cluster has, as the medium knows it: a table of refcount blocks.
+//!
+//! Blocks are read when they are needed, and written with all that has changed since.
+
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
+
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_fileio::{BlockingFile, FileOffset};
+
+use super::map::{from_bytes, to_bytes};
+use super::shape::{HostCluster, SECTOR_BYTES, Shape};
+
+/// Memory for blocks that could be read again, in bytes.
+const BLOCKS_BYTES_MAX: u64 = 16 << 20;
+
+/// The refcounts of an image.
+pub struct Refcounts {
+    shape: Shape,
+    /// Where each block is; 0 where there is none, and all its refcounts are 0.
+    table: Vec<u64>,
+    pub table_offset: u64,
+    blocks: HashMap<usize, Block>,
+    /// Entries of the table that have changed.
+    changed_entries: BTreeSet<usize>,
+    /// The table has moved: all of it is to be written, then the header.
+    pub moved: bool,
+    /// Clusters that are in use and have no refcount yet, because there was no room for its block.
+    unclaimed: Vec<HostCluster>,
+    /// Where the table was before it moved.
+    left: Vec<HostCluster>,
+}
+
+struct Block {
+    bytes: AlignedBuf,
+    changed_sectors: BTreeSet<usize>,
+}
+
+/// Where clusters for refcount blocks and tables come from: so many, one after the other.
+pub type TakeRun<'a> = &'a mut dyn FnMut(u64) -> Option<Range<u64>>;
+
+impl Refcounts {
+    /// Reads the table.
+    pub fn load(
+        file: &mut BlockingFile,
+        shape: Shape,
+        offset: u64,
+        clusters: u64,
+    ) -> Result<Self, Errno> {
+        let mut bytes = AlignedBuf::zeroed((clusters * shape.cluster_bytes()) as usize);
+        file.read(FileOffset::new(offset), &mut bytes)?;
+        Ok(Self {
+            shape,
+            table: from_bytes(&bytes).into(),
+            table_offset: offset,
+            blocks: HashMap::new(),
+            changed_entries: BTreeSet::new(),
+            moved: false,
+            unclaimed: Vec::new(),
+            left: Vec::new(),
+        })
+    }
+
+    /// How many refcount blocks the table has room for.
+    pub fn table_entries(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Host clusters of the table.
+    pub fn table_clusters(&self) -> Range<u64> {
+        let start = self.shape.host_at(self.table_offset).0;
+        start..start + self.shape.clusters(self.table.len() as u64 * 8)
+    }
+
+    /// The host cluster of each block, with its number.
+    pub fn blocks(&self) -> impl Iterator<Item = (usize, Result<HostCluster, Errno>)> {
+        let named = self.table.iter().enumerate().filter(|(_, entry)| **entry != 0);
+        named.map(|(index, entry)| (index, self.home(*entry)))
+    }
+
+    fn home(&self, entry: u64) -> Result<HostCluster, Errno> {
+        let sound = entry.is_multiple_of(self.shape.cluster_bytes()) && entry < 1 << 56;
+        if sound { Ok(self.shape.host_at(entry)) } else { Err(Errno::IO) }
+    }
+
+    fn place(&self, cluster: HostCluster) -> (usize, usize) {
+        let per_block = self.shape.block_refcounts();
+        ((cluster.0 / per_block) as usize, (cluster.0 % per_block) as usize)
+    }
+
+    /// The refcount of a cluster.
+    pub fn get(&mut self, file: &mut BlockingFile, cluster: HostCluster) -> Result<u64, Errno> {
+        let (index, slot) = self.place(cluster);
+        let order = self.shape.refcount_order;
+        Ok(self.block(file, index)?.map_or(0, |block| refcount(&block.bytes, order, slot)))
+    }
+
+    /// All refcounts of a block; `None` if there is no such block.
+    pub fn block_bytes(
+        &mut self,
+        file: &mut BlockingFile,
+        index: usize,
+    ) -> Result<Option<&[u8]>, Errno> {
+        Ok(self.block(file, index)?.map(|block| &*block.bytes))
+    }
+
+    fn block(
+        &mut self,
+        file: &mut BlockingFile,
+        index: usize,
+    ) -> Result<Option<&mut Block>, Errno> {
+        let entry = self.table.get(index).copied().unwrap_or(0);
+        if entry == 0 {
+            return Ok(None);
+        }
+        if !self.blocks.contains_key(&index) {
+            self.make_room();
+            let home = self.home(entry)?;
+            let mut bytes = AlignedBuf::zeroed(self.shape.cluster_bytes() as usize);
+            file.read(FileOffset::new(self.shape.offset(home)), &mut bytes)?;
+            self.blocks.insert(index, Block { bytes, changed_sectors: BTreeSet::new() });
+        }
+        Ok(self.blocks.get_mut(&index))
+    }
+
+    fn make_room(&mut self) {
+        if self.blocks.len() as u64 * self.shape.cluster_bytes() >= BLOCKS_BYTES_MAX {
+            self.blocks.retain(|_, block| !block.changed_sectors.is_empty());
+        }
+    }
+
+    /// Changes a refcount, for which there is a block.
+    pub fn set(&mut self, file: &mut BlockingFile, cluster: HostCluster, value: u64) -> Outcome {
+        let (index, slot) = self.place(cluster);
+        let order = self.shape.refcount_order;
+        let block = self.block(file, index)?.ok_or(Errno::IO)?;
+        put_refcount(&mut block.bytes, order, slot, value);
+        block.changed_sectors.insert(((slot << order) / 8) / SECTOR_BYTES);
+        Ok(())
+    }
+
+    /// Gives a cluster its first user, with a block to say so. If that fails for want of room, it
+    /// goes on with the next call.
+    pub fn claim(
+        &mut self,
+        file: &mut BlockingFile,
+        cluster: HostCluster,
+        take: TakeRun<'_>,
+    ) -> Outcome {
+        self.unclaimed.push(cluster);
+        // A block or a table needs clusters that need refcounts themselves.
+        while let Some(&next) = self.unclaimed.last() {
+            let (index, _) = self.place(next);
+            if index >= self.table.len() {
+                self.grow_table(index, take)?;
+            } else if self.table[index] == 0 {
+                self.add_block(index, take)?;
+            } else {
+                self.set(file, next, 1)?;
+                self.unclaimed.pop();
+            }
+        }
+        Ok(())
+    }
+
+    fn add_block(&mut self, index: usize, take: TakeRun<'_>) -> Outcome {
+        let home = HostCluster(take(1).ok_or(Errno::NOSPC)?.start);
+        self.table[index] = self.shape.offset(home);
+        self.changed_entries.insert(index);
+        let bytes = AlignedBuf::zeroed(self.shape.cluster_bytes() as usize);
+        let changed_sectors = (0..bytes.len() / SECTOR_BYTES).collect();
+        self.blocks.insert(index, Block { bytes, changed_sectors });
+        self.unclaimed.push(home);
+        Ok(())
+    }
+
+    /// Puts the table where it has more room.
+    fn grow_table(&mut self, index: usize, take: TakeRun<'_>) -> Outcome {
+        let wanted = (index + 1).max(self.table.len() * 3 / 2) as u64;
+        let clusters = self.shape.clusters(wanted * 8);
+        let place = take(clusters).ok_or(Errno::NOSPC)?;
+        self.left.extend(self.table_clusters().map(HostCluster));
+        self.unclaimed.extend(place.clone().map(HostCluster));
+        self.table.resize((clusters * self.shape.l2_entries()) as usize, 0);
+        self.table_offset = self.shape.offset(HostCluster(place.start));
+        self.moved = true;
+        Ok(())
+    }
+
+    /// Where the table was before it moved: to be dropped once the move is durable.
+    pub fn take_left(&mut self) -> Vec<HostCluster> {
+        std::mem::take(&mut self.left)
+    }
+
+    /// Takes one user away. Returns whether that was the last one.
+    pub fn drop_one(
+        &mut self,
+        file: &mut BlockingFile,
+        cluster: HostCluster,
+    ) -> Result<bool, Errno> {
+        match self.get(file, cluster)? {
+            // Damage: somebody used what nobody had claimed. It is not ours to give away.
+            0 => Ok(false),
+            count => {
+                self.set(file, cluster, count - 1)?;
+                Ok(count == 1)
+            }
+        }
+    }
+
+    /// Whether there is anything to write.
+    pub fn is_changed(&self) -> bool {
+        self.blocks.values().any(|block| !block.changed_sectors.is_empty())
+            || !self.changed_entries.is_empty()
+            || self.moved
+    }
+
+    /// Whether the table is to be written, after the blocks that it names are durable.
+    pub fn is_table_changed(&self) -> bool {
+        !self.changed_entries.is_empty() || self.moved
+    }
+
+    /// Writes the blocks that have changed.
+    pub fn write_blocks(&mut self, file: &mut BlockingFile) -> Outcome {
+        for (index, block) in &mut self.blocks {
+            if block.changed_sectors.is_empty() {
+                continue;
+            }
+            let sectors: Vec<usize> = block.changed_sectors.iter().copied().collect();
+            for run in sectors.chunk_by(|before, after| before + 1 == *after) {
+                let range = run[0] * SECTOR_BYTES..(run[run.len() - 1] + 1) * SECTOR_BYTES;
+                let offset = self.table[*index] + range.start as u64;
+                file.write(FileOffset::new(offset), &mut block.bytes[range])?;
+            }
+            block.changed_sectors.clear();
+        }
+        self.make_room();
+        Ok(())
+    }
+
+    /// Writes what has changed of the table.
+    pub fn write_table(&mut self, file: &mut BlockingFile) -> Outcome {
+        let mut bytes = to_bytes(&self.table);
+        let sectors: BTreeSet<usize> = match self.moved {
+            true => (0..bytes.len() / SECTOR_BYTES).collect(),
+            false => self.changed_entries.iter().map(|entry| entry * 8 / SECTOR_BYTES).collect(),
+        };
+        let sectors: Vec<usize> = sectors.into_iter().collect();
+        for run in sectors.chunk_by(|before, after| before + 1 == *after) {
+            let range = run[0] * SECTOR_BYTES..(run[run.len() - 1] + 1) * SECTOR_BYTES;
+            let offset = self.table_offset + range.start as u64;
+            file.write(FileOffset::new(offset), &mut bytes[range])?;
+        }
+        self.changed_entries.clear();
+        Ok(())
+    }
+}
+
+/// The refcount in this place of a block.
+pub fn refcount(block: &[u8], order: u32, slot: usize) -> u64 {
+    match order {
+        0..=2 => {
+            let bits = 1 << order;
+            let shift = (slot * bits) % 8;
+            u64::from(block[slot * bits / 8] >> shift) & ((1 << bits) - 1)
+        }
+        _ => {
+            let bytes = 1 << (order - 3);
+            let found = &block[slot * bytes..(slot + 1) * bytes];
+            found.iter().fold(0, |value, byte| value << 8 | u64::from(*byte))
+        }
+    }
+}
+
+/// Changes the refcount in this place of a block.
+pub fn put_refcount(block: &mut [u8], order: u32, slot: usize, value: u64) {
+    match order {
+        0..=2 => {
+            let bits = 1 << order;
+            let shift = (slot * bits) % 8;
+            let mask = ((1u8 << bits) - 1) << shift;
+            let byte = &mut block[slot * bits / 8];
+            *byte = *byte & !mask | (value as u8) << shift & mask;
+        }
+        _ => {
+            let bytes = 1 << (order - 3);
+            let all = value.to_be_bytes();
+            block[slot * bytes..(slot + 1) * bytes].copy_from_slice(&all[8 - bytes..]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refcounts_of_every_width_are_kept_apart() {
+        for order in 0..=6 {
+            let mut block = vec![0; 512];
+            let most = if order == 6 { u64::MAX } else { (1 << (1 << order)) - 1 };
+            put_refcount(&mut block, order, 3, most);
+            put_refcount(&mut block, order, 5, 1);
+            let found: Vec<u64> = (2..7).map(|slot| refcount(&block, order, slot)).collect();
+            assert_eq!(found, [0, most, 0, 1, 0], "order {order}");
+            put_refcount(&mut block, order, 3, 0);
+            assert_eq!(refcount(&block, order, 3), 0);
+        }
+    }
+
+    #[test]
+    fn small_refcounts_begin_at_the_low_bits() {
+        let mut block = vec![0; 512];
+        put_refcount(&mut block, 1, 1, 2);
+        assert_eq!(block[0], 0b1000);
+        put_refcount(&mut block, 4, 1, 0x102);
+        assert_eq!(block[2..4], [1, 2]);
+    }
+}

@@ -1,0 +1,56 @@
+//! Opening an image whose daemon was killed: changes of the map that it had not written yet.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use flowstone_block::Errno;
+use tracing::info;
+
+use super::core::Core;
+use super::entry::{self, Mapping};
+use super::lane::Worker;
+use super::redo::Record;
+use super::shape::{GuestCluster, HostCluster, Shape};
+use super::survey::Refusal;
+
+/// Host clusters that the changes name.
+pub fn named(shape: Shape, records: &[Record]) -> Vec<HostCluster> {
+    let hosts = records.iter().map(|record| entry::decode(shape, record.entry));
+    hosts
+        .filter_map(|mapping| match mapping {
+            Ok(Mapping::Data { host, .. }) => Some(host),
+            _ => None,
+        })
+        .collect()
+}
+
+/// Changes the map as the killed daemon had. Some changes may have reached the medium: they make no
+/// difference.
+pub fn replay(core: &Arc<Core>, records: &[Record]) -> Result<(), Refusal> {
+    if records.is_empty() {
+        return Ok(());
+    }
+    let last: BTreeMap<GuestCluster, u64> =
+        records.iter().map(|record| (record.guest, record.entry)).collect();
+    let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let mut worker = Worker::new(Arc::clone(core)).map_err(failed)?;
+    let shape = core.shape;
+    let disk_clusters = shape.l2_entries() * core.meta().map.l1().len() as u64;
+    for (guest, raw) in &last {
+        if guest.0 >= disk_clusters || !core.meta().is_sound(&[*raw]) {
+            let why = format!("the redo file says what cannot be of cluster {}", guest.0);
+            return Err(Refusal::Damaged(why));
+        }
+        let (_, generation) = worker.find(shape.position(*guest), 1)?;
+        worker.leave(generation);
+        let mut meta = core.meta();
+        if meta.map.get(*guest) != Ok(*raw) {
+            if let Ok(Mapping::Data { host, .. }) = entry::decode(shape, *raw) {
+                meta.taken.push(host);
+            }
+            meta.change(*guest, *raw);
+        }
+    }
+    info!("{}: {} changes of the map taken over from a killed daemon", core.name, last.len());
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! Host clusters that nobody uses and that read as zeroes: what new data and tables go to.
+//!
+//! There are two kinds: the end of the file, which grows ahead of need, and clusters that have been
+//! given up and punched. A cluster that has been given up gets here only when nothing durable names
+//! it and nothing that might still use it is in flight.
+
+use std::ops::Range;
+
+use super::shape::HostCluster;
+
+/// The free clusters of an image.
+pub struct Space {
+    /// Given up and punched, in runs.
+    holes: Vec<Range<u64>>,
+    /// The first cluster that has never been used.
+    next: u64,
+    /// The first one that the file does not have yet.
+    end: u64,
+    /// Taken for a write that failed: to be punched before it is used again.
+    spoilt: Vec<HostCluster>,
+}
+
+impl Space {
+    /// None yet; those from `next` on have never been used.
+    pub fn new(next: u64) -> Self {
+        Self { holes: Vec::new(), next, end: next, spoilt: Vec::new() }
+    }
+
+    /// Takes up to `most` clusters that lie one after the other.
+    pub fn take(&mut self, most: u64) -> Option<Range<u64>> {
+        if let Some(hole) = self.holes.last_mut() {
+            let taken = hole.start..hole.end.min(hole.start + most);
+            hole.start = taken.end;
+            if hole.is_empty() {
+                self.holes.pop();
+            }
+            return Some(taken);
+        }
+        self.take_new(most)
+    }
+
+    fn take_new(&mut self, most: u64) -> Option<Range<u64>> {
+        let taken = self.next..self.end.min(self.next + most);
+        self.next = taken.end;
+        (!taken.is_empty()).then_some(taken)
+    }
+
+    /// Takes clusters that lie one after the other, all of them or none.
+    pub fn take_run(&mut self, count: u64) -> Option<Range<u64>> {
+        if let Some(hole) = self.holes.iter_mut().find(|hole| hole.end - hole.start >= count) {
+            let taken = hole.start..hole.start + count;
+            hole.start = taken.end;
+            self.holes.retain(|hole| !hole.is_empty());
+            return Some(taken);
+        }
+        if self.end - self.next < count { None } else { self.take_new(count) }
+    }
+
+    /// Whether there are so many clusters, wherever they lie.
+    pub fn has(&self, count: u64) -> bool {
+        self.end - self.next >= count
+            || self.holes.iter().map(|hole| hole.end - hole.start).sum::<u64>() >= count
+    }
+
+    /// Clusters at the end of the file that have never been used.
+    pub fn unused_end(&self) -> u64 {
+        self.end - self.next
+    }
+
+    /// The first cluster that has never been used.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// The first cluster that the file does not have.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// The first cluster after all that are used.
+    pub fn used_end(&self) -> u64 {
+        let mut end = self.next;
+        let mut holes: Vec<&Range<u64>> = self.holes.iter().collect();
+        holes.sort_unstable_by_key(|hole| hole.end);
+        while let Some(hole) = holes.pop().filter(|hole| hole.end == end) {
+            end = hole.start;
+        }
+        end
+    }
+
+    /// The file has become longer.
+    pub fn extend(&mut self, end: u64) {
+        self.end = self.end.max(end);
+    }
+
+    /// These clusters read as zeroes, and nobody uses them.
+    pub fn give_back(&mut self, clusters: Range<u64>) {
+        if !clusters.is_empty() {
+            self.holes.push(clusters);
+        }
+    }
+
+    /// Nobody uses this cluster, and a failed write has left something in it.
+    pub fn spoil(&mut self, cluster: HostCluster) {
+        self.spoilt.push(cluster);
+    }
+
+    /// What failed writes have left.
+    pub fn take_spoilt(&mut self) -> Vec<HostCluster> {
+        std::mem::take(&mut self.spoilt)
+    }
+}
+
+/// Runs of clusters that lie next to each other, of clusters in any order.
+pub fn merged(mut clusters: Vec<HostCluster>) -> Vec<Range<u64>> {
+    clusters.sort_unstable();
+    clusters.dedup();
+    clusters
+        .chunk_by(|before, after| before.0 + 1 == after.0)
+        .map(|run| run[0].0..run[0].0 + run.len() as u64)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_are_used_before_the_end_of_the_file() {
+        let mut space = Space::new(10);
+        space.extend(20);
+        space.give_back(3..5);
+        assert!(space.has(10) && !space.has(11));
+        assert_eq!(space.take(9), Some(3..5));
+        assert_eq!(space.take(4), Some(10..14));
+        assert_eq!(space.take_run(7), None);
+        assert_eq!(space.take_run(6), Some(14..20));
+        assert_eq!(space.take(1), None);
+        space.extend(21);
+        assert_eq!(space.take(5), Some(20..21));
+    }
+
+    #[test]
+    fn neighbours_are_merged_from_any_order() {
+        let clusters = [7, 2, 3, 9, 8, 3].map(HostCluster).to_vec();
+        assert_eq!(merged(clusters), [2..4, 7..10]);
+    }
+}

@@ -1,0 +1,194 @@
+//! A look at all tables before an image is written: what is in use, and whether refcounts agree.
+//!
+//! Free clusters are found by what the map names, not by refcounts alone: of an image that other
+//! software left damaged, nothing that is in use is ever given away.
+
+use std::collections::HashSet;
+use std::ops::Range;
+
+use flowstone_block::{AlignedBuf, Errno};
+use flowstone_fileio::{BlockingFile, FileOffset};
+
+use super::entry::{self, Mapping};
+use super::map::from_bytes;
+use super::refcounts::{Refcounts, refcount};
+use super::shape::{HostCluster, Shape};
+
+/// What a survey has found.
+#[derive(Debug, Default)]
+pub struct Survey {
+    /// Host clusters with tables.
+    pub tables: HashSet<HostCluster>,
+    /// Clusters that nobody uses, before `next`.
+    pub holes: Vec<Range<u64>>,
+    /// The first cluster after everything that has a refcount.
+    pub next: u64,
+}
+
+/// Why an image cannot be written.
+#[derive(Debug)]
+pub enum Refusal {
+    Damaged(String),
+    Host(Errno),
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Host(errno)
+    }
+}
+
+/// More L2 tables than these, in bytes, are not read when an image is opened. Nothing but its end
+/// is used for new data then.
+const TABLES_BYTES_MAX: u64 = 64 << 20;
+/// Refcount blocks, all for clusters that the file does not have, before the image is taken for
+/// damaged.
+const BLOCKS_BEYOND_MAX: usize = 256;
+/// Nor are clusters of a larger file looked at one by one.
+const CLUSTERS_MAX: u64 = 1 << 28;
+/// Runs of free clusters that are remembered.
+const HOLES_MAX: usize = 1 << 16;
+
+/// What is surveyed.
+pub struct Surveyor<'a> {
+    pub file: &'a mut BlockingFile,
+    pub shape: Shape,
+    pub file_bytes: u64,
+    pub l1_offset: u64,
+    pub l1: &'a [u64],
+    pub refcounts: &'a mut Refcounts,
+    /// Clusters that are in use, although nothing on the medium says so.
+    pub promised: &'a [HostCluster],
+}
+
+impl Surveyor<'_> {
+    /// Looks at everything.
+    pub fn run(mut self) -> Result<Survey, Refusal> {
+        let tables = self.tables()?;
+        let next = self.next()?;
+        let l2_tables = self.l1.iter().filter(|entry| **entry != 0).count() as u64;
+        let is_small = l2_tables * self.shape.cluster_bytes() <= TABLES_BYTES_MAX;
+        let holes =
+            if is_small && next <= CLUSTERS_MAX { self.holes(&tables, next)? } else { Vec::new() };
+        Ok(Survey { tables, holes, next })
+    }
+
+    /// The clusters of all tables, each of which has one place of its own within the file.
+    fn tables(&self) -> Result<HashSet<HostCluster>, Refusal> {
+        let shape = self.shape;
+        let l1_start = shape.host_at(self.l1_offset).0;
+        let l1 = l1_start..l1_start + shape.clusters(self.l1.len() as u64 * 8);
+        let fixed = [0..1, l1, self.refcounts.table_clusters()];
+        let mut all: Vec<HostCluster> = fixed.into_iter().flatten().map(HostCluster).collect();
+        for (index, home) in self.refcounts.blocks() {
+            all.push(home.map_err(|_| damaged(format!("refcount block {index} is nowhere")))?);
+        }
+        let homes = self.l1.iter().filter_map(|raw| entry::cluster(shape, *raw).ok().flatten());
+        all.extend(homes);
+        let file_clusters = shape.clusters(self.file_bytes);
+        let mut tables = HashSet::with_capacity(all.len());
+        for cluster in all {
+            if cluster.0 >= file_clusters {
+                let why =
+                    format!("a table lies past the end of the file, in cluster {}", cluster.0);
+                return Err(damaged(why));
+            }
+            if !tables.insert(cluster) {
+                return Err(damaged(format!("two tables lie in cluster {}", cluster.0)));
+            }
+        }
+        Ok(tables)
+    }
+
+    /// The first cluster behind the end of the file and of all refcounts.
+    fn next(&mut self) -> Result<u64, Refusal> {
+        let (per_block, order) = (self.shape.block_refcounts(), self.shape.refcount_order);
+        let file_clusters = self.shape.clusters(self.file_bytes);
+        let mut blocks: Vec<usize> = self.refcounts.blocks().map(|(index, _)| index).collect();
+        blocks.retain(|index| (*index as u64 + 1) * per_block > file_clusters);
+        if blocks.len() > BLOCKS_BEYOND_MAX {
+            return Err(damaged("it counts users of clusters far past its end".into()));
+        }
+        for index in blocks.into_iter().rev() {
+            let Some(bytes) = self.refcounts.block_bytes(self.file, index)? else { continue };
+            let used =
+                (0..per_block).rev().find(|slot| refcount(bytes, order, *slot as usize) != 0);
+            if let Some(slot) = used {
+                return Ok(file_clusters.max(index as u64 * per_block + slot + 1));
+            }
+        }
+        Ok(file_clusters)
+    }
+
+    /// Clusters without a user and without a refcount.
+    fn holes(
+        &mut self,
+        tables: &HashSet<HostCluster>,
+        next: u64,
+    ) -> Result<Vec<Range<u64>>, Refusal> {
+        let mut used = self.used(tables)?;
+        used.sort_unstable();
+        used.dedup();
+        let mut used = used.into_iter().peekable();
+        let promised: HashSet<HostCluster> = self.promised.iter().copied().collect();
+        let mut free: Vec<Range<u64>> = Vec::new();
+        let (per_block, order) = (self.shape.block_refcounts(), self.shape.refcount_order);
+        for index in 0..next.div_ceil(per_block) {
+            let clusters = index * per_block..((index + 1) * per_block).min(next);
+            let block = self.refcounts.block_bytes(self.file, index as usize)?;
+            for cluster in clusters.clone() {
+                let slot = (cluster - clusters.start) as usize;
+                let users = block.map_or(0, |bytes| refcount(bytes, order, slot));
+                let named = used.next_if_eq(&HostCluster(cluster)).is_some();
+                if named && users == 0 {
+                    let why = format!("cluster {cluster} is in use and counted as free");
+                    return Err(damaged(why));
+                }
+                if users > 0 || promised.contains(&HostCluster(cluster)) {
+                    continue;
+                }
+                match free.last_mut() {
+                    Some(last) if last.end == cluster => last.end += 1,
+                    _ => free.push(cluster..cluster + 1),
+                }
+            }
+            if free.len() > HOLES_MAX {
+                break;
+            }
+        }
+        Ok(free)
+    }
+
+    /// All clusters that tables name.
+    fn used(&mut self, tables: &HashSet<HostCluster>) -> Result<Vec<HostCluster>, Refusal> {
+        let shape = self.shape;
+        let mut used: Vec<HostCluster> = tables.iter().copied().collect();
+        let mut bytes = AlignedBuf::zeroed(shape.cluster_bytes() as usize);
+        let file_clusters = shape.clusters(self.file_bytes);
+        for (index, raw) in self.l1.iter().enumerate() {
+            let Some(home) = entry::cluster(shape, *raw).ok().flatten() else { continue };
+            self.file.read(FileOffset::new(shape.offset(home)), &mut bytes)?;
+            for raw in from_bytes(&bytes) {
+                let found = used.len();
+                match entry::decode(shape, raw) {
+                    Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => {
+                        used.push(host);
+                    }
+                    Ok(Mapping::Compressed(place)) => used.extend(place.clusters(shape)),
+                    Ok(Mapping::Unallocated | Mapping::Zero { reserved: None }) => {}
+                    Err(_) => return Err(damaged(format!("L2 table {index} has a bad entry"))),
+                }
+                let sound = |host: &HostCluster| host.0 < file_clusters && !tables.contains(host);
+                if !used[found..].iter().all(sound) {
+                    let why = format!("L2 table {index} names what cannot be data");
+                    return Err(damaged(why));
+                }
+            }
+        }
+        Ok(used)
+    }
+}
+
+fn damaged(why: String) -> Refusal {
+    Refusal::Damaged(why)
+}

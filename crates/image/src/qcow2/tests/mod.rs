@@ -1,0 +1,11 @@
+//! What a qcow2 image promises, tested on a simulated disk: docs/qcow2.md is the argument, these are
+//! the attempts to refute it.
+
+mod basic;
+mod crash;
+mod damage;
+mod faults;
+mod kill;
+mod races;
+mod rig;
+mod story;

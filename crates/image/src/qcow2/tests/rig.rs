@@ -1,0 +1,169 @@
+//! An image on a simulated disk, a queue into it, and what the disk must hold.
+
+use std::path::Path;
+
+use flowstone_block::{
+    AlignedBuf, Channel, Completion, Doorbells, Extent, IoVec, Layer, Op, Outcome, QueueDepth,
+    Request, Sector, SectorCount,
+};
+use flowstone_fileio::Access;
+use flowstone_fileio::sim::SimDisk;
+
+use super::super::{Backing, Memory, Qcow2Image, Qcow2Options, check, create};
+use crate::check::{CheckOptions, CheckReport};
+use crate::raw::RawImage;
+use crate::{DiscardMode, Format, Image};
+
+/// A new image on a new disk.
+pub fn new_disk(sectors: u64, cluster_bytes: u64) -> SimDisk {
+    let disk = SimDisk::new(0);
+    let options = Qcow2Options { cluster_bytes: Some(cluster_bytes), ..Qcow2Options::default() };
+    create("new", &disk, SectorCount::new(sectors), &options).unwrap();
+    disk
+}
+
+/// A new image that is based on a raw one.
+pub fn new_overlay(sectors: u64, cluster_bytes: u64) -> SimDisk {
+    let disk = SimDisk::new(0);
+    let backing = Backing { path: "base.raw".into(), format: Format::Raw };
+    let options = Qcow2Options {
+        cluster_bytes: Some(cluster_bytes),
+        backing: Some(backing),
+        ..Qcow2Options::default()
+    };
+    create("new", &disk, SectorCount::new(sectors), &options).unwrap();
+    disk
+}
+
+/// A raw image to base others on.
+pub fn raw(disk: &SimDisk) -> Box<dyn Image> {
+    let file = Box::new(disk.clone());
+    let mode = DiscardMode::Deallocate;
+    Box::new(RawImage::open(Path::new("base.raw"), file, mode, Access::Read).unwrap())
+}
+
+pub fn open(disk: &SimDisk) -> Qcow2Image {
+    open_on(disk, None)
+}
+
+pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
+    let file = Box::new(disk.clone());
+    let mode = DiscardMode::Deallocate;
+    let image =
+        Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, Memory::None)
+            .unwrap();
+    if image.core.shape.cluster_bytes() == 512 {
+        // Tables come and go.
+        image.core.meta().map.memory_bytes = 3 * 512;
+    }
+    image
+}
+
+pub fn open_read_only(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
+    open_read_only_on(disk, None)
+}
+
+pub fn open_read_only_on(
+    disk: &SimDisk,
+    backing: Option<Box<dyn Image>>,
+) -> flowstone_block::Result<Qcow2Image> {
+    let file = Box::new(disk.clone());
+    let mode = DiscardMode::Deallocate;
+    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Read, Memory::None)
+}
+
+pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
+    let options = CheckOptions { data: false, repair };
+    check("image", disk, options, &mut |_, _| {}).unwrap()
+}
+
+/// The image must have neither errors nor leaks.
+pub fn assert_clean(disk: &SimDisk) {
+    let report = checked(disk, false);
+    assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
+}
+
+/// Everything that the disk holds.
+pub fn contents(image: &dyn Layer) -> Vec<u8> {
+    let capacity = image.geometry().capacity;
+    let mut bytes = vec![0; capacity.bytes() as usize];
+    let mut disk = flowstone_block::BlockingDisk::new(image).unwrap();
+    disk.read(Sector::new(0), &mut bytes).unwrap();
+    bytes
+}
+
+/// A queue with requests of its own memory, several at a time.
+pub struct Guest {
+    channel: Box<dyn Channel>,
+    buffers: Vec<AlignedBuf>,
+    done: Vec<Completion>,
+    pub in_flight: usize,
+}
+
+impl Guest {
+    pub fn new(image: &dyn Layer) -> Self {
+        let channel = image.channel(QueueDepth(32)).unwrap();
+        Self { channel, buffers: Vec::new(), done: Vec::new(), in_flight: 0 }
+    }
+
+    /// Submits a request; a write puts `stamp` into every byte.
+    pub fn submit(&mut self, op: Op, stamp: u8) -> u32 {
+        let memory = matches!(op, Op::Read(_) | Op::Write(_));
+        let data = if memory { vec![stamp; op.bytes() as usize] } else { Vec::new() };
+        self.submit_data(op, &data, false)
+    }
+
+    /// Submits a request with memory of its own, which holds `data`.
+    pub fn submit_data(&mut self, op: Op, data: &[u8], durable: bool) -> u32 {
+        let tag = self.buffers.len() as u32;
+        let mut request = Request::new(op, tag);
+        request.durable = durable;
+        let mut buffer = AlignedBuf::zeroed(data.len());
+        if !data.is_empty() {
+            buffer.copy_from_slice(data);
+            // SAFETY: the buffer is kept until the guest goes, after its channel.
+            request.memory.push(unsafe { IoVec::of(&mut buffer) });
+        }
+        self.buffers.push(buffer);
+        self.channel.submit(request);
+        self.in_flight += 1;
+        tag
+    }
+
+    /// Waits for a completion.
+    pub fn next(&mut self) -> Completion {
+        loop {
+            if let Some(completion) = self.poll() {
+                return completion;
+            }
+            self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+        }
+    }
+
+    /// A completion, if there is one.
+    pub fn poll(&mut self) -> Option<Completion> {
+        if self.done.is_empty() {
+            self.channel.kick();
+            self.channel.reap(&mut self.done);
+        }
+        let completion = self.done.pop()?;
+        self.in_flight -= 1;
+        Some(completion)
+    }
+
+    /// Carries out one request.
+    pub fn run(&mut self, op: Op, stamp: u8) -> Outcome {
+        assert_eq!(self.in_flight, 0);
+        self.submit(op, stamp);
+        self.next().outcome
+    }
+
+    /// The memory of a request.
+    pub fn memory(&self, tag: u32) -> &[u8] {
+        &self.buffers[tag as usize]
+    }
+}
+
+pub fn extent(start: u64, count: u64) -> Extent {
+    Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
+}
