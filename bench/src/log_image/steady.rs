@@ -24,7 +24,7 @@ pub fn measure(options: &LogOptions, passes: u64) -> Result<()> {
     for ((live, reserve), model) in SHARES.into_iter().zip(MODEL) {
         let image = options.dir.join("steady.flow");
         let reserve = reserve.to_string();
-        create_log(options, &image, &["--reserve", &reserve, "--segment", "1M"])?;
+        create_log(options, &image, &["--reserve", &reserve, "--segment", "8M"])?;
         let blocks = options.size / 4096;
         load(options, &image, "write", 128, blocks / 32)?;
         load(options, &image, "randwrite", 4, blocks * passes)?;

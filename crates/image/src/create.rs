@@ -218,10 +218,18 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
     }
 }
 
+const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
+
 /// Where the daemon's knowledge survives it. An image can be served without.
 fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory {
     // With engine `volatile`, being killed is a power cut: the data would not be there.
-    if options.engine == EngineChoice::Volatile || is_block_device(path) {
+    if options.engine == EngineChoice::Volatile {
+        return qcow2::Memory::None;
+    }
+    if is_block_device(path) {
+        if options.access == Access::Write {
+            warn!("{}: a block device: {FORGETS}", path.display());
+        }
         return qcow2::Memory::None;
     }
     if options.access != Access::Write {
@@ -230,11 +238,7 @@ fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory {
     match qcow2::Redo::open(path) {
         Ok(redo) => qcow2::Memory::File(redo),
         Err(error) => {
-            warn!(
-                "{}: cannot write beside the image: {error}; if the daemon is killed, it forgets \
-                 writes that were not flushed",
-                path.display()
-            );
+            warn!("{}: cannot write beside the image: {error}; {FORGETS}", path.display());
             qcow2::Memory::None
         }
     }

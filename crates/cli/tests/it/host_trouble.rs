@@ -58,7 +58,8 @@ fn path(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-fn run(program: &str, args: &[&str]) -> Result<(), String> {
+/// Runs a program; what it says is the error if it fails.
+pub fn run(program: &str, args: &[&str]) -> Result<(), String> {
     let output = Command::new(program).args(args).output().map_err(|error| error.to_string())?;
     match output.status.success() {
         true => Ok(()),

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod fixture;
+mod host_file_systems;
 mod host_trouble;
 mod hostile_guest;
 mod log_images;

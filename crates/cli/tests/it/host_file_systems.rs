@@ -1,0 +1,111 @@
+//! Every format on every host file system: what is written comes back, also after a kill, and what
+//! is discarded goes back to the host.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use flowstone_testkit::Status;
+use flowstone_testkit::load::{Limit, LoadOptions, run};
+
+use crate::fixture::{Place, stop};
+use crate::host_trouble;
+
+const DISK_BYTES: u64 = 64 << 20;
+/// Left after the whole disk has been discarded: segments and tables that are being filled.
+const EMPTY_BYTES_MAX: u64 = 6 << 20;
+
+/// A file system in a file, unmounted when dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    /// `None`, and says why, where this user may not mount.
+    fn make(place: &Place, kind: &str) -> Option<Self> {
+        let file = place.path(kind);
+        std::fs::File::create(&file).unwrap().set_len(512 << 20).unwrap();
+        let at = place.path(&format!("on-{kind}"));
+        std::fs::create_dir(&at).unwrap();
+        let quiet = if kind == "ext4" { "-F" } else { "-f" };
+        let program = format!("mkfs.{kind}");
+        let made = host_trouble::run(&program, &["-q", quiet, file.to_str().unwrap()]);
+        let mount = ["-o", "loop", file.to_str().unwrap(), at.to_str().unwrap()];
+        match made.and_then(|()| host_trouble::run("mount", &mount)) {
+            Ok(()) => Some(Self(at)),
+            Err(why) => {
+                println!("skipped: no {kind} to put images on: {why}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let _ = host_trouble::run("umount", &[self.0.to_str().unwrap()]);
+    }
+}
+
+/// Random requests of all kinds, every read checked, and the whole disk at the end.
+fn exercise(place: &Place, seed: u64) {
+    let mut options = LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(16);
+    options.client = place.options();
+    options.verify = true;
+    options.verify_final = true;
+    options.discard_zeroes = true;
+    options.flush_every = 40;
+    options.seed = seed;
+    options.limit = Limit::Ops(4000);
+    assert_eq!(run(&options).unwrap().errors, 0);
+}
+
+fn every_format_on(kind: &str) {
+    let place = Place::new();
+    let Some(host) = Mounted::make(&place, kind) else { return };
+    for format in ["raw", "flow", "qcow2"] {
+        let image = host.0.join(format!("disk.{format}"));
+        let name = image.to_str().unwrap();
+        place.succeed(&["create", "--size", &DISK_BYTES.to_string(), name]);
+        let mut daemon = place.serve(&[name]);
+        exercise(&place, 1);
+        daemon.kill().unwrap();
+        drop(daemon);
+        let daemon = place.serve(&[name]);
+        exercise(&place, 2);
+        discard_everything(&place);
+        stop(daemon);
+        let left = allocated(&image);
+        assert!(left <= EMPTY_BYTES_MAX, "{kind}, {format}: {left} bytes are still on the host");
+        place.succeed(&["check", "--data", name]);
+        std::fs::remove_file(image).unwrap();
+    }
+}
+
+fn discard_everything(place: &Place) {
+    let mut guest = place.client();
+    let step = 8 << 20;
+    for start in (0..DISK_BYTES).step_by(step) {
+        let range = (start / 512, step as u32 / 512);
+        assert_eq!(guest.discard(&[range]).unwrap(), Status::Ok);
+    }
+    assert_eq!(guest.flush().unwrap(), Status::Ok);
+}
+
+fn allocated(image: &Path) -> u64 {
+    // File systems that allocate late tell the truth only after a sync.
+    std::fs::File::open(image).unwrap().sync_all().unwrap();
+    image.metadata().unwrap().blocks() * 512
+}
+
+#[test]
+fn every_format_works_on_ext4() {
+    every_format_on("ext4");
+}
+
+#[test]
+fn every_format_works_on_xfs() {
+    every_format_on("xfs");
+}
+
+#[test]
+fn every_format_works_on_btrfs() {
+    every_format_on("btrfs");
+}
