@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::parse_size;
 use flowstone_daemon::{Backend, Choice};
-use flowstone_daemon::{CpuList, LayerSpec, PollMode};
+use flowstone_daemon::{CpuList, DetectZeroes, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{DiscardMode, Format, LogOptions};
 
@@ -182,7 +182,7 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; see the manual for its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "name", "format", "queues",
-        "cpus", "poll", "discard", "engine", "direct", "readonly", "layers", "control"])]
+        "cpus", "poll", "discard", "detect_zeroes", "engine", "direct", "readonly", "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
@@ -206,6 +206,10 @@ pub struct Serve {
     /// What discards do: deallocate (the host gets the space back) or ignore (not offered)
     #[arg(long, value_name = "MODE")]
     pub discard: Option<DiscardMode>,
+    /// What becomes of writes that are all zero: off (written), on (made zero without moving
+    /// data), unmap (the host gets their space back, too) [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub detect_zeroes: Option<DetectZeroes>,
     /// How requests reach the host file: auto, uring or sync (threads); for tests, volatile (when
     /// killed, loses what was not flushed, as a power cut would)
     #[arg(long)]

@@ -31,9 +31,18 @@ struct DiskReport {
     allocated_bytes: Option<u64>,
     write_through: bool,
     readonly: bool,
+    /// Writes that were found to be zero; absent where nobody looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detected_zeroes: Option<DetectedZeroes>,
     total: QueueReport,
     queues: Vec<QueueReport>,
     layers: Vec<ByKind<LayerReport>>,
+}
+
+#[derive(Serialize)]
+struct DetectedZeroes {
+    requests: u64,
+    bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -125,6 +134,10 @@ impl DiskReport {
                 .map(|space| space.allocated_bytes),
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
+            detected_zeroes: disk.stack.zeroes.as_ref().map(|counters| {
+                let (requests, bytes) = counters.read();
+                DetectedZeroes { requests, bytes }
+            }),
             total: QueueReport::of(None, &all),
             queues: queues
                 .iter()
