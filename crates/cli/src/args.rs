@@ -203,7 +203,8 @@ pub struct Serve {
     /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,
-    /// What discards do: deallocate (the host gets the space back) or ignore (not offered)
+    /// What discards do: deallocate (the host gets the space back), keep (a raw file stays
+    /// allocated, and reads as zeroes there) or ignore (not offered)
     #[arg(long, value_name = "MODE")]
     pub discard: Option<DiscardMode>,
     /// What becomes of writes that are all zero: off (written), on (made zero without moving

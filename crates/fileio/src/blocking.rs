@@ -33,6 +33,7 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
         }
         FileOp::Datasync => fdatasync(&file.sync),
         FileOp::Punch { offset, bytes } => punch(files, offset, bytes),
+        FileOp::Clear { offset, bytes } => clear(files, offset, bytes),
         FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
     }
@@ -47,9 +48,11 @@ fn transfer_all(file: &File, request: &FileRequest, pieces: &[IoVec]) -> Outcome
             let flags = if durable { libc::RWF_DSYNC } else { 0 };
             transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags))
         }
-        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. } => {
-            Ok(())
-        }
+        FileOp::Datasync
+        | FileOp::Punch { .. }
+        | FileOp::Clear { .. }
+        | FileOp::Zero { .. }
+        | FileOp::Allocate { .. } => Ok(()),
     }
 }
 
@@ -159,6 +162,29 @@ fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcom
         return Ok(());
     }
     zero_fallback(files, offset, bytes)
+}
+
+/// Makes what is data in a range read as zeroes. Holes stay holes, and so do extents that have
+/// space and no data.
+fn clear(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    if files.kind == FileKind::BlockDevice {
+        return punch(files, offset, bytes);
+    }
+    let end = offset.forward(bytes).get();
+    let mut at = offset.get();
+    while at < end {
+        let (data, hole) = match seek(&files.file, SeekFrom::Data(at)) {
+            Ok(data) if data >= end => break,
+            Err(Errno::NXIO) => break,
+            Ok(data) => (data, seek(&files.file, SeekFrom::Hole(data))?),
+            Err(errno) if is_unsupported(errno) => (at, end),
+            Err(errno) => return Err(errno),
+        };
+        let stop = hole.min(end);
+        zero(files, FileOffset::new(data), stop - data)?;
+        at = stop;
+    }
+    Ok(())
 }
 
 /// Makes a range read as zeroes and keeps its space.

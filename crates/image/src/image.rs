@@ -13,6 +13,8 @@ pub enum DiscardMode {
     /// The host gets it back.
     #[default]
     Deallocate,
+    /// The file keeps it, empty; a device that is an image by itself is told. For raw images.
+    Keep,
     /// Nothing: the guest is not offered discards at all.
     Ignore,
 }
@@ -24,10 +26,8 @@ impl FromStr for DiscardMode {
         match text {
             "deallocate" => Ok(Self::Deallocate),
             "ignore" => Ok(Self::Ignore),
-            "keep" => Err("`keep` needs a host that can trim the device without freeing the \
-                           file's blocks, and Linux file systems cannot; use deallocate or ignore"
-                .into()),
-            _ => Err(format!("`{text}` is not a discard mode; use deallocate or ignore")),
+            "keep" => Ok(Self::Keep),
+            _ => Err(format!("`{text}` is not a discard mode; use deallocate, keep or ignore")),
         }
     }
 }

@@ -97,3 +97,51 @@ fn zeroes_are_not_unmapped_where_discards_may_not_be() {
     assert_eq!(place.stats()["disks"][0]["detected_zeroes"]["requests"], 1);
     stop(daemon);
 }
+
+#[test]
+fn kept_space_reads_as_zeroes_and_stays_allocated() {
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        let path = place.image("16M");
+        let args = ["--discard", "keep", "--engine", engine, "disk.raw"];
+        let daemon = place.serve(&args);
+        let mut client = place.client();
+        assert!(client.negotiated().has(virtio::F_DISCARD));
+        for n in 0..8 {
+            assert_eq!(client.write(n * 2048, &vec![1; MIB as usize]).unwrap(), Status::Ok);
+        }
+        assert_eq!(client.flush().unwrap(), Status::Ok);
+        let before = allocated(&path);
+        // Data and holes alike: the file neither shrinks nor grows.
+        assert_eq!(client.discard(&[(2048, 15 * 2048)]).unwrap(), Status::Ok);
+        assert_eq!(client.write_zeroes(&[(0, 1024)], true).unwrap(), Status::Ok);
+        assert_eq!(client.flush().unwrap(), Status::Ok);
+        let after = allocated(&path);
+        assert!(before.abs_diff(after) <= MIB / 8, "{before} bytes became {after}");
+        for n in 0..16 {
+            let mut back = vec![0xff; MIB as usize];
+            assert_eq!(client.read(n * 2048, &mut back).unwrap(), Status::Ok);
+            let kept = if n == 0 { 512 << 10 } else { MIB as usize };
+            assert!(back[..kept].iter().all(|byte| *byte == 0), "MiB {n}");
+            assert!(back[kept..].iter().all(|byte| *byte == 1), "MiB {n}");
+        }
+        stop(daemon);
+    }
+}
+
+#[test]
+fn a_log_image_keeps_no_space_for_what_is_discarded() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "64M", "disk.flow"]);
+    let serve = ["serve", "--socket", "s.sock", "--discard"];
+    let refusal = place.refused(&[&serve[..], &["keep", "disk.flow"]].concat());
+    assert!(refusal.contains("use --discard deallocate or ignore, or a raw image"), "{refusal}");
+    let usage = place.run(&[&serve[..], &["maybe", "disk.flow"]].concat());
+    assert_eq!(usage.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&usage.stderr).into_owned();
+    assert!(said.contains("use deallocate, keep or ignore"), "{said}");
+    // Space that is unmapped would not be kept.
+    place.image("1M");
+    let unmap = ["keep", "--detect-zeroes", "unmap", "disk.raw"];
+    place.refused(&[&serve[..], &unmap].concat());
+}

@@ -60,7 +60,6 @@ impl RawChannel {
     /// nothing to do.
     fn translate(&self, request: &Request) -> Option<FileOp> {
         let at = |extent: Extent| FileOffset::new(extent.start_bytes());
-        let deallocate = self.discard == DiscardMode::Deallocate;
         Some(match request.op {
             Op::Read(extent) => FileOp::Read { offset: at(extent), bytes: extent.bytes() },
             Op::Write(extent) => FileOp::Write {
@@ -68,16 +67,19 @@ impl RawChannel {
                 bytes: extent.bytes(),
                 durable: request.durable,
             },
-            Op::WriteZeroes { extent, unmap } if unmap && deallocate => {
-                FileOp::Punch { offset: at(extent), bytes: extent.bytes() }
+            Op::Discard(extent) | Op::WriteZeroes { extent, unmap: true } => {
+                let (offset, bytes) = (at(extent), extent.bytes());
+                match (self.discard, request.op) {
+                    (DiscardMode::Deallocate, _) => FileOp::Punch { offset, bytes },
+                    (DiscardMode::Keep, _) => FileOp::Clear { offset, bytes },
+                    (DiscardMode::Ignore, Op::Discard(_)) => return None,
+                    (DiscardMode::Ignore, _) => FileOp::Zero { offset, bytes },
+                }
             }
-            Op::WriteZeroes { extent, .. } => {
+            Op::WriteZeroes { extent, unmap: false } => {
                 FileOp::Zero { offset: at(extent), bytes: extent.bytes() }
             }
-            Op::Discard(extent) if deallocate => {
-                FileOp::Punch { offset: at(extent), bytes: extent.bytes() }
-            }
-            Op::Flush | Op::Discard(_) => return None,
+            Op::Flush => return None,
         })
     }
 

@@ -71,7 +71,7 @@ impl RawImage {
 impl Layer for RawImage {
     fn geometry(&self) -> Geometry {
         Geometry {
-            discards: self.discard == DiscardMode::Deallocate && !self.readonly,
+            discards: self.discard != DiscardMode::Ignore && !self.readonly,
             readonly: self.readonly,
             logical_block_bytes: self.file.block_bytes(),
             ..Geometry::with_capacity(self.capacity())
