@@ -12,7 +12,7 @@ use rustix::io::retry_on_intr;
 
 use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::direct::Bounce;
-use crate::{FileOffset, FileOp, FileRequest};
+use crate::{FileOffset, FileOp, FileRequest, holes};
 
 /// How many pieces one call may take (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
@@ -32,8 +32,8 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
             }
         }
         FileOp::Datasync => fdatasync(&file.sync),
-        FileOp::Punch { offset, bytes } => punch(files, offset, bytes),
-        FileOp::Clear { offset, bytes } => clear(files, offset, bytes),
+        FileOp::Punch { offset, bytes } => holes::punch(files, offset, bytes),
+        FileOp::Clear { offset, bytes } => holes::clear(files, offset, bytes),
         FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
     }
@@ -144,17 +144,8 @@ pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }
 
-/// Gives a range back to the host.
-fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match fallocate(&files.file, flags, offset.get(), bytes) {
-        Err(errno) if is_unsupported(errno) => punch_fallback(files, offset, bytes),
-        outcome => outcome,
-    }
-}
-
-/// What to do where the host has no punch that also zeroes: [`punch`] promises zeroes.
-fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+/// What to do where the host has no punch that also zeroes: a punch promises zeroes.
+pub fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.kind == FileKind::BlockDevice {
         // The device may not zero what it discards, so zero first; the discard is then a hint.
         zero_fallback(files, offset, bytes)?;
@@ -164,31 +155,8 @@ fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcom
     zero_fallback(files, offset, bytes)
 }
 
-/// Makes what is data in a range read as zeroes. Holes stay holes, and so do extents that have
-/// space and no data.
-fn clear(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
-    if files.kind == FileKind::BlockDevice {
-        return punch(files, offset, bytes);
-    }
-    let end = offset.forward(bytes).get();
-    let mut at = offset.get();
-    while at < end {
-        let (data, hole) = match seek(&files.file, SeekFrom::Data(at)) {
-            Ok(data) if data >= end => break,
-            Err(Errno::NXIO) => break,
-            Ok(data) => (data, seek(&files.file, SeekFrom::Hole(data))?),
-            Err(errno) if is_unsupported(errno) => (at, end),
-            Err(errno) => return Err(errno),
-        };
-        let stop = hole.min(end);
-        zero(files, FileOffset::new(data), stop - data)?;
-        at = stop;
-    }
-    Ok(())
-}
-
 /// Makes a range read as zeroes and keeps its space.
-fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match fallocate(&files.file, flags, offset.get(), bytes) {
         Err(errno) if is_unsupported(errno) => zero_fallback(files, offset, bytes),
@@ -270,7 +238,7 @@ mod tests {
         file.set_len(8192).unwrap();
         let outcomes = |kind| {
             let file = file.try_clone().unwrap();
-            let files = Descriptors { file, direct: None, kind };
+            let files = Descriptors::new(file, None, kind);
             [4096, 8192, 12288].map(|end| allocate_fallback(&files, FileOffset::new(end)))
         };
         assert_eq!(outcomes(FileKind::BlockDevice), [Ok(()), Ok(()), Err(Errno::NOSPC)]);

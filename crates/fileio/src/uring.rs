@@ -159,8 +159,9 @@ impl UringChannel {
 
 impl FileChannel for UringChannel {
     fn submit(&mut self, request: FileRequest) {
-        if matches!(request.op, FileOp::Clear { .. }) {
-            // It takes several calls, and no ring has one to look for holes.
+        if matches!(request.op, FileOp::Punch { .. } | FileOp::Clear { .. }) {
+            // They look for holes first, for which a ring has no call; and a ring would give what
+            // locks a file to a thread anyway.
             return self.pool.submit(request);
         }
         let bounce = Bounce::needed(self.file.shared.direct.as_ref(), &request);
@@ -243,10 +244,7 @@ impl InFlight {
     }
 
     fn failed(&self, errno: Errno) -> Progress {
-        let space = matches!(
-            self.request.op,
-            FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. }
-        );
+        let space = matches!(self.request.op, FileOp::Zero { .. } | FileOp::Allocate { .. });
         match errno {
             Errno::INTR => Progress::Again,
             // The ring would not wait for the device; a thread will.
@@ -297,11 +295,7 @@ fn entry_for(in_flight: &InFlight) -> squeue::Entry {
         FileOp::Datasync => {
             opcode::Fsync::new(Fixed(SYNC_FILE)).flags(FsyncFlags::DATASYNC).build()
         }
-        FileOp::Punch { offset, bytes } => opcode::Fallocate::new(file, bytes)
-            .offset(offset.get())
-            .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
-            .build(),
-        FileOp::Clear { .. } => unreachable!("given to the pool"),
+        FileOp::Punch { .. } | FileOp::Clear { .. } => unreachable!("given to the pool"),
         FileOp::Zero { offset, bytes } => opcode::Fallocate::new(file, bytes)
             .offset(offset.get())
             .mode(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)

@@ -41,6 +41,24 @@ pub struct Space {
     pub allocated_bytes: u64,
 }
 
+/// What became of discards, and of write-zeroes that may give space back, since an image was
+/// opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Discards {
+    /// Ranges that came in.
+    pub ranges: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Ranges that were left after merging.
+    pub merged: u64,
+    /// Ranges that came in and are not done.
+    pub waiting: u64,
+    /// Calls that gave space back; none is made for what is a hole already.
+    pub punches: u64,
+    /// Bytes of their ranges.
+    pub punched_bytes: u64,
+}
+
 /// An open disk image.
 pub trait Image: Layer {
     /// Its format.
@@ -51,6 +69,11 @@ pub trait Image: Layer {
 
     /// The first range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>>;
+
+    /// What became of discards, where that is counted.
+    fn discards(&self) -> Option<Discards> {
+        None
+    }
 
     /// Changes the size of the disk, live. Shrinking is refused where there is data.
     fn resize(&self, capacity: SectorCount) -> Result<()>;

@@ -17,5 +17,5 @@ pub use check::{CheckOptions, CheckProgress, CheckReport, check};
 pub use convert::convert;
 pub use create::{ImageInfo, ImageOptions, create, inspect, open};
 pub use format::Format;
-pub use image::{DiscardMode, Image, Space};
+pub use image::{DiscardMode, Discards, Image, Space};
 pub use log::{LogInfo, LogOptions};

@@ -26,6 +26,18 @@ fn print_disk(disk: &Value) {
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
     println!("{}  {}", text("name"), text("serving"));
     println!("  size {}, on host {}", bytes("capacity_bytes"), bytes("allocated_bytes"));
+    if let Some(ranges) = disk["discards"]["ranges"].as_u64().filter(|ranges| *ranges > 0) {
+        let discards = &disk["discards"];
+        let bytes = |key: &str| format_size(discards[key].as_u64().unwrap_or(0));
+        println!(
+            "  {ranges} discards ({}) became {}, waiting {}; {} punches ({})",
+            bytes("bytes"),
+            discards["merged"],
+            discards["waiting"],
+            discards["punches"],
+            bytes("punched_bytes"),
+        );
+    }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
     println!(

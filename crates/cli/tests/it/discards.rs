@@ -3,8 +3,8 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use flowstone_testkit::Status;
-use flowstone_testkit::virtio;
+use flowstone_testkit::load::{Completion, LoadOptions, Mix, Order, Workload, run};
+use flowstone_testkit::{Request, Status, virtio};
 
 use crate::fixture::{Place, stop};
 
@@ -144,4 +144,104 @@ fn a_log_image_keeps_no_space_for_what_is_discarded() {
     place.image("1M");
     let unmap = ["keep", "--detect-zeroes", "unmap", "disk.raw"];
     place.refused(&[&serve[..], &unmap].concat());
+}
+
+#[test]
+fn what_is_a_hole_already_is_not_punched_again() {
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        let path = place.image("64M");
+        let daemon = place.serve(&["--engine", engine, "disk.raw"]);
+        let mut client = place.client();
+        let counted = || place.stats()["disks"][0]["discards"].clone();
+        let all = [(0, 64 * 2048)];
+        assert_eq!(client.discard(&all).unwrap(), Status::Ok);
+        assert_eq!(counted()["punches"], 0, "an empty file was punched");
+        for n in 0..4 {
+            assert_eq!(client.write(n * 4096, &vec![1; MIB as usize]).unwrap(), Status::Ok);
+        }
+        // Space that was given and holds no data is to be returned, too.
+        assert_eq!(client.write_zeroes(&[(40 * 2048, 2048)], false).unwrap(), Status::Ok);
+        assert_eq!(client.flush().unwrap(), Status::Ok);
+        assert!(allocated(&path) >= 5 * MIB);
+        assert_eq!(client.discard(&all).unwrap(), Status::Ok);
+        assert_eq!(allocated(&path), 0, "{engine}: space was not returned");
+        let once = counted()["punches"].as_u64().unwrap();
+        assert!(once > 0);
+        let mut back = vec![1; MIB as usize];
+        assert_eq!(client.read(4096, &mut back).unwrap(), Status::Ok);
+        assert!(back.iter().all(|byte| *byte == 0));
+        assert_eq!(client.discard(&all).unwrap(), Status::Ok);
+        assert_eq!(counted()["punches"], once);
+        assert_eq!(
+            (counted()["ranges"].as_u64(), counted()["waiting"].as_u64()),
+            (Some(3), Some(0))
+        );
+        assert!(
+            place
+                .succeed(&["stats", "--control", &place.text("control.sock")])
+                .contains("3 discards")
+        );
+        stop(daemon);
+    }
+}
+
+#[test]
+fn discards_that_come_together_become_one_and_each_is_answered() {
+    let place = Place::new();
+    let path = place.image("64M");
+    let daemon = place.serve(&["disk.raw"]);
+    let mut client = place.client();
+    for n in 0..16 {
+        assert_eq!(client.write(n * 2048, &vec![1; MIB as usize]).unwrap(), Status::Ok);
+    }
+    assert_eq!(client.flush().unwrap(), Status::Ok);
+    // Every other 32 KiB first, then those between, and the second half of the file backwards.
+    let order = (0..256).step_by(2).chain((1..256).step_by(2)).chain((256..512).rev());
+    let places: Vec<u64> = order.map(|n| n * 64).collect();
+    for some in places.chunks(32) {
+        for sector in some {
+            client.submit(0, &Request::discard(&[(*sector, 64)])).unwrap();
+        }
+        client.notify(0).unwrap();
+        let answers = client.drain(0).unwrap();
+        assert!(answers.iter().all(|answer| answer.status == Status::Ok), "{answers:?}");
+    }
+    assert_eq!(allocated(&path), 0);
+    let counted = &place.stats()["disks"][0]["discards"];
+    println!("{counted}");
+    assert_eq!((counted["ranges"].as_u64(), counted["waiting"].as_u64()), (Some(512), Some(0)));
+    assert_eq!(counted["bytes"].as_u64(), Some(16 * MIB));
+    assert!(counted["merged"].as_u64() < Some(450), "nothing was merged: {counted}");
+    assert!(counted["punches"].as_u64() <= counted["merged"].as_u64(), "{counted}");
+    stop(daemon);
+}
+
+#[test]
+fn a_storm_of_discards_from_several_queues_loses_nothing() {
+    for args in [
+        ["--discard", "deallocate", "--engine", "uring", "disk.raw"],
+        ["--discard", "keep", "--engine", "uring", "disk.raw"],
+        ["--discard", "deallocate", "--engine", "sync", "disk.raw"],
+    ] {
+        println!("{args:?}");
+        let place = Place::new();
+        place.image("64M");
+        let daemon = place.serve(&args);
+        let mut options = LoadOptions::new(place.path("disk.sock")).iodepth(32).ops(6000);
+        options.client = options.client.queues(3);
+        let mix = Mix { read: 25, write: 35, discard: 30, zeroes: 10 };
+        options.workload = Workload { order: Order::Random, mix };
+        options.completion = Completion::Eventfd;
+        options.span_bytes = 8 * MIB;
+        options.flush_every = 40;
+        (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
+        let report = run(&options).unwrap();
+        assert_eq!(report.errors, 0, "{:?}", report.first_error);
+        let counted = &place.stats()["disks"][0]["discards"];
+        println!("{counted}");
+        assert!(counted["ranges"].as_u64() > Some(2000), "{counted}");
+        assert_eq!(counted["waiting"], 0);
+        stop(daemon);
+    }
 }
