@@ -9,7 +9,7 @@ use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::parse_size;
 use flowstone_daemon::{Backend, Choice};
-use flowstone_daemon::{CpuList, LayerSpec, PollMode};
+use flowstone_daemon::{CpuList, DetectZeroes, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{Backing, CreateOptions, DiscardMode, Format, LogOptions, Qcow2Options};
 
@@ -259,7 +259,8 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; see the manual for its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "name", "format", "queues",
-        "cpus", "poll", "discard", "engine", "direct", "readonly", "backing_dirs", "layers", "control"])]
+        "cpus", "poll", "discard", "detect_zeroes", "engine", "direct", "readonly", "backing_dirs",
+        "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
@@ -280,9 +281,14 @@ pub struct Serve {
     /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,
-    /// What discards do: deallocate (the host gets the space back) or ignore (not offered)
+    /// What discards do: deallocate (the host gets the space back), keep (a raw file stays
+    /// allocated, and reads as zeroes there) or ignore (not offered)
     #[arg(long, value_name = "MODE")]
     pub discard: Option<DiscardMode>,
+    /// What becomes of writes that are all zero: off (written), on (made zero without moving
+    /// data), unmap (the host gets their space back, too) [default: off]
+    #[arg(long, value_name = "MODE")]
+    pub detect_zeroes: Option<DetectZeroes>,
     /// How requests reach the host file: auto, uring or sync (threads); for tests, volatile (when
     /// killed, loses what was not flushed, as a power cut would)
     #[arg(long)]

@@ -19,7 +19,7 @@ use std::time::Duration;
 use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{Access, DirectChoice, EngineChoice, OpenOptions};
 use flowstone_image::{DiscardMode, Format, ImageOptions};
-use flowstone_layers::{DelayRange, ErrorRule};
+use flowstone_layers::{DelayRange, DetectZeroes, ErrorRule};
 use serde::{Deserialize, Deserializer};
 
 use crate::CpuList;
@@ -73,6 +73,9 @@ pub struct DiskConfig {
     /// What discards do.
     #[serde(default, deserialize_with = "text_or_default")]
     pub discard: DiscardMode,
+    /// What becomes of writes that are all zero.
+    #[serde(default, deserialize_with = "text_or_default", rename = "detect-zeroes")]
+    pub detect_zeroes: DetectZeroes,
     /// How requests reach the host file.
     #[serde(default, deserialize_with = "text_or_default")]
     pub engine: Choice<EngineChoice>,
@@ -208,6 +211,7 @@ impl DiskConfig {
             cpus: CpuList::default(),
             poll: PollMode::default(),
             discard: DiscardMode::default(),
+            detect_zeroes: DetectZeroes::default(),
             engine: Choice::default(),
             direct: Choice::default(),
             readonly: false,
@@ -229,6 +233,13 @@ impl DiskConfig {
             let why = format!("{} queues", self.queues);
             let advice = format!("use 1 to {QUEUES_MAX} queues");
             return Err(Error::invalid(format!("disk {}", self.name), why, advice));
+        }
+        if self.detect_zeroes == DetectZeroes::Unmap && self.discard != DiscardMode::Deallocate {
+            return Err(Error::invalid(
+                format!("disk {}", self.name),
+                "zeroes that are unmapped give space back, which its discard mode forbids",
+                "use --discard deallocate or --detect-zeroes on",
+            ));
         }
         match (&self.image, self.backend) {
             (Some(_), Some(_)) => refuse("it has both an image and a backend"),

@@ -19,4 +19,5 @@ mod worker;
 pub use config::{Backend, Choice, Config, DiskConfig, LayerSpec, PollMode, Source};
 pub use control::{Client, Command};
 pub use cpus::CpuList;
+pub use flowstone_layers::DetectZeroes;
 pub use serve::serve;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use flowstone_block::OpKind;
-use flowstone_image::LogState;
+use flowstone_image::{Discards, LogState};
 use flowstone_layers::LayerCounters;
 use serde::Serialize;
 
@@ -35,6 +35,12 @@ struct DiskReport {
     /// Only of log images.
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<LogReport>,
+    /// Writes that were found to be zero; absent where nobody looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    detected_zeroes: Option<DetectedZeroes>,
+    /// What became of discards; absent where that is not counted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    discards: Option<DiscardReport>,
     total: QueueReport,
     queues: Vec<QueueReport>,
     layers: Vec<ByKind<LayerReport>>,
@@ -56,6 +62,37 @@ struct LogReport {
     checkpoint: u64,
     since_checkpoint_blocks: u64,
     full: bool,
+}
+
+#[derive(Serialize)]
+struct DetectedZeroes {
+    requests: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
+struct DiscardReport {
+    ranges: u64,
+    bytes: u64,
+    merged: u64,
+    merge_ratio: f64,
+    waiting: u64,
+    punches: u64,
+    punched_bytes: u64,
+}
+
+impl From<Discards> for DiscardReport {
+    fn from(counted: Discards) -> Self {
+        Self {
+            ranges: counted.ranges,
+            bytes: counted.bytes,
+            merged: counted.merged,
+            merge_ratio: counted.ranges as f64 / counted.merged.max(1) as f64,
+            waiting: counted.waiting,
+            punches: counted.punches,
+            punched_bytes: counted.punched_bytes,
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -148,6 +185,11 @@ impl DiskReport {
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
             log: image.and_then(|image| image.log_state()).map(LogReport::from),
+            detected_zeroes: disk.stack.zeroes.as_ref().map(|counters| {
+                let (requests, bytes) = counters.read();
+                DetectedZeroes { requests, bytes }
+            }),
+            discards: image.and_then(|image| image.discards()).map(DiscardReport::from),
             total: QueueReport::of(None, &all),
             queues: queues
                 .iter()

@@ -1,13 +1,15 @@
 //! The wiring: the only place that names two stages.
 //!
-//! A disk's stack is its image, or something that stands in for one, with the diagnosis layers
-//! that were asked for on top, the first named lowest.
+//! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
+//! if that was asked for, then the diagnosis layers, the first named lowest.
 
 use std::sync::Arc;
 
 use flowstone_block::{Error, Layer, Result, SectorCount};
 use flowstone_image::{Image, open};
-use flowstone_layers::{Delay, Errors, LayerCounters, Log, Mem, Null, Stats, Verify};
+use flowstone_layers::{
+    Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
+};
 
 use crate::config::{DiskConfig, LayerSpec, Source};
 
@@ -17,6 +19,8 @@ pub struct Stack {
     pub top: Arc<dyn Layer>,
     /// The image, if there is one.
     pub image: Option<Arc<dyn Image>>,
+    /// Counters of detected zeroes, if they are looked for.
+    pub zeroes: Option<Arc<ZeroCounters>>,
     /// Counters of the `stats` layers, from the lowest up.
     pub counters: Vec<Arc<LayerCounters>>,
 }
@@ -25,6 +29,7 @@ impl Stack {
     /// Opens everything that `config` names.
     pub fn build(config: &DiskConfig) -> Result<Self> {
         let mut stack = Self::foundation(&config.source()?)?;
+        stack.detect_zeroes(config.detect_zeroes);
         for spec in &config.layers {
             stack.add(spec)?;
         }
@@ -44,7 +49,18 @@ impl Stack {
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }
         };
-        Ok(Self { top, image, counters: Vec::new() })
+        Ok(Self { top, image, zeroes: None, counters: Vec::new() })
+    }
+
+    fn detect_zeroes(&mut self, choice: DetectZeroes) {
+        let unmap = match choice {
+            DetectZeroes::Off => return,
+            DetectZeroes::On => false,
+            DetectZeroes::Unmap => true,
+        };
+        let zeroes = Zeroes::new(Arc::clone(&self.top), unmap);
+        self.zeroes = Some(zeroes.counters());
+        self.top = Arc::new(zeroes);
     }
 
     fn add(&mut self, spec: &LayerSpec) -> Result<()> {

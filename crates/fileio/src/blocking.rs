@@ -12,7 +12,7 @@ use rustix::io::retry_on_intr;
 
 use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::direct::Bounce;
-use crate::{FileOffset, FileOp, FileRequest};
+use crate::{FileOffset, FileOp, FileRequest, holes};
 
 /// How many pieces one call may take (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
@@ -32,7 +32,8 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
             }
         }
         FileOp::Datasync => fdatasync(&file.sync),
-        FileOp::Punch { offset, bytes } => punch(files, offset, bytes),
+        FileOp::Punch { offset, bytes } => holes::punch(files, offset, bytes),
+        FileOp::Clear { offset, bytes } => holes::clear(files, offset, bytes),
         FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
     }
@@ -47,9 +48,11 @@ fn transfer_all(file: &File, request: &FileRequest, pieces: &[IoVec]) -> Outcome
             let flags = if durable { libc::RWF_DSYNC } else { 0 };
             transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags))
         }
-        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. } => {
-            Ok(())
-        }
+        FileOp::Datasync
+        | FileOp::Punch { .. }
+        | FileOp::Clear { .. }
+        | FileOp::Zero { .. }
+        | FileOp::Allocate { .. } => Ok(()),
     }
 }
 
@@ -141,17 +144,8 @@ pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }
 
-/// Gives a range back to the host.
-fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
-    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-    match fallocate(&files.file, flags, offset.get(), bytes) {
-        Err(errno) if is_unsupported(errno) => punch_fallback(files, offset, bytes),
-        outcome => outcome,
-    }
-}
-
-/// What to do where the host has no punch that also zeroes: [`punch`] promises zeroes.
-fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+/// What to do where the host has no punch that also zeroes: a punch promises zeroes.
+pub fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.kind == FileKind::BlockDevice {
         // The device may not zero what it discards, so zero first; the discard is then a hint.
         zero_fallback(files, offset, bytes)?;
@@ -162,7 +156,7 @@ fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcom
 }
 
 /// Makes a range read as zeroes and keeps its space.
-fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match fallocate(&files.file, flags, offset.get(), bytes) {
         Err(errno) if is_unsupported(errno) => zero_fallback(files, offset, bytes),
@@ -244,7 +238,7 @@ mod tests {
         file.set_len(8192).unwrap();
         let outcomes = |kind| {
             let file = file.try_clone().unwrap();
-            let files = Descriptors { file, direct: None, kind };
+            let files = Descriptors::new(file, None, kind);
             [4096, 8192, 12288].map(|end| allocate_fallback(&files, FileOffset::new(end)))
         };
         assert_eq!(outcomes(FileKind::BlockDevice), [Ok(()), Ok(()), Err(Errno::NOSPC)]);

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use rustix::fs::{SeekFrom, seek};
 
@@ -27,9 +28,17 @@ pub(crate) struct Descriptors {
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
     pub kind: FileKind,
+    /// How often space was given back, and how much. Written where a system call is made anyway.
+    pub punches: AtomicU64,
+    pub punched_bytes: AtomicU64,
 }
 
 impl Descriptors {
+    pub const fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> Self {
+        let (punches, punched_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        Self { file, direct, kind, punches, punched_bytes }
+    }
+
     /// Bytes of the file or device.
     pub fn size(&self) -> io::Result<u64> {
         if self.kind == FileKind::BlockDevice {

@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use flowstone_block::QueueDepth;
@@ -15,7 +16,7 @@ use crate::inline::InlineChannel;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
 use crate::volatile::{self, Volatile};
-use crate::{Engine, FileChannel, FileIo, FileOffset};
+use crate::{Engine, FileChannel, FileIo, FileOffset, Punched};
 
 /// An open, locked host file or block device.
 pub struct HostFile {
@@ -93,6 +94,11 @@ impl FileIo for HostFile {
         };
         let stop = seek(file, SeekFrom::Hole(start))?;
         Ok(Some(FileOffset::new(start)..FileOffset::new(stop)))
+    }
+
+    fn punched(&self) -> Punched {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Punched { calls: get(&self.files.punches), bytes: get(&self.files.punched_bytes) }
     }
 
     fn block_bytes(&self) -> u32 {

@@ -87,7 +87,7 @@ impl OpenOptions {
         }
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;
-        HostFile::new(Descriptors { file, direct, kind }, engine)
+        HostFile::new(Descriptors::new(file, direct, kind), engine)
             .map_err(|error| explain(&name, error))
     }
 

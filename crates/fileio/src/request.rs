@@ -55,7 +55,15 @@ pub enum FileOp {
         /// How many bytes.
         bytes: u64,
     },
-    /// Make the range read as zeroes and keep its space.
+    /// Make the range read as zeroes, and leave the host's space as it is: none is given back, and
+    /// none is given to holes. A device (which has its space anyhow) is told that nothing is there.
+    Clear {
+        /// Where the range begins.
+        offset: FileOffset,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Make the range read as zeroes, and give it space if it has none.
     Zero {
         /// Where the range begins.
         offset: FileOffset,

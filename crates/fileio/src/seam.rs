@@ -7,6 +7,16 @@ use flowstone_block::{Doorbells, QueueDepth};
 
 use crate::{FileCompletion, FileOffset, FileRequest};
 
+/// Space given back to the host: calls made, and bytes in their ranges. Holes that were holes
+/// before take no call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Punched {
+    /// System calls.
+    pub calls: u64,
+    /// Bytes of their ranges.
+    pub bytes: u64,
+}
+
 /// A host file, shared by all queues of a disk.
 pub trait FileIo: Send + Sync {
     /// Size of the file in bytes.
@@ -21,6 +31,11 @@ pub trait FileIo: Send + Sync {
 
     /// The next range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>>;
+
+    /// What has been given back to the host since the file was opened.
+    fn punched(&self) -> Punched {
+        Punched::default()
+    }
 
     /// Smallest unit in which the file can be read and written, in bytes.
     fn block_bytes(&self) -> u32;

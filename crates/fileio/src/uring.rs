@@ -159,6 +159,11 @@ impl UringChannel {
 
 impl FileChannel for UringChannel {
     fn submit(&mut self, request: FileRequest) {
+        if matches!(request.op, FileOp::Punch { .. } | FileOp::Clear { .. }) {
+            // They look for holes first, for which a ring has no call; and a ring would give what
+            // locks a file to a thread anyway.
+            return self.pool.submit(request);
+        }
         let bounce = Bounce::needed(self.file.shared.direct.as_ref(), &request);
         let rest = Vec::new();
         let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce });
@@ -166,6 +171,7 @@ impl FileChannel for UringChannel {
     }
 
     fn kick(&mut self) {
+        self.pool.kick();
         if self.queued > 0 {
             self.enter(0, None);
         }
@@ -185,6 +191,7 @@ impl FileChannel for UringChannel {
     }
 
     fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.pool.kick();
         assert!(bells.fds.len() < BELLS_MAX, "more doorbells than a ring has room for");
         for (bell, fd) in bells.fds.iter().enumerate() {
             self.arm(bell, fd.as_raw_fd());
@@ -237,10 +244,7 @@ impl InFlight {
     }
 
     fn failed(&self, errno: Errno) -> Progress {
-        let space = matches!(
-            self.request.op,
-            FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. }
-        );
+        let space = matches!(self.request.op, FileOp::Zero { .. } | FileOp::Allocate { .. });
         match errno {
             Errno::INTR => Progress::Again,
             // The ring would not wait for the device; a thread will.
@@ -291,10 +295,7 @@ fn entry_for(in_flight: &InFlight) -> squeue::Entry {
         FileOp::Datasync => {
             opcode::Fsync::new(Fixed(SYNC_FILE)).flags(FsyncFlags::DATASYNC).build()
         }
-        FileOp::Punch { offset, bytes } => opcode::Fallocate::new(file, bytes)
-            .offset(offset.get())
-            .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
-            .build(),
+        FileOp::Punch { .. } | FileOp::Clear { .. } => unreachable!("given to the pool"),
         FileOp::Zero { offset, bytes } => opcode::Fallocate::new(file, bytes)
             .offset(offset.get())
             .mode(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
@@ -314,8 +315,11 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
             *offset = offset.forward(moved);
             *bytes -= moved;
         }
-        FileOp::Datasync | FileOp::Punch { .. } | FileOp::Zero { .. } | FileOp::Allocate { .. } => {
-        }
+        FileOp::Datasync
+        | FileOp::Punch { .. }
+        | FileOp::Clear { .. }
+        | FileOp::Zero { .. }
+        | FileOp::Allocate { .. } => {}
     }
     // SAFETY: `rest` moves only when the next short transfer replaces it, and its heap memory
     // stays where it is while the slab entry itself moves.

@@ -201,6 +201,17 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
                 "inspect it, or open it for reading",
             ))
         }
+        // It writes elsewhere anyway: space kept for a discarded block would serve nobody.
+        Format::Log if options.discard == DiscardMode::Keep => Err(Error::invalid(
+            path.display().to_string(),
+            "a log image keeps no space for a discarded block, which it would write elsewhere",
+            "use --discard deallocate or ignore, or a raw image",
+        )),
+        Format::Qcow2 if options.discard == DiscardMode::Keep => Err(Error::invalid(
+            path.display().to_string(),
+            "a qcow2 image gives the space of whole clusters back, or keeps it as it is",
+            "use --discard deallocate or ignore, or a raw image",
+        )),
         Format::Log => {
             let image = LogImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))

@@ -13,6 +13,8 @@ pub enum DiscardMode {
     /// The host gets it back.
     #[default]
     Deallocate,
+    /// The file keeps it, empty; a device that is an image by itself is told. For raw images.
+    Keep,
     /// Nothing: the guest is not offered discards at all.
     Ignore,
 }
@@ -24,10 +26,8 @@ impl FromStr for DiscardMode {
         match text {
             "deallocate" => Ok(Self::Deallocate),
             "ignore" => Ok(Self::Ignore),
-            "keep" => Err("`keep` needs a host that can trim the device without freeing the \
-                           file's blocks, and Linux file systems cannot; use deallocate or ignore"
-                .into()),
-            _ => Err(format!("`{text}` is not a discard mode; use deallocate or ignore")),
+            "keep" => Ok(Self::Keep),
+            _ => Err(format!("`{text}` is not a discard mode; use deallocate, keep or ignore")),
         }
     }
 }
@@ -41,6 +41,24 @@ pub struct Space {
     pub allocated_bytes: u64,
 }
 
+/// What became of discards, and of write-zeroes that may give space back, since an image was
+/// opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Discards {
+    /// Ranges that came in.
+    pub ranges: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Ranges that were left after merging.
+    pub merged: u64,
+    /// Ranges that came in and are not done.
+    pub waiting: u64,
+    /// Calls that gave space back; none is made for what is a hole already.
+    pub punches: u64,
+    /// Bytes of their ranges.
+    pub punched_bytes: u64,
+}
+
 /// An open disk image.
 pub trait Image: Layer {
     /// Its format.
@@ -51,6 +69,11 @@ pub trait Image: Layer {
 
     /// The first range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>>;
+
+    /// What became of discards, where that is counted.
+    fn discards(&self) -> Option<Discards> {
+        None
+    }
 
     /// Changes the size of the disk, live. Shrinking is refused where there is data.
     fn resize(&self, capacity: SectorCount) -> Result<()>;

@@ -19,6 +19,6 @@ pub use check::{CheckOptions, CheckProgress, CheckReport, check};
 pub use convert::convert;
 pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
 pub use format::Format;
-pub use image::{DiscardMode, Image, Space};
+pub use image::{DiscardMode, Discards, Image, Space};
 pub use log::{LogInfo, LogOptions, LogState};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};

@@ -1,7 +1,8 @@
-//! Layers for tests and diagnosis, stackable between the front end and an image.
+//! Layers that stack between the front end and an image, most of them for tests and diagnosis.
 //!
 //! Two stand in for an image ([`Null`], [`Mem`]); the others wrap the layer below and change or
-//! watch what passes. Each is selected on the command line, e.g. `--layer delay=0-5ms`.
+//! watch what passes. Each is selected on the command line, e.g. `--layer delay=0-5ms`, and
+//! [`Zeroes`], which is for everyday use, by `--detect-zeroes`.
 
 mod delay;
 mod error;
@@ -10,6 +11,7 @@ mod mem;
 mod null;
 mod stats;
 mod verify;
+mod zeroes;
 
 pub use delay::{Delay, DelayRange};
 pub use error::{ErrorRule, Errors};
@@ -18,3 +20,4 @@ pub use mem::Mem;
 pub use null::Null;
 pub use stats::{LayerCounters, Stats};
 pub use verify::Verify;
+pub use zeroes::{DetectZeroes, ZeroCounters, Zeroes};

@@ -43,6 +43,7 @@ fn disk(args: Serve) -> DiskConfig {
         cpus: args.cpus.unwrap_or_default(),
         poll: args.poll.unwrap_or_default(),
         discard: args.discard.unwrap_or_default(),
+        detect_zeroes: args.detect_zeroes.unwrap_or_default(),
         engine: args.engine.unwrap_or_default(),
         direct: args.direct.unwrap_or_default(),
         readonly: args.readonly,

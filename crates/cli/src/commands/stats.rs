@@ -48,6 +48,18 @@ fn print_disk(disk: &Value) {
     if let Some(log) = disk.get("log") {
         print_log(log);
     }
+    if let Some(ranges) = disk["discards"]["ranges"].as_u64().filter(|ranges| *ranges > 0) {
+        let discards = &disk["discards"];
+        let bytes = |key: &str| format_size(discards[key].as_u64().unwrap_or(0));
+        println!(
+            "  {ranges} discards ({}) became {}, waiting {}; {} punches ({})",
+            bytes("bytes"),
+            discards["merged"],
+            discards["waiting"],
+            discards["punches"],
+            bytes("punched_bytes"),
+        );
+    }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
     println!(

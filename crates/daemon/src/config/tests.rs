@@ -41,6 +41,7 @@ fn every_key_is_read() {
         cpus = "2-5"
         poll = "never"
         discard = "ignore"
+        detect-zeroes = "on"
         engine = "sync"
         direct = "off"
         readonly = true
@@ -56,6 +57,7 @@ fn every_key_is_read() {
     assert_eq!(disk.cpus.for_queue(1), Some(3));
     assert_eq!(disk.engine, Choice(EngineChoice::Sync));
     assert_eq!(disk.layers.len(), 2);
+    assert_eq!(disk.detect_zeroes, DetectZeroes::On);
     assert!(matches!(config.disks[1].source().unwrap(), Source::Mem(bytes) if bytes == 1 << 30));
 }
 

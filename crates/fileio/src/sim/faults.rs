@@ -17,7 +17,7 @@ pub enum Call {
     Datasync,
     /// [`FileOp::Punch`]
     Punch,
-    /// [`FileOp::Zero`]
+    /// [`FileOp::Zero`] and [`FileOp::Clear`]
     Zero,
     /// [`FileOp::Allocate`]
     Allocate,
@@ -161,7 +161,9 @@ pub fn call_of(op: FileOp) -> (Call, Range<u64>) {
         FileOp::Write { offset, bytes, .. } => (Call::Write, offset, bytes),
         FileOp::Datasync => (Call::Datasync, FileOffset::new(0), 0),
         FileOp::Punch { offset, bytes } => (Call::Punch, offset, bytes),
-        FileOp::Zero { offset, bytes } => (Call::Zero, offset, bytes),
+        FileOp::Clear { offset, bytes } | FileOp::Zero { offset, bytes } => {
+            (Call::Zero, offset, bytes)
+        }
         FileOp::Allocate { offset, bytes } => (Call::Allocate, offset, bytes),
     };
     (call, offset.get()..offset.get().saturating_add(bytes))

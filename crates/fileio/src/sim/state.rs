@@ -89,7 +89,7 @@ impl State {
                 (Change::Write { at: touched.start, data: data() }, durable)
             }
             FileOp::Punch { .. } => (Change::Punch(touched), false),
-            FileOp::Zero { .. } => (Change::Zero(touched), false),
+            FileOp::Clear { .. } | FileOp::Zero { .. } => (Change::Zero(touched), false),
             FileOp::Allocate { .. } => (Change::Allocate(touched), false),
         };
         self.begin_change(change, durable, Ok(()))

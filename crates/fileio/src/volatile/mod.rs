@@ -129,7 +129,8 @@ impl Volatile {
             FileOp::Punch { offset, bytes } => {
                 self.zero(file, request, offset.get()..offset.get() + bytes, Content::Punch)
             }
-            FileOp::Zero { offset, bytes } => {
+            // What is held may be data by the time it gets to the file.
+            FileOp::Clear { offset, bytes } | FileOp::Zero { offset, bytes } => {
                 self.zero(file, request, offset.get()..offset.get() + bytes, Content::Zero)
             }
             FileOp::Allocate { offset, bytes } => {

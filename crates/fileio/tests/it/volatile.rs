@@ -122,10 +122,11 @@ fn play(file: &HostFile, queue: u64, queues: u64, seed: u64) -> Vec<u8> {
         let offset = FileOffset::new((index as u64 * queues + queue) * BLOCK_BYTES);
         let range = (offset, BLOCK_BYTES);
         let zeroed = |op| (0, Some(op));
-        let (value, op) = match random.u8(0..10) {
+        let (value, op) = match random.u8(0..11) {
             0 => zeroed(FileOp::Punch { offset: range.0, bytes: range.1 }),
             1 => zeroed(FileOp::Zero { offset: range.0, bytes: range.1 }),
             2 => (model[index], Some(FileOp::Allocate { offset: range.0, bytes: range.1 })),
+            10 => zeroed(FileOp::Clear { offset: range.0, bytes: range.1 }),
             3 if step % 16 == 0 => (model[index], Some(FileOp::Datasync)),
             4..8 => (step as u8, None),
             _ => {

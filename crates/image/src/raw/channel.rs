@@ -1,4 +1,5 @@
-//! One queue of a raw image: each request becomes one file request.
+//! One queue of a raw image: each request becomes one file request, but discards are gathered (see
+//! [`Trims`]).
 //!
 //! Flushes that wait together share one: while one is on its way, later ones gather, and go
 //! together when it is back, since it may have begun too early for them.
@@ -16,6 +17,7 @@ use flowstone_block::{
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
+use super::trims::{TrimCounters, Trims};
 use crate::DiscardMode;
 
 #[expect(clippy::vec_box, reason = "requests travel as boxes: a move is a pointer")]
@@ -24,6 +26,7 @@ pub(crate) struct RawChannel {
     discard: DiscardMode,
     sync_failed: Arc<AtomicBool>,
     in_flight: Slab<Box<Request>>,
+    trims: Trims,
     done: Vec<FileCompletion>,
     /// Completed without the file's help.
     settled: Vec<Completion>,
@@ -35,6 +38,17 @@ pub(crate) struct RawChannel {
 
 /// The tag of the file's flush, which serves several requests.
 const SYNC_TAG: usize = usize::MAX;
+/// The tag of a call that serves discards.
+const TRIM_TAG: usize = usize::MAX - 1;
+
+/// How a request is carried out.
+enum Plan {
+    File(FileOp),
+    Sync,
+    /// Together with others of its kind.
+    Trim,
+    Nothing,
+}
 
 impl RawChannel {
     pub fn new(
@@ -42,6 +56,7 @@ impl RawChannel {
         depth: QueueDepth,
         discard: DiscardMode,
         sync_failed: Arc<AtomicBool>,
+        trims: Arc<TrimCounters>,
     ) -> Self {
         let depth = usize::from(depth.0);
         Self {
@@ -49,6 +64,7 @@ impl RawChannel {
             discard,
             sync_failed,
             in_flight: Slab::with_capacity(depth),
+            trims: Trims::new(trims),
             done: Vec::with_capacity(depth),
             settled: Vec::new(),
             syncing: None,
@@ -56,29 +72,44 @@ impl RawChannel {
         }
     }
 
-    /// The file operation that carries out `request`; `None` if it is a flush, or if there is
-    /// nothing to do.
-    fn translate(&self, request: &Request) -> Option<FileOp> {
+    /// What is to be done about `request`.
+    fn translate(&self, request: &Request) -> Plan {
         let at = |extent: Extent| FileOffset::new(extent.start_bytes());
-        let deallocate = self.discard == DiscardMode::Deallocate;
-        Some(match request.op {
-            Op::Read(extent) => FileOp::Read { offset: at(extent), bytes: extent.bytes() },
-            Op::Write(extent) => FileOp::Write {
+        let zero = |extent: Extent| FileOp::Zero { offset: at(extent), bytes: extent.bytes() };
+        let ignored = self.discard == DiscardMode::Ignore;
+        match request.op {
+            Op::Read(extent) => {
+                Plan::File(FileOp::Read { offset: at(extent), bytes: extent.bytes() })
+            }
+            Op::Write(extent) => Plan::File(FileOp::Write {
                 offset: at(extent),
                 bytes: extent.bytes(),
                 durable: request.durable,
-            },
-            Op::WriteZeroes { extent, unmap } if unmap && deallocate => {
-                FileOp::Punch { offset: at(extent), bytes: extent.bytes() }
-            }
-            Op::WriteZeroes { extent, .. } => {
-                FileOp::Zero { offset: at(extent), bytes: extent.bytes() }
-            }
-            Op::Discard(extent) if deallocate => {
-                FileOp::Punch { offset: at(extent), bytes: extent.bytes() }
-            }
-            Op::Flush | Op::Discard(_) => return None,
-        })
+            }),
+            Op::Flush => Plan::Sync,
+            Op::Discard(_) if ignored => Plan::Nothing,
+            Op::WriteZeroes { extent, unmap } if ignored || !unmap => Plan::File(zero(extent)),
+            Op::Discard(_) | Op::WriteZeroes { .. } => Plan::Trim,
+        }
+    }
+
+    /// Carries out the next of the gathered discards, if none is on its way.
+    fn start_trim(&mut self) {
+        let Some(extent) = self.trims.start() else { return };
+        let (offset, bytes) = (FileOffset::new(extent.start_bytes()), extent.bytes());
+        let op = match self.discard {
+            DiscardMode::Keep => FileOp::Clear { offset, bytes },
+            DiscardMode::Deallocate | DiscardMode::Ignore => FileOp::Punch { offset, bytes },
+        };
+        self.file.submit(FileRequest { op, memory: MemoryList::EMPTY, tag: TRIM_TAG });
+    }
+
+    fn finish_trim(&mut self, outcome: Outcome, done: &mut Vec<Completion>) {
+        for request in self.trims.finish(outcome) {
+            self.settle(request, outcome, done);
+        }
+        self.start_trim();
+        self.file.kick();
     }
 
     fn start(&mut self, request: Box<Request>, op: FileOp) {
@@ -131,10 +162,18 @@ impl RawChannel {
         if completion.tag == SYNC_TAG {
             return self.finish_sync(completion.outcome, done);
         }
+        if completion.tag == TRIM_TAG {
+            return self.finish_trim(completion.outcome, done);
+        }
         let request = self.in_flight.remove(completion.tag);
+        self.settle(request, completion.outcome, done);
+    }
+
+    /// Gives a request back, unless it has to be made durable first.
+    fn settle(&mut self, request: Box<Request>, outcome: Outcome, done: &mut Vec<Completion>) {
         // fallocate has no flag that makes it durable: write-through takes a second step.
         let zeroing = matches!(request.op, Op::Discard(_) | Op::WriteZeroes { .. });
-        match completion.outcome {
+        match outcome {
             Ok(()) if request.durable && zeroing => {
                 self.sync(request);
                 self.file.kick();
@@ -142,7 +181,7 @@ impl RawChannel {
             // A write that did not fit has lost nothing; one that the disk refused may have.
             Err(Errno::IO) if request.durable => {
                 self.sync_failed.store(true, Ordering::Relaxed);
-                done.push(Completion { request, outcome: completion.outcome });
+                done.push(Completion { request, outcome });
             }
             outcome => done.push(Completion { request, outcome }),
         }
@@ -156,13 +195,15 @@ impl Channel for RawChannel {
             return;
         }
         match self.translate(&request) {
-            Some(op) => self.start(request, op),
-            None if request.op == Op::Flush => self.sync(request),
-            None => self.settled.push(Completion { request, outcome: Ok(()) }),
+            Plan::File(op) => self.start(request, op),
+            Plan::Sync => self.sync(request),
+            Plan::Trim => self.trims.add(request),
+            Plan::Nothing => self.settled.push(Completion { request, outcome: Ok(()) }),
         }
     }
 
     fn kick(&mut self) {
+        self.start_trim();
         self.file.kick();
     }
 
@@ -178,6 +219,7 @@ impl Channel for RawChannel {
 
     fn sleep(&mut self, bells: &Doorbells<'_>) {
         if self.settled.is_empty() {
+            self.start_trim();
             self.file.sleep(bells);
         }
     }

@@ -11,8 +11,9 @@ use flowstone_block::{
 use flowstone_fileio::{Access, FileIo, FileOffset};
 
 use super::channel::RawChannel;
+use super::trims::TrimCounters;
 use crate::create::valid_capacity;
-use crate::{DiscardMode, Format, Image, Space};
+use crate::{DiscardMode, Discards, Format, Image, Space};
 
 /// An open raw image.
 pub struct RawImage {
@@ -25,6 +26,7 @@ pub struct RawImage {
     readonly: bool,
     /// Set when a flush has failed; see [`RawChannel`].
     sync_failed: Arc<AtomicBool>,
+    trims: Arc<TrimCounters>,
 }
 
 impl RawImage {
@@ -53,6 +55,7 @@ impl RawImage {
             discard,
             readonly: access != Access::Write,
             sync_failed: Arc::default(),
+            trims: Arc::default(),
         })
     }
 
@@ -71,7 +74,7 @@ impl RawImage {
 impl Layer for RawImage {
     fn geometry(&self) -> Geometry {
         Geometry {
-            discards: self.discard == DiscardMode::Deallocate && !self.readonly,
+            discards: self.discard != DiscardMode::Ignore && !self.readonly,
             readonly: self.readonly,
             logical_block_bytes: self.file.block_bytes(),
             ..Geometry::with_capacity(self.capacity())
@@ -81,7 +84,8 @@ impl Layer for RawImage {
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
         let file = self.file.channel(depth)?;
         let sync_failed = Arc::clone(&self.sync_failed);
-        Ok(Box::new(RawChannel::new(file, depth, self.discard, sync_failed)))
+        let trims = Arc::clone(&self.trims);
+        Ok(Box::new(RawChannel::new(file, depth, self.discard, sync_failed, trims)))
     }
 }
 
@@ -105,6 +109,19 @@ impl Image for RawImage {
         let first = range.start.get() / SECTOR_BYTES;
         let last = range.end.get().min(end).div_ceil(SECTOR_BYTES);
         Ok(Extent::new(Sector::new(first), SectorCount::new(last.saturating_sub(first))))
+    }
+
+    fn discards(&self) -> Option<Discards> {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let punched = self.file.punched();
+        Some(Discards {
+            ranges: get(&self.trims.ranges),
+            bytes: get(&self.trims.bytes),
+            merged: get(&self.trims.merged),
+            waiting: get(&self.trims.waiting),
+            punches: punched.calls,
+            punched_bytes: punched.bytes,
+        })
     }
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {

@@ -3,6 +3,7 @@
 mod channel;
 mod check;
 mod disk;
+mod trims;
 
 pub use check::check;
 pub use disk::RawImage;

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod zeroes;
+
 use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

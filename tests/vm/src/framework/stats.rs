@@ -19,8 +19,21 @@ pub struct DiskStats {
     /// Space the image takes on the host.
     #[serde(default)]
     pub allocated_bytes: u64,
+    /// What became of discards, on images that count it.
+    pub discards: Option<Discards>,
     /// All queues together.
     pub total: Totals,
+}
+
+/// Discarded ranges on their way to the host.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Discards {
+    /// That came in.
+    pub ranges: u64,
+    /// That were left after merging.
+    pub merged: u64,
+    /// Calls that gave space back.
+    pub punches: u64,
 }
 
 /// Counters. Kinds of request are `read`, `write`, `flush`, `discard` and `write_zeroes`.

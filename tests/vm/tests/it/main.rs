@@ -14,4 +14,5 @@ mod reattach;
 mod resize;
 mod soak;
 mod survive;
+mod trim;
 mod write_through;

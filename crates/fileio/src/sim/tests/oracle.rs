@@ -27,6 +27,7 @@ impl Known {
     fn covers(&self, sector: u64) -> bool {
         let (FileOp::Write { offset, bytes, .. }
         | FileOp::Punch { offset, bytes }
+        | FileOp::Clear { offset, bytes }
         | FileOp::Zero { offset, bytes }) = self.op
         else {
             return false;

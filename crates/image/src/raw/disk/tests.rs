@@ -89,6 +89,7 @@ fn submit(channel: &mut dyn Channel, op: Op, durable: bool) {
     let mut request = Request::new(op, 0);
     request.durable = durable;
     channel.submit(request);
+    channel.kick();
 }
 
 fn reap(channel: &mut dyn Channel) -> Vec<Outcome> {
@@ -149,4 +150,30 @@ fn write_through_requests_are_durable_by_themselves() {
     submit(&mut *channel, zeroes, false);
     assert_eq!(reap(&mut *channel), [Ok(())]);
     assert_eq!(file.take(), [FileOp::Zero { offset, bytes: 512 }]);
+}
+
+#[test]
+fn discards_that_wait_together_become_few_calls_and_delay_nobody_else() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = image.channel(QueueDepth(32)).unwrap();
+    let punch = |at, bytes| FileOp::Punch { offset: FileOffset::new(at), bytes };
+    file.held.store(true, Ordering::Relaxed);
+    // A lone one starts at once; the others wait for it, a write does not.
+    submit(&mut *channel, Op::Discard(extent(800, 8)), false);
+    (0..8).for_each(|n| submit(&mut *channel, Op::Discard(extent(n * 8, 8)), n == 3));
+    let unmap = Op::WriteZeroes { extent: extent(64, 8), unmap: true };
+    submit(&mut *channel, unmap, false);
+    submit(&mut *channel, Op::Write(extent(0, 8)), false);
+    let write = FileOp::Write { offset: FileOffset::new(0), bytes: 4096, durable: false };
+    assert_eq!(file.take(), [punch(800 * 512, 4096), write]);
+    assert_eq!(image.discards().unwrap().waiting, 10);
+    file.held.store(false, Ordering::Relaxed);
+    // Nine made one; the durable one among them is not done before a flush.
+    assert_eq!(reap(&mut *channel).len(), 2 + 8);
+    assert_eq!(file.take(), [punch(0, 9 * 4096), FileOp::Datasync]);
+    assert_eq!(reap(&mut *channel), [Ok(())]);
+    let counted = image.discards().unwrap();
+    assert_eq!((counted.ranges, counted.merged, counted.waiting), (10, 2, 0));
+    assert_eq!(counted.bytes, 10 * 4096);
 }

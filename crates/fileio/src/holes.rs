@@ -1,0 +1,179 @@
+//! Giving space back, and finding out where there is none to give.
+//!
+//! Guests discard mostly what is free already. To punch a hole into a hole costs little by
+//! itself, but file systems lock the file for it and wait for its direct I/O: every reader and
+//! writer stands still for a moment. To look is cheap and disturbs nobody, so a punch looks first.
+//!
+//! `SEEK_DATA` alone would not do: to it, space that was given but never written is a hole.
+//! `FIEMAP` lists extents of either kind. What neither of them finds is not there: `SEEK_DATA`
+//! knows the page cache, in case a file system lists extents only when they have been written out.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+
+use flowstone_block::{Errno, Outcome};
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+
+use crate::FileOffset;
+use crate::blocking::{is_unsupported, punch_fallback, zero};
+use crate::descriptor::{Descriptors, FileKind};
+
+/// Most that is punched with one call: a fragmented file stays locked all the while.
+const BYTES_PER_PUNCH: u64 = 128 << 20;
+
+/// Gives a range back to the host.
+pub fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    let end = offset.forward(bytes).get();
+    let mut at = offset.get();
+    if files.kind == FileKind::BlockDevice {
+        return punch_at(files, at, end);
+    }
+    while at < end {
+        at = first_extent(&files.file, at, end);
+        if at == end {
+            break;
+        }
+        let stop = end.min(at + BYTES_PER_PUNCH);
+        punch_at(files, at, stop)?;
+        at = stop;
+    }
+    Ok(())
+}
+
+fn punch_at(files: &Descriptors, at: u64, end: u64) -> Outcome {
+    files.punches.fetch_add(1, Ordering::Relaxed);
+    files.punched_bytes.fetch_add(end - at, Ordering::Relaxed);
+    let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match fallocate(&files.file, flags, at, end - at) {
+        Err(errno) if is_unsupported(errno) => punch_fallback(files, FileOffset::new(at), end - at),
+        outcome => outcome,
+    }
+}
+
+/// Makes what is data in a range read as zeroes. Holes stay holes, and so do extents that have
+/// space and no data.
+pub fn clear(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    if files.kind == FileKind::BlockDevice {
+        return punch(files, offset, bytes);
+    }
+    let end = offset.forward(bytes).get();
+    let mut at = offset.get();
+    while at < end {
+        let (data, hole) = match seek(&files.file, SeekFrom::Data(at)) {
+            Ok(data) if data >= end => break,
+            Err(Errno::NXIO) => break,
+            Ok(data) => (data, seek(&files.file, SeekFrom::Hole(data))?),
+            Err(errno) if is_unsupported(errno) => (at, end),
+            Err(errno) => return Err(errno),
+        };
+        let stop = hole.min(end);
+        zero(files, FileOffset::new(data), stop - data)?;
+        at = stop;
+    }
+    Ok(())
+}
+
+/// Where the first space of the file in `at..end` begins; `end` if there is none, `at` if nobody
+/// can tell.
+fn first_extent(file: &File, at: u64, end: u64) -> u64 {
+    let listed = match first_listed(file, at, end) {
+        Some(listed) if listed > at => listed,
+        _ => return at,
+    };
+    match seek(file, SeekFrom::Data(at)) {
+        Ok(data) => data.min(listed),
+        Err(Errno::NXIO) => listed,
+        Err(_) => at,
+    }
+}
+
+/// `struct fiemap` of linux/fiemap.h with room for one extent.
+#[repr(C)]
+#[derive(Default)]
+struct Fiemap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+    extent_logical: u64,
+    extent_physical: u64,
+    extent_length: u64,
+    extent_reserved: [u64; 2],
+    extent_flags: u32,
+    extent_padding: [u32; 3],
+}
+
+// From linux/fs.h: _IOWR('f', 11, struct fiemap), which counts without its extents.
+const FS_IOC_FIEMAP: u32 = 0xc020_660b;
+
+/// The first extent that the file system lists; `None` if it lists none for any file.
+fn first_listed(file: &File, at: u64, end: u64) -> Option<u64> {
+    let mut map = Fiemap { start: at, length: end - at, extent_count: 1, ..Fiemap::default() };
+    // SAFETY: the call reads and writes the structure, which has room for the one extent asked for.
+    let answer =
+        unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(FS_IOC_FIEMAP), &raw mut map) };
+    match (answer, map.mapped_extents) {
+        (0, 0) => Some(end),
+        (0, _) => Some(map.extent_logical.clamp(at, end)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::FileExt;
+
+    const MIB: u64 = 1 << 20;
+
+    fn sparse() -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(64 * MIB).unwrap();
+        file
+    }
+
+    fn files(file: File) -> Descriptors {
+        Descriptors::new(file, None, FileKind::Regular)
+    }
+
+    #[test]
+    fn data_in_the_page_cache_and_space_without_data_are_no_holes() {
+        let file = sparse();
+        let end = 64 * MIB;
+        if first_listed(&file, 0, end).is_none() {
+            println!("skipped: this file system lists no extents");
+            return;
+        }
+        assert_eq!(first_extent(&file, 0, end), end);
+        // Not written out, and perhaps not placed yet.
+        file.write_all_at(&[1; 4096], 20 * MIB).unwrap();
+        assert_eq!(first_extent(&file, 0, end), 20 * MIB);
+        assert_eq!(first_extent(&file, 20 * MIB + 512, end), 20 * MIB + 512);
+        assert_eq!(first_extent(&file, 0, 20 * MIB), 20 * MIB);
+        fallocate(&file, FallocateFlags::empty(), 8 * MIB, MIB).unwrap();
+        assert_eq!(first_extent(&file, 0, end), 8 * MIB);
+    }
+
+    #[test]
+    fn holes_are_not_punched_again_and_unwritten_space_is() {
+        let files = files(sparse());
+        let punches = || files.punches.load(Ordering::Relaxed);
+        punch(&files, FileOffset::new(0), 64 * MIB).unwrap();
+        if first_listed(&files.file, 0, MIB).is_some() {
+            assert_eq!(punches(), 0);
+        }
+        fallocate(&files.file, FallocateFlags::empty(), 8 * MIB, 8 * MIB).unwrap();
+        files.file.write_all_at(&[1; 8192], 32 * MIB).unwrap();
+        let before = punches();
+        punch(&files, FileOffset::new(512), 40 * MIB).unwrap();
+        assert!(punches() > before);
+        let metadata = files.file.metadata().unwrap();
+        assert!(std::os::unix::fs::MetadataExt::blocks(&metadata) < 64, "space was not returned");
+        let mut back = [1; 8192];
+        files.file.read_exact_at(&mut back, 32 * MIB).unwrap();
+        assert_eq!(back, [0; 8192]);
+    }
+}

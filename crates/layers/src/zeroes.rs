@@ -1,0 +1,163 @@
+//! Writes of nothing but zeroes become write-zeroes, which take no room and move no data.
+//!
+//! The whole request counts, as with QEMU: all of its data is zero, or it goes on as it is. So is
+//! a request that does not begin and end at the disk's discard granularity, since the host would
+//! have to read and write what is left over at its ends.
+//!
+//! The guest may change its memory while we look. Each byte is looked at once, and a zero that
+//! was seen is what the disk holds afterwards; a request that goes on as it is is read by the
+//! disk itself, later. Either way every byte on the disk is one that its place in memory held
+//! between submission and completion, which is all that any disk promises: a device that copies
+//! the buffer while it changes mixes old and new in the same way.
+
+use std::io;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use flowstone_block::{
+    Channel, Completion, Doorbells, Extent, Geometry, IoVec, Layer, Op, QueueDepth, Request,
+};
+
+/// What becomes of writes that are all zero.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DetectZeroes {
+    /// They are written.
+    #[default]
+    Off,
+    /// They become write-zeroes that keep their space.
+    On,
+    /// They become write-zeroes that give it back.
+    Unmap,
+}
+
+impl FromStr for DetectZeroes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "on" => Ok(Self::On),
+            "unmap" => Ok(Self::Unmap),
+            _ => Err(format!("`{text}` is not a way to detect zeroes; use off, on or unmap")),
+        }
+    }
+}
+
+/// How many writes were found to be zero. Shared by all queues, and touched for those only.
+#[derive(Debug, Default)]
+pub struct ZeroCounters {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+}
+
+impl ZeroCounters {
+    /// Requests and bytes so far.
+    pub fn read(&self) -> (u64, u64) {
+        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
+    }
+}
+
+/// The layer.
+pub struct Zeroes {
+    base: Arc<dyn Layer>,
+    unmap: bool,
+    counters: Arc<ZeroCounters>,
+}
+
+struct ZeroesChannel {
+    base: Box<dyn Channel>,
+    unmap: bool,
+    granularity: u64,
+    counters: Arc<ZeroCounters>,
+    /// What was made into write-zeroes, and is to come back as it went.
+    disguised: Vec<Disguised>,
+}
+
+/// A write on its way as something else. The box that a request travels in is its identity.
+struct Disguised {
+    identity: *const Request,
+    memory: Vec<IoVec>,
+}
+
+impl Zeroes {
+    /// Looks for zeroes in writes to `base`; with `unmap`, their space is given back.
+    pub fn new(base: Arc<dyn Layer>, unmap: bool) -> Self {
+        Self { base, unmap, counters: Arc::default() }
+    }
+
+    /// The counters, for whoever shows them.
+    pub fn counters(&self) -> Arc<ZeroCounters> {
+        Arc::clone(&self.counters)
+    }
+}
+
+impl Layer for Zeroes {
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(ZeroesChannel {
+            base: self.base.channel(depth)?,
+            unmap: self.unmap,
+            granularity: u64::from(self.base.geometry().discard_granularity_bytes),
+            counters: Arc::clone(&self.counters),
+            disguised: Vec::with_capacity(usize::from(depth.0)),
+        }))
+    }
+}
+
+impl ZeroesChannel {
+    fn is_aligned(&self, extent: Extent) -> bool {
+        (extent.start_bytes() | extent.bytes()).is_multiple_of(self.granularity)
+    }
+
+    fn disguise(&mut self, request: &mut Box<Request>, extent: Extent) {
+        let identity = std::ptr::from_ref(&**request);
+        self.disguised.push(Disguised { identity, memory: std::mem::take(&mut request.memory) });
+        request.op = Op::WriteZeroes { extent, unmap: self.unmap };
+        self.counters.requests.fetch_add(1, Ordering::Relaxed);
+        self.counters.bytes.fetch_add(extent.bytes(), Ordering::Relaxed);
+    }
+
+    fn undisguise(&mut self, request: &mut Box<Request>) {
+        let identity = std::ptr::from_ref(&**request);
+        let found = self.disguised.iter().position(|hidden| hidden.identity == identity);
+        if let (Op::WriteZeroes { extent, .. }, Some(index)) = (request.op, found) {
+            request.op = Op::Write(extent);
+            request.memory = self.disguised.swap_remove(index).memory;
+        }
+    }
+}
+
+impl Channel for ZeroesChannel {
+    fn submit(&mut self, mut request: Box<Request>) {
+        if let Op::Write(extent) = request.op
+            && self.is_aligned(extent)
+            && request.is_zero()
+        {
+            self.disguise(&mut request, extent);
+        }
+        self.base.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.base.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.base.reap(done);
+        if self.disguised.is_empty() {
+            return;
+        }
+        for completion in &mut done[before..] {
+            self.undisguise(&mut completion.request);
+        }
+    }
+
+    fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.base.sleep(bells);
+    }
+}
