@@ -49,8 +49,12 @@ struct Mailbox {
 
 impl Job {
     fn run(self) {
-        let outcome = blocking::execute(&self.file, &self.request);
-        self.reply_to.deliver(FileCompletion { tag: self.request.tag, outcome });
+        let Self { file, request, reply_to } = self;
+        let outcome = blocking::execute(&file, &request);
+        // Before the answer: whoever gets it may be the last to use the file, and its lock must go
+        // when they let go of it, not when this thread does.
+        drop(file);
+        reply_to.deliver(FileCompletion { tag: request.tag, outcome });
     }
 }
 

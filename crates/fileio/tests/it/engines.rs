@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{AlignedBuf, Doorbells, Errno, IoVec, Outcome, QueueDepth};
 use flowstone_fileio::{
-    Access, DirectChoice, EngineChoice, FileChannel, FileCompletion, FileIo, FileOffset, FileOp,
-    FileRequest, HostFile, MemoryList, OpenOptions, create_sparse,
+    Access, BlockingFile, DirectChoice, EngineChoice, FileChannel, FileCompletion, FileIo,
+    FileOffset, FileOp, FileRequest, HostFile, MemoryList, OpenOptions, create_sparse,
 };
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -311,5 +311,19 @@ fn dropping_a_channel_waits_for_what_is_in_flight() {
         let mut back = AlignedBuf::zeroed(1 << 20);
         run(&mut *file.channel(DEPTH).unwrap(), read_op(0, 1 << 20), &mut back).unwrap();
         assert!(back.iter().all(|byte| *byte == 0x5c), "{}", case.name);
+    }
+}
+
+#[test]
+fn a_file_is_free_when_its_last_request_has_been_answered() {
+    for case in cases() {
+        drop(case.create());
+        for _ in 0..300 {
+            let file = case.open(Access::Write);
+            let mut blocking = BlockingFile::new(&file).unwrap();
+            let (offset, bytes) = (FileOffset::new(0), FILE_BYTES);
+            blocking.run(FileOp::Punch { offset, bytes }).unwrap();
+            // The next turn opens it again, and nobody waits for a lock.
+        }
     }
 }
