@@ -13,6 +13,7 @@ mod readonly;
 mod reattach;
 mod resize;
 mod soak;
+mod space_returned;
 mod survive;
 mod trim;
 mod write_through;
