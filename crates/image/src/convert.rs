@@ -6,7 +6,7 @@ use flowstone_block::{
 
 use crate::Image;
 
-const CHUNK_BYTES: u64 = 2 << 20;
+pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 /// Runs of zeroes shorter than this are written as data: a hole costs the host an extent.
 const HOLE_BYTES: usize = 4096;
 
@@ -71,7 +71,7 @@ fn block_at(memory: &[u8], from: usize) -> &[u8] {
     &memory[from..memory.len().min(from + HOLE_BYTES)]
 }
 
-fn is_zero(block: &[u8]) -> bool {
+pub(crate) fn is_zero(block: &[u8]) -> bool {
     block.iter().all(|byte| *byte == 0)
 }
 

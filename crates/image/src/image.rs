@@ -78,7 +78,8 @@ pub trait Image: Layer {
     /// Changes the size of the disk, live. Shrinking is refused where there is data.
     fn resize(&self, capacity: SectorCount) -> Result<()>;
 
-    /// Puts data in order and gives the host back what is dead, while guests go on.
+    /// Gives the host back what holds no data, and puts the rest in order where its place can be
+    /// chosen. Nobody else may use the image.
     fn compact(&self) -> Result<()>;
 
     /// What only a log image can tell.

@@ -130,6 +130,22 @@ fn kept_space_reads_as_zeroes_and_stays_allocated() {
 }
 
 #[test]
+fn compact_gives_back_what_a_raw_image_holds_of_zeroes() {
+    let place = Place::new();
+    let path = place.image("9M");
+    let mut content = vec![0; 9 << 20];
+    content[1 << 20..2 << 20].fill(7);
+    content[(8 << 20) - 512..8 << 20].fill(9);
+    std::fs::write(&path, &content).unwrap();
+    let allocated = || path.metadata().unwrap().blocks() * 512;
+    assert!(allocated() >= 9 << 20);
+    let said = place.succeed(&["compact", "disk.raw"]);
+    assert!(said.contains("on the host, 9 MiB before"), "{said}");
+    assert!(allocated() <= (1 << 20) + (64 << 10), "{} bytes", allocated());
+    assert!(std::fs::read(&path).unwrap() == content);
+}
+
+#[test]
 fn a_log_image_keeps_no_space_for_what_is_discarded() {
     let place = Place::new();
     place.succeed(&["create", "--size", "64M", "disk.flow"]);

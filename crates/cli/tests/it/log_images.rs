@@ -163,7 +163,6 @@ fn compact_leaves_the_content_as_it_is() {
     place.succeed(&["check", "--data", "copy.flow"]);
     place.succeed(&["convert", "copy.flow", "back.raw"]);
     assert!(std::fs::read(place.path("back.raw")).unwrap() == content);
-    place.refused(&["compact", "disk.raw"]);
 }
 
 #[test]
@@ -414,5 +413,4 @@ fn compact_keeps_every_block_and_gives_space_back() {
     }
     place.succeed(&["convert", "disk.flow", "copy.raw"]);
     assert!(std::fs::read(place.path("copy.raw")).unwrap() == content);
-    assert!(place.refused(&["compact", "disk.raw"]).contains("in order already"));
 }

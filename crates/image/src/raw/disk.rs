@@ -11,6 +11,7 @@ use flowstone_block::{
 use flowstone_fileio::{Access, FileIo, FileOffset};
 
 use super::channel::RawChannel;
+use super::sparsify::sparsify;
 use super::trims::TrimCounters;
 use crate::create::valid_capacity;
 use crate::{DiscardMode, Discards, Format, Image, Space};
@@ -147,11 +148,13 @@ impl Image for RawImage {
     }
 
     fn compact(&self) -> Result<()> {
-        Err(Error::invalid(
-            format!("compact {}", self.name),
-            "a raw image has its blocks in order already",
-            "run fstrim in the guest to give space back",
-        ))
+        let name = format!("compact {}", self.name);
+        if self.geometry().readonly {
+            let why = "it is open for reading only";
+            return Err(Error::invalid(name, why, "open it for writing"));
+        }
+        sparsify(self)
+            .map_err(|error| Error::host(name, error, "check the host's file system and the image"))
     }
 
     fn serving(&self) -> String {

@@ -3,6 +3,7 @@
 mod channel;
 mod check;
 mod disk;
+mod sparsify;
 mod trims;
 
 pub use check::check;

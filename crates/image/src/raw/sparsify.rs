@@ -1,0 +1,70 @@
+//! `compact` of a raw image: space that holds nothing but zeroes goes back to the host.
+//!
+//! For an image that nobody uses: what is read here must still be so when it is punched.
+
+use std::io;
+use std::ops::Range;
+
+use flowstone_block::{AlignedBuf, BlockingDisk, Extent, Op, SECTOR_BYTES, Sector, SectorCount};
+
+use super::RawImage;
+use crate::Image;
+use crate::convert::{CHUNK_BYTES, chunks, is_zero};
+
+/// Runs of zeroes shorter than this stay: a hole in the middle of data costs the host an extent,
+/// and whoever reads it a seek in the map.
+const HOLE_BYTES_MIN: usize = 64 << 10;
+
+/// Reads what the host has given space for, and gives back what is zero.
+pub fn sparsify(image: &RawImage) -> io::Result<()> {
+    let mut disk = BlockingDisk::new(image)?;
+    let mut buffer = AlignedBuf::zeroed(CHUNK_BYTES as usize);
+    let mut at = Sector::new(0);
+    while let Some(data) = image.next_data(at)? {
+        for chunk in chunks(data) {
+            let bytes = chunk.bytes() as usize;
+            disk.read(chunk.start(), &mut buffer[..bytes])?;
+            for run in zero_runs(&buffer[..bytes]) {
+                let start = Sector::new(chunk.start().get() + run.start as u64 / SECTOR_BYTES);
+                let count = SectorCount::new((run.end - run.start) as u64 / SECTOR_BYTES);
+                if let Some(extent) = Extent::new(start, count) {
+                    disk.run(Op::Discard(extent))?;
+                }
+            }
+        }
+        at = data.end();
+    }
+    Ok(disk.run(Op::Flush)?)
+}
+
+/// Where `memory` is zero for long enough, in whole sectors.
+fn zero_runs(memory: &[u8]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (index, sector) in memory.chunks(SECTOR_BYTES as usize).enumerate() {
+        let at = index * SECTOR_BYTES as usize;
+        match runs.last_mut() {
+            _ if !is_zero(sector) => {}
+            Some(run) if run.end == at => run.end += sector.len(),
+            _ => runs.push(at..at + sector.len()),
+        }
+    }
+    runs.retain(|run| run.end - run.start >= HOLE_BYTES_MIN);
+    runs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_long_runs_of_zeroes_count() {
+        let mut memory = vec![0; 1 << 20];
+        assert!(zero_runs(&memory).iter().eq([&(0..1 << 20)]));
+        memory[100 << 10] = 1;
+        memory[(100 << 10) + HOLE_BYTES_MIN] = 1;
+        let sector = SECTOR_BYTES as usize;
+        let second = (100 << 10) + HOLE_BYTES_MIN + sector;
+        assert_eq!(zero_runs(&memory), [0..100 << 10, second..1 << 20]);
+        assert!(zero_runs(&[0; HOLE_BYTES_MIN - 512]).is_empty());
+    }
+}
