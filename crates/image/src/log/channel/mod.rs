@@ -9,6 +9,7 @@ mod reads;
 mod record;
 mod verify;
 mod writes;
+mod writing;
 
 use std::io;
 use std::os::fd::BorrowedFd;
