@@ -17,6 +17,8 @@ use super::qmp::Qmp;
 /// Longest wait for a guest to do one thing. Far above what an idle host needs: an emulated
 /// guest beside other work is slow, and only a hang should fail.
 pub const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
+/// Longest boot: some seconds here, most of a minute on a busy machine.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const QEMU_START_TIMEOUT: Duration = Duration::from_secs(30);
 const QEMU_END_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -115,7 +117,7 @@ impl Guest {
     }
 
     fn wait_ready(&mut self) -> Result<()> {
-        self.explain(|guest| guest.agent.wait_ready(GUEST_TIMEOUT)).context("boot the guest")
+        self.explain(|guest| guest.agent.wait_ready(BOOT_TIMEOUT)).context("boot the guest")
     }
 
     fn expect_end(&mut self) -> Result<()> {

@@ -128,8 +128,16 @@ impl Lab {
     /// Boots a guest made to measure.
     pub fn boot_machine(&self, machine: &Machine) -> Result<Guest> {
         // A folder per boot: QEMU does not remove the sockets of an earlier guest.
-        let folder = tempfile::tempdir_in(self.folder())?.keep();
-        Guest::boot(machine, self.accel, &self.artifacts, &folder)
+        let boot = || {
+            let folder = tempfile::tempdir_in(self.folder())?.keep();
+            Guest::boot(machine, self.accel, &self.artifacts, &folder)
+        };
+        // Now and then an emulated guest spins before it has printed its first line, while our
+        // daemon sleeps. The cause is not known: once is reported, twice is a failure.
+        boot().or_else(|error| {
+            eprintln!("the guest did not boot and is booted again: {error:#}");
+            boot()
+        })
     }
 
     /// The guest `boot` boots: reconnecting, so the daemon may go and come back.
