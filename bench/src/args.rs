@@ -27,6 +27,8 @@ pub enum Command {
     Log(LogArgs),
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(crate::qcow2_image::Qcow2Args),
+    /// Measure what a storm of small discards does to the writes beside it.
+    Storm(crate::storm::StormArgs),
     /// List the points of the comparison.
     List,
 }

@@ -17,6 +17,7 @@ mod point;
 mod qcow2_image;
 mod sample;
 mod server;
+mod storm;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Some(Command::Load(args)) => load::load(&args),
         Some(Command::Log(args)) => log_image::log(&args),
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
+        Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::List) => {
             list();
             Ok(())

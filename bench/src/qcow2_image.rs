@@ -14,6 +14,7 @@ use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::parse_size;
+use crate::sample::median;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -108,7 +109,8 @@ pub fn qcow2(args: &Qcow2Args) -> Result<()> {
     }
     println!("| point | flowstone qcow2 | QSD qcow2 | ratio |\n|---|---|---|---|");
     for (phase, [flowstone, qsd]) in PHASES.iter().zip(&rates) {
-        let (flowstone, qsd) = (median(flowstone), median(qsd));
+        let [flowstone, qsd] =
+            [flowstone, qsd].map(|rates| median(rates.clone()).unwrap_or(f64::NAN));
         println!("| {} | {flowstone:.0} | {qsd:.0} | {:.2} |", phase.name, flowstone / qsd);
     }
     for contender in contenders {
@@ -215,10 +217,4 @@ fn load(
         ensure!(status?.success(), "flowstone did not end in order");
     }
     Ok(report.iops)
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
 }

@@ -49,10 +49,7 @@ impl QueueRunner for Inline {
         queue.take(u16::MAX, |request| channel.submit(request));
         channel.reap(&mut done);
         while let Some(completion) = done.pop() {
-            if let Some(next) = queue.complete(completion) {
-                channel.submit(next);
-                channel.reap(&mut done);
-            }
+            queue.complete(completion);
         }
         queue.publish();
         Ok(())

@@ -18,6 +18,7 @@ use clap::{Args, Subcommand};
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 
 use crate::args::parse_size;
+use crate::sample::median;
 use contender::Contender;
 
 /// What to measure.
@@ -209,7 +210,7 @@ fn print_table(table: &[(&str, Rates)]) {
         "| point | raw | log | log/raw | QSD raw | QSD qcow2 | log/qcow2 |\n|---|---|---|---|---|---|---|"
     );
     for (name, rates) in table {
-        let rate = |contender| rates.get(&contender).and_then(|all: &Vec<f64>| median(all));
+        let rate = |contender| rates.get(&contender).and_then(|all: &Vec<f64>| median(all.clone()));
         let shown = |value: Option<f64>| value.map_or("-".into(), |it| format!("{it:.0}"));
         let ratio = |a: Option<f64>, b: Option<f64>| match (a, b) {
             (Some(a), Some(b)) => format!("{:.2}", a / b),
@@ -226,10 +227,4 @@ fn print_table(table: &[(&str, Rates)]) {
             ratio(log, qcow2)
         );
     }
-}
-
-fn median(values: &[f64]) -> Option<f64> {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied()
 }

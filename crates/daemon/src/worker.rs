@@ -150,21 +150,13 @@ impl Worker {
     }
 
     fn finish(&mut self, done: &mut Vec<Completion>, now: Instant) {
-        let mut resubmitted = false;
         for completion in done.drain(..) {
             let tag = completion.request.tag as usize;
-            let (op, failed) = (completion.request.op, completion.outcome.is_err());
+            let op = completion.request.op;
             self.counters.came_back(op, now - self.submitted[tag]);
-            if let Some(next_part) = self.queue.complete(completion) {
-                self.submitted[tag] = now;
-                self.channel.submit(next_part);
-                resubmitted = true;
-            } else {
-                self.counters.completed(op.kind(), failed);
+            if let Some(outcome) = self.queue.complete(completion) {
+                self.counters.completed(op.kind(), outcome.is_err());
             }
-        }
-        if resubmitted {
-            self.channel.kick();
         }
     }
 

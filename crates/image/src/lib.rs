@@ -11,8 +11,11 @@ mod format;
 pub mod fuzzing;
 mod image;
 pub mod log;
+mod mailbox;
+mod pace;
 pub mod qcow2;
 pub mod raw;
+mod trims;
 mod waker;
 
 pub use check::{CheckOptions, CheckProgress, CheckReport, check};

@@ -7,7 +7,11 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
+use flowstone_block::Doorbells;
 use rustix::event::{EventfdFlags, eventfd};
+
+/// Most bells besides ours that end a sleep.
+const OTHERS_MAX: usize = 3;
 
 /// A queue's bell.
 pub struct Waker {
@@ -36,14 +40,33 @@ impl Waker {
         }
     }
 
+    /// Lets the owner sleep by `sleep`, unless there is news already. Returns whether it slept. Our
+    /// bell comes first: it must have the same place however many others there are.
+    pub fn sleep(
+        &self,
+        others: &Doorbells<'_>,
+        has_news: impl FnOnce() -> bool,
+        sleep: impl FnOnce(&Doorbells<'_>),
+    ) -> bool {
+        self.fall_asleep();
+        let quiet = !has_news();
+        if quiet {
+            let mut fds = [self.event(); 1 + OTHERS_MAX];
+            fds[1..=others.fds.len()].copy_from_slice(others.fds);
+            sleep(&Doorbells { fds: &fds[..=others.fds.len()], deadline: others.deadline });
+        }
+        self.wake_up();
+        quiet
+    }
+
     /// To be followed by a last look for news, then the sleep, then `wake_up`.
-    pub fn fall_asleep(&self) {
+    fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// The owner is awake again.
-    pub fn wake_up(&self) {
+    fn wake_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
         // Whoever rings sets the mark first. As long as the event has not come, the mark stays, or the
         // event would come later, be taken for nobody's, and end every sleep from then on.
@@ -53,7 +76,7 @@ impl Waker {
     }
 
     /// Readable when rung.
-    pub fn event(&self) -> BorrowedFd<'_> {
+    fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }

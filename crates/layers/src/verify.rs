@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crc32c::crc32c;
@@ -42,8 +43,9 @@ pub struct Verify {
 struct VerifyChannel {
     base: Box<dyn Channel>,
     knowledge: Arc<Mutex<Knowledge>>,
-    /// For each request in flight, by tag: what was known of its sectors when it was submitted.
-    submitted: HashMap<u32, Vec<Known>>,
+    /// What was known of the sectors of each request in flight when it was submitted. Parts of one
+    /// guest request share a tag, so a request is known by where it lives.
+    submitted: HashMap<*const Request, Vec<Known>>,
 }
 
 impl Verify {
@@ -151,7 +153,7 @@ impl VerifyChannel {
 
     fn judge(&mut self, completion: &mut Completion) {
         let request = &completion.request;
-        let Some(before) = self.submitted.remove(&request.tag) else {
+        let Some(before) = self.submitted.remove(&ptr::from_ref(&**request)) else {
             return;
         };
         match request.op {
@@ -180,7 +182,7 @@ impl Channel for VerifyChannel {
             }
             Op::Flush => Vec::new(),
         };
-        self.submitted.insert(request.tag, known);
+        self.submitted.insert(ptr::from_ref(&*request), known);
         self.base.submit(request);
     }
 

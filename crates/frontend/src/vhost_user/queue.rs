@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{Completion, Errno, Op, Request};
+use flowstone_block::{Completion, Errno, Op, Outcome, Request};
 
 use super::chain::BadChain;
 use super::inflight::InflightLog;
@@ -113,8 +113,10 @@ struct Slot {
     request: Option<Box<Request>>,
     busy: bool,
     status: *mut u8,
-    /// What is still to be done of a request with several ranges, in reverse.
-    ranges: Vec<Op>,
+    /// How many parts of the request are not back yet: one, or one for each range of a list.
+    parts: usize,
+    /// How those went that are back.
+    outcome: Outcome,
 }
 
 // SAFETY: the status pointers lie in the ring's guest memory, which the queue carries along; one
@@ -263,13 +265,19 @@ impl VirtQueue {
         };
         slot.busy = true;
         slot.status = status;
+        (slot.parts, slot.outcome) = (1, Ok(()));
         self.in_flight += 1;
         request.durable = self.parts.shared.write_through();
         match verdict {
             Verdict::Submit => submit(request),
-            Verdict::Ranges(mut ranges) => {
-                request.op = ranges.pop().expect("a range list is never empty");
-                slot.ranges = ranges;
+            Verdict::Ranges(first, others) => {
+                slot.parts += others.len();
+                for op in others {
+                    let mut part = Request::new(op, request.tag);
+                    (part.durable, part.priority) = (request.durable, request.priority);
+                    submit(part);
+                }
+                request.op = first;
                 submit(request);
             }
             Verdict::Answer(status, bytes) => {
@@ -279,19 +287,18 @@ impl VirtQueue {
         }
     }
 
-    /// Takes a completion back. Returns the request if it has another range to carry out.
-    pub fn complete(&mut self, completion: Completion) -> Option<Box<Request>> {
+    /// Takes a completion back. Returns how the guest's request went, if that was all of it.
+    pub fn complete(&mut self, completion: Completion) -> Option<Outcome> {
         let Completion { mut request, outcome } = completion;
         let head = request.tag as u16;
         let slot = &mut self.slots[usize::from(head)];
         assert!(slot.busy && slot.request.is_none(), "a request was completed twice");
-        if outcome.is_ok()
-            && let Some(next) = slot.ranges.pop()
-        {
-            request.op = next;
-            return Some(request);
+        slot.outcome = slot.outcome.and(outcome);
+        slot.parts -= 1;
+        if slot.parts > 0 {
+            return None;
         }
-        slot.ranges.clear();
+        let outcome = slot.outcome;
         let status = status_of(outcome);
         let bytes = written_bytes(request.op, status);
         // One huge scatter list must not be kept for ever in every slot.
@@ -299,7 +306,7 @@ impl VirtQueue {
         request.memory.shrink_to(SEGMENTS_MAX as usize + 2);
         slot.request = Some(request);
         self.answer(head, status, bytes);
-        None
+        Some(outcome)
     }
 
     /// Writes status and used entry; the driver does not see them before `publish`.
@@ -345,7 +352,8 @@ impl VirtQueue {
 
 impl Slot {
     fn empty() -> Self {
-        Self { request: None, busy: false, status: std::ptr::null_mut(), ranges: Vec::new() }
+        let status = std::ptr::null_mut();
+        Self { request: None, busy: false, status, parts: 0, outcome: Ok(()) }
     }
 }
 
@@ -354,5 +362,69 @@ fn status_of(outcome: Result<(), Errno>) -> Status {
         Ok(()) => Status::Ok,
         Err(Errno::OPNOTSUPP) => Status::Unsupported,
         Err(_) => Status::IoError,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fuzzing::queue_over;
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::os::unix::fs::FileExt;
+
+    const SIZE: u16 = 4;
+    const HEADER_AT: u64 = 0x1000;
+    const STATUS_AT: u64 = 0x1800;
+
+    /// Guest memory with one chain: a discard of these ranges.
+    fn discard_of(ranges: &[(u64, u32)]) -> File {
+        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(0x2000).unwrap();
+        let put = |at: u64, bytes: &[u8]| memory.write_all_at(bytes, at).unwrap();
+        let descriptor = |index: u64, address: u64, bytes: u32, flags: u16, next: u16| {
+            put(16 * index, &address.to_le_bytes());
+            put(16 * index + 8, &bytes.to_le_bytes());
+            put(16 * index + 12, &flags.to_le_bytes());
+            put(16 * index + 14, &next.to_le_bytes());
+        };
+        descriptor(0, HEADER_AT, 16 + 16 * ranges.len() as u32, 1, 1);
+        descriptor(1, STATUS_AT, 1, 2, 0);
+        put(HEADER_AT, &11u32.to_le_bytes());
+        for (index, (sector, count)) in ranges.iter().enumerate() {
+            let at = HEADER_AT + 16 + 16 * index as u64;
+            put(at, &sector.to_le_bytes());
+            put(at + 8, &count.to_le_bytes());
+        }
+        put(STATUS_AT, &[0xff]);
+        // The avail ring has one entry, chain 0.
+        put(16 * u64::from(SIZE) + 2, &1u16.to_le_bytes());
+        memory
+    }
+
+    #[test]
+    fn ranges_are_given_out_together_and_answered_once_with_any_failure() {
+        let memory = discard_of(&[(0, 8), (8, 8), (64, 8), (32, 8)]);
+        let kick = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut queue = queue_over(memory.try_clone().unwrap(), 0x2000, SIZE, false, kick).unwrap();
+        let status = || {
+            let mut status = [0];
+            memory.read_exact_at(&mut status, STATUS_AT).unwrap();
+            status[0]
+        };
+        let mut parts = Vec::new();
+        assert_eq!(queue.take(u16::MAX, |request| parts.push(request)), 1);
+        let mut starts: Vec<u64> =
+            parts.iter().map(|it| it.op.extent().unwrap().start().get()).collect();
+        starts.sort_unstable();
+        assert_eq!(starts, [0, 32, 64], "the first two touch");
+        for (request, outcome) in parts.drain(..2).zip([Ok(()), Err(Errno::IO)]) {
+            assert_eq!(queue.complete(Completion { request, outcome }), None);
+            assert_eq!((status(), queue.in_flight()), (0xff, 1));
+        }
+        let request = parts.pop().unwrap();
+        let whole = queue.complete(Completion { request, outcome: Ok(()) });
+        assert_eq!(whole, Some(Err(Errno::IO)));
+        assert_eq!((status(), queue.in_flight()), (Status::IoError as u8, 0));
     }
 }

@@ -42,8 +42,8 @@ pub struct Parsed {
 pub enum Verdict {
     /// Submit it; `op` and memory have been set.
     Submit,
-    /// Carry out these ranges one after the other; not empty, merged where they touch.
-    Ranges(Vec<Op>),
+    /// Carry out these ranges, in any order; merged where they touch.
+    Ranges(Op, Vec<Op>),
     /// Answer at once; so many bytes have been written besides the status.
     Answer(Status, u32),
 }
@@ -219,8 +219,10 @@ fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdi
             Err(status) => return Verdict::Answer(status, 0),
         }
     }
-    ops.reverse();
-    Verdict::Ranges(ops)
+    match ops.pop() {
+        Some(first) => Verdict::Ranges(first, ops),
+        None => Verdict::Answer(Status::IoError, 0),
+    }
 }
 
 fn range_op(kind: u32, range: &[u8], limits: Limits) -> Result<Op, Status> {

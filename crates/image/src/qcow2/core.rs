@@ -11,6 +11,7 @@ use super::commits::Commits;
 use super::flights::Flights;
 use super::meta::Meta;
 use super::shape::Shape;
+use crate::pace::Activity;
 use crate::waker::Waker;
 use crate::{DiscardMode, Image};
 
@@ -25,6 +26,8 @@ pub struct Core {
     pub backing: Option<Box<dyn Image>>,
     pub commits: Commits,
     pub flights: Flights,
+    /// Whether guests are at work.
+    pub activity: Arc<Activity>,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     meta: Mutex<Meta>,
@@ -52,6 +55,7 @@ impl Core {
             backing,
             commits: Commits::default(),
             flights: Flights::default(),
+            activity: Arc::default(),
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),

@@ -16,12 +16,14 @@ use super::core::Core;
 use super::lane::{Lane, Worker};
 use super::meta::Source;
 use crate::create::valid_capacity;
+use crate::trims::Trims;
 use crate::{DiscardMode, Format, Image, Space};
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
     pub(super) core: Arc<Core>,
     pub(super) lane: Arc<Lane>,
+    pub(super) trims: Arc<Trims>,
     pub(super) keeper: Option<JoinHandle<()>>,
 }
 
@@ -33,6 +35,7 @@ impl Qcow2Image {
 
 impl Drop for Qcow2Image {
     fn drop(&mut self) {
+        self.trims.stop();
         self.lane.stop();
         self.core.commits.stop();
         if let Some(keeper) = self.keeper.take()
@@ -56,8 +59,9 @@ impl Layer for Qcow2Image {
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        let (core, lane) = (Arc::clone(&self.core), Arc::clone(&self.lane));
-        Ok(Box::new(Qcow2Channel::new(core, lane, depth)?))
+        let (core, lane, trims) =
+            (Arc::clone(&self.core), Arc::clone(&self.lane), Arc::clone(&self.trims));
+        Ok(Box::new(Qcow2Channel::new(core, lane, trims, depth)?))
     }
 }
 

@@ -14,7 +14,7 @@ use super::disk::Qcow2Image;
 use super::entry;
 use super::header::{AUTOCLEAR_REDO, HEADER_BYTES_MAX, Header};
 use super::keeper::{Keeper, Knowledge};
-use super::lane::Lane;
+use super::lane::{Lane, Worker};
 use super::map::{Map, from_bytes};
 use super::meta::Meta;
 use super::redo::{Memory, Record, Redo};
@@ -23,6 +23,7 @@ use super::replay;
 use super::space::Space;
 use super::survey::{Refusal, Surveyor};
 use crate::create::valid_capacity;
+use crate::trims::Trims;
 use crate::{DiscardMode, Image};
 use tracing::warn;
 
@@ -95,7 +96,8 @@ impl Qcow2Image {
         let core =
             Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
         let lane = Lane::new(Arc::clone(&core));
-        let mut image = Self { core, lane, keeper: None };
+        let trims = Arc::new(start_trims(&core));
+        let mut image = Self { core, lane, trims, keeper: None };
         replay::replay(&image.core, &unwritten).map_err(explain)?;
         if let Some(refcounts) = refcounts {
             write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
@@ -105,6 +107,14 @@ impl Qcow2Image {
         }
         Ok(image)
     }
+}
+
+fn start_trims(core: &Arc<Core>) -> Trims {
+    let (activity, core) = (Arc::clone(&core.activity), Arc::clone(core));
+    Trims::new(activity, move || {
+        let mut worker = Worker::new(Arc::clone(&core))?;
+        Ok(Box::new(move |extent| worker.trim(extent)))
+    })
 }
 
 /// Reads the header of an image.

@@ -121,6 +121,18 @@ pub fn merged(mut clusters: Vec<HostCluster>) -> Vec<Range<u64>> {
         .collect()
 }
 
+/// Puts runs in order, and makes neighbours one.
+pub fn merge_runs(runs: &mut Vec<Range<u64>>) {
+    runs.sort_unstable_by_key(|run| run.start);
+    runs.dedup_by(|next, before| {
+        let touches = next.start <= before.end;
+        if touches {
+            before.end = before.end.max(next.end);
+        }
+        touches
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,5 +156,8 @@ mod tests {
     fn neighbours_are_merged_from_any_order() {
         let clusters = [7, 2, 3, 9, 8, 3].map(HostCluster).to_vec();
         assert_eq!(merged(clusters), [2..4, 7..10]);
+        let mut runs = vec![7..9, 2..4, 9..10, 4..5, 20..21];
+        merge_runs(&mut runs);
+        assert_eq!(runs, [2..5, 7..10, 20..21]);
     }
 }

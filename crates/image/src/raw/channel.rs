@@ -1,5 +1,5 @@
-//! One queue of a raw image: each request becomes one file request, but discards are gathered (see
-//! [`Trims`]).
+//! One queue of a raw image: each request becomes one file request, but discards are handed over
+//! (see [`Trims`]).
 //!
 //! Flushes that wait together share one: while one is on its way, later ones gather, and go
 //! together when it is back, since it may have begun too early for them.
@@ -17,8 +17,11 @@ use flowstone_block::{
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
-use super::trims::{TrimCounters, Trims};
 use crate::DiscardMode;
+use crate::mailbox::Mailbox;
+use crate::pace::Pulse;
+use crate::trims::Trims;
+use crate::waker::Waker;
 
 #[expect(clippy::vec_box, reason = "requests travel as boxes: a move is a pointer")]
 pub(crate) struct RawChannel {
@@ -26,7 +29,15 @@ pub(crate) struct RawChannel {
     discard: DiscardMode,
     sync_failed: Arc<AtomicBool>,
     in_flight: Slab<Box<Request>>,
-    trims: Trims,
+    trims: Arc<Trims>,
+    pulse: Arc<Pulse>,
+    waker: Arc<Waker>,
+    /// Where discards come back.
+    mailbox: Arc<Mailbox>,
+    /// Discards that are not back yet.
+    handed_over: usize,
+    /// Whether the thread that discards has yet to be told.
+    trims_queued: bool,
     done: Vec<FileCompletion>,
     /// Completed without the file's help.
     settled: Vec<Completion>,
@@ -38,8 +49,16 @@ pub(crate) struct RawChannel {
 
 /// The tag of the file's flush, which serves several requests.
 const SYNC_TAG: usize = usize::MAX;
-/// The tag of a call that serves discards.
-const TRIM_TAG: usize = usize::MAX - 1;
+
+/// What a queue is made of.
+pub(crate) struct RawParts {
+    pub file: Box<dyn FileChannel>,
+    pub discard: DiscardMode,
+    pub sync_failed: Arc<AtomicBool>,
+    pub trims: Arc<Trims>,
+    pub pulse: Arc<Pulse>,
+    pub waker: Arc<Waker>,
+}
 
 /// How a request is carried out.
 enum Plan {
@@ -51,20 +70,20 @@ enum Plan {
 }
 
 impl RawChannel {
-    pub fn new(
-        file: Box<dyn FileChannel>,
-        depth: QueueDepth,
-        discard: DiscardMode,
-        sync_failed: Arc<AtomicBool>,
-        trims: Arc<TrimCounters>,
-    ) -> Self {
+    pub fn new(parts: RawParts, depth: QueueDepth) -> Self {
+        let RawParts { file, discard, sync_failed, trims, pulse, waker } = parts;
         let depth = usize::from(depth.0);
         Self {
             file,
             discard,
             sync_failed,
             in_flight: Slab::with_capacity(depth),
-            trims: Trims::new(trims),
+            trims,
+            pulse,
+            mailbox: Arc::new(Mailbox::new(Arc::clone(&waker))),
+            waker,
+            handed_over: 0,
+            trims_queued: false,
             done: Vec::with_capacity(depth),
             settled: Vec::new(),
             syncing: None,
@@ -93,23 +112,17 @@ impl RawChannel {
         }
     }
 
-    /// Carries out the next of the gathered discards, if none is on its way.
-    fn start_trim(&mut self) {
-        let Some(extent) = self.trims.start() else { return };
-        let (offset, bytes) = (FileOffset::new(extent.start_bytes()), extent.bytes());
-        let op = match self.discard {
-            DiscardMode::Keep => FileOp::Clear { offset, bytes },
-            DiscardMode::Deallocate | DiscardMode::Ignore => FileOp::Punch { offset, bytes },
-        };
-        self.file.submit(FileRequest { op, memory: MemoryList::EMPTY, tag: TRIM_TAG });
+    fn kick_trims(&mut self) {
+        if std::mem::take(&mut self.trims_queued) {
+            self.trims.kick();
+        }
     }
 
-    fn finish_trim(&mut self, outcome: Outcome, done: &mut Vec<Completion>) {
-        for request in self.trims.finish(outcome) {
+    fn collect_trims(&mut self, done: &mut Vec<Completion>) {
+        for Completion { request, outcome } in self.mailbox.take() {
+            self.handed_over -= 1;
             self.settle(request, outcome, done);
         }
-        self.start_trim();
-        self.file.kick();
     }
 
     fn start(&mut self, request: Box<Request>, op: FileOp) {
@@ -162,9 +175,6 @@ impl RawChannel {
         if completion.tag == SYNC_TAG {
             return self.finish_sync(completion.outcome, done);
         }
-        if completion.tag == TRIM_TAG {
-            return self.finish_trim(completion.outcome, done);
-        }
         let request = self.in_flight.remove(completion.tag);
         self.settle(request, completion.outcome, done);
     }
@@ -194,16 +204,24 @@ impl Channel for RawChannel {
             self.settled.push(Completion { request, outcome: Err(Errno::IO) });
             return;
         }
-        match self.translate(&request) {
+        let plan = self.translate(&request);
+        if !matches!(plan, Plan::Trim) {
+            self.pulse.beat();
+        }
+        match plan {
             Plan::File(op) => self.start(request, op),
             Plan::Sync => self.sync(request),
-            Plan::Trim => self.trims.add(request),
+            Plan::Trim => {
+                self.handed_over += 1;
+                self.trims_queued = true;
+                self.trims.submit(request, &self.mailbox);
+            }
             Plan::Nothing => self.settled.push(Completion { request, outcome: Ok(()) }),
         }
     }
 
     fn kick(&mut self) {
-        self.start_trim();
+        self.kick_trims();
         self.file.kick();
     }
 
@@ -215,12 +233,32 @@ impl Channel for RawChannel {
             self.finish(completion, done);
         }
         self.done = finished;
+        if self.mailbox.has_mail() {
+            self.collect_trims(done);
+        }
     }
 
     fn sleep(&mut self, bells: &Doorbells<'_>) {
-        if self.settled.is_empty() {
-            self.start_trim();
-            self.file.sleep(bells);
+        self.kick_trims();
+        if !self.settled.is_empty() {
+            return;
+        }
+        let Self { file, waker, mailbox, .. } = self;
+        if !waker.sleep(bells, || mailbox.has_mail(), |bells| file.sleep(bells)) {
+            file.kick();
+        }
+    }
+}
+
+impl Drop for RawChannel {
+    /// Waits for discards: nobody may be changing the disk for a queue that is gone.
+    fn drop(&mut self) {
+        let mut done = Vec::new();
+        while self.handed_over > 0 {
+            self.settled.clear();
+            self.sleep(&Doorbells { fds: &[], deadline: None });
+            self.reap(&mut done);
+            done.clear();
         }
     }
 }

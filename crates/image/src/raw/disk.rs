@@ -8,18 +8,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use flowstone_block::{
     Channel, Error, Extent, Geometry, Layer, QueueDepth, Result, SECTOR_BYTES, Sector, SectorCount,
 };
-use flowstone_fileio::{Access, FileIo, FileOffset};
+use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 
-use super::channel::RawChannel;
+use super::channel::{RawChannel, RawParts};
 use super::sparsify::sparsify;
-use super::trims::TrimCounters;
 use crate::create::valid_capacity;
+use crate::pace::Activity;
+use crate::trims::Trims;
+use crate::waker::Waker;
 use crate::{DiscardMode, Discards, Format, Image, Space};
 
 /// An open raw image.
 pub struct RawImage {
     name: String,
-    file: Box<dyn FileIo>,
+    file: Arc<dyn FileIo>,
     /// In sectors. A live resize changes it while queues run; they never look below the front
     /// end, which checks each request against the size it has told its guest.
     capacity: AtomicU64,
@@ -27,7 +29,8 @@ pub struct RawImage {
     readonly: bool,
     /// Set when a flush has failed; see [`RawChannel`].
     sync_failed: Arc<AtomicBool>,
-    trims: Arc<TrimCounters>,
+    activity: Arc<Activity>,
+    trims: Arc<Trims>,
 }
 
 impl RawImage {
@@ -49,6 +52,9 @@ impl RawImage {
                 "give the right file, or fix its size with `truncate`",
             )
         })?;
+        let file = Arc::<dyn FileIo>::from(file);
+        let activity = Arc::<Activity>::default();
+        let trims = Arc::new(start_trims(&file, discard, &activity));
         Ok(Self {
             name,
             file,
@@ -56,7 +62,8 @@ impl RawImage {
             discard,
             readonly: access != Access::Write,
             sync_failed: Arc::default(),
-            trims: Arc::default(),
+            activity,
+            trims,
         })
     }
 
@@ -72,6 +79,20 @@ impl RawImage {
     }
 }
 
+fn start_trims(file: &Arc<dyn FileIo>, mode: DiscardMode, activity: &Arc<Activity>) -> Trims {
+    let file = Arc::clone(file);
+    Trims::new(Arc::clone(activity), move || {
+        let mut file = BlockingFile::new(&*file)?;
+        Ok(Box::new(move |extent: Extent| {
+            let (offset, bytes) = (FileOffset::new(extent.start_bytes()), extent.bytes());
+            file.run(match mode {
+                DiscardMode::Keep => FileOp::Clear { offset, bytes },
+                DiscardMode::Deallocate | DiscardMode::Ignore => FileOp::Punch { offset, bytes },
+            })
+        }))
+    })
+}
+
 impl Layer for RawImage {
     fn geometry(&self) -> Geometry {
         Geometry {
@@ -83,10 +104,15 @@ impl Layer for RawImage {
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        let file = self.file.channel(depth)?;
-        let sync_failed = Arc::clone(&self.sync_failed);
-        let trims = Arc::clone(&self.trims);
-        Ok(Box::new(RawChannel::new(file, depth, self.discard, sync_failed, trims)))
+        let parts = RawParts {
+            file: self.file.channel(depth)?,
+            discard: self.discard,
+            sync_failed: Arc::clone(&self.sync_failed),
+            trims: Arc::clone(&self.trims),
+            pulse: self.activity.join(),
+            waker: Arc::new(Waker::new()?),
+        };
+        Ok(Box::new(RawChannel::new(parts, depth)))
     }
 }
 
@@ -114,12 +140,12 @@ impl Image for RawImage {
 
     fn discards(&self) -> Option<Discards> {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let punched = self.file.punched();
+        let (trims, punched) = (self.trims.counters(), self.file.punched());
         Some(Discards {
-            ranges: get(&self.trims.ranges),
-            bytes: get(&self.trims.bytes),
-            merged: get(&self.trims.merged),
-            waiting: get(&self.trims.waiting),
+            ranges: get(&trims.ranges),
+            bytes: get(&trims.bytes),
+            merged: get(&trims.merged),
+            waiting: get(&trims.waiting),
             punches: punched.calls,
             punched_bytes: punched.bytes,
         })

@@ -4,7 +4,6 @@ mod channel;
 mod check;
 mod disk;
 mod sparsify;
-mod trims;
 
 pub use check::check;
 pub use disk::RawImage;

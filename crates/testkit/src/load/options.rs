@@ -128,6 +128,9 @@ pub struct LoadOptions {
     pub limit: Limit,
     /// A flush after so many writes of a queue; 0 means never.
     pub flush_every: u64,
+    /// The last queue discards at random instead, with so many requests in flight. It has the upper
+    /// half of the span to itself.
+    pub storm: Option<u16>,
     /// First byte of the disk to use.
     pub offset_bytes: u64,
     /// Bytes of the disk to use; 0 means up to the end.
@@ -161,6 +164,7 @@ impl LoadOptions {
             completion: Completion::Poll,
             limit: Limit::Time { ramp: Duration::ZERO, runtime: Duration::from_secs(1) },
             flush_every: 0,
+            storm: None,
             offset_bytes: 0,
             span_bytes: 0,
             seed: 1,

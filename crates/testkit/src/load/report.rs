@@ -80,6 +80,8 @@ pub struct LoadReport {
     pub read: Latency,
     /// Latency of writes.
     pub write: Latency,
+    /// Latency of discards.
+    pub discard: Latency,
     /// Latency of flushes.
     pub flush: Latency,
     /// Kicks sent.
@@ -152,6 +154,7 @@ impl LoadReport {
             latency: Latency::of(&stats.requests()),
             read: Latency::of(stats.of(Kind::Read)),
             write: Latency::of(stats.of(Kind::Write)),
+            discard: Latency::of(stats.of(Kind::Discard)),
             flush: Latency::of(stats.of(Kind::Flush)),
             kicks: stats.kicks,
             calls: stats.calls,

@@ -4,12 +4,13 @@
 //! request. The rings themselves are in the workers' hands; the stage keeps what a backend has to
 //! be told about them.
 
+use std::iter;
 use std::time::Instant;
 
 use super::check::Checker;
 use super::lane::{Lane, LaneOptions};
 use super::map::VerifyMap;
-use super::options::{Limit, LoadOptions, Order};
+use super::options::{Limit, LoadOptions, Mix, Order, Workload};
 use super::source::{Kind, Source};
 use crate::client::{
     BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Ring, RingShare, Session,
@@ -23,6 +24,8 @@ use crate::{Error, Result};
 
 /// Largest queue the front end asks for, which is QEMU's limit as well.
 const QUEUE_SIZE_MAX: usize = 1024;
+/// What a queue does that only discards.
+const STORM: Workload = Workload { order: Order::Random, mix: Mix::DISCARD };
 
 /// What outlives a backend.
 #[derive(Debug)]
@@ -141,6 +144,8 @@ impl Stage {
 struct Plan<'a> {
     options: &'a LoadOptions,
     lane: LaneOptions,
+    /// The lane of the last queue, if that only discards.
+    storm: Option<LaneOptions>,
     queue: QueueOptions,
     /// Blocks in the span.
     blocks: u64,
@@ -152,7 +157,11 @@ impl<'a> Plan<'a> {
             format!("{} queues, the backend serves {}", options.client.queues, agreed.queues_max)
         })?;
         require(options.workload.mix.is_whole(), || "the mix is not 100 percent".into())?;
-        require(options.iodepth > 0, || "iodepth is zero".into())?;
+        let depths = [Some(options.iodepth), options.storm];
+        require(depths.into_iter().flatten().all(|depth| depth > 0), || "iodepth is zero".into())?;
+        require(options.storm.is_none() || options.client.queues > 1 && !options.verify, || {
+            "a storm needs a queue of its own and verifies nothing".into()
+        })?;
         require(
             options.block_bytes > 0 && options.block_bytes.is_multiple_of(SECTOR_BYTES),
             || format!("requests of {} bytes", options.block_bytes),
@@ -166,19 +175,30 @@ impl<'a> Plan<'a> {
             offset_bytes: options.offset_bytes,
             flush_every: options.flush_every,
         };
-        supports(&lane, agreed, config)?;
+        let storm = options.storm.map(|iodepth| LaneOptions {
+            iodepth,
+            kinds: vec![Kind::Discard],
+            flush_every: 0,
+            ..lane.clone()
+        });
         let indirect = agreed.has(F_INDIRECT_DESC);
-        let descriptors = lane.descriptors(indirect).next_power_of_two();
-        let size = descriptors.max(usize::from(options.client.queue_size));
+        let mut descriptors = 0;
+        for lane in iter::once(&lane).chain(&storm) {
+            supports(lane, agreed, config)?;
+            descriptors = descriptors.max(lane.descriptors(indirect));
+        }
+        let size = descriptors.next_power_of_two().max(usize::from(options.client.queue_size));
         require(size <= QUEUE_SIZE_MAX, || format!("a queue of {size} descriptors"))?;
         let event_idx = agreed.has(F_EVENT_IDX);
         let queue = QueueOptions { size: size as u16, event_idx, indirect };
-        Ok(Plan { options, lane, queue, blocks })
+        Ok(Plan { options, lane, storm, queue, blocks })
     }
 
     fn memory_bytes(&self) -> usize {
         let ring = usize::from(self.queue.size) * 4096 + 64 * 1024;
-        self.options.client.queues * (ring + self.lane.footprint())
+        let lanes = iter::once(&self.lane).chain(&self.storm);
+        let footprint = lanes.map(LaneOptions::footprint).max().unwrap_or_default();
+        self.options.client.queues * (ring + footprint)
     }
 
     fn lanes(&self, memory: &Memory, map: Option<VerifyMap>) -> Result<Vec<Lane>> {
@@ -187,19 +207,25 @@ impl<'a> Plan<'a> {
         (0..queues)
             .map(|index| {
                 let ring = Ring::new(memory, self.queue)?;
-                let (first, blocks) = self.part(index, queues);
+                let storm = self.storm.as_ref().filter(|_| index + 1 == queues);
+                let (first, blocks) = self.part(index, queues, storm.is_some());
                 let seed = self.options.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
-                let source = Source::new(self.options.workload, first, blocks, seed);
+                let workload = storm.map_or(self.options.workload, |_| STORM);
+                let source = Source::new(workload, first, blocks, seed);
+                let lane = storm.unwrap_or(&self.lane).clone();
                 let checker = maps.next().map(|map| self.checker(map, first));
                 let quota = quota(self.options.limit, index, queues);
-                Lane::new(memory, ring, self.lane.clone(), source, checker, quota)
+                Lane::new(memory, ring, lane, source, checker, quota)
             })
             .collect()
     }
 
     /// Blocks of one queue: a part of its own, or everything when nobody minds.
-    fn part(&self, index: u64, queues: u64) -> (u64, u64) {
-        if self.options.verify || self.options.workload.order == Order::Sequential {
+    fn part(&self, index: u64, queues: u64, storms: bool) -> (u64, u64) {
+        if self.storm.is_some() {
+            let half = self.blocks / 2;
+            if storms { (half, self.blocks - half) } else { (0, half) }
+        } else if self.options.verify || self.options.workload.order == Order::Sequential {
             let first = index * self.blocks / queues;
             (first, (index + 1) * self.blocks / queues - first)
         } else {

@@ -12,7 +12,6 @@ mod writes;
 mod writing;
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use flowstone_block::{Channel, Completion, Doorbells, Errno, Op, QueueDepth, Request};
@@ -104,11 +103,11 @@ impl LogChannel {
         writes.stage(queue, flushes);
         flushes.collect(queue);
     }
+}
 
-    /// Whether somebody else has done what we wait for.
-    fn has_news(&self) -> bool {
-        self.writes.has_news(&self.queue.core) || self.flushes.has_news(&self.queue.core)
-    }
+/// Whether somebody else has done what we wait for.
+fn has_news(core: &Core, writes: &Writes, flushes: &Flushes) -> bool {
+    writes.has_news(core) || flushes.has_news(core)
 }
 
 impl Channel for LogChannel {
@@ -140,7 +139,7 @@ impl Channel for LogChannel {
         let found = !finished.is_empty();
         finished.drain(..).for_each(|completion| self.finish(completion));
         self.done = finished;
-        if found || self.has_news() {
+        if found || has_news(&self.queue.core, &self.writes, &self.flushes) {
             self.advance();
             self.queue.file.kick();
         }
@@ -153,17 +152,10 @@ impl Channel for LogChannel {
             self.queue.file.kick();
             return;
         }
-        let waker = Arc::clone(&self.queue.waker);
-        waker.fall_asleep();
-        if self.has_news() {
-            self.queue.file.kick();
-        } else {
-            // Ours first: it must have the same place however many bells the caller has.
-            let fds: Vec<BorrowedFd<'_>> =
-                [waker.event()].into_iter().chain(bells.fds.iter().copied()).collect();
-            self.queue.file.sleep(&Doorbells { fds: &fds, deadline: bells.deadline });
+        let Self { queue: Queue { core, file, waker, .. }, writes, flushes, .. } = self;
+        if !waker.sleep(bells, || has_news(core, writes, flushes), |bells| file.sleep(bells)) {
+            file.kick();
         }
-        waker.wake_up();
     }
 }
 

@@ -6,7 +6,6 @@ mod flushes;
 mod plan;
 
 use std::io;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use flowstone_block::{
@@ -19,20 +18,28 @@ use self::flushes::Flushes;
 use self::plan::{Piece, Plan};
 use super::core::Core;
 use super::flights::FlightLog;
-use super::lane::{Lane, Mailbox};
+use super::lane::Lane;
 use super::shape::GuestCluster;
+use crate::DiscardMode;
+use crate::mailbox::Mailbox;
+use crate::pace::Pulse;
+use crate::trims::Trims;
 use crate::waker::Waker;
 
 /// One queue's way into a qcow2 image.
 pub struct Qcow2Channel {
     core: Arc<Core>,
     lane: Arc<Lane>,
+    trims: Arc<Trims>,
+    pulse: Arc<Pulse>,
     waker: Arc<Waker>,
     file: Box<dyn FileChannel>,
-    /// Where the lane puts what it has done for us.
+    /// Where others put what they have done for us.
     mailbox: Arc<Mailbox>,
-    /// Requests that the lane has.
+    /// Requests that others have.
     handed_over: usize,
+    /// Whether the thread that discards has yet to be told.
+    trims_queued: bool,
     log: FlightLog,
     flights: Slab<Flight>,
     flushes: Flushes,
@@ -61,18 +68,27 @@ struct Flight {
 const SYNC_TAG: usize = usize::MAX;
 
 impl Qcow2Channel {
-    pub fn new(core: Arc<Core>, lane: Arc<Lane>, depth: QueueDepth) -> io::Result<Self> {
+    pub fn new(
+        core: Arc<Core>,
+        lane: Arc<Lane>,
+        trims: Arc<Trims>,
+        depth: QueueDepth,
+    ) -> io::Result<Self> {
         let file = core.file.channel(depth)?;
         let waker = core.new_waker()?;
         let mailbox = Arc::new(Mailbox::new(Arc::clone(&waker)));
         let log = core.flights.log();
+        let pulse = core.activity.join();
         Ok(Self {
             core,
             lane,
+            trims,
+            pulse,
             waker,
             file,
             mailbox,
             handed_over: 0,
+            trims_queued: false,
             log,
             flights: Slab::with_capacity(usize::from(depth.0)),
             flushes: Flushes::default(),
@@ -213,15 +229,17 @@ impl Qcow2Channel {
         }
     }
 
-    fn collect_from_lane(&mut self) {
+    fn kick_trims(&mut self) {
+        if std::mem::take(&mut self.trims_queued) {
+            self.trims.kick();
+        }
+    }
+
+    fn collect_from_others(&mut self) {
         for completion in self.mailbox.take() {
             self.handed_over -= 1;
             self.complete(completion);
         }
-    }
-
-    fn has_news(&self) -> bool {
-        self.mailbox.has_mail() || self.flushes.has_news(&self.core)
     }
 
     /// Takes what the file has done.
@@ -246,22 +264,33 @@ impl Channel for Qcow2Channel {
             self.settled.push(Completion { request, outcome });
             return;
         }
+        if !matches!(request.op, Op::Discard(_)) {
+            self.pulse.beat();
+        }
+        let deallocate = self.core.discard == DiscardMode::Deallocate;
         match request.op {
             Op::Read(extent) => self.read(request, extent),
             Op::Write(extent) => self.write(request, extent),
             Op::Flush => self.complete(Completion { request, outcome: Ok(()) }),
-            Op::Discard(_) | Op::WriteZeroes { .. } => self.hand_over(request),
+            Op::Discard(_) | Op::WriteZeroes { unmap: true, .. } if deallocate => {
+                self.handed_over += 1;
+                self.trims_queued = true;
+                self.trims.submit(request, &self.mailbox);
+            }
+            Op::Discard(_) => self.settled.push(Completion { request, outcome: Ok(()) }),
+            Op::WriteZeroes { .. } => self.hand_over(request),
         }
     }
 
     fn kick(&mut self) {
+        self.kick_trims();
         self.file.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         self.collect_from_file();
         if self.mailbox.has_mail() {
-            self.collect_from_lane();
+            self.collect_from_others();
         }
         self.flushes.collect(&self.core, &mut self.settled);
         if self.flushes.take_started() {
@@ -271,21 +300,16 @@ impl Channel for Qcow2Channel {
     }
 
     fn sleep(&mut self, bells: &Doorbells<'_>) {
+        self.kick_trims();
         if !self.settled.is_empty() {
             self.file.kick();
             return;
         }
-        let waker = Arc::clone(&self.waker);
-        waker.fall_asleep();
-        if self.has_news() {
-            self.file.kick();
-        } else {
-            // Ours first: it must have the same place however many bells the caller has.
-            let fds: Vec<BorrowedFd<'_>> =
-                [waker.event()].into_iter().chain(bells.fds.iter().copied()).collect();
-            self.file.sleep(&Doorbells { fds: &fds, deadline: bells.deadline });
+        let Self { core, waker, mailbox, flushes, file, .. } = self;
+        let has_news = || mailbox.has_mail() || flushes.has_news(core);
+        if !waker.sleep(bells, has_news, |bells| file.sleep(bells)) {
+            file.kick();
         }
-        waker.wake_up();
     }
 }
 

@@ -19,6 +19,8 @@ use super::core::Core;
 use super::header::{AUTOCLEAR_REDO, Header};
 use super::refcounts::Refcounts;
 use super::shape::HostCluster;
+use super::space::merge_runs;
+use crate::pace::Pace;
 
 /// How long changes wait for a flush before they are written anyway.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -38,6 +40,11 @@ pub struct Keeper {
     due: Option<Instant>,
     /// Clusters without users, by the generation in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
+    /// Clusters that nobody can be using, to be punched; in order, merged.
+    garbage: Vec<Range<u64>>,
+    pace: Pace,
+    /// No punch before this, for the sake of guests.
+    rests_until: Option<Instant>,
 }
 
 /// What remains to be done even if a commit fails.
@@ -75,6 +82,9 @@ impl Keeper {
             pending: Pending::default(),
             due: None,
             limbo: VecDeque::from([(0, holes)]),
+            garbage: Vec::new(),
+            pace: Pace::default(),
+            rests_until: None,
         })
     }
 
@@ -114,10 +124,9 @@ impl Keeper {
 
     /// How long to sleep if nobody asks for anything; for ever, if nothing has changed.
     fn patience(&self) -> Option<Duration> {
-        if !self.limbo.is_empty() {
-            return Some(LIMBO_PATIENCE);
-        }
-        self.due.map(|due| due.saturating_duration_since(Instant::now()))
+        let limbo = (!self.limbo.is_empty()).then(|| Instant::now() + LIMBO_PATIENCE);
+        let next = [limbo, self.rests_until, self.due].into_iter().flatten().min();
+        next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
     fn commit_for_all(&mut self) {
@@ -151,12 +160,30 @@ impl Keeper {
 
     /// Gives the host what nobody can be using any more, and makes it available.
     fn settle_limbo(&mut self) {
+        let mut found = false;
         while let Some((generation, _)) = self.limbo.front() {
             if self.core.flights.oldest() <= *generation {
+                break;
+            }
+            let (_, mut runs) = self.limbo.pop_front().expect("just seen");
+            found |= !runs.is_empty();
+            self.garbage.append(&mut runs);
+        }
+        if found {
+            merge_runs(&mut self.garbage);
+        }
+        if self.rests_until.is_some_and(|end| end > Instant::now()) {
+            return;
+        }
+        self.rests_until = None;
+        while let Some(run) = self.garbage.pop() {
+            let began = Instant::now();
+            self.punch(run);
+            let rest = self.pace.rest_after(began, &self.core.activity);
+            if !rest.is_zero() && !self.garbage.is_empty() {
+                self.rests_until = Some(Instant::now() + rest);
                 return;
             }
-            let (_, runs) = self.limbo.pop_front().expect("just seen");
-            runs.into_iter().for_each(|run| self.punch(run));
         }
     }
 
@@ -180,6 +207,10 @@ impl Keeper {
             self.commit()?;
         }
         self.settle_limbo();
+        while !self.garbage.is_empty() {
+            self.rests_until = None;
+            self.settle_limbo();
+        }
         if self.refcounts.is_changed() {
             self.write_refcounts()?;
             self.sync()?;

@@ -1,13 +1,12 @@
 //! The lane: threads for requests that a queue cannot carry out without waiting: those that need a
 //! table from the medium, the backing file, a compressed cluster, a copy, or free clusters that are
-//! not there yet; and discards and zeroes. There are no threads before the first such request.
+//! not there yet; and zeroes that stay allocated. There are no threads before the first such request.
 
 mod tables;
 mod worker;
 mod zeroes;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
@@ -16,7 +15,7 @@ use tracing::error;
 
 pub use self::worker::Worker;
 use super::core::Core;
-use crate::waker::Waker;
+use crate::mailbox::Mailbox;
 
 /// Requests that the lane carries out at once.
 const THREADS_MAX: usize = 16;
@@ -128,33 +127,5 @@ impl Job {
 
     fn reply(self, outcome: flowstone_block::Outcome) {
         self.reply_to.put(Completion { request: self.request, outcome });
-    }
-}
-
-/// Where a queue finds what the lane has done for it.
-pub struct Mailbox {
-    waker: Arc<Waker>,
-    done: Mutex<Vec<Completion>>,
-    full: AtomicBool,
-}
-
-impl Mailbox {
-    pub fn new(waker: Arc<Waker>) -> Self {
-        Self { waker, done: Mutex::default(), full: AtomicBool::new(false) }
-    }
-
-    fn put(&self, completion: Completion) {
-        self.done.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
-        self.full.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-
-    pub fn has_mail(&self) -> bool {
-        self.full.load(Ordering::Acquire)
-    }
-
-    pub fn take(&self) -> Vec<Completion> {
-        self.full.store(false, Ordering::Release);
-        std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

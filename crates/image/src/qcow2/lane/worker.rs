@@ -15,7 +15,6 @@ use super::super::flights::FlightLog;
 use super::super::meta::{Part, Source};
 use super::super::shape::{GuestCluster, HostCluster};
 use super::tables::load;
-use crate::DiscardMode;
 
 /// What one thread works with.
 pub struct Worker {
@@ -38,15 +37,25 @@ impl Worker {
 
     /// Carries a request out.
     pub fn serve(&mut self, request: &mut Request) -> Outcome {
-        let deallocate = self.core.discard == DiscardMode::Deallocate;
         let outcome = match request.op {
             Op::Read(extent) => self.serve_read(request, extent),
             Op::Write(extent) => self.serve_write(request, extent),
-            Op::Discard(extent) if deallocate => self.zero(extent, true),
-            Op::WriteZeroes { extent, unmap } => self.zero(extent, unmap && deallocate),
-            Op::Discard(_) => Ok(()),
-            Op::Flush => Ok(()),
+            Op::WriteZeroes { extent, .. } => self.zero(extent, false),
+            // Flushes are the queue's own business, and discards that of another thread.
+            Op::Discard(_) | Op::Flush => Ok(()),
         };
+        self.tell_keeper();
+        outcome
+    }
+
+    /// Gives a range up; its space is returned when a commit has made that durable.
+    pub fn trim(&mut self, extent: Extent) -> Outcome {
+        let outcome = self.zero(extent, true);
+        self.tell_keeper();
+        outcome
+    }
+
+    fn tell_keeper(&self) {
         let (changed, crowded) = {
             let meta = self.core.meta();
             (meta.is_changed(), meta.is_crowded())
@@ -57,7 +66,6 @@ impl Worker {
         if crowded {
             self.core.commits.ask();
         }
-        outcome
     }
 
     fn serve_read(&mut self, request: &mut Request, extent: Extent) -> Outcome {

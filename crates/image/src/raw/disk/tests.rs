@@ -13,6 +13,8 @@ struct Recorder {
     held: Arc<AtomicBool>,
     /// The next flush fails, as the kernel reports it: once.
     bad_sync: Arc<AtomicBool>,
+    /// Punches of this place fail.
+    bad_punch: Arc<Mutex<Option<FileOffset>>>,
 }
 
 struct RecorderChannel {
@@ -66,6 +68,12 @@ impl FileChannel for RecorderChannel {
         self.file.taken.lock().unwrap().push(request.op);
         let sync = request.op == FileOp::Datasync;
         let fails = sync && self.file.bad_sync.swap(false, Ordering::Relaxed);
+        let bad = *self.file.bad_punch.lock().unwrap();
+        let hit = |bad: FileOffset| match request.op {
+            FileOp::Punch { offset, bytes } => offset <= bad && bad < offset.forward(bytes),
+            _ => false,
+        };
+        let fails = fails || bad.is_some_and(hit);
         let outcome = if fails { Err(Errno::IO) } else { Ok(()) };
         self.done.push(FileCompletion { tag: request.tag, outcome });
     }
@@ -98,6 +106,16 @@ fn reap(channel: &mut dyn Channel) -> Vec<Outcome> {
     channel.reap(&mut done);
     channel.reap(&mut done);
     done.iter().map(|completion| completion.outcome).collect()
+}
+
+/// Waits for `count` completions, of which others do a part.
+fn wait(channel: &mut dyn Channel, count: usize) -> Vec<Outcome> {
+    let mut done = Vec::new();
+    while done.len() < count {
+        done.append(&mut reap(channel));
+        std::thread::yield_now();
+    }
+    done
 }
 
 #[test]
@@ -141,7 +159,7 @@ fn write_through_requests_are_durable_by_themselves() {
     assert_eq!(reap(&mut *channel), [Ok(())]);
     assert_eq!(file.take(), [FileOp::Write { offset, bytes: 512, durable: true }]);
     submit(&mut *channel, Op::Discard(extent(8, 1)), true);
-    assert_eq!(reap(&mut *channel), [Ok(())]);
+    assert_eq!(wait(&mut *channel, 1), [Ok(())]);
     assert_eq!(file.take(), [FileOp::Punch { offset, bytes: 512 }, FileOp::Datasync]);
     let zeroes = Op::WriteZeroes { extent: extent(8, 1), unmap: false };
     submit(&mut *channel, zeroes, true);
@@ -156,24 +174,61 @@ fn write_through_requests_are_durable_by_themselves() {
 fn discards_that_wait_together_become_few_calls_and_delay_nobody_else() {
     let file = Recorder::default();
     let image = file.image();
-    let mut channel = image.channel(QueueDepth(32)).unwrap();
+    let mut queues = [(); 2].map(|()| image.channel(QueueDepth(32)).unwrap());
     let punch = |at, bytes| FileOp::Punch { offset: FileOffset::new(at), bytes };
     file.held.store(true, Ordering::Relaxed);
-    // A lone one starts at once; the others wait for it, a write does not.
-    submit(&mut *channel, Op::Discard(extent(800, 8)), false);
-    (0..8).for_each(|n| submit(&mut *channel, Op::Discard(extent(n * 8, 8)), n == 3));
+    // A lone one starts at once; those of both queues wait for it, a write does not.
+    submit(&mut *queues[0], Op::Discard(extent(800, 8)), false);
+    while file.taken.lock().unwrap().is_empty() {
+        std::thread::yield_now();
+    }
+    for n in 0..8 {
+        submit(&mut *queues[n % 2], Op::Discard(extent(n as u64 * 8, 8)), n == 3);
+    }
     let unmap = Op::WriteZeroes { extent: extent(64, 8), unmap: true };
-    submit(&mut *channel, unmap, false);
-    submit(&mut *channel, Op::Write(extent(0, 8)), false);
+    submit(&mut *queues[0], unmap, false);
+    submit(&mut *queues[0], Op::Write(extent(0, 8)), false);
     let write = FileOp::Write { offset: FileOffset::new(0), bytes: 4096, durable: false };
     assert_eq!(file.take(), [punch(800 * 512, 4096), write]);
     assert_eq!(image.discards().unwrap().waiting, 10);
     file.held.store(false, Ordering::Relaxed);
+    assert_eq!(wait(&mut *queues[0], 1 + 4 + 1 + 1).len(), 7);
     // Nine made one; the durable one among them is not done before a flush.
-    assert_eq!(reap(&mut *channel).len(), 2 + 8);
+    assert_eq!(wait(&mut *queues[1], 4).len(), 4);
     assert_eq!(file.take(), [punch(0, 9 * 4096), FileOp::Datasync]);
-    assert_eq!(reap(&mut *channel), [Ok(())]);
     let counted = image.discards().unwrap();
     assert_eq!((counted.ranges, counted.merged, counted.waiting), (10, 2, 0));
     assert_eq!(counted.bytes, 10 * 4096);
+}
+
+#[test]
+fn ranges_that_share_a_failure_are_tried_by_themselves() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = image.channel(QueueDepth(8)).unwrap();
+    *file.bad_punch.lock().unwrap() = Some(FileOffset::new(4096));
+    for start in [0, 8, 16] {
+        channel.submit(Request::new(Op::Discard(extent(start, 8)), start as u32));
+    }
+    channel.kick();
+    let mut done = Vec::new();
+    while done.len() < 3 {
+        channel.reap(&mut done);
+        std::thread::yield_now();
+    }
+    done.sort_by_key(|completion| completion.request.tag);
+    let outcomes: Vec<Outcome> = done.iter().map(|completion| completion.outcome).collect();
+    assert_eq!(outcomes, [Ok(()), Err(Errno::IO), Ok(())]);
+}
+
+/// A queue must not go before its discards: the next guest may be writing there.
+#[test]
+fn a_queue_that_goes_away_waits_for_its_discards() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = image.channel(QueueDepth(8)).unwrap();
+    (0..4).for_each(|n| submit(&mut *channel, Op::Discard(extent(n * 16, 8)), false));
+    drop(channel);
+    assert_eq!(file.take().len(), 4);
+    assert_eq!(image.discards().unwrap().waiting, 0);
 }

@@ -1,0 +1,121 @@
+//! How work behind the scenes makes way for guests.
+//!
+//! A queue counts its requests in a pulse of its own. Whoever works in the background looks whether
+//! any pulse has moved since it looked last, and if so, rests for some time after each piece of work:
+//! what it does takes the file's locks, the disk or the processor from the guests.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+/// Rests are so many times as long as the work before: beside guests, one part in five is work.
+const REST_PER_WORK: u32 = 4;
+/// A piece of work counts for so long at least: to ask for it and to hear of it costs the queues time,
+/// too.
+const WORK_MIN: Duration = Duration::from_micros(5);
+/// Shorter rests are saved up: a timer is no finer.
+const REST_MIN: Duration = Duration::from_micros(200);
+/// Guests that have asked for nothing for so long are not at work.
+const QUIET_AFTER: Duration = Duration::from_millis(5);
+/// Longer ones are not taken.
+const REST_MAX: Duration = Duration::from_millis(50);
+
+/// The requests of one queue, on a cache line of its own: only the queue's thread writes it.
+#[derive(Default)]
+#[repr(align(64))]
+pub struct Pulse(AtomicU64);
+
+impl Pulse {
+    /// The queue has got a request that somebody waits for.
+    pub fn beat(&self) {
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+}
+
+/// All queues of an image, as the background sees them.
+#[derive(Default)]
+pub struct Activity(Mutex<Vec<Weak<Pulse>>>);
+
+impl Activity {
+    /// The pulse of a new queue.
+    pub fn join(&self) -> Arc<Pulse> {
+        let pulse = Arc::<Pulse>::default();
+        let mut pulses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        pulses.retain(|pulse| pulse.strong_count() > 0);
+        pulses.push(Arc::downgrade(&pulse));
+        pulse
+    }
+
+    /// Changes when a queue gets requests.
+    fn beats(&self) -> u64 {
+        let pulses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let beats =
+            pulses.iter().filter_map(Weak::upgrade).map(|pulse| pulse.0.load(Ordering::Relaxed));
+        beats.fold(0, u64::wrapping_add)
+    }
+}
+
+/// Says when one who works in the background should rest, and for how long.
+#[derive(Default)]
+pub struct Pace {
+    seen: u64,
+    /// When guests were last found at work.
+    seen_at: Option<Instant>,
+    owed: Duration,
+}
+
+impl Pace {
+    /// How long to rest after work that began at `began` and has just ended.
+    pub fn rest_after(&mut self, began: Instant, activity: &Activity) -> Duration {
+        let now = Instant::now();
+        self.rest(now - began, now, activity)
+    }
+
+    fn rest(&mut self, work: Duration, now: Instant, activity: &Activity) -> Duration {
+        let beats = activity.beats();
+        if std::mem::replace(&mut self.seen, beats) != beats {
+            self.seen_at = Some(now);
+        } else if self.seen_at.is_none_or(|at| now.saturating_duration_since(at) > QUIET_AFTER) {
+            self.owed = Duration::ZERO;
+            return Duration::ZERO;
+        }
+        self.owed += work.max(WORK_MIN) * REST_PER_WORK;
+        if self.owed < REST_MIN {
+            return Duration::ZERO;
+        }
+        std::mem::take(&mut self.owed).min(REST_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WORK: Duration = Duration::from_micros(60);
+
+    #[test]
+    fn beside_guests_short_rests_are_saved_up_and_long_ones_cut() {
+        let (activity, mut pace, now) = (Activity::default(), Pace::default(), Instant::now());
+        let pulse = activity.join();
+        pulse.beat();
+        let mut rest = |work| pace.rest(work, now, &activity);
+        assert_eq!(rest(WORK / 2), Duration::ZERO);
+        assert_eq!(rest(WORK), WORK * 6);
+        assert_eq!(rest(WORK / 2), Duration::ZERO);
+        assert_eq!(rest(Duration::from_secs(1)), REST_MAX);
+        let rests = (0..10).map(|_| rest(Duration::ZERO)).sum::<Duration>();
+        assert_eq!(rests, WORK_MIN * REST_PER_WORK * 10);
+    }
+
+    #[test]
+    fn nobody_rests_for_guests_that_have_been_quiet_for_a_while() {
+        let (activity, mut pace, now) = (Activity::default(), Pace::default(), Instant::now());
+        let pulses = [activity.join(), activity.join()];
+        let mut rest = |now| pace.rest(WORK, now, &activity);
+        assert_eq!(rest(now), Duration::ZERO);
+        pulses[1].beat();
+        assert_eq!(rest(now), WORK * 4);
+        assert_eq!(rest(now + QUIET_AFTER), WORK * 4);
+        assert_eq!(rest(now + QUIET_AFTER * 2), Duration::ZERO);
+    }
+}

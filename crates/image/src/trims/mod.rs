@@ -1,0 +1,215 @@
+//! Discards of all queues of an image, gathered into few calls to the host.
+//!
+//! What a discard costs the host is per call, not per byte, and file systems stop everybody's
+//! direct I/O for it. So queues hand discards over to one thread. It carries them out in sweeps
+//! over the disk, one after the other; what waits meanwhile is merged across requests and queues.
+//! While guests read or write, it rests after each call ([`Pace`]), for [`PATIENCE`] per sweep at
+//! most. An idle image has no such thread before its first discard,
+//! and a sleeping one afterwards.
+//!
+//! A discard completes when it is done, never earlier, so nothing about order changes: requests
+//! that are in flight together have none, and a flush covers what has completed.
+
+mod pending;
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Completion, Errno, Extent, Outcome, Request};
+use tracing::error;
+
+use self::pending::{Job, Pending, Run};
+use crate::mailbox::Mailbox;
+use crate::pace::{Activity, Pace};
+
+/// A sweep that has taken so long goes on without rests.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What carries a range out; it stays on the thread that made it.
+pub type Trim = Box<dyn FnMut(Extent) -> Outcome>;
+type MakeTrim = Box<dyn Fn() -> io::Result<Trim> + Send + Sync>;
+
+/// What is counted about discards.
+#[derive(Debug, Default)]
+pub struct TrimCounters {
+    /// Ranges that queues handed over.
+    pub ranges: AtomicU64,
+    /// Bytes of these.
+    pub bytes: AtomicU64,
+    /// What they became when they were merged.
+    pub merged: AtomicU64,
+    /// Ranges that have not come back yet.
+    pub waiting: AtomicU64,
+}
+
+/// The discards of an image.
+pub struct Trims {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Rings when there is work.
+    bell: Condvar,
+    /// Rings when it is to stop.
+    alarm: Condvar,
+    make_trim: MakeTrim,
+    activity: Arc<Activity>,
+    counters: TrimCounters,
+}
+
+#[derive(Default)]
+struct State {
+    pending: Pending,
+    stopping: bool,
+}
+
+impl Trims {
+    /// Nothing yet. `make_trim` is called on the thread, when that is needed; `activity` tells
+    /// whether guests are at work.
+    pub fn new(
+        activity: Arc<Activity>,
+        make_trim: impl Fn() -> io::Result<Trim> + Send + Sync + 'static,
+    ) -> Self {
+        let shared = Shared {
+            state: Mutex::default(),
+            bell: Condvar::new(),
+            alarm: Condvar::new(),
+            make_trim: Box::new(make_trim),
+            activity,
+            counters: TrimCounters::default(),
+        };
+        Self { shared: Arc::new(shared), thread: Mutex::default() }
+    }
+
+    /// What it has done so far.
+    pub fn counters(&self) -> &TrimCounters {
+        &self.shared.counters
+    }
+
+    /// Takes a request over that has an extent; it comes back in the mailbox, some time after the
+    /// next [`kick`](Self::kick).
+    pub fn submit(&self, request: Box<Request>, reply_to: &Arc<Mailbox>) {
+        let Some(extent) = request.op.extent() else {
+            return reply_to.put(Completion { request, outcome: Err(Errno::INVAL) });
+        };
+        let counters = &self.shared.counters;
+        counters.ranges.fetch_add(1, Ordering::Relaxed);
+        counters.bytes.fetch_add(extent.bytes(), Ordering::Relaxed);
+        counters.waiting.fetch_add(1, Ordering::Relaxed);
+        let job = Job { request, reply_to: Arc::clone(reply_to) };
+        if let Err(error) = self.ensure_thread() {
+            error!("cannot start a thread for discards: {error}");
+            return self.shared.reply(job, Err(Errno::AGAIN));
+        }
+        self.shared.state().pending.add(Run { extent, jobs: vec![job] });
+    }
+
+    /// Starts what has been submitted. Not with each request: woken for the first one, the thread
+    /// would have nothing to merge it with.
+    pub fn kick(&self) {
+        self.shared.bell.notify_one();
+    }
+
+    fn ensure_thread(&self) -> io::Result<()> {
+        let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
+        if thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let builder = Builder::new().name("trims".into()).stack_size(256 << 10);
+            *thread = Some(builder.spawn(move || shared.run())?);
+        }
+        Ok(())
+    }
+
+    /// Ends the thread. Nobody may submit any more.
+    pub fn stop(&self) {
+        self.shared.state().stopping = true;
+        self.shared.bell.notify_one();
+        self.shared.alarm.notify_one();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if thread.is_some_and(|thread| thread.join().is_err()) {
+            error!("the thread for discards has panicked");
+        }
+    }
+}
+
+impl Drop for Trims {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let (mut trim, mut pace) = (None, Pace::default());
+        while let Some(run) = self.next() {
+            self.counters.merged.fetch_add(1, Ordering::Relaxed);
+            let began = Instant::now();
+            match self.prepare(&mut trim) {
+                Ok(trim) => self.carry_out(trim, run),
+                Err(errno) => run.jobs.into_iter().for_each(|job| self.reply(job, Err(errno))),
+            }
+            self.rest(pace.rest_after(began, &self.activity));
+        }
+    }
+
+    fn prepare<'trim>(&self, trim: &'trim mut Option<Trim>) -> Result<&'trim mut Trim, Errno> {
+        if trim.is_none() {
+            let made = (self.make_trim)();
+            *trim = Some(made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?);
+        }
+        Ok(trim.as_mut().expect("just made"))
+    }
+
+    fn next(&self) -> Option<Run> {
+        let mut state = self.state();
+        loop {
+            if let Some(run) = state.pending.take() {
+                return Some(run);
+            }
+            if state.stopping {
+                return None;
+            }
+            state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// If several share a failure, each is tried by itself: one of them may be innocent.
+    fn carry_out(&self, trim: &mut Trim, run: Run) {
+        let outcome = trim(run.extent);
+        let alone = run.jobs.len() == 1;
+        for job in run.jobs {
+            let outcome = match job.request.op.extent() {
+                Some(extent) if outcome.is_err() && !alone => trim(extent),
+                _ => outcome,
+            };
+            self.reply(job, outcome);
+        }
+    }
+
+    fn reply(&self, job: Job, outcome: Outcome) {
+        self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
+        job.reply_to.put(Completion { request: job.request, outcome });
+    }
+
+    /// Leaves the host to the guests for so long.
+    fn rest(&self, time: Duration) {
+        if time.is_zero() {
+            return;
+        }
+        let state = self.state();
+        let swept = state.pending.sweep_began().map_or(Duration::ZERO, |began| began.elapsed());
+        let time = time.min(PATIENCE.saturating_sub(swept));
+        if !time.is_zero() {
+            let _ = self.alarm.wait_timeout_while(state, time, |state| !state.stopping);
+        }
+    }
+}

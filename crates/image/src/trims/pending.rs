@@ -1,0 +1,124 @@
+//! Discards that wait, in the order of the disk, those that touch or overlap as one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flowstone_block::{Extent, Request};
+
+use crate::mailbox::Mailbox;
+
+/// A request and the queue that wants it back.
+pub struct Job {
+    pub request: Box<Request>,
+    pub reply_to: Arc<Mailbox>,
+}
+
+/// A range that is carried out as one, and who asked for it.
+pub struct Run {
+    pub extent: Extent,
+    pub jobs: Vec<Job>,
+}
+
+/// Runs that do not touch each other, by where they start.
+#[derive(Default)]
+pub struct Pending {
+    runs: BTreeMap<u64, Run>,
+    /// Where the last run that was taken ends: the next one is beyond, or the first of all. So
+    /// whoever waits does so for one sweep over the disk at most.
+    swept_to: u64,
+    sweep_began: Option<Instant>,
+}
+
+impl Pending {
+    /// Adds a run, and makes it one with those it touches.
+    pub fn add(&mut self, mut run: Run) {
+        while let Some((&start, before)) = self.runs.range(..=run.extent.end().get()).next_back()
+            && let Some(extent) = before.extent.merge(run.extent)
+        {
+            let mut before = self.runs.remove(&start).expect("just seen");
+            before.jobs.append(&mut run.jobs);
+            run = Run { extent, jobs: before.jobs };
+        }
+        self.runs.insert(run.extent.start().get(), run);
+    }
+
+    /// The next run to be carried out.
+    pub fn take(&mut self) -> Option<Run> {
+        let next = self.runs.range(self.swept_to..).next().map(|(start, _)| *start);
+        let run = match next {
+            Some(start) => self.runs.remove(&start)?,
+            None => {
+                self.sweep_began = Some(Instant::now());
+                self.runs.pop_first()?.1
+            }
+        };
+        self.swept_to = run.extent.end().get();
+        Some(run)
+    }
+
+    /// When the sweep began that is to go on, if anybody waits.
+    pub fn sweep_began(&self) -> Option<Instant> {
+        self.sweep_began.filter(|_| !self.runs.is_empty())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flowstone_block::{Op, Sector, SectorCount};
+
+    use crate::waker::Waker;
+
+    fn extent(start: u64, count: u64) -> Extent {
+        Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
+    }
+
+    fn add(pending: &mut Pending, ranges: &[(u64, u64)]) {
+        let waker = Arc::new(Waker::new().unwrap());
+        let mailbox = Arc::new(Mailbox::new(waker));
+        for (tag, (start, count)) in ranges.iter().enumerate() {
+            let extent = extent(*start, *count);
+            let request = Request::new(Op::Discard(extent), tag as u32);
+            let jobs = vec![Job { request, reply_to: Arc::clone(&mailbox) }];
+            pending.add(Run { extent, jobs });
+        }
+    }
+
+    fn take(pending: &mut Pending) -> Option<(Extent, Vec<u32>)> {
+        let run = pending.take()?;
+        let mut tags: Vec<u32> = run.jobs.iter().map(|job| job.request.tag).collect();
+        tags.sort_unstable();
+        Some((run.extent, tags))
+    }
+
+    #[test]
+    fn ranges_that_touch_become_one_and_go_in_the_order_of_the_disk() {
+        let mut pending = Pending::default();
+        add(&mut pending, &[(64, 8), (0, 8), (16, 8), (8, 4), (10, 6), (128, 1)]);
+        assert_eq!(take(&mut pending), Some((extent(0, 24), vec![1, 2, 3, 4])));
+        assert_eq!(take(&mut pending), Some((extent(64, 8), vec![0])));
+        assert_eq!(take(&mut pending), Some((extent(128, 1), vec![5])));
+        assert_eq!(take(&mut pending), None);
+        assert_eq!(pending.sweep_began(), None);
+    }
+
+    #[test]
+    fn a_range_over_several_others_swallows_them() {
+        let mut pending = Pending::default();
+        add(&mut pending, &[(0, 4), (8, 4), (16, 4), (40, 4), (2, 30)]);
+        assert_eq!(take(&mut pending), Some((extent(0, 32), vec![0, 1, 2, 4])));
+        assert_eq!(take(&mut pending), Some((extent(40, 4), vec![3])));
+    }
+
+    #[test]
+    fn latecomers_join_the_sweep_or_wait_for_the_next() {
+        let mut pending = Pending::default();
+        add(&mut pending, &[(64, 8), (96, 8)]);
+        assert_eq!(take(&mut pending).unwrap().0, extent(64, 8));
+        add(&mut pending, &[(0, 8), (8, 8), (104, 8)]);
+        assert_eq!(take(&mut pending).unwrap().0, extent(96, 16));
+        assert_eq!(take(&mut pending).unwrap().0, extent(0, 16));
+        assert_eq!(take(&mut pending), None);
+    }
+}
