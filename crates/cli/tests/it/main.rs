@@ -14,5 +14,6 @@ mod many_disks;
 mod model;
 mod qcow2;
 mod serving;
+mod space;
 mod survival;
 mod tools;

@@ -11,6 +11,7 @@ use super::commits::Commits;
 use super::flights::Flights;
 use super::meta::Meta;
 use super::shape::Shape;
+use crate::discards::DiscardCounters;
 use crate::waker::Waker;
 use crate::{DiscardMode, Image};
 
@@ -25,6 +26,7 @@ pub struct Core {
     pub backing: Option<Box<dyn Image>>,
     pub commits: Commits,
     pub flights: Flights,
+    pub discards: Arc<DiscardCounters>,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     meta: Mutex<Meta>,
@@ -52,6 +54,7 @@ impl Core {
             backing,
             commits: Commits::default(),
             flights: Flights::default(),
+            discards: Arc::default(),
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),

@@ -92,6 +92,7 @@ impl Qcow2Image {
         let map = Map::new(header.shape, l1);
         let mut meta = Meta::new(map, Space::new(survey.next), file_bytes, backing_bytes);
         meta.tables = survey.tables;
+        meta.live = survey.live;
         let core =
             Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
         let lane = Lane::new(Arc::clone(&core));

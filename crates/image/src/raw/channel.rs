@@ -17,8 +17,9 @@ use flowstone_block::{
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
-use super::trims::{TrimCounters, Trims};
+use super::trims::Trims;
 use crate::DiscardMode;
+use crate::discards::DiscardCounters;
 
 #[expect(clippy::vec_box, reason = "requests travel as boxes: a move is a pointer")]
 pub(crate) struct RawChannel {
@@ -56,7 +57,7 @@ impl RawChannel {
         depth: QueueDepth,
         discard: DiscardMode,
         sync_failed: Arc<AtomicBool>,
-        trims: Arc<TrimCounters>,
+        trims: Arc<DiscardCounters>,
     ) -> Self {
         let depth = usize::from(depth.0);
         Self {

@@ -12,8 +12,8 @@ use flowstone_fileio::{Access, FileIo, FileOffset};
 
 use super::channel::RawChannel;
 use super::sparsify::sparsify;
-use super::trims::TrimCounters;
 use crate::create::valid_capacity;
+use crate::discards::DiscardCounters;
 use crate::{DiscardMode, Discards, Format, Image, Space};
 
 /// An open raw image.
@@ -27,7 +27,7 @@ pub struct RawImage {
     readonly: bool,
     /// Set when a flush has failed; see [`RawChannel`].
     sync_failed: Arc<AtomicBool>,
-    trims: Arc<TrimCounters>,
+    trims: Arc<DiscardCounters>,
 }
 
 impl RawImage {
@@ -96,10 +96,10 @@ impl Image for RawImage {
     }
 
     fn space(&self) -> io::Result<Space> {
-        Ok(Space {
-            virtual_bytes: self.capacity().bytes(),
-            allocated_bytes: self.file.allocated_bytes()?,
-        })
+        let (virtual_bytes, allocated_bytes) =
+            (self.capacity().bytes(), self.file.allocated_bytes()?);
+        let live_bytes = Some(allocated_bytes.min(virtual_bytes));
+        Ok(Space { virtual_bytes, live_bytes, allocated_bytes, dead_bytes: None })
     }
 
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
@@ -112,17 +112,8 @@ impl Image for RawImage {
         Ok(Extent::new(Sector::new(first), SectorCount::new(last.saturating_sub(first))))
     }
 
-    fn discards(&self) -> Option<Discards> {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let punched = self.file.punched();
-        Some(Discards {
-            ranges: get(&self.trims.ranges),
-            bytes: get(&self.trims.bytes),
-            merged: get(&self.trims.merged),
-            waiting: get(&self.trims.waiting),
-            punches: punched.calls,
-            punched_bytes: punched.bytes,
-        })
+    fn discards(&self) -> Discards {
+        self.trims.read(self.file.punched())
     }
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {

@@ -12,22 +12,11 @@
 #![expect(clippy::vec_box, reason = "requests travel as boxes: a move is a pointer")]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use flowstone_block::{Extent, Outcome, Request};
 
-/// What all queues of an image count about their discards.
-#[derive(Debug, Default)]
-pub(crate) struct TrimCounters {
-    /// Ranges that queues were given.
-    pub ranges: AtomicU64,
-    /// Bytes of these.
-    pub bytes: AtomicU64,
-    /// What they became when they were merged.
-    pub merged: AtomicU64,
-    /// Ranges that have not come back yet.
-    pub waiting: AtomicU64,
-}
+use crate::discards::DiscardCounters;
 
 /// Ranges that are carried out as one, and the requests that asked for them.
 pub(crate) struct Run {
@@ -42,11 +31,11 @@ pub(crate) struct Trims {
     /// What is left of the round, its first run last.
     round: Vec<Run>,
     under_way: Option<Run>,
-    counters: Arc<TrimCounters>,
+    counters: Arc<DiscardCounters>,
 }
 
 impl Trims {
-    pub fn new(counters: Arc<TrimCounters>) -> Self {
+    pub fn new(counters: Arc<DiscardCounters>) -> Self {
         Self { waiting: Vec::new(), round: Vec::new(), under_way: None, counters }
     }
 
@@ -118,6 +107,7 @@ fn plan(mut requests: Vec<Box<Request>>) -> Vec<Run> {
 mod tests {
     use super::*;
     use flowstone_block::{Errno, Op, Sector, SectorCount};
+    use std::sync::atomic::AtomicU64;
 
     fn extent(start: u64, count: u64) -> Extent {
         Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
@@ -180,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_queue_that_goes_away_leaves_nothing_waiting() {
-        let counters = Arc::<TrimCounters>::default();
+        let counters = Arc::<DiscardCounters>::default();
         let mut trims = Trims::new(Arc::clone(&counters));
         add(&mut trims, &[(0, 8), (16, 8)]);
         trims.start();

@@ -14,9 +14,9 @@ use flowstone_fileio::sim::{Schedule, SimDisk};
 
 use super::driver::{BLOCK_SECTORS, Setup};
 use super::oracle::{read_stamps, stamp};
-use crate::{DiscardMode, Image};
 use crate::log::disk::LogImage;
 use crate::log::keeper::SETTLE_TIME;
+use crate::{DiscardMode, Image};
 
 /// Longer than all of them take, by far.
 const HANGS: Duration = Duration::from_secs(60);

@@ -86,6 +86,7 @@ impl Keeper {
         }
         loop {
             self.settle_limbo();
+            self.core.meta().dead = self.dead();
             let wishes = self.core.commits.next(self.patience());
             if wishes.touched {
                 self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
@@ -160,10 +161,18 @@ impl Keeper {
         }
     }
 
+    /// Clusters that were given up and that the host has not got back.
+    fn dead(&self) -> u64 {
+        let limbo = self.limbo.iter().flat_map(|(_, runs)| runs);
+        let limbo: u64 = limbo.map(|run| run.end - run.start).sum();
+        limbo + self.pending.dropped.len() as u64
+    }
+
     fn punch(&mut self, run: Range<u64>) {
         let shape = self.core.shape;
         let offset = FileOffset::new(shape.offset(HostCluster(run.start)));
         let bytes = (run.end - run.start) << shape.cluster_bits;
+        self.core.discards.count_runs(1);
         match self.file.run(FileOp::Punch { offset, bytes }) {
             Ok(()) => self.core.meta().space.give_back(run),
             // They are free all the same, and will be found when the image is opened again.

@@ -16,6 +16,7 @@ use tracing::error;
 
 pub use self::worker::Worker;
 use super::core::Core;
+use crate::discards::Waiting;
 use crate::waker::Waker;
 
 /// Requests that the lane carries out at once.
@@ -38,6 +39,8 @@ struct State {
 
 struct Job {
     request: Box<Request>,
+    /// If it is a discard.
+    waiting: Option<Waiting>,
     reply_to: Arc<Mailbox>,
 }
 
@@ -53,7 +56,8 @@ impl Lane {
     /// Takes a request over; it comes back in the mailbox.
     pub fn submit(self: &Arc<Self>, request: Box<Request>, reply_to: &Arc<Mailbox>) {
         let mut state = self.state();
-        state.jobs.push_back(Job { request, reply_to: Arc::clone(reply_to) });
+        let waiting = self.core.discards.come_in(request.op);
+        state.jobs.push_back(Job { request, waiting, reply_to: Arc::clone(reply_to) });
         if state.idle >= state.jobs.len() {
             self.bell.notify_one();
         } else if state.threads.len() < THREADS_MAX {
@@ -127,6 +131,8 @@ impl Job {
     }
 
     fn reply(self, outcome: flowstone_block::Outcome) {
+        // Whoever hears of the end must not find it counted as waiting.
+        drop(self.waiting);
         self.reply_to.put(Completion { request: self.request, outcome });
     }
 }
