@@ -12,6 +12,7 @@ mod hostile_guest;
 mod log_images;
 mod many_disks;
 mod model;
+mod overlaps;
 mod qcow2;
 mod serving;
 mod space;
