@@ -112,7 +112,8 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        let _ = host("umount", &[&self.0.to_string_lossy()]);
+        // The kernel takes the rings of a daemon that has ended apart a little later.
+        let _ = host("umount", &["--lazy", &self.0.to_string_lossy()]);
     }
 }
 
