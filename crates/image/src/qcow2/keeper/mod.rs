@@ -127,6 +127,10 @@ impl Keeper {
         let outcome = self.commit();
         self.core.commits.end(outcome);
         self.core.wake_all();
+        if outcome.is_err() && !self.core.commits.has_failed() {
+            // Nobody need ask again, and the host is to have what was given up.
+            self.due = Some(Instant::now() + PATIENCE);
+        }
     }
 
     /// Makes the file longer by at least so many clusters.
