@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use flowstone_block::OpKind;
-use flowstone_image::{Discards, LogState};
+use flowstone_image::{Discards, Image, LogState};
 use flowstone_layers::LayerCounters;
 use serde::Serialize;
 
@@ -30,6 +30,9 @@ struct DiskReport {
     capacity_bytes: u64,
     /// What the image takes on the host; absent where there is no image.
     allocated_bytes: Option<u64>,
+    /// Absent where there is no image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    space: Option<SpaceReport>,
     write_through: bool,
     readonly: bool,
     /// Only of log images.
@@ -38,7 +41,7 @@ struct DiskReport {
     /// Writes that were found to be zero; absent where nobody looks.
     #[serde(skip_serializing_if = "Option::is_none")]
     detected_zeroes: Option<DetectedZeroes>,
-    /// What became of discards; absent where that is not counted.
+    /// What became of discards; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     discards: Option<DiscardReport>,
     total: QueueReport,
@@ -71,7 +74,33 @@ struct DetectedZeroes {
 }
 
 #[derive(Serialize)]
+struct SpaceReport {
+    virtual_bytes: u64,
+    /// Null where the image does not know.
+    live_bytes: Option<u64>,
+    allocated_bytes: u64,
+    /// Absent from formats that leave nothing dead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_bytes: Option<u64>,
+    reclaimed_bytes: u64,
+}
+
+impl SpaceReport {
+    fn of(image: &dyn Image) -> Option<Self> {
+        let space = image.space().ok()?;
+        Some(Self {
+            virtual_bytes: space.virtual_bytes,
+            live_bytes: space.live_bytes,
+            allocated_bytes: space.allocated_bytes,
+            dead_bytes: space.dead_bytes,
+            reclaimed_bytes: image.discards().reclaimed_bytes,
+        })
+    }
+}
+
+#[derive(Serialize)]
 struct DiscardReport {
+    requests: u64,
     ranges: u64,
     bytes: u64,
     merged: u64,
@@ -81,9 +110,11 @@ struct DiscardReport {
     punched_bytes: u64,
 }
 
-impl From<Discards> for DiscardReport {
-    fn from(counted: Discards) -> Self {
+impl DiscardReport {
+    /// The image sees ranges; how many requests brought them, the queues know.
+    fn of(requests: u64, counted: Discards) -> Self {
         Self {
+            requests,
             ranges: counted.ranges,
             bytes: counted.bytes,
             merged: counted.merged,
@@ -172,16 +203,17 @@ impl DiskReport {
     fn of(disk: &Disk) -> Self {
         let queues = disk.queues.all();
         let all: Vec<&QueueCounters> = queues.iter().map(|(_, counters)| &**counters).collect();
-        let image = disk.stack.image.as_ref();
+        let image = disk.stack.image.as_deref();
+        let space = image.and_then(SpaceReport::of);
+        let total = QueueReport::of(None, &all);
         Self {
             name: disk.name.clone(),
             image: disk.image_path.as_ref().map(|path| path.display().to_string()),
             socket: disk.socket.display().to_string(),
             serving: image.map_or_else(|| "no image".into(), |image| image.serving()),
             capacity_bytes: disk.shared.capacity().bytes(),
-            allocated_bytes: image
-                .and_then(|image| image.space().ok())
-                .map(|space| space.allocated_bytes),
+            allocated_bytes: space.as_ref().map(|space| space.allocated_bytes),
+            space,
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
             log: image.and_then(|image| image.log_state()).map(LogReport::from),
@@ -189,8 +221,9 @@ impl DiskReport {
                 let (requests, bytes) = counters.read();
                 DetectedZeroes { requests, bytes }
             }),
-            discards: image.and_then(|image| image.discards()).map(DiscardReport::from),
-            total: QueueReport::of(None, &all),
+            discards: image
+                .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
+            total,
             queues: queues
                 .iter()
                 .map(|(index, counters)| QueueReport::of(Some(*index), &[counters]))

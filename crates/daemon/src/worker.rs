@@ -117,17 +117,15 @@ impl Worker {
         }
         let Self { channel, queue, submitted, batch_max, .. } = self;
         let start = Instant::now();
-        let mut passed_on = 0;
         let taken = queue.take(*batch_max, |request| {
             submitted[request.tag as usize] = start;
-            passed_on += 1;
             channel.submit(request);
         });
         channel.kick();
         *batch_max = batch_max.saturating_mul(2);
         self.counters.submit.record(start.elapsed());
-        add(&self.counters.answered, taken as u64 - passed_on);
-        if passed_on < taken as u64 {
+        add(&self.counters.answered, taken.answered as u64);
+        if taken.answered > 0 {
             self.publish();
         }
         if let Some(fault) = self.queue.fault() {

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
-use std::sync::Arc;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::{SeekFrom, seek};
 
@@ -28,15 +29,26 @@ pub(crate) struct Descriptors {
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
     pub kind: FileKind,
-    /// How often space was given back, and how much. Written where a system call is made anyway.
+    /// How often space was given back, of which ranges, and how much. Written where a system call
+    /// is made anyway.
     pub punches: AtomicU64,
     pub punched_bytes: AtomicU64,
+    pub freed_bytes: AtomicU64,
+    /// Held while a file is punched.
+    pub punching: Mutex<()>,
 }
 
 impl Descriptors {
     pub const fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> Self {
-        let (punches, punched_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { file, direct, kind, punches, punched_bytes }
+        Self {
+            file,
+            direct,
+            kind,
+            punches: AtomicU64::new(0),
+            punched_bytes: AtomicU64::new(0),
+            freed_bytes: AtomicU64::new(0),
+            punching: Mutex::new(()),
+        }
     }
 
     /// Bytes of the file or device.
@@ -46,6 +58,12 @@ impl Descriptors {
             return Ok(seek(&self.file, SeekFrom::End(0))?);
         }
         Ok(self.file.metadata()?.len())
+    }
+
+    /// Bytes that the host has given to a file.
+    pub fn allocated_bytes(&self) -> io::Result<u64> {
+        // st_blocks counts 512-byte units whatever the file system's block size (stat(2)).
+        Ok(self.file.metadata()?.blocks() * 512)
     }
 }
 

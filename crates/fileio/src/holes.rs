@@ -10,6 +10,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use flowstone_block::{Errno, Outcome};
@@ -27,6 +28,7 @@ pub fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let end = offset.forward(bytes).get();
     let mut at = offset.get();
     if files.kind == FileKind::BlockDevice {
+        files.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
         return punch_at(files, at, end);
     }
     while at < end {
@@ -35,10 +37,22 @@ pub fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
             break;
         }
         let stop = end.min(at + BYTES_PER_PUNCH);
-        punch_at(files, at, stop)?;
+        punch_and_weigh(files, at, stop)?;
         at = stop;
     }
     Ok(())
+}
+
+/// Counts by how much the file gets smaller: of a range, all may be data or one block. The kernel
+/// punches one range of a file at a time; so do we, to know which call has freed what.
+fn punch_and_weigh(files: &Descriptors, at: u64, end: u64) -> Outcome {
+    let _alone = files.punching.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = files.allocated_bytes();
+    let outcome = punch_at(files, at, end);
+    if let (Ok(before), Ok(after)) = (before, files.allocated_bytes()) {
+        files.freed_bytes.fetch_add(before.saturating_sub(after), Ordering::Relaxed);
+    }
+    outcome
 }
 
 fn punch_at(files: &Descriptors, at: u64, end: u64) -> Outcome {
@@ -168,10 +182,12 @@ mod tests {
         fallocate(&files.file, FallocateFlags::empty(), 8 * MIB, 8 * MIB).unwrap();
         files.file.write_all_at(&[1; 8192], 32 * MIB).unwrap();
         let before = punches();
+        let given = files.allocated_bytes().unwrap();
         punch(&files, FileOffset::new(512), 40 * MIB).unwrap();
         assert!(punches() > before);
-        let metadata = files.file.metadata().unwrap();
-        assert!(std::os::unix::fs::MetadataExt::blocks(&metadata) < 64, "space was not returned");
+        let left = files.allocated_bytes().unwrap();
+        assert!(left < 32 << 10, "space was not returned");
+        assert_eq!(files.freed_bytes.load(Ordering::Relaxed), given - left);
         let mut back = [1; 8192];
         files.file.read_exact_at(&mut back, 32 * MIB).unwrap();
         assert_eq!(back, [0; 8192]);

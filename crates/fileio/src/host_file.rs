@@ -3,7 +3,6 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
@@ -72,8 +71,7 @@ impl FileIo for HostFile {
         if self.is_block_device() {
             return self.size();
         }
-        // st_blocks counts 512-byte units whatever the file system's block size (stat(2)).
-        Ok(self.files.file.metadata()?.blocks() * 512)
+        self.files.allocated_bytes()
     }
 
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
@@ -98,7 +96,11 @@ impl FileIo for HostFile {
 
     fn punched(&self) -> Punched {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Punched { calls: get(&self.files.punches), bytes: get(&self.files.punched_bytes) }
+        Punched {
+            calls: get(&self.files.punches),
+            bytes: get(&self.files.punched_bytes),
+            freed_bytes: get(&self.files.freed_bytes),
+        }
     }
 
     fn block_bytes(&self) -> u32 {

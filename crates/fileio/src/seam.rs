@@ -15,6 +15,9 @@ pub struct Punched {
     pub calls: u64,
     /// Bytes of their ranges.
     pub bytes: u64,
+    /// Bytes by which they made the file smaller on the host. A device does not say; there it is
+    /// the bytes of the ranges.
+    pub freed_bytes: u64,
 }
 
 /// A host file, shared by all queues of a disk.

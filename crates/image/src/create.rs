@@ -174,13 +174,20 @@ pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
         Format::Log => {
             let log = log::inspect(&name, &*file)?;
             let allocated_bytes = file.allocated_bytes().map_err(host)?;
-            let space = Space { virtual_bytes: log.virtual_bytes, allocated_bytes };
+            let used_bytes = u64::from(log.segments_used - 1) * log.segment_bytes;
+            let space = Space {
+                virtual_bytes: log.virtual_bytes,
+                live_bytes: Some(log.live_bytes),
+                allocated_bytes,
+                dead_bytes: Some(used_bytes.saturating_sub(log.live_bytes)),
+            };
             Ok(ImageInfo { space, log: Some(log), qcow2: None })
         }
         Format::Qcow2 => {
             let qcow2 = qcow2::inspect(&name, &*file)?;
             let allocated_bytes = file.allocated_bytes().map_err(host)?;
-            let space = Space { virtual_bytes: qcow2.virtual_bytes, allocated_bytes };
+            let Qcow2Info { virtual_bytes, live_bytes, .. } = qcow2;
+            let space = Space { virtual_bytes, live_bytes, allocated_bytes, dead_bytes: None };
             Ok(ImageInfo { space, log: None, qcow2: Some(qcow2) })
         }
     }

@@ -37,8 +37,14 @@ impl FromStr for DiscardMode {
 pub struct Space {
     /// Size of the virtual disk in bytes.
     pub virtual_bytes: u64,
+    /// Bytes of the disk that hold data, where the image knows. A raw image has no map: what the
+    /// host has given it is taken for data.
+    pub live_bytes: Option<u64>,
     /// Bytes that the host has given to the image.
     pub allocated_bytes: u64,
+    /// Bytes of the image that hold nothing of use any more, where its format leaves such behind:
+    /// they go back to the host later.
+    pub dead_bytes: Option<u64>,
 }
 
 /// What became of discards, and of write-zeroes that may give space back, since an image was
@@ -49,7 +55,7 @@ pub struct Discards {
     pub ranges: u64,
     /// Bytes of these.
     pub bytes: u64,
-    /// Ranges that were left after merging.
+    /// Runs of neighbours that the host was to have back.
     pub merged: u64,
     /// Ranges that came in and are not done.
     pub waiting: u64,
@@ -57,6 +63,8 @@ pub struct Discards {
     pub punches: u64,
     /// Bytes of their ranges.
     pub punched_bytes: u64,
+    /// Bytes that the host has back by them.
+    pub reclaimed_bytes: u64,
 }
 
 /// An open disk image.
@@ -70,10 +78,8 @@ pub trait Image: Layer {
     /// The first range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>>;
 
-    /// What became of discards, where that is counted.
-    fn discards(&self) -> Option<Discards> {
-        None
-    }
+    /// What became of discards.
+    fn discards(&self) -> Discards;
 
     /// Changes the size of the disk, live. Shrinking is refused where there is data.
     fn resize(&self, capacity: SectorCount) -> Result<()>;

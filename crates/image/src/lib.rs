@@ -6,6 +6,7 @@
 mod check;
 mod convert;
 mod create;
+mod discards;
 mod format;
 #[doc(hidden)]
 pub mod fuzzing;

@@ -15,7 +15,11 @@ struct Report {
     image: String,
     format: &'static str,
     virtual_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    live_bytes: Option<u64>,
     allocated_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dead_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<LogReport>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -95,7 +99,9 @@ pub fn run(args: &Info) -> Result<ExitCode> {
         image: args.image.display().to_string(),
         format: format.name(),
         virtual_bytes: found.space.virtual_bytes,
+        live_bytes: found.space.live_bytes,
         allocated_bytes: found.space.allocated_bytes,
+        dead_bytes: found.space.dead_bytes,
         log: found.log.as_ref().map(LogReport::from),
         qcow2: found.qcow2.as_ref().map(Qcow2Report::from),
     };
@@ -106,14 +112,19 @@ pub fn run(args: &Info) -> Result<ExitCode> {
     println!("image       {}", report.image);
     println!("format      {}", report.format);
     println!("size        {}", with_bytes(report.virtual_bytes));
+    if let Some(live) = report.live_bytes {
+        println!("live        {}", with_bytes(live));
+    }
     println!("on host     {}", with_bytes(report.allocated_bytes));
+    if let Some(dead) = report.dead_bytes {
+        println!("dead        at most {}", with_bytes(dead));
+    }
     report.log.iter().for_each(print_log);
     report.qcow2.iter().for_each(print_qcow2);
     Ok(ExitCode::SUCCESS)
 }
 
 fn print_log(log: &LogReport) {
-    println!("live        {}", with_bytes(log.live_bytes));
     println!(
         "segments    {} used, {} free, of {}; {} each",
         log.segments_used,

@@ -21,12 +21,44 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the disk takes and gives back.
+fn print_space(space: &Value) {
+    let part = |key: &str, what: &str| {
+        space[key].as_u64().map(|bytes| format!("{} {what}", format_size(bytes)))
+    };
+    let parts = [
+        part("virtual_bytes", "virtual"),
+        part("live_bytes", "live"),
+        part("allocated_bytes", "on host"),
+        part("dead_bytes", "dead"),
+        part("reclaimed_bytes", "reclaimed"),
+    ];
+    println!("  space: {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", "));
+}
+
+/// Discards on their way from the guest to the host.
+fn print_discards(discards: &Value) {
+    let number = |key: &str| discards[key].as_u64().unwrap_or(0);
+    if number("ranges") + number("punches") == 0 {
+        return;
+    }
+    println!(
+        "  discards: {} requests, {} ranges ({}), {} waiting; {} runs, {} punches ({})",
+        number("requests"),
+        number("ranges"),
+        format_size(number("bytes")),
+        number("waiting"),
+        number("merged"),
+        number("punches"),
+        format_size(number("punched_bytes")),
+    );
+}
+
 /// What only a log image has.
 fn print_log(log: &Value) {
     let number = |key: &str| log[key].as_u64().unwrap_or(0);
     println!(
-        "  live {}, map {} of memory, write amplification {:.2}",
-        format_size(number("live_bytes")),
+        "  map {} of memory, write amplification {:.2}",
         format_size(number("map_memory_bytes")),
         log["write_amplification"].as_f64().unwrap_or(0.0),
     );
@@ -44,21 +76,15 @@ fn print_disk(disk: &Value) {
     let text = |key: &str| disk[key].as_str().unwrap_or("-").to_owned();
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
     println!("{}  {}", text("name"), text("serving"));
-    println!("  size {}, on host {}", bytes("capacity_bytes"), bytes("allocated_bytes"));
+    match disk.get("space") {
+        Some(space) => print_space(space),
+        None => println!("  size {}", bytes("capacity_bytes")),
+    }
     if let Some(log) = disk.get("log") {
         print_log(log);
     }
-    if let Some(ranges) = disk["discards"]["ranges"].as_u64().filter(|ranges| *ranges > 0) {
-        let discards = &disk["discards"];
-        let bytes = |key: &str| format_size(discards[key].as_u64().unwrap_or(0));
-        println!(
-            "  {ranges} discards ({}) became {}, waiting {}; {} punches ({})",
-            bytes("bytes"),
-            discards["merged"],
-            discards["waiting"],
-            discards["punches"],
-            bytes("punched_bytes"),
-        );
+    if let Some(discards) = disk.get("discards") {
+        print_discards(discards);
     }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);

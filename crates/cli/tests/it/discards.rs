@@ -196,7 +196,7 @@ fn what_is_a_hole_already_is_not_punched_again() {
         assert!(
             place
                 .succeed(&["stats", "--control", &place.text("control.sock")])
-                .contains("3 discards")
+                .contains("discards: 3 requests, 3 ranges")
         );
         stop(daemon);
     }
@@ -239,10 +239,12 @@ fn a_storm_of_discards_from_several_queues_loses_nothing() {
         ["--discard", "deallocate", "--engine", "uring", "disk.raw"],
         ["--discard", "keep", "--engine", "uring", "disk.raw"],
         ["--discard", "deallocate", "--engine", "sync", "disk.raw"],
+        ["--discard", "deallocate", "--engine", "uring", "disk.qcow2"],
+        ["--discard", "deallocate", "--engine", "uring", "disk.flow"],
     ] {
         println!("{args:?}");
         let place = Place::new();
-        place.image("64M");
+        place.succeed(&["create", "--size", "64M", args[4]]);
         let daemon = place.serve(&args);
         let mut options = LoadOptions::new(place.path("disk.sock")).iodepth(32).ops(6000);
         options.client = options.client.queues(3);

@@ -40,7 +40,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let _ = host_trouble::run("umount", &[self.0.to_str().unwrap()]);
+        // The kernel takes the rings of a daemon that has ended apart a little later.
+        let _ = host_trouble::run("umount", &["--lazy", self.0.to_str().unwrap()]);
     }
 }
 

@@ -34,6 +34,22 @@ pub enum QueueFault {
     Chain(BadChain),
 }
 
+/// What was taken from the ring.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Taken {
+    /// Chains.
+    pub chains: usize,
+    /// Those of them that needed no disk.
+    pub answered: usize,
+}
+
+impl Taken {
+    fn count(&mut self, passed_on: bool) {
+        self.chains += 1;
+        self.answered += usize::from(!passed_on);
+    }
+}
+
 /// What became of the wish to interrupt the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -196,17 +212,15 @@ impl VirtQueue {
             && (self.parts.ring.avail_index() != self.parts.next_avail || !self.replay.is_empty())
     }
 
-    /// Takes available requests, at most `batch_max` of them, hands them to `submit`, and returns
-    /// how many chains it took. Those that need no disk are answered;
-    /// [`publish`](Self::publish) shows it.
-    pub fn take(&mut self, batch_max: u16, mut submit: impl FnMut(Box<Request>)) -> usize {
+    /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those that
+    /// need no disk are answered; [`publish`](Self::publish) shows it.
+    pub fn take(&mut self, batch_max: u16, mut submit: impl FnMut(Box<Request>)) -> Taken {
+        let mut taken = Taken::default();
         if self.fault.is_some() {
-            return 0;
+            return taken;
         }
-        let mut taken = 0;
         while let Some(head) = self.replay.pop() {
-            self.start(head, &mut submit);
-            taken += 1;
+            taken.count(self.start(head, &mut submit));
         }
         let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
         if available > self.parts.ring.size() {
@@ -221,8 +235,7 @@ impl VirtQueue {
             if !self.admit(head) {
                 break;
             }
-            self.start(head, &mut submit);
-            taken += 1;
+            taken.count(self.start(head, &mut submit));
         }
         taken
     }
@@ -243,7 +256,8 @@ impl VirtQueue {
         false
     }
 
-    fn start(&mut self, head: u16, submit: &mut impl FnMut(Box<Request>)) {
+    /// Returns whether the disk has something to do for it.
+    fn start(&mut self, head: u16, submit: &mut impl FnMut(Box<Request>)) -> bool {
         let slot = &mut self.slots[usize::from(head)];
         let mut request =
             slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
@@ -260,7 +274,8 @@ impl VirtQueue {
                 if let Some(log) = &mut self.parts.inflight {
                     log.abandon(head);
                 }
-                return self.fail(QueueFault::Chain(why));
+                self.fail(QueueFault::Chain(why));
+                return false;
             }
         };
         slot.busy = true;
@@ -283,8 +298,10 @@ impl VirtQueue {
             Verdict::Answer(status, bytes) => {
                 slot.request = Some(request);
                 self.answer(head, status, bytes + 1);
+                return false;
             }
         }
+        true
     }
 
     /// Takes a completion back. Returns how the guest's request went, if that was all of it.
@@ -413,7 +430,8 @@ mod tests {
             status[0]
         };
         let mut parts = Vec::new();
-        assert_eq!(queue.take(u16::MAX, |request| parts.push(request)), 1);
+        let taken = queue.take(u16::MAX, |request| parts.push(request));
+        assert_eq!((taken.chains, taken.answered), (1, 0));
         let mut starts: Vec<u64> =
             parts.iter().map(|it| it.op.extent().unwrap().start().get()).collect();
         starts.sort_unstable();

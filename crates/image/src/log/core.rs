@@ -14,6 +14,7 @@ use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
 use super::sync::GroupSync;
 use super::tail::{Draft, Health, News, Placed, Refusal, Tail};
+use crate::discards::DiscardCounters;
 use crate::waker::Waker;
 
 /// The shared part of an open log image.
@@ -26,6 +27,7 @@ pub struct Core {
     pub map: BlockMap,
     pub sync: GroupSync,
     pub inbox: Inbox,
+    pub discards: Arc<DiscardCounters>,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     tail: Mutex<Tail>,
@@ -55,6 +57,7 @@ impl Core {
             map,
             sync: GroupSync::default(),
             inbox: Inbox::default(),
+            discards: Arc::default(),
             capacity: AtomicU64::new(capacity.get()),
             committed: AtomicU64::new(tail.committed()),
             broken: AtomicBool::new(tail.health != Health::Running),
@@ -76,6 +79,11 @@ impl Core {
     /// Blocks of the disk.
     pub fn blocks(&self) -> u64 {
         blocks_of_sectors(self.capacity().get())
+    }
+
+    /// Bytes of the disk that are mapped; of its last block, what the disk has of it.
+    pub fn live_bytes(&self) -> u64 {
+        (self.map.mapped() * BLOCK_BYTES as u64).min(self.capacity().bytes())
     }
 
     /// The lock. Held for moments only, never across I/O.

@@ -25,7 +25,7 @@ use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shap
 use super::superblock::{HeadPlace, Superblock, Totals};
 use super::tail::{Head, Health, Tail};
 use crate::create::valid_capacity;
-use crate::{DiscardMode, Format, Image, Space};
+use crate::{DiscardMode, Discards, Format, Image, Space};
 
 /// What can be chosen when a log image is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -319,9 +319,12 @@ impl Image for LogImage {
     }
 
     fn space(&self) -> io::Result<Space> {
+        let garbage = self.core.tail().segments.garbage_blocks();
         Ok(Space {
             virtual_bytes: self.core.capacity().bytes(),
+            live_bytes: Some(self.core.live_bytes()),
             allocated_bytes: self.core.file.allocated_bytes()?,
+            dead_bytes: Some(garbage * BLOCK_BYTES as u64),
         })
     }
 
@@ -381,6 +384,10 @@ impl Image for LogImage {
         }
         self.ask(Command::Compact)
             .map_err(|errno| Error::host(name, errno, "free space on the host, or try again later"))
+    }
+
+    fn discards(&self) -> Discards {
+        self.core.discards.read(self.core.file.punched())
     }
 
     fn log_state(&self) -> Option<LogState> {

@@ -103,7 +103,7 @@ impl LogState {
         let map_memory_bytes = core.map.memory_bytes(core.blocks());
         let tail = core.tail();
         Self {
-            live_bytes: core.map.mapped() * BLOCK_BYTES as u64,
+            live_bytes: core.live_bytes(),
             map_memory_bytes,
             segments_limit: tail.segments.limit(),
             segments_used: tail.segments.used() + 1,
@@ -134,7 +134,10 @@ pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
         split_streams: superblock.streams > 1,
         segments_limit: superblock.segments,
         segments_used: totals.used_segments.min(u64::from(superblock.segments) - 1) as u32 + 1,
-        live_bytes: totals.live_blocks.saturating_mul(BLOCK_BYTES as u64),
+        live_bytes: totals
+            .live_blocks
+            .saturating_mul(BLOCK_BYTES as u64)
+            .min(superblock.capacity_sectors * SECTOR_BYTES),
         appended_blocks: totals.appended_blocks,
         relocated_blocks: totals.relocated_blocks,
         map_blocks: totals.map_blocks,

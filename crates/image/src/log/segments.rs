@@ -333,6 +333,13 @@ impl SegmentTable {
         self.iter().filter(|(_, segment)| open(segment)).count() as u32
     }
 
+    /// Blocks of closed segments that are not live: old versions, and the headers of records.
+    pub fn garbage_blocks(&self) -> u64 {
+        let closed = |segment: &Segment| matches!(segment.state, State::Sealed | State::Dead);
+        let dead = |segment: Segment| u64::from(self.shape.segment_blocks - segment.live);
+        self.iter().filter(|(_, segment)| closed(segment)).map(|(_, segment)| dead(segment)).sum()
+    }
+
     /// Segments that hold something, heads included.
     pub fn used(&self) -> u32 {
         let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);

@@ -364,6 +364,7 @@ impl Tail {
         if self.health != Health::Running {
             return;
         }
+        let dead = self.segments.dead().0;
         while self.on_their_way.front().is_some_and(|record| record.written) {
             let Some(record) = self.on_their_way.pop_front() else { break };
             self.apply(&record, map);
@@ -372,6 +373,8 @@ impl Tail {
             news.wake.push(record.owner);
             news.wake.append(&mut self.watchers);
         }
+        // It sleeps longer when there is nothing to give back.
+        news.call_keeper |= dead == 0 && self.segments.dead().0 > 0;
     }
 
     fn apply(&mut self, record: &OnItsWay, map: &BlockMap) {

@@ -11,6 +11,7 @@ use super::commits::Commits;
 use super::flights::Flights;
 use super::meta::Meta;
 use super::shape::Shape;
+use crate::discards::DiscardCounters;
 use crate::pace::Activity;
 use crate::waker::Waker;
 use crate::{DiscardMode, Image};
@@ -28,6 +29,7 @@ pub struct Core {
     pub flights: Flights,
     /// Whether guests are at work.
     pub activity: Arc<Activity>,
+    pub discards: Arc<DiscardCounters>,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     meta: Mutex<Meta>,
@@ -56,6 +58,7 @@ impl Core {
             commits: Commits::default(),
             flights: Flights::default(),
             activity: Arc::default(),
+            discards: Arc::default(),
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),

@@ -17,7 +17,7 @@ use super::lane::{Lane, Worker};
 use super::meta::Source;
 use crate::create::valid_capacity;
 use crate::trims::Trims;
-use crate::{DiscardMode, Format, Image, Space};
+use crate::{DiscardMode, Discards, Format, Image, Space};
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
@@ -71,10 +71,16 @@ impl Image for Qcow2Image {
     }
 
     fn space(&self) -> io::Result<Space> {
-        Ok(Space {
-            virtual_bytes: self.core.capacity().bytes(),
-            allocated_bytes: self.core.file.allocated_bytes()?,
-        })
+        let virtual_bytes = self.core.capacity().bytes();
+        let allocated_bytes = self.core.file.allocated_bytes()?;
+        let (live, dead) = {
+            let meta = self.core.meta();
+            (meta.live, meta.dead + meta.dropped.len() as u64)
+        };
+        let bytes = |clusters: u64| clusters << self.core.shape.cluster_bits;
+        // The disk may end inside its last cluster.
+        let live_bytes = live.map(|live| bytes(live).min(virtual_bytes));
+        Ok(Space { virtual_bytes, live_bytes, allocated_bytes, dead_bytes: Some(bytes(dead)) })
     }
 
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
@@ -106,6 +112,10 @@ impl Image for Qcow2Image {
             position = part_end;
         }
         Ok(None)
+    }
+
+    fn discards(&self) -> Discards {
+        self.core.discards.read(self.core.file.punched())
     }
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {

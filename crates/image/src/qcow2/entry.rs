@@ -22,6 +22,13 @@ pub enum Mapping {
     Compressed(Compressed),
 }
 
+impl Mapping {
+    /// Whether the image itself has data for the cluster.
+    pub const fn holds_data(&self) -> bool {
+        matches!(self, Self::Data { .. } | Self::Compressed(_))
+    }
+}
+
 /// Where deflated data is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compressed {

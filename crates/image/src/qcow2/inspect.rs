@@ -1,15 +1,24 @@
 //! What an image says about itself, while somebody else may be writing it.
 
-use flowstone_block::Result;
-use flowstone_fileio::FileIo;
+use std::io;
 
-use super::open::read_header;
+use flowstone_block::{AlignedBuf, Result};
+use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+
+use super::entry::{self, Mapping};
+use super::header::Header;
+use super::map::from_bytes;
+use super::open::{read_header, read_l1};
+use super::survey::{Refusal, TABLES_BYTES_MAX};
 
 /// More about a qcow2 image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qcow2Info {
     /// Size of the disk.
     pub virtual_bytes: u64,
+    /// Bytes of the disk that the image itself has data for, as the tables on the medium say;
+    /// `None` if there are too many of them, or they cannot be read.
+    pub live_bytes: Option<u64>,
     /// Bytes of a cluster.
     pub cluster_bytes: u64,
     /// Version of the format, 2 or 3.
@@ -24,13 +33,16 @@ pub struct Qcow2Info {
     pub corrupt: bool,
 }
 
-/// Reads the header; follows no name in it.
+/// Reads the header and the tables; follows no name in it.
 pub fn inspect(name: &str, file: &dyn FileIo) -> Result<Qcow2Info> {
     let header = read_header(name, file)?;
+    let live = live_clusters(file, &header).ok().flatten();
+    let live_bytes = live.map(|live| live << header.shape.cluster_bits);
     let (backing, backing_format) =
         header.backing.map_or((None, None), |backing| (Some(backing.name), backing.format));
     Ok(Qcow2Info {
         virtual_bytes: header.disk_bytes,
+        live_bytes: live_bytes.map(|live| live.min(header.disk_bytes)),
         cluster_bytes: header.shape.cluster_bytes(),
         version: header.shape.version,
         backing,
@@ -38,4 +50,24 @@ pub fn inspect(name: &str, file: &dyn FileIo) -> Result<Qcow2Info> {
         snapshots: header.snapshots,
         corrupt: header.corrupt,
     })
+}
+
+fn live_clusters(file: &dyn FileIo, header: &Header) -> std::result::Result<Option<u64>, Refusal> {
+    let shape = header.shape;
+    let failed = |error: io::Error| Refusal::Damaged(error.to_string());
+    let mut reader = BlockingFile::new(file).map_err(failed)?;
+    let l1 = read_l1(&mut reader, header, file.size().map_err(failed)?)?;
+    let homes = l1.iter().filter_map(|raw| entry::cluster(shape, *raw).ok().flatten());
+    if homes.clone().count() as u64 * shape.cluster_bytes() > TABLES_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut table = AlignedBuf::zeroed(shape.cluster_bytes() as usize);
+    let mut live = 0;
+    for home in homes {
+        reader.read(FileOffset::new(shape.offset(home)), &mut table)?;
+        let entries = from_bytes(&table);
+        let mappings = entries.iter().map(|raw| entry::decode(shape, *raw));
+        live += mappings.filter(|it| it.as_ref().is_ok_and(Mapping::holds_data)).count() as u64;
+    }
+    Ok(Some(live))
 }

@@ -23,6 +23,10 @@ pub struct Meta {
     pub taken: Vec<HostCluster>,
     /// Since the last commit began: references that the map has given up.
     pub dropped: Vec<HostCluster>,
+    /// Clusters of the disk that hold data of their own; `None` if nobody has counted them.
+    pub live: Option<u64>,
+    /// Host clusters that were given up before, and that the host has not got back.
+    pub dead: u64,
     /// Where changes survive a killed daemon until they are durable.
     pub redo: Option<Redo>,
     /// A commit has taken changes over, and they are not durable yet.
@@ -86,6 +90,8 @@ impl Meta {
             tables: HashSet::new(),
             taken: Vec::new(),
             dropped: Vec::new(),
+            live: None,
+            dead: 0,
             redo: None,
             committing: false,
             file_bytes,
@@ -240,7 +246,13 @@ impl Meta {
         if let Some(redo) = &mut self.redo {
             redo.append(Record { guest, entry: raw });
         }
-        match entry::decode(shape, before) {
+        let (before, after) = (entry::decode(shape, before), entry::decode(shape, raw));
+        let holds_data = |it: &Result<Mapping, _>| it.as_ref().is_ok_and(Mapping::holds_data);
+        if let Some(live) = &mut self.live {
+            *live += u64::from(holds_data(&after));
+            *live -= u64::from(holds_data(&before));
+        }
+        match before {
             Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => {
                 self.dropped.push(host);
             }

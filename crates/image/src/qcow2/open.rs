@@ -93,6 +93,7 @@ impl Qcow2Image {
         let map = Map::new(header.shape, l1);
         let mut meta = Meta::new(map, Space::new(survey.next), file_bytes, backing_bytes);
         meta.tables = survey.tables;
+        meta.live = survey.live;
         let core =
             Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
         let lane = Lane::new(Arc::clone(&core));
@@ -110,8 +111,9 @@ impl Qcow2Image {
 }
 
 fn start_trims(core: &Arc<Core>) -> Trims {
-    let (activity, core) = (Arc::clone(&core.activity), Arc::clone(core));
-    Trims::new(activity, move || {
+    let (activity, discards) = (Arc::clone(&core.activity), Arc::clone(&core.discards));
+    let core = Arc::clone(core);
+    Trims::new(activity, discards, move || {
         let mut worker = Worker::new(Arc::clone(&core))?;
         Ok(Box::new(move |extent| worker.trim(extent)))
     })

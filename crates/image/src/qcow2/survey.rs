@@ -23,6 +23,8 @@ pub struct Survey {
     pub holes: Vec<Range<u64>>,
     /// The first cluster after everything that has a refcount.
     pub next: u64,
+    /// Clusters of the disk that hold data; `None` if there were too many tables to read.
+    pub live: Option<u64>,
 }
 
 /// Why an image cannot be written.
@@ -40,7 +42,7 @@ impl From<Errno> for Refusal {
 
 /// More L2 tables than these, in bytes, are not read when an image is opened. Nothing but its end
 /// is used for new data then.
-const TABLES_BYTES_MAX: u64 = 64 << 20;
+pub const TABLES_BYTES_MAX: u64 = 64 << 20;
 /// Refcount blocks, all for clusters that the file does not have, before the image is taken for
 /// damaged.
 const BLOCKS_BEYOND_MAX: usize = 256;
@@ -68,9 +70,12 @@ impl Surveyor<'_> {
         let next = self.next()?;
         let l2_tables = self.l1.iter().filter(|entry| **entry != 0).count() as u64;
         let is_small = l2_tables * self.shape.cluster_bytes() <= TABLES_BYTES_MAX;
-        let holes =
-            if is_small && next <= CLUSTERS_MAX { self.holes(&tables, next)? } else { Vec::new() };
-        Ok(Survey { tables, holes, next })
+        if !is_small || next > CLUSTERS_MAX {
+            return Ok(Survey { tables, holes: Vec::new(), next, live: None });
+        }
+        let (used, live) = self.used(&tables)?;
+        let holes = self.holes(used, next)?;
+        Ok(Survey { tables, holes, next, live: Some(live) })
     }
 
     /// The clusters of all tables, each of which has one place of its own within the file.
@@ -121,12 +126,7 @@ impl Surveyor<'_> {
     }
 
     /// Clusters without a user and without a refcount.
-    fn holes(
-        &mut self,
-        tables: &HashSet<HostCluster>,
-        next: u64,
-    ) -> Result<Vec<Range<u64>>, Refusal> {
-        let mut used = self.used(tables)?;
+    fn holes(&mut self, mut used: Vec<HostCluster>, next: u64) -> Result<Vec<Range<u64>>, Refusal> {
         used.sort_unstable();
         used.dedup();
         let mut used = used.into_iter().peekable();
@@ -159,10 +159,11 @@ impl Surveyor<'_> {
         Ok(free)
     }
 
-    /// All clusters that tables name.
-    fn used(&mut self, tables: &HashSet<HostCluster>) -> Result<Vec<HostCluster>, Refusal> {
+    /// All clusters that tables name, tables among them, and how many of the disk hold data.
+    fn used(&mut self, tables: &HashSet<HostCluster>) -> Result<(Vec<HostCluster>, u64), Refusal> {
         let shape = self.shape;
         let mut used: Vec<HostCluster> = tables.iter().copied().collect();
+        let mut live = 0;
         let mut bytes = AlignedBuf::zeroed(shape.cluster_bytes() as usize);
         let file_clusters = shape.clusters(self.file_bytes);
         for (index, raw) in self.l1.iter().enumerate() {
@@ -170,7 +171,9 @@ impl Surveyor<'_> {
             self.file.read(FileOffset::new(shape.offset(home)), &mut bytes)?;
             for raw in from_bytes(&bytes) {
                 let found = used.len();
-                match entry::decode(shape, raw) {
+                let mapping = entry::decode(shape, raw);
+                live += u64::from(mapping.as_ref().is_ok_and(Mapping::holds_data));
+                match mapping {
                     Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => {
                         used.push(host);
                     }
@@ -185,7 +188,7 @@ impl Surveyor<'_> {
                 }
             }
         }
-        Ok(used)
+        Ok((used, live))
     }
 }
 

@@ -13,6 +13,7 @@ use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 use super::channel::{RawChannel, RawParts};
 use super::sparsify::sparsify;
 use crate::create::valid_capacity;
+use crate::discards::DiscardCounters;
 use crate::pace::Activity;
 use crate::trims::Trims;
 use crate::waker::Waker;
@@ -30,6 +31,7 @@ pub struct RawImage {
     /// Set when a flush has failed; see [`RawChannel`].
     sync_failed: Arc<AtomicBool>,
     activity: Arc<Activity>,
+    discards: Arc<DiscardCounters>,
     trims: Arc<Trims>,
 }
 
@@ -54,7 +56,8 @@ impl RawImage {
         })?;
         let file = Arc::<dyn FileIo>::from(file);
         let activity = Arc::<Activity>::default();
-        let trims = Arc::new(start_trims(&file, discard, &activity));
+        let discards = Arc::<DiscardCounters>::default();
+        let trims = Arc::new(start_trims(&file, discard, &activity, &discards));
         Ok(Self {
             name,
             file,
@@ -63,6 +66,7 @@ impl RawImage {
             readonly: access != Access::Write,
             sync_failed: Arc::default(),
             activity,
+            discards,
             trims,
         })
     }
@@ -79,11 +83,18 @@ impl RawImage {
     }
 }
 
-fn start_trims(file: &Arc<dyn FileIo>, mode: DiscardMode, activity: &Arc<Activity>) -> Trims {
-    let file = Arc::clone(file);
-    Trims::new(Arc::clone(activity), move || {
+fn start_trims(
+    file: &Arc<dyn FileIo>,
+    mode: DiscardMode,
+    activity: &Arc<Activity>,
+    discards: &Arc<DiscardCounters>,
+) -> Trims {
+    let (file, counters) = (Arc::clone(file), Arc::clone(discards));
+    Trims::new(Arc::clone(activity), Arc::clone(discards), move || {
         let mut file = BlockingFile::new(&*file)?;
+        let counters = Arc::clone(&counters);
         Ok(Box::new(move |extent: Extent| {
+            counters.count_runs(1);
             let (offset, bytes) = (FileOffset::new(extent.start_bytes()), extent.bytes());
             file.run(match mode {
                 DiscardMode::Keep => FileOp::Clear { offset, bytes },
@@ -122,10 +133,10 @@ impl Image for RawImage {
     }
 
     fn space(&self) -> io::Result<Space> {
-        Ok(Space {
-            virtual_bytes: self.capacity().bytes(),
-            allocated_bytes: self.file.allocated_bytes()?,
-        })
+        let (virtual_bytes, allocated_bytes) =
+            (self.capacity().bytes(), self.file.allocated_bytes()?);
+        let live_bytes = Some(allocated_bytes.min(virtual_bytes));
+        Ok(Space { virtual_bytes, live_bytes, allocated_bytes, dead_bytes: None })
     }
 
     fn next_data(&self, from: Sector) -> io::Result<Option<Extent>> {
@@ -138,17 +149,8 @@ impl Image for RawImage {
         Ok(Extent::new(Sector::new(first), SectorCount::new(last.saturating_sub(first))))
     }
 
-    fn discards(&self) -> Option<Discards> {
-        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        let (trims, punched) = (self.trims.counters(), self.file.punched());
-        Some(Discards {
-            ranges: get(&trims.ranges),
-            bytes: get(&trims.bytes),
-            merged: get(&trims.merged),
-            waiting: get(&trims.waiting),
-            punches: punched.calls,
-            punched_bytes: punched.bytes,
-        })
+    fn discards(&self) -> Discards {
+        self.discards.read(self.file.punched())
     }
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {

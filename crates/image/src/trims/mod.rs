@@ -13,7 +13,6 @@
 mod pending;
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -22,6 +21,7 @@ use flowstone_block::{Completion, Errno, Extent, Outcome, Request};
 use tracing::error;
 
 use self::pending::{Job, Pending, Run};
+use crate::discards::DiscardCounters;
 use crate::mailbox::Mailbox;
 use crate::pace::{Activity, Pace};
 
@@ -31,19 +31,6 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// What carries a range out; it stays on the thread that made it.
 pub type Trim = Box<dyn FnMut(Extent) -> Outcome>;
 type MakeTrim = Box<dyn Fn() -> io::Result<Trim> + Send + Sync>;
-
-/// What is counted about discards.
-#[derive(Debug, Default)]
-pub struct TrimCounters {
-    /// Ranges that queues handed over.
-    pub ranges: AtomicU64,
-    /// Bytes of these.
-    pub bytes: AtomicU64,
-    /// What they became when they were merged.
-    pub merged: AtomicU64,
-    /// Ranges that have not come back yet.
-    pub waiting: AtomicU64,
-}
 
 /// The discards of an image.
 pub struct Trims {
@@ -59,7 +46,7 @@ struct Shared {
     alarm: Condvar,
     make_trim: MakeTrim,
     activity: Arc<Activity>,
-    counters: TrimCounters,
+    discards: Arc<DiscardCounters>,
 }
 
 #[derive(Default)]
@@ -73,6 +60,7 @@ impl Trims {
     /// whether guests are at work.
     pub fn new(
         activity: Arc<Activity>,
+        discards: Arc<DiscardCounters>,
         make_trim: impl Fn() -> io::Result<Trim> + Send + Sync + 'static,
     ) -> Self {
         let shared = Shared {
@@ -81,14 +69,9 @@ impl Trims {
             alarm: Condvar::new(),
             make_trim: Box::new(make_trim),
             activity,
-            counters: TrimCounters::default(),
+            discards,
         };
         Self { shared: Arc::new(shared), thread: Mutex::default() }
-    }
-
-    /// What it has done so far.
-    pub fn counters(&self) -> &TrimCounters {
-        &self.shared.counters
     }
 
     /// Takes a request over that has an extent; it comes back in the mailbox, some time after the
@@ -97,14 +80,11 @@ impl Trims {
         let Some(extent) = request.op.extent() else {
             return reply_to.put(Completion { request, outcome: Err(Errno::INVAL) });
         };
-        let counters = &self.shared.counters;
-        counters.ranges.fetch_add(1, Ordering::Relaxed);
-        counters.bytes.fetch_add(extent.bytes(), Ordering::Relaxed);
-        counters.waiting.fetch_add(1, Ordering::Relaxed);
-        let job = Job { request, reply_to: Arc::clone(reply_to) };
+        let waiting = self.shared.discards.come_in(request.op);
+        let job = Job { request, waiting, reply_to: Arc::clone(reply_to) };
         if let Err(error) = self.ensure_thread() {
             error!("cannot start a thread for discards: {error}");
-            return self.shared.reply(job, Err(Errno::AGAIN));
+            return job.reply(Err(Errno::AGAIN));
         }
         self.shared.state().pending.add(Run { extent, jobs: vec![job] });
     }
@@ -151,11 +131,10 @@ impl Shared {
     fn run(&self) {
         let (mut trim, mut pace) = (None, Pace::default());
         while let Some(run) = self.next() {
-            self.counters.merged.fetch_add(1, Ordering::Relaxed);
             let began = Instant::now();
             match self.prepare(&mut trim) {
-                Ok(trim) => self.carry_out(trim, run),
-                Err(errno) => run.jobs.into_iter().for_each(|job| self.reply(job, Err(errno))),
+                Ok(trim) => Self::carry_out(trim, run),
+                Err(errno) => run.jobs.into_iter().for_each(|job| job.reply(Err(errno))),
             }
             self.rest(pace.rest_after(began, &self.activity));
         }
@@ -183,7 +162,7 @@ impl Shared {
     }
 
     /// If several share a failure, each is tried by itself: one of them may be innocent.
-    fn carry_out(&self, trim: &mut Trim, run: Run) {
+    fn carry_out(trim: &mut Trim, run: Run) {
         let outcome = trim(run.extent);
         let alone = run.jobs.len() == 1;
         for job in run.jobs {
@@ -191,13 +170,8 @@ impl Shared {
                 Some(extent) if outcome.is_err() && !alone => trim(extent),
                 _ => outcome,
             };
-            self.reply(job, outcome);
+            job.reply(outcome);
         }
-    }
-
-    fn reply(&self, job: Job, outcome: Outcome) {
-        self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
-        job.reply_to.put(Completion { request: job.request, outcome });
     }
 
     /// Leaves the host to the guests for so long.

@@ -4,14 +4,25 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use flowstone_block::{Extent, Request};
+use flowstone_block::{Completion, Extent, Outcome, Request};
 
+use crate::discards::Waiting;
 use crate::mailbox::Mailbox;
 
 /// A request and the queue that wants it back.
 pub struct Job {
     pub request: Box<Request>,
+    /// Counts it as waiting.
+    pub waiting: Option<Waiting>,
     pub reply_to: Arc<Mailbox>,
+}
+
+impl Job {
+    pub fn reply(self, outcome: Outcome) {
+        // Whoever hears of the end must not find it counted as waiting.
+        drop(self.waiting);
+        self.reply_to.put(Completion { request: self.request, outcome });
+    }
 }
 
 /// A range that is carried out as one, and who asked for it.
@@ -80,7 +91,7 @@ mod tests {
         for (tag, (start, count)) in ranges.iter().enumerate() {
             let extent = extent(*start, *count);
             let request = Request::new(Op::Discard(extent), tag as u32);
-            let jobs = vec![Job { request, reply_to: Arc::clone(&mailbox) }];
+            let jobs = vec![Job { request, waiting: None, reply_to: Arc::clone(&mailbox) }];
             pending.add(Run { extent, jobs });
         }
     }

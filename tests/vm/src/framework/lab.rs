@@ -31,6 +31,9 @@ pub enum Format {
 }
 
 impl Format {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Raw, Self::Qcow2, Self::Log];
+
     /// A name that tells the format.
     #[must_use]
     pub fn file_name(self) -> &'static str {
@@ -120,6 +123,13 @@ impl Lab {
         Daemon::serve(image, options, self.folder())
     }
 
+    /// Serves one of several images, from a folder of its own called `name`.
+    pub fn serve_as(&self, name: &str, image: &Path, options: &[&str]) -> Result<Daemon> {
+        let folder = self.folder().join(name);
+        fs::create_dir(&folder)?;
+        Daemon::serve(image, options, &folder)
+    }
+
     /// Boots a guest with the daemon's disk as `/dev/vda`.
     pub fn boot(&self, daemon: &Daemon, queues: u16) -> Result<Guest> {
         self.boot_machine(&Self::machine(daemon, queues))
@@ -143,7 +153,14 @@ impl Lab {
     /// The guest `boot` boots: reconnecting, so the daemon may go and come back.
     #[must_use]
     pub fn machine(daemon: &Daemon, queues: u16) -> Machine {
-        let socket = daemon.socket().to_owned();
-        Machine::with_disks(vec![Disk { socket, queues, reconnect: true }])
+        Self::machine_of([daemon], queues)
+    }
+
+    /// The same with a disk for each daemon, `/dev/vda` first.
+    #[must_use]
+    pub fn machine_of<'a>(daemons: impl IntoIterator<Item = &'a Daemon>, queues: u16) -> Machine {
+        let sockets = daemons.into_iter().map(|daemon| daemon.socket().to_owned());
+        let disk = |socket| Disk { socket, queues, reconnect: true };
+        Machine::with_disks(sockets.map(disk).collect())
     }
 }

@@ -19,21 +19,44 @@ pub struct DiskStats {
     /// Space the image takes on the host.
     #[serde(default)]
     pub allocated_bytes: u64,
-    /// What became of discards, on images that count it.
+    /// What the image takes and has given back; absent without an image.
+    pub space: Option<Space>,
+    /// What became of discards; absent without an image.
     pub discards: Option<Discards>,
     /// All queues together.
     pub total: Totals,
 }
 
+/// Bytes of an image.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Space {
+    /// Of the disk.
+    pub virtual_bytes: u64,
+    /// That hold data, if the image knows.
+    pub live_bytes: Option<u64>,
+    /// On the host.
+    pub allocated_bytes: u64,
+    /// That are of no use any more, on images that leave such behind.
+    pub dead_bytes: Option<u64>,
+    /// That the host has got back.
+    pub reclaimed_bytes: u64,
+}
+
 /// Discarded ranges on their way to the host.
 #[derive(Clone, Copy, Debug, Deserialize)]
 pub struct Discards {
+    /// Requests that brought them.
+    pub requests: u64,
     /// That came in.
     pub ranges: u64,
-    /// That were left after merging.
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Runs that the host was to have back.
     pub merged: u64,
     /// Calls that gave space back.
     pub punches: u64,
+    /// That came in and are not done.
+    pub waiting: u64,
 }
 
 /// Counters. Kinds of request are `read`, `write`, `flush`, `discard` and `write_zeroes`.
@@ -73,6 +96,16 @@ impl Stats {
 }
 
 impl DiskStats {
+    /// What the image takes and has given back.
+    pub fn space(&self) -> Result<Space> {
+        self.space.context("no image")
+    }
+
+    /// What became of discards.
+    pub fn discards(&self) -> Result<Discards> {
+        self.discards.context("no image")
+    }
+
     /// Requests of a kind.
     #[must_use]
     pub fn requests(&self, kind: &str) -> u64 {

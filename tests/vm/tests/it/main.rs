@@ -6,6 +6,7 @@
 mod disk_errors;
 mod filesystems;
 mod full_disk;
+mod gives_back;
 mod hotplug;
 mod load;
 mod power_cut;

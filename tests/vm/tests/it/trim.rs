@@ -1,7 +1,7 @@
 //! A guest that mounts with `-o discard` deletes small files: the host gets their space back, and
 //! few calls are made for it.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::lab::{Format, Lab};
 
 use crate::disk_errors;
@@ -40,10 +40,7 @@ fn deleted_small_files_give_their_space_back_in_few_calls() -> Result<()> {
     let enough = before.allocated_bytes.saturating_sub(deleted * 9 / 10);
     daemon.wait_for("space for the host", |stats| stats.allocated_bytes <= enough)?;
     let after = daemon.stats()?;
-    let count = |stats: &flowstone_vmtest::framework::stats::DiskStats| {
-        stats.discards.context("discards are counted")
-    };
-    let (was, is) = (count(&before)?, count(&after)?);
+    let (was, is) = (before.discards()?, after.discards()?);
     let (ranges, merged, punches) =
         (is.ranges - was.ranges, is.merged - was.merged, is.punches - was.punches);
     println!(

@@ -96,7 +96,8 @@ impl Writes {
             queue.settled.push(Completion { request, outcome: Err(Errno::INVAL) });
             return;
         }
-        let mut writing = Writing::new(request, extent, true);
+        let waiting = core.discards.come_in(request.op);
+        let mut writing = Writing { waiting, ..Writing::new(request, extent, true) };
         // What is not mapped reads as zeroes already. Such a block is none of ours then: by the time
         // the rest is put into a record, somebody may have written its other part.
         let [first, last] = &mut writing.edges;
@@ -423,7 +424,8 @@ impl Writes {
             self.waiting.retain(|waiting| *waiting != index);
             self.conflicted.retain(|conflicted| *conflicted != index);
         }
-        let Writing { request, outcome, .. } = self.requests.remove(index);
+        let Writing { request, waiting, outcome, .. } = self.requests.remove(index);
+        drop(waiting);
         let durable = request.durable;
         let completion = Completion { request, outcome };
         if durable && outcome.is_ok() {

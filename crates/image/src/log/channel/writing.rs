@@ -8,6 +8,7 @@ use super::super::record::{ENTRIES_MAX, Entry, TRIM_BLOCKS_MAX};
 use super::Queue;
 use super::edges::Edge;
 use super::record::Record;
+use crate::discards::Waiting;
 
 /// Blocks that all trim entries of a record cover at most: they are unmapped under the lock.
 const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
@@ -15,6 +16,8 @@ const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
 /// A request in the works.
 pub struct Writing {
     pub request: Box<Request>,
+    /// If it is a discard.
+    pub waiting: Option<Waiting>,
     /// Zeroes instead of the request's memory.
     pub zeroes: bool,
     /// Guest bytes that change, and the blocks they lie in.
@@ -43,6 +46,7 @@ impl Writing {
         let last = (open_end && !single).then(|| Edge::new(end_block - 1));
         Self {
             request,
+            waiting: None,
             zeroes,
             extent,
             end: end_block,

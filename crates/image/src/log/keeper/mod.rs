@@ -35,7 +35,7 @@ const INTERVAL_MAPS: u64 = 20;
 const INTERVAL_MIN_BLOCKS: u64 = (256 << 20) / 4096;
 const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
 /// How long after the last write a checkpoint is made, so that the next start is quick.
-const SETTLE_TIME: Duration = Duration::from_secs(20);
+pub const SETTLE_TIME: Duration = Duration::from_secs(20);
 /// The same where the checkpoint gives space back.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 /// How often a full host is asked for space again.

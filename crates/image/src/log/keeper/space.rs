@@ -89,6 +89,7 @@ impl Keeper {
 
     /// Gives the host space of free segments back.
     pub fn punch(&mut self, segments: &[u32]) {
+        self.core.discards.count_runs(segments.len());
         for segment in segments {
             let offset = self.core.shape.address(*segment, 0).offset();
             let bytes = self.core.shape.segment_bytes();

@@ -5,17 +5,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use flowstone_block::{BlockingDisk, Op, Sector};
+use flowstone_block::{BlockingDisk, Extent, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::{Schedule, SimDisk};
 
 use super::driver::{BLOCK_SECTORS, Setup};
 use super::oracle::{read_stamps, stamp};
-use crate::DiscardMode;
 use crate::log::disk::LogImage;
+use crate::log::keeper::SETTLE_TIME;
+use crate::{DiscardMode, Image};
 
 /// Longer than all of them take, by far.
 const HANGS: Duration = Duration::from_secs(60);
@@ -71,5 +72,27 @@ fn nobody_sleeps_through_what_it_waits_for() {
         guests.into_iter().for_each(|guest| guest.join().unwrap());
         drop(image);
         drop(open(&disk));
+    }
+}
+
+/// The keeper had decided how long to sleep before there was anything to give back, and slept on.
+#[test]
+fn a_keeper_that_has_nothing_to_do_hears_of_segments_that_die() {
+    let disk = Setup::default().image();
+    let image = open(&disk);
+    let mut guest = BlockingDisk::new(&*image).unwrap();
+    let mut bytes = vec![1; 1 << 20];
+    guest.write(Sector::new(0), &mut bytes).unwrap();
+    let dead = || image.log_state().unwrap().segments_dead;
+    assert_eq!(dead(), 0);
+    // Until it sleeps as if for long.
+    thread::sleep(Duration::from_millis(300));
+    let all = Extent::new(Sector::new(0), SectorCount::new(2048)).unwrap();
+    guest.run(Op::Discard(all)).unwrap();
+    assert!(dead() > 0, "nothing died");
+    let start = Instant::now();
+    while dead() > 0 {
+        assert!(start.elapsed() < SETTLE_TIME / 2, "nobody gives back what is dead");
+        thread::sleep(Duration::from_millis(20));
     }
 }

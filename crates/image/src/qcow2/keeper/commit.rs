@@ -93,6 +93,7 @@ impl Keeper {
         }
         self.pending.taken.append(&mut meta.taken);
         self.pending.dropped.append(&mut meta.dropped);
+        meta.dead = self.dead();
         let spoilt = meta.space.take_spoilt();
         let generation = meta.generation;
         meta.generation += 1;

@@ -96,6 +96,7 @@ impl Keeper {
         }
         loop {
             self.settle_limbo();
+            self.core.meta().dead = self.dead();
             let wishes = self.core.commits.next(self.patience());
             if wishes.touched {
                 self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
@@ -135,6 +136,10 @@ impl Keeper {
         let outcome = self.commit();
         self.core.commits.end(outcome);
         self.core.wake_all();
+        if outcome.is_err() && !self.core.commits.has_failed() {
+            // Nobody need ask again, and the host is to have what was given up.
+            self.due = Some(Instant::now() + PATIENCE);
+        }
     }
 
     /// Makes the file longer by at least so many clusters.
@@ -187,10 +192,18 @@ impl Keeper {
         }
     }
 
+    /// Clusters that were given up and that the host has not got back.
+    fn dead(&self) -> u64 {
+        let limbo = self.limbo.iter().flat_map(|(_, runs)| runs);
+        let idle = limbo.chain(&self.garbage).map(|run| run.end - run.start);
+        idle.sum::<u64>() + self.pending.dropped.len() as u64
+    }
+
     fn punch(&mut self, run: Range<u64>) {
         let shape = self.core.shape;
         let offset = FileOffset::new(shape.offset(HostCluster(run.start)));
         let bytes = (run.end - run.start) << shape.cluster_bits;
+        self.core.discards.count_runs(1);
         match self.file.run(FileOp::Punch { offset, bytes }) {
             Ok(()) => self.core.meta().space.give_back(run),
             // They are free all the same, and will be found when the image is opened again.

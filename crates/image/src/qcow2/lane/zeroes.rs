@@ -141,8 +141,11 @@ impl Worker {
 
     fn zero_in_place(&mut self, range: Range<u64>, unmap: bool) -> Outcome {
         let (offset, bytes) = (FileOffset::new(range.start), range.end - range.start);
-        let punch = FileOp::Punch { offset, bytes };
-        self.file.run(if unmap { punch } else { FileOp::Zero { offset, bytes } })
+        if !unmap {
+            return self.file.run(FileOp::Zero { offset, bytes });
+        }
+        self.core.discards.count_runs(1);
+        self.file.run(FileOp::Punch { offset, bytes })
     }
 }
 

@@ -1,5 +1,7 @@
 //! Hosts that fail, and hosts that are full.
 
+use std::time::{Duration, Instant};
+
 use flowstone_block::{Errno, Layer, Op, QueueDepth};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fault};
@@ -60,6 +62,29 @@ fn a_full_host_loses_nothing_and_recovers() {
     assert!(held[10 * cluster..11 * cluster].iter().all(|byte| *byte == 3));
     assert!(held[11 * cluster..].iter().all(|byte| *byte == 0));
     assert!(contents(&open_read_only(&disk).unwrap()) == held);
+}
+
+/// The commit that would have given discarded clusters back had found no room for a table, and
+/// nobody asked for another.
+#[test]
+fn a_commit_that_found_no_room_is_tried_again_when_nobody_asks() {
+    let disk = new_disk(256 * CLUSTER, CLUSTER * 512);
+    let image = open(&disk);
+    let mut guest = Guest::new(&image);
+    let all = extent(0, 64 * CLUSTER);
+    guest.run(Op::Write(all), 1).unwrap();
+    let full = disk.allocated_bytes().unwrap();
+    disk.set_capacity(Some(full));
+    guest.run(Op::Discard(all), 0).unwrap();
+    assert_eq!(guest.run(Op::Flush, 0), Err(Errno::NOSPC));
+    disk.set_capacity(None);
+    let start = Instant::now();
+    while disk.allocated_bytes().unwrap() > full / 2 {
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing was given back");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    drop((guest, image));
+    assert_clean(&disk);
 }
 
 #[test]

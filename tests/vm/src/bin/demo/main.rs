@@ -56,8 +56,7 @@ fn run() -> Result<()> {
     let options = ["--queues", &QUEUES.to_string()];
     let mut daemon = Daemon::serve(&image, &options, Path::new(FOLDER))?;
     let mut log_daemon = Daemon::serve(&log_image, &options, Path::new(LOG_FOLDER))?;
-    let mut machine = Lab::machine(&daemon, QUEUES);
-    machine.disks.extend(Lab::machine(&log_daemon, QUEUES).disks);
+    let machine = Lab::machine_of([&daemon, &log_daemon], QUEUES);
     introduce(&lab, &machine);
 
     heading("A guest moves in");

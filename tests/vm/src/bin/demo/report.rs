@@ -57,6 +57,38 @@ pub fn request_table(stats: &DiskStats) {
     }
 }
 
+/// What a disk took before something was deleted and takes after, and the discards of that.
+pub fn space_table(before: &DiskStats, after: &DiskStats) -> Result<()> {
+    println!();
+    println!(
+        "  {:<14}{:>10}{:>10}{:>10}{:>10}{:>12}",
+        "MiB", "virtual", "live", "on host", "dead", "reclaimed"
+    );
+    for (when, stats) in [("before", before), ("after fstrim", after)] {
+        let space = stats.space()?;
+        let known = |bytes: Option<u64>| {
+            bytes.map_or_else(|| "-".into(), |bytes| format!("{:.1}", mebibytes(bytes)))
+        };
+        println!(
+            "  {when:<14}{:>10}{:>10}{:>10}{:>10}{:>12}",
+            known(Some(space.virtual_bytes)),
+            known(space.live_bytes),
+            known(Some(space.allocated_bytes)),
+            known(space.dead_bytes),
+            known(Some(space.reclaimed_bytes)),
+        );
+    }
+    let (was, is) = (before.discards()?, after.discards()?);
+    println!(
+        "  {} discard requests in ({} ranges, {:.1} MiB), {} punches out",
+        is.requests - was.requests,
+        is.ranges - was.ranges,
+        mebibytes(is.bytes - was.bytes),
+        is.punches - was.punches,
+    );
+    Ok(())
+}
+
 /// What a guest wrote, and what its log image made of it.
 pub fn write_shape(guest: &DiskStats, log: &LogCounters) {
     const BLOCK_BYTES: u64 = 4096;

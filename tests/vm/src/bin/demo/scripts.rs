@@ -39,10 +39,14 @@ pub fn fsync_load(folder: &str) -> String {
 }
 
 /// Space that will be given back.
-pub const WRITE_BIG_FILE: &str = "dd if=/dev/urandom of=/mnt/big bs=1M count=64 2>&1; sync";
+pub fn write_big_file(folder: &str) -> String {
+    format!("dd if=/dev/urandom of={folder}/big bs=1M count=64 2>&1; sync")
+}
 
 /// Gives it back.
-pub const TRIM: &str = "rm /mnt/big; sync; fstrim /mnt";
+pub fn trim(folder: &str) -> String {
+    format!("rm {folder}/big; sync; fstrim {folder}; sync")
+}
 
 /// A file system on the disk with the log image.
 pub const PREPARE_LOG_DISK: &str =

@@ -1,0 +1,242 @@
+//! What a guest discards in any way, the host gets back, whatever the format of the image; what
+//! lies beside it is as it was. One guest has a disk of each format.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use flowstone_vmtest::framework::daemon::Daemon;
+use flowstone_vmtest::framework::guest::Guest;
+use flowstone_vmtest::framework::lab::{Format, Lab};
+
+use crate::disk_errors;
+use crate::load::{check_clean, host};
+
+const MIB: u64 = 1 << 20;
+const QUEUES: u16 = 2;
+/// Of a log image. What shares a segment with live data stays: at both ends of what is discarded,
+/// and with the metadata written meanwhile.
+const SEGMENT: &str = "256K";
+const LOG_REST_BYTES: u64 = MIB;
+/// Of what is discarded, what may go to new metadata.
+const PERCENT_MIN: u64 = 97;
+/// Left of an empty image: tables, and segments that are kept ready.
+const EMPTY_BYTES_MAX: u64 = 6 * MIB;
+/// A log image gives back when its guest has been quiet for some seconds.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
+
+struct FileSystem {
+    name: &'static str,
+    disk_size: &'static str,
+    make: &'static str,
+    discarding: &'static str,
+    check: &'static str,
+}
+
+const EXT4: FileSystem = FileSystem {
+    name: "ext4",
+    disk_size: "128M",
+    make: "mkfs.ext4 -q",
+    discarding: "discard",
+    check: "e2fsck -fn",
+};
+const XFS: FileSystem = FileSystem {
+    name: "xfs",
+    disk_size: "320M",
+    make: "mkfs.xfs -q -f",
+    discarding: "discard",
+    check: "xfs_repair -n",
+};
+const BTRFS: FileSystem = FileSystem {
+    name: "btrfs",
+    disk_size: "256M",
+    make: "mkfs.btrfs -q -f",
+    discarding: "discard=sync",
+    check: "btrfs check",
+};
+
+#[test]
+fn ext4_gives_space_back_from_every_format() -> Result<()> {
+    gives_space_back(&EXT4)
+}
+
+#[test]
+fn xfs_gives_space_back_from_every_format() -> Result<()> {
+    gives_space_back(&XFS)
+}
+
+#[test]
+fn btrfs_gives_space_back_from_every_format() -> Result<()> {
+    gives_space_back(&BTRFS)
+}
+
+fn gives_space_back(system: &FileSystem) -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
+    let mut bench = Bench::boot(&lab, system.disk_size)?;
+    let FileSystem { name, make, discarding, check, .. } = system;
+    let mount = format!("mount -t {name} /dev/$d /$d");
+
+    // Something is there already, and goes with the new file system.
+    bench.on_each("dd if=/tmp/random of=/dev/$d bs=1M oflag=direct status=none")?;
+    bench.on_each(&format!("{make} /dev/$d"))?;
+    for disk in &bench.disks {
+        // The new one takes space, too: what `du` says is the sum of both.
+        disk.wait_until("mkfs", |disk| {
+            Ok(disk.daemon.stats()?.space()?.reclaimed_bytes >= disk.wanted(24 * MIB))
+        })?;
+    }
+    bench.on_each(&format!(
+        "mkdir -p /$d; {mount}
+         dd if=/dev/urandom of=/$d/stays bs=1M count=8 status=none
+         sha256sum /$d/stays >/$d/sum
+         cp /tmp/random /$d/goes; sync"
+    ))?;
+    // XFS has surely given up the blocks of a removed file after an unmount.
+    let trim = format!("rm /$d/goes; umount /$d; {mount}; fstrim /$d; umount /$d");
+    bench.returns("fstrim", 24 * MIB, &trim)?;
+    bench.on_each(&format!("{mount} -o {discarding}; cp /tmp/random /$d/goes; sync"))?;
+    bench.returns("-o discard", 24 * MIB, "rm /$d/goes; sync; umount /$d")?;
+    bench.on_each(&format!("{mount}; sha256sum -c /$d/sum; umount /$d; {check} /dev/$d"))?;
+    bench.returns("blkdiscard", 8 * MIB, "blkdiscard /dev/$d")?;
+    bench.on_each("[ $(dd if=/dev/$d bs=1M count=32 status=none | tr -d '\\0' | wc -c) = 0 ]")?;
+    for disk in &bench.disks {
+        disk.wait_for("nothing to be left", EMPTY_BYTES_MAX)?;
+    }
+    bench.end()
+}
+
+#[test]
+fn blkdiscard_gives_back_its_range_and_leaves_the_rest_of_every_format() -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
+    let mut bench = Bench::boot(&lab, "64M")?;
+    bench.on_each("dd if=/tmp/random of=/dev/$d bs=1M oflag=direct status=none")?;
+    bench.returns("blkdiscard", 12 * MIB, "blkdiscard -o 6M -l 12M /dev/$d")?;
+    for range in ["count=6", "skip=18 count=6"] {
+        let sum = |file: &str| format!("$(dd if={file} bs=1M {range} status=none | sha256sum)");
+        let (wrote, found) = (sum("/tmp/random"), sum("/dev/$d"));
+        bench.on_each(&format!("[ \"{wrote}\" = \"{found}\" ]"))?;
+    }
+    bench.on_each(
+        "[ $(dd if=/dev/$d bs=1M skip=6 count=12 status=none | tr -d '\\0' | wc -c) = 0 ]",
+    )?;
+    bench.end()
+}
+
+/// A guest with a disk of each format.
+struct Bench {
+    guest: Guest,
+    disks: Vec<Disk>,
+}
+
+struct Disk {
+    format: Format,
+    image: PathBuf,
+    daemon: Daemon,
+}
+
+impl Bench {
+    fn boot(lab: &Lab, size: &str) -> Result<Self> {
+        let disks = Format::ALL.map(|format| -> Result<Disk> {
+            let options: &[&str] = match format {
+                Format::Log => &["--segment", SEGMENT],
+                Format::Raw | Format::Qcow2 => &[],
+            };
+            let image = lab.image_of(format, size, options)?;
+            let queues = QUEUES.to_string();
+            let daemon =
+                lab.serve_as(&format!("{format:?}"), &image, &["--queues", queues.as_str()])?;
+            Ok(Disk { format, image, daemon })
+        });
+        let disks = disks.into_iter().collect::<Result<Vec<Disk>>>()?;
+        let daemons = disks.iter().map(|disk| &disk.daemon);
+        let mut guest = lab.boot_machine(&Lab::machine_of(daemons, QUEUES))?;
+        guest.run("dd if=/dev/urandom of=/tmp/random bs=1M count=24 status=none")?;
+        Ok(Self { guest, disks })
+    }
+
+    /// Runs a script for each disk, which is `$d`: vda, vdb, vdc.
+    fn on_each(&mut self, script: &str) -> Result<()> {
+        self.guest.run(&format!("for d in vda vdb vdc; do\n{script}\ndone")).map(drop)
+    }
+
+    /// Runs a script that gives back so many bytes of each disk; the host must have them soon.
+    fn returns(&mut self, what: &str, bytes: u64, script: &str) -> Result<()> {
+        // What was written before is in place, and nothing else on its way.
+        self.guest.run("sync")?;
+        let before: Vec<OnHost> =
+            self.disks.iter().map(|disk| OnHost::of(&disk.image)).collect::<Result<_>>()?;
+        self.on_each(script).with_context(|| what.to_owned())?;
+        for (disk, before) in self.disks.iter().zip(before) {
+            let wanted = disk.wanted(bytes);
+            disk.wait_for(what, before.blocks.saturating_sub(wanted))?;
+            let after = OnHost::of(&disk.image)?;
+            println!(
+                "{:?}, {what}: {bytes} bytes given up, {before:?} became {after:?}",
+                disk.format
+            );
+            ensure!(after.extents + wanted <= before.extents, "FIEMAP still lists it");
+        }
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<()> {
+        disk_errors::none_logged(&mut self.guest)?;
+        self.guest.power_off()?;
+        for disk in &mut self.disks {
+            disk.daemon.terminate()?;
+            check_clean(&disk.image)?;
+        }
+        Ok(())
+    }
+}
+
+impl Disk {
+    /// Of so many bytes given up, what the host must have back.
+    fn wanted(&self, bytes: u64) -> u64 {
+        let rest = if self.format == Format::Log { LOG_REST_BYTES } else { 0 };
+        bytes * PERCENT_MIN / 100 - rest
+    }
+
+    /// Waits until the image takes no more than so much on the host.
+    fn wait_for(&self, what: &str, bytes_max: u64) -> Result<()> {
+        self.wait_until(what, |disk| Ok(OnHost::of(&disk.image)?.blocks <= bytes_max))
+    }
+
+    fn wait_until(&self, what: &str, is_so: impl Fn(&Self) -> Result<bool>) -> Result<()> {
+        let deadline = Instant::now() + RETURN_TIMEOUT;
+        while !is_so(self)? {
+            if Instant::now() > deadline {
+                let (format, now) = (self.format, OnHost::of(&self.image)?);
+                bail!("{format:?}, {what}: {now:?}; {:?}", self.daemon.stats()?);
+            }
+            sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+}
+
+/// What an image takes on the host, in bytes.
+#[derive(Clone, Copy, Debug)]
+struct OnHost {
+    /// As `du` says.
+    blocks: u64,
+    /// As `filefrag` lists them.
+    extents: u64,
+}
+
+impl OnHost {
+    fn of(image: &Path) -> Result<Self> {
+        let listed = host("filefrag", &["-v", "-b512", &image.to_string_lossy()])?;
+        let extents = listed.lines().filter_map(sectors).sum::<u64>() * 512;
+        Ok(Self { blocks: image.metadata()?.blocks() * 512, extents })
+    }
+}
+
+/// The length of an extent: `NUMBER: FIRST.. LAST: FIRST.. LAST: LENGTH: ...`.
+fn sectors(line: &str) -> Option<u64> {
+    let mut fields = line.split(':').map(str::trim);
+    fields.next()?.parse::<u64>().ok()?;
+    fields.nth(2)?.parse().ok()
+}
