@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, MutexGuard, OnceLock};
 
 use flowstone_block::QueueDepth;
-use rustix::fs::{SeekFrom, seek};
+use rustix::fs::{SeekFrom, fstatfs, seek};
 use rustix::io::Errno;
 
 use crate::descriptor::{Descriptors, FileKind, QueueFile};
@@ -16,6 +16,10 @@ use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
 use crate::volatile::{self, Volatile};
 use crate::{Engine, FileChannel, FileIo, FileOffset, Punched};
+
+/// From linux/magic.h, bcachefs and OpenZFS.
+const COPY_ON_WRITE: [(u64, &str); 3] =
+    [(0x9123_683e, "btrfs"), (0xca45_1a4e, "bcachefs"), (0x2fc1_2fc1, "ZFS")];
 
 /// An open, locked host file or block device.
 pub struct HostFile {
@@ -40,6 +44,16 @@ impl HostFile {
     /// Holds nothing back while the answer lives.
     fn settled(&self) -> io::Result<Option<MutexGuard<'_, volatile::State>>> {
         self.cache.as_ref().map(|cache| cache.settle()).transpose()
+    }
+
+    /// The file system below, if it is one that writes what is replaced to another place: space that
+    /// is kept for a range does not serve the data to come.
+    pub fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
+        if self.is_block_device() {
+            return Ok(None);
+        }
+        let magic = fstatfs(&self.files.file)?.f_type as u64;
+        Ok(COPY_ON_WRITE.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name))
     }
 
     fn is_block_device(&self) -> bool {

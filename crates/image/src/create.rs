@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{
-    Access, BlockingFile, DirectChoice, EngineChoice, FileIo, FileOffset, OpenOptions,
+    Access, BlockingFile, DirectChoice, EngineChoice, FileIo, FileOffset, HostFile, OpenOptions,
     create_sparse,
 };
 
@@ -198,6 +198,9 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
     let file = Box::new(file_options(path, format, options.file).open(path)?);
     match format {
         Format::Raw => {
+            if options.discard == DiscardMode::Keep {
+                check_keeps(path, &file)?;
+            }
             let image = RawImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))
         }
@@ -233,6 +236,24 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
             Ok(Box::new(image))
         }
+    }
+}
+
+/// Whoever keeps space does so that writes never meet a full host.
+fn check_keeps(path: &Path, file: &HostFile) -> Result<()> {
+    let name = path.display().to_string();
+    let found = file
+        .copies_on_write()
+        .map_err(|error| Error::host(&name, error, "check the host's file system"))?;
+    match found {
+        Some(system) => Err(Error::invalid(
+            name,
+            format!(
+                "{system} writes data elsewhere each time, so that space kept for it is no use"
+            ),
+            "use --discard deallocate, or put the image on ext4 or XFS",
+        )),
+        None => Ok(()),
     }
 }
 

@@ -102,6 +102,9 @@ fn zeroes_are_not_unmapped_where_discards_may_not_be() {
 fn kept_space_reads_as_zeroes_and_stays_allocated() {
     for engine in ["uring", "sync"] {
         let place = Place::new();
+        if !place.keeps_space() {
+            return;
+        }
         let path = place.image("16M");
         let args = ["--discard", "keep", "--engine", engine, "disk.raw"];
         let daemon = place.serve(&args);
@@ -244,6 +247,9 @@ fn a_storm_of_discards_from_several_queues_loses_nothing() {
     ] {
         println!("{args:?}");
         let place = Place::new();
+        if args[1] == "keep" && !place.keeps_space() {
+            continue;
+        }
         place.succeed(&["create", "--size", "64M", args[4]]);
         let daemon = place.serve(&args);
         let mut options = LoadOptions::new(place.path("disk.sock")).iodepth(32).ops(6000);

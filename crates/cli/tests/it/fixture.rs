@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use flowstone_testkit::process::Daemon;
 use flowstone_testkit::{Client, ClientOptions, DaemonCommand};
+use rustix::fs::statfs;
 use tempfile::TempDir;
 
 /// Where a test works.
@@ -53,6 +54,16 @@ impl Place {
         assert!(line.starts_with("flowstone: "), "{args:?}: {errors}");
         assert!(line.contains(": ") && line.contains("; "), "{args:?} gives no advice: {line}");
         line
+    }
+
+    /// Whether `--discard keep` is possible here; says so if not.
+    pub fn keeps_space(&self) -> bool {
+        const BTRFS: u64 = 0x9123_683e;
+        let keeps = statfs(self.dir.path()).unwrap().f_type as u64 != BTRFS;
+        if !keeps {
+            println!("skipped: btrfs keeps no space");
+        }
+        keeps
     }
 
     /// A new raw image of this size.

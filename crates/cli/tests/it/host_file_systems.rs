@@ -1,11 +1,15 @@
 //! Every format on every host file system: what is written comes back, also after a kill, and what
 //! is discarded goes back to the host.
 
+use std::fs::File;
+use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use flowstone_testkit::Status;
 use flowstone_testkit::load::{Limit, LoadOptions, run};
+use flowstone_testkit::{Client, Status};
+
+use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::fixture::{Place, stop};
 use crate::host_trouble;
@@ -21,7 +25,7 @@ impl Mounted {
     /// `None`, and says why, where this user may not mount.
     fn make(place: &Place, kind: &str) -> Option<Self> {
         let file = place.path(kind);
-        std::fs::File::create(&file).unwrap().set_len(512 << 20).unwrap();
+        File::create(&file).unwrap().set_len(512 << 20).unwrap();
         let at = place.path(&format!("on-{kind}"));
         std::fs::create_dir(&at).unwrap();
         let quiet = if kind == "ext4" { "-F" } else { "-f" };
@@ -71,7 +75,7 @@ fn every_format_on(kind: &str) {
         drop(daemon);
         let daemon = place.serve(&[name]);
         exercise(&place, 2);
-        discard_everything(&place);
+        discard_everything(&mut place.client());
         stop(daemon);
         let left = allocated(&image);
         assert!(left <= EMPTY_BYTES_MAX, "{kind}, {format}: {left} bytes are still on the host");
@@ -80,8 +84,7 @@ fn every_format_on(kind: &str) {
     }
 }
 
-fn discard_everything(place: &Place) {
-    let mut guest = place.client();
+fn discard_everything(guest: &mut Client) {
     let step = 8 << 20;
     for start in (0..DISK_BYTES).step_by(step) {
         let range = (start / 512, step as u32 / 512);
@@ -92,8 +95,59 @@ fn discard_everything(place: &Place) {
 
 fn allocated(image: &Path) -> u64 {
     // File systems that allocate late tell the truth only after a sync.
-    std::fs::File::open(image).unwrap().sync_all().unwrap();
+    File::open(image).unwrap().sync_all().unwrap();
     image.metadata().unwrap().blocks() * 512
+}
+
+/// Space is given to the image, then the host is filled up.
+fn kept_space_on(kind: &str) {
+    let place = Place::new();
+    let Some(host) = Mounted::make(&place, kind) else { return };
+    let image = host.0.join("disk.raw");
+    let name = image.to_str().unwrap();
+    place.succeed(&["create", "--size", &DISK_BYTES.to_string(), name]);
+    let file = File::options().write(true).open(&image).unwrap();
+    fallocate(&file, FallocateFlags::empty(), 0, DISK_BYTES).unwrap();
+    drop(file);
+    let daemon = place.serve(&["--discard", "keep", name]);
+    let mut guest = place.client();
+    let data = vec![7; 1 << 20];
+    let write_all = |guest: &mut Client| {
+        for start in (0..DISK_BYTES / 512).step_by(2048) {
+            assert_eq!(guest.write(start, &data).unwrap(), Status::Ok, "{kind}");
+        }
+        assert_eq!(guest.flush().unwrap(), Status::Ok);
+    };
+    write_all(&mut guest);
+    let before = allocated(&image);
+    let mut rest = File::create(host.0.join("rest")).unwrap();
+    while rest.write(&data).is_ok_and(|bytes| bytes > 0) {}
+    discard_everything(&mut guest);
+    assert_eq!(allocated(&image), before, "{kind}");
+    let mut back = vec![7; 1 << 20];
+    assert_eq!(guest.read(8 * 2048, &mut back).unwrap(), Status::Ok);
+    assert!(back.iter().all(|byte| *byte == 0), "{kind}");
+    write_all(&mut guest);
+    stop(daemon);
+}
+
+#[test]
+fn kept_space_is_there_when_the_host_is_full() {
+    kept_space_on("ext4");
+    kept_space_on("xfs");
+}
+
+#[test]
+fn space_is_not_kept_where_the_host_writes_elsewhere() {
+    let place = Place::new();
+    let Some(host) = Mounted::make(&place, "btrfs") else { return };
+    let image = host.0.join("disk.raw");
+    let name = image.to_str().unwrap();
+    place.succeed(&["create", "--size", "64M", name]);
+    let refusal = place.refused(&["serve", "--socket", "s.sock", "--discard", "keep", name]);
+    assert!(refusal.contains("btrfs writes data elsewhere each time"), "{refusal}");
+    assert!(refusal.contains("use --discard deallocate, or put the image on"), "{refusal}");
+    assert!(!place.path("s.sock").exists());
 }
 
 #[test]
