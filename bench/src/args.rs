@@ -27,6 +27,8 @@ pub enum Command {
     Log(LogArgs),
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(crate::qcow2_image::Qcow2Args),
+    /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
+    Compact(crate::compact::CompactArgs),
     /// List the points of the comparison.
     List,
 }

@@ -16,7 +16,7 @@ use crate::inline::InlineChannel;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
 use crate::volatile::{self, Volatile};
-use crate::{Engine, FileChannel, FileIo, FileOffset, Punched};
+use crate::{Engine, FileChannel, FileIo, FileOffset, Punched, holes};
 
 /// An open, locked host file or block device.
 pub struct HostFile {
@@ -96,6 +96,14 @@ impl FileIo for HostFile {
         Ok(Some(FileOffset::new(start)..FileOffset::new(stop)))
     }
 
+    fn extents(&self) -> Option<u64> {
+        (!self.is_block_device()).then(|| holes::count_extents(&self.files.file)).flatten()
+    }
+
+    fn is_direct(&self) -> bool {
+        self.files.direct.is_some()
+    }
+
     fn punched(&self) -> Punched {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Punched { calls: get(&self.files.punches), bytes: get(&self.files.punched_bytes) }
@@ -106,7 +114,7 @@ impl FileIo for HostFile {
     }
 
     fn describe(&self) -> String {
-        let cache = if self.files.direct.is_some() { "direct I/O" } else { "page cache" };
+        let cache = if self.is_direct() { "direct I/O" } else { "page cache" };
         let warning = match self.engine {
             Engine::Volatile => " (when killed, loses what was not flushed)",
             Engine::Uring | Engine::Sync | Engine::Inline => "",

@@ -21,7 +21,7 @@ use super::redo::{Memory, Record, Redo};
 use super::refcounts::Refcounts;
 use super::replay;
 use super::space::Space;
-use super::survey::{Refusal, Surveyor};
+use super::survey::{Refusal, Survey, Surveyor};
 use crate::create::valid_capacity;
 use crate::{DiscardMode, Image};
 use tracing::warn;
@@ -100,7 +100,8 @@ impl Qcow2Image {
         if let Some(refcounts) = refcounts {
             write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
             image.core.meta().redo = redo;
-            let knowledge = Knowledge { header, refcounts, holes: survey.holes };
+            let Survey { holes, leaks, is_complete, .. } = survey;
+            let knowledge = Knowledge { header, refcounts, holes, leaks, surveyed: is_complete };
             image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)

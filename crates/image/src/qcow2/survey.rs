@@ -21,8 +21,12 @@ pub struct Survey {
     pub tables: HashSet<HostCluster>,
     /// Clusters that nobody uses, before `next`.
     pub holes: Vec<Range<u64>>,
+    /// Clusters that nobody uses although they have users by their refcounts.
+    pub leaks: Vec<Range<u64>>,
     /// The first cluster after everything that has a refcount.
     pub next: u64,
+    /// Whether all tables were small enough to be looked at.
+    pub is_complete: bool,
 }
 
 /// Why an image cannot be written.
@@ -46,7 +50,7 @@ const TABLES_BYTES_MAX: u64 = 64 << 20;
 const BLOCKS_BEYOND_MAX: usize = 256;
 /// Nor are clusters of a larger file looked at one by one.
 const CLUSTERS_MAX: u64 = 1 << 28;
-/// Runs of free clusters that are remembered.
+/// Runs of unused clusters that are remembered.
 const HOLES_MAX: usize = 1 << 16;
 
 /// What is surveyed.
@@ -67,10 +71,13 @@ impl Surveyor<'_> {
         let tables = self.tables()?;
         let next = self.next()?;
         let l2_tables = self.l1.iter().filter(|entry| **entry != 0).count() as u64;
-        let is_small = l2_tables * self.shape.cluster_bytes() <= TABLES_BYTES_MAX;
-        let holes =
-            if is_small && next <= CLUSTERS_MAX { self.holes(&tables, next)? } else { Vec::new() };
-        Ok(Survey { tables, holes, next })
+        let is_complete =
+            l2_tables * self.shape.cluster_bytes() <= TABLES_BYTES_MAX && next <= CLUSTERS_MAX;
+        let [holes, leaks] = match is_complete {
+            true => self.unused(&tables, next)?,
+            false => Default::default(),
+        };
+        Ok(Survey { tables, holes, leaks, next, is_complete })
     }
 
     /// The clusters of all tables, each of which has one place of its own within the file.
@@ -120,18 +127,18 @@ impl Surveyor<'_> {
         Ok(file_clusters)
     }
 
-    /// Clusters without a user and without a refcount.
-    fn holes(
+    /// Clusters without a user, those without a refcount and those with one.
+    fn unused(
         &mut self,
         tables: &HashSet<HostCluster>,
         next: u64,
-    ) -> Result<Vec<Range<u64>>, Refusal> {
+    ) -> Result<[Vec<Range<u64>>; 2], Refusal> {
         let mut used = self.used(tables)?;
         used.sort_unstable();
         used.dedup();
         let mut used = used.into_iter().peekable();
         let promised: HashSet<HostCluster> = self.promised.iter().copied().collect();
-        let mut free: Vec<Range<u64>> = Vec::new();
+        let [mut free, mut leaks]: [Vec<Range<u64>>; 2] = Default::default();
         let (per_block, order) = (self.shape.block_refcounts(), self.shape.refcount_order);
         for index in 0..next.div_ceil(per_block) {
             let clusters = index * per_block..((index + 1) * per_block).min(next);
@@ -144,19 +151,20 @@ impl Surveyor<'_> {
                     let why = format!("cluster {cluster} is in use and counted as free");
                     return Err(damaged(why));
                 }
-                if users > 0 || promised.contains(&HostCluster(cluster)) {
+                if named || promised.contains(&HostCluster(cluster)) {
                     continue;
                 }
-                match free.last_mut() {
+                let runs = if users == 0 { &mut free } else { &mut leaks };
+                match runs.last_mut() {
                     Some(last) if last.end == cluster => last.end += 1,
-                    _ => free.push(cluster..cluster + 1),
+                    _ => runs.push(cluster..cluster + 1),
                 }
             }
-            if free.len() > HOLES_MAX {
+            if free.len() + leaks.len() > HOLES_MAX {
                 break;
             }
         }
-        Ok(free)
+        Ok([free, leaks])
     }
 
     /// All clusters that tables name.

@@ -3,6 +3,7 @@
 //! gives clusters that nobody uses any more back to the host.
 
 mod commit;
+mod compact;
 mod resize;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -38,6 +39,10 @@ pub struct Keeper {
     due: Option<Instant>,
     /// Clusters without users, by the generation in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
+    /// Clusters without users whose refcounts say otherwise.
+    leaks: Vec<Range<u64>>,
+    /// Whether all that the map names is small enough to be put in order.
+    surveyed: bool,
 }
 
 /// What remains to be done even if a commit fails.
@@ -61,11 +66,15 @@ pub struct Knowledge {
     pub refcounts: Refcounts,
     /// Clusters that nobody has used since before the image was opened.
     pub holes: Vec<Range<u64>>,
+    /// Nor these, which have refcounts all the same.
+    pub leaks: Vec<Range<u64>>,
+    /// Whether all tables have been looked at.
+    pub surveyed: bool,
 }
 
 impl Keeper {
     pub fn new(core: Arc<Core>, knowledge: Knowledge) -> io::Result<Self> {
-        let Knowledge { header, refcounts, holes } = knowledge;
+        let Knowledge { header, refcounts, holes, leaks, surveyed } = knowledge;
         let file = BlockingFile::new(&*core.file)?;
         Ok(Self {
             core,
@@ -75,6 +84,8 @@ impl Keeper {
             pending: Pending::default(),
             due: None,
             limbo: VecDeque::from([(0, holes)]),
+            leaks,
+            surveyed,
         })
     }
 
@@ -96,7 +107,11 @@ impl Keeper {
             }
             if let Some(capacity) = wishes.resize {
                 let outcome = self.resize(capacity);
-                self.core.commits.resized(outcome);
+                self.core.commits.answer(outcome);
+            }
+            if wishes.compact {
+                let outcome = self.compact();
+                self.core.commits.answer(outcome);
             }
             if wishes.commit || self.due.is_some_and(|due| due <= Instant::now()) {
                 self.commit_for_all();
@@ -145,6 +160,8 @@ impl Keeper {
                 meta.file_bytes = wanted << shape.cluster_bits;
                 meta.space.extend(wanted);
             }
+            // A device has the size it has.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
         }
     }

@@ -14,6 +14,7 @@ use std::thread::{Builder, JoinHandle};
 use flowstone_block::{Completion, Errno, Request};
 use tracing::error;
 
+pub use self::tables::load;
 pub use self::worker::Worker;
 use super::core::Core;
 use crate::waker::Waker;
