@@ -29,6 +29,8 @@ pub enum Command {
     Qcow2(crate::qcow2_image::Qcow2Args),
     /// Measure what a storm of small discards does to the writes beside it.
     Storm(crate::storm::StormArgs),
+    /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
+    Compact(crate::compact::CompactArgs),
     /// List the points of the comparison.
     List,
 }

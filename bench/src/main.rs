@@ -5,6 +5,7 @@
 //! that could be measured was; a peer that is not installed is skipped, with the reason.
 
 mod args;
+mod compact;
 mod compare;
 mod host;
 mod idle;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Some(Command::Log(args)) => log_image::log(&args),
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
+        Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::List) => {
             list();
             Ok(())

@@ -38,8 +38,13 @@ pub enum Command {
     Convert(Convert),
     /// Change the size of an image, or of a disk that is being served
     Resize(Resize),
-    /// Put the blocks of a log image in the order of the disk, and give dead space of a log or qcow2
-    /// image back to the host
+    /// Put the data of a log or qcow2 image in the order of the disk, and give space without data back
+    /// to the host
+    ///
+    /// Can be interrupted at any time: nothing is lost, and the next one goes on. Prints, before and
+    /// after: the space that the host has given; the runs of data (who reads the disk from its
+    /// beginning to its end goes to so many places of the file); the extents in which the host keeps
+    /// the file; and how fast a sample of the data is read in sequence, where direct I/O can be had.
     Compact(Compact),
     /// Serve disks to guests until SIGTERM
     Serve(Serve),

@@ -13,7 +13,7 @@ pub struct BlockingFile {
     done: Vec<FileCompletion>,
 }
 
-/// Requests that [`BlockingFile::read_many`] has on their way at once.
+/// Requests that [`BlockingFile::read_many`] and its like have on their way at once.
 const DEPTH: usize = 32;
 
 impl BlockingFile {
@@ -60,15 +60,28 @@ impl BlockingFile {
     /// Fills many buffers from many places, several at a time. Stops starting more at the first
     /// error, and returns it.
     pub fn read_many(&mut self, reads: &mut [(FileOffset, &mut [u8])]) -> Outcome {
+        self.transfer_many(reads, |offset, bytes| FileOp::Read { offset, bytes })
+    }
+
+    /// Puts many buffers into many places, like [`read_many`](Self::read_many).
+    pub fn write_many(&mut self, writes: &mut [(FileOffset, &mut [u8])]) -> Outcome {
+        self.transfer_many(writes, |offset, bytes| FileOp::Write { offset, bytes, durable: false })
+    }
+
+    fn transfer_many(
+        &mut self,
+        transfers: &mut [(FileOffset, &mut [u8])],
+        op: impl Fn(FileOffset, u64) -> FileOp,
+    ) -> Outcome {
         // SAFETY: every request completes before this call returns.
         let lists: Vec<[IoVec; 1]> =
-            reads.iter_mut().map(|(_, target)| [unsafe { IoVec::of(target) }]).collect();
+            transfers.iter_mut().map(|(_, memory)| [unsafe { IoVec::of(memory) }]).collect();
         let mut outcome = Ok(());
         let (mut started, mut finished) = (0, 0);
-        while finished < started || started < reads.len() && outcome.is_ok() {
-            while started < reads.len() && started - finished < DEPTH && outcome.is_ok() {
-                let op =
-                    FileOp::Read { offset: reads[started].0, bytes: reads[started].1.len() as u64 };
+        while finished < started || started < transfers.len() && outcome.is_ok() {
+            while started < transfers.len() && started - finished < DEPTH && outcome.is_ok() {
+                let (offset, memory) = &transfers[started];
+                let op = op(*offset, memory.len() as u64);
                 // SAFETY: `lists` is not touched until all have completed.
                 let memory = unsafe { MemoryList::new(&lists[started]) };
                 self.channel.submit(FileRequest { op, memory, tag: started });

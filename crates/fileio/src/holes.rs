@@ -123,17 +123,29 @@ struct Fiemap {
 // From linux/fs.h: _IOWR('f', 11, struct fiemap), which counts without its extents.
 const FS_IOC_FIEMAP: u32 = 0xc020_660b;
 
+/// In how many extents the file system keeps the file; `None` if it does not tell.
+pub fn count_extents(file: &File) -> Option<u64> {
+    // Without room for extents the call only counts them; what is not placed yet is placed first.
+    const SYNC: u32 = 1;
+    let mut map = Fiemap { length: u64::MAX, flags: SYNC, ..Fiemap::default() };
+    list(file, &mut map).then(|| u64::from(map.mapped_extents))
+}
+
 /// The first extent that the file system lists; `None` if it lists none for any file.
 fn first_listed(file: &File, at: u64, end: u64) -> Option<u64> {
     let mut map = Fiemap { start: at, length: end - at, extent_count: 1, ..Fiemap::default() };
-    // SAFETY: the call reads and writes the structure, which has room for the one extent asked for.
-    let answer =
-        unsafe { libc::ioctl(file.as_raw_fd(), libc::c_ulong::from(FS_IOC_FIEMAP), &raw mut map) };
-    match (answer, map.mapped_extents) {
-        (0, 0) => Some(end),
-        (0, _) => Some(map.extent_logical.clamp(at, end)),
-        _ => None,
+    if !list(file, &mut map) {
+        return None;
     }
+    Some(if map.mapped_extents == 0 { end } else { map.extent_logical.clamp(at, end) })
+}
+
+/// Asks for at most one extent. Returns whether there is an answer.
+fn list(file: &File, map: &mut Fiemap) -> bool {
+    assert!(map.extent_count <= 1, "room for the extents asked for");
+    let request = libc::c_ulong::from(FS_IOC_FIEMAP);
+    // SAFETY: the call reads and writes the structure, which has room for the extents asked for.
+    unsafe { libc::ioctl(file.as_raw_fd(), request, std::ptr::from_mut(map)) == 0 }
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::inline::InlineChannel;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
 use crate::volatile::{self, Volatile};
-use crate::{Engine, FileChannel, FileIo, FileOffset, Punched};
+use crate::{Engine, FileChannel, FileIo, FileOffset, Punched, holes};
 
 /// From linux/magic.h, bcachefs and OpenZFS.
 const COPY_ON_WRITE: [(u64, &str); 3] =
@@ -108,6 +108,14 @@ impl FileIo for HostFile {
         Ok(Some(FileOffset::new(start)..FileOffset::new(stop)))
     }
 
+    fn extents(&self) -> Option<u64> {
+        (!self.is_block_device()).then(|| holes::count_extents(&self.files.file)).flatten()
+    }
+
+    fn is_direct(&self) -> bool {
+        self.files.direct.is_some()
+    }
+
     fn punched(&self) -> Punched {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Punched {
@@ -122,7 +130,7 @@ impl FileIo for HostFile {
     }
 
     fn describe(&self) -> String {
-        let cache = if self.files.direct.is_some() { "direct I/O" } else { "page cache" };
+        let cache = if self.is_direct() { "direct I/O" } else { "page cache" };
         let warning = match self.engine {
             Engine::Volatile => " (when killed, loses what was not flushed)",
             Engine::Uring | Engine::Sync | Engine::Inline => "",

@@ -35,6 +35,16 @@ pub trait FileIo: Send + Sync {
     /// The next range at or after `from` that may hold something other than zeroes.
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>>;
 
+    /// In how many extents the host keeps the file, if it tells.
+    fn extents(&self) -> Option<u64> {
+        None
+    }
+
+    /// Whether reads and writes bypass the host's page cache.
+    fn is_direct(&self) -> bool {
+        false
+    }
+
     /// What has been given back to the host since the file was opened.
     fn punched(&self) -> Punched {
         Punched::default()

@@ -4,6 +4,7 @@ use std::io;
 use std::str::FromStr;
 
 use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
+use flowstone_fileio::FileIo;
 
 use crate::{Format, LogState};
 
@@ -47,6 +48,34 @@ pub struct Space {
     pub dead_bytes: Option<u64>,
 }
 
+/// How the data of an image lies in its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Bytes that the host has given to the image.
+    pub allocated_bytes: u64,
+    /// Who reads the data in the order of the disk reads so many pieces of the file.
+    pub data_runs: u64,
+    /// Extents in which the host keeps the file, where its file system tells.
+    pub host_extents: Option<u64>,
+    /// Whether reads bypass the host's page cache.
+    pub direct: bool,
+}
+
+impl Layout {
+    /// What a file tells, without any data.
+    pub(crate) fn of(file: &dyn FileIo) -> io::Result<Self> {
+        Ok(Self {
+            allocated_bytes: file.allocated_bytes()?,
+            data_runs: 0,
+            host_extents: file.extents(),
+            direct: file.is_direct(),
+        })
+    }
+}
+
+/// How far `compact` has come: so much of so much.
+pub type CompactProgress<'a> = &'a mut dyn FnMut(u64, u64);
+
 /// What became of discards, and of write-zeroes that may give space back, since an image was
 /// opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,9 +113,12 @@ pub trait Image: Layer {
     /// Changes the size of the disk, live. Shrinking is refused where there is data.
     fn resize(&self, capacity: SectorCount) -> Result<()>;
 
+    /// How its data lies in the file.
+    fn layout(&self) -> io::Result<Layout>;
+
     /// Gives the host back what holds no data, and puts the rest in order where its place can be
     /// chosen. Nobody else may use the image.
-    fn compact(&self) -> Result<()>;
+    fn compact(&self, progress: CompactProgress<'_>) -> Result<()>;
 
     /// What only a log image can tell.
     fn log_state(&self) -> Option<LogState> {

@@ -16,6 +16,7 @@ mod mailbox;
 mod pace;
 pub mod qcow2;
 pub mod raw;
+mod sample;
 mod trims;
 mod waker;
 
@@ -23,6 +24,7 @@ pub use check::{CheckOptions, CheckProgress, CheckReport, check};
 pub use convert::convert;
 pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
 pub use format::Format;
-pub use image::{DiscardMode, Discards, Image, Space};
+pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, Space};
 pub use log::{LogInfo, LogOptions, LogState};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
+pub use sample::{ReadSample, sample_reads};

@@ -1,22 +1,67 @@
 //! `flowstone compact`
 
-use std::os::unix::fs::MetadataExt;
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, format_size};
 use flowstone_fileio::Access;
+use flowstone_image::{Layout, sample_reads};
 
 use super::open_image;
 use crate::args::Compact;
+use crate::progress::bar;
 
 pub fn run(args: &Compact) -> Result<ExitCode> {
-    let name = args.image.display();
-    let host = |error| Error::host(name.to_string(), error, "check the host's file system");
-    let allocated = || args.image.metadata().map(|it| it.blocks() * 512).map_err(host);
-    let before = allocated()?;
-    open_image(&args.image, args.format, Access::Write, &args.backing_dirs)?.compact()?;
+    let before = Sight::of(args)?;
+    {
+        let image = open_image(&args.image, args.format, Access::Write, &args.backing_dirs)?;
+        let bar = bar("compacting");
+        let compacted = image.compact(&mut |done, all| {
+            bar.set_length(all);
+            bar.set_position(done);
+        });
+        bar.finish_and_clear();
+        compacted?;
+    }
     // Only now: an image gives its reserve back when it is closed.
-    let after = allocated()?;
-    println!("{name}: {} on the host, {} before", format_size(after), format_size(before));
+    let after = Sight::of(args)?;
+    println!("{:<20}{:<12}after", "", "before");
+    before.lines().zip(after.lines()).for_each(|((name, before), (_, after))| {
+        println!("{name:<20}{before:<12}{after}");
+    });
     Ok(ExitCode::SUCCESS)
+}
+
+/// What an image looks like to somebody who only reads it.
+struct Sight {
+    layout: Layout,
+    /// Nothing where the page cache would answer.
+    read_mb_per_s: Option<f64>,
+}
+
+impl Sight {
+    fn of(args: &Compact) -> Result<Self> {
+        let name = args.image.display();
+        let host = |error| Error::host(name.to_string(), error, "check the host's file system");
+        let image = open_image(&args.image, args.format, Access::Read, &args.backing_dirs)?;
+        let layout = image.layout().map_err(host)?;
+        let read_mb_per_s = match layout.direct {
+            true => sample_reads(&*image).map_err(host)?.mb_per_s(),
+            false => None,
+        };
+        Ok(Self { layout, read_mb_per_s })
+    }
+
+    /// What is told, with its name.
+    fn lines(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let unknown = || "unknown".to_owned();
+        let extents = self.layout.host_extents.map_or_else(unknown, |count| count.to_string());
+        let reads = self.read_mb_per_s.map_or_else(unknown, |rate| format!("{rate:.0} MB/s"));
+        [
+            ("on the host", format_size(self.layout.allocated_bytes)),
+            ("runs of data", self.layout.data_runs.to_string()),
+            ("host extents", extents),
+            ("sequential read", reads),
+        ]
+        .into_iter()
+    }
 }

@@ -19,11 +19,11 @@ const DISK_BYTES: u64 = 64 << 20;
 const EMPTY_BYTES_MAX: u64 = 6 << 20;
 
 /// A file system in a file, unmounted when dropped.
-struct Mounted(PathBuf);
+pub struct Mounted(PathBuf);
 
 impl Mounted {
     /// `None`, and says why, where this user may not mount.
-    fn make(place: &Place, kind: &str) -> Option<Self> {
+    pub fn make(place: &Place, kind: &str) -> Option<Self> {
         let file = place.path(kind);
         File::create(&file).unwrap().set_len(512 << 20).unwrap();
         let at = place.path(&format!("on-{kind}"));

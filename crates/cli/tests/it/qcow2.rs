@@ -10,10 +10,10 @@ use flowstone_testkit::{Client, Status};
 
 use crate::fixture::{Place, pattern, stop};
 
-const QEMU_IMG: &str = "qemu-img";
+pub const QEMU_IMG: &str = "qemu-img";
 
 /// Whether QEMU's tools are here. Says so if not: without them half of this is not tested.
-fn has_qemu() -> bool {
+pub fn has_qemu() -> bool {
     let found = Command::new(QEMU_IMG).arg("--version").output().is_ok();
     if !found {
         eprintln!("SKIPPED: there is no {QEMU_IMG} on this machine (scripts/setup installs it)");
@@ -27,7 +27,7 @@ fn has_qemu() -> bool {
 
 impl Place {
     /// Runs one of QEMU's tools, which must succeed, and returns what it printed.
-    fn qemu(&self, args: &[&str]) -> String {
+    pub fn qemu(&self, args: &[&str]) -> String {
         let output =
             Command::new(args[0]).args(&args[1..]).current_dir(self.dir.path()).output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -37,13 +37,13 @@ impl Place {
     }
 
     /// Both find the image in perfect order.
-    fn assert_clean(&self, image: &str) {
+    pub fn assert_clean(&self, image: &str) {
         self.qemu(&[QEMU_IMG, "check", "-q", image]);
         self.succeed(&["check", "--format", "qcow2", image]);
     }
 
     /// Both find the same data in both images.
-    fn assert_same(&self, one: &str, other: &str) {
+    pub fn assert_same(&self, one: &str, other: &str) {
         self.qemu(&[QEMU_IMG, "compare", "-q", one, other]);
         for (image, copy) in [(one, "one.raw"), (other, "other.raw")] {
             let _ = std::fs::remove_file(self.path(copy));
@@ -57,7 +57,7 @@ impl Place {
     }
 
     /// A raw file with data and holes.
-    fn raw(&self, name: &str, bytes: u64) {
+    pub fn raw(&self, name: &str, bytes: u64) {
         let file = std::fs::File::create(self.path(name)).unwrap();
         file.set_len(bytes).unwrap();
         for (index, at) in (0..bytes).step_by(1_300_000).enumerate() {
@@ -67,7 +67,7 @@ impl Place {
     }
 
     /// Serves the image, and does the same to it as to the raw file `model`.
-    fn exercise(&self, image: &str, model: &str) {
+    pub fn exercise(&self, image: &str, model: &str) {
         let daemon = self.serve(&["--format", "qcow2", image]);
         let model = std::fs::File::options().write(true).open(self.path(model)).unwrap();
         let mut client = self.client();

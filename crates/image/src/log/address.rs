@@ -30,6 +30,11 @@ impl Address {
         FileOffset::new(self.0 as u64 * BLOCK_BYTES as u64)
     }
 
+    /// Whether `next` is the next block of data: a header may lie between.
+    pub const fn is_followed_by(self, next: Self) -> bool {
+        next.0.wrapping_sub(self.0).wrapping_sub(1) < 2
+    }
+
     /// The address `blocks` further on.
     ///
     /// # Panics

@@ -3,8 +3,9 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 use flowstone_block::{
     AlignedBuf, BlockingDisk, Channel, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result,
@@ -13,7 +14,7 @@ use flowstone_block::{
 use flowstone_fileio::{Access, BlockingFile, FileIo};
 use tracing::{error, info};
 
-use super::address::{BLOCK_BYTES, BLOCK_SECTORS};
+use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
 use super::channel::LogChannel;
 use super::core::Core;
 use super::inbox::Command;
@@ -25,7 +26,7 @@ use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shap
 use super::superblock::{HeadPlace, Superblock, Totals};
 use super::tail::{Head, Health, Tail};
 use crate::create::valid_capacity;
-use crate::{DiscardMode, Discards, Format, Image, Space};
+use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// What can be chosen when a log image is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -174,9 +175,17 @@ impl LogImage {
         Ok((Self { core, discard, readonly: false, keeper: None }, keeper))
     }
 
-    fn ask(&self, command: Command) -> Outcome {
+    /// Asks the keeper for work, and waits for it; every now and then calls `meanwhile`.
+    fn ask(&self, command: Command, mut meanwhile: impl FnMut()) -> Outcome {
+        const PERIOD: Duration = Duration::from_millis(100);
         let answer = self.core.inbox.ask(command);
-        answer.recv().unwrap_or(Err(flowstone_block::Errno::IO))
+        loop {
+            match answer.recv_timeout(PERIOD) {
+                Ok(outcome) => return outcome,
+                Err(RecvTimeoutError::Timeout) => meanwhile(),
+                Err(RecvTimeoutError::Disconnected) => return Err(flowstone_block::Errno::IO),
+            }
+        }
     }
 }
 
@@ -371,18 +380,34 @@ impl Image for LogImage {
         // no record says anything about blocks that a crash would take away again.
         let before = self.core.capacity();
         self.core.set_capacity(capacity.min(before));
-        let resized = self.ask(Command::Resize { capacity: capacity.get(), segments });
+        let resized = self.ask(Command::Resize { capacity: capacity.get(), segments }, || {});
         self.core.set_capacity(if resized.is_ok() { capacity } else { before });
         resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
     }
 
-    fn compact(&self) -> Result<()> {
+    fn layout(&self) -> io::Result<Layout> {
+        let mut layout = Layout::of(&*self.core.file)?;
+        let blocks = self.core.blocks();
+        let mut at = 0;
+        let mut before: Option<Address> = None;
+        while let Some(lba) = self.core.map.next_mapped(at..blocks) {
+            let address = self.core.map.get(lba).address();
+            layout.data_runs += u64::from(!before.is_some_and(|it| it.is_followed_by(address)));
+            before = Some(address);
+            at = lba + 1;
+        }
+        Ok(layout)
+    }
+
+    fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
         let name = format!("compact {}", self.core.name);
         if self.readonly {
             let why = "it is open for reading only";
             return Err(Error::invalid(name, why, "open it for writing"));
         }
-        self.ask(Command::Compact)
+        let blocks = self.core.blocks();
+        let tell = || progress(self.core.inbox.sorted(), blocks);
+        self.ask(Command::Compact, tell)
             .map_err(|errno| Error::host(name, errno, "free space on the host, or try again later"))
     }
 

@@ -1,7 +1,7 @@
 //! What queues and tools want of the keeper, the thread behind an image.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -33,6 +33,8 @@ pub struct Inbox {
     bell: Condvar,
     commands: Mutex<VecDeque<(Command, SyncSender<Outcome>)>>,
     closed: AtomicBool,
+    /// Blocks of the disk that `compact` has dealt with.
+    sorted: AtomicU64,
 }
 
 impl Inbox {
@@ -59,6 +61,16 @@ impl Inbox {
         }
         self.look();
         answer
+    }
+
+    /// How far `compact` has come: blocks of the disk.
+    pub fn sorted(&self) -> u64 {
+        self.sorted.load(Ordering::Relaxed)
+    }
+
+    /// For the keeper: how far it has come.
+    pub fn tell_sorted(&self, blocks: u64) {
+        self.sorted.store(blocks, Ordering::Relaxed);
     }
 
     /// There is no keeper any more.

@@ -16,7 +16,7 @@ pub struct Commits {
     state: Mutex<State>,
     /// Rings for the keeper.
     bell: Condvar,
-    /// Rings for those who have asked for room or a new size.
+    /// Rings for those who have asked for room, a new size or order.
     answered: Condvar,
     finished: AtomicU64,
     /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
@@ -25,6 +25,8 @@ pub struct Commits {
     abandoned: AtomicBool,
     /// Something has changed since the last commit began.
     touched: AtomicBool,
+    /// How far `compact` has come: clusters that it has moved, and all that it moves.
+    compacted: [AtomicU64; 2],
 }
 
 #[derive(Default)]
@@ -35,7 +37,8 @@ struct State {
     wishes: Wishes,
     rooms_asked: u64,
     rooms_made: u64,
-    resized: Option<Outcome>,
+    /// Of the last new size, or `compact`.
+    answer: Option<Outcome>,
 }
 
 /// What the keeper is to do next.
@@ -44,6 +47,7 @@ pub struct Wishes {
     pub commit: bool,
     pub room: bool,
     pub resize: Option<SectorCount>,
+    pub compact: bool,
     /// Something has changed for the first time since the last commit began.
     pub touched: bool,
     pub stop: bool,
@@ -51,6 +55,8 @@ pub struct Wishes {
 
 /// Commits whose failure is remembered; a flush asks after the next one or the one after it.
 const OUTCOMES_KEPT: usize = 16;
+/// How often progress is told.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 impl Commits {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,18 +104,35 @@ impl Commits {
 
     /// Asks for another size and waits for the outcome.
     pub fn ask_for_size(&self, capacity: SectorCount) -> Outcome {
+        self.ask_and_wait(|wishes| wishes.resize = Some(capacity), &mut |_, _| {})
+    }
+
+    /// Asks for order in the file and waits for the outcome. `progress` is told how many clusters of
+    /// how many have been moved.
+    pub fn ask_for_order(&self, progress: &mut dyn FnMut(u64, u64)) -> Outcome {
+        self.ask_and_wait(|wishes| wishes.compact = true, progress)
+    }
+
+    fn ask_and_wait(
+        &self,
+        wish: impl FnOnce(&mut Wishes),
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Outcome {
         let mut state = self.state();
-        state.resized = None;
-        state.wishes.resize = Some(capacity);
+        state.answer = None;
+        wish(&mut state.wishes);
         self.bell.notify_one();
         loop {
-            if let Some(outcome) = state.resized.take() {
+            if let Some(outcome) = state.answer.take() {
                 return outcome;
             }
             if self.is_abandoned() {
                 return Err(Errno::IO);
             }
-            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let woken = self.answered.wait_timeout(state, PROGRESS_PERIOD);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+            let [done, all] = &self.compacted;
+            progress(done.load(Ordering::Relaxed), all.load(Ordering::Relaxed));
         }
     }
 
@@ -171,9 +194,15 @@ impl Commits {
         self.answered.notify_all();
     }
 
-    /// For the keeper: how the change of size has ended.
-    pub fn resized(&self, outcome: Outcome) {
-        self.state().resized = Some(outcome);
+    /// For the keeper: how far it has come with putting clusters in order.
+    pub fn compacted(&self, done: u64, all: u64) {
+        self.compacted[0].store(done, Ordering::Relaxed);
+        self.compacted[1].store(all, Ordering::Relaxed);
+    }
+
+    /// For the keeper: how the change of size, or `compact`, has ended.
+    pub fn answer(&self, outcome: Outcome) {
+        self.state().answer = Some(outcome);
         self.answered.notify_all();
     }
 

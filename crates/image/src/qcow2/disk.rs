@@ -6,18 +6,20 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use flowstone_block::{
-    Channel, Errno, Error, Extent, Geometry, Layer, QueueDepth, Result, SECTOR_BYTES, Sector,
-    SectorCount,
+    Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result, SECTOR_BYTES,
+    Sector, SectorCount,
 };
 use tracing::error;
 
 use super::channel::Qcow2Channel;
+use super::check::check;
 use super::core::Core;
 use super::lane::{Lane, Worker};
 use super::meta::Source;
 use crate::create::valid_capacity;
+use crate::image::CompactProgress;
 use crate::trims::Trims;
-use crate::{DiscardMode, Discards, Format, Image, Space};
+use crate::{CheckOptions, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
@@ -162,24 +164,53 @@ impl Image for Qcow2Image {
         resized.map_err(|errno| host(errno.into()))
     }
 
-    fn compact(&self) -> Result<()> {
+    fn layout(&self) -> io::Result<Layout> {
+        let mut layout = Layout::of(&*self.core.file)?;
+        let mut worker = Worker::new(Arc::clone(&self.core))?;
+        let end = self.core.capacity().bytes();
+        let mut position = 0;
+        // Where the file goes on if what comes next follows what came last.
+        let mut next = 0;
+        while position < end {
+            let (part, generation) = worker.find(position, end - position)?;
+            worker.leave(generation);
+            position += part.bytes;
+            let place = match part.source {
+                Source::File { offset, .. } => offset..offset + part.bytes,
+                Source::Compressed(found) => found.offset..found.offset + found.bytes,
+                Source::Zero | Source::Backing | Source::Damaged => continue,
+            };
+            // What is compressed may end, and what follows may begin, in the last sector read.
+            let follows = (next.max(SECTOR_BYTES) - SECTOR_BYTES..=next).contains(&place.start);
+            layout.data_runs += u64::from(!follows);
+            next = place.end;
+        }
+        Ok(layout)
+    }
+
+    fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
         if self.core.readonly {
             let why = "it is open for reading only";
             return Err(self.refuse("compact", why, "open it for writing"));
         }
-        // Free clusters are punched when an image is opened, and its end is cut off when it is
-        // closed; what was dropped since is written now.
-        let ticket = self.core.commits.ask();
-        let outcome = loop {
-            if let Some(outcome) = self.core.commits.outcome(ticket) {
-                break outcome;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        outcome.map_err(|errno| {
+        let failed = |errno: Errno| {
             let name = format!("compact {}", self.core.name);
-            Error::host(name, errno, "check the host's file system")
-        })
+            let advice = match errno {
+                Errno::NOSPC => "free space on the host and repeat it; what is in order stays so",
+                _ => "check the host's file system",
+            };
+            Error::host(name, errno, advice)
+        };
+        // A cluster that is moved must have no user that nobody knows of. What is checked is the
+        // file, so all that the map says must be there, and no commit be at it.
+        self.commit().map_err(failed)?;
+        let options = CheckOptions::default();
+        let report = check(&self.core.name, &*self.core.file, options, &mut |_, _| {})?;
+        if let Some(error) = report.errors.first() {
+            let why = format!("the image is damaged: {error}");
+            return Err(self.refuse("compact", &why, "see `flowstone check --repair`"));
+        }
+        self.core.commits.ask_for_order(progress).map_err(failed)
     }
 
     fn serving(&self) -> String {
@@ -190,6 +221,17 @@ impl Image for Qcow2Image {
 }
 
 impl Qcow2Image {
+    /// Waits until all that the map says is in the file.
+    fn commit(&self) -> Outcome {
+        let ticket = self.core.commits.ask();
+        loop {
+            if let Some(outcome) = self.core.commits.outcome(ticket) {
+                return outcome;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// The first part of a range that the backing file may have data for.
     fn data_below(&self, start: u64, end: u64) -> io::Result<Option<std::ops::Range<u64>>> {
         let Some(backing) = &self.core.backing else { return Ok(None) };

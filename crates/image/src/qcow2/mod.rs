@@ -3,7 +3,7 @@
 //!
 //! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`,
 //! `compressed`), what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`redo`,
-//! `replay`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
+//! `replay`), what is moved (`order`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
 //! whole (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
 
 mod backing;
@@ -25,6 +25,7 @@ mod lane;
 mod map;
 mod meta;
 mod open;
+mod order;
 mod redo;
 mod refcounts;
 mod replay;

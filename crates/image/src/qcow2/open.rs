@@ -21,7 +21,7 @@ use super::redo::{Memory, Record, Redo};
 use super::refcounts::Refcounts;
 use super::replay;
 use super::space::Space;
-use super::survey::{Refusal, Surveyor};
+use super::survey::{Refusal, Survey, Surveyor};
 use crate::create::valid_capacity;
 use crate::trims::Trims;
 use crate::{DiscardMode, Image};
@@ -103,7 +103,9 @@ impl Qcow2Image {
         if let Some(refcounts) = refcounts {
             write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
             image.core.meta().redo = redo;
-            let knowledge = Knowledge { header, refcounts, holes: survey.holes };
+            let surveyed = survey.live.is_some();
+            let Survey { holes, leaks, .. } = survey;
+            let knowledge = Knowledge { header, refcounts, holes, leaks, surveyed };
             image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)

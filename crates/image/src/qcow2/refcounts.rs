@@ -2,7 +2,7 @@
 //!
 //! Blocks are read when they are needed, and written with all that has changed since.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome};
@@ -27,7 +27,7 @@ pub struct Refcounts {
     pub moved: bool,
     /// Clusters that are in use and have no refcount yet, because there was no room for its block.
     unclaimed: Vec<HostCluster>,
-    /// Where the table was before it moved.
+    /// Where the table was before it moved, and blocks that count nothing any more.
     left: Vec<HostCluster>,
 }
 
@@ -187,9 +187,50 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Where the table was before it moved: to be dropped once the move is durable.
+    /// Tables and blocks that the table does not name any more: to be dropped once that is durable.
     pub fn take_left(&mut self) -> Vec<HostCluster> {
         std::mem::take(&mut self.left)
+    }
+
+    /// Gives up blocks that count nothing but such blocks. The next commit makes that durable; only
+    /// then are those free that nothing counts any more, which are returned.
+    pub fn release_empty(&mut self, file: &mut BlockingFile) -> Result<Vec<HostCluster>, Errno> {
+        let mut released = HashSet::new();
+        let mut known = usize::MAX;
+        while std::mem::replace(&mut known, released.len()) != released.len() {
+            for (index, home) in self.blocks().collect::<Vec<_>>() {
+                let home = home?;
+                if !released.contains(&home) && self.counts_only(file, index, home, &released)? {
+                    released.insert(home);
+                }
+            }
+        }
+        for (index, home) in self.blocks().collect::<Vec<_>>() {
+            if released.contains(&home?) {
+                self.table[index] = 0;
+                self.changed_entries.insert(index);
+                self.blocks.remove(&index);
+            }
+        }
+        let is_counted = |home: &HostCluster| self.table[self.place(*home).0] != 0;
+        let (counted, uncounted): (Vec<_>, Vec<_>) = released.into_iter().partition(is_counted);
+        self.left.extend(counted);
+        Ok(uncounted)
+    }
+
+    /// Whether a block counts no users but itself and these.
+    fn counts_only(
+        &mut self,
+        file: &mut BlockingFile,
+        index: usize,
+        home: HostCluster,
+        others: &HashSet<HostCluster>,
+    ) -> Result<bool, Errno> {
+        let (order, slots) = (self.shape.refcount_order, self.shape.block_refcounts());
+        let Some(bytes) = self.block_bytes(file, index)? else { return Ok(false) };
+        let used = (0..slots).filter(|slot| refcount(bytes, order, *slot as usize) != 0);
+        let mut clusters = used.map(|slot| HostCluster(index as u64 * slots + slot));
+        Ok(clusters.all(|cluster| cluster == home || others.contains(&cluster)))
     }
 
     /// Takes one user away. Returns whether that was the last one.
@@ -222,18 +263,19 @@ impl Refcounts {
 
     /// Writes the blocks that have changed.
     pub fn write_blocks(&mut self, file: &mut BlockingFile) -> Outcome {
+        let mut writes = Vec::new();
         for (index, block) in &mut self.blocks {
-            if block.changed_sectors.is_empty() {
-                continue;
-            }
             let sectors: Vec<usize> = block.changed_sectors.iter().copied().collect();
+            let (mut rest, mut at) = (&mut block.bytes[..], 0);
             for run in sectors.chunk_by(|before, after| before + 1 == *after) {
                 let range = run[0] * SECTOR_BYTES..(run[run.len() - 1] + 1) * SECTOR_BYTES;
-                let offset = self.table[*index] + range.start as u64;
-                file.write(FileOffset::new(offset), &mut block.bytes[range])?;
+                let (source, others) = rest[range.start - at..].split_at_mut(range.len());
+                writes.push((FileOffset::new(self.table[*index] + range.start as u64), source));
+                (rest, at) = (others, range.end);
             }
-            block.changed_sectors.clear();
         }
+        file.write_many(&mut writes)?;
+        self.blocks.values_mut().for_each(|block| block.changed_sectors.clear());
         self.make_room();
         Ok(())
     }

@@ -18,7 +18,7 @@ pub fn named(shape: Shape, records: &[Record]) -> Vec<HostCluster> {
     let hosts = records.iter().map(|record| entry::decode(shape, record.entry));
     hosts
         .filter_map(|mapping| match mapping {
-            Ok(Mapping::Data { host, .. }) => Some(host),
+            Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => Some(host),
             _ => None,
         })
         .collect()
@@ -45,9 +45,7 @@ pub fn replay(core: &Arc<Core>, records: &[Record]) -> Result<(), Refusal> {
         worker.leave(generation);
         let mut meta = core.meta();
         if meta.map.get(*guest) != Ok(*raw) {
-            if let Ok(Mapping::Data { host, .. }) = entry::decode(shape, *raw) {
-                meta.taken.push(host);
-            }
+            meta.taken.extend(named(shape, &[Record { guest: *guest, entry: *raw }]));
             meta.change(*guest, *raw);
         }
     }

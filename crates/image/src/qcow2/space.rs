@@ -93,6 +93,11 @@ impl Space {
         self.end = self.end.max(end);
     }
 
+    /// Takes all that have been given up.
+    pub fn take_holes(&mut self) -> Vec<Range<u64>> {
+        std::mem::take(&mut self.holes)
+    }
+
     /// These clusters read as zeroes, and nobody uses them.
     pub fn give_back(&mut self, clusters: Range<u64>) {
         if !clusters.is_empty() {

@@ -21,9 +21,11 @@ pub struct Survey {
     pub tables: HashSet<HostCluster>,
     /// Clusters that nobody uses, before `next`.
     pub holes: Vec<Range<u64>>,
+    /// Clusters that nobody uses although they have users by their refcounts.
+    pub leaks: Vec<Range<u64>>,
     /// The first cluster after everything that has a refcount.
     pub next: u64,
-    /// Clusters of the disk that hold data; `None` if there were too many tables to read.
+    /// Clusters of the disk that hold data; `None` if there were too many tables to look at.
     pub live: Option<u64>,
 }
 
@@ -48,7 +50,7 @@ pub const TABLES_BYTES_MAX: u64 = 64 << 20;
 const BLOCKS_BEYOND_MAX: usize = 256;
 /// Nor are clusters of a larger file looked at one by one.
 const CLUSTERS_MAX: u64 = 1 << 28;
-/// Runs of free clusters that are remembered.
+/// Runs of unused clusters that are remembered.
 const HOLES_MAX: usize = 1 << 16;
 
 /// What is surveyed.
@@ -71,11 +73,12 @@ impl Surveyor<'_> {
         let l2_tables = self.l1.iter().filter(|entry| **entry != 0).count() as u64;
         let is_small = l2_tables * self.shape.cluster_bytes() <= TABLES_BYTES_MAX;
         if !is_small || next > CLUSTERS_MAX {
-            return Ok(Survey { tables, holes: Vec::new(), next, live: None });
+            let (holes, leaks) = Default::default();
+            return Ok(Survey { tables, holes, leaks, next, live: None });
         }
         let (used, live) = self.used(&tables)?;
-        let holes = self.holes(used, next)?;
-        Ok(Survey { tables, holes, next, live: Some(live) })
+        let [holes, leaks] = self.unused(used, next)?;
+        Ok(Survey { tables, holes, leaks, next, live: Some(live) })
     }
 
     /// The clusters of all tables, each of which has one place of its own within the file.
@@ -125,13 +128,17 @@ impl Surveyor<'_> {
         Ok(file_clusters)
     }
 
-    /// Clusters without a user and without a refcount.
-    fn holes(&mut self, mut used: Vec<HostCluster>, next: u64) -> Result<Vec<Range<u64>>, Refusal> {
+    /// Clusters without a user, those without a refcount and those with one.
+    fn unused(
+        &mut self,
+        mut used: Vec<HostCluster>,
+        next: u64,
+    ) -> Result<[Vec<Range<u64>>; 2], Refusal> {
         used.sort_unstable();
         used.dedup();
         let mut used = used.into_iter().peekable();
         let promised: HashSet<HostCluster> = self.promised.iter().copied().collect();
-        let mut free: Vec<Range<u64>> = Vec::new();
+        let [mut free, mut leaks]: [Vec<Range<u64>>; 2] = Default::default();
         let (per_block, order) = (self.shape.block_refcounts(), self.shape.refcount_order);
         for index in 0..next.div_ceil(per_block) {
             let clusters = index * per_block..((index + 1) * per_block).min(next);
@@ -144,19 +151,20 @@ impl Surveyor<'_> {
                     let why = format!("cluster {cluster} is in use and counted as free");
                     return Err(damaged(why));
                 }
-                if users > 0 || promised.contains(&HostCluster(cluster)) {
+                if named || promised.contains(&HostCluster(cluster)) {
                     continue;
                 }
-                match free.last_mut() {
+                let runs = if users == 0 { &mut free } else { &mut leaks };
+                match runs.last_mut() {
                     Some(last) if last.end == cluster => last.end += 1,
-                    _ => free.push(cluster..cluster + 1),
+                    _ => runs.push(cluster..cluster + 1),
                 }
             }
-            if free.len() > HOLES_MAX {
+            if free.len() + leaks.len() > HOLES_MAX {
                 break;
             }
         }
-        Ok(free)
+        Ok([free, leaks])
     }
 
     /// All clusters that tables name, tables among them, and how many of the disk hold data.

@@ -17,7 +17,7 @@ use crate::discards::DiscardCounters;
 use crate::pace::Activity;
 use crate::trims::Trims;
 use crate::waker::Waker;
-use crate::{DiscardMode, Discards, Format, Image, Space};
+use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// An open raw image.
 pub struct RawImage {
@@ -175,13 +175,23 @@ impl Image for RawImage {
         Ok(())
     }
 
-    fn compact(&self) -> Result<()> {
+    fn layout(&self) -> io::Result<Layout> {
+        let mut layout = Layout::of(&*self.file)?;
+        let mut at = Sector::new(0);
+        while let Some(data) = self.next_data(at)? {
+            layout.data_runs += 1;
+            at = data.end();
+        }
+        Ok(layout)
+    }
+
+    fn compact(&self, progress: CompactProgress<'_>) -> Result<()> {
         let name = format!("compact {}", self.name);
         if self.geometry().readonly {
             let why = "it is open for reading only";
             return Err(Error::invalid(name, why, "open it for writing"));
         }
-        sparsify(self)
+        sparsify(self, progress)
             .map_err(|error| Error::host(name, error, "check the host's file system and the image"))
     }
 

@@ -5,18 +5,21 @@
 use std::io;
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, BlockingDisk, Extent, Op, SECTOR_BYTES, Sector, SectorCount};
+use flowstone_block::{
+    AlignedBuf, BlockingDisk, Extent, Layer, Op, SECTOR_BYTES, Sector, SectorCount,
+};
 
 use super::RawImage;
-use crate::Image;
 use crate::convert::{CHUNK_BYTES, chunks, is_zero};
+use crate::{CompactProgress, Image};
 
 /// Runs of zeroes shorter than this stay: a hole in the middle of data costs the host an extent,
 /// and whoever reads it a seek in the map.
 const HOLE_BYTES_MIN: usize = 64 << 10;
 
 /// Reads what the host has given space for, and gives back what is zero.
-pub fn sparsify(image: &RawImage) -> io::Result<()> {
+pub fn sparsify(image: &RawImage, progress: CompactProgress<'_>) -> io::Result<()> {
+    let capacity_bytes = image.geometry().capacity.bytes();
     let mut disk = BlockingDisk::new(image)?;
     let mut buffer = AlignedBuf::zeroed(CHUNK_BYTES as usize);
     let mut at = Sector::new(0);
@@ -31,6 +34,7 @@ pub fn sparsify(image: &RawImage) -> io::Result<()> {
                     disk.run(Op::Discard(extent))?;
                 }
             }
+            progress(chunk.start_bytes() + chunk.bytes(), capacity_bytes);
         }
         at = data.end();
     }

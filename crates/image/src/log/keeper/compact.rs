@@ -11,7 +11,7 @@ use flowstone_fileio::FileOffset;
 use super::cleaner::{Move, SLACK_SEGMENTS};
 use super::output::Gather;
 use super::{CheckpointKind, Keeper};
-use crate::log::address::{BLOCK_BYTES, Word};
+use crate::log::address::BLOCK_BYTES;
 use crate::log::policy::CLASS_SORTED;
 use crate::log::record::{Entry, Kind};
 
@@ -67,6 +67,7 @@ impl Keeper {
             if !is_in_order(&moves) {
                 self.rewrite(&moves, &mut buffer)?;
             }
+            self.core.inbox.tell_sorted(next);
             if self.core.inbox.peek_stop() {
                 return Ok(());
             }
@@ -152,11 +153,7 @@ impl Keeper {
     }
 }
 
-/// Whether the blocks lie one after the other already, but for the headers between records.
+/// Whether the blocks lie one after the other already.
 fn is_in_order(moves: &[Move]) -> bool {
-    moves.windows(2).all(|pair| {
-        let [a, b]: [Word; 2] = [pair[0].old, pair[1].old];
-        let (a, b) = (a.address().get(), b.address().get());
-        b == a + 1 || b == a + 2
-    })
+    moves.windows(2).all(|pair| pair[0].old.address().is_followed_by(pair[1].old.address()))
 }

@@ -31,7 +31,7 @@ struct Snapshot {
 }
 
 /// Clusters that a commit can count on for refcount blocks.
-const ROOM_FOR_BLOCKS: u64 = 32;
+pub(super) const ROOM_FOR_BLOCKS: u64 = 32;
 
 impl Keeper {
     /// Makes everything durable that the map says now.
@@ -134,12 +134,11 @@ impl Keeper {
         if !entries {
             return Ok(());
         }
-        for change in &snapshot.changes {
-            if !self.pending.new_tables.contains(&change.index) {
-                self.write_runs(self.core.shape.offset(change.home), &change.runs)?;
-            }
-        }
-        self.write_runs(self.header.l1_offset, &snapshot.l1)?;
+        let changed =
+            snapshot.changes.iter().filter(|it| !self.pending.new_tables.contains(&it.index));
+        let tables = changed.map(|it| (self.core.shape.offset(it.home), &it.runs));
+        let tables: Vec<_> = tables.chain([(self.header.l1_offset, &snapshot.l1)]).collect();
+        self.write_runs(&tables)?;
         self.sync()
     }
 
@@ -207,10 +206,20 @@ impl Keeper {
         }
     }
 
-    fn write_runs(&mut self, table: u64, runs: &[Run]) -> Outcome {
-        runs.iter().try_for_each(|run| {
-            self.write_at(table + (run.first * SECTOR_BYTES) as u64, &run.bytes)
-        })
+    /// Writes parts of tables, several at a time, each into the table that begins there.
+    fn write_runs(&mut self, tables: &[(u64, &Vec<Run>)]) -> Outcome {
+        let runs =
+            || tables.iter().flat_map(|(table, runs)| runs.iter().map(move |run| (table, run)));
+        let mut buffer = AlignedBuf::zeroed(runs().map(|(_, run)| run.bytes.len()).sum());
+        let mut rest = &mut buffer[..];
+        let mut writes = Vec::new();
+        for (table, run) in runs() {
+            let (source, others) = rest.split_at_mut(run.bytes.len());
+            source.copy_from_slice(&run.bytes);
+            writes.push((FileOffset::new(table + (run.first * SECTOR_BYTES) as u64), source));
+            rest = others;
+        }
+        self.file.write_many(&mut writes)
     }
 
     pub(super) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Outcome {

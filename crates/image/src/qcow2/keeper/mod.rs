@@ -3,6 +3,7 @@
 //! gives clusters that nobody uses any more back to the host.
 
 mod commit;
+mod compact;
 mod resize;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -45,6 +46,10 @@ pub struct Keeper {
     pace: Pace,
     /// No punch before this, for the sake of guests.
     rests_until: Option<Instant>,
+    /// Clusters without users whose refcounts say otherwise.
+    leaks: Vec<Range<u64>>,
+    /// Whether all that the map names is small enough to be put in order.
+    surveyed: bool,
 }
 
 /// What remains to be done even if a commit fails.
@@ -68,11 +73,15 @@ pub struct Knowledge {
     pub refcounts: Refcounts,
     /// Clusters that nobody has used since before the image was opened.
     pub holes: Vec<Range<u64>>,
+    /// Nor these, which have refcounts all the same.
+    pub leaks: Vec<Range<u64>>,
+    /// Whether all tables have been looked at.
+    pub surveyed: bool,
 }
 
 impl Keeper {
     pub fn new(core: Arc<Core>, knowledge: Knowledge) -> io::Result<Self> {
-        let Knowledge { header, refcounts, holes } = knowledge;
+        let Knowledge { header, refcounts, holes, leaks, surveyed } = knowledge;
         let file = BlockingFile::new(&*core.file)?;
         Ok(Self {
             core,
@@ -85,6 +94,8 @@ impl Keeper {
             garbage: Vec::new(),
             pace: Pace::default(),
             rests_until: None,
+            leaks,
+            surveyed,
         })
     }
 
@@ -107,7 +118,11 @@ impl Keeper {
             }
             if let Some(capacity) = wishes.resize {
                 let outcome = self.resize(capacity);
-                self.core.commits.resized(outcome);
+                self.core.commits.answer(outcome);
+            }
+            if wishes.compact {
+                let outcome = self.compact();
+                self.core.commits.answer(outcome);
             }
             if wishes.commit || self.due.is_some_and(|due| due <= Instant::now()) {
                 self.commit_for_all();
@@ -159,6 +174,8 @@ impl Keeper {
                 meta.file_bytes = wanted << shape.cluster_bits;
                 meta.space.extend(wanted);
             }
+            // A device has the size it has.
+            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
         }
     }

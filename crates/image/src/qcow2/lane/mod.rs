@@ -13,6 +13,7 @@ use std::thread::{Builder, JoinHandle};
 use flowstone_block::{Completion, Errno, Request};
 use tracing::error;
 
+pub use self::tables::load;
 pub use self::worker::Worker;
 use super::core::Core;
 use crate::mailbox::Mailbox;

@@ -26,6 +26,8 @@ struct Setup {
     flush_percent: u32,
     /// The image is based on a raw one, of which a part is data.
     based: bool,
+    /// The image is put in order before it is closed.
+    compacts: bool,
 }
 
 impl Setup {
@@ -41,6 +43,7 @@ impl Setup {
             depth: 6,
             flush_percent: 12,
             based: false,
+            compacts: seed.is_multiple_of(2),
         }
     }
 
@@ -156,6 +159,9 @@ fn run_on(setup: Setup, disk: &SimDisk, seed: u64) -> Story {
     run.go();
     let Run { guest, story, .. } = run;
     drop(guest);
+    if setup.compacts {
+        image.compact(&mut |_, _| {}).unwrap();
+    }
     assert_eq!(stamps_of(&contents(&image)), story.latest());
     drop(image);
     assert_clean(disk);

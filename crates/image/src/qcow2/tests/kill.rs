@@ -10,8 +10,9 @@ use flowstone_fileio::sim::{Fate, SimDisk};
 
 use super::super::{Memory, Qcow2Image, Redo};
 use super::basic::any_change;
+use super::compact::disorder;
 use super::rig::{Guest, checked, contents, new_disk};
-use crate::DiscardMode;
+use crate::{DiscardMode, Image};
 
 const SECTORS: u64 = 1500;
 
@@ -88,6 +89,38 @@ fn killed_again_and_again(seed: u64, cluster_bytes: u64) {
 fn what_has_completed_survives_being_killed() {
     for seed in 0..6 {
         killed_again_and_again(seed, [512, 4096, 65_536][seed as usize % 3]);
+    }
+}
+
+#[test]
+fn compact_survives_being_killed() {
+    for seed in 0..12 {
+        let mut random = Rng::with_seed(seed);
+        let cluster_bytes = [512, 4096][seed as usize % 2];
+        let (_place, path) = place();
+        let disk = new_disk(800 * cluster_bytes / 512, cluster_bytes);
+        disorder(&open(&disk, &path), cluster_bytes / 512, seed);
+        let image = open(&disk, &path);
+        let model = contents(&image);
+        let killed = std::thread::scope(|scope| {
+            let compacted = scope.spawn(|| image.compact(&mut |_, _| {}));
+            std::thread::sleep(std::time::Duration::from_micros(random.u64(..30_000)));
+            // Nothing is remembered, forgotten or used again meanwhile.
+            let stopped = image.core.meta();
+            let killed = kill(&disk, &path, seed);
+            drop(stopped);
+            compacted.join().unwrap().unwrap();
+            killed
+        });
+        drop(image);
+        std::fs::rename(path.with_extension("kept"), Redo::path_of(&path)).unwrap();
+        assert!(seen_by_a_reader(&killed, &path) == model, "seed {seed}");
+        let image = open(&killed, &path);
+        assert!(contents(&image) == model, "seed {seed}");
+        image.compact(&mut |_, _| {}).unwrap();
+        assert!(contents(&image) == model, "seed {seed}, at the end");
+        drop(image);
+        assert_eq!(checked(&killed, true).errors, Vec::<String>::new());
     }
 }
 

@@ -2,6 +2,7 @@
 //! the attempts to refute it.
 
 mod basic;
+mod compact;
 mod crash;
 mod damage;
 mod faults;
