@@ -15,6 +15,12 @@ use crate::log::window::Window;
 pub const SLACK_SEGMENTS: u32 = 5;
 /// Dead segments that are freed together: each time costs an fdatasync.
 const FREED_TOGETHER: u32 = 3;
+/// Segments of which no more than one part in so many lives are cleaned while guests are quiet.
+const SPARSE_PART: u32 = 4;
+/// Guests that write so many records in [`RELEASE_TIME`] at most are quiet: there is always a log
+/// file or a journal that is written now and then.
+const QUIET_RECORDS: u64 = 32;
+
 /// A copy on its way into the map.
 #[derive(Clone, Copy, Debug)]
 pub struct Move {
@@ -57,6 +63,40 @@ impl Keeper {
                 Progress::Idle
             }
         }
+    }
+
+    /// Cleans sparse segments, as long as guests are quiet. What guests discard lies scattered between
+    /// what stays, and nobody may ever need the room; but the host is to have it. To win three parts
+    /// for one that is copied costs the medium little.
+    pub fn clean_sparse(&mut self) {
+        while self.is_quiet() && !self.core.inbox.peek_stop() {
+            let Some((victim, segment)) = self.sparsest() else { return };
+            if self.clean(victim, segment).is_err() {
+                self.sparse_tried = self.core.tail().committed();
+                return;
+            }
+        }
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.core.tail().committed() - self.seen <= QUIET_RECORDS
+    }
+
+    /// The segment that lives least, if that is little enough, and unless that was tried in vain.
+    pub fn sparsest(&self) -> Option<(u32, Segment)> {
+        let most = self.core.shape.data_blocks_packed() / SPARSE_PART;
+        let tail = self.core.tail();
+        if self.sparse_tried == tail.committed() {
+            return None;
+        }
+        let is_sparse = |segment: &Segment| {
+            segment.state == State::Sealed
+                && !segment.damaged
+                && segment.class != CLASS_MAP
+                && (1..=most).contains(&segment.live)
+        };
+        let sparse = tail.segments.iter().filter(|(_, segment)| is_sparse(segment));
+        sparse.min_by_key(|(_, segment)| segment.live)
     }
 
     /// The segment that pays most. While an output is being filled, only victims whose blocks

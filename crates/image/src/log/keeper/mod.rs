@@ -69,6 +69,8 @@ pub struct Keeper {
     host_full: Option<Instant>,
     /// What had committed at the last look, to tell a pause.
     seen: u64,
+    /// What had committed when a sparse segment could not be cleaned.
+    sparse_tried: u64,
 }
 
 /// Whether a step of the keeper did anything.
@@ -96,6 +98,7 @@ impl Keeper {
             filling: None,
             host_full: None,
             seen: 0,
+            sparse_tried: u64::MAX,
         })
     }
 
@@ -262,18 +265,20 @@ impl Keeper {
 
     /// When to look whether the guest pauses.
     fn next_pause(&mut self) -> Option<Instant> {
+        let is_sparse = self.sparsest().is_some();
         let tail = self.core.tail();
         if tail.health != Health::Running || self.core.sync.has_failed() {
             return None;
         }
         self.seen = tail.committed();
-        let gives_back = tail.segments.dead().0 > 0 || self.has_surplus(&tail);
+        let gives_back = is_sparse || tail.segments.dead().0 > 0 || self.has_surplus(&tail);
         let wait = if gives_back { RELEASE_TIME } else { SETTLE_TIME };
         (gives_back || tail.changed).then(|| Instant::now() + wait)
     }
 
     /// Nothing was asked for a while: a good moment for what need not be done at once.
     fn pause(&mut self) {
+        self.clean_sparse();
         let (committed, wanted, dead) = {
             let tail = self.core.tail();
             (tail.committed(), tail.changed, tail.segments.dead().0)

@@ -96,3 +96,34 @@ fn a_keeper_that_has_nothing_to_do_hears_of_segments_that_die() {
         thread::sleep(Duration::from_millis(20));
     }
 }
+
+/// What lies scattered between blocks that stay went back only when the cleaner needed room.
+#[test]
+fn what_is_discarded_between_blocks_that_stay_goes_back_when_the_guest_pauses() {
+    let setup = Setup::default();
+    let disk = setup.image();
+    let image = open(&disk);
+    let mut guest = BlockingDisk::new(&*image).unwrap();
+    let mut bytes = vec![0; 4096];
+    let start_of = |lba: u64| Sector::new(lba * BLOCK_SECTORS);
+    for lba in 0..setup.blocks {
+        stamp(&mut bytes, lba * BLOCK_SECTORS, 1);
+        guest.write(start_of(lba), &mut bytes).unwrap();
+    }
+    let used = || image.log_state().unwrap().segments_used;
+    let full = used();
+    for lba in (0..setup.blocks).filter(|lba| lba % 16 != 0) {
+        let block = Extent::new(start_of(lba), SectorCount::new(BLOCK_SECTORS)).unwrap();
+        guest.run(Op::Discard(block)).unwrap();
+    }
+    let start = Instant::now();
+    while used() > full / 2 {
+        assert!(start.elapsed() < HANGS, "{} of {full} segments are still in use", used());
+        thread::sleep(Duration::from_millis(20));
+    }
+    for lba in 0..setup.blocks {
+        guest.read(start_of(lba), &mut bytes).unwrap();
+        let round = u64::from(lba % 16 == 0);
+        assert_eq!(read_stamps(&bytes, lba * BLOCK_SECTORS).unwrap(), vec![round; 8]);
+    }
+}
