@@ -16,7 +16,7 @@ pub const SLACK_SEGMENTS: u32 = 5;
 /// Dead segments that are freed together: each time costs an fdatasync.
 const FREED_TOGETHER: u32 = 3;
 /// Segments of which no more than one part in so many lives are cleaned while guests are quiet.
-const SPARSE_PART: u32 = 4;
+const SPARSE_PART: u32 = 3;
 /// Guests that write so many records in [`RELEASE_TIME`] at most are quiet: there is always a log
 /// file or a journal that is written now and then.
 const QUIET_RECORDS: u64 = 32;
@@ -66,7 +66,7 @@ impl Keeper {
     }
 
     /// Cleans sparse segments, as long as guests are quiet. What guests discard lies scattered between
-    /// what stays, and nobody may ever need the room; but the host is to have it. To win three parts
+    /// what stays, and nobody may ever need the room; but the host is to have it. To win two parts
     /// for one that is copied costs the medium little.
     pub fn clean_sparse(&mut self) {
         while self.is_quiet() && !self.core.inbox.peek_stop() {
