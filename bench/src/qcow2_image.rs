@@ -10,11 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, run};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::parse_size;
 use crate::sample::median;
+use crate::server::qsd;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -126,31 +127,16 @@ impl Contender {
 
     fn start(self, args: &Qcow2Args, image: &Path, socket: &Path) -> Result<Daemon> {
         let _ = std::fs::remove_file(socket);
-        let direct = if args.cached { "off" } else { "on" };
         let command = match self {
             Self::Flowstone => {
+                let direct = if args.cached { "off" } else { "on" };
                 let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
                 DaemonCommand::new(program)
                     .args(["serve", "--direct", direct, "--socket"])
                     .arg(socket)
                     .arg(image)
             }
-            Self::Qsd => {
-                let aio = if args.cached { "threads" } else { "native" };
-                let node = format!(
-                    "driver=qcow2,node-name=d,discard=unmap,file.driver=file,file.filename={},\
-                     file.cache.direct={direct},file.aio={aio}",
-                    image.display()
-                );
-                let export = format!(
-                    "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},\
-                     writable=on,num-queues=4",
-                    socket.display()
-                );
-                DaemonCommand::new("qemu-storage-daemon")
-                    .args(["--blockdev", &node, "--export", &export])
-                    .ready(Ready::Sockets(vec![socket.to_owned()]))
-            }
+            Self::Qsd => qsd::serve("qcow2", image, socket, 4, args.cached),
         };
         Ok(command.cpus(&[args.server_cpu]).spawn()?)
     }

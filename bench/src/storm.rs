@@ -11,11 +11,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use crate::args::parse_size;
 use crate::sample::median;
+use crate::server::qsd;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
@@ -170,20 +171,7 @@ impl Contender {
     ) -> Result<Daemon> {
         let _ = std::fs::remove_file(socket);
         let command = if self.qsd {
-            let node = format!(
-                "driver={},node-name=d,discard=unmap,file.driver=file,file.filename={},\
-                 file.cache.direct=on,file.aio=native,file.discard=unmap",
-                self.format,
-                image.display()
-            );
-            let export = format!(
-                "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},\
-                 writable=on,num-queues=2",
-                socket.display()
-            );
-            DaemonCommand::new("qemu-storage-daemon")
-                .args(["--blockdev", &node, "--export", &export])
-                .ready(Ready::Sockets(vec![socket.to_owned()]))
+            qsd::serve(self.format, image, socket, 2, false)
         } else {
             DaemonCommand::new(program)
                 .args(["serve", "--format", self.format, "--direct", "on", "--queues", "2"])

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
 use super::LogOptions;
+use crate::server::qsd;
 
 /// One of those that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -21,8 +22,6 @@ pub enum Contender {
     /// qemu-storage-daemon on a new qcow2 image.
     Qcow2,
 }
-
-const QSD: &str = "qemu-storage-daemon";
 
 impl Contender {
     pub const ALL: [Self; 4] = [Self::Raw, Self::Log, Self::QsdRaw, Self::Qcow2];
@@ -75,9 +74,9 @@ impl Contender {
         socket: &Path,
         queues: usize,
     ) -> Result<DaemonCommand> {
-        let queues = queues.to_string();
         let driver = match self {
             Self::Raw | Self::Log => {
+                let queues = queues.to_string();
                 return Ok(DaemonCommand::new(program(options)?)
                     .cpus(&[options.server_cpu])
                     .args(["serve", "--direct", "on", "--queues", &queues, "--socket"])
@@ -87,20 +86,7 @@ impl Contender {
             Self::QsdRaw => "raw",
             Self::Qcow2 => "qcow2",
         };
-        let node = format!(
-            "driver={driver},node-name=d,file.driver=file,file.filename={},\
-             file.cache.direct=on,file.aio=native",
-            image.display()
-        );
-        let export = format!(
-            "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},\
-             writable=on,num-queues={queues}",
-            socket.display()
-        );
-        Ok(DaemonCommand::new(QSD)
-            .cpus(&[options.server_cpu])
-            .args(["--blockdev", &node, "--export", &export])
-            .ready(Ready::Sockets(vec![socket.to_owned()])))
+        Ok(qsd::serve(driver, image, socket, queues, false).cpus(&[options.server_cpu]))
     }
 
     /// Ends it in order.

@@ -5,7 +5,7 @@
 
 mod fio;
 mod flowstone;
-mod qsd;
+pub(crate) mod qsd;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

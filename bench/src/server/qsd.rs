@@ -1,5 +1,7 @@
 //! How qemu-storage-daemon is started.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::process::Ready;
@@ -22,6 +24,31 @@ pub fn name(aio: Aio, iothread: bool, backend: Backend) -> String {
         (_, Aio::Uring) => " io_uring",
     };
     format!("QSD{engine}{}", if iothread { " iothread" } else { "" })
+}
+
+/// One image, with discards passed on.
+pub fn serve(
+    driver: &str,
+    image: &Path,
+    socket: &Path,
+    queues: usize,
+    cached: bool,
+) -> DaemonCommand {
+    // Direct I/O has an engine of its own; buffered I/O takes threads.
+    let (direct, aio) = if cached { ("off", "threads") } else { ("on", "native") };
+    let node = format!(
+        "driver={driver},node-name=d,discard=unmap,file.driver=file,file.discard=unmap,\
+         file.filename={},file.cache.direct={direct},file.aio={aio}",
+        image.display()
+    );
+    let export = format!(
+        "type=vhost-user-blk,id=e,node-name=d,addr.type=unix,addr.path={},\
+         writable=on,num-queues={queues}",
+        socket.display()
+    );
+    DaemonCommand::new(PROGRAM)
+        .args(["--blockdev", &node, "--export", &export])
+        .ready(Ready::Sockets(vec![socket.to_owned()]))
 }
 
 /// One export for one point.
