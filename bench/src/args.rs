@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::log_image::LogArgs;
+use crate::size::parse_size;
 
 /// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
 #[derive(Debug, Parser)]
@@ -168,16 +169,4 @@ pub struct LoadArgs {
     /// Seed of all choices.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-}
-
-/// A number of bytes with an optional k, M or G (powers of 1024).
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let (digits, shift) = match text.chars().last().map(|c| c.to_ascii_lowercase()) {
-        Some('k') => (&text[..text.len() - 1], 10),
-        Some('m') => (&text[..text.len() - 1], 20),
-        Some('g') => (&text[..text.len() - 1], 30),
-        _ => (text, 0),
-    };
-    let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
 }

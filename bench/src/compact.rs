@@ -11,7 +11,7 @@ use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, run};
 use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 
-use crate::args::parse_size;
+use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

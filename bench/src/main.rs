@@ -18,6 +18,7 @@ mod point;
 mod qcow2_image;
 mod sample;
 mod server;
+mod size;
 mod storm;
 
 use std::path::Path;

@@ -14,9 +14,9 @@ use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
-use crate::args::parse_size;
 use crate::sample::median;
 use crate::server::qsd;
+use crate::size::parse_size;
 
 /// Options.
 #[derive(Clone, Debug, Args)]

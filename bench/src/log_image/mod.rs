@@ -17,8 +17,8 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 
-use crate::args::parse_size;
 use crate::sample::median;
+use crate::size::parse_size;
 use contender::Contender;
 
 /// What to measure.
