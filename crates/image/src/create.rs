@@ -10,9 +10,9 @@ use flowstone_fileio::{
     Access, BlockingFile, DirectChoice, EngineChoice, FileIo, FileOffset, HostFile, OpenOptions,
     create_sparse,
 };
-
 use tracing::warn;
 
+use crate::capacity::valid_capacity;
 use crate::log::{self, LogImage, LogInfo, LogOptions};
 use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
@@ -291,16 +291,4 @@ fn file_options(path: &Path, format: Format, options: OpenOptions) -> OpenOption
         return OpenOptions { direct: DirectChoice::Off, ..options };
     }
     options
-}
-
-/// A disk's size from bytes, or why there is no such disk.
-pub(crate) fn valid_capacity(bytes: u64) -> std::result::Result<SectorCount, &'static str> {
-    // File offsets are signed 64-bit numbers (off_t).
-    const BYTES_MAX: u64 = i64::MAX as u64;
-    match SectorCount::from_bytes(bytes) {
-        Some(capacity) if capacity.get() == 0 => Err("its size is 0"),
-        Some(_) if bytes > BYTES_MAX => Err("no host file can be that large"),
-        Some(capacity) => Ok(capacity),
-        None => Err("its size is not a multiple of 512 bytes"),
-    }
 }

@@ -3,6 +3,7 @@
 //! An [`Image`] is a [`Layer`](flowstone_block::Layer) with the verbs of an image's life: size,
 //! space, resize, check, convert.
 
+mod capacity;
 mod check;
 mod convert;
 mod create;
@@ -16,15 +17,17 @@ mod mailbox;
 mod pace;
 pub mod qcow2;
 pub mod raw;
+mod report;
 mod sample;
 mod trims;
 mod waker;
 
-pub use check::{CheckOptions, CheckProgress, CheckReport, check};
+pub use check::check;
 pub use convert::convert;
 pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
 pub use format::Format;
 pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, Space};
 pub use log::{LogInfo, LogOptions, LogState};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
+pub use report::{CheckOptions, CheckProgress, CheckReport};
 pub use sample::{ReadSample, sample_reads};

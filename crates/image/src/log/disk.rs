@@ -25,7 +25,7 @@ use super::map::LEAF_BLOCKS;
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
 use super::superblock::{HeadPlace, Superblock, Totals};
 use super::tail::{Head, Health, Tail};
-use crate::create::valid_capacity;
+use crate::capacity::valid_capacity;
 use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// What can be chosen when a log image is made.

@@ -16,7 +16,7 @@ use super::check::check;
 use super::core::Core;
 use super::lane::{Lane, Worker};
 use super::meta::Source;
-use crate::create::valid_capacity;
+use crate::capacity::valid_capacity;
 use crate::image::CompactProgress;
 use crate::trims::Trims;
 use crate::{CheckOptions, DiscardMode, Discards, Format, Image, Layout, Space};

@@ -8,7 +8,7 @@ use flowstone_fileio::Access;
 use flowstone_fileio::sim::SimDisk;
 
 use super::{Memory, Qcow2Image, Qcow2Options, check, create};
-use crate::check::CheckOptions;
+use crate::report::CheckOptions;
 use crate::{DiscardMode, Image};
 
 /// Clusters of the small disks.

@@ -22,7 +22,7 @@ use super::refcounts::Refcounts;
 use super::replay;
 use super::space::Space;
 use super::survey::{Refusal, Survey, Surveyor};
-use crate::create::valid_capacity;
+use crate::capacity::valid_capacity;
 use crate::trims::Trims;
 use crate::{DiscardMode, Image};
 use tracing::warn;

@@ -8,8 +8,8 @@ use flowstone_block::{
 use flowstone_fileio::{Access, FileIo};
 
 use super::RawImage;
-use crate::check::{CheckProgress, CheckReport};
 use crate::convert::chunks;
+use crate::report::{CheckProgress, CheckReport};
 use crate::{DiscardMode, Image};
 
 /// Reads all data of the image.

@@ -12,7 +12,7 @@ use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 
 use super::channel::{RawChannel, RawParts};
 use super::sparsify::sparsify;
-use crate::create::valid_capacity;
+use crate::capacity::valid_capacity;
 use crate::discards::DiscardCounters;
 use crate::pace::Activity;
 use crate::trims::Trims;

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use super::block_name;
-use crate::check::CheckReport;
 use crate::log::address::Address;
 use crate::log::load::Loaded;
 use crate::log::record::LEAF_ON_DISK_BLOCKS;
 use crate::log::shape::blocks_of_sectors;
+use crate::report::CheckReport;
 
 /// That a guest block is at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -27,7 +27,7 @@ use super::root::LeafPlace;
 use super::segments::State;
 use super::shape::blocks_of_sectors;
 use super::superblock::Superblock;
-use crate::check::{CheckProgress, CheckReport};
+use crate::report::{CheckProgress, CheckReport};
 
 pub use self::repair::repair;
 

@@ -14,13 +14,13 @@ use flowstone_block::{Error, Result};
 use flowstone_fileio::{BlockingFile, FileIo, FileOp};
 
 use super::Examination;
-use crate::check::{CheckProgress, CheckReport};
 use crate::log::core::Core;
 use crate::log::disk::prepare_loaded;
 use crate::log::keeper::Keeper;
 use crate::log::load::Loaded;
 use crate::log::segments::{SegmentTable, State};
 use crate::log::shape::Shape;
+use crate::report::{CheckProgress, CheckReport};
 
 /// Checks an image, repairs what can be, and checks it again.
 pub fn repair(

@@ -8,10 +8,10 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::claims::Claims;
 use super::{block_name, reader_of};
-use crate::check::{CheckProgress, CheckReport};
 use crate::log::address::{Address, BLOCK_BYTES};
 use crate::log::load::Loaded;
 use crate::log::record::{Entry, Header};
+use crate::report::{CheckProgress, CheckReport};
 
 /// Segments walked side by side.
 const LANES: usize = 32;

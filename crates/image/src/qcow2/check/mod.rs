@@ -19,7 +19,7 @@ use super::refcounts::Refcounts;
 use super::shape::{HostCluster, Shape};
 use super::space::merged;
 use super::survey::Refusal;
-use crate::check::{CheckOptions, CheckProgress, CheckReport};
+use crate::report::{CheckOptions, CheckProgress, CheckReport};
 
 /// Host clusters that are counted in one pass: a byte of memory each.
 const WINDOW_CLUSTERS: u64 = 64 << 20;

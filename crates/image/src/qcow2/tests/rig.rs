@@ -10,8 +10,8 @@ use flowstone_fileio::Access;
 use flowstone_fileio::sim::SimDisk;
 
 use super::super::{Backing, Memory, Qcow2Image, Qcow2Options, check, create};
-use crate::check::{CheckOptions, CheckReport};
 use crate::raw::RawImage;
+use crate::report::{CheckOptions, CheckReport};
 use crate::{DiscardMode, Format, Image};
 
 /// A new image on a new disk.
