@@ -82,6 +82,9 @@ impl Trims {
         };
         let waiting = self.shared.discards.come_in(request.op);
         let job = Job { request, waiting, reply_to: Arc::clone(reply_to) };
+        if self.shared.state().stopping {
+            return job.reply(Err(Errno::IO));
+        }
         if let Err(error) = self.ensure_thread() {
             error!("cannot start a thread for discards: {error}");
             return job.reply(Err(Errno::AGAIN));

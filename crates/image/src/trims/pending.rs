@@ -44,6 +44,9 @@ pub struct Pending {
 impl Pending {
     /// Adds a run, and makes it one with those it touches.
     pub fn add(&mut self, mut run: Run) {
+        if self.runs.is_empty() {
+            self.sweep_began = None;
+        }
         while let Some((&start, before)) = self.runs.range(..=run.extent.end().get()).next_back()
             && let Some(extent) = before.extent.merge(run.extent)
         {
@@ -57,6 +60,7 @@ impl Pending {
     /// The next run to be carried out.
     pub fn take(&mut self) -> Option<Run> {
         let next = self.runs.range(self.swept_to..).next().map(|(start, _)| *start);
+        self.sweep_began.get_or_insert_with(Instant::now);
         let run = match next {
             Some(start) => self.runs.remove(&start)?,
             None => {
@@ -112,6 +116,23 @@ mod tests {
         assert_eq!(take(&mut pending), Some((extent(128, 1), vec![5])));
         assert_eq!(take(&mut pending), None);
         assert_eq!(pending.sweep_began(), None);
+    }
+
+    /// The first sweep was without a beginning, and the next one had that of the last before a pause.
+    #[test]
+    fn a_sweep_begins_with_the_first_run_that_is_taken() {
+        let mut pending = Pending::default();
+        add(&mut pending, &[(0, 4), (8, 4), (16, 4)]);
+        assert_eq!(pending.sweep_began(), None);
+        take(&mut pending);
+        let first = pending.sweep_began().expect("two are left");
+        take(&mut pending);
+        assert_eq!(pending.sweep_began(), Some(first));
+        take(&mut pending);
+        add(&mut pending, &[(32, 4), (40, 4)]);
+        assert_eq!(pending.sweep_began(), None);
+        take(&mut pending);
+        assert!(pending.sweep_began().expect("one is left") > first);
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::log::address::{Address, BLOCK_BYTES, Word};
 use crate::log::policy::{CLASS_MAP, Candidate};
 use crate::log::record::{Entry, Kind};
 use crate::log::segments::{Segment, State};
+use crate::log::tail::Health;
 use crate::log::window::Window;
 
 /// Segments above the reserve at which cleaning begins.
@@ -17,6 +18,8 @@ pub const SLACK_SEGMENTS: u32 = 5;
 const FREED_TOGETHER: u32 = 3;
 /// Segments of which no more than one part in so many lives are cleaned while guests are quiet.
 const SPARSE_PART: u32 = 3;
+/// So many are cleaned before the next look at everything else.
+const SPARSE_TOGETHER: u32 = 8;
 /// Guests that write so many records in [`RELEASE_TIME`] at most are quiet: there is always a log
 /// file or a journal that is written now and then.
 const QUIET_RECORDS: u64 = 32;
@@ -68,18 +71,28 @@ impl Keeper {
     /// Cleans sparse segments, as long as guests are quiet. What guests discard lies scattered between
     /// what stays, and nobody may ever need the room; but the host is to have it. To win two parts
     /// for one that is copied costs the medium little.
+    /// Only a few at a time: the victims are free after the next checkpoint, and whoever comes
+    /// meanwhile must not wait for all of them.
     pub fn clean_sparse(&mut self) {
-        while self.is_quiet() && !self.core.inbox.peek_stop() {
+        for cleaned in 0..SPARSE_TOGETHER {
+            if !self.is_quiet() || self.core.inbox.peek_stop() {
+                return;
+            }
             let Some((victim, segment)) = self.sparsest() else { return };
             if self.clean(victim, segment).is_err() {
-                self.sparse_tried = self.core.tail().committed();
+                if cleaned == 0 {
+                    self.sparse_tried = self.core.tail().committed();
+                }
                 return;
             }
         }
     }
 
+    /// Whether guests write next to nothing, and nobody waits for the keeper.
     fn is_quiet(&self) -> bool {
-        self.core.tail().committed() - self.seen <= QUIET_RECORDS
+        let tail = self.core.tail();
+        let waits = tail.starved || tail.full.is_some() || tail.health != Health::Running;
+        !waits && tail.committed() - self.seen <= QUIET_RECORDS
     }
 
     /// The segment that lives least, if that is little enough, and unless that was tried in vain.

@@ -48,7 +48,7 @@ impl Keeper {
     pub(super) fn compact(&mut self) -> Outcome {
         self.free_leaks()?;
         self.commit()?;
-        self.settle_limbo();
+        self.settle_all();
         if !self.surveyed {
             warn!("{}: its map is too large to be put in order as a whole", self.core.name);
             return Ok(());
@@ -62,7 +62,7 @@ impl Keeper {
         let Work { order, mut aside, .. } = work;
         aside.extend(order.unused());
         self.limbo.push_back((0, merged(aside)));
-        self.settle_limbo();
+        self.settle_all();
         outcome?;
         self.release_refcounts()
     }
@@ -86,7 +86,7 @@ impl Keeper {
         }
         self.core.meta().tables.retain(|cluster| !freed.contains(cluster));
         self.limbo.push_back((0, merged(freed)));
-        self.settle_limbo();
+        self.settle_all();
         Ok(())
     }
 
@@ -304,7 +304,7 @@ impl<'a> Work<'a> {
         if self.aside.len() > self.most {
             let surplus: Vec<Range<u64>> = merged(self.aside.drain(self.most..).collect());
             self.keeper.limbo.push_back((0, surplus));
-            self.keeper.settle_limbo();
+            self.keeper.settle_all();
         }
     }
 }

@@ -28,6 +28,13 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// How long to wait for requests that may still use clusters which are free otherwise.
 const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
 
+/// Clusters that wait to be punched take no more than this of the host, or one part in so many of the
+/// disk, whichever is more.
+const GARBAGE_BYTES_MIN: u64 = 64 << 20;
+const GARBAGE_PART: u64 = 16;
+/// How long it punches before it looks who wants what.
+const TURN_MAX: Duration = Duration::from_millis(20);
+
 /// The keeper of an image.
 pub struct Keeper {
     core: Arc<Core>,
@@ -178,6 +185,22 @@ impl Keeper {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
         }
+        if !self.core.meta().space.has(clusters) {
+            self.punch_all();
+        }
+    }
+
+    /// The same without a rest, to the end: there are no guests.
+    fn settle_all(&mut self) {
+        self.settle_limbo();
+        self.punch_all();
+    }
+
+    /// Without a rest: somebody needs the room now.
+    fn punch_all(&mut self) {
+        for run in std::mem::take(&mut self.garbage) {
+            self.punch(run);
+        }
     }
 
     /// Gives the host what nobody can be using any more, and makes it available.
@@ -194,15 +217,26 @@ impl Keeper {
         if found {
             merge_runs(&mut self.garbage);
         }
-        if self.rests_until.is_some_and(|end| end > Instant::now()) {
+        let size = |run: &Range<u64>| (run.end - run.start) << self.core.shape.cluster_bits;
+        let mut left = self.garbage.iter().map(size).sum::<u64>();
+        // Guests that give up more than is punched beside them are not to fill the host.
+        let most = GARBAGE_BYTES_MIN.max(self.core.capacity().bytes() / GARBAGE_PART);
+        if left <= most && self.rests_until.is_some_and(|end| end > Instant::now()) {
             return;
         }
         self.rests_until = None;
+        let turn = Instant::now();
         while let Some(run) = self.garbage.pop() {
             let began = Instant::now();
+            left -= (run.end - run.start) << self.core.shape.cluster_bits;
             self.punch(run);
-            let rest = self.pace.rest_after(began, &self.core.activity);
-            if !rest.is_zero() && !self.garbage.is_empty() {
+            let mut rest = self.pace.rest_after(began, &self.core.activity);
+            if left > most {
+                rest = Duration::ZERO;
+            }
+            // Others may want a commit meanwhile.
+            let over = !rest.is_zero() || turn.elapsed() > TURN_MAX;
+            if over && !self.garbage.is_empty() {
                 self.rests_until = Some(Instant::now() + rest);
                 return;
             }
@@ -236,11 +270,7 @@ impl Keeper {
         if self.core.meta().is_changed() || self.pending.is_some() {
             self.commit()?;
         }
-        self.settle_limbo();
-        while !self.garbage.is_empty() {
-            self.rests_until = None;
-            self.settle_limbo();
-        }
+        self.settle_all();
         if self.refcounts.is_changed() {
             self.write_refcounts()?;
             self.sync()?;
