@@ -11,6 +11,7 @@ mod error;
 mod extent;
 mod geometry;
 mod layer;
+mod mutant;
 mod request;
 mod size;
 
@@ -22,6 +23,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, SECTOR_BYTES, Sector, SectorCount};
 pub use geometry::Geometry;
 pub use layer::{Channel, Layer, QueueDepth};
+pub use mutant::mutant;
 pub use request::{Completion, Op, OpKind, Outcome, Request};
 pub use size::{format_size, parse_size};
 
