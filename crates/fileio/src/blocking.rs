@@ -12,7 +12,7 @@ use rustix::io::retry_on_intr;
 
 use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::direct::Bounce;
-use crate::{FileOffset, FileOp, FileRequest, holes};
+use crate::{FileOffset, FileOp, FileRequest, block_device, holes};
 
 /// How many pieces one call may take (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
@@ -33,6 +33,7 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
         }
         FileOp::Datasync => fdatasync(&file.sync),
         FileOp::Punch { offset, bytes } => holes::punch(files, offset, bytes),
+        FileOp::Discard { offset, bytes } => holes::discard(files, offset, bytes),
         FileOp::Clear { offset, bytes } => holes::clear(files, offset, bytes),
         FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
@@ -50,6 +51,7 @@ fn transfer_all(file: &File, request: &FileRequest, pieces: &[IoVec]) -> Outcome
         }
         FileOp::Datasync
         | FileOp::Punch { .. }
+        | FileOp::Discard { .. }
         | FileOp::Clear { .. }
         | FileOp::Zero { .. }
         | FileOp::Allocate { .. } => Ok(()),
@@ -144,17 +146,6 @@ pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }
 
-/// What to do where the host has no punch that also zeroes: a punch promises zeroes.
-pub fn punch_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
-    if files.kind == FileKind::BlockDevice {
-        // The device may not zero what it discards, so zero first; the discard is then a hint.
-        zero_fallback(files, offset, bytes)?;
-        let _ = block_ioctl(&files.file, libc::c_ulong::from(BLKDISCARD), offset, bytes);
-        return Ok(());
-    }
-    zero_fallback(files, offset, bytes)
-}
-
 /// Makes a range read as zeroes and keeps its space.
 pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
@@ -164,11 +155,11 @@ pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     }
 }
 
-/// Zeroes for hosts whose file system or device has no call for them.
-fn zero_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+/// Zeroes for hosts whose file system or device has no call for them. It must be the last that
+/// touches the range: a discard after it may bring back anything.
+pub fn zero_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.kind == FileKind::BlockDevice {
-        let zeroed = block_ioctl(&files.file, libc::c_ulong::from(BLKZEROOUT), offset, bytes);
-        if zeroed.is_ok() {
+        if block_device::zero_out(&files.file, offset, bytes).is_ok() {
             return Ok(());
         }
     }
@@ -210,22 +201,6 @@ fn allocate_fallback(files: &Descriptors, end: FileOffset) -> Outcome {
         FileKind::Regular => ftruncate(&files.file, end.get()),
         FileKind::BlockDevice => Err(Errno::NOSPC),
     }
-}
-
-// From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
-const BLKDISCARD: u32 = 0x1277;
-const BLKZEROOUT: u32 = 0x127f;
-
-fn block_ioctl(
-    file: &File,
-    request: libc::c_ulong,
-    offset: FileOffset,
-    bytes: u64,
-) -> Result<(), Errno> {
-    let range = [offset.get(), bytes];
-    // SAFETY: both requests read two u64 from the address given, which lives across the call.
-    let answer = unsafe { libc::ioctl(file.as_raw_fd(), request, range.as_ptr()) };
-    if answer == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 #[cfg(test)]

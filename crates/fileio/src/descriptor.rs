@@ -5,10 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use rustix::fs::{SeekFrom, seek};
 
+use crate::block_device;
 use crate::direct::DirectLimits;
 use crate::lock::unlock;
 
@@ -29,6 +30,8 @@ pub(crate) struct Descriptors {
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
     pub kind: FileKind,
+    /// What [`discards_to_zeroes`](Self::discards_to_zeroes) has found out.
+    zeroes: OnceLock<bool>,
     /// How often space was given back, of which ranges, and how much. Written where a system call
     /// is made anyway.
     pub punches: AtomicU64,
@@ -44,11 +47,18 @@ impl Descriptors {
             file,
             direct,
             kind,
+            zeroes: OnceLock::new(),
             punches: AtomicU64::new(0),
             punched_bytes: AtomicU64::new(0),
             freed_bytes: AtomicU64::new(0),
             punching: Mutex::new(()),
         }
+    }
+
+    /// Whether space that is given back reads as zeroes without being written.
+    pub fn discards_to_zeroes(&self) -> bool {
+        let look = || block_device::discards_to_zeroes(&self.file);
+        self.kind == FileKind::Regular || *self.zeroes.get_or_init(look)
     }
 
     /// Bytes of the file or device.

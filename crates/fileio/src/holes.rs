@@ -17,7 +17,8 @@ use flowstone_block::{Errno, Outcome};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use crate::FileOffset;
-use crate::blocking::{is_unsupported, punch_fallback, zero};
+use crate::block_device;
+use crate::blocking::{is_unsupported, zero, zero_fallback};
 use crate::descriptor::{Descriptors, FileKind};
 
 /// Most that is punched with one call: a fragmented file stays locked all the while.
@@ -28,7 +29,9 @@ pub fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let end = offset.forward(bytes).get();
     let mut at = offset.get();
     if files.kind == FileKind::BlockDevice {
-        files.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if files.discards_to_zeroes() {
+            files.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
         return punch_at(files, at, end);
     }
     while at < end {
@@ -41,6 +44,17 @@ pub fn punch(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
         at = stop;
     }
     Ok(())
+}
+
+/// Gives a range back to the host whose content nothing needs.
+pub fn discard(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
+    if files.discards_to_zeroes() {
+        return punch(files, offset, bytes);
+    }
+    files.punches.fetch_add(1, Ordering::Relaxed);
+    files.punched_bytes.fetch_add(bytes, Ordering::Relaxed);
+    files.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
+    block_device::discard(&files.file, offset, bytes)
 }
 
 /// Counts by how much the file gets smaller: of a range, all may be data or one block. The kernel
@@ -60,7 +74,7 @@ fn punch_at(files: &Descriptors, at: u64, end: u64) -> Outcome {
     files.punched_bytes.fetch_add(end - at, Ordering::Relaxed);
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     match fallocate(&files.file, flags, at, end - at) {
-        Err(errno) if is_unsupported(errno) => punch_fallback(files, FileOffset::new(at), end - at),
+        Err(errno) if is_unsupported(errno) => zero_fallback(files, FileOffset::new(at), end - at),
         outcome => outcome,
     }
 }

@@ -116,6 +116,10 @@ impl FileIo for HostFile {
         self.files.direct.is_some()
     }
 
+    fn discards_to_zeroes(&self) -> bool {
+        self.files.discards_to_zeroes()
+    }
+
     fn punched(&self) -> Punched {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Punched {

@@ -6,6 +6,7 @@
 //! queue's own thread, for memory file systems, where a call never waits for a device). A fourth,
 //! `volatile`, is for tests: it forgets what was not synced when the process is killed.
 
+mod block_device;
 mod blocking;
 mod blocking_file;
 mod descriptor;

@@ -71,19 +71,19 @@ impl OpenOptions {
     /// Opens the file at `path`, locks it, and picks its engine.
     pub fn open(self, path: &Path) -> Result<HostFile> {
         let name = path.display().to_string();
-        let file = File::options()
-            .read(true)
-            .write(self.access == Access::Write)
-            // A FIFO must not block us: kind_of refuses it, with words.
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path)
-            .map_err(|error| explain(&name, error))?;
+        // The lock of a killed daemon lives until its last request has left the kernel.
+        let give_up = Instant::now() + self.lock_patience;
+        let file = patiently(&name, give_up, || self.open_file(path, &name))?;
         let metadata = file.metadata().map_err(|error| explain(&name, error))?;
         let kind = kind_of(&metadata, &name)?;
         match self.access {
             Access::Inspect => {}
-            Access::Read => self.lock(&file, Sharing::Readers, &name)?,
-            Access::Write => self.lock(&file, Sharing::Exclusive, &name)?,
+            Access::Read => {
+                patiently(&name, give_up, || lock(file.as_fd(), Sharing::Readers, &name))?;
+            }
+            Access::Write => {
+                patiently(&name, give_up, || lock(file.as_fd(), Sharing::Exclusive, &name))?;
+            }
         }
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;
@@ -91,20 +91,25 @@ impl OpenOptions {
             .map_err(|error| explain(&name, error))
     }
 
-    fn lock(self, file: &File, sharing: Sharing, name: &str) -> Result<()> {
-        let give_up = Instant::now() + self.lock_patience;
-        let mut told = false;
-        loop {
-            match lock(file.as_fd(), sharing, name) {
-                Err(error) if error.kind() == ErrorKind::Locked && Instant::now() < give_up => {
-                    if !std::mem::replace(&mut told, true) {
-                        info!("{name} is locked; waiting for its last user to let go");
-                    }
-                    std::thread::sleep(LOCK_RETRY);
-                }
-                outcome => return outcome,
-            }
-        }
+    fn open_file(self, path: &Path, name: &str) -> Result<File> {
+        // A lock belongs to an inode, and a device may have several nodes, partitions and mounts:
+        // only the kernel's exclusive open of the device itself (O_EXCL) excludes all of them. On
+        // regular files the flag means nothing.
+        let exclusive = if self.access == Access::Write { libc::O_EXCL } else { 0 };
+        let opened = File::options()
+            .read(true)
+            .write(self.access == Access::Write)
+            // A FIFO must not block us: kind_of refuses it, with words.
+            .custom_flags(libc::O_NONBLOCK | exclusive)
+            .open(path);
+        opened.map_err(|error| match error.kind() {
+            io::ErrorKind::ResourceBusy => Error::locked(
+                name,
+                "the device is mounted, part of another device, or served already",
+                "unmount it, or stop what uses it (lsblk shows what is on it)",
+            ),
+            _ => explain(name, error),
+        })
     }
 
     /// Sets the flags that the file is used with from now on. `O_NONBLOCK` must go: on a device
@@ -128,6 +133,22 @@ impl OpenOptions {
                 Ok(()) => Ok(None),
                 Err(errno) => Err(Error::host(name, errno, "check the host's file system")),
             },
+        }
+    }
+}
+
+/// Tries again while another user has the file, until `give_up`.
+fn patiently<T>(name: &str, give_up: Instant, attempt: impl Fn() -> Result<T>) -> Result<T> {
+    let mut told = false;
+    loop {
+        match attempt() {
+            Err(error) if error.kind() == ErrorKind::Locked && Instant::now() < give_up => {
+                if !std::mem::replace(&mut told, true) {
+                    info!("{name} is locked; waiting for its last user to let go");
+                }
+                std::thread::sleep(LOCK_RETRY);
+            }
+            outcome => return outcome,
         }
     }
 }

@@ -22,10 +22,21 @@ const THREADS_MAX: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The threads of one file, shared by its queues.
-#[derive(Default)]
 pub(crate) struct Pool {
     state: Mutex<State>,
     work: Condvar,
+    /// Starts a thread that serves the pool.
+    start: fn(Arc<Self>) -> io::Result<()>,
+}
+
+impl Default for Pool {
+    fn default() -> Self {
+        let start = |pool: Arc<Self>| {
+            let builder = thread::Builder::new().name("flowstone-sync".into());
+            builder.spawn(move || pool.serve()).map(drop)
+        };
+        Self { state: Mutex::default(), work: Condvar::new(), start }
+    }
 }
 
 #[derive(Default)]
@@ -70,11 +81,8 @@ impl Pool {
         let wanted = state.jobs.len().saturating_sub(state.idle);
         let started = wanted.min(THREADS_MAX - state.threads);
         for _ in 0..started {
-            let pool = Arc::clone(self);
-            let spawned =
-                thread::Builder::new().name("flowstone-sync".into()).spawn(move || pool.serve());
-            match spawned {
-                Ok(_) => state.threads += 1,
+            match (self.start)(Arc::clone(self)) {
+                Ok(()) => state.threads += 1,
                 // Fewer threads are slower; none at all cannot work.
                 Err(error) if state.threads == 0 => return Err(error),
                 Err(_) => break,
@@ -83,6 +91,12 @@ impl Pool {
         drop(state);
         self.work.notify_all();
         Ok(())
+    }
+
+    /// A job that waits. The lock is free again when this returns: what runs the job must not keep
+    /// other queues from leaving theirs.
+    fn take_job(&self) -> Option<Job> {
+        self.state().jobs.pop_front()
     }
 
     fn serve(&self) {
@@ -177,7 +191,7 @@ impl FileChannel for PoolChannel {
         });
         if self.pool.enqueue(jobs).is_err() {
             // No thread could be started: the queue's own thread does the work this once.
-            while let Some(job) = self.pool.state().jobs.pop_front() {
+            while let Some(job) = self.pool.take_job() {
                 job.run();
             }
         }
@@ -217,5 +231,72 @@ impl Drop for PoolChannel {
             }
             self.sleep(&Doorbells { fds: &[], deadline: None });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use flowstone_block::{AlignedBuf, IoVec};
+
+    use super::*;
+    use crate::descriptor::{Descriptors, FileKind};
+    use crate::{FileOffset, FileOp, MemoryList};
+
+    /// Takes a while to read: 16 GiB of zeroes, into the same memory over and over.
+    const PIECES: usize = 8192;
+    const PIECE_BYTES: usize = 2 << 20;
+
+    /// A host that starts no threads: the queue runs its job itself, and others can use the pool
+    /// meanwhile.
+    #[test]
+    fn a_queue_that_runs_its_own_job_does_not_hold_the_pool() {
+        let start = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));
+        let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
+        let zeroes = Descriptors::new(File::open("/dev/zero").unwrap(), None, FileKind::Regular);
+        let file = QueueFile::new(&Arc::new(zeroes)).unwrap();
+        let mut channel = PoolChannel::new(Arc::clone(&pool), Arc::clone(&file)).unwrap();
+        let mut buffer = AlignedBuf::zeroed(PIECE_BYTES);
+        let list: Vec<IoVec> = (0..PIECES)
+            // SAFETY: the buffer outlives the request; nothing looks at what it holds.
+            .map(|_| unsafe { IoVec::of(&mut buffer) })
+            .collect();
+        let bytes = (PIECES * PIECE_BYTES) as u64;
+        // SAFETY: the list outlives the request.
+        let memory = unsafe { MemoryList::new(&list) };
+        let op = FileOp::Read { offset: FileOffset::new(0), bytes };
+        let reply_to = Arc::clone(&channel.mailbox);
+        let slow = Job { file, request: FileRequest { op, memory, tag: 0 }, reply_to };
+        assert!(pool.enqueue(std::iter::once(slow)).is_err());
+        let mailbox = Arc::clone(&channel.mailbox);
+        let begun = std::sync::Barrier::new(2);
+        let seen_free = thread::scope(|scope| {
+            let others = scope.spawn(|| {
+                begun.wait();
+                loop {
+                    // In this order: the first job is neither queued nor done, so it is being run.
+                    let second_is_next = |state: MutexGuard<'_, State>| {
+                        state.jobs.front().is_some_and(|job| job.request.tag == 1)
+                    };
+                    let is_taken = pool.state.try_lock().is_ok_and(second_is_next);
+                    if !mailbox.done.lock().unwrap().is_empty() {
+                        return false;
+                    }
+                    if is_taken {
+                        return true;
+                    }
+                    thread::yield_now();
+                }
+            });
+            let op = FileOp::Datasync;
+            channel.submit(FileRequest { op, memory: MemoryList::EMPTY, tag: 1 });
+            begun.wait();
+            channel.kick();
+            others.join().unwrap()
+        });
+        // The slow job is not the channel's own; both are in its mailbox.
+        channel.in_flight += 1;
+        assert!(seen_free, "the pool was locked while a job ran");
     }
 }

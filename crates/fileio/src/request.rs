@@ -48,8 +48,18 @@ pub enum FileOp {
     },
     /// Make completed writes durable, with the metadata needed to read them back.
     Datasync,
-    /// Give the range's space back; it reads as zeroes afterwards.
+    /// Give the range's space back; it reads as zeroes afterwards. A device that cannot do both
+    /// at once is zeroed, and keeps the space.
     Punch {
+        /// Where the range begins.
+        offset: FileOffset,
+        /// How many bytes.
+        bytes: u64,
+    },
+    /// Give the range's space back; nothing needs its content. What it reads as until it is written
+    /// again is zeroes if [`FileIo::discards_to_zeroes`](crate::FileIo::discards_to_zeroes), and
+    /// anything otherwise. A device that takes no discards is left as it is.
+    Discard {
         /// Where the range begins.
         offset: FileOffset,
         /// How many bytes.

@@ -45,6 +45,12 @@ pub trait FileIo: Send + Sync {
         false
     }
 
+    /// Whether space that is given back reads as zeroes without being written, so that a discard
+    /// is a punch. A file's space does; a device's may not (dm-crypt, thin volumes, some SSDs).
+    fn discards_to_zeroes(&self) -> bool {
+        true
+    }
+
     /// What has been given back to the host since the file was opened.
     fn punched(&self) -> Punched {
         Punched::default()

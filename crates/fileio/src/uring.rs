@@ -112,6 +112,13 @@ impl UringChannel {
         }
     }
 
+    /// Whether the kernel holds completions that only entering it brings out: their work waits for
+    /// this thread, or the completion queue was full when they came.
+    fn has_more_inside(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
     fn arm(&mut self, bell: usize, fd: RawFd) {
         if mem::replace(&mut self.armed[bell], true) {
             return;
@@ -159,9 +166,7 @@ impl UringChannel {
 
 impl FileChannel for UringChannel {
     fn submit(&mut self, request: FileRequest) {
-        if matches!(request.op, FileOp::Punch { .. } | FileOp::Clear { .. }) {
-            // They look for holes first, for which a ring has no call; and a ring would give what
-            // locks a file to a thread anyway.
+        if goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
         let bounce = Bounce::needed(self.file.shared.direct.as_ref(), &request);
@@ -179,7 +184,7 @@ impl FileChannel for UringChannel {
 
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
         self.collect(done);
-        if self.ring.submission().taskrun() {
+        if self.has_more_inside() {
             self.enter(0, None);
             self.collect(done);
         }
@@ -265,6 +270,12 @@ impl InFlight {
     }
 }
 
+/// They look for holes first, for which a ring has no call; and a ring would give what locks a file
+/// to a thread anyway.
+const fn goes_to_the_pool(op: FileOp) -> bool {
+    matches!(op, FileOp::Punch { .. } | FileOp::Discard { .. } | FileOp::Clear { .. })
+}
+
 /// The submission for what is left of a request.
 fn entry_for(in_flight: &InFlight) -> squeue::Entry {
     let request = remaining(in_flight);
@@ -295,7 +306,9 @@ fn entry_for(in_flight: &InFlight) -> squeue::Entry {
         FileOp::Datasync => {
             opcode::Fsync::new(Fixed(SYNC_FILE)).flags(FsyncFlags::DATASYNC).build()
         }
-        FileOp::Punch { .. } | FileOp::Clear { .. } => unreachable!("given to the pool"),
+        FileOp::Punch { .. } | FileOp::Discard { .. } | FileOp::Clear { .. } => {
+            unreachable!("given to the pool")
+        }
         FileOp::Zero { offset, bytes } => opcode::Fallocate::new(file, bytes)
             .offset(offset.get())
             .mode(libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE)
@@ -317,6 +330,7 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
         }
         FileOp::Datasync
         | FileOp::Punch { .. }
+        | FileOp::Discard { .. }
         | FileOp::Clear { .. }
         | FileOp::Zero { .. }
         | FileOp::Allocate { .. } => {}

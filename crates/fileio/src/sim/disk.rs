@@ -4,6 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use fastrand::Rng;
 use flowstone_block::{Outcome, QueueDepth};
 
 use super::change::Change;
@@ -55,6 +56,12 @@ impl SimDisk {
     /// and does nothing. `None` is no limit.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state().capacity = bytes;
+    }
+
+    /// From now on the disk is a device that holds something else after each discard, as dm-crypt
+    /// does: made up from `seed`.
+    pub fn leave_garbage_after_discards(&self, seed: u64) {
+        self.state().garbage = Some(Rng::with_seed(seed));
     }
 
     /// Makes something go wrong.
@@ -135,6 +142,10 @@ impl FileIo for SimDisk {
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
         let found = self.state().live.next_data(from.get());
         Ok(found.map(|range| FileOffset::new(range.start)..FileOffset::new(range.end)))
+    }
+
+    fn discards_to_zeroes(&self) -> bool {
+        self.state().garbage.is_none()
     }
 
     fn block_bytes(&self) -> u32 {

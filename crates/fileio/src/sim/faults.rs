@@ -15,7 +15,7 @@ pub enum Call {
     Write,
     /// [`FileOp::Datasync`]
     Datasync,
-    /// [`FileOp::Punch`]
+    /// [`FileOp::Punch`] and [`FileOp::Discard`]
     Punch,
     /// [`FileOp::Zero`] and [`FileOp::Clear`]
     Zero,
@@ -160,7 +160,9 @@ pub fn call_of(op: FileOp) -> (Call, Range<u64>) {
         FileOp::Read { offset, bytes } => (Call::Read, offset, bytes),
         FileOp::Write { offset, bytes, .. } => (Call::Write, offset, bytes),
         FileOp::Datasync => (Call::Datasync, FileOffset::new(0), 0),
-        FileOp::Punch { offset, bytes } => (Call::Punch, offset, bytes),
+        FileOp::Punch { offset, bytes } | FileOp::Discard { offset, bytes } => {
+            (Call::Punch, offset, bytes)
+        }
         FileOp::Clear { offset, bytes } | FileOp::Zero { offset, bytes } => {
             (Call::Zero, offset, bytes)
         }

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use fastrand::Rng;
 use flowstone_block::{Errno, Outcome};
 
 use super::change::Change;
@@ -24,6 +25,8 @@ pub struct State {
     /// The most space that the file can have, in bytes.
     pub capacity: Option<u64>,
     pub schedule: Schedule,
+    /// Makes up what a discarded range holds; without it, that is zeroes.
+    pub garbage: Option<Rng>,
     /// How many channels there have been.
     pub channels: u64,
 }
@@ -45,7 +48,15 @@ impl State {
     /// A disk that holds `live`, and what its history says of it.
     pub fn new(live: Medium, history: History) -> Self {
         let faults = Faults::default();
-        Self { live, history, faults, capacity: None, schedule: Schedule::InOrder, channels: 0 }
+        Self {
+            live,
+            history,
+            faults,
+            capacity: None,
+            schedule: Schedule::InOrder,
+            garbage: None,
+            channels: 0,
+        }
     }
 
     /// Takes an operation in; `data` is what a write carries.
@@ -89,10 +100,18 @@ impl State {
                 (Change::Write { at: touched.start, data: data() }, durable)
             }
             FileOp::Punch { .. } => (Change::Punch(touched), false),
+            FileOp::Discard { .. } => (self.discard(touched), false),
             FileOp::Clear { .. } | FileOp::Zero { .. } => (Change::Zero(touched), false),
             FileOp::Allocate { .. } => (Change::Allocate(touched), false),
         };
         self.begin_change(change, durable, Ok(()))
+    }
+
+    fn discard(&mut self, range: Range<u64>) -> Change {
+        let Some(random) = &mut self.garbage else { return Change::Punch(range) };
+        let data =
+            std::iter::repeat_with(|| random.u8(..)).take((range.end - range.start) as usize);
+        Change::Write { at: range.start, data: data.collect() }
     }
 
     fn begin_change(&mut self, change: Change, durable: bool, answer: Outcome) -> Work {

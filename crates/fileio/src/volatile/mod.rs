@@ -126,7 +126,7 @@ impl Volatile {
             FileOp::Write { offset, durable, .. } => {
                 self.write(file, request, offset.get(), durable)
             }
-            FileOp::Punch { offset, bytes } => {
+            FileOp::Punch { offset, bytes } | FileOp::Discard { offset, bytes } => {
                 self.zero(file, request, offset.get()..offset.get() + bytes, Content::Punch)
             }
             // What is held may be data by the time it gets to the file.

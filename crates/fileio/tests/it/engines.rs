@@ -327,3 +327,31 @@ fn a_file_is_free_when_its_last_request_has_been_answered() {
         }
     }
 }
+
+/// Completions that found no room in a ring's completion queue wait in the kernel until the ring's
+/// owner enters it. A queue that polls and never sleeps has to notice.
+#[test]
+fn more_completions_than_a_ring_has_room_for_come_without_a_sleep() {
+    const REQUESTS: usize = 600;
+    for case in cases() {
+        let file = case.create();
+        let mut buffer = AlignedBuf::zeroed(4096);
+        // Buffered reads of what is in the page cache complete while they are submitted.
+        run(&mut *file.channel(DEPTH).unwrap(), write_op(0, 4096), &mut buffer).unwrap();
+        let mut channel = file.channel(QueueDepth(8)).unwrap();
+        // SAFETY: buffer and list outlive the requests; all of them read the same bytes.
+        let list = [unsafe { IoVec::of(&mut buffer) }];
+        for tag in 0..REQUESTS {
+            // SAFETY: as above.
+            let memory = unsafe { MemoryList::new(&list) };
+            channel.submit(FileRequest { op: read_op(0, 4096), memory, tag });
+        }
+        channel.kick();
+        let (mut done, start) = (Vec::new(), Instant::now());
+        while done.len() < REQUESTS {
+            channel.reap(&mut done);
+            assert!(start.elapsed() < Duration::from_secs(30), "{}: {}", case.name, done.len());
+        }
+        assert!(done.iter().all(|completion| completion.outcome.is_ok()), "{}", case.name);
+    }
+}

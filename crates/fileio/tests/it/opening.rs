@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -96,4 +97,56 @@ fn data_ranges_skip_holes() {
     assert_eq!(range.start.get(), 4 << 20);
     assert!(file.next_data(range.end).unwrap().is_none());
     assert!(file.allocated_bytes().unwrap() < 1 << 20);
+}
+
+/// A lock belongs to an inode, and one device may have several.
+#[test]
+fn a_device_has_one_writer_by_whatever_node() {
+    let dir = tempdir().unwrap();
+    let backing = dir.path().join("backing");
+    create_sparse(&backing, 1 << 20).unwrap();
+    let Some(device) = LoopDevice::of(&backing) else { return };
+    let number = std::fs::metadata(&device.0).unwrap().rdev();
+    let other = dir.path().join("other-node");
+    let kind = rustix::fs::FileType::BlockDevice;
+    rustix::fs::mknodat(rustix::fs::CWD, &other, kind, 0o600.into(), number).unwrap();
+
+    let first = OpenOptions::new(Access::Write).open(&device.0).unwrap();
+    for node in [&device.0, &other] {
+        let refused = OpenOptions::new(Access::Write).open(node).err().expect("a refusal");
+        assert_eq!(refused.kind(), ErrorKind::Locked, "{refused}");
+    }
+    assert!(first.discards_to_zeroes(), "a loop device punches its file");
+    drop(first);
+    let again = OpenOptions::new(Access::Write).open(&other).unwrap();
+    assert_eq!(again.size().unwrap(), 1 << 20);
+}
+
+/// A loop device, detached when dropped.
+struct LoopDevice(std::path::PathBuf);
+
+impl LoopDevice {
+    /// `None`, and says why, where this user may have none.
+    fn of(file: &Path) -> Option<Self> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        match made {
+            Ok(made) if made.status.success() => {
+                Some(Self(String::from_utf8_lossy(&made.stdout).trim().into()))
+            }
+            Ok(made) => {
+                println!("skipped: {}", String::from_utf8_lossy(&made.stderr).trim());
+                None
+            }
+            Err(error) => {
+                println!("skipped: no losetup: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Errno, Extent, Op, Outcome, QueueDepth, Request,
+    Channel, Completion, Doorbells, Errno, Extent, Op, Outcome, QueueDepth, Request, mutant,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
@@ -27,6 +27,8 @@ use crate::waker::Waker;
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,
     discard: DiscardMode,
+    /// Else zeroes have to be written, and are not merged with discards.
+    discards_to_zeroes: bool,
     sync_failed: Arc<AtomicBool>,
     in_flight: Slab<Box<Request>>,
     trims: Arc<Trims>,
@@ -54,6 +56,7 @@ const SYNC_TAG: usize = usize::MAX;
 pub(crate) struct RawParts {
     pub file: Box<dyn FileChannel>,
     pub discard: DiscardMode,
+    pub discards_to_zeroes: bool,
     pub sync_failed: Arc<AtomicBool>,
     pub trims: Arc<Trims>,
     pub pulse: Arc<Pulse>,
@@ -71,11 +74,13 @@ enum Plan {
 
 impl RawChannel {
     pub fn new(parts: RawParts, depth: QueueDepth) -> Self {
-        let RawParts { file, discard, sync_failed, trims, pulse, waker } = parts;
+        let RawParts { file, discard, discards_to_zeroes, sync_failed, trims, pulse, waker } =
+            parts;
         let depth = usize::from(depth.0);
         Self {
             file,
             discard,
+            discards_to_zeroes,
             sync_failed,
             in_flight: Slab::with_capacity(depth),
             trims,
@@ -103,11 +108,13 @@ impl RawChannel {
             Op::Write(extent) => Plan::File(FileOp::Write {
                 offset: at(extent),
                 bytes: extent.bytes(),
-                durable: request.durable,
+                durable: request.durable && !mutant("raw.write-through.write-not-durable"),
             }),
             Op::Flush => Plan::Sync,
             Op::Discard(_) if ignored => Plan::Nothing,
-            Op::WriteZeroes { extent, unmap } if ignored || !unmap => Plan::File(zero(extent)),
+            Op::WriteZeroes { extent, unmap } if ignored || !unmap || !self.discards_to_zeroes => {
+                Plan::File(zero(extent))
+            }
             Op::Discard(_) | Op::WriteZeroes { .. } => Plan::Trim,
         }
     }
@@ -145,9 +152,13 @@ impl RawChannel {
 
     /// Makes everything that has completed so far durable on behalf of `request`.
     fn sync(&mut self, request: Box<Request>) {
-        self.unsynced.push(request);
-        if self.syncing.is_none() {
-            self.start_sync();
+        match &mut self.syncing {
+            Some(served) if mutant("raw.flush.joins-a-sync-that-has-begun") => served.push(request),
+            Some(_) => self.unsynced.push(request),
+            None => {
+                self.unsynced.push(request);
+                self.start_sync();
+            }
         }
     }
 
@@ -158,7 +169,7 @@ impl RawChannel {
     }
 
     fn finish_sync(&mut self, outcome: Outcome, done: &mut Vec<Completion>) {
-        if outcome.is_err() {
+        if outcome.is_err() && !mutant("raw.flush.failure-forgotten") {
             self.sync_failed.store(true, Ordering::Relaxed);
         }
         // Another queue may have heard of a failure that concerns us too.
@@ -184,12 +195,17 @@ impl RawChannel {
         // fallocate has no flag that makes it durable: write-through takes a second step.
         let zeroing = matches!(request.op, Op::Discard(_) | Op::WriteZeroes { .. });
         match outcome {
-            Ok(()) if request.durable && zeroing => {
+            Ok(())
+                if request.durable
+                    && zeroing
+                    && !mutant("raw.write-through.zeroes-not-durable") =>
+            {
                 self.sync(request);
                 self.file.kick();
             }
-            // A write that did not fit has lost nothing; one that the disk refused may have.
-            Err(Errno::IO) if request.durable => {
+            // A write that did not fit has lost nothing; one that the disk refused may have. A
+            // read has nothing to lose.
+            Err(Errno::IO) if request.durable && request.op.modifies() => {
                 self.sync_failed.store(true, Ordering::Relaxed);
                 done.push(Completion { request, outcome });
             }
@@ -210,6 +226,9 @@ impl Channel for RawChannel {
         }
         match plan {
             Plan::File(op) => self.start(request, op),
+            Plan::Sync if mutant("raw.flush.answered-without-sync") => {
+                self.settled.push(Completion { request, outcome: Ok(()) });
+            }
             Plan::Sync => self.sync(request),
             Plan::Trim => {
                 self.handed_over += 1;

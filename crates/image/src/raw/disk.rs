@@ -98,7 +98,7 @@ fn start_trims(
             let (offset, bytes) = (FileOffset::new(extent.start_bytes()), extent.bytes());
             file.run(match mode {
                 DiscardMode::Keep => FileOp::Clear { offset, bytes },
-                DiscardMode::Deallocate | DiscardMode::Ignore => FileOp::Punch { offset, bytes },
+                DiscardMode::Deallocate | DiscardMode::Ignore => FileOp::Discard { offset, bytes },
             })
         }))
     })
@@ -118,6 +118,7 @@ impl Layer for RawImage {
         let parts = RawParts {
             file: self.file.channel(depth)?,
             discard: self.discard,
+            discards_to_zeroes: self.file.discards_to_zeroes(),
             sync_failed: Arc::clone(&self.sync_failed),
             trims: Arc::clone(&self.trims),
             pulse: self.activity.join(),
@@ -190,6 +191,10 @@ impl Image for RawImage {
         if self.geometry().readonly {
             let why = "it is open for reading only";
             return Err(Error::invalid(name, why, "open it for writing"));
+        }
+        if !self.file.discards_to_zeroes() {
+            let why = "the device cannot give space back and read as zeroes there";
+            return Err(Error::invalid(name, why, "leave it as it is: nothing would be gained"));
         }
         sparsify(self, progress)
             .map_err(|error| Error::host(name, error, "check the host's file system and the image"))

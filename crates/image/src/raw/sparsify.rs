@@ -31,7 +31,7 @@ pub fn sparsify(image: &RawImage, progress: CompactProgress<'_>) -> io::Result<(
                 let start = Sector::new(chunk.start().get() + run.start as u64 / SECTOR_BYTES);
                 let count = SectorCount::new((run.end - run.start) as u64 / SECTOR_BYTES);
                 if let Some(extent) = Extent::new(start, count) {
-                    disk.run(Op::Discard(extent))?;
+                    disk.run(Op::WriteZeroes { extent, unmap: true })?;
                 }
             }
             progress(chunk.start_bytes() + chunk.bytes(), capacity_bytes);

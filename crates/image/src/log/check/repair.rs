@@ -160,7 +160,7 @@ fn give_back(name: &str, file: &dyn FileIo, shape: Shape, segments: &SegmentTabl
     for segment in (1..in_file).filter(|segment| !holds(*segment)) {
         let offset = shape.address(segment, 0).offset();
         let bytes = shape.segment_bytes().min(size - offset.get());
-        target.run(FileOp::Punch { offset, bytes }).map_err(|errno| host(errno.into()))?;
+        target.run(FileOp::Discard { offset, bytes }).map_err(|errno| host(errno.into()))?;
     }
     target.sync().map_err(|errno| host(errno.into()))
 }

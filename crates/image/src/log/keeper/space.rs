@@ -93,7 +93,7 @@ impl Keeper {
         for segment in segments {
             let offset = self.core.shape.address(*segment, 0).offset();
             let bytes = self.core.shape.segment_bytes();
-            if let Err(errno) = self.file.run(FileOp::Punch { offset, bytes }) {
+            if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
                 // It stays free; only its host space is not given back.
                 warn!("{}: cannot punch segment {segment}: {errno}", self.core.name);
             }

@@ -1,7 +1,8 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use flowstone_block::{AlignedBuf, BlockingDisk, Doorbells, Errno, Op, Outcome, Request};
+use flowstone_block::{AlignedBuf, BlockingDisk, Doorbells, Errno, IoVec, Op, Outcome, Request};
+use flowstone_fileio::sim::{Call, Fault, SimDisk};
 use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 
 use super::*;
@@ -70,7 +71,7 @@ impl FileChannel for RecorderChannel {
         let fails = sync && self.file.bad_sync.swap(false, Ordering::Relaxed);
         let bad = *self.file.bad_punch.lock().unwrap();
         let hit = |bad: FileOffset| match request.op {
-            FileOp::Punch { offset, bytes } => offset <= bad && bad < offset.forward(bytes),
+            FileOp::Discard { offset, bytes } => offset <= bad && bad < offset.forward(bytes),
             _ => false,
         };
         let fails = fails || bad.is_some_and(hit);
@@ -160,7 +161,7 @@ fn write_through_requests_are_durable_by_themselves() {
     assert_eq!(file.take(), [FileOp::Write { offset, bytes: 512, durable: true }]);
     submit(&mut *channel, Op::Discard(extent(8, 1)), true);
     assert_eq!(wait(&mut *channel, 1), [Ok(())]);
-    assert_eq!(file.take(), [FileOp::Punch { offset, bytes: 512 }, FileOp::Datasync]);
+    assert_eq!(file.take(), [FileOp::Discard { offset, bytes: 512 }, FileOp::Datasync]);
     let zeroes = Op::WriteZeroes { extent: extent(8, 1), unmap: false };
     submit(&mut *channel, zeroes, true);
     assert_eq!(reap(&mut *channel), [Ok(())]);
@@ -175,7 +176,7 @@ fn discards_that_wait_together_become_few_calls_and_delay_nobody_else() {
     let file = Recorder::default();
     let image = file.image();
     let mut queues = [(); 2].map(|()| image.channel(QueueDepth(32)).unwrap());
-    let punch = |at, bytes| FileOp::Punch { offset: FileOffset::new(at), bytes };
+    let punch = |at, bytes| FileOp::Discard { offset: FileOffset::new(at), bytes };
     file.held.store(true, Ordering::Relaxed);
     // A lone one starts at once; those of both queues wait for it, a write does not.
     submit(&mut *queues[0], Op::Discard(extent(800, 8)), false);
@@ -231,4 +232,60 @@ fn a_queue_that_goes_away_waits_for_its_discards() {
     drop(channel);
     assert_eq!(file.take().len(), 4);
     assert_eq!(image.discards().waiting, 0);
+}
+
+fn raw(disk: &SimDisk) -> RawImage {
+    let file = Box::new(disk.clone());
+    RawImage::open(Path::new("t.raw"), file, DiscardMode::Deallocate, Access::Write).unwrap()
+}
+
+/// A read that fails has lost nothing, so a write-through disk goes on taking writes.
+#[test]
+fn a_failed_read_of_a_write_through_disk_does_not_stop_writes() {
+    let disk = SimDisk::new(1 << 20);
+    let image = raw(&disk);
+    let mut channel = image.channel(QueueDepth(4)).unwrap();
+    let mut memory = AlignedBuf::zeroed(512);
+    let mut run = |op| {
+        let mut request = Request::new(op, 0);
+        request.durable = true;
+        // SAFETY: the memory outlives the request, which completes below.
+        request.memory.extend(op.extent().map(|_| unsafe { IoVec::of(&mut memory) }));
+        channel.submit(request);
+        channel.kick();
+        wait(&mut *channel, 1)[0]
+    };
+    disk.inject(Fault::fail(Errno::IO).on(Call::Read));
+    assert_eq!(run(Op::Read(extent(64, 1))), Err(Errno::IO));
+    assert_eq!(run(Op::Write(extent(0, 1))), Ok(()));
+    assert_eq!(run(Op::Flush), Ok(()));
+    // A write that fails may have lost something.
+    disk.inject(Fault::fail(Errno::IO).on(Call::Write));
+    assert_eq!(run(Op::Write(extent(0, 1))), Err(Errno::IO));
+    assert_eq!(run(Op::Flush), Err(Errno::IO));
+}
+
+/// dm-crypt, a thin volume, some SSDs: what was discarded holds anything. Zeroes must be written
+/// there, and a discard must not come after them.
+#[test]
+fn zeroes_are_zeroes_on_a_device_that_holds_anything_after_a_discard() {
+    let disk = SimDisk::from_bytes(&[7; 1 << 20]);
+    disk.leave_garbage_after_discards(1);
+    let image = raw(&disk);
+    let mut guest = BlockingDisk::new(&image).unwrap();
+    for unmap in [false, true] {
+        let zeroed = extent(16, 64);
+        guest.run(Op::WriteZeroes { extent: zeroed, unmap }).unwrap();
+        guest.run(Op::Discard(extent(128, 64))).unwrap();
+        let mut found = vec![1; 64 * 512];
+        guest.read(zeroed.start(), &mut found).unwrap();
+        assert!(found.iter().all(|byte| *byte == 0), "unmap {unmap}");
+        guest.write(zeroed.start(), &mut [7; 64 * 512]).unwrap();
+    }
+    let mut found = vec![0; 64 * 512];
+    guest.read(Sector::new(128), &mut found).unwrap();
+    assert!(found.iter().any(|byte| *byte != 7 && *byte != 0), "the device was not told");
+    drop(guest);
+    let refused = image.compact(&mut |_, _| {}).unwrap_err().to_string();
+    assert!(refused.contains("cannot give space back"), "{refused}");
 }

@@ -1,0 +1,67 @@
+//! What block devices can do about space, which is less than files can, and differs.
+//!
+//! `fallocate(PUNCH_HOLE)` on a device promises zeroes, so the kernel offers it only where the
+//! device can deallocate to zeroes. Other devices know a discard that promises nothing: dm-crypt
+//! decrypts whatever lies below, a thin volume may show zeroes or old data, an SSD either from one
+//! read to the next. On those, zeroes have to be written, and a discard after that would undo
+//! them. So each of the two calls here does one thing.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use flowstone_block::{Errno, Outcome};
+
+use crate::FileOffset;
+
+// From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
+const BLKDISCARD: u32 = 0x1277;
+const BLKZEROOUT: u32 = 0x127f;
+
+/// Tells the device that nothing needs the range's content. A device that takes no discards, or
+/// none of such a range, is left as it is.
+pub fn discard(device: &File, offset: FileOffset, bytes: u64) -> Outcome {
+    match range_ioctl(device, BLKDISCARD, offset, bytes) {
+        Err(Errno::OPNOTSUPP | Errno::INVAL) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Makes the range read as zeroes, with the device's own command where it has one.
+pub fn zero_out(device: &File, offset: FileOffset, bytes: u64) -> Outcome {
+    range_ioctl(device, BLKZEROOUT, offset, bytes)
+}
+
+/// Whether `fallocate(PUNCH_HOLE)` works on the device: whether it has a command that leaves
+/// zeroes. One that does not say so is taken to have none.
+pub fn discards_to_zeroes(device: &File) -> bool {
+    let limit = || {
+        let folder = queue_folder(device.metadata().ok()?.rdev())?;
+        read_number(&folder.join("write_zeroes_max_bytes"))
+    };
+    limit().is_some_and(|bytes| bytes > 0)
+}
+
+/// Where sysfs keeps the limits of a device; a partition has those of its disk.
+fn queue_folder(device: u64) -> Option<PathBuf> {
+    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
+    let folder = fs::canonicalize(format!("/sys/dev/block/{major}:{minor}")).ok()?;
+    let disk = if folder.join("partition").exists() { folder.parent()? } else { &folder };
+    Some(disk.join("queue"))
+}
+
+fn read_number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+fn range_ioctl(device: &File, request: u32, offset: FileOffset, bytes: u64) -> Outcome {
+    let range = [offset.get(), bytes];
+    let request = libc::c_ulong::from(request);
+    // SAFETY: both requests read two u64 from the address given, which lives across the call.
+    match unsafe { libc::ioctl(device.as_raw_fd(), request, range.as_ptr()) } {
+        0 => Ok(()),
+        _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
