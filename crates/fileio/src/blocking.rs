@@ -158,10 +158,9 @@ pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
 /// Zeroes for hosts whose file system or device has no call for them. It must be the last that
 /// touches the range: a discard after it may bring back anything.
 pub fn zero_fallback(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
-    if files.kind == FileKind::BlockDevice {
-        if block_device::zero_out(&files.file, offset, bytes).is_ok() {
-            return Ok(());
-        }
+    let is_device = files.kind == FileKind::BlockDevice;
+    if is_device && block_device::zero_out(&files.file, offset, bytes).is_ok() {
+        return Ok(());
     }
     write_zeroes(&files.file, offset, bytes)
 }
