@@ -1,14 +1,15 @@
 //! The host's end of the script channel to `scripts/guest-init`.
 //!
-//! Scripts run one after another, each in its own shell. Their output arrives while they run,
-//! so that a script that hangs still shows how far it came.
+//! Scripts run one after another, each in its own shell. The guest says when it has a script whole,
+//! so that one that got lost is not taken for one that does nothing. Output arrives while a script
+//! runs, so that one that hangs still shows how far it came.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::child::POLL_INTERVAL;
 
@@ -16,6 +17,8 @@ use super::child::POLL_INTERVAL;
 const RECORD_SEPARATOR: u8 = 0x1e;
 /// Sent instead of an exit code when the guest has booted.
 const READY: &str = "ready";
+/// Longest time until the guest has a script: no disk has a part in it.
+const SEND_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What a script printed (both streams, in order) and its exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,20 +53,28 @@ impl Agent {
         }
     }
 
-    /// Starts a script.
+    /// Starts a script; the guest has it when this returns.
     pub fn start(&mut self, script: &str) -> Result<()> {
-        let message = format!("{}\n{script}", script.len());
-        self.stream.write_all(message.as_bytes()).context("send a script to the guest")
+        let length = format!("{:010}", script.len());
+        let message = format!("{length}{script}");
+        self.stream.write_all(message.as_bytes()).context("send a script to the guest")?;
+        let (before, answer) =
+            self.next_record(SEND_TIMEOUT).context("the guest did not take a script")?;
+        ensure!(before.is_empty(), "the guest said {before:?} before it took a script");
+        let taken = answer == format!("received {length}");
+        ensure!(taken, "the guest answered {answer:?} to a script of {length} bytes");
+        Ok(())
+    }
+
+    /// How the running script has ended, if it has.
+    pub fn poll(&mut self) -> Result<Option<Outcome>> {
+        self.receive()?;
+        self.take_record().map(outcome).transpose()
     }
 
     /// Waits until the running script has ended.
     pub fn finish(&mut self, timeout: Duration) -> Result<Outcome> {
-        let (output, code) = self.next_record(timeout)?;
-        if code == READY {
-            bail!("the guest rebooted by itself; the script had printed:\n{output}");
-        }
-        let code = code.parse().with_context(|| format!("exit code {code:?}"))?;
-        Ok(Outcome { output, code })
+        outcome(self.next_record(timeout)?)
     }
 
     /// Waits until what the running script has printed so far satisfies `enough`.
@@ -77,7 +88,7 @@ impl Agent {
             if self.received.contains(&RECORD_SEPARATOR) {
                 bail!("the script has ended; it had printed:\n{}", self.partial_output());
             }
-            self.receive(deadline)?;
+            self.receive_until(deadline)?;
         }
         Ok(())
     }
@@ -85,7 +96,7 @@ impl Agent {
     /// What a script printed that will not end: the guest has been killed.
     pub fn last_words(mut self) -> String {
         // The end of the stream, and a connection that broke, are the same news.
-        while self.receive(Instant::now() + POLL_INTERVAL).is_ok() {}
+        while self.receive_until(Instant::now() + POLL_INTERVAL).is_ok() {}
         self.partial_output()
     }
 
@@ -96,7 +107,7 @@ impl Agent {
             if let Some(record) = self.take_record() {
                 return Ok(record);
             }
-            self.receive(deadline)?;
+            self.receive_until(deadline)?;
         }
     }
 
@@ -108,7 +119,16 @@ impl Agent {
         Some((text(&record[..end]), text(&record[end + 1..end + 1 + line])))
     }
 
-    fn receive(&mut self, deadline: Instant) -> Result<()> {
+    fn receive_until(&mut self, deadline: Instant) -> Result<()> {
+        self.receive()?;
+        if Instant::now() > deadline {
+            bail!("the guest is late; output so far:\n{}", self.partial_output());
+        }
+        Ok(())
+    }
+
+    /// Takes what has come, or waits a moment for it.
+    fn receive(&mut self) -> Result<()> {
         let mut buffer = [0; 4096];
         match self.stream.read(&mut buffer) {
             Ok(0) => bail!("the guest is gone; last output:\n{}", self.partial_output()),
@@ -116,24 +136,35 @@ impl Agent {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error).context("read from the guest"),
         }
-        if Instant::now() > deadline {
-            bail!("the guest is late; output so far:\n{}", self.partial_output());
-        }
         Ok(())
     }
 
-    fn partial_output(&self) -> String {
+    /// What the running script has printed so far.
+    #[must_use]
+    pub fn partial_output(&self) -> String {
         String::from_utf8_lossy(&self.received).into_owned()
     }
+}
+
+fn outcome((output, code): (String, String)) -> Result<Outcome> {
+    if code == READY {
+        bail!("the guest rebooted by itself; the script had printed:\n{output}");
+    }
+    let code = code.parse().with_context(|| format!("exit code {code:?}"))?;
+    Ok(Outcome { output, code })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// The guest has said this, and will never say more.
     fn agent_hearing(bytes: &[u8]) -> Agent {
         let (near, mut far) = UnixStream::pair().unwrap();
         far.write_all(bytes).unwrap();
+        far.shutdown(std::net::Shutdown::Write).unwrap();
+        // It still takes what it is sent.
+        std::mem::forget(far);
         near.set_read_timeout(Some(POLL_INTERVAL)).unwrap();
         Agent { stream: near, received: Vec::new() }
     }
@@ -159,5 +190,21 @@ mod tests {
         let mut agent = agent_hearing(b"half a li");
         let error = agent.finish(SOON).unwrap_err().to_string();
         assert!(error.contains("gone") && error.contains("half a li"), "{error}");
+    }
+
+    #[test]
+    fn a_script_that_did_not_arrive_whole_is_an_error() {
+        assert!(agent_hearing(b"\x1ereceived 0000000004\n").start("true").is_ok());
+        for answer in ["\x1ereceived 0000000000\n", "\x1e0\n", "rest\x1ereceived 0000000004\n"] {
+            assert!(agent_hearing(answer.as_bytes()).start("true").is_err(), "{answer:?}");
+        }
+    }
+
+    #[test]
+    fn a_script_that_ends_early_is_noticed_while_waiting_for_something_else() {
+        let mut agent = agent_hearing(b"sh: fio: not found\n\x1e127\n");
+        let ended = agent.poll().unwrap().expect("it has ended");
+        assert_eq!((ended.code, &*ended.output), (127, "sh: fio: not found\n"));
+        assert_eq!(agent_hearing(b"working").poll().unwrap(), None);
     }
 }

@@ -80,12 +80,6 @@ impl Daemon {
         Stats::parse(&output)?.only_disk()
     }
 
-    /// Waits until the disk has completed so many requests since the daemon started: a way to
-    /// be in the middle of a load on slow machines and on fast ones.
-    pub fn wait_for_requests(&self, count: u64) -> Result<()> {
-        self.wait_for("load of the guest", |stats| stats.all_requests() >= count)
-    }
-
     /// Waits until what the disk has counted satisfies `enough`.
     pub fn wait_for(&self, what: &str, enough: impl Fn(&DiskStats) -> bool) -> Result<()> {
         let deadline = Instant::now() + LOAD_TIMEOUT;

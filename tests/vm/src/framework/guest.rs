@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
@@ -11,6 +11,8 @@ use super::accel::Accel;
 use super::agent::{Agent, Outcome};
 use super::artifacts::Artifacts;
 use super::child::Child;
+use super::daemon::Daemon;
+use super::diagnosis;
 use super::qemu::{self, Machine};
 use super::qmp::Qmp;
 
@@ -19,6 +21,8 @@ use super::qmp::Qmp;
 pub const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest boot: some seconds here, most of a minute on a busy machine.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+/// Longest time until a load is felt.
+const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 const QEMU_START_TIMEOUT: Duration = Duration::from_secs(30);
 const QEMU_END_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -105,6 +109,30 @@ impl Guest {
         self.explain(|guest| guest.agent.wait_for_output(GUEST_TIMEOUT, enough))
     }
 
+    /// Waits until a disk has completed so many requests since its daemon started, by the script
+    /// that runs: a way to be in the middle of a load on slow machines and on fast ones. A script
+    /// that ends before that is an error.
+    pub fn wait_for_requests(&mut self, daemon: &Daemon, count: u64) -> Result<()> {
+        self.explain(|guest| {
+            let deadline = Instant::now() + LOAD_TIMEOUT;
+            loop {
+                let stats = daemon.stats()?;
+                if stats.all_requests() >= count {
+                    return Ok(());
+                }
+                if let Some(Outcome { output, code }) = guest.agent.poll()? {
+                    bail!("the script ended ({code}) before {count} requests:\n{output}{stats:?}");
+                }
+                if Instant::now() > deadline {
+                    let said = guest.agent.partial_output();
+                    bail!(
+                        "no load within {LOAD_TIMEOUT:?}: {stats:?}\nthe script printed:\n{said}"
+                    );
+                }
+            }
+        })
+    }
+
     /// Kills QEMU in the middle of a script and returns what that had printed.
     pub fn kill_in_script(mut self) -> Result<String> {
         self.qemu.kill()?;
@@ -128,12 +156,13 @@ impl Guest {
         Ok(())
     }
 
-    /// Adds what the console and QEMU printed to an error.
+    /// Adds what the console and QEMU printed to an error, and where the guest stands.
     fn explain<T>(&mut self, act: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        act(self).with_context(|| {
+        act(self).map_err(|error| {
             let console = std::fs::read(&self.console).unwrap_or_default();
             let console = String::from_utf8_lossy(&console).into_owned();
-            format!("guest console:\n{console}\nQEMU:\n{}", self.qemu.output())
+            let printed = format!("guest console:\n{console}\nQEMU:\n{}", self.qemu.output());
+            error.context(format!("{printed}\n{}", diagnosis::of(&mut self.qmp)))
         })
     }
 }

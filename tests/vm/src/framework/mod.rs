@@ -11,6 +11,7 @@ pub mod agent;
 pub mod artifacts;
 pub mod child;
 pub mod daemon;
+pub mod diagnosis;
 pub mod guest;
 pub mod lab;
 pub mod log_image;

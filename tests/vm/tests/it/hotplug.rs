@@ -49,7 +49,7 @@ fn under_load(
 ) -> Result<()> {
     let before = daemon.stats()?.all_requests();
     guest.start(&verified_load(24))?;
-    daemon.wait_for_requests(before + 500)?;
+    guest.wait_for_requests(daemon, before + 500)?;
     act(guest)?;
     guest.finish().map(drop)
 }

@@ -39,7 +39,7 @@ fn killed_under_load(format: Format) -> Result<()> {
     let mut daemon = lab.serve(&image, &["--queues", "2", "--layer", "delay=0-5ms"])?;
     let mut guest = lab.boot(&daemon, 2)?;
     guest.start(&verified_load(32))?;
-    daemon.wait_for_requests(1500)?;
+    guest.wait_for_requests(&daemon, 1500)?;
     guest.kill()?;
 
     let mut next = lab.boot(&daemon, 2)?;

@@ -67,7 +67,7 @@ fn random_ends(format: Format) -> Result<()> {
     let mut guest = lab.boot(&daemon, 2)?;
     while Instant::now() < deadline {
         guest.start(&verified_load(LOAD_MEGABYTES_PER_JOB))?;
-        daemon.wait_for_requests(random.u64(1..REQUESTS_BETWEEN_ENDS))?;
+        guest.wait_for_requests(&daemon, random.u64(1..REQUESTS_BETWEEN_ENDS))?;
         for _ in 0..random.u32(1..6) {
             sleep(Duration::from_millis(random.u64(0..1500)));
             let end = if random.bool() { Daemon::kill } else { Daemon::terminate };
@@ -93,7 +93,7 @@ fn survives_three_ends(format: Format, end: fn(&mut Daemon) -> Result<()>) -> Re
 
     guest.start(&verified_load(LOAD_MEGABYTES_PER_JOB))?;
     for _ in 0..3 {
-        daemon.wait_for_requests(REQUESTS_BETWEEN_ENDS)?;
+        guest.wait_for_requests(&daemon, REQUESTS_BETWEEN_ENDS)?;
         end(&mut daemon)?;
         sleep(AWAY);
         daemon.restart()?;

@@ -130,8 +130,8 @@ pub fn survive(guest: &mut Guest, daemon: &mut Daemon, log_daemon: &mut Daemon) 
     step("kill -9 of both under load, back 0.5 s later, three times", || {
         guest.start(scripts::LOAD)?;
         for _ in 0..3 {
-            daemon.wait_for_requests(REQUESTS_BETWEEN_KILLS)?;
-            log_daemon.wait_for_requests(REQUESTS_BETWEEN_KILLS)?;
+            guest.wait_for_requests(daemon, REQUESTS_BETWEEN_KILLS)?;
+            guest.wait_for_requests(log_daemon, REQUESTS_BETWEEN_KILLS)?;
             daemon.kill()?;
             log_daemon.kill()?;
             sleep(AWAY);
