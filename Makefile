@@ -2,6 +2,7 @@
 
 PREFIX ?= /usr/local
 SOAK_MINUTES ?= 10
+MUTANTS_SHARD ?= 0/8
 FUZZ_SECONDS ?= 60
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SHARE := $(DESTDIR)$(PREFIX)/share
@@ -9,7 +10,7 @@ SHARE := $(DESTDIR)$(PREFIX)/share
 # Where rustup puts cargo, for the run that has just installed it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: help demo test bench soak fuzz install
+.PHONY: help demo test bench soak fuzz mutants install
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 17
@@ -45,6 +46,12 @@ fuzz: ## Fuzz what guests and monitors can send, and images; FUZZ_SECONDS=60 per
 	for target in $$(cargo fuzz list); do \
 		RUSTC_BOOTSTRAP=1 cargo fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) -timeout=60 -len_control=0 || exit; \
 	done
+
+mutants: ## Break what keeps data safe, one step at a time: a test must fail; MUTANTS_SHARD=0/8
+	scripts/setup --mutants
+	cargo build --workspace --bins
+	cargo xtask mutants
+	cargo mutants --shard $(MUTANTS_SHARD) --output target
 
 install: ## Install binary, manual pages and completions below PREFIX=/usr/local
 	cargo build --release -p flowstone-cli

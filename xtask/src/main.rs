@@ -1,53 +1,25 @@
-//! `cargo xtask dist`: man pages and shell completions into `target/dist`, made from the same
-//! definitions as `--help`.
+//! Work on the tree that is no part of the product.
+//!
+//! * `cargo xtask dist`: man pages and shell completions into `target/dist`.
+//! * `cargo xtask mutants [NAME-PART…]`: runs the tests against each protocol mutant, and writes the
+//!   table in docs/testing.md if none was left out.
 
-use std::fs;
+mod dist;
+mod mutants;
+
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use clap::CommandFactory;
-use clap_complete::{Shell, generate_to};
-use flowstone_cli::args::Args;
+use anyhow::{Result, bail};
 
 fn main() -> Result<()> {
-    match std::env::args().nth(1).as_deref() {
-        Some("dist") => dist(&workspace().join("target/dist")),
-        _ => bail!("usage: cargo xtask dist"),
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    match words.split_first() {
+        Some((task, [])) if task == "dist" => dist::dist(&workspace().join("target/dist")),
+        Some((task, wanted)) if task == "mutants" => mutants::run(&workspace(), wanted),
+        _ => bail!("usage: cargo xtask dist | mutants [NAME-PART...]"),
     }
 }
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(PathBuf::new, Path::to_owned)
-}
-
-fn dist(target: &Path) -> Result<()> {
-    let (man, completions) = (target.join("man"), target.join("completions"));
-    for folder in [&man, &completions] {
-        fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    }
-    let command = Args::command().disable_help_subcommand(true);
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        generate_to(shell, &mut command.clone(), "flowstone", &completions)?;
-    }
-    // One page for the command and one for each subcommand, as `man flowstone-serve` finds them.
-    clap_mangen::generate_to(command, &man)?;
-    println!("man pages and completions are in {}", target.display());
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_subcommand_has_a_page_and_every_shell_a_completion() {
-        let dir = tempfile::tempdir().unwrap();
-        dist(dir.path()).unwrap();
-        for command in Args::command().get_subcommands() {
-            let page = dir.path().join(format!("man/flowstone-{}.1", command.get_name()));
-            let text = fs::read_to_string(&page).unwrap();
-            assert!(text.contains(".SH SYNOPSIS"), "{} is empty", page.display());
-        }
-        assert_eq!(fs::read_dir(dir.path().join("completions")).unwrap().count(), 3);
-    }
 }

@@ -1,0 +1,57 @@
+//! Protocol mutants (crates/block/src/mutant.rs): which test kills each.
+//!
+//! All of them are compiled into one set of test binaries, and chosen one at a time by
+//! `FLOWSTONE_MUTANT`, so a run costs the tests' time and no compilation. A mutant is killed when
+//! a test fails or never ends. One that no test can kill says why beside it in the source, in a
+//! comment that begins with `EQUIVALENT:`.
+
+mod source;
+mod suites;
+mod table;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use self::source::Mutant;
+use self::suites::{Suites, Verdict};
+
+/// What became of a mutant.
+pub struct Finding {
+    mutant: Mutant,
+    verdict: Verdict,
+}
+
+/// Tries the mutants whose names contain one of `wanted`, or all.
+pub fn run(workspace: &Path, wanted: &[String]) -> Result<()> {
+    let all = source::find(&workspace.join("crates"))?;
+    let is_wanted = |mutant: &Mutant| {
+        wanted.is_empty() || wanted.iter().any(|part| mutant.name.contains(part.as_str()))
+    };
+    let count = all.len();
+    let chosen: Vec<Mutant> = all.into_iter().filter(is_wanted).collect();
+    ensure!(!chosen.is_empty(), "no mutant has a name with {wanted:?}");
+    let suites = Suites::build(workspace)?;
+    let unharmed = suites.try_all(None)?;
+    ensure!(unharmed == Verdict::Survived, "a test fails without any mutant: {unharmed}");
+    let mut findings = Vec::new();
+    for mutant in chosen {
+        let verdict = match &mutant.equivalent {
+            Some(why) => Verdict::Equivalent(why.clone()),
+            None => suites.try_all(Some(&mutant))?,
+        };
+        println!("{}: {verdict}", mutant.name);
+        findings.push(Finding { mutant, verdict });
+    }
+    if findings.len() == count {
+        let document = workspace.join("docs/testing.md");
+        table::write(&document, &findings).with_context(|| document.display().to_string())?;
+    }
+    let survivors: Vec<&str> = findings
+        .iter()
+        .filter(|finding| finding.verdict == Verdict::Survived)
+        .map(|finding| &*finding.mutant.name)
+        .collect();
+    println!("{} mutants, {} survived", findings.len(), survivors.len());
+    if survivors.is_empty() { Ok(()) } else { bail!("no test kills {}", survivors.join(", ")) }
+}

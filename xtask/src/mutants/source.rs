@@ -1,0 +1,111 @@
+//! Finds mutants where they stand in the sources.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// A step that can be done wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mutant {
+    /// `AREA.PLACE.what-is-wrong`
+    pub name: String,
+    /// Why no test can kill it, if none can.
+    pub equivalent: Option<String>,
+}
+
+impl Mutant {
+    /// The first word of the name: the part of the product that it breaks.
+    pub fn area(&self) -> &str {
+        self.name.split('.').next().unwrap_or_default()
+    }
+}
+
+const CALL: &str = "mutant(";
+const EQUIVALENT: &str = "EQUIVALENT:";
+/// The comment may stand so many lines above the call.
+const COMMENT_LINES_ABOVE: usize = 6;
+
+/// All mutants below `folder`, by name. One that breaks several places is one mutant.
+pub fn find(folder: &Path) -> Result<Vec<Mutant>> {
+    let mut found = BTreeMap::new();
+    for path in rust_files(folder)? {
+        let text = fs::read_to_string(&path)?;
+        for mutant in in_text(&text).with_context(|| path.display().to_string())? {
+            let known = found.entry(mutant.name.clone()).or_insert_with(|| mutant.clone());
+            known.equivalent = known.equivalent.take().or(mutant.equivalent);
+        }
+    }
+    Ok(found.into_values().collect())
+}
+
+fn rust_files(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files.extend(rust_files(&path)?);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    Ok(files)
+}
+
+fn in_text(text: &str) -> Result<Vec<Mutant>> {
+    let mut found = Vec::new();
+    for (at, _) in text.match_indices(CALL) {
+        let arguments = text[at + CALL.len()..].trim_start();
+        let line = text[..at].lines().last().unwrap_or_default();
+        let is_comment = line.trim_start().starts_with("//");
+        let Some(name) = arguments.strip_prefix('"').filter(|_| !is_comment) else { continue };
+        let name = name.split('"').next().unwrap_or_default();
+        ensure!(name.split('.').count() == 3, "mutant {name:?} is not AREA.PLACE.WHAT");
+        found.push(Mutant { name: name.to_owned(), equivalent: reason_above(&text[..at]) });
+    }
+    Ok(found)
+}
+
+/// The nearest comment above that says why the mutant cannot be killed, in one line of text.
+fn reason_above(text: &str) -> Option<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let near = &lines[lines.len().saturating_sub(COMMENT_LINES_ABOVE + 1)..];
+    let start = near.iter().rposition(|line| line.contains(EQUIVALENT))?;
+    if near[start..near.len() - 1].iter().any(|line| line.contains(CALL)) {
+        return None; // it belongs to a mutant in between
+    }
+    let comment = near[start..].iter().map_while(|line| line.trim_start().strip_prefix("//"));
+    let sentence = comment.map(str::trim).collect::<Vec<_>>().join(" ");
+    Some(sentence.split_once(EQUIVALENT)?.1.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_reasons_are_found_and_comments_are_not_mutants() {
+        let text = r#"
+            // `mutant("a.b.in-a-comment")` names one.
+            if !mutant("log.commit.skips-sync") { sync(); }
+            // EQUIVALENT: the host has written it
+            // by then.
+            if mutant(
+                "raw.flush.late",
+            ) {}
+            if mutant("raw.flush.early") {}
+        "#;
+        let mutant = |name: &str, why: Option<&str>| Mutant {
+            name: name.into(),
+            equivalent: why.map(str::to_owned),
+        };
+        let expected = [
+            mutant("log.commit.skips-sync", None),
+            mutant("raw.flush.late", Some("the host has written it by then.")),
+            mutant("raw.flush.early", None),
+        ];
+        assert_eq!(in_text(text).unwrap(), expected);
+        assert!(in_text(r#"mutant("nameless")"#).is_err());
+    }
+}

@@ -1,0 +1,166 @@
+//! The test binaries that mutants are tried with.
+
+use std::fmt;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::source::Mutant;
+
+/// No test of these binaries takes nearly as long, even on a busy machine.
+const HANG: Duration = Duration::from_secs(400);
+/// Neither are real guests needed, nor do benches and tasks have anything to say about data.
+const LEFT_OUT: [&str; 3] = ["flowstone-vmtest", "flowstone-bench", "flowstone-xtask"];
+
+/// What the tests have to say about a mutant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// A test fails.
+    Killed(String),
+    /// A test never ends.
+    Hangs(String),
+    /// No test can tell it from the original, for this reason.
+    Equivalent(String),
+    /// All tests pass.
+    Survived,
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Killed(test) => write!(f, "killed by {test}"),
+            Self::Hangs(test) => write!(f, "killed by {test}, which never ends"),
+            Self::Equivalent(why) => write!(f, "equivalent: {why}"),
+            Self::Survived => f.write_str("survived"),
+        }
+    }
+}
+
+/// Test binaries, those that find most first.
+pub struct Suites {
+    binaries: Vec<Binary>,
+}
+
+struct Binary {
+    package: String,
+    path: PathBuf,
+    /// Where its package lies: tests find their files from there.
+    folder: PathBuf,
+}
+
+impl Suites {
+    /// Builds them with all mutants inside, in a target folder of their own.
+    pub fn build(workspace: &Path) -> Result<Self> {
+        let target = workspace.join("target/mutants");
+        let mut command = Command::new("cargo");
+        command.args(["test", "--workspace", "--no-run", "--message-format", "json"]);
+        command.args(["--features", "flowstone-block/mutants"]);
+        command.args(LEFT_OUT.iter().flat_map(|package| ["--exclude", package]));
+        command.env("CARGO_TARGET_DIR", target).current_dir(workspace).stderr(Stdio::inherit());
+        let built = command.output().context("run cargo")?;
+        ensure!(built.status.success(), "the tests do not build");
+        let messages = built.stdout.split(|byte| *byte == b'\n');
+        let mut binaries: Vec<Binary> = messages.filter_map(test_binary).collect();
+        ensure!(!binaries.is_empty(), "cargo built no tests");
+        let order = ["image", "frontend", "fileio", "layers", "block", "daemon", "testkit", "cli"];
+        let rank = |binary: &Binary| order.iter().position(|name| binary.package.ends_with(name));
+        binaries.sort_by_key(|binary| rank(binary).unwrap_or(order.len()));
+        Ok(Self { binaries })
+    }
+
+    /// Runs tests until one fails: first the unit tests of the mutant's own area, then all.
+    pub fn try_all(&self, mutant: Option<&Mutant>) -> Result<Verdict> {
+        if let Some(mutant) = mutant {
+            let filter = format!("{}::", mutant.area());
+            for binary in self.binaries.iter().filter(|it| it.package.ends_with("image")) {
+                match binary.try_with(Some(mutant), Some(&filter))? {
+                    Verdict::Survived => {}
+                    verdict => return Ok(verdict),
+                }
+            }
+        }
+        for binary in &self.binaries {
+            match binary.try_with(mutant, None)? {
+                Verdict::Survived => {}
+                verdict => return Ok(verdict),
+            }
+        }
+        Ok(Verdict::Survived)
+    }
+}
+
+fn test_binary(message: &[u8]) -> Option<Binary> {
+    let message: Value = serde_json::from_slice(message).ok()?;
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let manifest = Path::new(message["manifest_path"].as_str()?);
+    let folder = manifest.parent()?.to_owned();
+    let package = folder.file_name()?.to_string_lossy().into_owned();
+    Some(Binary { package, path: message["executable"].as_str()?.into(), folder })
+}
+
+impl Binary {
+    fn try_with(&self, mutant: Option<&Mutant>, filter: Option<&str>) -> Result<Verdict> {
+        let mut command = Command::new(&self.path);
+        command.args(filter).current_dir(&self.folder).stdout(Stdio::piped()).stderr(Stdio::null());
+        match mutant {
+            Some(mutant) => command.env("FLOWSTONE_MUTANT", &mutant.name),
+            None => command.env_remove("FLOWSTONE_MUTANT"),
+        };
+        let mut tests = command.spawn().with_context(|| self.path.display().to_string())?;
+        let lines = lines_of(&mut tests)?;
+        let verdict = self.watch(&lines);
+        if verdict != Verdict::Survived {
+            // Nothing more is to be learnt.
+            let _ = tests.kill();
+        }
+        let status = tests.wait()?;
+        match verdict {
+            // It may abort, or exit, in the middle of a test.
+            Verdict::Survived if !status.success() => {
+                Ok(Verdict::Killed(format!("{}: {status}", self.package)))
+            }
+            verdict => Ok(verdict),
+        }
+    }
+
+    /// Reads what the tests print until one has failed, or all have ended.
+    fn watch(&self, lines: &Receiver<String>) -> Verdict {
+        let give_up = Instant::now() + HANG;
+        let mut slow = String::from("a test");
+        loop {
+            let patience = give_up.saturating_duration_since(Instant::now());
+            match lines.recv_timeout(patience) {
+                Ok(line) => match line.strip_prefix("test ").map(|line| line.split_once(' ')) {
+                    Some(Some((test, rest))) if rest.ends_with("FAILED") => {
+                        return Verdict::Killed(format!("{} {test}", self.package));
+                    }
+                    Some(Some((test, rest))) if rest.starts_with("has been running") => {
+                        slow = test.to_owned();
+                    }
+                    _ => {}
+                },
+                Err(RecvTimeoutError::Timeout) => {
+                    return Verdict::Hangs(format!("{} {slow}", self.package));
+                }
+                Err(RecvTimeoutError::Disconnected) => return Verdict::Survived,
+            }
+        }
+    }
+}
+
+fn lines_of(tests: &mut Child) -> Result<Receiver<String>> {
+    let Some(output) = tests.stdout.take() else { bail!("no output to read") };
+    let (sender, receiver) = channel();
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        let _ = lines.map(|line| sender.send(line)).take_while(Result::is_ok).count();
+    });
+    Ok(receiver)
+}
