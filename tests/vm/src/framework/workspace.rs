@@ -30,11 +30,16 @@ pub fn flowstone() -> Result<PathBuf> {
     if let Some(named) = std::env::var_os("FLOWSTONE_BIN") {
         return Ok(named.into());
     }
+    beside("flowstone").context("no flowstone binary here (cargo build -p flowstone-cli)")
+}
+
+/// A binary that cargo built beside this program.
+pub fn beside(name: &str) -> Result<PathBuf> {
     let this = std::env::current_exe().context("where this program is")?;
     this.ancestors()
         .skip(1)
         .take(2)
-        .map(|folder| folder.join("flowstone"))
+        .map(|folder| folder.join(name))
         .find(|binary| binary.is_file())
-        .context("no flowstone binary beside this program (cargo build -p flowstone-cli)")
+        .with_context(|| format!("no {name} beside this program (cargo build --workspace --bins)"))
 }

@@ -1,0 +1,89 @@
+//! Images on block devices that are not like files. The devices are made inside a guest, and served
+//! there by a daemon of its own: dm-crypt, which takes discards and decrypts whatever is left, so
+//! that what was zeroed and then discarded is not zero any more.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use anyhow::Result;
+use flowstone_vmtest::framework::lab::Lab;
+use flowstone_vmtest::framework::workspace;
+
+use crate::load::host;
+
+/// Room for the binaries of a debug build.
+const TOOLS_BYTES: u64 = 512 << 20;
+
+/// Makes `/dev/mapper/crypt` of the whole disk, full of noise, and is sure of what it is about.
+const DEVICE: &str = "\
+    mkdir -p /tools /tmp/on
+    mount -o ro /dev/vdb /tools
+    modprobe -a dm_crypt xts
+    export DM_DISABLE_UDEV=1
+    key=00112233445566778899aabbccddeeff0123456789abcdef0123456789abcdef
+    dmsetup create crypt --table \
+        \"0 $(blockdev --getsz /dev/vda) crypt aes-xts-plain64 $key 0 /dev/vda 0 1 allow_discards\"
+    device=/dev/mapper/crypt
+    limits=/sys/block/dm-0/queue
+    [ \"$(cat $limits/discard_max_bytes)\" != 0 ]
+    [ \"$(cat $limits/write_zeroes_max_bytes)\" = 0 ]
+    dd if=/dev/urandom of=$device bs=1M count=24 2>/dev/null
+    sync";
+
+/// Serves the device in a format and exercises it; `$1` is the format, `$2` what discarded blocks
+/// may read as.
+const EXERCISE: &str = "
+    exercise() {
+        rm -f /tmp/on/disk.sock
+        /tools/flowstone serve --format $1 --socket /tmp/on/disk.sock $device >/tmp/on/log 2>&1 &
+        daemon=$!
+        until [ -S /tmp/on/disk.sock ]; do kill -0 $daemon || { cat /tmp/on/log; exit 1; }; sleep 0.1; done
+        /tools/device-load /tmp/on/disk.sock $2 || { cat /tmp/on/log; exit 1; }
+        kill $daemon
+        wait $daemon || { cat /tmp/on/log; exit 1; }
+    }";
+
+const RAW: &str = "
+    exercise raw anything
+    ! /tools/flowstone compact --format raw $device >/tmp/on/refused 2>&1
+    grep -q 'cannot give space back' /tmp/on/refused";
+
+const LOG: &str = "
+    dd if=/dev/zero of=$device bs=1M count=1 2>/dev/null
+    /tools/flowstone create --format log --size 12M --segment 256K $device
+    exercise log zeroes
+    /tools/flowstone check --format log --data $device";
+
+const QCOW2: &str = "
+    /tools/flowstone create --size 16M /tmp/on/new.qcow2
+    dd if=/tmp/on/new.qcow2 of=$device bs=64K 2>/dev/null
+    exercise qcow2 zeroes
+    /tools/flowstone check --format qcow2 $device";
+
+#[test]
+fn zeroes_stay_zeroes_on_dm_crypt_in_every_format() -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
+    let mut disk = lab.serve(&lab.image("24M")?, &[])?;
+    let mut tools = lab.serve_as("tools", &tools_image(&lab)?, &["--readonly"])?;
+    let mut guest = lab.boot_machine(&Lab::machine_of([&disk, &tools], 1))?;
+    let script = [DEVICE, EXERCISE, RAW, LOG, QCOW2].join("\n");
+    guest.run(&script)?;
+    guest.power_off()?;
+    disk.terminate()?;
+    tools.terminate()
+}
+
+/// A file system with the binaries that the guest runs.
+fn tools_image(lab: &Lab) -> Result<PathBuf> {
+    let (folder, image) = (lab.folder().join("bin"), lab.folder().join("tools.raw"));
+    fs::create_dir(&folder)?;
+    for (name, binary) in
+        [("flowstone", workspace::flowstone()?), ("device-load", workspace::beside("device-load")?)]
+    {
+        fs::copy(binary, folder.join(name))?;
+    }
+    File::create(&image)?.set_len(TOOLS_BYTES)?;
+    let (from, to) = (folder.to_string_lossy(), image.to_string_lossy());
+    host("mkfs.ext4", &["-q", "-F", "-d", &from, &to])?;
+    Ok(image)
+}
