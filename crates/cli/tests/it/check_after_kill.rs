@@ -1,0 +1,95 @@
+//! An operator who finds a daemon dead looks at the image, and perhaps repairs it, before it is
+//! served again. Whatever the kill has left, that loses nothing that was done, and the requests
+//! that were in flight are still carried out.
+
+use std::time::Duration;
+
+use fastrand::Rng;
+use flowstone_testkit::load::{Limit, LoadOptions, run};
+
+use crate::fixture::{Place, stop};
+
+const KILLS: u32 = 5;
+/// On a slow machine the load may be over before the last kill.
+const KILLS_FELT_MIN: u64 = 3;
+const DISK: &str = "24M";
+
+/// `check`, and tries again while the ring of the killed daemon still holds the image.
+fn check(place: &Place, options: &[&str], name: &str) -> (i32, String) {
+    for _ in 0..500 {
+        let output = place.run(&[&["check"], options, &[name]].concat());
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8_lossy(&said).into_owned();
+        if !said.contains("another process is using this image") {
+            return (output.status.code().unwrap(), said);
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    panic!("{name} is never free");
+}
+
+/// Kills the daemon under a verified load again and again; `look` has its way with the image before
+/// the next one starts.
+fn killed_and_looked_at(name: &str, look: impl Fn(&Place, u32)) {
+    let place = Place::new();
+    let seed = fastrand::u64(..);
+    println!("{name}: seed {seed}");
+    let mut random = Rng::with_seed(seed);
+    place.succeed(&["create", "--size", DISK, name]);
+    let mut daemon = place.serve(&["--queues", "2", name]);
+    let load = |reconnect| {
+        let mut options = LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(8);
+        options.client.queues = 2;
+        options.verify = true;
+        options.verify_final = true;
+        options.discard_zeroes = true;
+        options.flush_every = 30;
+        options.seed = seed;
+        options.reconnect = reconnect;
+        let (ramp, runtime) = (Duration::ZERO, Duration::from_secs(6));
+        options.limit = Limit::Time { ramp, runtime };
+        options
+    };
+    std::thread::scope(|scope| {
+        let options = load(Some(Duration::from_secs(60)));
+        let guest = scope.spawn(move || run(&options));
+        for kill in 0..KILLS {
+            std::thread::sleep(Duration::from_millis(random.u64(100..700)));
+            daemon.kill().unwrap();
+            look(&place, kill);
+            daemon = place.serve(&["--queues", "2", name]);
+        }
+        let report = guest.join().unwrap().unwrap();
+        assert_eq!(report.errors, 0, "{name}, seed {seed}");
+        let felt = report.reconnects;
+        assert!(felt >= KILLS_FELT_MIN, "{name}, seed {seed}: only {felt} kills under load");
+    });
+    stop(daemon);
+    let (code, said) = check(&place, &["--data"], name);
+    assert_eq!(code, 0, "{name}, seed {seed}: {said}");
+}
+
+const FORMATS: [&str; 3] = ["disk.raw", "disk.qcow2", "disk.flow"];
+
+#[test]
+fn check_finds_no_error_behind_a_kill() {
+    for name in FORMATS {
+        killed_and_looked_at(name, |place, kill| {
+            let (code, said) = check(place, &["--data"], name);
+            assert!(matches!(code, 0 | 3), "{name}, kill {kill}: {code}: {said}");
+        });
+    }
+}
+
+#[test]
+fn check_repair_behind_a_kill_loses_nothing() {
+    for name in FORMATS {
+        killed_and_looked_at(name, |place, kill| {
+            let (code, said) = check(place, &["--data", "--repair"], name);
+            assert_eq!(code, 0, "{name}, kill {kill}: {said}");
+            // There is nothing left to repair.
+            let (code, said) = check(place, &["--data"], name);
+            assert_eq!(code, 0, "{name}, kill {kill}, again: {said}");
+        });
+    }
+}
