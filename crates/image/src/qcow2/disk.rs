@@ -225,7 +225,7 @@ impl Qcow2Image {
     fn commit(&self) -> Outcome {
         let ticket = self.core.commits.ask();
         loop {
-            if let Some(outcome) = self.core.commits.outcome(ticket) {
+            if let Some(outcome) = self.core.commits.outcome(&ticket) {
                 return outcome;
             }
             std::thread::sleep(Duration::from_millis(1));

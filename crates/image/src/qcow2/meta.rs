@@ -29,6 +29,9 @@ pub struct Meta {
     pub dead: u64,
     /// Where changes survive a killed daemon until they are durable.
     pub redo: Option<Redo>,
+    /// Clusters that refcounts may take: not for data, or there could be data that no commit can make
+    /// durable.
+    pub reserved: u64,
     /// A commit has taken changes over, and they are not durable yet.
     pub committing: bool,
     /// Bytes of the host file; what lies behind reads as zeroes.
@@ -93,6 +96,7 @@ impl Meta {
             live: None,
             dead: 0,
             redo: None,
+            reserved: 0,
             committing: false,
             file_bytes,
             backing_bytes,
@@ -170,6 +174,13 @@ impl Meta {
     /// Whether a cluster that the map does not name reads as zeroes.
     pub fn is_zero_below(&self, guest: GuestCluster) -> bool {
         self.shape().position(guest) >= self.backing_bytes
+    }
+
+    /// Whether there are so many clusters for data, besides those for what is to name and count them.
+    pub fn has_room(&self, clusters: u64) -> bool {
+        // A run of clusters may begin in one table and end in another one.
+        let tables = clusters.div_ceil(self.shape().l2_entries()) + 1;
+        self.space.has(clusters + tables + self.map.homeless_count() + self.reserved)
     }
 
     /// A place to write parts of a cluster to that is all zeroes now.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use flowstone_block::{AlignedBuf, Errno, Error, Outcome, Result, SECTOR_BYTES};
+use flowstone_block::{AlignedBuf, Errno, Error, Result, SECTOR_BYTES};
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset};
 
 use super::core::Core;
@@ -101,11 +101,12 @@ impl Qcow2Image {
         let mut image = Self { core, lane, trims, keeper: None };
         replay::replay(&image.core, &unwritten).map_err(explain)?;
         if let Some(refcounts) = refcounts {
-            write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
+            let first_sector =
+                write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
             image.core.meta().redo = redo;
             let surveyed = survey.live.is_some();
             let Survey { holes, leaks, .. } = survey;
-            let knowledge = Knowledge { header, refcounts, holes, leaks, surveyed };
+            let knowledge = Knowledge { header, first_sector, refcounts, holes, leaks, surveyed };
             image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)
@@ -203,8 +204,9 @@ fn check_writable(name: &str, header: &Header) -> Result<()> {
     Err(Error::invalid(name, why, advice))
 }
 
-/// Says in the header whether there is a redo file, and clears what we do not know.
-fn write_autoclear(file: &dyn FileIo, header: &Header) -> Outcome {
+/// Says in the header whether there is a redo file, and clears what we do not know. Returns the first
+/// sector.
+fn write_autoclear(file: &dyn FileIo, header: &Header) -> std::result::Result<Vec<u8>, Errno> {
     let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let mut file = BlockingFile::new(file).map_err(failed)?;
     let mut sector = AlignedBuf::zeroed(SECTOR_BYTES as usize);
@@ -215,7 +217,7 @@ fn write_autoclear(file: &dyn FileIo, header: &Header) -> Outcome {
         file.write(FileOffset::new(0), &mut sector)?;
         file.sync()?;
     }
-    Ok(())
+    Ok(sector.to_vec())
 }
 
 /// The keeper's file has a thread, so it is opened there.

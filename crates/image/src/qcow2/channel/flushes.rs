@@ -72,15 +72,15 @@ impl Flushes {
             return;
         }
         let served =
-            self.waiting.extract_if(.., |(ticket, _)| core.commits.outcome(*ticket).is_some());
+            self.waiting.extract_if(.., |(ticket, _)| core.commits.outcome(ticket).is_some());
         settled.extend(served.map(|(ticket, completion)| {
-            let outcome = core.commits.outcome(ticket).unwrap_or(Err(Errno::IO));
+            let outcome = core.commits.outcome(&ticket).unwrap_or(Err(Errno::IO));
             Completion { outcome, ..completion }
         }));
     }
 
     pub fn has_news(&self, core: &Core) -> bool {
-        self.waiting.iter().any(|(ticket, _)| core.commits.outcome(*ticket).is_some())
+        self.waiting.iter().any(|(ticket, _)| core.commits.outcome(ticket).is_some())
     }
 
     /// Whether a sync of ours is on its way.

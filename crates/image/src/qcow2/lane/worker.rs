@@ -219,7 +219,7 @@ impl Worker {
         while self.core.meta().is_full() {
             let ticket = self.core.commits.ask();
             loop {
-                if let Some(outcome) = self.core.commits.outcome(ticket) {
+                if let Some(outcome) = self.core.commits.outcome(&ticket) {
                     outcome?;
                     break;
                 }
@@ -253,7 +253,8 @@ impl Worker {
                 meta = core.wait_for_change(meta);
                 continue;
             }
-            if let Some(taken) = meta.space.take(1) {
+            let taken = if meta.has_room(1) { meta.space.take(1) } else { None };
+            if let Some(taken) = taken {
                 let reads_zero = match mapping {
                     Mapping::Zero { .. } => true,
                     Mapping::Unallocated => meta.is_zero_below(guest),
