@@ -282,9 +282,11 @@ impl Meta {
         self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
     }
 
-    /// Whether those who change the map should wait for a commit first.
-    pub fn is_full(&self) -> bool {
-        self.redo.as_ref().is_some_and(Redo::is_tight)
+    /// Whether those who want to make so many changes of the map must wait for a commit first: the
+    /// redo file has room for all claims, and for what is changed without one.
+    pub fn is_full(&self, changes: u64) -> bool {
+        let wanted = changes + self.claims.len() as u64;
+        self.redo.as_ref().is_some_and(|redo| redo.room() < wanted)
     }
 
     /// Whether a commit should come soon, flush or not.

@@ -18,6 +18,8 @@ use tracing::warn;
 
 use super::super::header::Header;
 use super::super::map::{ChangedTable, Run, runs_of, to_bytes};
+use super::super::mark::Mark;
+use super::super::redo::Redo;
 use super::super::shape::{ENTRIES_PER_SECTOR, HostCluster, SECTOR_BYTES};
 use super::super::space::merged;
 use super::{Keeper, Pending};
@@ -27,10 +29,18 @@ struct Snapshot {
     generation: u64,
     /// Where the redo file was.
     redo_end: u64,
+    /// The mark of the header after this commit, if it has one.
+    mark: Option<Mark>,
     /// Whole tables that nothing on the medium names yet, and where.
     new_tables: Vec<(HostCluster, Vec<u8>)>,
     changes: Vec<ChangedTable>,
     l1: Vec<Run>,
+}
+
+impl Snapshot {
+    fn has_entries(&self) -> bool {
+        !self.changes.is_empty() || !self.l1.is_empty()
+    }
 }
 
 /// Clusters that a commit can count on for refcount blocks.
@@ -67,8 +77,10 @@ impl Keeper {
     /// All of the snapshot is durable.
     fn settle(&mut self, snapshot: &Snapshot) {
         self.pending.l1_entries.clear();
+        let mark = snapshot.mark.filter(|_| snapshot.has_entries());
+        self.header.autoclear = mark.map_or(self.header.autoclear, Mark::bits);
         if let Some(redo) = &mut self.core.meta().redo {
-            redo.forget_before(snapshot.redo_end);
+            redo.settle(mark.unwrap_or(redo.mark()), snapshot.redo_end);
         }
         let mut dropped = std::mem::take(&mut self.pending.dropped);
         dropped.append(&mut self.refcounts.take_left());
@@ -104,7 +116,11 @@ impl Keeper {
         let spoilt = meta.space.take_spoilt();
         let generation = meta.generation;
         meta.generation += 1;
-        let redo_end = meta.redo.as_ref().map_or(0, |redo| redo.end());
+        let redo_end = meta.redo.as_ref().map_or(0, Redo::end);
+        let mark = meta.redo.as_ref().map(|redo| redo.mark().next());
+        if mutant("qcow2.redo.forgotten-before-the-commit") {
+            meta.redo.iter_mut().for_each(|redo| redo.forget_before(redo_end));
+        }
         let changes = meta.map.take_changes();
         let Pending { new_tables, l1_entries, .. } = &self.pending;
         let new_tables = new_tables
@@ -121,7 +137,7 @@ impl Keeper {
         });
         drop(meta);
         self.limbo.push_back((generation, merged(spoilt)));
-        Ok(Snapshot { generation, redo_end, new_tables, changes, l1 })
+        Ok(Snapshot { generation, redo_end, mark, new_tables, changes, l1 })
     }
 
     /// Writes a snapshot. Whatever fails, all of it that is not durable is still pending afterwards:
@@ -137,7 +153,7 @@ impl Keeper {
             self.settle_all();
         }
         self.write_what_nothing_names(snapshot)?;
-        let entries = !snapshot.changes.is_empty() || !snapshot.l1.is_empty();
+        let entries = snapshot.has_entries();
         if self.pending.unsynced || !entries {
             if !mutant("qcow2.commit.skips-first-sync") {
                 self.sync()?;
@@ -172,11 +188,17 @@ impl Keeper {
         Ok(())
     }
 
-    /// Entries of tables in use, and of the L1 table.
+    /// Entries of tables in use, and of the L1 table; and the mark, so that copies of the image of
+    /// before and after this commit can be told apart.
     fn write_entries(&mut self, snapshot: &Snapshot) -> Outcome {
         let new: HashSet<HostCluster> = snapshot.new_tables.iter().map(|(home, _)| *home).collect();
         let changed = snapshot.changes.iter().filter(|it| !new.contains(&it.home));
         let tables = changed.map(|it| (self.core.shape.offset(it.home), &it.runs));
+        let header = snapshot.mark.map(|mark| {
+            let header = Header { autoclear: mark.bits(), ..self.header.clone() };
+            vec![Run { first: 0, bytes: self.first_sector(&header) }]
+        });
+        let tables = tables.chain(header.iter().map(|header| (0, header)));
         let tables: Vec<_> = tables.chain([(self.header.l1_offset, &snapshot.l1)]).collect();
         self.write_runs(&tables)
     }

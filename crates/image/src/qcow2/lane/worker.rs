@@ -216,7 +216,7 @@ impl Worker {
 
     /// Waits until a commit has made room to remember changes of the map.
     pub(super) fn wait_while_full(&self) -> Outcome {
-        while self.core.meta().is_full() {
+        while self.core.meta().is_full(1) {
             let ticket = self.core.commits.ask();
             loop {
                 if let Some(outcome) = self.core.commits.outcome(&ticket) {
@@ -231,11 +231,16 @@ impl Worker {
 
     /// Finds out how a cluster can be written. To write it anew, nobody else may be at it.
     fn prepare(&mut self, guest: GuestCluster) -> Result<Prepared, Errno> {
-        self.wait_while_full()?;
         let mut asked = false;
         let core = Arc::clone(&self.core);
         let mut meta = core.meta();
         loop {
+            if meta.is_full(1) {
+                drop(meta);
+                self.wait_while_full()?;
+                meta = core.meta();
+                continue;
+            }
             let mapping = match meta.mapping(guest) {
                 Ok(mapping) => mapping.ok_or(Errno::IO)?,
                 Err(missing) => {

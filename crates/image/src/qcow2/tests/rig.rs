@@ -76,8 +76,21 @@ pub fn open_read_only_on(
 }
 
 pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
+    checked_beside(disk, Memory::None, repair).unwrap()
+}
+
+/// The same for an image that a killed daemon may have left something beside.
+pub fn checked_beside(
+    disk: &SimDisk,
+    memory: Memory<'_>,
+    repair: bool,
+) -> flowstone_block::Result<CheckReport> {
     let options = CheckOptions { data: false, repair };
-    check("image", disk, options, &mut |_, _| {}).unwrap()
+    let name = match memory {
+        Memory::None => "image".into(),
+        Memory::Beside(path) => path.display().to_string(),
+    };
+    check(&name, disk, memory, options, &mut |_, _| {})
 }
 
 /// The image must have neither errors nor leaks.
