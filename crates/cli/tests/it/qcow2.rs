@@ -378,7 +378,7 @@ fn kill_with_unflushed_writes(place: &Place, image: &str) {
         assert_eq!(client.write(number * 640, &data).unwrap(), Status::Ok);
     }
     daemon.kill().unwrap();
-    daemon.wait().unwrap();
+    daemon.wait(Duration::from_secs(60)).unwrap();
     // Its last requests may keep the lock for a moment.
     let locked = || {
         let output = place.run(&["check", image]);

@@ -1,6 +1,7 @@
 //! A folder with the redo file of an image that lies on a simulated disk, and daemons that are
 //! killed there.
 
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use flowstone_fileio::Access;
@@ -10,6 +11,9 @@ use super::super::{Memory, Qcow2Image};
 use super::rig::{checked_beside, contents, number};
 use crate::report::CheckReport;
 use crate::{DiscardMode, Image};
+
+/// As docs/qcow2.md says: 4 KiB and two words for each of 2^18 changes.
+const REDO_BYTES: u64 = (4 << 10) + (16 << 18);
 
 /// Where an image is, and what is beside it.
 pub struct Host {
@@ -82,6 +86,22 @@ impl Host {
 
     pub fn check(&self, disk: &SimDisk, repair: bool) -> flowstone_block::Result<CheckReport> {
         checked_beside(disk, Memory::Beside(&self.path), repair)
+    }
+
+    /// What the redo file has now, of a life with few changes: the rest of it is empty.
+    pub fn remembered(&self) -> Vec<u8> {
+        let mut bytes = vec![0; 64 << 10];
+        let file = std::fs::File::open(self.redo()).unwrap();
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        assert!(bytes.ends_with(&[0; 32]), "few changes");
+        bytes
+    }
+
+    /// Puts it back, as long as it was.
+    pub fn remember(&self, bytes: &[u8]) {
+        std::fs::write(self.redo(), bytes).unwrap();
+        let file = std::fs::File::options().write(true).open(self.redo()).unwrap();
+        file.set_len(REDO_BYTES).unwrap();
     }
 
     /// What stays behind if the daemon is killed now: first what it remembers, then the disk, which

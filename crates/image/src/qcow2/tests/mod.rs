@@ -10,6 +10,8 @@ mod faults;
 mod host;
 mod kill;
 mod killed;
+mod lives;
 mod races;
 mod rig;
+mod steps;
 mod story;

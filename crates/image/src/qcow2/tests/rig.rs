@@ -53,6 +53,11 @@ pub fn open_with_much_memory(disk: &SimDisk, backing: Option<Box<dyn Image>>) ->
     Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, Memory::None).unwrap()
 }
 
+pub fn try_open(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
+    let (file, mode) = (Box::new(disk.clone()), DiscardMode::Deallocate);
+    Qcow2Image::open(Path::new("image"), file, None, mode, Access::Write, Memory::None)
+}
+
 pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let image = open_with_much_memory(disk, backing);
     if image.core.shape.cluster_bytes() == 512 {
