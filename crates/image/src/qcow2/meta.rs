@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use flowstone_block::mutant;
+
 use super::entry::{self, Compressed, Mapping};
 use super::map::{Map, Missing};
 use super::redo::{Record, Redo};
@@ -180,6 +182,9 @@ impl Meta {
     pub fn has_room(&self, clusters: u64) -> bool {
         // A run of clusters may begin in one table and end in another one.
         let tables = clusters.div_ceil(self.shape().l2_entries()) + 1;
+        if mutant("qcow2.space.keeps-no-room-for-metadata") {
+            return self.space.has(clusters);
+        }
         self.space.has(clusters + tables + self.map.homeless_count() + self.reserved)
     }
 
@@ -195,8 +200,12 @@ impl Meta {
         }
         let Some(taken) = self.space.take(1) else { return Filling::NoRoom };
         let host = HostCluster(taken.start);
-        self.claims.insert(guest, Claim::Filling { host, writers: 1, named: false });
+        let named = mutant("qcow2.fill.names-before-the-data");
+        self.claims.insert(guest, Claim::Filling { host, writers: 1, named });
         self.map.pin(guest);
+        if named {
+            self.name(guest, host);
+        }
         Filling::Write(host)
     }
 

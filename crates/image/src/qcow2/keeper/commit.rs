@@ -67,6 +67,9 @@ impl Keeper {
         for change in &snapshot.changes {
             match outcome {
                 Ok(()) => meta.map.written(change),
+                Err(_) if mutant("qcow2.commit.forgets-what-it-could-not-write") => {
+                    meta.map.written(change);
+                }
                 Err(_) => meta.map.put_back(change),
             }
         }
@@ -248,7 +251,9 @@ impl Keeper {
             self.write_header(header.clone())?;
         }
         self.refcounts.write_table(&mut self.file)?;
-        self.sync()?;
+        if !mutant("qcow2.refcounts.header-names-unsynced-table") {
+            self.sync()?;
+        }
         self.write_header(header)?;
         self.refcounts.moved = false;
         Ok(())

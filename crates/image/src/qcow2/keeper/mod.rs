@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset, FileOp};
 use tracing::warn;
 
@@ -224,7 +224,8 @@ impl Keeper {
     fn settle_limbo(&mut self) {
         let mut found = false;
         while let Some((generation, _)) = self.limbo.front() {
-            if self.core.flights.oldest() <= *generation {
+            let is_used = self.core.flights.oldest() <= *generation;
+            if is_used && !mutant("qcow2.limbo.ignores-requests-in-flight") {
                 break;
             }
             let (_, mut runs) = self.limbo.pop_front().expect("just seen");
@@ -312,10 +313,16 @@ impl Keeper {
     fn sync(&mut self) -> Outcome {
         let outcome = self.file.sync();
         if let Err(errno) = outcome {
+            if mutant("qcow2.keeper.goes-on-after-a-failed-sync") {
+                return outcome;
+            }
             self.core.fail(&format!("a sync of the image has failed: {errno}"));
         }
-        // A queue may have heard of a failure that concerns us, and taken it from us.
-        if self.core.commits.has_failed() { Err(Errno::IO) } else { outcome }
+        // A queue may have heard of a failure that concerns us. EQUIVALENT: the kernel reports it to
+        // each open file description once, and the keeper has one of its own; that it does not
+        // take two chances is for hosts that report it once.
+        let listens = !mutant("qcow2.keeper.hears-of-its-own-syncs-only");
+        if listens && self.core.commits.has_failed() { Err(Errno::IO) } else { outcome }
     }
 }
 

@@ -15,19 +15,19 @@ use super::Keeper;
 impl Keeper {
     pub(super) fn resize(&mut self, capacity: SectorCount) -> Outcome {
         let shape = self.core.shape;
-        let entries = shape.l1_entries(capacity.bytes());
-        let header = Header { disk_bytes: capacity.bytes(), ..self.header.clone() };
+        let (disk_bytes, entries) = (capacity.bytes(), shape.l1_entries(capacity.bytes()));
         if entries <= self.header.l1_entries {
-            return self.change_header(header);
+            return self.change_header(Header { disk_bytes, ..self.header.clone() });
         }
         let place = self.place_for_l1(shape.clusters(entries * 8))?;
-        let header = Header {
-            l1_offset: shape.offset(HostCluster(place.start)),
-            l1_entries: entries,
-            ..header
-        };
-        let before = self.clusters_of_l1();
-        let outcome = self.move_l1(&place).and_then(|()| self.change_header(header));
+        let (before, early) = (self.clusters_of_l1(), self.header.clone());
+        let outcome = self.move_l1(&place).and_then(|()| {
+            let l1_offset = shape.offset(HostCluster(place.start));
+            // The commit of the move has changed it.
+            let reverts = mutant("qcow2.resize.reverts-what-its-commit-has-changed");
+            let now = if reverts { early } else { self.header.clone() };
+            self.change_header(Header { disk_bytes, l1_offset, l1_entries: entries, ..now })
+        });
         if outcome.is_ok() {
             self.core.meta().map.grow_l1(entries as usize);
         }
@@ -64,6 +64,9 @@ impl Keeper {
             return Ok(());
         }
         self.write_at(shape.offset(HostCluster(place.start)), &bytes)?;
+        if mutant("qcow2.resize.header-names-unsynced-table") {
+            return Ok(());
+        }
         self.sync()
     }
 
@@ -77,7 +80,8 @@ impl Keeper {
             self.header = header.clone();
         }
         let outcome = self.write_header(header);
-        if outcome.is_err() && !self.core.commits.has_failed() {
+        let failed = outcome.is_err() && !self.core.commits.has_failed();
+        if failed && !mutant("qcow2.resize.leaves-a-header-that-may-be-either") {
             self.keep_header();
         }
         outcome

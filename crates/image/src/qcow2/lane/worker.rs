@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector,
+    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector, mutant,
 };
 use flowstone_fileio::{BlockingFile, FileOffset};
 
@@ -180,6 +180,9 @@ impl Worker {
                 outcome
             }
             Prepared::Anew { host, reads_zero } => {
+                if mutant("qcow2.lane.names-before-the-data") {
+                    self.core.meta().name(guest, host);
+                }
                 let outcome = self.write_anew(guest, host, reads_zero, within as usize, data);
                 let mut meta = self.core.meta();
                 match outcome {

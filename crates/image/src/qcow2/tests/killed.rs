@@ -79,6 +79,24 @@ fn check_counts_what_a_killed_daemon_has_named_as_in_use() {
     assert!(!host.redo().exists());
 }
 
+/// What a repair has done is done when it says so.
+#[test]
+fn what_a_repair_has_given_back_stays_so_after_a_power_cut() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    let leaked_after_a_cut = || {
+        let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
+        reboot(&crashed);
+        let report = host.check(&crashed, false).unwrap();
+        assert_eq!(report.errors, Vec::<String>::new());
+        report.leaked_bytes
+    };
+    // The new table, and what only the redo file named.
+    assert_eq!(leaked_after_a_cut(), 2 * 4096);
+    host.check(&disk, true).unwrap();
+    assert_eq!(leaked_after_a_cut(), 4096);
+}
+
 /// By another path the image had another redo file, and each daemon believed its own.
 #[test]
 fn an_image_has_one_redo_file_by_whichever_path_it_is_served() {

@@ -8,7 +8,7 @@ use flowstone_fileio::sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
 use super::host::{Host, reboot};
-use super::rig::{Guest, checked, contents, extent, new_disk, open, open_read_only};
+use super::rig::{Guest, checked, contents, extent, new_disk, number, open, open_read_only};
 use super::story::{Story, stamped, stamps_of};
 use crate::Image;
 
@@ -268,7 +268,9 @@ impl Life {
         let outcome = guest.run(Op::Flush, 0);
         self.expect(outcome);
         let after = self.disk.now();
-        if let Some(redo) = redo {
+        // The timer may have had a commit of its own.
+        let is_one_commit = |redo: &[u8]| commits_since(redo, &self.disk) <= 1;
+        if let Some(redo) = redo.filter(|redo| is_one_commit(redo)) {
             self.kills.push(Kill { moments: [before, after], redo, events: events + 1 });
         }
         if outcome.is_ok() {
@@ -374,10 +376,29 @@ impl Life {
                 let report = host.check(&killed, true).unwrap();
                 assert_eq!((report.errors, report.leaked_bytes), (vec![], 0), "after a repair");
                 assert!(stamps_of(&host.read(&killed)) == found, "after a repair");
+                self.cut_after_kill(&killed, moment, random);
             }
             self.restart(host, &killed, &found);
+            self.cut_after_kill(&killed, moment, random);
         }
         count as u64
+    }
+
+    /// Power is cut while the image is repaired, or used by the next daemon: what had been promised
+    /// before the kill is there.
+    fn cut_after_kill(&self, disk: &SimDisk, killed: Moment, random: &mut Rng) {
+        if self.trouble.is_for_good() {
+            return;
+        }
+        let moments: Vec<Moment> = disk.crash_points().collect();
+        for _ in 0..3 {
+            let moment = *random.choice(&moments).unwrap();
+            let fate = Fate::seeded(random.u64(..));
+            let _tell = Tell(format!("cut at {moment:?} after the kill, {fate:?}"));
+            let crashed = disk.crash_at(moment, &mut fate.clone());
+            reboot(&crashed);
+            self.judge(&crashed, killed, None);
+        }
     }
 
     /// The next daemon finds the same, makes it durable, and leaves an image in order.
@@ -413,6 +434,12 @@ impl Life {
         let found = self.judge(&disk, now, Some((host, self.story.events())));
         self.restart(host, &disk, &found);
     }
+}
+
+/// How many commits have begun to write entries since the redo file was as it is here.
+fn commits_since(redo: &[u8], disk: &SimDisk) -> u64 {
+    let known = u64::from_ne_bytes(redo[40..48].try_into().unwrap());
+    (number(disk, 88) >> 8).wrapping_sub(known >> 8) & 0xffff
 }
 
 /// It can be written again, holds the same, and is in order when it is closed and repaired.

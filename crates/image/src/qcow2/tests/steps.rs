@@ -87,7 +87,13 @@ fn any_trouble(random: &mut Rng) -> Trouble {
         2 | 3 => Trouble::Full { pages: random.u64(..60), passes: random.bool() },
         _ => {
             let call = *random.choice(&CALLS).unwrap();
-            let most = if matches!(call, Call::Write | Call::Read) { 250 } else { 60 };
+            // About as many as there are in a life.
+            let most = match call {
+                Call::Write => 150,
+                Call::Read => 60,
+                Call::Datasync => 40,
+                _ => 8,
+            };
             let errno = if random.bool() { Errno::IO } else { Errno::NOSPC };
             let times =
                 *random.choice(&[Times::Once, Times::AWhile, Times::Half, Times::Always]).unwrap();
