@@ -122,7 +122,7 @@ pub fn recall(memory: Memory<'_>, autoclear: u64) -> Result<Left, Lost> {
 
 /// What is in a redo file.
 struct Found {
-    words: Vec<u64>,
+    bytes: Vec<u8>,
 }
 
 impl Found {
@@ -141,13 +141,17 @@ impl Found {
         if bytes.len() != WORDS * 8 {
             return Err(Lost::Strange);
         }
-        let (words, _) = bytes.as_chunks::<8>();
-        Ok(Self { words: words.iter().map(|word| u64::from_ne_bytes(*word)).collect() })
+        Ok(Self { bytes })
+    }
+
+    fn word(&self, index: usize) -> u64 {
+        let bytes = self.bytes[index * 8..][..8].try_into();
+        u64::from_ne_bytes(bytes.expect("eight bytes"))
     }
 
     fn judge(&self, mark: Mark, boot: u128, image: &Path) -> Result<Left, Lost> {
         let is_of_this_boot = self.boot() == boot;
-        match (self.words[0], mark.is_old_kind()) {
+        match (self.word(0), mark.is_old_kind()) {
             (OLD_MAGIC, true) if is_of_this_boot => Err(Lost::OldKind),
             (OLD_MAGIC, true) => Ok(Left::Nothing),
             (MAGIC, false) => self.judge_session(mark, is_of_this_boot, image),
@@ -157,7 +161,7 @@ impl Found {
     }
 
     fn boot(&self) -> u128 {
-        u128::from(self.words[BOOT_WORD]) | u128::from(self.words[BOOT_WORD + 1]) << 64
+        u128::from(self.word(BOOT_WORD)) | u128::from(self.word(BOOT_WORD + 1)) << 64
     }
 
     fn judge_session(
@@ -167,8 +171,8 @@ impl Found {
         image: &Path,
     ) -> Result<Left, Lost> {
         let place = place_of(image).map_err(Lost::Unreadable)?;
-        let is_of_this_file = self.words[PLACE_WORD..][..place.len()] == place;
-        let known = Mark::of(self.words[MARK_WORD]).ok_or(Lost::Strange)?;
+        let is_of_this_file = [PLACE_WORD, PLACE_WORD + 1].map(|index| self.word(index)) == place;
+        let known = Mark::of(self.word(MARK_WORD)).ok_or(Lost::Strange)?;
         let compared = !mutant("qcow2.redo.session-not-compared");
         if compared && !(known.is_akin(header) && is_of_this_file) {
             return Err(Lost::Other);
@@ -191,13 +195,13 @@ impl Found {
     }
 
     fn records(&self) -> Result<Vec<Record>, Lost> {
-        let (start, end) = (self.words[START_WORD], self.words[END_WORD]);
+        let (start, end) = (self.word(START_WORD), self.word(END_WORD));
         if start > end || end - start > RECORDS {
             return Err(Lost::Strange);
         }
         let record = |position| {
             let slot = slot(position);
-            Record { guest: GuestCluster(self.words[slot]), entry: self.words[slot + 1] }
+            Record { guest: GuestCluster(self.word(slot)), entry: self.word(slot + 1) }
         };
         Ok((start..end).map(record).collect())
     }

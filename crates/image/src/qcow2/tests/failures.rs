@@ -181,3 +181,55 @@ fn after_a_header_that_may_be_either_nothing_is_promised() {
     assert_eq!(checked(&disk, false).errors, Vec::<String>::new());
     assert!(disk.size().unwrap() > 0);
 }
+
+/// A disk whose refcount table is nearly full: another hundred clusters, and it must move.
+fn disk_with_a_full_refcount_table() -> SimDisk {
+    let disk = new_disk(18_000, 512);
+    let image = open_with_much_memory(&disk, None);
+    let mut guest = Guest::new(&image);
+    for first in (0..16_000).step_by(500) {
+        guest.run(Op::Write(extent(first, 500)), 1).unwrap();
+    }
+    drop((guest, image));
+    SimDisk::from_bytes(&disk.to_bytes())
+}
+
+/// The table is written where nothing names it, before the header names it; also if any write of that
+/// fails, and power is cut then.
+#[test]
+fn a_refcount_table_that_moves_survives_power_cuts_and_failures() {
+    let full = disk_with_a_full_refcount_table().to_bytes();
+    let place = extent(16_500, 200);
+    for failing in [0, 1, 2, 4, 6, 9, 13] {
+        let disk = SimDisk::from_bytes(&full);
+        let before = number(&disk, 48);
+        let image = open_with_much_memory(&disk, None);
+        let mut guest = Guest::new(&image);
+        guest.run(Op::Write(place), 2).unwrap();
+        let begun = disk.now();
+        if failing > 0 {
+            disk.inject(Fault::fail(Errno::IO).on(Call::Write).after(failing - 1));
+        }
+        let first = guest.run(Op::Flush, 0);
+        assert!(failing > 0 || first.is_ok());
+        disk.clear_faults();
+        guest.run(Op::Flush, 0).unwrap();
+        let flushed = disk.now();
+        assert_ne!(number(&disk, 48), before, "the table has not moved");
+        let moments: Vec<_> =
+            disk.crash_points().filter(|it| *it >= begun && *it <= flushed).collect();
+        for moment in moments.iter().rev().step_by(moments.len().div_ceil(24)) {
+            let crashed = disk.crash_at(*moment, &mut Fate::seeded(failing));
+            let told = format!("failing {failing}, {moment:?}");
+            assert_eq!(checked(&crashed, false).errors, Vec::<String>::new(), "{told}");
+            let image = open_read_only(&crashed).unwrap();
+            let mut found = vec![0; place.bytes() as usize];
+            let mut reader = flowstone_block::BlockingDisk::new(&image).unwrap();
+            reader.read(place.start(), &mut found).unwrap();
+            let may_miss = *moment < flushed;
+            assert!(found.iter().all(|byte| *byte == 2 || may_miss && *byte == 0), "{told}");
+        }
+        drop((guest, image));
+        assert_clean(&disk);
+    }
+}

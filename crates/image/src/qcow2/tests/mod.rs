@@ -8,6 +8,7 @@ mod damage;
 mod failures;
 mod faults;
 mod host;
+mod instants;
 mod kill;
 mod killed;
 mod lives;
