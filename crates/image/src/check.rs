@@ -20,7 +20,13 @@ pub fn check(
     let file = Box::new(OpenOptions::new(access).open(path)?);
     match format {
         Format::Raw => raw::check(path, file, access, progress),
-        Format::Qcow2 => qcow2::check(&path.display().to_string(), &*file, options, progress),
+        Format::Qcow2 => {
+            let memory = match crate::create::is_block_device(path) {
+                true => qcow2::Memory::None,
+                false => qcow2::Memory::Beside(path),
+            };
+            qcow2::check(&path.display().to_string(), &*file, memory, options, progress)
+        }
         Format::Log => {
             let name = path.display().to_string();
             // All of a device is "allocated", so there is nothing to tell leaks by.

@@ -257,30 +257,22 @@ fn check_keeps(path: &Path, file: &HostFile) -> Result<()> {
     }
 }
 
-const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
-
 /// Where the daemon's knowledge survives it. An image can be served without.
-fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory {
+fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory<'_> {
     // With engine `volatile`, being killed is a power cut: the data would not be there.
     if options.engine == EngineChoice::Volatile {
         return qcow2::Memory::None;
     }
-    if is_block_device(path) {
-        if options.access == Access::Write {
-            warn!("{}: a block device: {FORGETS}", path.display());
-        }
-        return qcow2::Memory::None;
+    if !is_block_device(path) {
+        return qcow2::Memory::Beside(path);
     }
-    if options.access != Access::Write {
-        return qcow2::Memory::Left(qcow2::Redo::peek(path));
+    if options.access == Access::Write {
+        warn!(
+            "{}: a block device: if the daemon is killed, it forgets writes that were not flushed",
+            path.display()
+        );
     }
-    match qcow2::Redo::open(path) {
-        Ok(redo) => qcow2::Memory::File(redo),
-        Err(error) => {
-            warn!("{}: cannot write beside the image: {error}; {FORGETS}", path.display());
-            qcow2::Memory::None
-        }
-    }
+    qcow2::Memory::None
 }
 
 /// The last sector of a qcow2 file that others have written need not be whole, and direct I/O

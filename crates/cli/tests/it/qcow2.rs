@@ -368,3 +368,81 @@ fn a_killed_daemon_forgets_nothing_that_has_completed() {
         place.assert_clean("disk.qcow2");
     }
 }
+
+/// A daemon that has completed writes and flushed none, and is killed.
+fn kill_with_unflushed_writes(place: &Place, image: &str) {
+    let mut daemon = place.serve(&[image]);
+    let mut client = place.client();
+    for number in 0..50u64 {
+        let data = pattern(4096, number as u8);
+        assert_eq!(client.write(number * 640, &data).unwrap(), Status::Ok);
+    }
+    daemon.kill().unwrap();
+    daemon.wait(Duration::from_secs(60)).unwrap();
+    // Its last requests may keep the lock for a moment.
+    let locked = || {
+        let output = place.run(&["check", image]);
+        String::from_utf8_lossy(&output.stderr).contains("is using this image")
+    };
+    while locked() {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn tools_between_a_kill_and_the_restart_leave_what_has_completed() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "64M", "disk.qcow2"]);
+    kill_with_unflushed_writes(&place, "disk.qcow2");
+    place.succeed(&["convert", "disk.qcow2", "early.raw"]);
+    if has_qemu() {
+        // The mark is nothing that it minds.
+        place.qemu(&[QEMU_IMG, "info", "disk.qcow2"]);
+        place.qemu(&[QEMU_IMG, "check", "disk.qcow2"]);
+    }
+    let told = place.run(&["check", "disk.qcow2"]);
+    let told = String::from_utf8_lossy(&told.stdout).into_owned();
+    assert!(told.contains("changes of a killed daemon wait in"), "{told}");
+    assert_eq!(place.run(&["check", "--repair", "disk.qcow2"]).status.code(), Some(0));
+    place.succeed(&["convert", "disk.qcow2", "late.raw"]);
+    stop(place.serve(&["disk.qcow2"]));
+    place.succeed(&["check", "disk.qcow2"]);
+    place.succeed(&["convert", "disk.qcow2", "after.raw"]);
+    let read = |name: &str| std::fs::read(place.path(name)).unwrap();
+    let early = read("early.raw");
+    assert!((0..50).all(|it| early[it * 640 * 512..][..4096] == pattern(4096, it as u8)));
+    assert!(read("late.raw") == early && read("after.raw") == early);
+}
+
+#[test]
+fn an_image_whose_redo_file_is_gone_is_refused_until_it_is_given_up() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "64M", "disk.qcow2"]);
+    kill_with_unflushed_writes(&place, "disk.qcow2");
+    std::fs::rename(place.path("disk.qcow2.redo"), place.path("kept")).unwrap();
+    for command in [
+        &["convert", "disk.qcow2", "a.raw"][..],
+        &["check", "disk.qcow2"],
+        &["resize", "disk.qcow2", "80M"],
+        &["compact", "disk.qcow2"],
+    ] {
+        let refusal = place.refused(command);
+        assert!(refusal.contains("disk.qcow2.redo is not there"), "{command:?}: {refusal}");
+    }
+    std::fs::rename(place.path("kept"), place.path("disk.qcow2.redo")).unwrap();
+    std::os::unix::fs::symlink("disk.qcow2", place.path("link.qcow2")).unwrap();
+    place.succeed(&["convert", "link.qcow2", "link.raw"]);
+    std::fs::remove_file(place.path("disk.qcow2.redo")).unwrap();
+    let given_up = place.succeed(&["check", "--repair", "disk.qcow2"]);
+    assert!(given_up.contains("were given up"), "{given_up}");
+    place.succeed(&["convert", "disk.qcow2", "a.raw"]);
+    kill_with_unflushed_writes(&place, "link.qcow2");
+    assert!(place.path("disk.qcow2.redo").exists() && !place.path("link.qcow2.redo").exists());
+    if has_qemu() {
+        // What other software has written makes it void.
+        place.qemu(&[QEMU_IMG, "resize", "-q", "disk.qcow2", "65M"]);
+        place.succeed(&["check", "disk.qcow2"]);
+        stop(place.serve(&["disk.qcow2"]));
+        place.assert_clean("disk.qcow2");
+    }
+}

@@ -1,14 +1,15 @@
 //! Who waits for the keeper, and for what.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::{Errno, Outcome, SectorCount};
+use flowstone_block::{Errno, Outcome, SectorCount, mutant};
 
-/// The number of the commit that will serve a flush.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
+/// The commit that will serve a flush. Each keeps its own outcome for as long as anyone may ask, so
+/// a failure is never forgotten.
+#[derive(Clone, Debug, Default)]
+pub struct Ticket(Arc<OnceLock<Outcome>>);
 
 /// What the keeper is asked, and how far it has come.
 #[derive(Default)]
@@ -18,7 +19,6 @@ pub struct Commits {
     bell: Condvar,
     /// Rings for those who have asked for room, a new size or order.
     answered: Condvar,
-    finished: AtomicU64,
     /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
     failed: AtomicBool,
     /// There is no keeper any more.
@@ -31,9 +31,9 @@ pub struct Commits {
 
 #[derive(Default)]
 struct State {
-    started: u64,
-    /// Why the last commit that ended has failed, and which commits have.
-    outcomes: Vec<(Ticket, Outcome)>,
+    /// The commit that is being made, and the one after it.
+    current: Ticket,
+    next: Ticket,
     wishes: Wishes,
     rooms_asked: u64,
     rooms_made: u64,
@@ -53,8 +53,6 @@ pub struct Wishes {
     pub stop: bool,
 }
 
-/// Commits whose failure is remembered; a flush asks after the next one or the one after it.
-const OUTCOMES_KEPT: usize = 16;
 /// How often progress is told.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
@@ -68,17 +66,17 @@ impl Commits {
         let mut state = self.state();
         state.wishes.commit = true;
         self.bell.notify_one();
-        Ticket(state.started + 1)
+        state.next.clone()
     }
 
     /// How the commit has ended; `None` if it has not.
-    pub fn outcome(&self, ticket: Ticket) -> Option<Outcome> {
-        if self.finished.load(Ordering::Acquire) < ticket.0 {
-            return self.abandoned.load(Ordering::Acquire).then_some(Err(Errno::IO));
+    pub fn outcome(&self, ticket: &Ticket) -> Option<Outcome> {
+        if mutant("qcow2.flush.answered-before-the-commit") {
+            return Some(Ok(()));
         }
-        let state = self.state();
-        let failure = state.outcomes.iter().find(|(failed, _)| *failed == ticket);
-        Some(failure.map_or(Ok(()), |(_, outcome)| *outcome))
+        // In this order: a commit that ended before the keeper did has its own outcome.
+        let is_abandoned = self.is_abandoned();
+        ticket.0.get().copied().or_else(|| is_abandoned.then_some(Err(Errno::IO)))
     }
 
     /// Asks for free clusters and waits until there are some, or will be none.
@@ -169,7 +167,7 @@ impl Commits {
     /// For the keeper: a commit begins. Those who ask from now on mean the next one.
     pub fn begin(&self) {
         let mut state = self.state();
-        state.started += 1;
+        state.current = std::mem::take(&mut state.next);
         state.wishes.commit = false;
         // Before the map is looked at, so that no change goes unnoticed.
         self.touched.store(false, Ordering::Release);
@@ -177,14 +175,8 @@ impl Commits {
 
     /// For the keeper: the commit has ended.
     pub fn end(&self, outcome: Outcome) {
-        let mut state = self.state();
-        if outcome.is_err() {
-            let ticket = Ticket(state.started);
-            state.outcomes.push((ticket, outcome));
-            let surplus = state.outcomes.len().saturating_sub(OUTCOMES_KEPT);
-            state.outcomes.drain(..surplus);
-        }
-        self.finished.store(state.started, Ordering::Release);
+        let ended = self.state().current.0.set(outcome);
+        ended.expect("a commit ends once");
     }
 
     /// For the keeper: the request for room that it has just heard of has been served.

@@ -1,5 +1,6 @@
 //! A qcow2 image as a whole: what can be done with it besides serving.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -12,7 +13,7 @@ use flowstone_block::{
 use tracing::error;
 
 use super::channel::Qcow2Channel;
-use super::check::check;
+use super::check::check_beside;
 use super::core::Core;
 use super::lane::{Lane, Worker};
 use super::meta::Source;
@@ -205,7 +206,9 @@ impl Image for Qcow2Image {
         // file, so all that the map says must be there, and no commit be at it.
         self.commit().map_err(failed)?;
         let options = CheckOptions::default();
-        let report = check(&self.core.name, &*self.core.file, options, &mut |_, _| {})?;
+        // All that was promised is committed.
+        let (file, promised) = (&*self.core.file, HashSet::new());
+        let report = check_beside(&self.core.name, file, promised, options, &mut |_, _| {})?;
         if let Some(error) = report.errors.first() {
             let why = format!("the image is damaged: {error}");
             return Err(self.refuse("compact", &why, "see `flowstone check --repair`"));
@@ -225,7 +228,7 @@ impl Qcow2Image {
     fn commit(&self) -> Outcome {
         let ticket = self.core.commits.ask();
         loop {
-            if let Some(outcome) = self.core.commits.outcome(ticket) {
+            if let Some(outcome) = self.core.commits.outcome(&ticket) {
                 return outcome;
             }
             std::thread::sleep(Duration::from_millis(1));

@@ -77,7 +77,7 @@ pub fn survive(cluster_bits: u32, patches: &[Patch], length: Option<usize>) {
     }
     let checked = |disk: &SimDisk, repair| {
         let options = CheckOptions { data: false, repair };
-        check("small", disk, options, &mut |_, _| {})
+        check("small", disk, Memory::None, options, &mut |_, _| {})
     };
     let disk = SimDisk::from_bytes(&bytes);
     let found = checked(&disk, false);

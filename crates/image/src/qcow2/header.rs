@@ -39,7 +39,8 @@ pub struct Header {
     pub refcount_table_clusters: u64,
     pub snapshots: u32,
     pub backing: Option<BackingName>,
-    /// Features that whoever writes the image without knowing them must clear.
+    /// Features that whoever writes the image without knowing them must clear; our
+    /// [`Mark`](super::mark::Mark) among them.
     pub autoclear: u64,
     /// Marked by some software as damaged.
     pub corrupt: bool,
@@ -178,10 +179,6 @@ impl Header {
         }
     }
 }
-
-/// Autoclear: unwritten changes of the map are in a file beside the image. Software that does not
-/// know of that clears the bit when it writes the image, as it must, and so makes them void.
-pub const AUTOCLEAR_REDO: u64 = 1 << 63;
 
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 1 << 1;

@@ -17,6 +17,8 @@ pub struct Map {
     l1: Vec<u64>,
     tables: Vec<Option<Box<Table>>>,
     loaded: usize,
+    /// Tables in memory that have no place on the medium.
+    homeless: u64,
     /// Memory for tables that have not changed.
     pub memory_bytes: u64,
     /// Indices of the tables that have changed.
@@ -56,6 +58,7 @@ impl Map {
             l1,
             tables,
             loaded: 0,
+            homeless: 0,
             memory_bytes: TABLES_BYTES_MAX,
             changed: Vec::new(),
             hand: 0,
@@ -137,6 +140,7 @@ impl Map {
     fn put(&mut self, index: usize, entries: Box<[u64]>, home: Option<HostCluster>) {
         let sectors = entries.len().div_ceil(ENTRIES_PER_SECTOR);
         let changed_sectors = vec![0; sectors.div_ceil(64)].into();
+        self.homeless += u64::from(home.is_none());
         let table = Table { entries, changed_sectors, changed: false, home, used: true, pins: 0 };
         self.tables[index] = Some(Box::new(table));
         self.loaded += 1;
@@ -150,6 +154,7 @@ impl Map {
             if table.changed || table.pins > 0 || std::mem::take(&mut table.used) {
                 continue;
             }
+            self.homeless -= u64::from(table.home.is_none());
             self.tables[self.hand] = None;
             self.loaded -= 1;
             self.evictions += 1;
@@ -174,11 +179,17 @@ impl Map {
         self.changed.iter().copied().filter(homeless).collect()
     }
 
+    /// How many tables in memory may want a place.
+    pub fn homeless_count(&self) -> u64 {
+        self.homeless
+    }
+
     /// Gives a table its place. Returns the one that it had and shared with others.
     pub fn settle(&mut self, index: usize, home: HostCluster) -> Option<HostCluster> {
         let before = self.missing(index).map(|missing| missing.home);
-        self.tables[index].as_mut().expect("a table without a place is in memory").home =
-            Some(home);
+        let table = self.tables[index].as_mut().expect("a table without a place is in memory");
+        self.homeless -= u64::from(table.home.is_none());
+        table.home = Some(home);
         self.l1[index] = entry::ours(self.shape, home);
         before
     }

@@ -3,6 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use flowstone_block::mutant;
+
 use super::entry::{self, Compressed, Mapping};
 use super::map::{Map, Missing};
 use super::redo::{Record, Redo};
@@ -29,6 +31,9 @@ pub struct Meta {
     pub dead: u64,
     /// Where changes survive a killed daemon until they are durable.
     pub redo: Option<Redo>,
+    /// Clusters that refcounts may take: not for data, or there could be data that no commit can make
+    /// durable.
+    pub reserved: u64,
     /// A commit has taken changes over, and they are not durable yet.
     pub committing: bool,
     /// Bytes of the host file; what lies behind reads as zeroes.
@@ -93,6 +98,7 @@ impl Meta {
             live: None,
             dead: 0,
             redo: None,
+            reserved: 0,
             committing: false,
             file_bytes,
             backing_bytes,
@@ -172,6 +178,16 @@ impl Meta {
         self.shape().position(guest) >= self.backing_bytes
     }
 
+    /// Whether there are so many clusters for data, besides those for what is to name and count them.
+    pub fn has_room(&self, clusters: u64) -> bool {
+        // A run of clusters may begin in one table and end in another one.
+        let tables = clusters.div_ceil(self.shape().l2_entries()) + 1;
+        if mutant("qcow2.space.keeps-no-room-for-metadata") {
+            return self.space.has(clusters);
+        }
+        self.space.has(clusters + tables + self.map.homeless_count() + self.reserved)
+    }
+
     /// A place to write parts of a cluster to that is all zeroes now.
     pub fn fill(&mut self, guest: GuestCluster) -> Filling {
         match self.claims.get_mut(&guest) {
@@ -184,8 +200,12 @@ impl Meta {
         }
         let Some(taken) = self.space.take(1) else { return Filling::NoRoom };
         let host = HostCluster(taken.start);
-        self.claims.insert(guest, Claim::Filling { host, writers: 1, named: false });
+        let named = mutant("qcow2.fill.names-before-the-data");
+        self.claims.insert(guest, Claim::Filling { host, writers: 1, named });
         self.map.pin(guest);
+        if named {
+            self.name(guest, host);
+        }
         Filling::Write(host)
     }
 
@@ -271,9 +291,11 @@ impl Meta {
         self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
     }
 
-    /// Whether those who change the map should wait for a commit first.
-    pub fn is_full(&self) -> bool {
-        self.redo.as_ref().is_some_and(Redo::is_tight)
+    /// Whether those who want to make so many changes of the map must wait for a commit first: the
+    /// redo file has room for all claims, and for what is changed without one.
+    pub fn is_full(&self, changes: u64) -> bool {
+        let wanted = changes + self.claims.len() as u64;
+        self.redo.as_ref().is_some_and(|redo| redo.room() < wanted)
     }
 
     /// Whether a commit should come soon, flush or not.

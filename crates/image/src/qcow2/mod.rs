@@ -2,8 +2,8 @@
 //! nothing worse than leaked clusters: docs/qcow2.md.
 //!
 //! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`,
-//! `compressed`), what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`redo`,
-//! `replay`), what is moved (`order`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
+//! `compressed`), what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`mark`,
+//! `redo`, `replay`), what is moved (`order`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
 //! whole (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
 
 mod backing;
@@ -23,6 +23,7 @@ mod inspect;
 mod keeper;
 mod lane;
 mod map;
+mod mark;
 mod meta;
 mod open;
 mod order;
@@ -44,4 +45,4 @@ pub use disk::Qcow2Image;
 pub use inspect::Qcow2Info;
 pub(crate) use inspect::inspect;
 pub(crate) use open::read_header;
-pub(crate) use redo::{Memory, Redo};
+pub(crate) use redo::Memory;

@@ -6,18 +6,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use flowstone_block::{AlignedBuf, Errno, Error, Outcome, Result, SECTOR_BYTES};
+use flowstone_block::{AlignedBuf, Errno, Error, Result, SECTOR_BYTES};
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset};
 
 use super::core::Core;
 use super::disk::Qcow2Image;
 use super::entry;
-use super::header::{AUTOCLEAR_REDO, HEADER_BYTES_MAX, Header};
+use super::header::{HEADER_BYTES_MAX, Header};
 use super::keeper::{Keeper, Knowledge};
 use super::lane::{Lane, Worker};
 use super::map::{Map, from_bytes};
 use super::meta::Meta;
-use super::redo::{Memory, Record, Redo};
+use super::redo::{Left, Memory, Redo, recall};
 use super::refcounts::Refcounts;
 use super::replay;
 use super::space::Space;
@@ -37,7 +37,7 @@ impl Qcow2Image {
         backing: Option<Box<dyn Image>>,
         discard: DiscardMode,
         access: Access,
-        memory: Memory,
+        memory: Memory<'_>,
     ) -> Result<Self> {
         let name = path.display().to_string();
         let host = |error: io::Error| Error::host(&name, error, "check the host's file system");
@@ -66,8 +66,8 @@ impl Qcow2Image {
             file.set_size(whole).map_err(host)?;
             file_bytes = whole;
         }
-        let (redo, unwritten) = recall(&header, memory);
-        let promised = replay::named(header.shape, &unwritten);
+        let left = recall(memory, header.autoclear).map_err(|lost| lost.explain(&name, memory))?;
+        let promised = replay::named(header.shape, left.changes());
         let l1 = read_l1(&mut reader, &header, file_bytes).map_err(explain)?;
         let (survey, refcounts) = if readonly {
             Default::default()
@@ -87,8 +87,6 @@ impl Qcow2Image {
             (surveyor.run().map_err(explain)?, Some(refcounts))
         };
         drop(reader);
-        // Those who do not know what it stands for must not leave it.
-        header.autoclear = if redo.is_some() { AUTOCLEAR_REDO } else { 0 };
         let backing_bytes = backing.as_ref().map_or(0, |image| image.geometry().capacity.bytes());
         let map = Map::new(header.shape, l1);
         let mut meta = Meta::new(map, Space::new(survey.next), file_bytes, backing_bytes);
@@ -99,13 +97,15 @@ impl Qcow2Image {
         let lane = Lane::new(Arc::clone(&core));
         let trims = Arc::new(start_trims(&core));
         let mut image = Self { core, lane, trims, keeper: None };
-        replay::replay(&image.core, &unwritten).map_err(explain)?;
+        replay::replay(&image.core, left.changes()).map_err(explain)?;
         if let Some(refcounts) = refcounts {
-            write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
+            let redo = remember(&*image.core.file, &mut header, memory, &left).map_err(host)?;
+            let first_sector =
+                write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
             image.core.meta().redo = redo;
             let surveyed = survey.live.is_some();
             let Survey { holes, leaks, .. } = survey;
-            let knowledge = Knowledge { header, refcounts, holes, leaks, surveyed };
+            let knowledge = Knowledge { header, first_sector, refcounts, holes, leaks, surveyed };
             image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)
@@ -167,26 +167,34 @@ pub fn read_l1(
     Ok(l1)
 }
 
-/// What there is to remember, and what a killed daemon wants done. Its changes are void if somebody
-/// has written the image since.
-fn recall(header: &Header, memory: Memory) -> (Option<Redo>, Vec<Record>) {
-    let good = header.autoclear & AUTOCLEAR_REDO != 0;
-    match memory {
-        Memory::None => (None, Vec::new()),
-        Memory::Left(records) => (None, if good { records } else { Vec::new() }),
-        Memory::File(redo) if header.shape.version < 3 => {
-            warn!("version 2 of qcow2: a killed daemon forgets writes that were not flushed");
-            let _ = redo.remove();
-            (None, Vec::new())
+/// Where changes of the map survive us; the header gets its mark, which is to be written.
+fn remember(
+    file: &dyn FileIo,
+    header: &mut Header,
+    memory: Memory<'_>,
+    left: &Left,
+) -> io::Result<Option<Redo>> {
+    const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
+    let redo = match (memory, left) {
+        (Memory::None, _) => None,
+        (Memory::Beside(image), Left::Changes(_)) => Some(Redo::resume(image)?),
+        (Memory::Beside(image), Left::Nothing) if header.shape.version < 3 => {
+            warn!("{}: version 2 of qcow2: {FORGETS}", image.display());
+            None
         }
-        Memory::File(mut redo) => {
-            if !good {
-                redo.clear();
-            }
-            let unwritten = redo.records();
-            (Some(redo), unwritten)
+        (Memory::Beside(image), Left::Nothing) => {
+            // Void before there is another redo file that it does not belong to.
+            header.autoclear = 0;
+            write_autoclear(file, header)?;
+            let begun = Redo::begin(image).inspect_err(|error| {
+                let name = image.display();
+                warn!("{name}: cannot write beside the image: {error}; {FORGETS}");
+            });
+            begun.ok()
         }
-    }
+    };
+    header.autoclear = redo.as_ref().map_or(0, |redo| redo.mark().bits());
+    Ok(redo)
 }
 
 fn check_writable(name: &str, header: &Header) -> Result<()> {
@@ -203,8 +211,8 @@ fn check_writable(name: &str, header: &Header) -> Result<()> {
     Err(Error::invalid(name, why, advice))
 }
 
-/// Says in the header whether there is a redo file, and clears what we do not know.
-fn write_autoclear(file: &dyn FileIo, header: &Header) -> Outcome {
+/// Writes the mark, or none, and clears what we do not know. Returns the first sector.
+pub fn write_autoclear(file: &dyn FileIo, header: &Header) -> std::result::Result<Vec<u8>, Errno> {
     let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let mut file = BlockingFile::new(file).map_err(failed)?;
     let mut sector = AlignedBuf::zeroed(SECTOR_BYTES as usize);
@@ -215,7 +223,7 @@ fn write_autoclear(file: &dyn FileIo, header: &Header) -> Outcome {
         file.write(FileOffset::new(0), &mut sector)?;
         file.sync()?;
     }
-    Ok(())
+    Ok(sector.to_vec())
 }
 
 /// The keeper's file has a thread, so it is opened there.

@@ -5,7 +5,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
 
 use super::map::{from_bytes, to_bytes};
@@ -25,8 +25,9 @@ pub struct Refcounts {
     changed_entries: BTreeSet<usize>,
     /// The table has moved: all of it is to be written, then the header.
     pub moved: bool,
-    /// Clusters that are in use and have no refcount yet, because there was no room for its block.
-    unclaimed: Vec<HostCluster>,
+    /// Clusters that are in use and have no refcount yet. One stays until it has been counted,
+    /// however often that fails: no commit may succeed before.
+    owed: Vec<HostCluster>,
     /// Where the table was before it moved, and blocks that count nothing any more.
     left: Vec<HostCluster>,
 }
@@ -56,7 +57,7 @@ impl Refcounts {
             blocks: HashMap::new(),
             changed_entries: BTreeSet::new(),
             moved: false,
-            unclaimed: Vec::new(),
+            owed: Vec::new(),
             left: Vec::new(),
         })
     }
@@ -139,28 +140,48 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Gives a cluster its first user, with a block to say so. If that fails for want of room, it
-    /// goes on with the next call.
-    pub fn claim(
+    /// These clusters have their first user, which [`claim_owed`](Self::claim_owed) is to count.
+    pub fn owe(&mut self, clusters: impl IntoIterator<Item = HostCluster>) {
+        self.owed.extend(clusters);
+    }
+
+    /// Whether there are clusters in use that are not counted.
+    pub fn owes(&self) -> bool {
+        !self.owed.is_empty()
+    }
+
+    /// Counts the first user of each cluster that has one, with a block to say so. If that fails, the
+    /// next call goes on with it.
+    pub fn claim_owed(&mut self, file: &mut BlockingFile, take: TakeRun<'_>) -> Outcome {
+        // A block or a table needs clusters that need refcounts themselves.
+        while let Some(&next) = self.owed.last() {
+            let is_counted = self.claim(file, next, take);
+            let forgets = is_counted.is_err() && mutant("qcow2.refcounts.forgets-a-failed-claim");
+            if is_counted == Ok(true) || forgets {
+                self.owed.pop();
+            }
+            is_counted?;
+        }
+        Ok(())
+    }
+
+    /// Counts a cluster, or makes what it needs for that. Returns whether it has been counted.
+    fn claim(
         &mut self,
         file: &mut BlockingFile,
         cluster: HostCluster,
         take: TakeRun<'_>,
-    ) -> Outcome {
-        self.unclaimed.push(cluster);
-        // A block or a table needs clusters that need refcounts themselves.
-        while let Some(&next) = self.unclaimed.last() {
-            let (index, _) = self.place(next);
-            if index >= self.table.len() {
-                self.grow_table(index, take)?;
-            } else if self.table[index] == 0 {
-                self.add_block(index, take)?;
-            } else {
-                self.set(file, next, 1)?;
-                self.unclaimed.pop();
-            }
+    ) -> Result<bool, Errno> {
+        let (index, _) = self.place(cluster);
+        if index >= self.table.len() {
+            self.grow_table(index, take)?;
+        } else if self.table[index] == 0 {
+            self.add_block(index, take)?;
+        } else {
+            self.set(file, cluster, 1)?;
+            return Ok(true);
         }
-        Ok(())
+        Ok(false)
     }
 
     fn add_block(&mut self, index: usize, take: TakeRun<'_>) -> Outcome {
@@ -170,17 +191,31 @@ impl Refcounts {
         let bytes = AlignedBuf::zeroed(self.shape.cluster_bytes() as usize);
         let changed_sectors = (0..bytes.len() / SECTOR_BYTES).collect();
         self.blocks.insert(index, Block { bytes, changed_sectors });
-        self.unclaimed.push(home);
+        self.owed.push(home);
         Ok(())
+    }
+
+    /// Clusters that blocks, and a table with room for them, still take if all clusters before `end`
+    /// come to be used.
+    pub fn needed_before(&self, end: u64) -> u64 {
+        let blocks = end.div_ceil(self.shape.block_refcounts()) as usize;
+        let here = self.table.iter().take(blocks).filter(|entry| **entry != 0).count();
+        let table = if blocks > self.table.len() { self.clusters_for(blocks - 1) } else { 0 };
+        (blocks - here) as u64 + table
+    }
+
+    /// Clusters of a table with room for this block, and some more.
+    fn clusters_for(&self, index: usize) -> u64 {
+        let wanted = (index + 1).max(self.table.len() * 3 / 2) as u64;
+        self.shape.clusters(wanted * 8)
     }
 
     /// Puts the table where it has more room.
     fn grow_table(&mut self, index: usize, take: TakeRun<'_>) -> Outcome {
-        let wanted = (index + 1).max(self.table.len() * 3 / 2) as u64;
-        let clusters = self.shape.clusters(wanted * 8);
+        let clusters = self.clusters_for(index);
         let place = take(clusters).ok_or(Errno::NOSPC)?;
         self.left.extend(self.table_clusters().map(HostCluster));
-        self.unclaimed.extend(place.clone().map(HostCluster));
+        self.owed.extend(place.clone().map(HostCluster));
         self.table.resize((clusters * self.shape.l2_entries()) as usize, 0);
         self.table_offset = self.shape.offset(HostCluster(place.start));
         self.moved = true;
@@ -334,7 +369,57 @@ pub fn put_refcount(block: &mut [u8], order: u32, slot: usize, value: u64) {
 
 #[cfg(test)]
 mod tests {
+    use flowstone_fileio::sim::{Call, Fault, SimDisk};
+
     use super::*;
+
+    const SHAPE: Shape = Shape { version: 3, cluster_bits: 9, refcount_order: 4 };
+
+    /// A table in cluster 1 whose first block is cluster 2; there are no others.
+    fn one_block() -> (SimDisk, BlockingFile, Refcounts) {
+        let disk = SimDisk::new(1 << 20);
+        disk.write_at(512, &1024u64.to_be_bytes());
+        let mut file = BlockingFile::new(&disk).unwrap();
+        let refcounts = Refcounts::load(&mut file, SHAPE, 512, 1).unwrap();
+        (disk, file, refcounts)
+    }
+
+    /// A cluster whose refcount block found no room was forgotten, and so was one in each call after
+    /// that; in the end a commit succeeded that had not counted them.
+    #[test]
+    fn a_refcount_that_found_no_room_is_owed_until_it_is_there() {
+        let (_disk, mut file, mut refcounts) = one_block();
+        let wanted = [5, 300, 301, 600].map(HostCluster);
+        refcounts.owe(wanted);
+        for _ in 0..10 {
+            let outcome = refcounts.claim_owed(&mut file, &mut |_| None);
+            assert_eq!(outcome, Err(Errno::NOSPC));
+            assert!(refcounts.owes());
+        }
+        let mut next = 20..;
+        let mut take = |count| (count == 1).then(|| next.next().map(|it| it..it + 1)).flatten();
+        assert_eq!(refcounts.claim_owed(&mut file, &mut take), Ok(()));
+        assert!(!refcounts.owes());
+        // The blocks for the others lie in these.
+        for cluster in wanted.into_iter().chain([20, 21].map(HostCluster)) {
+            assert_eq!(refcounts.get(&mut file, cluster), Ok(1), "{cluster:?}");
+        }
+    }
+
+    #[test]
+    fn a_refcount_that_cannot_be_read_is_owed_until_it_can() {
+        let (disk, mut file, mut refcounts) = one_block();
+        disk.inject(Fault::fail(Errno::IO).on(Call::Read).always());
+        refcounts.owe([5, 6].map(HostCluster));
+        for _ in 0..10 {
+            assert_eq!(refcounts.claim_owed(&mut file, &mut |_| None), Err(Errno::IO));
+            assert!(refcounts.owes());
+        }
+        disk.clear_faults();
+        assert_eq!(refcounts.claim_owed(&mut file, &mut |_| None), Ok(()));
+        assert_eq!(refcounts.get(&mut file, HostCluster(5)), Ok(1));
+        assert_eq!(refcounts.get(&mut file, HostCluster(6)), Ok(1));
+    }
 
     #[test]
     fn refcounts_of_every_width_are_kept_apart() {

@@ -1,6 +1,6 @@
 //! Opening an image whose daemon was killed: changes of the map that it had not written yet.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use flowstone_block::Errno;
@@ -13,15 +13,21 @@ use super::redo::Record;
 use super::shape::{GuestCluster, HostCluster, Shape};
 use super::survey::Refusal;
 
-/// Host clusters that the changes name.
-pub fn named(shape: Shape, records: &[Record]) -> Vec<HostCluster> {
-    let hosts = records.iter().map(|record| entry::decode(shape, record.entry));
-    hosts
-        .filter_map(|mapping| match mapping {
-            Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => Some(host),
-            _ => None,
-        })
-        .collect()
+/// The last change of each cluster of the disk.
+fn last(records: &[Record]) -> BTreeMap<GuestCluster, u64> {
+    records.iter().map(|record| (record.guest, record.entry)).collect()
+}
+
+/// Host clusters that the map names after the changes, and maybe not before.
+pub fn named(shape: Shape, records: &[Record]) -> HashSet<HostCluster> {
+    last(records).values().filter_map(|raw| host_of(shape, *raw)).collect()
+}
+
+fn host_of(shape: Shape, raw: u64) -> Option<HostCluster> {
+    match entry::decode(shape, raw) {
+        Ok(Mapping::Data { host, .. } | Mapping::Zero { reserved: Some(host) }) => Some(host),
+        _ => None,
+    }
 }
 
 /// Changes the map as the killed daemon had. Some changes may have reached the medium: they make no
@@ -30,8 +36,7 @@ pub fn replay(core: &Arc<Core>, records: &[Record]) -> Result<(), Refusal> {
     if records.is_empty() {
         return Ok(());
     }
-    let last: BTreeMap<GuestCluster, u64> =
-        records.iter().map(|record| (record.guest, record.entry)).collect();
+    let last = last(records);
     let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
     let mut worker = Worker::new(Arc::clone(core)).map_err(failed)?;
     let shape = core.shape;
@@ -45,7 +50,7 @@ pub fn replay(core: &Arc<Core>, records: &[Record]) -> Result<(), Refusal> {
         worker.leave(generation);
         let mut meta = core.meta();
         if meta.map.get(*guest) != Ok(*raw) {
-            meta.taken.extend(named(shape, &[Record { guest: *guest, entry: *raw }]));
+            meta.taken.extend(host_of(shape, *raw));
             meta.change(*guest, *raw);
         }
     }

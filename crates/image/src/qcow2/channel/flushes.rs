@@ -1,7 +1,7 @@
 //! Flushes of one queue. If no metadata waits to be written, a flush is a sync of the file, shared
 //! by those that wait together; else it waits for a commit of the keeper's.
 
-use flowstone_block::{Completion, Errno, Outcome};
+use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{FileChannel, FileOp, FileRequest, MemoryList};
 
 use super::super::commits::Ticket;
@@ -30,7 +30,7 @@ impl Flushes {
     ) {
         if core.commits.has_failed() {
             settled.push(Completion { outcome: Err(Errno::IO), ..completion });
-        } else if !core.meta().is_clean() {
+        } else if !core.meta().is_clean() && !mutant("qcow2.flush.syncs-without-a-commit") {
             self.waiting.push((core.commits.ask(), completion));
         } else {
             self.gathered.push(completion);
@@ -54,7 +54,9 @@ impl Flushes {
         outcome: Outcome,
         settled: &mut Vec<Completion>,
     ) {
-        if let Err(errno) = outcome {
+        if let Err(errno) = outcome
+            && !mutant("qcow2.flush.forgets-a-failed-sync")
+        {
             core.fail(&format!("a sync of the image has failed: {errno}"));
         }
         // Another queue may have heard of a failure that concerns us too.
@@ -72,15 +74,15 @@ impl Flushes {
             return;
         }
         let served =
-            self.waiting.extract_if(.., |(ticket, _)| core.commits.outcome(*ticket).is_some());
+            self.waiting.extract_if(.., |(ticket, _)| core.commits.outcome(ticket).is_some());
         settled.extend(served.map(|(ticket, completion)| {
-            let outcome = core.commits.outcome(ticket).unwrap_or(Err(Errno::IO));
+            let outcome = core.commits.outcome(&ticket).unwrap_or(Err(Errno::IO));
             Completion { outcome, ..completion }
         }));
     }
 
     pub fn has_news(&self, core: &Core) -> bool {
-        self.waiting.iter().any(|(ticket, _)| core.commits.outcome(*ticket).is_some())
+        self.waiting.iter().any(|(ticket, _)| core.commits.outcome(ticket).is_some())
     }
 
     /// Whether a sync of ours is on its way.

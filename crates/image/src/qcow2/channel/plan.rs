@@ -78,7 +78,7 @@ impl Plan {
                 return false;
             }
         }
-        if wanted > 0 && (!meta.space.has(wanted) || meta.is_full()) {
+        if wanted > 0 && (!meta.has_room(wanted) || meta.is_full(wanted)) {
             return false;
         }
         for (guest, from, bytes) in clusters {

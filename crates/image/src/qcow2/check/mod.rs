@@ -7,15 +7,18 @@
 
 mod walk;
 
+use std::collections::HashSet;
 use std::io;
 
-use flowstone_block::{Error, Outcome, Result, format_size};
+use flowstone_block::{Error, Outcome, Result, format_size, mutant};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
 
 use self::walk::Walk;
 use super::header::Header;
-use super::open::{read_header, read_l1};
+use super::open::{read_header, read_l1, write_autoclear};
+use super::redo::{Left, Memory, recall};
 use super::refcounts::Refcounts;
+use super::replay;
 use super::shape::{HostCluster, Shape};
 use super::space::merged;
 use super::survey::Refusal;
@@ -32,14 +35,58 @@ struct Checker<'a> {
     header: Header,
     l1: Vec<u64>,
     refcounts: Refcounts,
+    /// Clusters that only a killed daemon's changes name: in use, whether they are counted yet or not.
+    promised: HashSet<HostCluster>,
     report: CheckReport,
     progress: CheckProgress<'a>,
 }
 
-/// Checks an image, and repairs it if that is wanted.
+/// Checks an image, and repairs it if that is wanted. If its daemon was killed, what that has left
+/// beside the image is in use, too, and stays for the next one.
 pub fn check(
     name: &str,
     file: &dyn FileIo,
+    memory: Memory<'_>,
+    options: CheckOptions,
+    progress: CheckProgress<'_>,
+) -> Result<CheckReport> {
+    let header = read_header(name, file)?;
+    let (left, is_given_up) = match recall(memory, header.autoclear) {
+        Ok(left) => (left, false),
+        Err(lost) if options.repair && lost.may_be_given_up() => (Left::Nothing, true),
+        Err(lost) => return Err(lost.explain(name, memory)),
+    };
+    let mut promised = replay::named(header.shape, left.changes());
+    if mutant("qcow2.check.knows-nothing-of-the-redo-file")
+        || options.repair && mutant("qcow2.repair.punches-what-the-redo-file-names")
+    {
+        promised.clear();
+    }
+    let changes = left.changes().len();
+    let mut report = check_beside(name, file, promised, options, progress)?;
+    if changes > 0 {
+        let redo = memory.redo_of(name);
+        let waiting = format!("{changes} changes of a killed daemon wait in {redo}");
+        report.notes.push(waiting + ": they are taken over when the image is opened for writing");
+    }
+    if options.repair && left == Left::Nothing && header.autoclear != 0 {
+        // Whatever it was good for, it is not any more.
+        let header = Header { autoclear: 0, ..header };
+        let written = write_autoclear(file, &header);
+        written.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+    }
+    if is_given_up {
+        let cost = "writes that a killed daemon had completed since its last commit were given up";
+        report.repairs.push(cost.into());
+    }
+    Ok(report)
+}
+
+/// Checks an image in which these clusters, too, are in use.
+pub fn check_beside(
+    name: &str,
+    file: &dyn FileIo,
+    promised: HashSet<HostCluster>,
     options: CheckOptions,
     progress: CheckProgress<'_>,
 ) -> Result<CheckReport> {
@@ -50,6 +97,10 @@ pub fn check(
     let header = read_header(name, file)?;
     if header.snapshots > 0 {
         let why = "it has internal snapshots, which this version does not follow";
+        return Err(refuse(why.into()));
+    }
+    if header.autoclear & 1 != 0 {
+        let why = "it has persistent bitmaps, which this version does not follow";
         return Err(refuse(why.into()));
     }
     let file_bytes = file.size().map_err(host)?;
@@ -68,6 +119,7 @@ pub fn check(
         header,
         l1,
         refcounts,
+        promised,
         report: CheckReport::default(),
         progress,
     };
@@ -155,7 +207,10 @@ impl Checker<'_> {
             let slot = (cluster % per_block) as usize;
             let refcount = block.map_or(0, |bytes| super::refcounts::refcount(bytes, order, slot));
             let counted = counts.get((cluster - window.start) as usize).copied().unwrap_or(0);
-            let counted = u64::from(counted);
+            let counted = match self.promised.contains(&HostCluster(cluster)) {
+                true if counted == 0 => refcount.min(1),
+                _ => u64::from(counted),
+            };
             // A byte counts no further.
             if refcount != counted && !(counted == 255 && refcount > 255) {
                 let wrong = Wrong { cluster: HostCluster(cluster), counted, refcount };
@@ -175,16 +230,23 @@ impl Checker<'_> {
             }
         })?;
         let raised = self.set_all(&low)?;
-        let flags = self.repair_flags()?;
-        self.file.sync()?;
+        // What a killed daemon has written may not be durable, and the entries on the medium be older
+        // ones that name what is going to be free.
+        if !mutant("qcow2.repair.counts-down-before-a-sync") {
+            self.file.sync()?;
+        }
         self.set_all(&high)?;
-        self.file.sync()?;
+        // They depend on refcounts that are right.
+        let flags = self.repair_flags()?;
         let free = high.iter().filter(|wrong| wrong.counted == 0).map(|wrong| wrong.cluster);
         let file_clusters = self.shape.clusters(self.file_bytes);
         for run in merged(free.filter(|cluster| cluster.0 < file_clusters).collect()) {
             let offset = FileOffset::new(self.shape.offset(HostCluster(run.start)));
             let bytes = (run.end - run.start) << self.shape.cluster_bits;
             self.file.run(FileOp::Punch { offset, bytes })?;
+        }
+        if !mutant("qcow2.repair.told-before-durable") {
+            self.file.sync()?;
         }
         self.report = CheckReport::default();
         self.check()?;

@@ -10,11 +10,16 @@
 //! So every entry on the medium, old or new, names a cluster whose content and refcount are
 //! durable. What a cut leaves undone are refcounts that are too high: leaks.
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use std::collections::HashSet;
+
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
 use tracing::warn;
 
+use super::super::header::Header;
 use super::super::map::{ChangedTable, Run, runs_of, to_bytes};
+use super::super::mark::Mark;
+use super::super::redo::Redo;
 use super::super::shape::{ENTRIES_PER_SECTOR, HostCluster, SECTOR_BYTES};
 use super::super::space::merged;
 use super::{Keeper, Pending};
@@ -24,10 +29,18 @@ struct Snapshot {
     generation: u64,
     /// Where the redo file was.
     redo_end: u64,
-    /// Whole tables that are new, and where.
+    /// The mark of the header after this commit, if it has one.
+    mark: Option<Mark>,
+    /// Whole tables that nothing on the medium names yet, and where.
     new_tables: Vec<(HostCluster, Vec<u8>)>,
     changes: Vec<ChangedTable>,
     l1: Vec<Run>,
+}
+
+impl Snapshot {
+    fn has_entries(&self) -> bool {
+        !self.changes.is_empty() || !self.l1.is_empty()
+    }
 }
 
 /// Clusters that a commit can count on for refcount blocks.
@@ -48,24 +61,33 @@ impl Keeper {
         };
         let outcome = self.write(&snapshot);
         if outcome.is_ok() {
-            self.pending.new_tables.clear();
-            self.pending.l1_entries.clear();
-            if let Some(redo) = &mut self.core.meta().redo {
-                redo.forget_before(snapshot.redo_end);
-            }
-            let mut dropped = std::mem::take(&mut self.pending.dropped);
-            dropped.append(&mut self.refcounts.take_left());
-            self.drop_references(snapshot.generation, dropped);
+            self.settle(&snapshot);
         }
         let mut meta = self.core.meta();
         for change in &snapshot.changes {
             match outcome {
                 Ok(()) => meta.map.written(change),
+                Err(_) if mutant("qcow2.commit.forgets-what-it-could-not-write") => {
+                    meta.map.written(change);
+                }
                 Err(_) => meta.map.put_back(change),
             }
         }
         meta.committing = false;
         outcome
+    }
+
+    /// All of the snapshot is durable.
+    fn settle(&mut self, snapshot: &Snapshot) {
+        self.pending.l1_entries.clear();
+        let mark = snapshot.mark.filter(|_| snapshot.has_entries());
+        self.header.autoclear = mark.map_or(self.header.autoclear, Mark::bits);
+        if let Some(redo) = &mut self.core.meta().redo {
+            redo.settle(mark.unwrap_or(redo.mark()), snapshot.redo_end);
+        }
+        let mut dropped = std::mem::take(&mut self.pending.dropped);
+        dropped.append(&mut self.refcounts.take_left());
+        self.drop_references(snapshot.generation, dropped);
     }
 
     /// Takes over what has changed. From now on, changes are for the next commit.
@@ -97,7 +119,11 @@ impl Keeper {
         let spoilt = meta.space.take_spoilt();
         let generation = meta.generation;
         meta.generation += 1;
-        let redo_end = meta.redo.as_ref().map_or(0, |redo| redo.end());
+        let redo_end = meta.redo.as_ref().map_or(0, Redo::end);
+        let mark = meta.redo.as_ref().map(|redo| redo.mark().next());
+        if mutant("qcow2.redo.forgotten-before-the-commit") {
+            meta.redo.iter_mut().for_each(|redo| redo.forget_before(redo_end));
+        }
         let changes = meta.map.take_changes();
         let Pending { new_tables, l1_entries, .. } = &self.pending;
         let new_tables = new_tables
@@ -114,11 +140,47 @@ impl Keeper {
         });
         drop(meta);
         self.limbo.push_back((generation, merged(spoilt)));
-        Ok(Snapshot { generation, redo_end, new_tables, changes, l1 })
+        Ok(Snapshot { generation, redo_end, mark, new_tables, changes, l1 })
     }
 
+    /// Writes a snapshot. Whatever fails, all of it that is not durable is still pending afterwards:
+    /// refcounts remember what they owe and have not written, new tables stay new until the first
+    /// sync, and the map takes its changes back.
     fn write(&mut self, snapshot: &Snapshot) -> Outcome {
-        self.pending.unsynced |= !self.pending.taken.is_empty();
+        if mutant("qcow2.commit.writes-entries-before-refcounts") {
+            self.write_entries(snapshot)?;
+        }
+        if mutant("qcow2.commit.frees-before-it-is-durable") {
+            let dropped = self.pending.dropped.clone();
+            self.drop_references(0, dropped);
+            self.settle_all();
+        }
+        self.write_what_nothing_names(snapshot)?;
+        let entries = snapshot.has_entries();
+        if self.pending.unsynced || !entries {
+            if !mutant("qcow2.commit.skips-first-sync") {
+                self.sync()?;
+            }
+            self.pending.unsynced = false;
+        }
+        // The L1 table may name them from now on, even if the rest of this fails: what changes in them
+        // later waits for its refcounts, as in every table.
+        if !mutant("qcow2.commit.takes-named-tables-for-new") {
+            self.pending.new_tables.clear();
+        }
+        if !entries {
+            return Ok(());
+        }
+        self.write_entries(snapshot)?;
+        if mutant("qcow2.commit.skips-second-sync") {
+            return Ok(());
+        }
+        self.sync()
+    }
+
+    /// What must be durable before any entry names it.
+    fn write_what_nothing_names(&mut self, snapshot: &Snapshot) -> Outcome {
+        self.pending.unsynced |= !self.pending.taken.is_empty() || self.refcounts.owes();
         self.claim_taken()?;
         for (home, bytes) in &snapshot.new_tables {
             self.write_at(self.core.shape.offset(*home), bytes)?;
@@ -126,36 +188,39 @@ impl Keeper {
         if self.refcounts.is_changed() {
             self.write_refcounts()?;
         }
-        let entries = !snapshot.changes.is_empty() || !snapshot.l1.is_empty();
-        if self.pending.unsynced || !entries {
-            self.sync()?;
-            self.pending.unsynced = false;
-        }
-        if !entries {
-            return Ok(());
-        }
-        let changed =
-            snapshot.changes.iter().filter(|it| !self.pending.new_tables.contains(&it.index));
+        Ok(())
+    }
+
+    /// Entries of tables in use, and of the L1 table; and the mark, so that copies of the image of
+    /// before and after this commit can be told apart.
+    fn write_entries(&mut self, snapshot: &Snapshot) -> Outcome {
+        let new: HashSet<HostCluster> = snapshot.new_tables.iter().map(|(home, _)| *home).collect();
+        let changed = snapshot.changes.iter().filter(|it| !new.contains(&it.home));
         let tables = changed.map(|it| (self.core.shape.offset(it.home), &it.runs));
+        let header = snapshot.mark.map(|mark| {
+            let header = Header { autoclear: mark.bits(), ..self.header.clone() };
+            vec![Run { first: 0, bytes: self.first_sector(&header) }]
+        });
+        let tables = tables.chain(header.iter().map(|header| (0, header)));
         let tables: Vec<_> = tables.chain([(self.header.l1_offset, &snapshot.l1)]).collect();
-        self.write_runs(&tables)?;
-        self.sync()
+        self.write_runs(&tables)
     }
 
     /// Counts the first user of each cluster that has one now.
     fn claim_taken(&mut self) -> Outcome {
         let Self { core, file, refcounts, pending, .. } = self;
-        while let Some(cluster) = pending.taken.pop() {
-            let mut take = |count| {
-                let mut meta = core.meta();
-                let run = meta.space.take_run(count)?;
-                meta.tables.extend(run.clone().map(HostCluster));
-                Some(run)
-            };
-            // Refcounts remember what they could not claim.
-            refcounts.claim(file, cluster, &mut take)?;
+        refcounts.owe(pending.taken.drain(..));
+        let mut take = |count| {
+            let mut meta = core.meta();
+            let run = meta.space.take_run(count)?;
+            meta.tables.extend(run.clone().map(HostCluster));
+            Some(run)
+        };
+        let outcome = refcounts.claim_owed(file, &mut take);
+        if self.refcounts.is_table_changed() {
+            self.reserve();
         }
-        Ok(())
+        outcome
     }
 
     /// Writes refcounts; a table that has changed, after the blocks that it names.
@@ -164,26 +229,34 @@ impl Keeper {
         if !self.refcounts.is_table_changed() {
             return Ok(());
         }
-        self.sync()?;
-        self.refcounts.write_table(&mut self.file)?;
-        if self.refcounts.moved {
+        if !mutant("qcow2.refcounts.table-names-unsynced-block") {
             self.sync()?;
-            self.header.refcount_table_offset = self.refcounts.table_offset;
-            let clusters = self.refcounts.table_clusters();
-            self.header.refcount_table_clusters = clusters.end - clusters.start;
-            self.write_header()?;
-            self.refcounts.moved = false;
         }
-        Ok(())
+        if self.refcounts.moved {
+            return self.move_refcount_table();
+        }
+        self.refcounts.write_table(&mut self.file)
     }
 
-    /// Changes the fields of the header that can change: all in one sector.
-    pub(super) fn write_header(&mut self) -> Outcome {
-        let mut sector = AlignedBuf::zeroed(SECTOR_BYTES);
-        self.file.read(FileOffset::new(0), &mut sector)?;
-        self.header.update(&mut sector);
-        self.file.write(FileOffset::new(0), &mut sector)?;
-        self.sync()
+    /// Writes the whole table where nothing names it yet, then the header. Until that has succeeded the
+    /// table is where it was, and may be again: nothing on the medium needs what only the new one has.
+    fn move_refcount_table(&mut self) -> Outcome {
+        let clusters = self.refcounts.table_clusters();
+        let header = Header {
+            refcount_table_offset: self.refcounts.table_offset,
+            refcount_table_clusters: clusters.end - clusters.start,
+            ..self.header.clone()
+        };
+        if mutant("qcow2.refcounts.header-names-unwritten-table") {
+            self.write_header(header.clone())?;
+        }
+        self.refcounts.write_table(&mut self.file)?;
+        if !mutant("qcow2.refcounts.header-names-unsynced-table") {
+            self.sync()?;
+        }
+        self.write_header(header)?;
+        self.refcounts.moved = false;
+        Ok(())
     }
 
     /// References that nothing on the medium names any more.

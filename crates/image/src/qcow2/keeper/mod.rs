@@ -4,6 +4,7 @@
 
 mod commit;
 mod compact;
+mod header;
 mod resize;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -12,12 +13,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset, FileOp};
 use tracing::warn;
 
 use super::core::Core;
-use super::header::{AUTOCLEAR_REDO, Header};
+use super::header::Header;
 use super::refcounts::Refcounts;
 use super::shape::HostCluster;
 use super::space::merge_runs;
@@ -42,6 +43,8 @@ pub struct Keeper {
     refcounts: Refcounts,
     /// As on the medium.
     header: Header,
+    /// The sector that it begins in.
+    first_sector: Vec<u8>,
     /// What the next commit is to write, besides what the map has.
     pending: Pending,
     /// When changes are written although nobody has asked.
@@ -77,6 +80,7 @@ struct Pending {
 /// What the keeper begins with.
 pub struct Knowledge {
     pub header: Header,
+    pub first_sector: Vec<u8>,
     pub refcounts: Refcounts,
     /// Clusters that nobody has used since before the image was opened.
     pub holes: Vec<Range<u64>>,
@@ -88,13 +92,14 @@ pub struct Knowledge {
 
 impl Keeper {
     pub fn new(core: Arc<Core>, knowledge: Knowledge) -> io::Result<Self> {
-        let Knowledge { header, refcounts, holes, leaks, surveyed } = knowledge;
+        let Knowledge { header, first_sector, refcounts, holes, leaks, surveyed } = knowledge;
         let file = BlockingFile::new(&*core.file)?;
         Ok(Self {
             core,
             file,
             refcounts,
             header,
+            first_sector,
             pending: Pending::default(),
             due: None,
             limbo: VecDeque::from([(0, holes)]),
@@ -108,6 +113,7 @@ impl Keeper {
 
     /// Works until told to stop.
     pub fn run(mut self) {
+        self.reserve();
         if self.core.meta().is_changed() {
             // What a killed daemon has left.
             self.commit_for_all();
@@ -126,6 +132,8 @@ impl Keeper {
             if let Some(capacity) = wishes.resize {
                 let outcome = self.resize(capacity);
                 self.core.commits.answer(outcome);
+                // Whichever L1 table is not in use any more is given back soon.
+                self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
             }
             if wishes.compact {
                 let outcome = self.compact();
@@ -174,6 +182,7 @@ impl Keeper {
         if end - next >= clusters {
             return;
         }
+        let clusters = clusters + self.core.meta().reserved;
         let wanted = next + clusters.max(self.core.room_step());
         match self.core.file.set_size(wanted << shape.cluster_bits) {
             Ok(()) => {
@@ -185,9 +194,17 @@ impl Keeper {
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
             Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
         }
-        if !self.core.meta().space.has(clusters) {
+        self.reserve();
+        if !self.core.meta().has_room(clusters) {
             self.punch_all();
         }
+    }
+
+    /// What refcounts may need is not given away.
+    fn reserve(&self) {
+        let mut meta = self.core.meta();
+        let end = meta.space.end();
+        meta.reserved = self.refcounts.needed_before(end);
     }
 
     /// The same without a rest, to the end: there are no guests.
@@ -207,7 +224,8 @@ impl Keeper {
     fn settle_limbo(&mut self) {
         let mut found = false;
         while let Some((generation, _)) = self.limbo.front() {
-            if self.core.flights.oldest() <= *generation {
+            let is_used = self.core.flights.oldest() <= *generation;
+            if is_used && !mutant("qcow2.limbo.ignores-requests-in-flight") {
                 break;
             }
             let (_, mut runs) = self.limbo.pop_front().expect("just seen");
@@ -267,7 +285,7 @@ impl Keeper {
         if self.core.commits.has_failed() {
             return Err(Errno::IO);
         }
-        if self.core.meta().is_changed() || self.pending.is_some() {
+        if self.core.meta().is_changed() || self.pending.is_some() || self.refcounts.owes() {
             self.commit()?;
         }
         self.settle_all();
@@ -285,8 +303,7 @@ impl Keeper {
         }
         let redo = self.core.meta().redo.take();
         if let Some(redo) = redo {
-            self.header.autoclear &= !AUTOCLEAR_REDO;
-            self.write_header()?;
+            self.write_header(Header { autoclear: 0, ..self.header.clone() })?;
             // It has nothing to say any more; if it stays, that does no harm.
             let _ = redo.remove();
         }
@@ -296,9 +313,16 @@ impl Keeper {
     fn sync(&mut self) -> Outcome {
         let outcome = self.file.sync();
         if let Err(errno) = outcome {
+            if mutant("qcow2.keeper.goes-on-after-a-failed-sync") {
+                return outcome;
+            }
             self.core.fail(&format!("a sync of the image has failed: {errno}"));
         }
-        outcome
+        // A queue may have heard of a failure that concerns us. EQUIVALENT: the kernel reports it to
+        // each open file description once, and the keeper has one of its own; that it does not
+        // take two chances is for hosts that report it once.
+        let listens = !mutant("qcow2.keeper.hears-of-its-own-syncs-only");
+        if listens && self.core.commits.has_failed() { Err(Errno::IO) } else { outcome }
     }
 }
 

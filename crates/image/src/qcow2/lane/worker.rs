@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector,
+    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector, mutant,
 };
 use flowstone_fileio::{BlockingFile, FileOffset};
 
@@ -180,6 +180,9 @@ impl Worker {
                 outcome
             }
             Prepared::Anew { host, reads_zero } => {
+                if mutant("qcow2.lane.names-before-the-data") {
+                    self.core.meta().name(guest, host);
+                }
                 let outcome = self.write_anew(guest, host, reads_zero, within as usize, data);
                 let mut meta = self.core.meta();
                 match outcome {
@@ -216,10 +219,10 @@ impl Worker {
 
     /// Waits until a commit has made room to remember changes of the map.
     pub(super) fn wait_while_full(&self) -> Outcome {
-        while self.core.meta().is_full() {
+        while self.core.meta().is_full(1) {
             let ticket = self.core.commits.ask();
             loop {
-                if let Some(outcome) = self.core.commits.outcome(ticket) {
+                if let Some(outcome) = self.core.commits.outcome(&ticket) {
                     outcome?;
                     break;
                 }
@@ -231,11 +234,16 @@ impl Worker {
 
     /// Finds out how a cluster can be written. To write it anew, nobody else may be at it.
     fn prepare(&mut self, guest: GuestCluster) -> Result<Prepared, Errno> {
-        self.wait_while_full()?;
         let mut asked = false;
         let core = Arc::clone(&self.core);
         let mut meta = core.meta();
         loop {
+            if meta.is_full(1) {
+                drop(meta);
+                self.wait_while_full()?;
+                meta = core.meta();
+                continue;
+            }
             let mapping = match meta.mapping(guest) {
                 Ok(mapping) => mapping.ok_or(Errno::IO)?,
                 Err(missing) => {
@@ -253,7 +261,8 @@ impl Worker {
                 meta = core.wait_for_change(meta);
                 continue;
             }
-            if let Some(taken) = meta.space.take(1) {
+            let taken = if meta.has_room(1) { meta.space.take(1) } else { None };
+            if let Some(taken) = taken {
                 let reads_zero = match mapping {
                     Mapping::Zero { .. } => true,
                     Mapping::Unallocated => meta.is_zero_below(guest),

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::{AlignedBuf, Errno, Extent, Outcome};
+use flowstone_block::{AlignedBuf, Errno, Extent, Outcome, mutant};
 use flowstone_fileio::{FileOffset, FileOp};
 
 use super::super::entry::{Mapping, ZERO};
@@ -11,6 +11,9 @@ use super::super::meta::Meta;
 use super::super::shape::GuestCluster;
 use super::tables::load;
 use super::worker::Worker;
+
+/// Clusters that are changed under one hold of the map's lock.
+const PIECE_CLUSTERS_MAX: u64 = 1 << 12;
 
 /// What is to be done about a cluster that shall read as zeroes.
 enum Step {
@@ -47,16 +50,29 @@ impl Worker {
         Ok(())
     }
 
-    /// Some of `most` clusters, at most those of one table. Returns how many.
+    /// Some of `most` clusters, at most those of one table and one piece. Returns how many.
     fn zero_whole(&mut self, first: GuestCluster, most: u64, unmap: bool) -> Result<u64, Errno> {
         let shape = self.core.shape;
         self.wait_while_full()?;
         let most = most.min(shape.l2_entries() - first.0 % shape.l2_entries());
         let core = Arc::clone(&self.core);
         let mut meta = core.meta();
-        if meta.map.is_table_empty(first) && meta.is_zero_below(first) {
-            return Ok(most);
+        if meta.map.is_table_empty(first) {
+            if meta.is_zero_below(first) {
+                return Ok(most);
+            }
+            if !meta.has_room(0) {
+                // There will be a table, which wants a place.
+                drop(meta);
+                core.commits.ask_for_room();
+                meta = core.meta();
+                if !meta.has_room(0) {
+                    return Err(Errno::NOSPC);
+                }
+            }
         }
+        let checks_room = !mutant("qcow2.zeroes.overruns-the-redo-file");
+        let most = if checks_room { most.min(PIECE_CLUSTERS_MAX) } else { most };
         let mut in_place: Vec<Range<u64>> = Vec::new();
         let mut done = 0;
         while done < most {
@@ -74,6 +90,9 @@ impl Worker {
                     meta = core.wait_for_change(meta);
                     continue;
                 }
+                break;
+            }
+            if meta.is_full(1) && checks_room {
                 break;
             }
             match step(&meta, guest, mapping, unmap) {

@@ -3,19 +3,12 @@
 use fastrand::Rng;
 
 use super::super::fuzzing::{Patch, small_image, survive};
-use super::rig::{assert_clean, checked, contents, open, open_read_only};
+use super::rig::{assert_clean, checked, contents, number, open, open_read_only};
 use flowstone_block::{BlockingDisk, Errno, Sector};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::SimDisk;
 
 const CLUSTER: u64 = 4096;
-
-/// The number at a place of the file.
-fn number(disk: &SimDisk, at: u64) -> u64 {
-    let mut bytes = [0; 8];
-    disk.read_at(at, &mut bytes);
-    u64::from_be_bytes(bytes)
-}
 
 fn put(disk: &SimDisk, at: u64, value: u64) {
     disk.write_at(at, &value.to_be_bytes());

@@ -8,7 +8,7 @@ use flowstone_block::Op;
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::{Fate, SimDisk};
 
-use super::super::{Memory, Qcow2Image, Redo};
+use super::super::{Memory, Qcow2Image};
 use super::basic::any_change;
 use super::compact::disorder;
 use super::rig::{Guest, checked, contents, new_disk};
@@ -18,14 +18,18 @@ const SECTORS: u64 = 1500;
 
 fn open(disk: &SimDisk, path: &Path) -> Qcow2Image {
     let file = Box::new(disk.clone());
-    let memory = Memory::File(Redo::open(path).unwrap());
+    let memory = Memory::Beside(path);
     Qcow2Image::open(path, file, None, DiscardMode::Deallocate, Access::Write, memory).unwrap()
+}
+
+fn redo_of(path: &Path) -> PathBuf {
+    path.with_extension("redo")
 }
 
 /// What a reader sees of an image whose daemon was killed.
 fn seen_by_a_reader(disk: &SimDisk, path: &Path) -> Vec<u8> {
     let file = Box::new(disk.clone());
-    let memory = Memory::Left(Redo::peek(path));
+    let memory = Memory::Beside(path);
     let mode = DiscardMode::Deallocate;
     contents(&Qcow2Image::open(path, file, None, mode, Access::Read, memory).unwrap())
 }
@@ -33,7 +37,7 @@ fn seen_by_a_reader(disk: &SimDisk, path: &Path) -> Vec<u8> {
 /// What stays behind when the daemon is killed now: first what it remembers, then the disk, which
 /// may meanwhile have become newer but not older than that.
 fn kill(disk: &SimDisk, path: &Path, seed: u64) -> SimDisk {
-    let remembered = std::fs::read(Redo::path_of(path)).unwrap();
+    let remembered = std::fs::read(redo_of(path)).unwrap();
     let killed = disk.kill_at(disk.now(), &mut Fate::seeded(seed));
     std::fs::write(path.with_extension("kept"), remembered).unwrap();
     killed
@@ -73,14 +77,14 @@ fn killed_again_and_again(seed: u64, cluster_bytes: u64) {
         let killed = kill(&disk, &path, seed);
         drop(guest);
         drop(image);
-        std::fs::rename(path.with_extension("kept"), Redo::path_of(&path)).unwrap();
+        std::fs::rename(path.with_extension("kept"), redo_of(&path)).unwrap();
         disk = killed;
         assert!(seen_by_a_reader(&disk, &path) == model, "seed {seed}, round {round}");
     }
     let image = open(&disk, &path);
     assert!(contents(&image) == model, "seed {seed}, at the end");
     drop(image);
-    assert!(!Redo::path_of(&path).exists(), "closed in order, there is nothing to remember");
+    assert!(!redo_of(&path).exists(), "closed in order, there is nothing to remember");
     assert_eq!(checked(&disk, true).errors, Vec::<String>::new());
     assert!(contents(&open(&disk, &path)) == model);
 }
@@ -113,7 +117,7 @@ fn compact_survives_being_killed() {
             killed
         });
         drop(image);
-        std::fs::rename(path.with_extension("kept"), Redo::path_of(&path)).unwrap();
+        std::fs::rename(path.with_extension("kept"), redo_of(&path)).unwrap();
         assert!(seen_by_a_reader(&killed, &path) == model, "seed {seed}");
         let image = open(&killed, &path);
         assert!(contents(&image) == model, "seed {seed}");
@@ -133,10 +137,8 @@ fn what_other_software_has_written_since_is_left_alone() {
     guest.run(Op::Write(super::rig::extent(0, 8)), 1).unwrap();
     let killed = kill(&disk, &path, 1);
     drop((guest, image));
-    std::fs::rename(path.with_extension("kept"), Redo::path_of(&path)).unwrap();
-    let mut autoclear = [0; 8];
-    killed.read_at(88, &mut autoclear);
-    assert_eq!(autoclear, (1u64 << 63).to_be_bytes());
+    std::fs::rename(path.with_extension("kept"), redo_of(&path)).unwrap();
+    assert_eq!(super::rig::number(&killed, 88) >> 63, 1);
     killed.write_at(88, &[0; 8]);
     let image = open(&killed, &path);
     assert!(contents(&image).iter().all(|byte| *byte == 0));

@@ -46,12 +46,20 @@ pub fn open(disk: &SimDisk) -> Qcow2Image {
     open_on(disk, None)
 }
 
-pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
+/// As a daemon opens it: all tables find room in memory.
+pub fn open_with_much_memory(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     let file = Box::new(disk.clone());
     let mode = DiscardMode::Deallocate;
-    let image =
-        Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, Memory::None)
-            .unwrap();
+    Qcow2Image::open(Path::new("image"), file, backing, mode, Access::Write, Memory::None).unwrap()
+}
+
+pub fn try_open(disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
+    let (file, mode) = (Box::new(disk.clone()), DiscardMode::Deallocate);
+    Qcow2Image::open(Path::new("image"), file, None, mode, Access::Write, Memory::None)
+}
+
+pub fn open_on(disk: &SimDisk, backing: Option<Box<dyn Image>>) -> Qcow2Image {
+    let image = open_with_much_memory(disk, backing);
     if image.core.shape.cluster_bytes() == 512 {
         // Tables come and go.
         image.core.meta().map.memory_bytes = 3 * 512;
@@ -73,14 +81,34 @@ pub fn open_read_only_on(
 }
 
 pub fn checked(disk: &SimDisk, repair: bool) -> CheckReport {
+    checked_beside(disk, Memory::None, repair).unwrap()
+}
+
+/// The same for an image that a killed daemon may have left something beside.
+pub fn checked_beside(
+    disk: &SimDisk,
+    memory: Memory<'_>,
+    repair: bool,
+) -> flowstone_block::Result<CheckReport> {
     let options = CheckOptions { data: false, repair };
-    check("image", disk, options, &mut |_, _| {}).unwrap()
+    let name = match memory {
+        Memory::None => "image".into(),
+        Memory::Beside(path) => path.display().to_string(),
+    };
+    check(&name, disk, memory, options, &mut |_, _| {})
 }
 
 /// The image must have neither errors nor leaks.
 pub fn assert_clean(disk: &SimDisk) {
     let report = checked(disk, false);
     assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
+}
+
+/// The number at a place of the file.
+pub fn number(disk: &SimDisk, at: u64) -> u64 {
+    let mut bytes = [0; 8];
+    disk.read_at(at, &mut bytes);
+    u64::from_be_bytes(bytes)
 }
 
 /// Everything that the disk holds.

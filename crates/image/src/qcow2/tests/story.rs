@@ -119,10 +119,20 @@ impl Story {
         self.sectors.iter().map(|changes| changes.last().unwrap().stamp).collect()
     }
 
+    /// How many events there have been.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
     /// Whether a disk may hold these after power was cut at `moment`.
     pub fn judge(&self, found: &[u32], moment: Moment) {
         let served = self.flushes.iter().filter(|(_, done)| *done <= moment);
         let flushed = served.map(|(event, _)| *event).max().unwrap_or(0);
+        self.judge_since(found, moment, flushed);
+    }
+
+    /// Whether a disk may hold these at `moment` if what had completed before an event is safe.
+    pub fn judge_since(&self, found: &[u32], moment: Moment, flushed: u64) {
         for (sector, changes) in self.sectors.iter().enumerate() {
             let is_safe = |change: &Change| {
                 change.completed.is_some_and(|event| event < flushed)

@@ -1,0 +1,110 @@
+//! The mark in the header: changes of the map may be in a redo file, and which redo file that is.
+//!
+//! It lies in the autoclear features, of which whoever writes an image clears those that it does not
+//! know. So other software that writes the image makes the changes void, by the rules of the format.
+//!
+//! ```text
+//!  63  62        48 47                    24 23           8 7         0
+//! ┌───┬────────────┬────────────────────────┬──────────────┬───────────┐
+//! │ 1 │ boot       │ session                │ commits      │ not ours  │
+//! └───┴────────────┴────────────────────────┴──────────────┴───────────┘
+//! ```
+//!
+//! * `boot`: some bits of the number of the host's boot. After a power cut or a restart of the host
+//!   the changes are void, and the image by itself is all there is, even if the redo file is gone.
+//! * `session`: drawn at random when a daemon begins a redo file, never 0. Earlier versions had bit 63
+//!   alone.
+//! * `commits`: counts the commits of the session. A copy of the image that was made while it was in
+//!   use has the number of a commit of the past.
+
+use std::io;
+
+/// What bit 63 and the bits below it say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(u64);
+
+const MARKED: u64 = 1 << 63;
+const BOOT_SHIFT: u32 = 48;
+const BOOT_MASK: u64 = (1 << 15) - 1;
+const SESSION_SHIFT: u32 = 24;
+const SESSION_MASK: u64 = (1 << 24) - 1;
+const COMMITS_SHIFT: u32 = 8;
+const COMMITS_MASK: u64 = (1 << 16) - 1;
+const OURS: u64 = !0 << COMMITS_SHIFT;
+
+impl Mark {
+    /// Of a redo file that is begun now.
+    pub fn begin() -> io::Result<Self> {
+        let boot = boot_number()? as u64 & BOOT_MASK;
+        let random = random_number()? as u64 & SESSION_MASK;
+        Ok(Self(MARKED | boot << BOOT_SHIFT | random.max(1) << SESSION_SHIFT))
+    }
+
+    /// In these autoclear features, if there is one.
+    pub fn of(autoclear: u64) -> Option<Self> {
+        (autoclear & MARKED != 0).then_some(Self(autoclear & OURS))
+    }
+
+    /// As autoclear features, or in a redo file.
+    pub fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Written by a version that had no numbers.
+    pub fn is_old_kind(self) -> bool {
+        self.0 == MARKED
+    }
+
+    /// Whether it may have been made in this boot of the host. One that was not is void.
+    pub fn may_be_of(self, boot: u128) -> bool {
+        self.0 >> BOOT_SHIFT & BOOT_MASK == boot as u64 & BOOT_MASK
+    }
+
+    /// Whether both are of one session.
+    pub fn is_akin(self, other: Self) -> bool {
+        self.0 >> SESSION_SHIFT == other.0 >> SESSION_SHIFT
+    }
+
+    /// After another commit.
+    pub fn next(self) -> Self {
+        let commits = (self.0 >> COMMITS_SHIFT).wrapping_add(1) & COMMITS_MASK;
+        Self(self.0 & !(COMMITS_MASK << COMMITS_SHIFT) | commits << COMMITS_SHIFT)
+    }
+}
+
+/// The number of this boot of the host.
+pub fn boot_number() -> io::Result<u128> {
+    read_uuid("/proc/sys/kernel/random/boot_id")
+}
+
+fn random_number() -> io::Result<u128> {
+    read_uuid("/proc/sys/kernel/random/uuid")
+}
+
+fn read_uuid(path: &str) -> io::Result<u128> {
+    let text = std::fs::read_to_string(path)?;
+    u128::from_str_radix(&text.trim().replace('-', ""), 16)
+        .map_err(|_| io::Error::other(format!("there is no number in {path}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_tells_boots_sessions_and_commits_apart() {
+        let boot = boot_number().unwrap();
+        let (one, other) = (Mark::begin().unwrap(), Mark::begin().unwrap());
+        assert!(one.may_be_of(boot) && !one.may_be_of(boot ^ 1));
+        assert!(!one.is_old_kind() && !one.is_akin(other));
+        assert_eq!(Mark::of(one.bits() | 3), Some(one), "the other bits are not ours");
+        assert_eq!(Mark::of(one.bits() & !MARKED), None);
+        assert!(Mark::of(1 << 63).unwrap().is_old_kind());
+        let mut next = one;
+        for commit in 1..=COMMITS_MASK + 1 {
+            next = next.next();
+            assert!(next.is_akin(one));
+            assert_eq!(next == one, commit == COMMITS_MASK + 1);
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! What a maintenance step that has failed must not do to those that come after it.
+
+use flowstone_block::{Errno, Layer, Op, SectorCount};
+use flowstone_fileio::FileIo;
+use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
+
+use super::rig::{
+    Guest, assert_clean, checked, contents, extent, new_disk, number, open, open_read_only,
+    open_with_much_memory,
+};
+use crate::Image;
+
+/// Cut now, with nothing but what is durable: in order, and it holds what was flushed.
+fn assert_durable(disk: &SimDisk, expected: &[u8]) {
+    let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
+    assert_eq!(checked(&crashed, false).errors, Vec::<String>::new());
+    assert!(contents(&open_read_only(&crashed).unwrap()) == expected, "flushed, and gone");
+    // It can be written again, too.
+    assert!(contents(&open(&crashed)) == expected);
+}
+
+/// A file that has the size that it has, like a block device: the last clusters went to data, and
+/// there was no room for the refcount block that should count them. So no flush could succeed any
+/// more; and as each commit that failed forgot one of them, in the end one did.
+#[test]
+fn a_file_that_cannot_grow_keeps_room_for_refcounts() {
+    const SECTORS: u64 = 1400;
+    let disk = new_disk(SECTORS, 512);
+    let image = open_with_much_memory(&disk, None);
+    let mut guest = Guest::new(&image);
+    for table in 0..SECTORS.div_ceil(64) {
+        guest.run(Op::Write(extent(table * 64, 1)), 1).unwrap();
+    }
+    guest.run(Op::Flush, 0).unwrap();
+    disk.inject(Fault::fail(Errno::OPNOTSUPP).on(Call::SetSize).always());
+    let mut refused = 0;
+    for sector in (0..SECTORS).filter(|sector| sector % 64 != 0) {
+        refused += u64::from(guest.run(Op::Write(extent(sector, 1)), 2).is_err());
+    }
+    assert!(refused > 0, "the file has room for all");
+    // Data took no cluster that metadata needs.
+    guest.run(Op::Flush, 0).unwrap();
+    drop(guest);
+    let held = contents(&image);
+    assert_durable(&disk, &held);
+    drop(image);
+    assert!(contents(&open(&disk)) == held);
+    assert_clean(&disk);
+}
+
+/// A flush waits, and nobody looks for it while more commits fail than were once remembered.
+#[test]
+fn a_flush_whose_commit_failed_is_never_told_that_it_is_done() {
+    let disk = new_disk(8 * 64, 4096);
+    let image = open(&disk);
+    let (mut late, mut other) = (Guest::new(&image), Guest::new(&image));
+    other.run(Op::Write(extent(0, 8)), 1).unwrap();
+    disk.inject(Fault::fail(Errno::NOSPC).on(Call::Write).always());
+    late.submit(Op::Flush, 0);
+    for _ in 0..40 {
+        assert_eq!(other.run(Op::Flush, 0), Err(Errno::NOSPC));
+    }
+    assert_eq!(late.next().outcome, Err(Errno::NOSPC));
+    disk.clear_faults();
+    other.run(Op::Flush, 0).unwrap();
+}
+
+/// A commit failed after it had written the L1 entry of a new table and before another table. The
+/// next one wrote the new table whole, new entries included, before their refcounts were durable.
+#[test]
+fn after_a_commit_that_failed_half_way_entries_wait_for_their_refcounts() {
+    const TABLE: u64 = 4096 / 8 * 8;
+    let disk = new_disk(4 * TABLE, 4096);
+    let image = open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    let table = number(&disk, number(&disk, 40)) & 0x00ff_ffff_ffff_fe00;
+    guest.run(Op::Write(extent(8, 8)), 2).unwrap();
+    guest.run(Op::Write(extent(TABLE, 8)), 3).unwrap();
+    disk.inject(Fault::fail(Errno::NOSPC).on(Call::Write).within(table..table + 4096));
+    assert_eq!(guest.run(Op::Flush, 0), Err(Errno::NOSPC));
+    disk.clear_faults();
+    let before = disk.now();
+    guest.run(Op::Write(extent(TABLE + 8, 8)), 4).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    let after = disk.now();
+    drop((guest, image));
+    for moment in disk.crash_points().filter(|it| *it >= before && *it <= after) {
+        for seed in 0..100 {
+            let crashed = disk.crash_at(moment, &mut Fate::seeded(seed));
+            let errors = checked(&crashed, false).errors;
+            assert_eq!(errors, Vec::<String>::new(), "{moment:?} seed {seed}");
+            let held = contents(&open_read_only(&crashed).unwrap());
+            let found = held[(TABLE as usize + 8) * 512];
+            assert!(matches!(found, 0 | 4), "{moment:?} seed {seed}: holds {found}");
+        }
+    }
+}
+
+/// The header that should name the new L1 table could not be written. Later commits wrote to the new
+/// table all the same, which nothing named after a power cut.
+#[test]
+fn a_resize_that_failed_does_not_cost_flushed_writes() {
+    for struck in 0..3 {
+        let disk = new_disk(330, 512);
+        let image = open(&disk);
+        let mut guest = Guest::new(&image);
+        guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+        guest.run(Op::Flush, 0).unwrap();
+        disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..512));
+        if struck == 1 {
+            // Nor can it be read again.
+            disk.inject(Fault::fail(Errno::IO).on(Call::Read).within(0..512));
+        }
+        if struck == 2 {
+            disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..512).always());
+        }
+        assert!(image.resize(SectorCount::new(5000)).is_err());
+        disk.clear_faults();
+        assert_eq!(image.geometry().capacity.get(), 330);
+        guest.run(Op::Write(extent(200, 8)), 2).unwrap();
+        guest.run(Op::Flush, 0).unwrap();
+        drop(guest);
+        let held = contents(&image);
+        assert_durable(&disk, &held);
+        drop(image);
+        assert_clean(&disk);
+        assert_eq!(open_read_only(&disk).unwrap().geometry().capacity.get(), 330);
+    }
+}
+
+/// A size that no guest ever got became real at the next change of the header.
+#[test]
+fn a_shrink_that_failed_is_forgotten() {
+    let disk = new_disk(2000, 512);
+    let image = open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..512));
+    assert!(image.resize(SectorCount::new(1000)).is_err());
+    disk.clear_faults();
+    guest.run(Op::Write(extent(1500, 8)), 2).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    // Changes the header, for another reason.
+    image.resize(SectorCount::new(1900)).unwrap();
+    drop(guest);
+    let held = contents(&image);
+    assert_eq!((held.len(), held[1500 * 512]), (1900 * 512, 2));
+    assert_durable(&disk, &held);
+    drop(image);
+    assert_clean(&disk);
+}
+
+/// A resize is told to the guest, which may rely on it.
+#[test]
+fn a_resize_that_was_told_survives_a_power_cut() {
+    for capacity in [5000, 100] {
+        let disk = new_disk(330, 512);
+        let image = open(&disk);
+        image.resize(SectorCount::new(capacity)).unwrap();
+        let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
+        assert_eq!(open_read_only(&crashed).unwrap().geometry().capacity.get(), capacity);
+    }
+}
+
+/// Nothing can be said of a header that can be neither changed nor put back.
+#[test]
+fn after_a_header_that_may_be_either_nothing_is_promised() {
+    let disk = new_disk(330, 512);
+    let image = open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    disk.inject(Fault::fail(Errno::IO).within(0..512).always());
+    assert!(image.resize(SectorCount::new(5000)).is_err());
+    disk.clear_faults();
+    assert_eq!(guest.run(Op::Flush, 0), Err(Errno::IO));
+    drop((guest, image));
+    assert_eq!(checked(&disk, false).errors, Vec::<String>::new());
+    assert!(disk.size().unwrap() > 0);
+}
+
+/// A disk whose refcount table is nearly full: another hundred clusters, and it must move.
+fn disk_with_a_full_refcount_table() -> SimDisk {
+    let disk = new_disk(18_000, 512);
+    let image = open_with_much_memory(&disk, None);
+    let mut guest = Guest::new(&image);
+    for first in (0..16_000).step_by(500) {
+        guest.run(Op::Write(extent(first, 500)), 1).unwrap();
+    }
+    drop((guest, image));
+    SimDisk::from_bytes(&disk.to_bytes())
+}
+
+/// The table is written where nothing names it, before the header names it; also if any write of that
+/// fails, and power is cut then.
+#[test]
+fn a_refcount_table_that_moves_survives_power_cuts_and_failures() {
+    let full = disk_with_a_full_refcount_table().to_bytes();
+    let place = extent(16_500, 200);
+    for failing in [0, 1, 2, 4, 6, 9, 13] {
+        let disk = SimDisk::from_bytes(&full);
+        let before = number(&disk, 48);
+        let image = open_with_much_memory(&disk, None);
+        let mut guest = Guest::new(&image);
+        guest.run(Op::Write(place), 2).unwrap();
+        let begun = disk.now();
+        if failing > 0 {
+            disk.inject(Fault::fail(Errno::IO).on(Call::Write).after(failing - 1));
+        }
+        let first = guest.run(Op::Flush, 0);
+        assert!(failing > 0 || first.is_ok());
+        disk.clear_faults();
+        guest.run(Op::Flush, 0).unwrap();
+        let flushed = disk.now();
+        assert_ne!(number(&disk, 48), before, "the table has not moved");
+        let moments: Vec<_> =
+            disk.crash_points().filter(|it| *it >= begun && *it <= flushed).collect();
+        for moment in moments.iter().rev().step_by(moments.len().div_ceil(24)) {
+            let crashed = disk.crash_at(*moment, &mut Fate::seeded(failing));
+            let told = format!("failing {failing}, {moment:?}");
+            assert_eq!(checked(&crashed, false).errors, Vec::<String>::new(), "{told}");
+            let image = open_read_only(&crashed).unwrap();
+            let mut found = vec![0; place.bytes() as usize];
+            let mut reader = flowstone_block::BlockingDisk::new(&image).unwrap();
+            reader.read(place.start(), &mut found).unwrap();
+            let may_miss = *moment < flushed;
+            assert!(found.iter().all(|byte| *byte == 2 || may_miss && *byte == 0), "{told}");
+        }
+        drop((guest, image));
+        assert_clean(&disk);
+    }
+}

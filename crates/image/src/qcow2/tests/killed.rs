@@ -1,0 +1,371 @@
+//! Between a kill and the restart: what is beside the image is believed if it is of its last session,
+//! nothing else is, and no tool destroys what it names.
+
+use std::os::unix::fs::PermissionsExt;
+
+use flowstone_block::{Errno, Layer, Op, SectorCount};
+use flowstone_fileio::FileIo;
+use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
+
+use super::host::{Host, reboot};
+use super::rig::open_read_only;
+use super::rig::{
+    Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, number, raw,
+};
+use crate::Image;
+
+const SECTORS: u64 = 1500;
+
+/// A daemon has written a cluster, and is killed between the two steps of the commit of it.
+fn killed_in_a_commit(host: &Host) -> SimDisk {
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    let l1 = number(&disk, 40);
+    guest.run(Op::Write(extent(0, 8)), 7).unwrap();
+    disk.inject(Fault::fail(Errno::NOSPC).on(Call::Write).within(l1..l1 + 4096).always());
+    assert!(guest.run(Op::Flush, 0).is_err());
+    let killed = host.kill(&disk, 1);
+    drop((guest, image));
+    let disk = host.bring_back(killed);
+    assert!(host.read(&disk)[..4096].iter().all(|byte| *byte == 7), "it survives the kill");
+    disk
+}
+
+/// `check --repair` knew nothing of the redo file: it punched, as leaks, what only that named.
+#[test]
+fn check_repair_after_a_kill_does_not_destroy_completed_writes() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    let report = host.check(&disk, false).unwrap();
+    assert_eq!(report.errors, Vec::<String>::new());
+    // The table of the commit that was not finished is nobody's.
+    assert_eq!(report.leaked_bytes, 4096);
+    assert!(report.notes[0].contains("1 changes of a killed daemon wait"), "{:?}", report.notes);
+    let report = host.check(&disk, true).unwrap();
+    assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
+    assert!(host.read(&disk)[..4096].iter().all(|byte| *byte == 7));
+    let image = host.open(&disk);
+    assert!(contents(&image)[..4096].iter().all(|byte| *byte == 7));
+    drop(image);
+    assert_clean(&disk);
+    assert!(contents(&open_read_only(&disk).unwrap())[..4096].iter().all(|byte| *byte == 7));
+}
+
+/// What a write that was not flushed uses has no refcount yet: that is no error.
+#[test]
+fn check_counts_what_a_killed_daemon_has_named_as_in_use() {
+    let host = Host::new();
+    let disk = new_disk(SECTORS, 512);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 300)), 1).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    guest.run(Op::Discard(extent(0, 100)), 0).unwrap();
+    guest.run(Op::Write(extent(300, 400)), 2).unwrap();
+    let killed = host.kill(&disk, 3);
+    drop((guest, image));
+    let disk = host.bring_back(killed);
+    let before = host.read(&disk);
+    for repair in [false, true, true, false] {
+        let report = host.check(&disk, repair).unwrap();
+        assert_eq!(report.errors, Vec::<String>::new());
+        assert!(host.read(&disk) == before);
+    }
+    let image = host.open(&disk);
+    assert!(contents(&image) == before);
+    drop(image);
+    assert_clean(&disk);
+    assert!(!host.redo().exists());
+}
+
+/// What a repair has done is done when it says so.
+#[test]
+fn what_a_repair_has_given_back_stays_so_after_a_power_cut() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    let leaked_after_a_cut = || {
+        let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
+        reboot(&crashed);
+        let report = host.check(&crashed, false).unwrap();
+        assert_eq!(report.errors, Vec::<String>::new());
+        report.leaked_bytes
+    };
+    // The new table, and what only the redo file named.
+    assert_eq!(leaked_after_a_cut(), 2 * 4096);
+    host.check(&disk, true).unwrap();
+    assert_eq!(leaked_after_a_cut(), 4096);
+}
+
+/// By another path the image had another redo file, and each daemon believed its own.
+#[test]
+fn an_image_has_one_redo_file_by_whichever_path_it_is_served() {
+    let host = Host::new();
+    let link = host.link();
+    let mut disk = new_disk(SECTORS, 4096);
+    let mut expected = vec![0; SECTORS as usize * 512];
+    for round in 0..6u8 {
+        let path = if round % 2 == 0 { &link } else { host.path() };
+        let image = host.open_by(path, &disk, None).unwrap();
+        assert!(contents(&image) == expected, "round {round}");
+        let mut guest = Guest::new(&image);
+        for step in 0..8u64 {
+            let first = (u64::from(round) * 5 + step * 3) * 8 % (SECTORS - 8);
+            let stamp = round * 20 + step as u8 + 1;
+            guest.run(Op::Write(extent(first, 8)), stamp).unwrap();
+            expected[first as usize * 512..][..4096].fill(stamp);
+        }
+        let killed = host.kill(&disk, u64::from(round));
+        drop((guest, image));
+        disk = host.bring_back(killed);
+        assert!(host.read(&disk) == expected, "round {round}");
+    }
+    assert!(!link.with_extension("redo").exists());
+    drop(host.open(&disk));
+    assert_clean(&disk);
+}
+
+/// A redo file that an earlier life of the image has left, and that got its name back.
+#[test]
+fn a_redo_file_of_an_earlier_session_is_not_believed() {
+    let host = Host::new();
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+    let early = host.kill(&disk, 1).redo;
+    drop((guest, image));
+    // In order: void, whatever it says.
+    std::fs::write(host.redo(), &early).unwrap();
+    let image = host.open(&disk);
+    assert_eq!(contents(&image)[0], 1);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Discard(extent(0, 8)), 0).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    guest.run(Op::Write(extent(800, 64)), 2).unwrap();
+    let killed = host.kill(&disk, 2);
+    let late = killed.redo.clone();
+    drop((guest, image));
+    let disk = host.bring_back(killed);
+    let expected = host.read(&disk);
+    std::fs::write(host.redo(), &early).unwrap();
+    let refusal = host.refusal(&disk);
+    assert!(refusal.contains("image.redo is not of its last session"), "{refusal}");
+    assert!(refusal.contains("bring the right file back"), "{refusal}");
+    assert_eq!(host.check(&disk, false).unwrap_err().to_string(), refusal);
+    // As it says.
+    std::fs::write(host.redo(), &late).unwrap();
+    assert!(contents(&host.open(&disk)) == expected);
+}
+
+/// A copy that was made while the daemon ran is put back into the same file after the daemon was
+/// killed. Host clusters that the later state had used again were given to two clusters of the disk.
+#[test]
+fn a_redo_file_is_not_believed_of_a_restored_backup() {
+    let host = Host::new();
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    for cluster in 0..10 {
+        guest.run(Op::Write(extent(cluster * 8, 8)), 10 + cluster as u8).unwrap();
+    }
+    guest.run(Op::Flush, 0).unwrap();
+    let expected = contents(&image);
+    let backup = disk.to_bytes();
+    guest.run(Op::Discard(extent(0, 40)), 0).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    for cluster in 50..60 {
+        guest.run(Op::Write(extent(cluster * 8, 8)), 99).unwrap();
+    }
+    let killed = host.kill(&disk, 1);
+    drop((guest, image));
+    host.bring_back(killed);
+    for repair in [false, true] {
+        let restored = SimDisk::from_bytes(&backup);
+        if repair {
+            let report = host.check(&restored, true).unwrap();
+            assert_eq!(report.errors, Vec::<String>::new());
+            assert_eq!(number(&restored, 88), 0, "the mark is void");
+        }
+        assert!(host.read(&restored) == expected);
+        let redo = std::fs::read(host.redo()).unwrap();
+        let image = host.open(&restored);
+        assert!(contents(&image) == expected);
+        drop(image);
+        std::fs::write(host.redo(), redo).unwrap();
+        assert_clean(&restored);
+    }
+}
+
+/// A redo file that could not be read was warned about, and the mark of it cleared.
+#[test]
+fn an_image_whose_redo_file_cannot_be_read_is_refused() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    let (redo, bytes) = (host.redo(), disk.to_bytes());
+    let kept = std::fs::read(&redo).unwrap();
+
+    std::fs::remove_file(&redo).unwrap();
+    std::fs::create_dir(&redo).unwrap();
+    let refusal = host.refusal(&disk);
+    assert!(refusal.contains("cannot read") && refusal.contains("make it readable"), "{refusal}");
+    assert_eq!(host.check(&disk, true).unwrap_err().to_string(), refusal);
+    std::fs::remove_dir(&redo).unwrap();
+
+    std::os::unix::fs::symlink(host.path(), &redo).unwrap();
+    let refusal = host.refusal(&disk);
+    assert!(refusal.contains("cannot read"), "{refusal}");
+    std::fs::remove_file(&redo).unwrap();
+
+    std::fs::write(&redo, &kept[..kept.len() - 1]).unwrap();
+    let refusal = host.refusal(&disk);
+    assert!(refusal.contains("is damaged") && refusal.contains("remove it"), "{refusal}");
+    assert_eq!(host.check(&disk, true).unwrap_err().to_string(), refusal);
+
+    // Of version 1: the same places, another mark.
+    let mut old = kept.clone();
+    old[..8].copy_from_slice(b"fsredo01");
+    std::fs::write(&redo, &old).unwrap();
+    let mark = number(&disk, 88);
+    disk.write_at(88, &(1u64 << 63).to_be_bytes());
+    let refusal = host.refusal(&disk);
+    assert!(refusal.contains("an earlier version has written"), "{refusal}");
+    assert_eq!(host.check(&disk, true).unwrap_err().to_string(), refusal);
+    disk.write_at(88, &mark.to_be_bytes());
+    assert!(disk.to_bytes() == bytes, "who refuses writes nothing");
+
+    std::fs::write(&redo, &kept).unwrap();
+    assert_eq!(contents(&host.open(&disk))[0], 7, "and when it is back, all is well");
+}
+
+/// Nothing but the owner's word says that the changes are lost for good.
+#[test]
+fn changes_that_are_missing_are_given_up_by_repair_alone() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    std::fs::remove_file(host.redo()).unwrap();
+    let refusal = host.refusal(&disk);
+    assert!(refusal.contains("image.redo is not there"), "{refusal}");
+    assert!(refusal.contains("or go on without with `flowstone check --repair`"), "{refusal}");
+    assert_eq!(host.check(&disk, false).unwrap_err().to_string(), refusal);
+    let report = host.check(&disk, true).unwrap();
+    assert!(report.repairs.iter().any(|it| it.contains("were given up")), "{:?}", report.repairs);
+    assert_eq!((report.errors, report.leaked_bytes), (vec![], 0));
+    assert!(contents(&host.open(&disk)).iter().all(|byte| *byte == 0));
+    assert_clean(&disk);
+}
+
+/// A power cut may have taken the data, and the commits made the image consistent by itself: its redo
+/// file is void, be it there or not.
+#[test]
+fn after_a_reboot_the_image_by_itself_is_what_counts() {
+    let host = Host::new();
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 80)), 1).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    guest.run(Op::Write(extent(80, 80)), 2).unwrap();
+    let redo = host.kill(&disk, 1).redo;
+    for seed in 0..40 {
+        let crashed = disk.crash_at(disk.now(), &mut Fate::seeded(seed));
+        reboot(&crashed);
+        std::fs::remove_file(host.redo()).unwrap_or_default();
+        if seed % 2 == 0 {
+            std::fs::write(host.redo(), &redo).unwrap();
+        }
+        let found = host.read(&crashed);
+        assert!(found[..80 * 512].iter().all(|byte| *byte == 1));
+        assert!(found[80 * 512..].iter().all(|byte| matches!(byte, 0 | 2)));
+        assert_eq!(host.check(&crashed, seed % 3 == 0).unwrap().errors, Vec::<String>::new());
+        assert!(contents(&host.open(&crashed)) == found);
+    }
+    drop((guest, image));
+}
+
+/// An image of a version that had no session numbers, closed in order or before a reboot.
+#[test]
+fn images_of_earlier_versions_open() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    disk.write_at(88, &(1u64 << 63).to_be_bytes());
+    let mut redo = std::fs::read(host.redo()).unwrap();
+    redo[..8].copy_from_slice(b"fsredo01");
+    redo[8] ^= 1;
+    std::fs::write(host.redo(), &redo).unwrap();
+    assert_eq!(host.read(&disk)[0], 0, "of another boot");
+    drop(host.open(&disk));
+    assert_eq!(number(&disk, 88), 0);
+    // In order, and an old file is still there.
+    redo[8] ^= 1;
+    std::fs::write(host.redo(), &redo).unwrap();
+    assert_eq!(contents(&host.open(&disk))[0], 0);
+    assert!(!host.redo().exists());
+}
+
+/// A folder that cannot be written is no reason to forget what is in it.
+#[test]
+fn a_redo_file_that_can_only_be_read_is_not_passed_over() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    let set = |mode| {
+        let permissions = std::fs::Permissions::from_mode(mode);
+        std::fs::set_permissions(host.redo(), permissions).unwrap();
+    };
+    set(0o400);
+    if std::fs::File::options().write(true).open(host.redo()).is_ok() {
+        eprintln!("SKIPPED: this user may write what nobody may");
+    } else {
+        assert_eq!(host.read(&disk)[0], 7);
+        assert!(host.open_by(host.path(), &disk, None).is_err());
+        set(0o600);
+    }
+    assert_eq!(contents(&host.open(&disk))[0], 7);
+}
+
+/// The size that no guest ever got was written when the image was closed.
+#[test]
+fn a_shrink_that_failed_is_not_made_up_for_when_the_image_is_closed() {
+    let host = Host::new();
+    let disk = new_disk(2000, 512);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..512));
+    assert!(image.resize(SectorCount::new(1000)).is_err());
+    disk.clear_faults();
+    guest.run(Op::Write(extent(1500, 8)), 2).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    drop((guest, image));
+    assert_clean(&disk);
+    let image = open_read_only(&disk).unwrap();
+    assert_eq!(image.geometry().capacity.get(), 2000);
+    assert_eq!(contents(&image)[1500 * 512], 2);
+}
+
+/// With large clusters one table has as many entries as the redo file has room for: the thread that
+/// discards panicked, and its requests, the queue's stop and the daemon's hung for ever.
+#[test]
+fn a_discard_of_more_clusters_than_the_redo_file_has_room_for_comes_back() {
+    const SECTORS: u64 = 600 << 21;
+    let host = Host::new();
+    let base = SimDisk::new(600 << 30);
+    let disk = new_overlay(SECTORS, 2 << 20);
+    let image = host.open_by(host.path(), &disk, Some(raw(&base))).unwrap();
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 4096)), 1).unwrap();
+    guest.run(Op::Write(extent(SECTORS - 4096, 4096)), 2).unwrap();
+    guest.run(Op::Discard(extent(0, 550 << 21)), 0).unwrap();
+    guest.run(Op::WriteZeroes { extent: extent(0, SECTORS), unmap: false }, 0).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    drop(guest);
+    assert_eq!(
+        image.next_data(flowstone_block::Sector::new(0)).unwrap().unwrap().start().get(),
+        SECTORS - 4096
+    );
+    drop(image);
+    assert_eq!(checked(&disk, false).errors, Vec::<String>::new());
+    assert!(disk.allocated_bytes().unwrap() < 64 << 20);
+}
