@@ -62,11 +62,7 @@ impl Disk {
             .name(config.name.clone())
             .stack_size(256 << 10)
             .spawn(move || server.run(&thread_stop))
-            .map_err(|error| {
-                // Nobody will serve it.
-                let _ = std::fs::remove_file(&config.socket);
-                host(error)
-            })?;
+            .map_err(host)?;
         Ok(Self {
             name: config.name,
             image_path: config.image,

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Channel, Completion, Doorbells};
 use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 use rustix::event::{EventfdFlags, eventfd};
-use tracing::warn;
 
 use crate::PollMode;
 use crate::counters::QueueCounters;
@@ -127,9 +126,6 @@ impl Worker {
         add(&self.counters.answered, taken.answered as u64);
         if taken.answered > 0 {
             self.publish();
-        }
-        if let Some(fault) = self.queue.fault() {
-            warn!(?fault, "a guest broke its queue; it stays stopped until the guest resets it");
         }
         Some(start)
     }

@@ -275,3 +275,51 @@ fn notifications_for_nothing_do_not_make_a_queue_look_for_work() {
     drop(client);
     stop(daemon);
 }
+
+/// Each client of the control socket had a thread for as long as it cared to stay, and there was
+/// no end to their number.
+#[test]
+fn control_clients_that_stall_are_bounded_in_number() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let threads = || std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().count();
+    let before = threads();
+    let stalled: Vec<UnixStream> = (0..200)
+        .map(|_| {
+            let mut stream = UnixStream::connect(place.path("control.sock")).unwrap();
+            let _ = stream.write_all(b"{\"comm");
+            stream
+        })
+        .collect();
+    let mut answer = String::new();
+    let _ = (&stalled[199]).read_to_string(&mut answer);
+    assert!(answer.contains("clients are being served"), "{answer:?}");
+    assert!(threads() <= before + 40, "{} threads, {before} before", threads());
+    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
+    drop(stalled);
+    // Their threads end when they see it.
+    let served = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        place.run(&["stats", "--control", &place.text("control.sock")]).status.success()
+    });
+    assert!(served, "no room for an operator after the stalled clients left");
+    stop(daemon);
+}
+
+/// A line for each connection, and one for each broken queue, as often as guest and monitor liked.
+#[test]
+fn a_flood_of_connections_is_no_flood_in_the_log() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    for _ in 0..500 {
+        let mut stream = UnixStream::connect(place.path("disk.sock")).unwrap();
+        let _ = stream.write_all(&[0xff; 12]);
+        let _ = stream.read(&mut [0; 16]);
+    }
+    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
+    let lines = daemon.stderr().lines().count();
+    assert!((2..100).contains(&lines), "{lines} lines:\n{}", daemon.stderr());
+    stop(daemon);
+}

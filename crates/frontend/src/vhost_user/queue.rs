@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Completion, Errno, Op, Outcome, Request};
+use tracing::warn;
 
 use super::chain::BadChain;
 use super::inflight::InflightLog;
@@ -361,6 +362,11 @@ impl VirtQueue {
     fn fail(&mut self, fault: QueueFault) {
         self.fault = Some(fault);
         self.parts.broken.store(true, Ordering::Relaxed);
+        if let Some(unsaid) = self.parts.shared.may_log() {
+            let id = String::from_utf8_lossy(&self.parts.id);
+            let disk = id.trim_end_matches('\0');
+            warn!(disk, ?fault, unsaid, "a guest broke its queue; it is left alone until a reset");
+        }
         if let Some(file) = &self.parts.error {
             let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
         }
