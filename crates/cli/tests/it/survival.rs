@@ -180,6 +180,28 @@ fn the_cache_mode_of_one_driver_is_not_told_to_the_next() {
     stop(daemon);
 }
 
+/// The driver switched to write-through, the flush before it failed, and the connection was
+/// dropped: the guest lost its disk. Now the switch is refused, the old mode stays for the driver to
+/// find, and everything else goes on.
+#[test]
+fn a_failed_flush_refuses_the_switch_to_write_through_and_keeps_the_connection() {
+    let place = Place::new();
+    place.image("1M");
+    let mut daemon = place.serve(&["--layer", "error=flush:eio", "disk.raw"]);
+    let mut client = place.client();
+    assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let refusal = client.set_wce(false).unwrap_err();
+    assert!(!matches!(refusal, flowstone_testkit::Error::Disconnected(_)), "{refusal}");
+    assert_eq!(client.write(8, &[2; 512]).unwrap(), Status::Ok, "the queue runs on");
+    assert_eq!(client.refresh_config().unwrap().wce, 1, "the driver would stop flushing");
+    assert_eq!(place.stats()["disks"][0]["write_through"], false);
+    assert_eq!(client.flush().unwrap(), Status::IoErr);
+    assert!(!client.session().unwrap().is_closed());
+    drop(client);
+    let status = daemon.terminate(Duration::from_secs(20)).unwrap();
+    assert_eq!(status.code(), Some(1), "the last flush failed too");
+}
+
 #[test]
 fn a_driver_that_hangs_up_in_the_middle_leaves_a_working_disk() {
     let place = Place::new();

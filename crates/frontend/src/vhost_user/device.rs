@@ -9,7 +9,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use flowstone_block::{BlockingDisk, Geometry, Layer, Op};
+use flowstone_block::{BlockingDisk, Geometry, Layer, Op, mutant};
+use tracing::warn;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -221,14 +222,28 @@ impl Device {
         // Under stopped rings: a write that is on its way while we flush would be covered neither
         // by this flush nor by write-through, and the driver will send no flush any more.
         self.stop_all();
+        let skip = mutant("frontend.device.switches-cache-mode-without-flush");
+        let flushed = if write_through && !skip { self.flush() } else { Ok(()) };
+        if flushed.is_ok() {
+            self.set_cache_mode(write_through);
+        }
+        self.start_all()?;
+        // Refused, and the old mode stays: the driver finds it there when it looks, and flushes
+        // on. Its queues have other work; a connection that ended would take that from it.
+        flushed.map_err(|error| {
+            if let Some(unsaid) = self.shared.may_log() {
+                warn!(%error, unsaid, "the cache mode stays: the flush before the switch failed");
+            }
+            Error::InvalidOperation("the flush before the switch to write-through failed")
+        })
+    }
+
+    fn set_cache_mode(&mut self, write_through: bool) {
         self.write_through_chosen = write_through;
         self.apply_cache_mode();
         if let Some(region) = &self.inflight {
             region.set_write_through(write_through);
         }
-        let flushed = if write_through { self.flush() } else { Ok(()) };
-        self.start_all()?;
-        flushed.map_err(Error::ReqHandlerError)
     }
 
     fn flush(&self) -> io::Result<()> {
