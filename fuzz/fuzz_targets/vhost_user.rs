@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 use arbitrary::Arbitrary;
 use flowstone_block::{Layer, QueueDepth, SectorCount};
 use flowstone_frontend::vhost_user::fuzzing::Device;
-use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, VirtQueue};
+use flowstone_frontend::vhost_user::{
+    DeviceOptions, DeviceShared, Ending, QueueRunner, VirtQueue,
+};
 use flowstone_layers::Null;
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
@@ -46,7 +48,7 @@ impl QueueRunner for Inline {
     fn start(&mut self, _index: usize, mut queue: VirtQueue) -> io::Result<()> {
         let mut channel = self.0.channel(QueueDepth(queue.size()))?;
         let mut done = Vec::new();
-        queue.take(u16::MAX, |request| channel.submit(request));
+        queue.take(u16::MAX, || true, |request| channel.submit(request));
         channel.reap(&mut done);
         while let Some(completion) = done.pop() {
             queue.complete(completion);
@@ -55,7 +57,7 @@ impl QueueRunner for Inline {
         Ok(())
     }
 
-    fn stop(&mut self, _index: usize) -> Option<u16> {
+    fn stop(&mut self, _index: usize, _ending: Ending) -> Option<u16> {
         Some(0)
     }
 }

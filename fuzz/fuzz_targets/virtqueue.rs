@@ -109,7 +109,7 @@ fuzz_target!(|input: Input| {
     let mut channel = disk.channel(QueueDepth(size)).expect("a channel");
     let mut done = Vec::new();
     for _ in 0..ROUNDS {
-        let taken = queue.take(u16::MAX, |request| channel.submit(request));
+        let taken = queue.take(u16::MAX, || true, |request| channel.submit(request));
         assert!(taken.chains <= usize::from(size), "took more than the ring has");
         channel.reap(&mut done);
         while let Some(completion) = done.pop() {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Channel, Completion, Doorbells};
-use flowstone_frontend::vhost_user::{Signal, VirtQueue};
+use flowstone_block::{Channel, Completion, Doorbells, Request};
+use flowstone_frontend::vhost_user::{Ending, Signal, VirtQueue};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::PollMode;
@@ -27,6 +27,8 @@ const TURNS_PER_LOOK: u32 = 16;
 /// Tells a worker to stop, and wakes it up to hear it.
 pub struct StopFlag {
     raised: AtomicBool,
+    /// Whether what an earlier life left undone is to be left to the next one.
+    leave: AtomicBool,
     event: OwnedFd,
 }
 
@@ -34,11 +36,12 @@ impl StopFlag {
     /// Not raised.
     pub fn new() -> std::io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { raised: AtomicBool::new(false), event })
+        Ok(Self { raised: AtomicBool::new(false), leave: AtomicBool::new(false), event })
     }
 
     /// Raises it. It stays raised.
-    pub fn raise(&self) {
+    pub fn raise(&self, ending: Ending) {
+        self.leave.store(ending == Ending::Leave, Ordering::Relaxed);
         self.raised.store(true, Ordering::Release);
         // The counter cannot be full after one write.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
@@ -46,6 +49,11 @@ impl StopFlag {
 
     fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
+    }
+
+    /// To be asked once it is raised.
+    fn leaves_undone(&self) -> bool {
+        self.leave.load(Ordering::Relaxed)
     }
 }
 
@@ -114,12 +122,18 @@ impl Worker {
         if !self.queue.has_available() {
             return None;
         }
-        let Self { channel, queue, submitted, batch_max, .. } = self;
+        let Self { channel, queue, stop, submitted, batch_max, .. } = self;
         let start = Instant::now();
-        let taken = queue.take(*batch_max, |request| {
+        let submit = |request: Box<Request>| {
             submitted[request.tag as usize] = start;
             channel.submit(request);
-        });
+        };
+        let taken = if stop.is_raised() {
+            // Not to be left behind; new ones are.
+            queue.take_undone(|| !stop.leaves_undone(), submit)
+        } else {
+            queue.take(*batch_max, || !stop.is_raised(), submit)
+        };
         channel.kick();
         *batch_max = batch_max.saturating_mul(2);
         self.counters.submit.record(start.elapsed());
@@ -232,11 +246,19 @@ impl Worker {
         (completed || available).then_some(woke)
     }
 
-    /// Waits for what is in flight, without taking more.
+    /// Waits for what is in flight, without taking more than what an earlier life owes.
     fn drain(&mut self) {
-        while self.queue.in_flight() > 0 {
-            if self.collect_completed().is_none() {
-                self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+        loop {
+            if !self.stop.leaves_undone() && self.queue.has_undone() {
+                self.submit_available();
+            }
+            let completed = self.collect_completed().is_some();
+            if self.queue.in_flight() > 0 {
+                if !completed {
+                    self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+                }
+            } else if self.stop.leaves_undone() || !self.queue.has_undone() {
+                return;
             }
         }
     }

@@ -5,10 +5,12 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use flowstone_testkit::driver::{RawDescriptor, Slice};
 use flowstone_testkit::process::Daemon;
-use flowstone_testkit::{Client, Status};
+use flowstone_testkit::{Client, ClientOptions, Status};
 
 use crate::fixture::{Place, stop};
+use crate::many_disks;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
@@ -126,12 +128,7 @@ fn broken_indirect_tables_stop_their_queue_and_nothing_else() {
     spoil("a table outside memory", |client| offer(client, &[(1 << 60, 32, INDIRECT, 0)]));
     spoil("a table in a table", |client| {
         let slice = client.memory().alloc(4096, 4096).unwrap();
-        let nested = flowstone_testkit::driver::RawDescriptor {
-            addr: slice.address(),
-            len: 32,
-            flags: INDIRECT,
-            next: 0,
-        };
+        let nested = RawDescriptor { addr: slice.address(), len: 32, flags: INDIRECT, next: 0 };
         nested.store(&slice, 0);
         offer(client, &[(slice.address().0, 32, INDIRECT, 0)]);
     });
@@ -321,5 +318,170 @@ fn a_flood_of_connections_is_no_flood_in_the_log() {
     assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
     let lines = daemon.stderr().lines().count();
     assert!((2..100).contains(&lines), "{lines} lines:\n{}", daemon.stderr());
+    stop(daemon);
+}
+
+const TYPE_IN: u32 = 0;
+const TYPE_UNKNOWN: u32 = 99;
+
+/// Options for a guest with rings of 1,024 and more than a GiB of memory, of which little is used.
+fn large_guest(place: &Place, name: &str) -> ClientOptions {
+    let mut options = ClientOptions::new(place.path(&format!("{name}.sock")));
+    options.queue_size = 1024;
+    options.slot_bytes = 34 << 20;
+    options
+}
+
+/// A chain in an indirect table: so many pieces of so many bytes, which all name the same memory
+/// from an odd address on.
+struct Chain {
+    table: Slice,
+    bytes: u32,
+    status: Slice,
+}
+
+impl Chain {
+    fn new(client: &Client, kind: u32, pieces: usize, piece_bytes: u32, address: u64) -> Self {
+        let memory = client.memory();
+        let header = memory.alloc(16, 16).unwrap();
+        header.write(0, &kind.to_le_bytes());
+        let status = memory.alloc(1, 1).unwrap();
+        let table = memory.alloc(16 * (pieces + 2), 16).unwrap();
+        let mut buffers = vec![(address, piece_bytes, WRITE); pieces];
+        buffers.insert(0, (header.address().0, 16, 0));
+        buffers.push((status.address().0, 1, WRITE));
+        for (index, (address, len, write)) in buffers.iter().enumerate() {
+            let more = if index + 1 < buffers.len() { NEXT } else { 0 };
+            let addr = flowstone_testkit::driver::GuestAddress(*address);
+            let next = index as u16 + 1;
+            RawDescriptor { addr, len: *len, flags: write | more, next }
+                .store(&table, index as u16);
+        }
+        Self { table, bytes: 16 * buffers.len() as u32, status }
+    }
+
+    /// Offers it under this head.
+    fn offer(&self, client: &mut Client, queue: usize, head: u16) {
+        let ring = &mut client.ring(queue).queue;
+        ring.raw_descriptor(head, self.table.address().0, self.bytes, INDIRECT, 0);
+        ring.raw_avail(head);
+        ring.publish();
+    }
+
+    fn status(&self) -> u8 {
+        let mut status = [0];
+        self.status.read(0, &mut status);
+        status[0]
+    }
+}
+
+/// Waits until so many chains of a queue are answered; fails if the daemon has ended.
+fn wait_used(client: &mut Client, queue: usize, count: u16) {
+    for _ in 0..6000 {
+        if client.ring(queue).queue.used_index() >= count {
+            return;
+        }
+        assert!(!client.session().unwrap().is_closed(), "the daemon has hung up");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{} of {count} answered", client.ring(queue).queue.used_index());
+}
+
+/// A daemon with a disk of each format, empty and large, and a good one beside them.
+fn serve_many(place: &Place) -> Daemon {
+    let mut disks = Vec::new();
+    for (name, size) in [("raw", "100G"), ("qcow2", "2T"), ("flow", "2T"), ("good.raw", "1M")] {
+        let file = if name == "good.raw" { name.into() } else { format!("large.{name}") };
+        place.succeed(&["create", "--size", size, &file]);
+        let name = name.trim_end_matches(".raw");
+        disks.push((name, format!("image = {:?}", place.text(&file))));
+    }
+    let disks: Vec<(&str, &str)> =
+        disks.iter().map(|(name, image)| (*name, image.as_str())).collect();
+    many_disks::serve(&many_disks::config(place, &disks), 4)
+}
+
+/// The pieces of a chain were bounded and its bytes were not: 1,020 pieces of the same 64 MiB made
+/// the daemon ask for a buffer of 64 GiB, and end, with all its disks, in each of its lives; 1,020
+/// of the same 1 GiB kept it busy for minutes.
+#[test]
+fn a_request_larger_than_a_disk_offers_is_an_error_and_the_other_disks_are_served() {
+    let place = Place::new();
+    let daemon = serve_many(&place);
+    let mut good = Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap();
+    for name in ["raw", "qcow2", "flow"] {
+        for piece_bytes in [64 << 20, 1 << 30] {
+            let mut client = Client::connect(large_guest(&place, name)).unwrap();
+            let start = client.memory().regions()[0].guest.0;
+            let before = resident_bytes(&daemon);
+            let chain = Chain::new(&client, TYPE_IN, 1020, piece_bytes, start + 1);
+            for head in 0..4 {
+                chain.offer(&mut client, 0, head);
+            }
+            client.ring(0).kick().unwrap();
+            wait_used(&mut client, 0, 4);
+            assert_eq!(chain.status(), 1, "{name}: not an I/O error");
+            assert_eq!(good.write(0, &[3; 512]).unwrap(), Status::Ok);
+            let grown = resident_bytes(&daemon).saturating_sub(before);
+            assert!(grown < 32 << 20, "{name}: the daemon grew by {grown} bytes");
+        }
+    }
+    assert_eq!(good.flush().unwrap(), Status::Ok);
+    drop(good);
+    stop(daemon);
+}
+
+/// Reads of what was never written are done when they are submitted. A stop was heard when the whole
+/// batch was submitted, of any number of requests of any size.
+#[test]
+fn a_queue_that_fills_in_zeroes_stops_between_two_requests() {
+    const SEEN: u16 = 4 + 8 + 16;
+    const BATCH_BEHIND: u16 = 32;
+    for (name, by_signal) in [("qcow2", true), ("qcow2", false), ("flow", true)] {
+        let place = Place::new();
+        let daemon = serve_many(&place);
+        let mut client = Client::connect(large_guest(&place, name)).unwrap();
+        let start = client.memory().regions()[0].guest.0 + (8 << 20);
+        let chain = Chain::new(&client, TYPE_IN, 126, 4 << 20, start);
+        for head in 0..512 {
+            chain.offer(&mut client, 0, head);
+        }
+        client.ring(0).kick().unwrap();
+        wait_used(&mut client, 0, SEEN);
+        let seen = client.ring(0).queue.used_index();
+        if !by_signal {
+            assert_eq!(client.stop().unwrap(), [client.ring(0).queue.used_index()]);
+        }
+        stop(daemon);
+        let more = client.ring(0).queue.used_index() - seen;
+        assert!(more < BATCH_BEHIND - 8, "{name}: {more} more before it stopped");
+        assert_eq!(chain.status(), 0);
+    }
+}
+
+/// Room for a list of a thousand pieces stayed with every head whose request was answered at once.
+#[test]
+fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
+    const QUEUES: usize = 8;
+    let place = Place::new();
+    let daemon = serve_many(&place);
+    let mut options = large_guest(&place, "raw");
+    (options.queues, options.slot_bytes) = (QUEUES, 1 << 20);
+    let mut client = Client::connect(options).unwrap();
+    let at = valid(&client);
+    let chain = Chain::new(&client, TYPE_UNKNOWN, 1020, 512, at);
+    let before = resident_bytes(&daemon);
+    for queue in 0..QUEUES {
+        for head in 0..1024 {
+            chain.offer(&mut client, queue, head);
+        }
+        client.ring(queue).kick().unwrap();
+    }
+    for queue in 0..QUEUES {
+        wait_used(&mut client, queue, 1024);
+    }
+    assert_eq!(chain.status(), 2, "unknown requests are unsupported");
+    let grown = resident_bytes(&daemon).saturating_sub(before);
+    assert!(grown < 48 << 20, "{grown} bytes are kept");
     stop(daemon);
 }

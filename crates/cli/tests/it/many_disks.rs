@@ -9,7 +9,7 @@ use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Request, Status};
 
 use crate::fixture::{Place, stop};
 
-fn config(place: &Place, disks: &[(&str, &str)]) -> String {
+pub fn config(place: &Place, disks: &[(&str, &str)]) -> String {
     let mut text = format!("control = {:?}\n", place.text("control.sock"));
     for (name, line) in disks {
         let socket = place.text(&format!("{name}.sock"));
@@ -19,7 +19,7 @@ fn config(place: &Place, disks: &[(&str, &str)]) -> String {
     place.text("flowstone.toml")
 }
 
-fn serve(config: &str, ready: usize) -> flowstone_testkit::Daemon {
+pub fn serve(config: &str, ready: usize) -> flowstone_testkit::Daemon {
     DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
         .args(["serve", "--config", config])
         .ready(Ready::Listening(ready))

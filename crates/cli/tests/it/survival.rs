@@ -76,6 +76,39 @@ fn a_killed_daemon_finishes_what_was_in_flight_out_of_order() {
     }
 }
 
+/// A request that kills the daemon was replayed by each new one, and killed that too.
+#[test]
+fn a_request_in_flight_at_two_crashes_is_answered_with_an_error_and_not_started_again() {
+    let place = Place::new();
+    place.image("1M");
+    let slow = ["--layer", "delay=60000ms", "disk.raw"];
+    let mut client = None;
+    for life in 1..=2 {
+        let mut daemon = place.serve(&slow);
+        let client = client.get_or_insert_with(|| {
+            let mut client = place.client();
+            client.submit(0, &Request::write(8, &[7; 512])).unwrap();
+            client.notify(0).unwrap();
+            client
+        });
+        if life > 1 {
+            client.reconnect().unwrap();
+        }
+        let total = || place.stats()["disks"][0]["total"].clone();
+        while total()["submit_us"]["count"].as_u64().is_none_or(|count| count == 0) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        daemon.kill().unwrap();
+    }
+    let mut client = client.unwrap();
+    let daemon = place.serve(&["disk.raw"]);
+    client.reconnect().unwrap();
+    assert_eq!(client.wait(0).unwrap().status, Status::IoErr);
+    assert_eq!(client.write(8, &[8; 512]).unwrap(), Status::Ok);
+    assert_eq!(client.inflight().unwrap().taken(0).unwrap(), [0u16; 0]);
+    stop(daemon);
+}
+
 #[test]
 fn a_daemon_asked_to_leave_finishes_what_is_in_flight() {
     let place = Place::new();
@@ -178,6 +211,33 @@ fn the_cache_mode_of_one_driver_is_not_told_to_the_next() {
     assert_eq!(client.config().wce, 1);
     drop(client);
     stop(daemon);
+}
+
+/// A write that was on its way when the driver switched to write-through is covered by no flush of
+/// the driver's any more.
+#[test]
+fn the_switch_to_write_through_waits_for_what_is_on_its_way_and_flushes_it() {
+    let place = Place::new();
+    place.image("1M");
+    let log = format!("log={}", place.text("requests.log"));
+    let daemon = place.serve(&["--layer", "delay=300ms", "--layer", &log, "disk.raw"]);
+    let mut client = place.client();
+    client.submit(0, &Request::write(8, &[7; 4096])).unwrap();
+    client.notify(0).unwrap();
+    let taken = || place.stats()["disks"][0]["total"]["submit_us"]["count"].as_u64().unwrap();
+    while taken() == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    client.set_wce(false).unwrap();
+    assert_eq!(client.wait(0).unwrap().status, Status::Ok);
+    drop(client);
+    stop(daemon);
+    let log = std::fs::read_to_string(place.path("requests.log")).unwrap();
+    let words: Vec<Vec<&str>> = log.lines().map(|line| line.split(' ').skip(1).collect()).collect();
+    let of_the_queue = |word: &str| words.iter().position(|it| it[0] == "q0" && it[1] == word);
+    let written = of_the_queue("finish").unwrap();
+    let flush = words.iter().position(|it| it[1] == "submit" && it[3] == "flush").unwrap();
+    assert!(written < flush && words[flush][0] == "q1", "{log}");
 }
 
 /// The driver switched to write-through, the flush before it failed, and the connection was

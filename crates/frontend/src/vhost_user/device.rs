@@ -50,7 +50,16 @@ pub trait QueueRunner: Send {
 
     /// Stops a queue once nothing is in flight, and returns the position of its next avail entry;
     /// `None` if it was not running.
-    fn stop(&mut self, index: usize) -> Option<u16>;
+    fn stop(&mut self, index: usize, ending: Ending) -> Option<u16>;
+}
+
+/// What a queue that stops does about requests of an earlier life that it has not started yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Carries them out: the monitor may not keep the in-flight log.
+    Finish,
+    /// Leaves them to the next life: the connection ends, and with it our part in the log.
+    Leave,
 }
 
 /// One device and its connection to a monitor.
@@ -94,7 +103,7 @@ impl Device {
 
     /// Forgets the monitor: stops every ring and lets go of its memory.
     pub fn disconnect(&mut self) {
-        self.stop_all();
+        self.stop_all(Ending::Leave);
         self.shared.set_monitor(None);
         self.features = 0;
         self.memory = Arc::default();
@@ -170,20 +179,20 @@ impl Device {
         Ok(())
     }
 
-    fn stop(&mut self, index: usize) {
+    fn stop(&mut self, index: usize, ending: Ending) {
         let vring = &mut self.vrings[index];
         if !std::mem::take(&mut vring.running) {
             return;
         }
-        match self.runner.stop(index) {
+        match self.runner.stop(index, ending) {
             Some(next_avail) => vring.next_avail = next_avail,
             None => vring.fail(),
         }
     }
 
-    fn stop_all(&mut self) {
+    fn stop_all(&mut self, ending: Ending) {
         for index in 0..self.vrings.len() {
-            self.stop(index);
+            self.stop(index, ending);
         }
     }
 
@@ -198,14 +207,14 @@ impl Device {
     fn change_vring(&mut self, index: u32, change: impl FnOnce(&mut Vring)) -> Result<()> {
         self.vring(index)?;
         let index = index as usize;
-        self.stop(index);
+        self.stop(index, Ending::Finish);
         change(&mut self.vrings[index]);
         self.start_if_ready(index)
     }
 
     /// Changes the guest's memory under stopped rings.
     fn change_memory(&mut self, memory: GuestMemory) -> Result<()> {
-        self.stop_all();
+        self.stop_all(Ending::Finish);
         self.memory = Arc::new(memory);
         self.start_all()
     }
@@ -221,7 +230,9 @@ impl Device {
     fn choose_cache_mode(&mut self, write_through: bool) -> Result<()> {
         // Under stopped rings: a write that is on its way while we flush would be covered neither
         // by this flush nor by write-through, and the driver will send no flush any more.
-        self.stop_all();
+        if !mutant("frontend.device.switches-cache-mode-under-running-queues") {
+            self.stop_all(Ending::Finish);
+        }
         let skip = mutant("frontend.device.switches-cache-mode-without-flush");
         let flushed = if write_through && !skip { self.flush() } else { Ok(()) };
         if flushed.is_ok() {
@@ -241,7 +252,9 @@ impl Device {
     fn set_cache_mode(&mut self, write_through: bool) {
         self.write_through_chosen = write_through;
         self.apply_cache_mode();
-        if let Some(region) = &self.inflight {
+        if let Some(region) = &self.inflight
+            && !mutant("frontend.device.forgets-write-through")
+        {
             region.set_write_through(write_through);
         }
     }
@@ -273,7 +286,7 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.stop_all();
+        self.stop_all(Ending::Finish);
         self.features = 0;
         self.apply_cache_mode();
         self.forget_vrings();
@@ -386,7 +399,7 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         self.vring(index)?;
-        self.stop(index as usize);
+        self.stop(index as usize, Ending::Finish);
         let vring = self.vring(index)?;
         // A ring that has been asked for its position stays stopped until it is kicked anew.
         let state = VhostUserVringState::new(index, u32::from(vring.next_avail));

@@ -27,6 +27,17 @@ pub fn queue_over(
     event_idx: bool,
     kick: File,
 ) -> io::Result<VirtQueue> {
+    parts_over(file, bytes, size, event_idx, kick).map(VirtQueue::new)
+}
+
+/// What such a queue is made of.
+pub(super) fn parts_over(
+    file: File,
+    bytes: u64,
+    size: u16,
+    event_idx: bool,
+    kick: File,
+) -> io::Result<QueueParts> {
     let addresses = RegionAddresses { guest: 0, monitor: 0, bytes };
     let memory = Arc::new(GuestMemory::default().with_region(addresses, file, 0)?);
     let avail = 16 * u64::from(size);
@@ -36,7 +47,7 @@ pub fn queue_over(
         .map_err(|bad| io::Error::other(format!("{bad:?}")))?;
     let log_bytes = InflightRegion::bytes_for(1, size);
     let region = InflightRegion::map(InflightRegion::create(log_bytes)?, 0, log_bytes, 1, size)?;
-    Ok(VirtQueue::new(QueueParts {
+    Ok(QueueParts {
         ring,
         next_avail: 0,
         kick,
@@ -48,5 +59,5 @@ pub fn queue_over(
         readonly: false,
         discards: true,
         id: [0; ID_BYTES],
-    }))
+    })
 }
