@@ -17,8 +17,17 @@ const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 fn resident_bytes(daemon: &Daemon) -> u64 {
+    status_bytes(daemon, "VmRSS")
+}
+
+/// The most that was ever resident.
+fn peak_bytes(daemon: &Daemon) -> u64 {
+    status_bytes(daemon, "VmHWM")
+}
+
+fn status_bytes(daemon: &Daemon, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
@@ -484,4 +493,26 @@ fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
     let grown = resident_bytes(&daemon).saturating_sub(before);
     assert!(grown < 48 << 20, "{grown} bytes are kept");
     stop(daemon);
+}
+
+/// Memory that direct I/O does not take was copied through a buffer of the request's size.
+#[test]
+fn odd_buffers_of_any_size_are_copied_through_little_memory() {
+    const CHAINS: u16 = 24;
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        place.image("100G");
+        let daemon = place.serve(&["--engine", engine, "disk.raw"]);
+        let mut client = Client::connect(large_guest(&place, "disk")).unwrap();
+        let before = resident_bytes(&daemon);
+        let at = client.memory().alloc((256 << 10) + 1, 4096).unwrap().address().0;
+        let chain = Chain::new(&client, TYPE_IN, 126, 256 << 10, at + 1);
+        (0..CHAINS).for_each(|head| chain.offer(&mut client, 0, head));
+        client.ring(0).kick().unwrap();
+        wait_used(&mut client, 0, CHAINS);
+        assert_eq!(chain.status(), 0);
+        let grown = peak_bytes(&daemon).saturating_sub(before);
+        assert!(grown < 48 << 20, "{engine}: {grown} bytes for {CHAINS} requests of 31 MiB");
+        stop(daemon);
+    }
 }
