@@ -409,6 +409,7 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
         let kick = kick.map(never_blocking).transpose().map_err(Error::ReqHandlerError)?;
+        let kick = kick.map(Arc::new);
         self.change_vring(u32::from(index), |vring| vring.kick = kick)
     }
 

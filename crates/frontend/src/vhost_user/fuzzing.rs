@@ -50,7 +50,7 @@ pub(super) fn parts_over(
     Ok(QueueParts {
         ring,
         next_avail: 0,
-        kick,
+        kick: Arc::new(kick),
         call: Arc::default(),
         error: None,
         inflight: region.log(0, size),

@@ -111,7 +111,7 @@ pub struct QueueParts {
     /// Position of the next avail entry, as the monitor knows it.
     pub next_avail: u16,
     /// The driver's notifications.
-    pub kick: File,
+    pub kick: Arc<File>,
     /// Our interrupts.
     pub call: Arc<CallSlot>,
     /// Tells the monitor that the queue is broken.
@@ -225,7 +225,7 @@ impl VirtQueue {
     /// Forgets the driver's notifications and says how many there were.
     pub fn clear_kicks(&self) -> u64 {
         let mut counter = [0; 8];
-        match rustix::io::read(&self.parts.kick, &mut counter) {
+        match rustix::io::read(&*self.parts.kick, &mut counter) {
             Ok(8) => u64::from_ne_bytes(counter),
             _ => 0,
         }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::Result;
+use flowstone_block::{Errno, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tracing::{debug, info, warn};
@@ -113,12 +113,16 @@ impl Server {
         let watch = stream.try_clone()?;
         *self.connection.lock() = Some(stream.try_clone()?);
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
-        let outcome = self.answer_messages(&watch, &mut handler, stop);
+        let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {
+            // To be asked before anything is let go.
+            let too_few = is_out_of_descriptors(&error) || watch.try_clone().is_err();
+            if too_few { limit_of_descriptors() } else { error.into() }
+        });
         // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
         // and stopping the queues shows the guest the last completions.
         self.device().disconnect();
         *self.connection.lock() = None;
-        outcome.map_err(Into::into)
+        outcome
     }
 
     fn answer_messages(
@@ -144,6 +148,28 @@ impl Server {
         }
         Ok(())
     }
+}
+
+/// Whether a queue did not start because descriptors were missing.
+fn is_out_of_descriptors(error: &vhost::vhost_user::Error) -> bool {
+    match error {
+        vhost::vhost_user::Error::ReqHandlerError(why) => {
+            Errno::from_io_error(why) == Some(Errno::MFILE)
+        }
+        _ => false,
+    }
+}
+
+/// The kernel's words do not say which limit it is, or how high. (A message whose descriptors found
+/// no room is not even an error of its own.)
+fn limit_of_descriptors() -> Box<dyn std::error::Error> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.map_or_else(|| "none".into(), |limit| limit.to_string());
+    format!(
+        "too many open files: the limit (RLIMIT_NOFILE) is {limit}; raise it, or give the guest \
+         fewer queues"
+    )
+    .into()
 }
 
 /// Waits until `fd` is readable; `false` if `stop` is.
