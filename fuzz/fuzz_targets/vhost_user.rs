@@ -11,9 +11,7 @@ use std::sync::{Arc, Mutex};
 use arbitrary::Arbitrary;
 use flowstone_block::{Layer, QueueDepth, SectorCount};
 use flowstone_frontend::vhost_user::fuzzing::Device;
-use flowstone_frontend::vhost_user::{
-    DeviceOptions, DeviceShared, Ending, QueueRunner, VirtQueue,
-};
+use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, VirtQueue};
 use flowstone_layers::Null;
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
@@ -57,7 +55,7 @@ impl QueueRunner for Inline {
         Ok(())
     }
 
-    fn stop(&mut self, _index: usize, _ending: Ending) -> Option<u16> {
+    fn stop(&mut self, _index: usize) -> Option<u16> {
         Some(0)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
 use flowstone_block::{Layer, QueueDepth};
-use flowstone_frontend::vhost_user::{Ending, QueueRunner, VirtQueue};
+use flowstone_frontend::vhost_user::{QueueRunner, VirtQueue};
 use tracing::{error, warn};
 
 use crate::PollMode;
@@ -112,9 +112,9 @@ impl QueueRunner for ThreadRunner {
         Ok(())
     }
 
-    fn stop(&mut self, index: usize, ending: Ending) -> Option<u16> {
+    fn stop(&mut self, index: usize) -> Option<u16> {
         let running = self.running.get_mut(index)?.take()?;
-        running.stop.raise(ending);
+        running.stop.raise();
         match running.thread.join() {
             Ok(next_avail) => Some(next_avail),
             Err(_) => {

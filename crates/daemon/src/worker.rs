@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Channel, Completion, Doorbells, Request};
-use flowstone_frontend::vhost_user::{Ending, Signal, VirtQueue};
+use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::PollMode;
@@ -27,8 +27,6 @@ const TURNS_PER_LOOK: u32 = 16;
 /// Tells a worker to stop, and wakes it up to hear it.
 pub struct StopFlag {
     raised: AtomicBool,
-    /// Whether what an earlier life left undone is to be left to the next one.
-    leave: AtomicBool,
     event: OwnedFd,
 }
 
@@ -36,12 +34,11 @@ impl StopFlag {
     /// Not raised.
     pub fn new() -> std::io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { raised: AtomicBool::new(false), leave: AtomicBool::new(false), event })
+        Ok(Self { raised: AtomicBool::new(false), event })
     }
 
     /// Raises it. It stays raised.
-    pub fn raise(&self, ending: Ending) {
-        self.leave.store(ending == Ending::Leave, Ordering::Relaxed);
+    pub fn raise(&self) {
         self.raised.store(true, Ordering::Release);
         // The counter cannot be full after one write.
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
@@ -49,11 +46,6 @@ impl StopFlag {
 
     fn is_raised(&self) -> bool {
         self.raised.load(Ordering::Acquire)
-    }
-
-    /// To be asked once it is raised.
-    fn leaves_undone(&self) -> bool {
-        self.leave.load(Ordering::Relaxed)
     }
 }
 
@@ -129,8 +121,8 @@ impl Worker {
             channel.submit(request);
         };
         let taken = if stop.is_raised() {
-            // Not to be left behind; new ones are.
-            queue.take_undone(|| !stop.leaves_undone(), submit)
+            // New ones are left alone.
+            queue.take_undone(submit)
         } else {
             queue.take(*batch_max, || !stop.is_raised(), submit)
         };
@@ -246,10 +238,11 @@ impl Worker {
         (completed || available).then_some(woke)
     }
 
-    /// Waits for what is in flight, without taking more than what an earlier life owes.
+    /// Waits for what is in flight, without taking more than what an earlier life left undone: the
+    /// monitor may not keep the log of it any longer. (It is no more than a queue holds in flight.)
     fn drain(&mut self) {
         loop {
-            if !self.stop.leaves_undone() && self.queue.has_undone() {
+            if self.queue.has_undone() {
                 self.submit_available();
             }
             let completed = self.collect_completed().is_some();
@@ -257,7 +250,7 @@ impl Worker {
                 if !completed {
                     self.channel.sleep(&Doorbells { fds: &[], deadline: None });
                 }
-            } else if self.stop.leaves_undone() || !self.queue.has_undone() {
+            } else if !self.queue.has_undone() {
                 return;
             }
         }

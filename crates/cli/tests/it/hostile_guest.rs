@@ -38,15 +38,31 @@ fn cpu_ticks(daemon: &Daemon) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
+/// A daemon with the disks `disk`, for a guest that means harm, and `good`, for one that does not.
+fn serve_two(place: &Place) -> Daemon {
+    let disks = ["disk", "good"].map(|name| {
+        place.succeed(&["create", "--size", "1M", &format!("{name}.raw")]);
+        (name, format!("image = {:?}", place.text(&format!("{name}.raw"))))
+    });
+    let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
+    many_disks::serve(&many_disks::config(place, &disks), 2)
+}
+
+/// A driver of the disk `good`.
+fn good_guest(place: &Place) -> Client {
+    Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap()
+}
+
 /// Does one bad thing to a ring, and checks that the queue reports an error, that the daemon
-/// neither spins nor grows, and that the next driver is served.
+/// neither spins nor grows, that the next driver is served, and another disk all the time.
 fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     println!("{name}");
     let place = Place::new();
-    place.image("1M");
-    let daemon = place.serve(&["disk.raw"]);
+    let daemon = serve_two(&place);
+    let mut good = good_guest(&place);
     let mut client = place.client();
     assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
     let before = resident_bytes(&daemon);
     deed(&mut client);
     client.ring(0).kick().unwrap();
@@ -66,7 +82,8 @@ fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     }
     assert!(cpu_ticks(&daemon) - ticks < 8, "{name}: the queue spins");
     assert!(resident_bytes(&daemon) < before + (8 << 20), "{name}: the daemon grows");
-    drop(client);
+    assert_eq!(good.write(8, &[2; 512]).unwrap(), Status::Ok, "{name}: another disk");
+    drop((client, good));
     assert_eq!(place.client().write(0, &[2; 512]).unwrap(), Status::Ok, "{name}");
     stop(daemon);
 }
@@ -369,12 +386,11 @@ impl Chain {
         Self { table, bytes: 16 * buffers.len() as u32, status }
     }
 
-    /// Offers it under this head.
+    /// Puts it into the ring under this head, to be published.
     fn offer(&self, client: &mut Client, queue: usize, head: u16) {
         let ring = &mut client.ring(queue).queue;
         ring.raw_descriptor(head, self.table.address().0, self.bytes, INDIRECT, 0);
         ring.raw_avail(head);
-        ring.publish();
     }
 
     fn status(&self) -> u8 {
@@ -382,6 +398,12 @@ impl Chain {
         self.status.read(0, &mut status);
         status[0]
     }
+}
+
+/// Shows the daemon all chains that were put into a ring, at once.
+fn publish_all(client: &mut Client, queue: usize) {
+    client.ring(queue).queue.publish();
+    client.ring(queue).kick().unwrap();
 }
 
 /// Waits until so many chains of a queue are answered; fails if the daemon has ended.
@@ -427,7 +449,7 @@ fn a_request_larger_than_a_disk_offers_is_an_error_and_the_other_disks_are_serve
             for head in 0..4 {
                 chain.offer(&mut client, 0, head);
             }
-            client.ring(0).kick().unwrap();
+            publish_all(&mut client, 0);
             wait_used(&mut client, 0, 4);
             assert_eq!(chain.status(), 1, "{name}: not an I/O error");
             assert_eq!(good.write(0, &[3; 512]).unwrap(), Status::Ok);
@@ -455,7 +477,7 @@ fn a_queue_that_fills_in_zeroes_stops_between_two_requests() {
         for head in 0..512 {
             chain.offer(&mut client, 0, head);
         }
-        client.ring(0).kick().unwrap();
+        publish_all(&mut client, 0);
         wait_used(&mut client, 0, SEEN);
         let seen = client.ring(0).queue.used_index();
         if !by_signal {
@@ -484,7 +506,7 @@ fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
         for head in 0..1024 {
             chain.offer(&mut client, queue, head);
         }
-        client.ring(queue).kick().unwrap();
+        publish_all(&mut client, queue);
     }
     for queue in 0..QUEUES {
         wait_used(&mut client, queue, 1024);
@@ -508,11 +530,69 @@ fn odd_buffers_of_any_size_are_copied_through_little_memory() {
         let at = client.memory().alloc((256 << 10) + 1, 4096).unwrap().address().0;
         let chain = Chain::new(&client, TYPE_IN, 126, 256 << 10, at + 1);
         (0..CHAINS).for_each(|head| chain.offer(&mut client, 0, head));
-        client.ring(0).kick().unwrap();
+        publish_all(&mut client, 0);
         wait_used(&mut client, 0, CHAINS);
         assert_eq!(chain.status(), 0);
         let grown = peak_bytes(&daemon).saturating_sub(before);
         assert!(grown < 48 << 20, "{engine}: {grown} bytes for {CHAINS} requests of 31 MiB");
         stop(daemon);
     }
+}
+
+/// What a daemon holds: threads, descriptors, mappings.
+fn holdings(daemon: &Daemon) -> [usize; 3] {
+    let process = format!("/proc/{}", daemon.pid());
+    let entries = |folder| std::fs::read_dir(format!("{process}/{folder}")).unwrap().count();
+    let maps = std::fs::read_to_string(format!("{process}/maps")).unwrap().lines().count();
+    [entries("task"), entries("fd"), maps]
+}
+
+#[test]
+fn a_guest_that_resets_for_ever_leaves_nothing_behind() {
+    let place = Place::new();
+    let daemon = serve_two(&place);
+    let mut good = good_guest(&place);
+    assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let mut client = Client::connect(place.options().queues(4)).unwrap();
+    let mut resets = |count| {
+        for _ in 0..count {
+            client.stop().unwrap();
+            client.set_wce(false).unwrap();
+            client.set_wce(true).unwrap();
+            client.start().unwrap();
+        }
+        assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    };
+    resets(20);
+    let (held, bytes) = (holdings(&daemon), resident_bytes(&daemon));
+    resets(300);
+    let now = holdings(&daemon);
+    assert!(now.iter().zip(held).all(|(now, held)| *now <= held + 8), "{held:?}, now {now:?}");
+    assert!(resident_bytes(&daemon) < bytes + (8 << 20), "the daemon grows");
+    assert_eq!(good.write(8, &[2; 512]).unwrap(), Status::Ok);
+    drop((client, good));
+    stop(daemon);
+}
+
+#[test]
+fn regions_of_guest_memory_are_bounded_in_number_and_go_with_their_monitor() {
+    use flowstone_testkit::client::MemoryMessage;
+    let place = Place::new();
+    let daemon = serve_two(&place);
+    let mut good = good_guest(&place);
+    let before = holdings(&daemon);
+    let mut options = place.options();
+    options.memory_message = MemoryMessage::AddRegion;
+    options.memory_regions = 600;
+    assert!(Client::connect(options).is_err(), "600 regions were taken");
+    assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
+    // It forgets a monitor a moment after that one has gone.
+    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
+    let gone = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        holdings(&daemon).iter().zip(before).all(|(now, before)| *now <= before + 8)
+    });
+    assert!(gone, "{before:?} before, {:?} now", holdings(&daemon));
+    drop(good);
+    stop(daemon);
 }

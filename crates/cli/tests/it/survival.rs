@@ -109,6 +109,42 @@ fn a_request_in_flight_at_two_crashes_is_answered_with_an_error_and_not_started_
     stop(daemon);
 }
 
+/// A monitor that asks where a queue stands may not keep the log: what the killed daemon left undone is
+/// finished by then, also by a daemon that has hardly begun.
+#[test]
+fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
+    let place = Place::new();
+    place.image("1M");
+    let args = ["--layer", "delay=50ms", "disk.raw"];
+    for by_signal in [true, false] {
+        let mut daemon = place.serve(&args);
+        let mut client = place.client();
+        for number in 0..16 {
+            client.submit(0, &Request::write(number * 8, &block(number, 3))).unwrap();
+        }
+        client.notify(0).unwrap();
+        let undone = |client: &Client| client.inflight().unwrap().taken(0).unwrap().len();
+        while undone(&client) == 0 && client.in_flight(0) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        daemon.kill().unwrap();
+        assert!(undone(&client) > 0);
+        let taken = client.ring(0).queue.used_index() + undone(&client) as u16;
+        let daemon = place.serve(&args);
+        client.reconnect().unwrap();
+        if by_signal {
+            stop(daemon);
+        } else {
+            client.stop().unwrap();
+        }
+        assert_eq!(undone(&client), 0);
+        assert!(client.ring(0).queue.used_index() >= taken);
+        while let Some(completion) = client.poll(0).unwrap() {
+            assert_eq!(completion.status, Status::Ok);
+        }
+    }
+}
+
 #[test]
 fn a_daemon_asked_to_leave_finishes_what_is_in_flight() {
     let place = Place::new();

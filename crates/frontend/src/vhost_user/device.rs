@@ -48,18 +48,9 @@ pub trait QueueRunner: Send {
     /// Runs `queue` until it is stopped.
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()>;
 
-    /// Stops a queue once nothing is in flight, and returns the position of its next avail entry;
+    /// Stops a queue once nothing is in flight, nor left undone by an earlier life, and returns the position of its next avail entry;
     /// `None` if it was not running.
-    fn stop(&mut self, index: usize, ending: Ending) -> Option<u16>;
-}
-
-/// What a queue that stops does about requests of an earlier life that it has not started yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Carries them out: the monitor may not keep the in-flight log.
-    Finish,
-    /// Leaves them to the next life: the connection ends, and with it our part in the log.
-    Leave,
+    fn stop(&mut self, index: usize) -> Option<u16>;
 }
 
 /// One device and its connection to a monitor.
@@ -103,7 +94,7 @@ impl Device {
 
     /// Forgets the monitor: stops every ring and lets go of its memory.
     pub fn disconnect(&mut self) {
-        self.stop_all(Ending::Leave);
+        self.stop_all();
         self.shared.set_monitor(None);
         self.features = 0;
         self.memory = Arc::default();
@@ -179,20 +170,20 @@ impl Device {
         Ok(())
     }
 
-    fn stop(&mut self, index: usize, ending: Ending) {
+    fn stop(&mut self, index: usize) {
         let vring = &mut self.vrings[index];
         if !std::mem::take(&mut vring.running) {
             return;
         }
-        match self.runner.stop(index, ending) {
+        match self.runner.stop(index) {
             Some(next_avail) => vring.next_avail = next_avail,
             None => vring.fail(),
         }
     }
 
-    fn stop_all(&mut self, ending: Ending) {
+    fn stop_all(&mut self) {
         for index in 0..self.vrings.len() {
-            self.stop(index, ending);
+            self.stop(index);
         }
     }
 
@@ -207,14 +198,14 @@ impl Device {
     fn change_vring(&mut self, index: u32, change: impl FnOnce(&mut Vring)) -> Result<()> {
         self.vring(index)?;
         let index = index as usize;
-        self.stop(index, Ending::Finish);
+        self.stop(index);
         change(&mut self.vrings[index]);
         self.start_if_ready(index)
     }
 
     /// Changes the guest's memory under stopped rings.
     fn change_memory(&mut self, memory: GuestMemory) -> Result<()> {
-        self.stop_all(Ending::Finish);
+        self.stop_all();
         self.memory = Arc::new(memory);
         self.start_all()
     }
@@ -231,7 +222,7 @@ impl Device {
         // Under stopped rings: a write that is on its way while we flush would be covered neither
         // by this flush nor by write-through, and the driver will send no flush any more.
         if !mutant("frontend.device.switches-cache-mode-under-running-queues") {
-            self.stop_all(Ending::Finish);
+            self.stop_all();
         }
         let skip = mutant("frontend.device.switches-cache-mode-without-flush");
         let flushed = if write_through && !skip { self.flush() } else { Ok(()) };
@@ -286,7 +277,7 @@ impl VhostUserBackendReqHandlerMut for Device {
     }
 
     fn reset_device(&mut self) -> Result<()> {
-        self.stop_all(Ending::Finish);
+        self.stop_all();
         self.features = 0;
         self.apply_cache_mode();
         self.forget_vrings();
@@ -399,7 +390,7 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         self.vring(index)?;
-        self.stop(index as usize, Ending::Finish);
+        self.stop(index as usize);
         let vring = self.vring(index)?;
         // A ring that has been asked for its position stays stopped until it is kicked anew.
         let state = VhostUserVringState::new(index, u32::from(vring.next_avail));

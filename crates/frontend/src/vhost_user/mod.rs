@@ -18,7 +18,7 @@ mod server;
 mod shared;
 mod vring;
 
-pub use device::{DeviceOptions, Ending, QueueRunner};
+pub use device::{DeviceOptions, QueueRunner};
 pub use memory::GuestMemory;
 pub use queue::{QueueFault, Signal, VirtQueue};
 pub use server::{HangUp, Server};

@@ -263,7 +263,7 @@ impl VirtQueue {
     }
 
     /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those that
-    /// need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before each one:
+    /// need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before each new one:
     /// a single request may keep `submit` busy for a tenth of a second.
     pub fn take(
         &mut self,
@@ -271,7 +271,7 @@ impl VirtQueue {
         go_on: impl Fn() -> bool,
         mut submit: impl FnMut(Box<Request>),
     ) -> Taken {
-        let mut taken = self.take_undone(&go_on, &mut submit);
+        let mut taken = self.take_undone(&mut submit);
         if self.fault.is_some() || !self.replay.is_empty() {
             return taken;
         }
@@ -297,13 +297,9 @@ impl VirtQueue {
     }
 
     /// Takes what an earlier life left undone, oldest first, as [`take`](Self::take) does.
-    pub fn take_undone(
-        &mut self,
-        go_on: impl Fn() -> bool,
-        mut submit: impl FnMut(Box<Request>),
-    ) -> Taken {
+    pub fn take_undone(&mut self, mut submit: impl FnMut(Box<Request>)) -> Taken {
         let mut taken = Taken::default();
-        while self.fault.is_none() && !self.is_full() && !self.replay.is_empty() && go_on() {
+        while self.fault.is_none() && !self.is_full() {
             let Some(undone) = self.replay.pop() else { break };
             taken.count(self.start_again(undone, &mut submit));
         }
