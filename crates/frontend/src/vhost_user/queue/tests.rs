@@ -1,6 +1,6 @@
 //! Queues over plain memory, and what they leave to a next life.
 
-use super::super::fuzzing::{parts_over, queue_over};
+use super::super::fuzzing::{log_for, parts_over};
 use super::super::inflight::InflightRegion;
 use super::super::protocol::{RANGES_MAX, REQUEST_BYTES_MAX, SEGMENT_BYTES_MAX, request_type};
 use super::*;
@@ -42,7 +42,8 @@ fn discard_of(ranges: &[(u64, u32)]) -> File {
 fn ranges_are_given_out_together_and_answered_once_with_any_failure() {
     let memory = discard_of(&[(0, 8), (8, 8), (64, 8), (32, 8)]);
     let kick = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-    let mut queue = queue_over(memory.try_clone().unwrap(), 0x2000, SIZE, false, kick).unwrap();
+    let parts = parts_over(memory.try_clone().unwrap(), 0x2000, SIZE, false, kick).unwrap();
+    let mut queue = VirtQueue::new(parts);
     let status = || {
         let mut status = [0];
         memory.read_exact_at(&mut status, STATUS_AT).unwrap();
@@ -101,9 +102,7 @@ impl Guest {
     fn new(size: u16) -> Self {
         let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         memory.set_len(GUEST_BYTES).unwrap();
-        let bytes = InflightRegion::bytes_for(1, size);
-        let file = InflightRegion::create(bytes).unwrap();
-        let region = InflightRegion::map(file, 0, bytes, 1, size).unwrap();
+        let region = log_for(size).unwrap();
         let (call, called) = (Arc::new(CallSlot::default()), event());
         call.replace(Some(called.try_clone().unwrap()));
         count_of(&called);
