@@ -1,12 +1,18 @@
-//! Messages of a monitor that means harm, descriptors included: the device refuses or hangs up.
+//! Messages of a monitor that means harm, descriptors included: the device refuses or hangs up,
+//! holds little, keeps nothing when its monitor has gone, and another device of the process works
+//! on.
 #![no_main]
+
+#[path = "../counting.rs"]
+mod counting;
 
 use std::fs::File;
 use std::io::{self, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use arbitrary::Arbitrary;
 use flowstone_block::{Layer, QueueDepth, SectorCount};
@@ -17,7 +23,12 @@ use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use vhost::vhost_user::BackendReqHandler;
+use vhost::vhost_user::{BackendReqHandler, VhostUserBackendReqHandlerMut};
+
+/// Memory that a device of four queues may hold for its monitor: slots of four rings of 32,768.
+const HELD_MAX: usize = 128 << 20;
+/// Runs between two looks at the descriptors of the process.
+const RUNS_PER_LOOK: usize = 256;
 
 /// A message that is mostly well-formed, so that the fuzzer gets past the first check.
 #[derive(Arbitrary, Debug)]
@@ -46,7 +57,7 @@ impl QueueRunner for Inline {
     fn start(&mut self, _index: usize, mut queue: VirtQueue) -> io::Result<()> {
         let mut channel = self.0.channel(QueueDepth(queue.size()))?;
         let mut done = Vec::new();
-        queue.take(u16::MAX, |request| channel.submit(request));
+        queue.take(u16::MAX, || true, |request| channel.submit(request));
         channel.reap(&mut done);
         while let Some(completion) = done.pop() {
             queue.complete(completion);
@@ -98,10 +109,7 @@ fn send(stream: &UnixStream, message: &Message) {
     let _ = (&mut &*stream).write_all(payload);
 }
 
-fuzz_target!(|messages: Vec<Message>| {
-    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    // Replies that nobody reads must not block the device, nor our messages us.
-    ours.set_nonblocking(true).expect("a socket of ours");
+fn device() -> Device {
     let layer = Arc::new(Null::new(SectorCount::new(1 << 20)));
     let options = DeviceOptions {
         layer: layer.clone(),
@@ -109,7 +117,37 @@ fuzz_target!(|messages: Vec<Message>| {
         queues_max: 4,
         id: "fuzz".into(),
     };
-    let device = Arc::new(Mutex::new(Device::new(options, Box::new(Inline(layer)))));
+    Device::new(options, Box::new(Inline(layer)))
+}
+
+/// Descriptors that no monitor's end has closed add up.
+fn look_at_descriptors() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    static FIRST: OnceLock<usize> = OnceLock::new();
+    if RUNS.fetch_add(1, Ordering::Relaxed) % RUNS_PER_LOOK == 0 {
+        let open = std::fs::read_dir("/proc/self/fd").expect("a process").count();
+        let first = *FIRST.get_or_init(|| open);
+        assert!(open <= first + 16, "{open} descriptors, {first} at first");
+    }
+}
+
+fuzz_target!(|messages: Vec<Message>| {
+    look_at_descriptors();
+    let mut good = device();
+    let features = good.get_features().expect("a device offers features");
+    let held = counting::Watch::start();
+    talk(&messages);
+    assert!(held.peak_bytes() <= HELD_MAX, "{} bytes held", held.peak_bytes());
+    assert!(held.live_bytes() <= 64 << 10, "{} bytes kept", held.live_bytes());
+    assert_eq!(good.get_features().expect("still"), features);
+    good.set_features(features).expect("what it offers");
+});
+
+fn talk(messages: &[Message]) {
+    let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    // Replies that nobody reads must not block the device, nor our messages us.
+    ours.set_nonblocking(true).expect("a socket of ours");
+    let device = Arc::new(Mutex::new(device()));
     let mut handler = BackendReqHandler::from_stream(theirs, Arc::clone(&device));
     for message in messages.iter().take(64) {
         send(&ours, message);
@@ -122,4 +160,4 @@ fuzz_target!(|messages: Vec<Message>| {
         }
     }
     device.lock().expect("no panic got here").disconnect();
-});
+}

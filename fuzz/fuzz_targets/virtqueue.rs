@@ -1,27 +1,47 @@
 //! A ring and guest memory made by the fuzzer: whatever is in them, every request taken is
-//! answered once, nothing loops, and nothing is touched outside the memory.
+//! answered once, nothing loops, nothing is touched outside the memory, and what the queue asks of
+//! the disk and of the host's memory is bounded. A queue may die with requests in flight; the next
+//! one takes over.
 #![no_main]
+
+#[path = "../counting.rs"]
+mod counting;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use arbitrary::Arbitrary;
 use flowstone_block::{Layer, QueueDepth};
-use flowstone_frontend::vhost_user::fuzzing::{DISK, queue_over};
-use flowstone_layers::Mem;
+use flowstone_block::{Request, SectorCount};
+use flowstone_frontend::vhost_user::VirtQueue;
+use flowstone_frontend::vhost_user::fuzzing::{DISK, REQUEST_BYTES_MAX, log_for, queue_over};
+use flowstone_layers::{Mem, Null};
 use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-const MEMORY_BYTES: u64 = 64 << 10;
+/// Ring, headers and data are in the first part; large buffers reach into the rest.
+const MEMORY_BYTES: u64 = 8 << 20;
 const HEADERS_AT: u64 = 32 << 10;
 const ROUNDS: usize = 4;
+const LIVES: usize = 4;
+
+/// Of a disk that moves no data, so that requests can be large.
+const LARGE_DISK: SectorCount = SectorCount::new(1 << 31);
+/// Pieces of memory, and bytes, that a queue may have in flight (`WEIGHT_MAX` and one request).
+const PIECES_MAX: usize = (1 << 17) + 2048;
+const BYTES_MAX: u64 = (1 << 29) + REQUEST_BYTES_MAX;
+/// Memory of the host that a queue of 128 may hold, whatever its requests are.
+const HELD_MAX: usize = 8 << 20;
 
 /// Mostly a plausible ring, so that the fuzzer gets past the first check; then anything.
 #[derive(Arbitrary, Debug)]
 struct Input {
     size_log2: u8,
     event_idx: bool,
+    large: bool,
+    /// Lives that end with all their requests in flight.
+    deaths: u8,
     headers: Vec<Header>,
     descriptors: Vec<Descriptor>,
     heads: Vec<u8>,
@@ -40,6 +60,8 @@ struct Header {
 struct Descriptor {
     place: Place,
     bytes: u16,
+    /// Makes a buffer large: it is this often as long, doubled.
+    scale: u8,
     flags: u8,
     next: u8,
 }
@@ -91,26 +113,48 @@ impl Descriptor {
         };
         let mut bytes = [0; 16];
         bytes[0..8].copy_from_slice(&address.to_le_bytes());
-        bytes[8..10].copy_from_slice(&self.bytes.to_le_bytes());
+        let length = u32::from(self.bytes) << (self.scale % 8);
+        bytes[8..12].copy_from_slice(&length.to_le_bytes());
         bytes[12] = self.flags & 7;
         bytes[14] = self.next;
         bytes
     }
 }
 
-fuzz_target!(|input: Input| {
-    let size = 1u16 << (input.size_log2 % 8);
-    let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
-    file.set_len(MEMORY_BYTES).expect("a small memfd grows");
-    input.write_to(&file, size);
-    let kick = File::from(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
-    let mut queue = queue_over(file, MEMORY_BYTES, size, input.event_idx, kick).expect("a ring");
-    let disk = Mem::new(DISK).expect("a small disk");
+/// What a queue asks of the disk in one go.
+#[derive(Default)]
+struct Load {
+    pieces: usize,
+    bytes: u64,
+}
+
+impl Load {
+    fn add(&mut self, request: &Request) {
+        assert!(request.op.bytes() <= REQUEST_BYTES_MAX || request.memory.is_empty());
+        self.pieces += request.memory.len();
+        self.bytes += if request.memory.is_empty() { 0 } else { request.op.bytes() };
+        assert!(self.pieces <= PIECES_MAX && self.bytes <= BYTES_MAX, "too much in flight");
+    }
+}
+
+/// Carries out everything that comes; `false` if it is to die with all of it in flight.
+fn live(queue: &mut VirtQueue, disk: &dyn Layer, size: u16, dies: bool) {
     let mut channel = disk.channel(QueueDepth(size)).expect("a channel");
     let mut done = Vec::new();
     for _ in 0..ROUNDS {
-        let taken = queue.take(u16::MAX, |request| channel.submit(request));
-        assert!(taken.chains <= usize::from(size), "took more than the ring has");
+        let mut load = Load::default();
+        let taken = queue.take(
+            u16::MAX,
+            || true,
+            |request| {
+                load.add(&request);
+                channel.submit(request);
+            },
+        );
+        assert!(taken.chains <= 2 * usize::from(size), "took more than replay and ring have");
+        if dies {
+            return;
+        }
         channel.reap(&mut done);
         while let Some(completion) = done.pop() {
             queue.complete(completion);
@@ -121,4 +165,31 @@ fuzz_target!(|input: Input| {
             queue.refuse_kicks();
         }
     }
+}
+
+fuzz_target!(|input: Input| {
+    let size = 1u16 << (input.size_log2 % 8);
+    let file = File::from(memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd"));
+    file.set_len(MEMORY_BYTES).expect("a small memfd grows");
+    input.write_to(&file, size);
+    let small = Mem::new(DISK).expect("a small disk");
+    let large = Null::new(LARGE_DISK);
+    let (disk, capacity): (&dyn Layer, _) =
+        if input.large { (&large, LARGE_DISK) } else { (&small, DISK) };
+    let log = log_for(size).expect("a log");
+    let held = counting::Watch::start();
+    for life in 0..LIVES {
+        let kick = File::from(eventfd(0, EventfdFlags::NONBLOCK).expect("an eventfd"));
+        let memory = file.try_clone().expect("a duplicate");
+        let mut queue =
+            queue_over(memory, MEMORY_BYTES, size, input.event_idx, kick, capacity, &log)
+                .expect("a ring");
+        let dies = life < usize::from(input.deaths) % LIVES;
+        live(&mut queue, disk, size, dies);
+        if !dies {
+            break;
+        }
+    }
+    assert!(held.peak_bytes() <= HELD_MAX, "{} bytes held", held.peak_bytes());
+    assert!(held.live_bytes() <= 64 << 10, "{} bytes kept", held.live_bytes());
 });

@@ -76,20 +76,29 @@ pub struct AlignedBuf {
 /// Alignment that satisfies direct I/O everywhere: a page, which no device exceeds.
 const DIRECT_IO_ALIGN: usize = 4096;
 
+fn layout_of(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes.max(1), DIRECT_IO_ALIGN)
+        .expect("a buffer smaller than the address space")
+}
+
 // SAFETY: AlignedBuf owns its allocation exclusively, like Box<[u8]>.
 unsafe impl Send for AlignedBuf {}
 // SAFETY: shared access only reads, as for Box<[u8]>.
 unsafe impl Sync for AlignedBuf {}
 
 impl AlignedBuf {
-    /// `bytes` zero bytes.
+    /// `bytes` zero bytes. Ends the process if the host has not got them: for sizes that no guest
+    /// chooses.
     pub fn zeroed(bytes: usize) -> Self {
-        let layout = Layout::from_size_align(bytes.max(1), DIRECT_IO_ALIGN)
-            .expect("a buffer smaller than the address space");
+        Self::try_zeroed(bytes).unwrap_or_else(|| handle_alloc_error(layout_of(bytes)))
+    }
+
+    /// `bytes` zero bytes, if the host has them.
+    pub fn try_zeroed(bytes: usize) -> Option<Self> {
+        let layout = layout_of(bytes);
         // SAFETY: the layout has a non-zero size.
         let start = unsafe { alloc_zeroed(layout) };
-        let start = NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout));
-        Self { start, layout }
+        NonNull::new(start).map(|start| Self { start, layout })
     }
 }
 
@@ -113,5 +122,16 @@ impl Drop for AlignedBuf {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this very layout.
         unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_the_host_has_not_got_is_no_buffer_and_no_end() {
+        assert!(AlignedBuf::try_zeroed(1 << 60).is_none());
+        assert_eq!(&AlignedBuf::try_zeroed(2).unwrap()[..], [0, 0]);
     }
 }

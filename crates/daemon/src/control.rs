@@ -7,6 +7,7 @@
 //! <- {"error":{"what":"resize vm1","why":"...","advice":"..."}}
 //! ```
 //! A unix socket that only its owner may use. Not on the data path: a slow client waits alone.
+//! Clients are bounded in number, and a command in the time that its line may take.
 
 use std::error::Error as _;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -15,18 +16,20 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, Result};
-use flowstone_frontend::bind_socket;
+use flowstone_block::{Error, LogBudget, Result};
+use flowstone_frontend::{BoundSocket, bind_socket};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::warn;
 
 /// Longest command line; a client that sends more is not one of ours.
 const COMMAND_BYTES_MAX: u64 = 64 << 10;
-/// How long either end waits for the other.
+/// How long either end waits for the other: for a whole command, and for room for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Clients served at once, each by a thread; one more is sent away.
+const CLIENTS_MAX: usize = 32;
 /// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -88,46 +91,66 @@ pub type Handler = dyn Fn(Command) -> Result<Value> + Send + Sync;
 
 /// A listening control socket. Dropping it removes the socket.
 pub struct ControlServer {
-    path: PathBuf,
+    _socket: BoundSocket,
 }
 
 impl ControlServer {
     /// Listens at `path` on a thread of its own.
     pub fn start(path: &Path, handler: Arc<Handler>) -> Result<Self> {
-        let listener = bind_socket("control socket", path)?;
-        // From here on there is a file to remove, whatever fails.
-        let server = Self { path: path.to_owned() };
+        let socket = bind_socket("control socket", path)?;
         let name = || format!("control socket {}", path.display());
         // Not by the umask, which belongs to all threads. Until here the umask alone says who may
         // connect: a folder that is the daemon's own closes that moment.
         std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
             .map_err(|error| Error::host(name(), error, "choose a folder of your own"))?;
-        thread::Builder::new()
-            .name("control".into())
-            .spawn(move || accept(&listener, &handler))
+        let listener = socket.listener().try_clone();
+        listener
+            .and_then(|listener| {
+                let serve = move || accept(&listener, &handler);
+                thread::Builder::new().name("control".into()).spawn(serve)
+            })
             .map_err(|error| Error::host(name(), error, "free resources"))?;
-        Ok(server)
-    }
-}
-
-impl Drop for ControlServer {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
+        Ok(Self { _socket: socket })
     }
 }
 
 fn accept(listener: &UnixListener, handler: &Arc<Handler>) {
+    // Each client's thread has a clone of it.
+    let clients = Arc::new(());
+    let mut trouble = LogBudget::new();
     for stream in listener.incoming() {
-        let handler = Arc::clone(handler);
         let served = stream.and_then(|stream| {
-            let talk = move || converse(stream, &*handler);
-            thread::Builder::new().name("control".into()).spawn(talk)
+            if Arc::strong_count(&clients) > CLIENTS_MAX {
+                return send_away(stream);
+            }
+            let (client, handler) = (Arc::clone(&clients), Arc::clone(handler));
+            let talk = move || {
+                converse(stream, &*handler);
+                drop(client);
+            };
+            thread::Builder::new().name("control".into()).spawn(talk).map(drop)
         });
         if let Err(error) = served {
-            warn!(%error, "cannot serve a control client");
+            if let Some(unsaid) = trouble.spend() {
+                warn!(%error, unsaid, "cannot serve a control client");
+            }
             thread::sleep(ACCEPT_RETRY);
         }
     }
+}
+
+/// One line says why; a client that does not read it is not waited for.
+fn send_away(mut stream: UnixStream) -> io::Result<()> {
+    stream.set_nonblocking(true)?;
+    let why = format!("{CLIENTS_MAX} clients are being served");
+    let refusal = Error::invalid("control socket", why, "try again later");
+    let _ = stream.write_all(answer(Err(refusal)).as_bytes());
+    Ok(())
+}
+
+/// An answer as it is sent.
+fn answer(outcome: Result<Value>) -> String {
+    serde_json::to_string(&Reply::from(outcome)).expect("a reply is plain values") + "\n"
 }
 
 /// Neither end may keep the other waiting for ever.
@@ -136,14 +159,33 @@ fn limit(stream: &UnixStream) -> io::Result<()> {
     stream.set_write_timeout(Some(PATIENCE))
 }
 
+/// A stream whose reads all end by a deadline: a client that sends a byte now and then does not
+/// put it off.
+struct Until {
+    stream: UnixStream,
+    deadline: Instant,
+}
+
+impl Read for Until {
+    fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(ErrorKind::TimedOut.into());
+        }
+        self.stream.set_read_timeout(Some(left))?;
+        self.stream.read(target)
+    }
+}
+
 fn converse(stream: UnixStream, handler: &Handler) {
     let Ok(Ok(reader)) = limit(&stream).map(|()| stream.try_clone()) else {
         return;
     };
-    let mut reader = BufReader::new(reader);
+    let mut reader = BufReader::new(Until { stream: reader, deadline: Instant::now() });
     let mut writer = stream;
     loop {
         let mut line = String::new();
+        reader.get_mut().deadline = Instant::now() + PATIENCE;
         match (&mut reader).take(COMMAND_BYTES_MAX).read_line(&mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
@@ -154,8 +196,7 @@ fn converse(stream: UnixStream, handler: &Handler) {
                 Err(Error::invalid("control command", error, "send one JSON object per line"))
             }
         };
-        let reply = serde_json::to_string(&Reply::from(outcome)).expect("a reply is plain values");
-        if writer.write_all(format!("{reply}\n").as_bytes()).is_err() {
+        if writer.write_all(answer(outcome).as_bytes()).is_err() {
             return;
         }
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,9 @@ pub struct Disk {
     pub queues: Arc<QueueTable>,
     stop: Arc<OwnedFd>,
     hang_up: HangUp,
-    thread: Option<JoinHandle<()>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    /// Held while it grows.
+    growing: Mutex<()>,
 }
 
 impl Disk {
@@ -62,11 +64,7 @@ impl Disk {
             .name(config.name.clone())
             .stack_size(256 << 10)
             .spawn(move || server.run(&thread_stop))
-            .map_err(|error| {
-                // Nobody will serve it.
-                let _ = std::fs::remove_file(&config.socket);
-                host(error)
-            })?;
+            .map_err(host)?;
         Ok(Self {
             name: config.name,
             image_path: config.image,
@@ -76,7 +74,8 @@ impl Disk {
             queues,
             stop,
             hang_up,
-            thread: Some(thread),
+            thread: Mutex::new(Some(thread)),
+            growing: Mutex::new(()),
         })
     }
 
@@ -88,6 +87,11 @@ impl Disk {
     /// Makes the disk larger while its guest runs. Returns whether a guest was told.
     pub fn grow(&self, bytes: u64) -> Result<bool> {
         let what = || format!("resize {}", self.name);
+        // Not to be waited for: the one before may hang, and each that waits has a thread.
+        let Ok(_alone) = self.growing.try_lock() else {
+            let why = "another resize of it is on its way";
+            return Err(Error::invalid(what(), why, "try again later"));
+        };
         let Some(image) = &self.stack.image else {
             return Err(Error::invalid(what(), "it has no image", "restart it with another size"));
         };
@@ -115,9 +119,11 @@ impl Disk {
     }
 
     /// After [`begin_stop`](Self::begin_stop): waits for what is in flight, and makes all of it
-    /// durable. A monitor that has not let go by `deadline` is hung up on.
-    pub fn stop(mut self, deadline: Instant) -> Result<()> {
-        if let Some(thread) = self.thread.take() {
+    /// durable. A monitor that has not let go by `deadline` is hung up on. The image is in use until
+    /// the disk is dropped.
+    pub fn stop(&self, deadline: Instant) -> Result<()> {
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
             self.join(thread, deadline);
         }
         let flushed = BlockingDisk::new(&*self.stack.top)

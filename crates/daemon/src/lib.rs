@@ -9,6 +9,7 @@ mod counters;
 mod cpus;
 mod disk;
 mod histogram;
+mod open_files;
 mod report;
 mod runner;
 mod serve;

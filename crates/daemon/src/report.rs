@@ -1,5 +1,6 @@
 //! What `stats --json` prints. A stable, documented shape: see docs/operating.md.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -189,12 +190,12 @@ impl<T> ByKind<T> {
 
 impl Report {
     /// Reads the counters of all disks.
-    pub fn of(disks: &[Disk], uptime: Duration) -> Self {
+    pub fn of(disks: &[Arc<Disk>], uptime: Duration) -> Self {
         Self {
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
-            disks: disks.iter().map(DiskReport::of).collect(),
+            disks: disks.iter().map(|disk| DiskReport::of(disk)).collect(),
         }
     }
 }

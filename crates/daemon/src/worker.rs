@@ -8,10 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Channel, Completion, Doorbells};
+use flowstone_block::{Channel, Completion, Doorbells, Request};
 use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 use rustix::event::{EventfdFlags, eventfd};
-use tracing::warn;
 
 use crate::PollMode;
 use crate::counters::QueueCounters;
@@ -115,21 +114,24 @@ impl Worker {
         if !self.queue.has_available() {
             return None;
         }
-        let Self { channel, queue, submitted, batch_max, .. } = self;
+        let Self { channel, queue, stop, submitted, batch_max, .. } = self;
         let start = Instant::now();
-        let taken = queue.take(*batch_max, |request| {
+        let submit = |request: Box<Request>| {
             submitted[request.tag as usize] = start;
             channel.submit(request);
-        });
+        };
+        let taken = if stop.is_raised() {
+            // New ones are left alone.
+            queue.take_undone(submit)
+        } else {
+            queue.take(*batch_max, || !stop.is_raised(), submit)
+        };
         channel.kick();
         *batch_max = batch_max.saturating_mul(2);
         self.counters.submit.record(start.elapsed());
         add(&self.counters.answered, taken.answered as u64);
         if taken.answered > 0 {
             self.publish();
-        }
-        if let Some(fault) = self.queue.fault() {
-            warn!(?fault, "a guest broke its queue; it stays stopped until the guest resets it");
         }
         Some(start)
     }
@@ -236,11 +238,20 @@ impl Worker {
         (completed || available).then_some(woke)
     }
 
-    /// Waits for what is in flight, without taking more.
+    /// Waits for what is in flight, without taking more than what an earlier life left undone: the
+    /// monitor may not keep the log of it any longer. (It is no more than a queue holds in flight.)
     fn drain(&mut self) {
-        while self.queue.in_flight() > 0 {
-            if self.collect_completed().is_none() {
-                self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+        loop {
+            if self.queue.has_undone() {
+                self.submit_available();
+            }
+            let completed = self.collect_completed().is_some();
+            if self.queue.in_flight() > 0 {
+                if !completed {
+                    self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+                }
+            } else if !self.queue.has_undone() {
+                return;
             }
         }
     }

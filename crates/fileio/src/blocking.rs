@@ -22,14 +22,10 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
     let files = &*file.shared;
     match request.op {
         FileOp::Read { .. } | FileOp::Write { .. } => {
-            match Bounce::needed(files.direct.as_ref(), request) {
-                None => transfer_all(&files.file, request, request.memory.pieces()),
-                Some(bounce) => {
-                    transfer_all(&files.file, request, bounce.pieces())?;
-                    bounce.finish(request);
-                    Ok(())
-                }
+            if Bounce::is_needed(files.direct.as_ref(), request) {
+                return transfer_bounced(&files.file, request);
             }
+            transfer_all(&files.file, request, request.memory.pieces())
         }
         FileOp::Datasync => fdatasync(&file.sync),
         FileOp::Punch { offset, bytes } => holes::punch(files, offset, bytes),
@@ -38,6 +34,18 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
         FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
     }
+}
+
+/// Moves a request through memory of our own, part by part.
+fn transfer_bounced(file: &File, request: &FileRequest) -> Outcome {
+    let mut bounce = Bounce::new(request)?;
+    while let Some(part) = bounce.next_part(request) {
+        let pieces = part.memory.pieces();
+        transfer_all(file, &part, pieces)?;
+        let moved = total_bytes(pieces);
+        bounce.advance(request, moved);
+    }
+    Ok(())
 }
 
 fn transfer_all(file: &File, request: &FileRequest, pieces: &[IoVec]) -> Outcome {

@@ -4,15 +4,18 @@
 //! whole page around it, and would put back what a direct write to its neighbour has just
 //! replaced. So positions must fit by design (a file whose device wants more than 512-byte
 //! alignment is served through the page cache, or told to the guest as its block size), and memory
-//! that does not fit (an odd buffer of a firmware driver) is copied through memory that does.
+//! that does not fit (an odd buffer of a firmware driver) is copied through memory that does. The
+//! guest chooses how large such a request is and how many there are, so they are copied piece by
+//! piece, and few of a queue at a time.
 
+use std::collections::VecDeque;
 use std::os::fd::AsFd;
 use std::ptr;
 
-use flowstone_block::{AlignedBuf, IoVec, SECTOR_BYTES};
+use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES};
 use rustix::fs::{AtFlags, StatxFlags, ioctl_blksszget, statx};
 
-use crate::{FileOp, FileRequest};
+use crate::{FileOp, FileRequest, MemoryList};
 
 /// Alignment that direct I/O on a file demands, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,38 +62,138 @@ impl DirectLimits {
     }
 }
 
-/// Memory of our own that stands in for a request's memory.
+/// Most memory that stands in for a request's; a larger request goes through it in turns.
+pub const BOUNCE_BYTES_MAX: usize = 256 << 10;
+/// Requests of a queue that have such memory at a time.
+const BOUNCES_MAX: usize = 16;
+
+/// Memory of our own that stands in for a part of a request's memory, one part after the other.
 pub struct Bounce {
     buffer: AlignedBuf,
+    /// The part of the buffer that the next transfer uses; empty when all is done.
     piece: [IoVec; 1],
+    /// Bytes of the request that have been transferred.
+    done: usize,
 }
 
 impl Bounce {
-    /// A stand-in, if the request needs one under these limits; a write's data is in it.
-    pub fn needed(limits: Option<&DirectLimits>, request: &FileRequest) -> Option<Self> {
-        let memory = request.memory.pieces();
-        if limits.is_none_or(|limits| limits.admit(memory)) {
-            return None;
-        }
-        let mut buffer = AlignedBuf::zeroed(memory.iter().map(|piece| piece.bytes()).sum());
-        if matches!(request.op, FileOp::Write { .. }) {
-            gather(memory, &mut buffer);
-        }
-        // SAFETY: the piece names the heap memory of `buffer`, which lives as long as the piece.
-        let piece = [unsafe { IoVec::of(&mut buffer) }];
-        Some(Self { buffer, piece })
+    /// Whether a request needs a stand-in under these limits.
+    pub fn is_needed(limits: Option<&DirectLimits>, request: &FileRequest) -> bool {
+        limits.is_some_and(|limits| !limits.admit(request.memory.pieces()))
     }
 
-    /// The stand-in as a list of pieces.
+    /// A stand-in for the first part of a request; a write's data is in it. `NOMEM` if the host has
+    /// no memory for it.
+    pub fn new(request: &FileRequest) -> Result<Self, Errno> {
+        let bytes = total_bytes(request).min(BOUNCE_BYTES_MAX);
+        let mut buffer = AlignedBuf::try_zeroed(bytes).ok_or(Errno::NOMEM)?;
+        // SAFETY: the piece names the heap memory of `buffer`, which lives as long as the piece.
+        let piece = [unsafe { IoVec::of(&mut buffer) }];
+        let mut bounce = Self { buffer, piece, done: 0 };
+        bounce.prepare(request);
+        Ok(bounce)
+    }
+
+    /// The stand-in of the part that is next, as a list of pieces.
     pub fn pieces(&self) -> &[IoVec] {
         &self.piece
     }
 
-    /// Gives a finished read its data.
-    pub fn finish(&self, request: &FileRequest) {
+    /// What is to be transferred next; `None` when all of `request` is done.
+    pub fn next_part(&self, request: &FileRequest) -> Option<FileRequest> {
+        let bytes = self.piece[0].bytes() as u64;
+        let done = self.done as u64;
+        let op = match request.op {
+            _ if bytes == 0 => return None,
+            FileOp::Read { offset, .. } => FileOp::Read { offset: offset.forward(done), bytes },
+            FileOp::Write { offset, durable, .. } => {
+                FileOp::Write { offset: offset.forward(done), bytes, durable }
+            }
+            FileOp::Datasync
+            | FileOp::Punch { .. }
+            | FileOp::Discard { .. }
+            | FileOp::Clear { .. }
+            | FileOp::Zero { .. }
+            | FileOp::Allocate { .. } => return None,
+        };
+        // SAFETY: the list and its memory are ours, and are not touched before `advance`.
+        Some(FileRequest { op, memory: unsafe { MemoryList::new(&self.piece) }, tag: request.tag })
+    }
+
+    /// The first `moved` bytes of the part have been transferred: gives a read its data, and
+    /// prepares the next part.
+    pub fn advance(&mut self, request: &FileRequest, moved: usize) {
         if matches!(request.op, FileOp::Read { .. }) {
-            scatter(&self.buffer, request.memory.pieces());
+            let mut source = &self.buffer[..moved];
+            for_each_piece(request, self.done, moved, |piece| {
+                let (part, rest) = source.split_at(piece.bytes());
+                scatter(part, &[piece]);
+                source = rest;
+            });
         }
+        self.done += moved;
+        self.prepare(request);
+    }
+
+    fn prepare(&mut self, request: &FileRequest) {
+        let bytes = (total_bytes(request) - self.done).min(self.buffer.len());
+        if matches!(request.op, FileOp::Write { .. }) {
+            let mut target = &mut self.buffer[..bytes];
+            for_each_piece(request, self.done, bytes, |piece| {
+                let (part, rest) = std::mem::take(&mut target).split_at_mut(piece.bytes());
+                gather(&[piece], part);
+                target = rest;
+            });
+        }
+        // SAFETY: as in `new`.
+        self.piece = [unsafe { IoVec::of(&mut self.buffer[..bytes]) }];
+    }
+}
+
+fn total_bytes(request: &FileRequest) -> usize {
+    request.memory.pieces().iter().map(|piece| piece.bytes()).sum()
+}
+
+/// Calls `visit` with the pieces that make up `bytes` bytes of a request from byte `at` on.
+fn for_each_piece(request: &FileRequest, at: usize, bytes: usize, mut visit: impl FnMut(IoVec)) {
+    let (mut skip, mut left) = (at, bytes);
+    for piece in request.memory.pieces() {
+        if left == 0 {
+            return;
+        }
+        let skipped = skip.min(piece.bytes());
+        skip -= skipped;
+        let part = piece.skip(skipped).truncate(left);
+        left -= part.bytes();
+        visit(part);
+    }
+}
+
+/// The requests of a queue that need a stand-in: few have one at a time, the others wait. So a queue
+/// holds 4 MiB of such memory at most.
+#[derive(Default)]
+pub struct Bounces {
+    started: usize,
+    waiting: VecDeque<FileRequest>,
+}
+
+impl Bounces {
+    /// Gives a request back if it may start now; else keeps it until [`ended`](Self::ended) does.
+    pub fn admit(&mut self, request: FileRequest) -> Option<FileRequest> {
+        if self.started == BOUNCES_MAX {
+            self.waiting.push_back(request);
+            return None;
+        }
+        self.started += 1;
+        Some(request)
+    }
+
+    /// One that had started has come to its end: the one that may start now.
+    pub fn ended(&mut self) -> Option<FileRequest> {
+        self.started -= 1;
+        let next = self.waiting.pop_front()?;
+        self.started += 1;
+        Some(next)
     }
 }
 
@@ -132,13 +235,66 @@ mod tests {
             let op = FileOp::Read { offset: FileOffset::new(0), bytes: bytes as u64 };
             // SAFETY: the list outlives the request.
             let request = FileRequest { op, memory: unsafe { MemoryList::new(&list) }, tag: 0 };
-            assert_eq!(
-                Bounce::needed(Some(&LIMITS), &request).is_some(),
-                bounces,
-                "{from} {bytes}"
-            );
-            assert!(Bounce::needed(None, &request).is_none(), "the page cache takes anything");
+            assert_eq!(Bounce::is_needed(Some(&LIMITS), &request), bounces, "{from} {bytes}");
+            assert!(!Bounce::is_needed(None, &request), "the page cache takes anything");
         }
+    }
+
+    /// A stand-in was as large as the request, which a guest makes as large as it likes.
+    #[test]
+    fn a_stand_in_is_small_and_moves_all_of_a_request_in_parts_that_may_come_up_short() {
+        const BYTES: usize = 3 * BOUNCE_BYTES_MAX + 1536;
+        let content: Vec<u8> = (0..BYTES).map(|at| (at % 251) as u8).collect();
+        for write in [true, false] {
+            let mut guest = if write { content.clone() } else { vec![0; BYTES] };
+            let mut file = if write { vec![0; BYTES] } else { content.clone() };
+            let (first, rest) = guest.split_at_mut(1001);
+            let (second, third) = rest.split_at_mut(BOUNCE_BYTES_MAX + 7);
+            // SAFETY: the memory outlives the request.
+            let list = [first, second, third].map(|part| unsafe { IoVec::of(part) });
+            let (offset, bytes) = (FileOffset::new(512), BYTES as u64);
+            let op = match write {
+                true => FileOp::Write { offset, bytes, durable: true },
+                false => FileOp::Read { offset, bytes },
+            };
+            // SAFETY: the list outlives the request.
+            let request = FileRequest { op, memory: unsafe { MemoryList::new(&list) }, tag: 9 };
+            let mut bounce = Bounce::new(&request).unwrap();
+            let mut parts = 0;
+            while let Some(part) = bounce.next_part(&request) {
+                let [piece] = *part.memory.pieces() else { panic!("one piece") };
+                assert!(piece.bytes() <= BOUNCE_BYTES_MAX && LIMITS.admit(&[piece]));
+                // Every other transfer comes up short.
+                let moved = if parts % 2 == 0 { piece.bytes() } else { 4096.min(piece.bytes()) };
+                let at = match part.op {
+                    FileOp::Write { offset, durable: true, .. } | FileOp::Read { offset, .. } => {
+                        offset.get() as usize - 512
+                    }
+                    other => panic!("{other:?}"),
+                };
+                let place = &mut file[at..at + moved];
+                if write {
+                    gather(&[piece.truncate(moved)], place);
+                } else {
+                    scatter(place, &[piece.truncate(moved)]);
+                }
+                bounce.advance(&request, moved);
+                parts += 1;
+            }
+            assert!(parts > 4);
+            assert!(file == content && guest == content, "write: {write}");
+        }
+    }
+
+    #[test]
+    fn few_requests_have_a_stand_in_at_a_time_and_the_others_come_in_their_order() {
+        let request = |tag| FileRequest { op: FileOp::Datasync, memory: MemoryList::EMPTY, tag };
+        let mut bounces = Bounces::default();
+        let started = (0..40).filter_map(|tag| bounces.admit(request(tag))).count();
+        assert_eq!(started, BOUNCES_MAX);
+        let later: Vec<usize> = (0..40).map_while(|_| bounces.ended()).map(|it| it.tag).collect();
+        assert_eq!(later, (BOUNCES_MAX..40).collect::<Vec<_>>());
+        assert_eq!(bounces.started, BOUNCES_MAX - 1);
     }
 
     #[test]

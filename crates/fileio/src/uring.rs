@@ -21,7 +21,7 @@ use slab::Slab;
 
 use crate::blocking::{is_unsupported, skip};
 use crate::descriptor::QueueFile;
-use crate::direct::Bounce;
+use crate::direct::{Bounce, Bounces};
 use crate::pool::PoolChannel;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 
@@ -43,6 +43,10 @@ pub(crate) struct UringChannel {
     file: Arc<QueueFile>,
     pool: PoolChannel,
     in_flight: Slab<InFlight>,
+    /// Requests that memory of our own stands in for.
+    bounces: Bounces,
+    /// Completions of requests that could not be started.
+    refused: Vec<FileCompletion>,
     armed: [bool; BELLS_MAX],
     /// Submissions in the queue that the kernel has not been told of.
     queued: usize,
@@ -65,7 +69,16 @@ impl UringChannel {
         let ring = build_ring(entries)?;
         ring.submitter().register_files(&[file.shared.file.as_raw_fd(), file.sync.as_raw_fd()])?;
         let in_flight = Slab::with_capacity(usize::from(depth.0));
-        Ok(Self { ring, file, pool, in_flight, armed: [false; BELLS_MAX], queued: 0 })
+        Ok(Self {
+            ring,
+            file,
+            pool,
+            in_flight,
+            bounces: Bounces::default(),
+            refused: Vec::new(),
+            armed: [false; BELLS_MAX],
+            queued: 0,
+        })
     }
 
     fn push(&mut self, entry: squeue::Entry) {
@@ -80,6 +93,38 @@ impl UringChannel {
     fn start(&mut self, index: usize) {
         let entry = entry_for(&self.in_flight[index]).user_data(index as u64);
         self.push(entry);
+    }
+
+    /// Starts a request whose memory needs a stand-in. A refusal makes room for the next one.
+    fn start_bounced(&mut self, request: FileRequest) {
+        let mut next = Some(request);
+        while let Some(request) = next.take() {
+            match Bounce::new(&request) {
+                Ok(bounce) => self.insert(request, Some(bounce)),
+                Err(errno) => {
+                    let tag = request.tag;
+                    self.refused.push(FileCompletion { tag, outcome: Err(errno) });
+                    next = self.bounces.ended();
+                }
+            }
+        }
+    }
+
+    fn insert(&mut self, request: FileRequest, bounce: Option<Bounce>) {
+        let rest = Vec::new();
+        let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce });
+        self.start(index);
+    }
+
+    /// Takes a request out that has come to its end here.
+    fn remove(&mut self, index: usize) -> FileRequest {
+        let InFlight { request, bounce, .. } = self.in_flight.remove(index);
+        if bounce.is_some()
+            && let Some(next) = self.bounces.ended()
+        {
+            self.start_bounced(next);
+        }
+        request
     }
 
     /// Hands what is queued to the kernel, runs completion work, and waits for `wanted`
@@ -142,15 +187,12 @@ impl UringChannel {
         let index = mark as usize;
         match self.in_flight[index].advance(result) {
             Progress::Done(outcome) => {
-                let InFlight { request, bounce, .. } = self.in_flight.remove(index);
-                if let (Some(bounce), Ok(())) = (bounce, outcome) {
-                    bounce.finish(&request);
-                }
+                let request = self.remove(index);
                 done.push(FileCompletion { tag: request.tag, outcome });
             }
             Progress::Again => self.start(index),
             Progress::Unsupported => {
-                let request = self.in_flight.remove(index).request;
+                let request = self.remove(index);
                 self.pool.submit(request);
                 self.pool.kick();
             }
@@ -169,10 +211,12 @@ impl FileChannel for UringChannel {
         if goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
-        let bounce = Bounce::needed(self.file.shared.direct.as_ref(), &request);
-        let rest = Vec::new();
-        let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce });
-        self.start(index);
+        if !Bounce::is_needed(self.file.shared.direct.as_ref(), &request) {
+            return self.insert(request, None);
+        }
+        if let Some(request) = self.bounces.admit(request) {
+            self.start_bounced(request);
+        }
     }
 
     fn kick(&mut self) {
@@ -191,6 +235,7 @@ impl FileChannel for UringChannel {
         if self.pool.in_flight() > 0 {
             self.pool.reap(done);
         }
+        done.append(&mut self.refused);
         // A resumed transfer must not wait for the next batch.
         self.kick();
     }
@@ -204,7 +249,9 @@ impl FileChannel for UringChannel {
         if self.pool.in_flight() > 0 {
             self.arm(POOL_BELL, self.pool.completion_event().as_raw_fd());
         }
-        self.enter(1, bells.deadline);
+        // What was refused is a completion already.
+        let wanted = u32::from(self.refused.is_empty());
+        self.enter(wanted, bells.deadline);
     }
 }
 
@@ -237,6 +284,9 @@ impl InFlight {
             return Progress::Done(Ok(()));
         };
         self.moved += moved;
+        if let Some(bounce) = &mut self.bounce {
+            bounce.advance(&self.request, moved as usize);
+        }
         if self.moved >= bytes {
             return Progress::Done(Ok(()));
         }
@@ -244,7 +294,9 @@ impl InFlight {
             // The file ends before the request does: somebody has truncated it.
             return Progress::Done(Err(Errno::IO));
         }
-        self.rest = skip(self.whole(), self.moved as usize);
+        if self.bounce.is_none() {
+            self.rest = skip(self.request.memory.pieces(), self.moved as usize);
+        }
         Progress::Again
     }
 
@@ -259,14 +311,13 @@ impl InFlight {
         }
     }
 
-    /// All of the memory that the kernel is given.
-    fn whole(&self) -> &[IoVec] {
-        self.bounce.as_ref().map_or_else(|| self.request.memory.pieces(), Bounce::pieces)
-    }
-
-    /// What is left of it.
+    /// The memory that the kernel is given now.
     fn pieces(&self) -> &[IoVec] {
-        if self.moved == 0 { self.whole() } else { &self.rest }
+        match &self.bounce {
+            Some(bounce) => bounce.pieces(),
+            None if self.moved == 0 => self.request.memory.pieces(),
+            None => &self.rest,
+        }
     }
 }
 

@@ -7,4 +7,4 @@
 mod socket;
 pub mod vhost_user;
 
-pub use socket::bind_socket;
+pub use socket::{BoundSocket, bind_socket};

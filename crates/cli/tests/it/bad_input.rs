@@ -204,3 +204,78 @@ fn a_disk_served_readonly_does_not_grow() {
     assert_eq!(image.metadata().unwrap().len(), 1 << 20);
     stop(daemon);
 }
+
+/// Runs `serve` on `s.sock`, which must be refused before long because the socket is in use, and
+/// must leave it as it is.
+fn refused_a_socket_in_use(place: &Place) {
+    use std::os::unix::fs::MetadataExt;
+    let inode = || std::fs::symlink_metadata(place.path("s.sock")).unwrap().ino();
+    let before = inode();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_flowstone"))
+        .args(["serve", "--backend", "null:1M", "--socket", &place.text("s.sock")])
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let status = (0..2000).find_map(|_| {
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        child.try_wait().unwrap()
+    });
+    if status.is_none() {
+        child.kill().unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(status.and_then(|status| status.code()), Some(1), "{errors}");
+    assert!(errors.contains("another process is listening there"), "{errors}");
+    assert_eq!(inode(), before, "a live socket was replaced");
+}
+
+/// Whatever went wrong with connecting, a socket was taken for stale, replaced, and removed at the
+/// end: also a live one that takes datagrams. And connecting waited for room in a full backlog.
+#[test]
+fn a_live_socket_is_not_replaced_whatever_its_type_and_however_busy() {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    for (kind, full) in
+        [(SocketType::DGRAM, false), (SocketType::SEQPACKET, false), (SocketType::STREAM, true)]
+    {
+        let place = Place::new();
+        let address = SocketAddrUnix::new(place.path("s.sock")).unwrap();
+        let make =
+            |flags| rustix::net::socket_with(AddressFamily::UNIX, kind, flags, None).unwrap();
+        let live = make(SocketFlags::CLOEXEC);
+        rustix::net::bind(&live, &address).unwrap();
+        if kind != SocketType::DGRAM {
+            rustix::net::listen(&live, 1).unwrap();
+        }
+        // Clients that are never accepted, until there is no room for one more.
+        let mut waiting = Vec::new();
+        let mut room = full;
+        while room {
+            let client = make(SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
+            room = rustix::net::connect(&client, &address).is_ok();
+            waiting.push(client);
+        }
+        refused_a_socket_in_use(&place);
+        drop(live);
+        // Now it is stale, whatever it was.
+        let daemon = place.serve_on("s.sock", &["--backend", "null:1M"]);
+        stop(daemon);
+        assert!(!place.path("s.sock").exists());
+    }
+}
+
+#[test]
+fn a_socket_that_took_the_place_of_ours_is_not_removed_at_exit() {
+    let place = Place::new();
+    let daemon = place.serve(&["--backend", "null:1M"]);
+    let mut others = Vec::new();
+    for name in ["disk.sock", "control.sock"] {
+        std::fs::remove_file(place.path(name)).unwrap();
+        others.push(std::os::unix::net::UnixDatagram::bind(place.path(name)).unwrap());
+    }
+    stop(daemon);
+    for name in ["disk.sock", "control.sock"] {
+        assert!(place.path(name).exists(), "{name} of another process was removed");
+    }
+}

@@ -19,7 +19,7 @@ const DISK_BYTES: u64 = 64 << 20;
 const EMPTY_BYTES_MAX: u64 = 6 << 20;
 
 /// A file system in a file, unmounted when dropped.
-pub struct Mounted(PathBuf);
+pub struct Mounted(pub PathBuf);
 
 impl Mounted {
     /// `None`, and says why, where this user may not mount.

@@ -5,18 +5,29 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use flowstone_testkit::driver::{RawDescriptor, Slice};
 use flowstone_testkit::process::Daemon;
-use flowstone_testkit::{Client, Status};
+use flowstone_testkit::{Client, ClientOptions, Status};
 
 use crate::fixture::{Place, stop};
+use crate::many_disks;
 
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
 fn resident_bytes(daemon: &Daemon) -> u64 {
+    status_bytes(daemon, "VmRSS")
+}
+
+/// The most that was ever resident.
+fn peak_bytes(daemon: &Daemon) -> u64 {
+    status_bytes(daemon, "VmHWM")
+}
+
+fn status_bytes(daemon: &Daemon, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
@@ -27,15 +38,31 @@ fn cpu_ticks(daemon: &Daemon) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
+/// A daemon with the disks `disk`, for a guest that means harm, and `good`, for one that does not.
+fn serve_two(place: &Place) -> Daemon {
+    let disks = ["disk", "good"].map(|name| {
+        place.succeed(&["create", "--size", "1M", &format!("{name}.raw")]);
+        (name, format!("image = {:?}", place.text(&format!("{name}.raw"))))
+    });
+    let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
+    many_disks::serve(&many_disks::config(place, &disks), 2)
+}
+
+/// A driver of the disk `good`.
+fn good_guest(place: &Place) -> Client {
+    Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap()
+}
+
 /// Does one bad thing to a ring, and checks that the queue reports an error, that the daemon
-/// neither spins nor grows, and that the next driver is served.
+/// neither spins nor grows, that the next driver is served, and another disk all the time.
 fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     println!("{name}");
     let place = Place::new();
-    place.image("1M");
-    let daemon = place.serve(&["disk.raw"]);
+    let daemon = serve_two(&place);
+    let mut good = good_guest(&place);
     let mut client = place.client();
     assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
     let before = resident_bytes(&daemon);
     deed(&mut client);
     client.ring(0).kick().unwrap();
@@ -55,7 +82,8 @@ fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     }
     assert!(cpu_ticks(&daemon) - ticks < 8, "{name}: the queue spins");
     assert!(resident_bytes(&daemon) < before + (8 << 20), "{name}: the daemon grows");
-    drop(client);
+    assert_eq!(good.write(8, &[2; 512]).unwrap(), Status::Ok, "{name}: another disk");
+    drop((client, good));
     assert_eq!(place.client().write(0, &[2; 512]).unwrap(), Status::Ok, "{name}");
     stop(daemon);
 }
@@ -126,12 +154,7 @@ fn broken_indirect_tables_stop_their_queue_and_nothing_else() {
     spoil("a table outside memory", |client| offer(client, &[(1 << 60, 32, INDIRECT, 0)]));
     spoil("a table in a table", |client| {
         let slice = client.memory().alloc(4096, 4096).unwrap();
-        let nested = flowstone_testkit::driver::RawDescriptor {
-            addr: slice.address(),
-            len: 32,
-            flags: INDIRECT,
-            next: 0,
-        };
+        let nested = RawDescriptor { addr: slice.address(), len: 32, flags: INDIRECT, next: 0 };
         nested.store(&slice, 0);
         offer(client, &[(slice.address().0, 32, INDIRECT, 0)]);
     });
@@ -273,5 +296,303 @@ fn notifications_for_nothing_do_not_make_a_queue_look_for_work() {
     assert!(total["kicks"].as_u64().unwrap() > 100, "{total}");
     assert_eq!(total["spin_s"], 0.0, "{total}");
     drop(client);
+    stop(daemon);
+}
+
+/// Each client of the control socket had a thread for as long as it cared to stay, and there was
+/// no end to their number.
+#[test]
+fn control_clients_that_stall_are_bounded_in_number() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let threads = || std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap().count();
+    let before = threads();
+    let stalled: Vec<UnixStream> = (0..200)
+        .map(|_| {
+            let mut stream = UnixStream::connect(place.path("control.sock")).unwrap();
+            let _ = stream.write_all(b"{\"comm");
+            stream
+        })
+        .collect();
+    let mut answer = String::new();
+    let _ = (&stalled[199]).read_to_string(&mut answer);
+    assert!(answer.contains("clients are being served"), "{answer:?}");
+    assert!(threads() <= before + 40, "{} threads, {before} before", threads());
+    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
+    drop(stalled);
+    // Their threads end when they see it.
+    let served = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        place.run(&["stats", "--control", &place.text("control.sock")]).status.success()
+    });
+    assert!(served, "no room for an operator after the stalled clients left");
+    stop(daemon);
+}
+
+/// A line for each connection, and one for each broken queue, as often as guest and monitor liked.
+#[test]
+fn a_flood_of_connections_is_no_flood_in_the_log() {
+    let place = Place::new();
+    place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    for _ in 0..500 {
+        let mut stream = UnixStream::connect(place.path("disk.sock")).unwrap();
+        let _ = stream.write_all(&[0xff; 12]);
+        let _ = stream.read(&mut [0; 16]);
+    }
+    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
+    let lines = daemon.stderr().lines().count();
+    assert!((2..100).contains(&lines), "{lines} lines:\n{}", daemon.stderr());
+    stop(daemon);
+}
+
+const TYPE_IN: u32 = 0;
+const TYPE_UNKNOWN: u32 = 99;
+
+/// Options for a guest with rings of 1,024 and more than a GiB of memory, of which little is used.
+fn large_guest(place: &Place, name: &str) -> ClientOptions {
+    let mut options = ClientOptions::new(place.path(&format!("{name}.sock")));
+    options.queue_size = 1024;
+    options.slot_bytes = 34 << 20;
+    options
+}
+
+/// A chain in an indirect table: so many pieces of so many bytes, which all name the same memory
+/// from an odd address on.
+struct Chain {
+    table: Slice,
+    bytes: u32,
+    status: Slice,
+}
+
+impl Chain {
+    fn new(client: &Client, kind: u32, pieces: usize, piece_bytes: u32, address: u64) -> Self {
+        let memory = client.memory();
+        let header = memory.alloc(16, 16).unwrap();
+        header.write(0, &kind.to_le_bytes());
+        let status = memory.alloc(1, 1).unwrap();
+        let table = memory.alloc(16 * (pieces + 2), 16).unwrap();
+        let mut buffers = vec![(address, piece_bytes, WRITE); pieces];
+        buffers.insert(0, (header.address().0, 16, 0));
+        buffers.push((status.address().0, 1, WRITE));
+        for (index, (address, len, write)) in buffers.iter().enumerate() {
+            let more = if index + 1 < buffers.len() { NEXT } else { 0 };
+            let addr = flowstone_testkit::driver::GuestAddress(*address);
+            let next = index as u16 + 1;
+            RawDescriptor { addr, len: *len, flags: write | more, next }
+                .store(&table, index as u16);
+        }
+        Self { table, bytes: 16 * buffers.len() as u32, status }
+    }
+
+    /// Puts it into the ring under this head, to be published.
+    fn offer(&self, client: &mut Client, queue: usize, head: u16) {
+        let ring = &mut client.ring(queue).queue;
+        ring.raw_descriptor(head, self.table.address().0, self.bytes, INDIRECT, 0);
+        ring.raw_avail(head);
+    }
+
+    fn status(&self) -> u8 {
+        let mut status = [0];
+        self.status.read(0, &mut status);
+        status[0]
+    }
+}
+
+/// Shows the daemon all chains that were put into a ring, at once.
+fn publish_all(client: &mut Client, queue: usize) {
+    client.ring(queue).queue.publish();
+    client.ring(queue).kick().unwrap();
+}
+
+/// Waits until so many chains of a queue are answered; fails if the daemon has ended.
+fn wait_used(client: &mut Client, queue: usize, count: u16) {
+    for _ in 0..6000 {
+        if client.ring(queue).queue.used_index() >= count {
+            return;
+        }
+        assert!(!client.session().unwrap().is_closed(), "the daemon has hung up");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("{} of {count} answered", client.ring(queue).queue.used_index());
+}
+
+/// A daemon with a disk of each format, empty and large, and a good one beside them.
+fn serve_many(place: &Place) -> Daemon {
+    let mut disks = Vec::new();
+    for (name, size) in [("raw", "100G"), ("qcow2", "2T"), ("flow", "2T"), ("good.raw", "1M")] {
+        let file = if name == "good.raw" { name.into() } else { format!("large.{name}") };
+        place.succeed(&["create", "--size", size, &file]);
+        let name = name.trim_end_matches(".raw");
+        disks.push((name, format!("image = {:?}", place.text(&file))));
+    }
+    let disks: Vec<(&str, &str)> =
+        disks.iter().map(|(name, image)| (*name, image.as_str())).collect();
+    many_disks::serve(&many_disks::config(place, &disks), 4)
+}
+
+/// The pieces of a chain were bounded and its bytes were not: 1,020 pieces of the same 64 MiB made
+/// the daemon ask for a buffer of 64 GiB, and end, with all its disks, in each of its lives; 1,020
+/// of the same 1 GiB kept it busy for minutes.
+#[test]
+fn a_request_larger_than_a_disk_offers_is_an_error_and_the_other_disks_are_served() {
+    let place = Place::new();
+    let daemon = serve_many(&place);
+    let mut good = Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap();
+    for name in ["raw", "qcow2", "flow"] {
+        for piece_bytes in [64 << 20, 1 << 30] {
+            let mut client = Client::connect(large_guest(&place, name)).unwrap();
+            let start = client.memory().regions()[0].guest.0;
+            let before = resident_bytes(&daemon);
+            let chain = Chain::new(&client, TYPE_IN, 1020, piece_bytes, start + 1);
+            for head in 0..4 {
+                chain.offer(&mut client, 0, head);
+            }
+            publish_all(&mut client, 0);
+            wait_used(&mut client, 0, 4);
+            assert_eq!(chain.status(), 1, "{name}: not an I/O error");
+            assert_eq!(good.write(0, &[3; 512]).unwrap(), Status::Ok);
+            let grown = resident_bytes(&daemon).saturating_sub(before);
+            assert!(grown < 32 << 20, "{name}: the daemon grew by {grown} bytes");
+        }
+    }
+    assert_eq!(good.flush().unwrap(), Status::Ok);
+    drop(good);
+    stop(daemon);
+}
+
+/// Reads of what was never written are done when they are submitted. A stop was heard when the whole
+/// batch was submitted, of any number of requests of any size.
+#[test]
+fn a_queue_that_fills_in_zeroes_stops_between_two_requests() {
+    const SEEN: u16 = 4 + 8 + 16;
+    const BATCH_BEHIND: u16 = 32;
+    for (name, by_signal) in [("qcow2", true), ("qcow2", false), ("flow", true)] {
+        let place = Place::new();
+        let daemon = serve_many(&place);
+        let mut client = Client::connect(large_guest(&place, name)).unwrap();
+        let start = client.memory().regions()[0].guest.0 + (8 << 20);
+        let chain = Chain::new(&client, TYPE_IN, 126, 4 << 20, start);
+        for head in 0..512 {
+            chain.offer(&mut client, 0, head);
+        }
+        publish_all(&mut client, 0);
+        wait_used(&mut client, 0, SEEN);
+        let seen = client.ring(0).queue.used_index();
+        if !by_signal {
+            assert_eq!(client.stop().unwrap(), [client.ring(0).queue.used_index()]);
+        }
+        stop(daemon);
+        let more = client.ring(0).queue.used_index() - seen;
+        assert!(more < BATCH_BEHIND - 8, "{name}: {more} more before it stopped");
+        assert_eq!(chain.status(), 0);
+    }
+}
+
+/// Room for a list of a thousand pieces stayed with every head whose request was answered at once.
+#[test]
+fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
+    const QUEUES: usize = 8;
+    let place = Place::new();
+    let daemon = serve_many(&place);
+    let mut options = large_guest(&place, "raw");
+    (options.queues, options.slot_bytes) = (QUEUES, 1 << 20);
+    let mut client = Client::connect(options).unwrap();
+    let at = valid(&client);
+    let chain = Chain::new(&client, TYPE_UNKNOWN, 1020, 512, at);
+    let before = resident_bytes(&daemon);
+    for queue in 0..QUEUES {
+        for head in 0..1024 {
+            chain.offer(&mut client, queue, head);
+        }
+        publish_all(&mut client, queue);
+    }
+    for queue in 0..QUEUES {
+        wait_used(&mut client, queue, 1024);
+    }
+    assert_eq!(chain.status(), 2, "unknown requests are unsupported");
+    let grown = resident_bytes(&daemon).saturating_sub(before);
+    assert!(grown < 48 << 20, "{grown} bytes are kept");
+    stop(daemon);
+}
+
+/// Memory that direct I/O does not take was copied through a buffer of the request's size.
+#[test]
+fn odd_buffers_of_any_size_are_copied_through_little_memory() {
+    const CHAINS: u16 = 24;
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        place.image("100G");
+        let daemon = place.serve(&["--engine", engine, "disk.raw"]);
+        let mut client = Client::connect(large_guest(&place, "disk")).unwrap();
+        let before = resident_bytes(&daemon);
+        let at = client.memory().alloc((256 << 10) + 1, 4096).unwrap().address().0;
+        let chain = Chain::new(&client, TYPE_IN, 126, 256 << 10, at + 1);
+        (0..CHAINS).for_each(|head| chain.offer(&mut client, 0, head));
+        publish_all(&mut client, 0);
+        wait_used(&mut client, 0, CHAINS);
+        assert_eq!(chain.status(), 0);
+        let grown = peak_bytes(&daemon).saturating_sub(before);
+        assert!(grown < 48 << 20, "{engine}: {grown} bytes for {CHAINS} requests of 31 MiB");
+        stop(daemon);
+    }
+}
+
+/// What a daemon holds: threads, descriptors, mappings.
+fn holdings(daemon: &Daemon) -> [usize; 3] {
+    let process = format!("/proc/{}", daemon.pid());
+    let entries = |folder| std::fs::read_dir(format!("{process}/{folder}")).unwrap().count();
+    let maps = std::fs::read_to_string(format!("{process}/maps")).unwrap().lines().count();
+    [entries("task"), entries("fd"), maps]
+}
+
+#[test]
+fn a_guest_that_resets_for_ever_leaves_nothing_behind() {
+    let place = Place::new();
+    let daemon = serve_two(&place);
+    let mut good = good_guest(&place);
+    assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let mut client = Client::connect(place.options().queues(4)).unwrap();
+    let mut resets = |count| {
+        for _ in 0..count {
+            client.stop().unwrap();
+            client.set_wce(false).unwrap();
+            client.set_wce(true).unwrap();
+            client.start().unwrap();
+        }
+        assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    };
+    resets(20);
+    let (held, bytes) = (holdings(&daemon), resident_bytes(&daemon));
+    resets(300);
+    let now = holdings(&daemon);
+    assert!(now.iter().zip(held).all(|(now, held)| *now <= held + 8), "{held:?}, now {now:?}");
+    assert!(resident_bytes(&daemon) < bytes + (8 << 20), "the daemon grows");
+    assert_eq!(good.write(8, &[2; 512]).unwrap(), Status::Ok);
+    drop((client, good));
+    stop(daemon);
+}
+
+#[test]
+fn regions_of_guest_memory_are_bounded_in_number_and_go_with_their_monitor() {
+    use flowstone_testkit::client::MemoryMessage;
+    let place = Place::new();
+    let daemon = serve_two(&place);
+    let mut good = good_guest(&place);
+    let before = holdings(&daemon);
+    let mut options = place.options();
+    options.memory_message = MemoryMessage::AddRegion;
+    options.memory_regions = 600;
+    assert!(Client::connect(options).is_err(), "600 regions were taken");
+    assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
+    // It forgets a monitor a moment after that one has gone.
+    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
+    let gone = (0..500).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        holdings(&daemon).iter().zip(before).all(|(now, before)| *now <= before + 8)
+    });
+    assert!(gone, "{before:?} before, {:?} now", holdings(&daemon));
+    drop(good);
     stop(daemon);
 }

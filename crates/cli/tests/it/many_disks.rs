@@ -8,8 +8,10 @@ use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Request, Status};
 
 use crate::fixture::{Place, stop};
+use crate::host_file_systems::Mounted;
+use crate::host_trouble;
 
-fn config(place: &Place, disks: &[(&str, &str)]) -> String {
+pub fn config(place: &Place, disks: &[(&str, &str)]) -> String {
     let mut text = format!("control = {:?}\n", place.text("control.sock"));
     for (name, line) in disks {
         let socket = place.text(&format!("{name}.sock"));
@@ -19,7 +21,7 @@ fn config(place: &Place, disks: &[(&str, &str)]) -> String {
     place.text("flowstone.toml")
 }
 
-fn serve(config: &str, ready: usize) -> flowstone_testkit::Daemon {
+pub fn serve(config: &str, ready: usize) -> flowstone_testkit::Daemon {
     DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
         .args(["serve", "--config", config])
         .ready(Ready::Listening(ready))
@@ -146,5 +148,167 @@ fn a_disk_to_resize_is_found_by_its_name_or_by_its_image() {
     assert_eq!(place.path("two").metadata().unwrap().len(), 1 << 20);
     run(&place.text("two"));
     assert_eq!(place.path("two").metadata().unwrap().len(), 2 << 20);
+    stop(daemon);
+}
+
+/// A disk of 1 MiB in the configuration.
+fn small(place: &Place, name: &str) -> String {
+    place.succeed(&["create", "--size", "1M", &format!("{name}.raw")]);
+    format!("image = {:?}", place.text(&format!("{name}.raw")))
+}
+
+/// Waits until the daemon has let an image go.
+fn wait_free(place: &Place, image: &str) {
+    let mut why = String::new();
+    let free = (0..1000).any(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        let output = place.run(&["check", image]);
+        why = String::from_utf8(output.stderr).unwrap();
+        output.status.success()
+    });
+    assert!(free, "{why}");
+}
+
+/// They stopped one after the other: an idle disk was neither flushed nor unlocked while the one
+/// before it waited for its host.
+#[test]
+fn disks_stop_side_by_side_each_as_soon_as_it_can() {
+    let place = Place::new();
+    let log = format!("layers = [\"log={}\"]", place.text("requests.log"));
+    let slow = "backend = \"null:1M\"\nlayers = [\"delay=60000ms\"]";
+    let idle = format!("{}\n{log}", small(&place, "idle"));
+    let mut daemon = serve(&config(&place, &[("slow", slow), ("idle", &idle)]), 2);
+    let mut client = Client::connect(ClientOptions::new(place.path("slow.sock"))).unwrap();
+    client.submit(0, &Request::read(0, 512)).unwrap();
+    client.notify(0).unwrap();
+    let taken = || place.stats()["disks"][0]["total"]["submit_us"]["count"].as_u64().unwrap();
+    while taken() == 0 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    daemon.signal(rustix::process::Signal::TERM).unwrap();
+    wait_free(&place, "idle.raw");
+    assert!(!client.ring(0).queue.has_used(), "the idle disk has waited for the slow one");
+    assert!(daemon.try_wait().unwrap().is_none());
+    let log = std::fs::read_to_string(place.path("requests.log")).unwrap();
+    assert!(log.contains("submit 0 flush") && log.ends_with("finish 0 ok\n"), "{log}");
+    daemon.kill().unwrap();
+}
+
+/// Thaws a file system when dropped, whatever became of the test.
+struct Frozen<'path>(&'path str);
+
+impl Drop for Frozen<'_> {
+    fn drop(&mut self) {
+        host_trouble::run("fsfreeze", &["-u", self.0]).unwrap();
+    }
+}
+
+/// A resize kept the list of disks locked for as long as the host took.
+#[test]
+fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
+    let place = Place::new();
+    let Some(host) = Mounted::make(&place, "ext4") else { return };
+    let hung = host.0.join("hung.raw").display().to_string();
+    place.succeed(&["create", "--size", "1M", &hung]);
+    let disks = [("hung", format!("image = {hung:?}")), ("good", small(&place, "good"))];
+    let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
+    let mut daemon = serve(&config(&place, &disks), 2);
+    let frozen = host.0.display().to_string();
+    if let Err(why) = host_trouble::run("fsfreeze", &["-f", &frozen]) {
+        println!("skipped: cannot freeze a file system: {why}");
+        return stop(daemon);
+    }
+    let thaw = Frozen(&frozen);
+    let control = place.text("control.sock");
+    let resize = |disk| ["resize", "--control", &control, disk, "2M"].map(str::to_owned);
+    let run = |disk| place.run(&resize(disk).each_ref().map(String::as_str));
+    std::thread::scope(|scope| {
+        let two = [(); 2].map(|()| scope.spawn(|| run("hung")));
+        // The one that came second is refused, and not kept waiting.
+        while two.iter().all(|one| !one.is_finished()) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(place.stats()["disks"][1]["name"], "good");
+        assert!(run("good").status.success());
+        daemon.signal(rustix::process::Signal::TERM).unwrap();
+        wait_free(&place, "good.raw");
+        assert!(two.iter().any(|one| !one.is_finished()), "nothing was hanging");
+        drop(thaw);
+        let refusals = two.map(|one| String::from_utf8(one.join().unwrap().stderr).unwrap());
+        let refused = refusals.iter().filter(|it| it.contains("another resize of it")).count();
+        assert_eq!(refused, 1, "{refusals:?}");
+    });
+    assert!(daemon.wait(Duration::from_secs(20)).unwrap().success(), "{}", daemon.stderr());
+}
+
+/// Commands waited until all disks were open, and so did the signal to stop.
+#[test]
+fn a_disk_that_takes_long_to_open_holds_up_neither_commands_nor_the_end() {
+    let place = Place::new();
+    let (first, second) = (small(&place, "first"), small(&place, "second"));
+    let holder = place.serve(&["second.raw"]);
+    std::fs::remove_file(place.path("control.sock")).unwrap();
+    // It waits for the lock for seconds.
+    let file = config(&place, &[("first", &first), ("second", &second)]);
+    let mut daemon = serve(&file, 1);
+    let stats = place.stats();
+    let names: Vec<_> =
+        stats["disks"].as_array().unwrap().iter().map(|disk| disk["name"].clone()).collect();
+    assert_eq!(names, ["first"]);
+    daemon.signal(rustix::process::Signal::TERM).unwrap();
+    wait_free(&place, "first.raw");
+    assert!(daemon.wait(Duration::from_secs(20)).unwrap().success());
+    let told = daemon.stderr();
+    assert!(!told.contains("another process is using"), "it waited: {told}");
+    drop(holder);
+}
+
+/// Starts `serve` under limits of open files.
+fn serve_limited(config: &str, limits: &str, ready: usize) -> flowstone_testkit::Daemon {
+    let script = format!("{limits} && exec \"$0\" \"$@\"");
+    DaemonCommand::new("sh")
+        .args(["-c", &script, env!("CARGO_BIN_EXE_flowstone"), "serve", "--config", config])
+        .ready(Ready::Listening(ready))
+        .spawn()
+        .unwrap()
+}
+
+fn with_queues(place: &Place, name: &str, queues: usize) -> flowstone_testkit::Result<Client> {
+    let options = ClientOptions::new(place.path(&format!("{name}.sock"))).queues(queues);
+    Client::connect(ClientOptions { slots: 2, slot_bytes: 4096, ..options })
+}
+
+/// With the usual soft limit, the second disk of 64 queues and all after it were dropped.
+#[test]
+fn the_soft_limit_of_open_files_is_raised() {
+    let place = Place::new();
+    let disks = ["a", "b"].map(|name| (name, small(&place, name)));
+    let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
+    let daemon = serve_limited(&config(&place, &disks), "ulimit -Sn 128", 2);
+    let mut clients = ["a", "b"].map(|name| with_queues(&place, name, 64).unwrap());
+    for client in &mut clients {
+        assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    }
+    let fds = std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).unwrap().count();
+    assert!(fds < 2 * 64 * 9, "{fds} descriptors for 128 queues");
+    drop(clients);
+    stop(daemon);
+}
+
+#[test]
+fn too_few_open_files_are_one_line_that_names_the_limit_and_other_disks_go_on() {
+    let place = Place::new();
+    let disks = ["many", "few"].map(|name| (name, small(&place, name)));
+    let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
+    let mut daemon = serve_limited(&config(&place, &disks), "ulimit -n 90", 2);
+    assert!(daemon.stderr().contains("all queues of all disks may need"), "{}", daemon.stderr());
+    let mut few = with_queues(&place, "few", 1).unwrap();
+    assert!(with_queues(&place, "many", 64).is_err(), "the limit is high enough");
+    let line = "too many open files: the limit (RLIMIT_NOFILE) is 90; raise it";
+    daemon.wait_stderr(line, Duration::from_secs(10)).unwrap();
+    assert_eq!(few.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let mut many = with_queues(&place, "many", 2).unwrap();
+    assert_eq!(many.write(0, &[1; 512]).unwrap(), Status::Ok);
+    drop((few, many));
     stop(daemon);
 }

@@ -76,6 +76,75 @@ fn a_killed_daemon_finishes_what_was_in_flight_out_of_order() {
     }
 }
 
+/// A request that kills the daemon was replayed by each new one, and killed that too.
+#[test]
+fn a_request_in_flight_at_two_crashes_is_answered_with_an_error_and_not_started_again() {
+    let place = Place::new();
+    place.image("1M");
+    let slow = ["--layer", "delay=60000ms", "disk.raw"];
+    let mut client = None;
+    for life in 1..=2 {
+        let mut daemon = place.serve(&slow);
+        let client = client.get_or_insert_with(|| {
+            let mut client = place.client();
+            client.submit(0, &Request::write(8, &[7; 512])).unwrap();
+            client.notify(0).unwrap();
+            client
+        });
+        if life > 1 {
+            client.reconnect().unwrap();
+        }
+        let total = || place.stats()["disks"][0]["total"].clone();
+        while total()["submit_us"]["count"].as_u64().is_none_or(|count| count == 0) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        daemon.kill().unwrap();
+    }
+    let mut client = client.unwrap();
+    let daemon = place.serve(&["disk.raw"]);
+    client.reconnect().unwrap();
+    assert_eq!(client.wait(0).unwrap().status, Status::IoErr);
+    assert_eq!(client.write(8, &[8; 512]).unwrap(), Status::Ok);
+    assert_eq!(client.inflight().unwrap().taken(0).unwrap(), [0u16; 0]);
+    stop(daemon);
+}
+
+/// A monitor that asks where a queue stands may not keep the log: what the killed daemon left undone is
+/// finished by then, also by a daemon that has hardly begun.
+#[test]
+fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
+    let place = Place::new();
+    place.image("1M");
+    let args = ["--layer", "delay=50ms", "disk.raw"];
+    for by_signal in [true, false] {
+        let mut daemon = place.serve(&args);
+        let mut client = place.client();
+        for number in 0..16 {
+            client.submit(0, &Request::write(number * 8, &block(number, 3))).unwrap();
+        }
+        client.notify(0).unwrap();
+        let undone = |client: &Client| client.inflight().unwrap().taken(0).unwrap().len();
+        while undone(&client) == 0 && client.in_flight(0) > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        daemon.kill().unwrap();
+        assert!(undone(&client) > 0);
+        let taken = client.ring(0).queue.used_index() + undone(&client) as u16;
+        let daemon = place.serve(&args);
+        client.reconnect().unwrap();
+        if by_signal {
+            stop(daemon);
+        } else {
+            client.stop().unwrap();
+        }
+        assert_eq!(undone(&client), 0);
+        assert!(client.ring(0).queue.used_index() >= taken);
+        while let Some(completion) = client.poll(0).unwrap() {
+            assert_eq!(completion.status, Status::Ok);
+        }
+    }
+}
+
 #[test]
 fn a_daemon_asked_to_leave_finishes_what_is_in_flight() {
     let place = Place::new();
@@ -178,6 +247,55 @@ fn the_cache_mode_of_one_driver_is_not_told_to_the_next() {
     assert_eq!(client.config().wce, 1);
     drop(client);
     stop(daemon);
+}
+
+/// A write that was on its way when the driver switched to write-through is covered by no flush of
+/// the driver's any more.
+#[test]
+fn the_switch_to_write_through_waits_for_what_is_on_its_way_and_flushes_it() {
+    let place = Place::new();
+    place.image("1M");
+    let log = format!("log={}", place.text("requests.log"));
+    let daemon = place.serve(&["--layer", "delay=300ms", "--layer", &log, "disk.raw"]);
+    let mut client = place.client();
+    client.submit(0, &Request::write(8, &[7; 4096])).unwrap();
+    client.notify(0).unwrap();
+    let taken = || place.stats()["disks"][0]["total"]["submit_us"]["count"].as_u64().unwrap();
+    while taken() == 0 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    client.set_wce(false).unwrap();
+    assert_eq!(client.wait(0).unwrap().status, Status::Ok);
+    drop(client);
+    stop(daemon);
+    let log = std::fs::read_to_string(place.path("requests.log")).unwrap();
+    let words: Vec<Vec<&str>> = log.lines().map(|line| line.split(' ').skip(1).collect()).collect();
+    let of_the_queue = |word: &str| words.iter().position(|it| it[0] == "q0" && it[1] == word);
+    let written = of_the_queue("finish").unwrap();
+    let flush = words.iter().position(|it| it[1] == "submit" && it[3] == "flush").unwrap();
+    assert!(written < flush && words[flush][0] == "q1", "{log}");
+}
+
+/// The driver switched to write-through, the flush before it failed, and the connection was
+/// dropped: the guest lost its disk. Now the switch is refused, the old mode stays for the driver to
+/// find, and everything else goes on.
+#[test]
+fn a_failed_flush_refuses_the_switch_to_write_through_and_keeps_the_connection() {
+    let place = Place::new();
+    place.image("1M");
+    let mut daemon = place.serve(&["--layer", "error=flush:eio", "disk.raw"]);
+    let mut client = place.client();
+    assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let refusal = client.set_wce(false).unwrap_err();
+    assert!(!matches!(refusal, flowstone_testkit::Error::Disconnected(_)), "{refusal}");
+    assert_eq!(client.write(8, &[2; 512]).unwrap(), Status::Ok, "the queue runs on");
+    assert_eq!(client.refresh_config().unwrap().wce, 1, "the driver would stop flushing");
+    assert_eq!(place.stats()["disks"][0]["write_through"], false);
+    assert_eq!(client.flush().unwrap(), Status::IoErr);
+    assert!(!client.session().unwrap().is_closed());
+    drop(client);
+    let status = daemon.terminate(Duration::from_secs(20)).unwrap();
+    assert_eq!(status.code(), Some(1), "the last flush failed too");
 }
 
 #[test]

@@ -110,9 +110,15 @@ fn aligned_and_odd_transfers_read_back_what_was_written() {
     for case in cases() {
         let file = case.create();
         let mut channel = file.channel(DEPTH).unwrap();
-        for (offset, bytes, shift) in
-            [(0, 4096, 0), (8192, 65536, 0), (512, 512, 0), (100_352, 1536, 3), (65_536, 4096, 1)]
-        {
+        for (offset, bytes, shift) in [
+            (0, 4096, 0),
+            (8192, 65536, 0),
+            (512, 512, 0),
+            (100_352, 1536, 3),
+            (65_536, 4096, 1),
+            // More than stands in for odd memory at a time.
+            (1024, 900 << 10, 1),
+        ] {
             let mut buffer = AlignedBuf::zeroed(bytes + shift);
             buffer[shift..].copy_from_slice(&pattern(bytes, shift as u8));
             run(&mut *channel, write_op(offset, bytes), &mut buffer[shift..]).unwrap();

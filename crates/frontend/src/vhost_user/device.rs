@@ -9,7 +9,8 @@ use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-use flowstone_block::{BlockingDisk, Geometry, Layer, Op};
+use flowstone_block::{BlockingDisk, Geometry, Layer, Op, mutant};
+use tracing::warn;
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -47,7 +48,7 @@ pub trait QueueRunner: Send {
     /// Runs `queue` until it is stopped.
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()>;
 
-    /// Stops a queue once nothing is in flight, and returns the position of its next avail entry;
+    /// Stops a queue once nothing is in flight, nor left undone by an earlier life, and returns the position of its next avail entry;
     /// `None` if it was not running.
     fn stop(&mut self, index: usize) -> Option<u16>;
 }
@@ -220,15 +221,33 @@ impl Device {
     fn choose_cache_mode(&mut self, write_through: bool) -> Result<()> {
         // Under stopped rings: a write that is on its way while we flush would be covered neither
         // by this flush nor by write-through, and the driver will send no flush any more.
-        self.stop_all();
+        if !mutant("frontend.device.switches-cache-mode-under-running-queues") {
+            self.stop_all();
+        }
+        let skip = mutant("frontend.device.switches-cache-mode-without-flush");
+        let flushed = if write_through && !skip { self.flush() } else { Ok(()) };
+        if flushed.is_ok() {
+            self.set_cache_mode(write_through);
+        }
+        self.start_all()?;
+        // Refused, and the old mode stays: the driver finds it there when it looks, and flushes
+        // on. Its queues have other work; a connection that ended would take that from it.
+        flushed.map_err(|error| {
+            if let Some(unsaid) = self.shared.may_log() {
+                warn!(%error, unsaid, "the cache mode stays: the flush before the switch failed");
+            }
+            Error::InvalidOperation("the flush before the switch to write-through failed")
+        })
+    }
+
+    fn set_cache_mode(&mut self, write_through: bool) {
         self.write_through_chosen = write_through;
         self.apply_cache_mode();
-        if let Some(region) = &self.inflight {
+        if let Some(region) = &self.inflight
+            && !mutant("frontend.device.forgets-write-through")
+        {
             region.set_write_through(write_through);
         }
-        let flushed = if write_through { self.flush() } else { Ok(()) };
-        self.start_all()?;
-        flushed.map_err(Error::ReqHandlerError)
     }
 
     fn flush(&self) -> io::Result<()> {
@@ -381,6 +400,7 @@ impl VhostUserBackendReqHandlerMut for Device {
 
     fn set_vring_kick(&mut self, index: u8, kick: Option<File>) -> Result<()> {
         let kick = kick.map(never_blocking).transpose().map_err(Error::ReqHandlerError)?;
+        let kick = kick.map(Arc::new);
         self.change_vring(u32::from(index), |vring| vring.kick = kick)
     }
 

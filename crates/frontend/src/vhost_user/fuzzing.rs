@@ -7,17 +7,24 @@ use std::sync::Arc;
 use flowstone_block::SectorCount;
 
 pub use super::device::Device;
-use super::inflight::InflightRegion;
+pub use super::inflight::InflightRegion;
 use super::memory::{GuestMemory, RegionAddresses};
 use super::protocol::ID_BYTES;
+pub use super::protocol::REQUEST_BYTES_MAX;
 use super::queue::{QueueParts, VirtQueue};
 use super::ring::{RingAddresses, SplitRing};
 use super::shared::DeviceShared;
 
-/// The size of the disk behind the queue.
+/// The size of a small disk behind the queue.
 pub const DISK: SectorCount = SectorCount::new(1 << 12);
 
-/// A queue whose ring and guest memory are the first `bytes` bytes of `file`, which guest and
+/// The in-flight log of one queue, which outlives the queues over it.
+pub fn log_for(size: u16) -> io::Result<Arc<InflightRegion>> {
+    let bytes = InflightRegion::bytes_for(1, size);
+    InflightRegion::map(InflightRegion::create(bytes)?, 0, bytes, 1, size)
+}
+
+/// A queue over a disk of `capacity` and an in-flight log, whose ring and guest memory are the first `bytes` bytes of `file`, which guest and
 /// monitor both see at address 0. The descriptor table is at 0, the avail ring behind it, and the
 /// used ring at the next multiple of 4.
 pub fn queue_over(
@@ -26,7 +33,23 @@ pub fn queue_over(
     size: u16,
     event_idx: bool,
     kick: File,
+    capacity: SectorCount,
+    log: &Arc<InflightRegion>,
 ) -> io::Result<VirtQueue> {
+    let mut parts = parts_over(file, bytes, size, event_idx, kick)?;
+    parts.shared = Arc::new(DeviceShared::new(capacity));
+    parts.inflight = log.log(0, size);
+    Ok(VirtQueue::new(parts))
+}
+
+/// What such a queue is made of.
+pub(super) fn parts_over(
+    file: File,
+    bytes: u64,
+    size: u16,
+    event_idx: bool,
+    kick: File,
+) -> io::Result<QueueParts> {
     let addresses = RegionAddresses { guest: 0, monitor: 0, bytes };
     let memory = Arc::new(GuestMemory::default().with_region(addresses, file, 0)?);
     let avail = 16 * u64::from(size);
@@ -34,19 +57,17 @@ pub fn queue_over(
     let at = RingAddresses { descriptors: 0, avail, used };
     let ring = SplitRing::new(memory, size, event_idx, at)
         .map_err(|bad| io::Error::other(format!("{bad:?}")))?;
-    let log_bytes = InflightRegion::bytes_for(1, size);
-    let region = InflightRegion::map(InflightRegion::create(log_bytes)?, 0, log_bytes, 1, size)?;
-    Ok(VirtQueue::new(QueueParts {
+    Ok(QueueParts {
         ring,
         next_avail: 0,
-        kick,
+        kick: Arc::new(kick),
         call: Arc::default(),
         error: None,
-        inflight: region.log(0, size),
+        inflight: None,
         broken: Arc::default(),
         shared: Arc::new(DeviceShared::new(DISK)),
         readonly: false,
         discards: true,
         id: [0; ID_BYTES],
-    }))
+    })
 }

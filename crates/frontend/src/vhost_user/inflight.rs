@@ -9,8 +9,11 @@
 //! 10  desc_num u16         ring size
 //! 12  last_batch_head u16  newest completion of the batch being published
 //! 14  used_idx u16         used index once the batch's marks are cleared
-//! 16  desc[desc_num] { inflight u8, padding [5], next u16, counter u64 }
+//! 16  desc[desc_num] { inflight u8, lives u8, padding [4], next u16, counter u64 }
 //! ```
+//! `lives` is ours, in what the specification leaves as padding: in how many lives of the daemon the
+//! request was started. Monitors keep the memory as it is and read none of it.
+//!
 //! Behind the last ring, 64 bytes of ours hold what the monitor does not tell a restarted daemon:
 //! whether the guest has switched the disk to write-through.
 //!
@@ -18,13 +21,15 @@
 //! completion into the list at `last_batch_head`; advance the ring's used index; clear the marks
 //! and set `used_idx`. If the ring's index and `used_idx` differ at start-up, we died between
 //! the last two, and the list says whose marks to clear. Whatever is marked then is carried out
-//! again, oldest first.
+//! again, oldest first. Before it is, its `lives` goes up: a request that two lives have died with
+//! may be why, and the third answers it with an error (see [`Undone`]).
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, compiler_fence};
 
+use flowstone_block::mutant;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
 };
@@ -41,9 +46,27 @@ const AT_VERSION: usize = 8;
 const AT_DESC_NUM: usize = 10;
 const AT_LAST_BATCH_HEAD: usize = 12;
 const AT_USED_IDX: usize = 14;
-const AT_INFLIGHT: usize = 0;
+/// In-flight mark and lives: one 16-bit word, so that no death can come between them.
+const AT_MARK: usize = 0;
 const AT_NEXT: usize = 6;
 const AT_COUNTER: usize = 8;
+
+/// The word at `AT_MARK` of a request that `lives` lives have started.
+const fn marked(lives: u8) -> u16 {
+    u16::from_ne_bytes([1, lives])
+}
+
+/// ... and of an entry without a request.
+const UNMARKED: u16 = 0;
+
+/// A request that an earlier life left undone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undone {
+    /// Its chain.
+    pub head: u16,
+    /// How many lives have started it, and died with it.
+    pub lives: u8,
+}
 
 /// The whole region, for all rings of a device.
 pub struct InflightRegion {
@@ -134,6 +157,19 @@ impl InflightRegion {
     }
 }
 
+#[cfg(test)]
+impl InflightRegion {
+    /// From now on, whoever writes to the region dies of it.
+    pub fn make_deadly(&self) {
+        let bytes = self.mapping.size();
+        // SAFETY: the mapping is ours; tests do this in processes that are about to end.
+        unsafe {
+            let start = self.mapping.as_ptr().cast();
+            rustix::mm::mprotect(start, bytes, rustix::mm::MprotectFlags::READ).unwrap();
+        }
+    }
+}
+
 impl InflightLog {
     fn at<T>(&self, offset: usize) -> *mut T {
         let offset = self.start + offset;
@@ -164,45 +200,66 @@ impl InflightLog {
         let entry = Self::entry(head);
         self.write(entry + AT_COUNTER, self.counter);
         self.counter = self.counter.wrapping_add(1);
-        self.write(entry + AT_INFLIGHT, 1u8);
+        self.write(entry + AT_MARK, marked(1));
+    }
+
+    /// Counts another life before a request starts again.
+    pub fn begin_again(&mut self, undone: Undone) {
+        let lives = undone.lives.saturating_add(1);
+        self.write(Self::entry(undone.head) + AT_MARK, marked(lives));
     }
 
     /// Forgets a request that turned out to be none.
     pub fn abandon(&mut self, head: u16) {
-        self.write(Self::entry(head) + AT_INFLIGHT, 0u8);
+        self.write(Self::entry(head) + AT_MARK, UNMARKED);
     }
 
     /// Links a completion into the batch that will be published next.
     pub fn complete(&mut self, head: u16) {
         let newest: u16 = self.read(AT_LAST_BATCH_HEAD);
         self.write(Self::entry(head) + AT_NEXT, newest);
-        self.write(AT_LAST_BATCH_HEAD, head);
+        if !mutant("frontend.inflight.leaves-out-last-batch-head") {
+            self.write(AT_LAST_BATCH_HEAD, head);
+        }
         self.batch.push(head);
     }
 
     /// Clears the marks of a batch; the ring's used index is `used_index` already.
     pub fn published(&mut self, used_index: u16) {
         while let Some(head) = self.batch.pop() {
-            self.write(Self::entry(head) + AT_INFLIGHT, 0u8);
+            self.write(Self::entry(head) + AT_MARK, UNMARKED);
         }
-        self.write(AT_USED_IDX, used_index);
+        if !mutant("frontend.inflight.leaves-out-used-index") {
+            self.write(AT_USED_IDX, used_index);
+        }
     }
 
     /// What an earlier life left undone, oldest first. The ring's used index is `used_index`.
-    pub fn recover(&mut self, used_index: u16) -> Vec<u16> {
+    pub fn recover(&mut self, used_index: u16) -> Vec<Undone> {
         if self.read::<u16>(AT_VERSION) == 0 {
             self.write(AT_DESC_NUM, self.queue_size);
             self.write(AT_USED_IDX, used_index);
             self.write(AT_VERSION, VERSION);
         }
-        self.finish_interrupted_publish(used_index);
-        let mut undone: Vec<(u64, u16)> = (0..self.queue_size)
-            .filter(|head| self.read::<u8>(Self::entry(*head) + AT_INFLIGHT) == 1)
-            .map(|head| (self.read(Self::entry(head) + AT_COUNTER), head))
-            .collect();
-        undone.sort_unstable();
-        self.counter = undone.last().map_or(0, |(counter, _)| counter.wrapping_add(1));
-        undone.into_iter().map(|(_, head)| head).collect()
+        if !mutant("frontend.inflight.does-not-finish-publish") {
+            self.finish_interrupted_publish(used_index);
+        }
+        let mut undone: Vec<(u64, Undone)> =
+            (0..self.queue_size).filter_map(|head| self.undone(head)).collect();
+        if !mutant("frontend.inflight.replays-out-of-order") {
+            undone.sort_unstable_by_key(|(counter, undone)| (*counter, undone.head));
+        }
+        let newest = undone.iter().map(|(counter, _)| *counter).max();
+        self.counter = newest.map_or(0, |counter| counter.wrapping_add(1));
+        undone.into_iter().map(|(_, undone)| undone).collect()
+    }
+
+    /// The request at `head` and its place in the order, if it is marked.
+    fn undone(&self, head: u16) -> Option<(u64, Undone)> {
+        let [inflight, lives] = self.read::<u16>(Self::entry(head) + AT_MARK).to_ne_bytes();
+        // An older daemon counted no lives; it was one.
+        let undone = Undone { head, lives: lives.max(1) };
+        (inflight == 1).then(|| (self.read(Self::entry(head) + AT_COUNTER), undone))
     }
 
     fn finish_interrupted_publish(&mut self, used_index: u16) {
@@ -212,7 +269,7 @@ impl InflightLog {
             if head >= self.queue_size {
                 break;
             }
-            self.write(Self::entry(head) + AT_INFLIGHT, 0u8);
+            self.write(Self::entry(head) + AT_MARK, UNMARKED);
             head = self.read(Self::entry(head) + AT_NEXT);
         }
         self.write(AT_USED_IDX, used_index);
@@ -229,19 +286,68 @@ mod tests {
         InflightRegion::map(file, 0, bytes, 2, 8).unwrap()
     }
 
+    fn heads(log: &mut InflightLog, used_index: u16) -> Vec<u16> {
+        log.recover(used_index).iter().map(|undone| undone.head).collect()
+    }
+
+    #[test]
+    fn a_life_counts_for_what_it_started_and_for_no_later_request_of_the_same_head() {
+        let region = region();
+        let mut log = region.log(0, 8).unwrap();
+        log.recover(0);
+        log.begin(3);
+        log.begin(4);
+        for lives in 1..5 {
+            let mut log = region.log(0, 8).unwrap();
+            let undone = log.recover(0);
+            assert_eq!(undone, [Undone { head: 3, lives }, Undone { head: 4, lives: 1 }]);
+            // Only one of them gets as far as being started again.
+            log.begin_again(undone[0]);
+        }
+        let mut log = region.log(0, 8).unwrap();
+        log.recover(0);
+        log.complete(3);
+        log.published(1);
+        log.begin(3);
+        let undone = region.log(0, 8).unwrap().recover(1);
+        assert_eq!(undone, [Undone { head: 4, lives: 1 }, Undone { head: 3, lives: 1 }]);
+    }
+
+    #[test]
+    fn a_daemon_that_counted_no_lives_had_one() {
+        let region = region();
+        let mut log = region.log(0, 8).unwrap();
+        log.recover(0);
+        log.write(InflightLog::entry(2) + AT_MARK, u16::from_ne_bytes([1, 0]));
+        assert_eq!(region.log(0, 8).unwrap().recover(0), [Undone { head: 2, lives: 1 }]);
+    }
+
+    /// The list of the last batch still names heads that have been taken anew.
+    #[test]
+    fn a_head_that_was_published_and_taken_again_is_undone() {
+        let region = region();
+        let mut log = region.log(0, 8).unwrap();
+        log.recover(0);
+        log.begin(5);
+        log.complete(5);
+        log.published(1);
+        log.begin(5);
+        assert_eq!(heads(&mut region.log(0, 8).unwrap(), 1), [5]);
+    }
+
     #[test]
     fn what_was_begun_and_not_published_is_undone_in_order() {
         let region = region();
         let mut log = region.log(1, 8).unwrap();
-        assert!(log.recover(0).is_empty());
+        assert!(heads(&mut log, 0).is_empty());
         for head in [5, 2, 7, 1] {
             log.begin(head);
         }
         log.complete(7);
         log.published(1);
         let mut next_life = region.log(1, 8).unwrap();
-        assert_eq!(next_life.recover(1), [5, 2, 1]);
-        assert!(region.log(0, 8).unwrap().recover(0).is_empty());
+        assert_eq!(heads(&mut next_life, 1), [5, 2, 1]);
+        assert!(heads(&mut region.log(0, 8).unwrap(), 0).is_empty());
     }
 
     #[test]
@@ -255,7 +361,7 @@ mod tests {
         log.complete(3);
         log.complete(1);
         // The ring's index went from 0 to 2, and then we died.
-        assert_eq!(region.log(0, 8).unwrap().recover(2), [0, 2]);
+        assert_eq!(heads(&mut region.log(0, 8).unwrap(), 2), [0, 2]);
     }
 
     #[test]
@@ -266,7 +372,7 @@ mod tests {
         log.begin(4);
         log.begin(6);
         log.complete(6);
-        assert_eq!(region.log(0, 8).unwrap().recover(0), [4, 6]);
+        assert_eq!(heads(&mut region.log(0, 8).unwrap(), 0), [4, 6]);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! A running virtqueue: takes batches of requests from the driver, gives completions back.
 //!
-//! Owned by one thread. It has one slot per possible chain head, made once, so a guest cannot
-//! make it grow. Nothing is published one by one: used entries are written as requests complete
+//! Owned by one thread. It has one slot per possible chain head, made once, and takes nothing more
+//! while its requests in flight hold much, so a guest cannot make it grow. Nothing is published one by one: used entries are written as requests complete
 //! and shown to the driver with one index update and at most one signal per batch.
 //!
 //! The guest memory it works on stays mapped until the queue is dropped; whoever drops a queue
@@ -12,14 +12,31 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{Completion, Errno, Op, Outcome, Request};
+use flowstone_block::{Completion, Errno, Op, Outcome, Request, mutant};
+use tracing::warn;
 
 use super::chain::BadChain;
-use super::inflight::InflightLog;
+use super::inflight::{InflightLog, Undone};
 use super::protocol::{ID_BYTES, SEGMENTS_MAX, Status};
 use super::request::{Limits, Parsed, Verdict, parse, written_bytes};
 use super::ring::SplitRing;
 use super::shared::DeviceShared;
+
+/// Pieces of memory that a slot keeps room for between requests: those of a request of a driver that
+/// keeps to the limits.
+const PIECES_KEPT: usize = SEGMENTS_MAX as usize + 2;
+
+/// What the requests in flight of a queue may weigh before it takes no more of them; the last one
+/// taken may exceed it. See [`weight`].
+const WEIGHT_MAX: u32 = 1 << 17;
+/// What one range of a list weighs: its request here, and what becomes of it further down.
+const PART_WEIGHT: u32 = 8;
+/// Sectors that weigh as much as one piece of memory.
+const SECTORS_PER_WEIGHT_LOG2: u32 = 3;
+
+/// Lives of the daemon that may die with a request in flight. The next one answers it with an
+/// error, and if it dies of that too, the one after it leaves the queue alone.
+const LIVES_MAX: u8 = 2;
 
 /// Why a queue has stopped for good. The driver has to reset the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +49,8 @@ pub enum QueueFault {
     HeadInUse,
     /// A chain is broken so that there is no place for a status.
     Chain(BadChain),
+    /// A request in flight has been with three lives of the daemon when they died.
+    Deadly,
 }
 
 /// What was taken from the ring.
@@ -92,7 +111,7 @@ pub struct QueueParts {
     /// Position of the next avail entry, as the monitor knows it.
     pub next_avail: u16,
     /// The driver's notifications.
-    pub kick: File,
+    pub kick: Arc<File>,
     /// Our interrupts.
     pub call: Arc<CallSlot>,
     /// Tells the monitor that the queue is broken.
@@ -118,8 +137,10 @@ pub struct VirtQueue {
     next_used: u16,
     published: u16,
     in_flight: usize,
-    /// Heads left undone by an earlier life, newest first.
-    replay: Vec<u16>,
+    /// What the requests in flight weigh.
+    weight: u32,
+    /// What an earlier life left undone, newest first.
+    replay: Vec<Undone>,
     fault: Option<QueueFault>,
 }
 
@@ -131,6 +152,8 @@ struct Slot {
     status: *mut u8,
     /// How many parts of the request are not back yet: one, or one for each range of a list.
     parts: usize,
+    /// What it weighs while it is in flight.
+    weight: u32,
     /// How those went that are back.
     outcome: Outcome,
 }
@@ -154,10 +177,24 @@ impl VirtQueue {
             // used ones are all that was ever taken.
             parts.next_avail = used.wrapping_add(replay.len() as u16);
         }
+        if mutant("frontend.queue.skips-replay") {
+            replay.clear();
+        }
         replay.reverse();
-        parts.call.signal();
+        if !mutant("frontend.queue.sends-no-call-at-start") {
+            parts.call.signal();
+        }
         let slots = (0..parts.ring.size()).map(|_| Slot::empty()).collect();
-        Self { parts, slots, next_used: used, published: used, in_flight: 0, replay, fault: None }
+        Self {
+            parts,
+            slots,
+            next_used: used,
+            published: used,
+            in_flight: 0,
+            weight: 0,
+            replay,
+            fault: None,
+        }
     }
 
     /// Position of the next avail entry, for the monitor to keep.
@@ -188,16 +225,28 @@ impl VirtQueue {
     /// Forgets the driver's notifications and says how many there were.
     pub fn clear_kicks(&self) -> u64 {
         let mut counter = [0; 8];
-        match rustix::io::read(&self.parts.kick, &mut counter) {
+        match rustix::io::read(&*self.parts.kick, &mut counter) {
             Ok(8) => u64::from_ne_bytes(counter),
             _ => 0,
         }
+    }
+
+    /// Whether what is in flight weighs so much that nothing more is taken: a completion has to
+    /// come first.
+    fn is_full(&self) -> bool {
+        self.weight >= WEIGHT_MAX
+    }
+
+    /// Whether there is something left to take that an earlier life left undone.
+    pub fn has_undone(&self) -> bool {
+        self.fault.is_none() && !self.replay.is_empty()
     }
 
     /// Asks the driver for a notification with its next request. Returns whether there is
     /// something to take already.
     pub fn ask_for_kicks(&self) -> bool {
         self.fault.is_none()
+            && !self.is_full()
             && (self.parts.ring.ask_for_kicks(self.parts.next_avail) || !self.replay.is_empty())
     }
 
@@ -209,18 +258,22 @@ impl VirtQueue {
     /// Whether there is something to take.
     pub fn has_available(&self) -> bool {
         self.fault.is_none()
+            && !self.is_full()
             && (self.parts.ring.avail_index() != self.parts.next_avail || !self.replay.is_empty())
     }
 
     /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those that
-    /// need no disk are answered; [`publish`](Self::publish) shows it.
-    pub fn take(&mut self, batch_max: u16, mut submit: impl FnMut(Box<Request>)) -> Taken {
-        let mut taken = Taken::default();
-        if self.fault.is_some() {
+    /// need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before each new one:
+    /// a single request may keep `submit` busy for a tenth of a second.
+    pub fn take(
+        &mut self,
+        batch_max: u16,
+        go_on: impl Fn() -> bool,
+        mut submit: impl FnMut(Box<Request>),
+    ) -> Taken {
+        let mut taken = self.take_undone(&mut submit);
+        if self.fault.is_some() || !self.replay.is_empty() {
             return taken;
-        }
-        while let Some(head) = self.replay.pop() {
-            taken.count(self.start(head, &mut submit));
         }
         let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
         if available > self.parts.ring.size() {
@@ -228,16 +281,49 @@ impl VirtQueue {
             return taken;
         }
         for _ in 0..available.min(batch_max) {
-            if self.fault.is_some() {
+            if self.fault.is_some() || self.is_full() || !go_on() {
                 break;
             }
             let head = self.parts.ring.avail_head(self.parts.next_avail);
             if !self.admit(head) {
                 break;
             }
-            taken.count(self.start(head, &mut submit));
+            taken.count(self.start(head, false, &mut submit));
+            if mutant("frontend.queue.marks-after-submission") {
+                self.mark(head);
+            }
         }
         taken
+    }
+
+    /// Takes what an earlier life left undone, oldest first, as [`take`](Self::take) does.
+    pub fn take_undone(&mut self, mut submit: impl FnMut(Box<Request>)) -> Taken {
+        let mut taken = Taken::default();
+        while self.fault.is_none() && !self.is_full() {
+            let Some(undone) = self.replay.pop() else { break };
+            taken.count(self.start_again(undone, &mut submit));
+        }
+        taken
+    }
+
+    /// Starts a request once more, unless the lives that have died with it are too many.
+    fn start_again(&mut self, undone: Undone, submit: &mut impl FnMut(Box<Request>)) -> bool {
+        let deadly = undone.lives >= LIVES_MAX && !mutant("frontend.queue.replays-for-ever");
+        if deadly && undone.lives > LIVES_MAX {
+            // To answer it, its chain has to be read, and that may be what is deadly.
+            self.fail(QueueFault::Deadly);
+            return false;
+        }
+        if let Some(log) = &mut self.parts.inflight {
+            log.begin_again(undone);
+        }
+        self.start(undone.head, deadly, submit)
+    }
+
+    fn mark(&mut self, head: u16) {
+        if let Some(log) = &mut self.parts.inflight {
+            log.begin(head);
+        }
     }
 
     /// Checks a head from the avail ring and records it as taken.
@@ -246,8 +332,8 @@ impl VirtQueue {
             None => self.fail(QueueFault::Head),
             Some(slot) if slot.busy => self.fail(QueueFault::HeadInUse),
             Some(_) => {
-                if let Some(log) = &mut self.parts.inflight {
-                    log.begin(head);
+                if !mutant("frontend.queue.marks-after-submission") {
+                    self.mark(head);
                 }
                 self.parts.next_avail = self.parts.next_avail.wrapping_add(1);
                 return true;
@@ -256,8 +342,9 @@ impl VirtQueue {
         false
     }
 
-    /// Returns whether the disk has something to do for it.
-    fn start(&mut self, head: u16, submit: &mut impl FnMut(Box<Request>)) -> bool {
+    /// Returns whether the disk has something to do for it. If it is `deadly` it is answered with
+    /// an error.
+    fn start(&mut self, head: u16, deadly: bool, submit: &mut impl FnMut(Box<Request>)) -> bool {
         let slot = &mut self.slots[usize::from(head)];
         let mut request =
             slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
@@ -270,7 +357,7 @@ impl VirtQueue {
         let Parsed { status, verdict } = match parsed {
             Ok(parsed) => parsed,
             Err(why) => {
-                slot.request = Some(request);
+                slot.put_back(request);
                 if let Some(log) = &mut self.parts.inflight {
                     log.abandon(head);
                 }
@@ -282,21 +369,27 @@ impl VirtQueue {
         slot.status = status;
         (slot.parts, slot.outcome) = (1, Ok(()));
         self.in_flight += 1;
-        request.durable = self.parts.shared.write_through();
+        request.durable = self.parts.shared.write_through()
+            && !mutant("frontend.queue.write-through-is-not-durable");
+        let verdict = if deadly { Verdict::Answer(Status::IoError, 0) } else { verdict };
+        slot.weight = weight(&request, &verdict);
+        self.weight += slot.weight;
         match verdict {
             Verdict::Submit => submit(request),
             Verdict::Ranges(first, others) => {
                 slot.parts += others.len();
                 for op in others {
                     let mut part = Request::new(op, request.tag);
-                    (part.durable, part.priority) = (request.durable, request.priority);
+                    let durable =
+                        request.durable && !mutant("frontend.queue.parts-are-not-durable");
+                    (part.durable, part.priority) = (durable, request.priority);
                     submit(part);
                 }
                 request.op = first;
                 submit(request);
             }
             Verdict::Answer(status, bytes) => {
-                slot.request = Some(request);
+                slot.put_back(request);
                 self.answer(head, status, bytes + 1);
                 return false;
             }
@@ -306,7 +399,7 @@ impl VirtQueue {
 
     /// Takes a completion back. Returns how the guest's request went, if that was all of it.
     pub fn complete(&mut self, completion: Completion) -> Option<Outcome> {
-        let Completion { mut request, outcome } = completion;
+        let Completion { request, outcome } = completion;
         let head = request.tag as u16;
         let slot = &mut self.slots[usize::from(head)];
         assert!(slot.busy && slot.request.is_none(), "a request was completed twice");
@@ -318,20 +411,21 @@ impl VirtQueue {
         let outcome = slot.outcome;
         let status = status_of(outcome);
         let bytes = written_bytes(request.op, status);
-        // One huge scatter list must not be kept for ever in every slot.
-        request.memory.clear();
-        request.memory.shrink_to(SEGMENTS_MAX as usize + 2);
-        slot.request = Some(request);
+        slot.put_back(request);
         self.answer(head, status, bytes);
         Some(outcome)
     }
 
     /// Writes status and used entry; the driver does not see them before `publish`.
     fn answer(&mut self, head: u16, status: Status, bytes: u32) {
+        if mutant("frontend.queue.used-index-before-status") {
+            self.parts.ring.publish_used(self.next_used.wrapping_add(1));
+        }
         let slot = &mut self.slots[usize::from(head)];
         // SAFETY: the pointer is into guest memory that the ring keeps mapped.
         unsafe { slot.status.write_volatile(status as u8) };
         slot.busy = false;
+        self.weight -= slot.weight;
         self.in_flight -= 1;
         self.parts.ring.set_used(self.next_used, head, bytes);
         self.next_used = self.next_used.wrapping_add(1);
@@ -346,10 +440,11 @@ impl VirtQueue {
             return Signal::Nothing;
         }
         let old = self.published;
-        self.parts.ring.publish_used(self.next_used);
-        if let Some(log) = &mut self.parts.inflight {
-            log.published(self.next_used);
+        if mutant("frontend.queue.clears-marks-before-used-index") {
+            self.clear_marks();
         }
+        self.parts.ring.publish_used(self.next_used);
+        self.clear_marks();
         self.published = self.next_used;
         if self.parts.ring.wants_interrupt(self.next_used, old) {
             self.parts.call.signal();
@@ -358,9 +453,20 @@ impl VirtQueue {
         Signal::Suppressed
     }
 
+    fn clear_marks(&mut self) {
+        if let Some(log) = &mut self.parts.inflight {
+            log.published(self.next_used);
+        }
+    }
+
     fn fail(&mut self, fault: QueueFault) {
         self.fault = Some(fault);
         self.parts.broken.store(true, Ordering::Relaxed);
+        if let Some(unsaid) = self.parts.shared.may_log() {
+            let id = String::from_utf8_lossy(&self.parts.id);
+            let disk = id.trim_end_matches('\0');
+            warn!(disk, ?fault, unsaid, "a guest broke its queue; it is left alone until a reset");
+        }
         if let Some(file) = &self.parts.error {
             let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
         }
@@ -370,8 +476,33 @@ impl VirtQueue {
 impl Slot {
     fn empty() -> Self {
         let status = std::ptr::null_mut();
-        Self { request: None, busy: false, status, parts: 0, outcome: Ok(()) }
+        Self { request: None, busy: false, status, parts: 0, weight: 0, outcome: Ok(()) }
     }
+
+    /// Takes a request back that is not in flight (any more), whichever way it went: one huge
+    /// scatter list must not be kept for ever in every slot.
+    fn put_back(&mut self, mut request: Box<Request>) {
+        request.memory.clear();
+        request.memory.shrink_to(PIECES_KEPT);
+        self.request = Some(request);
+    }
+}
+
+/// What a request makes the daemon hold while it is in flight, in units of a piece of memory (16
+/// bytes here): its scatter list; its ranges, each a request of its own; and its size, since a disk
+/// whose data is scattered cuts it up.
+fn weight(request: &Request, verdict: &Verdict) -> u32 {
+    let parts = match verdict {
+        Verdict::Submit => 0,
+        Verdict::Ranges(_, others) => others.len() as u32 + 1,
+        Verdict::Answer(..) => return 0,
+    };
+    // No more than REQUEST_BYTES_MAX, checked when the chain was read. Ranges carry no data.
+    let sectors = match request.op {
+        Op::Read(extent) | Op::Write(extent) => extent.count().get() as u32,
+        Op::Flush | Op::Discard(_) | Op::WriteZeroes { .. } => 0,
+    };
+    request.memory.len() as u32 + parts * PART_WEIGHT + (sectors >> SECTORS_PER_WEIGHT_LOG2)
 }
 
 fn status_of(outcome: Result<(), Errno>) -> Status {
@@ -383,66 +514,4 @@ fn status_of(outcome: Result<(), Errno>) -> Status {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::fuzzing::queue_over;
-    use super::*;
-    use rustix::event::{EventfdFlags, eventfd};
-    use rustix::fs::{MemfdFlags, memfd_create};
-    use std::os::unix::fs::FileExt;
-
-    const SIZE: u16 = 4;
-    const HEADER_AT: u64 = 0x1000;
-    const STATUS_AT: u64 = 0x1800;
-
-    /// Guest memory with one chain: a discard of these ranges.
-    fn discard_of(ranges: &[(u64, u32)]) -> File {
-        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
-        memory.set_len(0x2000).unwrap();
-        let put = |at: u64, bytes: &[u8]| memory.write_all_at(bytes, at).unwrap();
-        let descriptor = |index: u64, address: u64, bytes: u32, flags: u16, next: u16| {
-            put(16 * index, &address.to_le_bytes());
-            put(16 * index + 8, &bytes.to_le_bytes());
-            put(16 * index + 12, &flags.to_le_bytes());
-            put(16 * index + 14, &next.to_le_bytes());
-        };
-        descriptor(0, HEADER_AT, 16 + 16 * ranges.len() as u32, 1, 1);
-        descriptor(1, STATUS_AT, 1, 2, 0);
-        put(HEADER_AT, &11u32.to_le_bytes());
-        for (index, (sector, count)) in ranges.iter().enumerate() {
-            let at = HEADER_AT + 16 + 16 * index as u64;
-            put(at, &sector.to_le_bytes());
-            put(at + 8, &count.to_le_bytes());
-        }
-        put(STATUS_AT, &[0xff]);
-        // The avail ring has one entry, chain 0.
-        put(16 * u64::from(SIZE) + 2, &1u16.to_le_bytes());
-        memory
-    }
-
-    #[test]
-    fn ranges_are_given_out_together_and_answered_once_with_any_failure() {
-        let memory = discard_of(&[(0, 8), (8, 8), (64, 8), (32, 8)]);
-        let kick = File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
-        let mut queue = queue_over(memory.try_clone().unwrap(), 0x2000, SIZE, false, kick).unwrap();
-        let status = || {
-            let mut status = [0];
-            memory.read_exact_at(&mut status, STATUS_AT).unwrap();
-            status[0]
-        };
-        let mut parts = Vec::new();
-        let taken = queue.take(u16::MAX, |request| parts.push(request));
-        assert_eq!((taken.chains, taken.answered), (1, 0));
-        let mut starts: Vec<u64> =
-            parts.iter().map(|it| it.op.extent().unwrap().start().get()).collect();
-        starts.sort_unstable();
-        assert_eq!(starts, [0, 32, 64], "the first two touch");
-        for (request, outcome) in parts.drain(..2).zip([Ok(()), Err(Errno::IO)]) {
-            assert_eq!(queue.complete(Completion { request, outcome }), None);
-            assert_eq!((status(), queue.in_flight()), (0xff, 1));
-        }
-        let request = parts.pop().unwrap();
-        let whole = queue.complete(Completion { request, outcome: Ok(()) });
-        assert_eq!(whole, Some(Err(Errno::IO)));
-        assert_eq!((status(), queue.in_flight()), (Status::IoError as u8, 0));
-    }
-}
+mod tests;

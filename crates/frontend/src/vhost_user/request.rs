@@ -6,12 +6,14 @@
 
 use std::ptr;
 
-use flowstone_block::{Extent, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount};
+use flowstone_block::{
+    Extent, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount, mutant,
+};
 
 use super::chain::{BadChain, walk};
 use super::protocol::{
-    HEADER_BYTES, ID_BYTES, RANGE_BYTES, RANGE_SECTORS_MAX, RANGE_UNMAP, RANGES_MAX, Status,
-    request_type,
+    HEADER_BYTES, ID_BYTES, RANGE_BYTES, RANGE_SECTORS_MAX, RANGE_UNMAP, RANGES_MAX,
+    REQUEST_BYTES_MAX, Status, request_type,
 };
 use super::ring::SplitRing;
 
@@ -78,6 +80,9 @@ pub fn parse(
         request_type::OUT => {
             request.memory.truncate(gathered.readable_pieces);
             transfer(request, Op::Write, header.sector, gathered.readable_bytes, limits)
+        }
+        request_type::FLUSH if mutant("frontend.request.answers-flush-without-flush") => {
+            Verdict::Answer(Status::Ok, 0)
         }
         request_type::FLUSH => {
             request.memory.clear();
@@ -172,6 +177,7 @@ fn transfer(
     limits: Limits,
 ) -> Verdict {
     let extent = SectorCount::from_bytes(bytes)
+        .filter(|_| bytes <= REQUEST_BYTES_MAX)
         .and_then(|count| Extent::new(start, count))
         .filter(|extent| extent.fits(limits.capacity));
     match extent {

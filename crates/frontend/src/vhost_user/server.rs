@@ -4,19 +4,20 @@ use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use flowstone_block::Result;
+use flowstone_block::{Errno, Result};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tracing::{debug, info, warn};
 use vhost::vhost_user::BackendReqHandler;
 
 use super::device::{Device, DeviceOptions, QueueRunner};
-use crate::bind_socket;
+use super::shared::DeviceShared;
+use crate::{BoundSocket, bind_socket};
 
 /// A monitor that does not read our answers is dropped after this.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,9 +26,9 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// A listening socket and the device behind it.
 pub struct Server {
-    listener: UnixListener,
-    path: PathBuf,
+    socket: BoundSocket,
     device: Arc<Mutex<Device>>,
+    shared: Arc<DeviceShared>,
     connection: HangUp,
 }
 
@@ -52,9 +53,10 @@ impl HangUp {
 impl Server {
     /// Binds the socket.
     pub fn bind(path: &Path, options: DeviceOptions, runner: Box<dyn QueueRunner>) -> Result<Self> {
-        let listener = bind_socket("socket", path)?;
+        let socket = bind_socket("socket", path)?;
+        let shared = Arc::clone(&options.shared);
         let device = Arc::new(Mutex::new(Device::new(options, runner)));
-        Ok(Self { listener, path: path.to_owned(), device, connection: HangUp::default() })
+        Ok(Self { socket, device, shared, connection: HangUp::default() })
     }
 
     /// A way to end the conversation from another thread.
@@ -64,23 +66,23 @@ impl Server {
 
     /// Where it listens.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.socket.path()
     }
 
     /// Serves monitors, one after the other, until `stop` becomes readable; then waits for what
     /// is in flight and removes the socket.
     pub fn run(self, stop: &OwnedFd) {
-        while wait_for(self.listener.as_fd(), stop) {
-            match self.listener.accept() {
+        let listener = self.socket.listener();
+        while wait_for(listener.as_fd(), stop) {
+            match listener.accept() {
                 Ok((stream, _)) => self.serve(stream, stop),
                 Err(error) => {
-                    warn!(path = %self.path.display(), %error, "cannot accept");
+                    if let Some(unsaid) = self.shared.may_log() {
+                        warn!(path = %self.path().display(), %error, unsaid, "cannot accept");
+                    }
                     std::thread::sleep(ACCEPT_RETRY);
                 }
             }
-        }
-        if let Err(error) = std::fs::remove_file(&self.path) {
-            warn!(path = %self.path.display(), %error, "cannot remove the socket");
         }
     }
 
@@ -89,12 +91,15 @@ impl Server {
     }
 
     fn serve(&self, stream: UnixStream, stop: &OwnedFd) {
-        info!(path = %self.path.display(), "monitor connected");
-        match self.converse(stream, stop) {
-            Ok(()) => info!(path = %self.path.display(), "monitor gone"),
-            Err(error) => {
-                warn!(path = %self.path.display(), %error, "monitor dropped");
-            }
+        let path = self.path().display();
+        if let Some(unsaid) = self.shared.may_log() {
+            info!(%path, unsaid, "monitor connected");
+        }
+        let outcome = self.converse(stream, stop);
+        let Some(unsaid) = self.shared.may_log() else { return };
+        match outcome {
+            Ok(()) => info!(%path, unsaid, "monitor gone"),
+            Err(error) => warn!(%path, %error, unsaid, "monitor dropped"),
         }
     }
 
@@ -108,12 +113,16 @@ impl Server {
         let watch = stream.try_clone()?;
         *self.connection.lock() = Some(stream.try_clone()?);
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
-        let outcome = self.answer_messages(&watch, &mut handler, stop);
+        let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {
+            // To be asked before anything is let go.
+            let too_few = is_out_of_descriptors(&error) || watch.try_clone().is_err();
+            if too_few { limit_of_descriptors() } else { error.into() }
+        });
         // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
         // and stopping the queues shows the guest the last completions.
         self.device().disconnect();
         *self.connection.lock() = None;
-        outcome.map_err(Into::into)
+        outcome
     }
 
     fn answer_messages(
@@ -132,13 +141,35 @@ impl Server {
                 Err(Disconnected) => break,
                 // The monitor has been told (if it asked to be); it may try something else.
                 Err(InvalidOperation(why)) => {
-                    debug!(path = %self.path.display(), why, "request refused");
+                    debug!(path = %self.path().display(), why, "request refused");
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(())
     }
+}
+
+/// Whether a queue did not start because descriptors were missing.
+fn is_out_of_descriptors(error: &vhost::vhost_user::Error) -> bool {
+    match error {
+        vhost::vhost_user::Error::ReqHandlerError(why) => {
+            Errno::from_io_error(why) == Some(Errno::MFILE)
+        }
+        _ => false,
+    }
+}
+
+/// The kernel's words do not say which limit it is, or how high. (A message whose descriptors found
+/// no room is not even an error of its own.)
+fn limit_of_descriptors() -> Box<dyn std::error::Error> {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    let limit = limit.map_or_else(|| "none".into(), |limit| limit.to_string());
+    format!(
+        "too many open files: the limit (RLIMIT_NOFILE) is {limit}; raise it, or give the guest \
+         fewer queues"
+    )
+    .into()
 }
 
 /// Waits until `fd` is readable; `false` if `stop` is.

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{Errno, SectorCount};
+use flowstone_block::{Errno, LogBudget, SectorCount};
 use rustix::net::{SendFlags, send};
 
 /// The changeable state of a device.
@@ -15,6 +15,8 @@ pub struct DeviceShared {
     write_through: AtomicBool,
     /// The channel on which the monitor hears of configuration changes.
     monitor: Mutex<Option<UnixStream>>,
+    /// For what guests and monitors can make us say again and again.
+    log: Mutex<LogBudget>,
 }
 
 impl DeviceShared {
@@ -45,6 +47,12 @@ impl DeviceShared {
 
     pub(super) fn set_monitor(&self, channel: Option<UnixStream>) {
         *self.monitor() = channel;
+    }
+
+    /// Asks whether to write a line that a guest or a monitor can cause as often as it likes.
+    /// `Some` allows it, and says how many such lines were kept back since the last one.
+    pub fn may_log(&self) -> Option<u64> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).spend()
     }
 
     fn monitor(&self) -> MutexGuard<'_, Option<UnixStream>> {

@@ -25,7 +25,7 @@ pub struct Vring {
     /// Where the areas are.
     pub addresses: Option<RingAddresses>,
     /// The driver's notifications.
-    pub kick: Option<File>,
+    pub kick: Option<Arc<File>>,
     /// Our interrupts.
     pub call: Arc<CallSlot>,
     /// Where to report that the ring is broken.
@@ -80,7 +80,7 @@ impl Vring {
         Ok(VirtQueue::new(QueueParts {
             ring,
             next_avail: self.next_avail,
-            kick: kick.try_clone()?,
+            kick: Arc::clone(kick),
             call: Arc::clone(&self.call),
             error: self.error.clone(),
             inflight,

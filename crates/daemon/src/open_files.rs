@@ -1,0 +1,47 @@
+//! The limit of open files (`RLIMIT_NOFILE`).
+//!
+//! Services commonly start with a soft limit of 1,024, for programs that use `select`, and a hard
+//! one of half a million. A daemon with many disks of many queues needs more than the soft one.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tracing::warn;
+
+use crate::config::DiskConfig;
+
+/// What to do when the limit is too low.
+pub const ADVICE: &str = "raise it (`ulimit -n`, LimitNOFILE= of systemd), or use fewer queues";
+
+/// Descriptors of a running queue: kick, call, error, stop, ring, flushes, thread pool, discards, and
+/// those of its image's own threads and backing file.
+const PER_QUEUE: u64 = 12;
+/// Descriptors of a disk with a guest, and of the daemon: sockets, image, memory.
+const PER_DISK: u64 = 32;
+
+/// Raises the soft limit to the hard one. Warns if that is not enough for all queues of all disks.
+pub fn raise_limit(disks: &[DiskConfig]) {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let wanted = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, wanted) {
+            warn!(%error, "cannot raise the limit of open files (RLIMIT_NOFILE)");
+        }
+    }
+    let queues: u64 = disks.iter().map(|disk| u64::from(disk.queues)).sum();
+    let needed = PER_QUEUE * queues + PER_DISK * (disks.len() as u64 + 1);
+    if current().is_some_and(|current| current < needed) {
+        warn!("{}, and all queues of all disks may need {needed}; {ADVICE}", too_few());
+    }
+}
+
+/// Names the limit.
+pub fn too_few() -> String {
+    match current() {
+        Some(current) => format!("the limit of open files (RLIMIT_NOFILE) is {current}"),
+        None => "the host's limit of open files is reached".into(),
+    }
+}
+
+/// The soft limit; none if there is none.
+fn current() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
