@@ -340,6 +340,13 @@ impl SegmentTable {
         self.iter().filter(|(_, segment)| closed(segment)).map(|(_, segment)| dead(segment)).sum()
     }
 
+    /// Segments that hold parts of the map.
+    pub fn used_for_maps(&self) -> u32 {
+        let holds =
+            |it: &Segment| it.class == CLASS_MAP && matches!(it.state, State::Open | State::Sealed);
+        self.iter().filter(|(_, segment)| holds(segment)).count() as u32
+    }
+
     /// Segments that hold something, heads included.
     pub fn used(&self) -> u32 {
         let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);

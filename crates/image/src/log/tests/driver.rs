@@ -493,8 +493,8 @@ impl Rig {
         let tail = self.core.tail();
         let (ready, dead, obtainable) =
             (tail.segments.ready(), tail.segments.dead(), tail.segments.obtainable());
-        let keep = tail.kept_for_upkeep(&self.core.map);
-        let (starved, full) = (tail.starved, tail.full);
+        let keep = tail.kept_from_writes(&self.core.map);
+        let (writes, trims, heads) = (tail.writes, tail.trims, tail.trim_heads());
         let used: Vec<String> = tail
             .segments
             .iter()
@@ -502,8 +502,8 @@ impl Rig {
             .map(|(n, it)| format!("{n}:{:?}/{}/{}", it.state, it.class, it.live))
             .collect();
         format!(
-            "ready {ready} dead {dead:?} obtainable {obtainable} keep {keep} starved {starved} \
-             full {full:?} segments {used:?}"
+            "ready {ready} dead {dead:?} obtainable {obtainable} keep {keep} trim heads {heads} \
+             {writes:?} {trims:?} segments {used:?}"
         )
     }
 

@@ -18,4 +18,7 @@ mod rot;
 mod soak;
 mod space;
 mod threads;
+mod trims;
 mod upkeep;
+
+pub(crate) use self::crash::Tell;

@@ -58,7 +58,7 @@ fn host_of(segments: u64) -> Option<u64> {
 
 #[test]
 fn a_full_host_refuses_writes_and_nothing_else() {
-    for segments in 6..12 {
+    for segments in 10..16 {
         let _tell = Tell(format!("{segments} segments"));
         let setup = Setup { blocks: 1024, ..Setup::default() };
         let mut rig = setup.rig(segments);
