@@ -380,12 +380,8 @@ impl Image for LogImage {
         }
         let used = self.core.tail().segments.highest_used() + 1;
         let segments = segments.max(used);
-        // Smaller at once, so that nobody writes there any more; larger when it is durable, so that
-        // no record says anything about blocks that a crash would take away again.
-        let before = self.core.capacity();
-        self.core.set_capacity(capacity.min(before));
-        let resized = self.ask(Command::Resize { capacity: capacity.get(), segments }, || {});
-        self.core.set_capacity(if resized.is_ok() { capacity } else { before });
+        let command = Command::Resize { capacity: capacity.get(), segments };
+        let resized = self.core.resize_while(capacity, || self.ask(command, || {}));
         resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
     }
 

@@ -272,7 +272,7 @@ impl Tail {
                 self.watchers.push(Arc::clone(owner));
                 return Err(Refusal::Stale { lba, on_its_way: Some(self.committed) });
             }
-            if map.get(lba) != word {
+            if map.get(lba) != word && !mutant("log.place.rest-of-block-unchecked") {
                 return Err(Refusal::Stale { lba, on_its_way: None });
             }
         }
@@ -415,7 +415,7 @@ impl Tail {
         let index = (sequence - self.committed) as usize;
         let record = &mut self.on_their_way[index];
         record.written = true;
-        if !succeeded {
+        if !succeeded && !mutant("log.commit.passes-over-failed-record") {
             self.health = match self.health {
                 Health::Running => Health::Restarting,
                 other => other,
@@ -428,7 +428,11 @@ impl Tail {
             return;
         }
         let dead = self.segments.dead().0;
-        while self.on_their_way.front().is_some_and(|record| record.written) {
+        while self
+            .on_their_way
+            .front()
+            .is_some_and(|record| record.written || mutant("log.commit.out-of-order"))
+        {
             let Some(record) = self.on_their_way.pop_front() else { break };
             self.apply(&record, map);
             self.committed += 1;

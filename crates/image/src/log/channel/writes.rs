@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request};
+use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
@@ -428,7 +428,7 @@ impl Writes {
         drop(waiting);
         let durable = request.durable;
         let completion = Completion { request, outcome };
-        if durable && outcome.is_ok() {
+        if durable && outcome.is_ok() && !mutant("log.write-through.skips-sync") {
             flushes.submit(queue, completion);
         } else {
             queue.settled.push(completion);

@@ -1,6 +1,6 @@
 //! Cleaning: live blocks of a victim are copied elsewhere, so that the whole segment dies.
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, mutant};
 use tracing::warn;
 
 use super::output::Gather;
@@ -270,6 +270,7 @@ impl Keeper {
                     if word.address() == address {
                         if !self.show(&mut window, victim, at, 1)?
                             || crc32c::crc32c(window.block(at)) != word.checksum()
+                                && !mutant("log.clean.data-unchecked")
                         {
                             self.core.report_damage(
                                 lba,
@@ -364,7 +365,11 @@ impl Keeper {
             address = address.forward(1);
             let Entry::Moved { checksum, .. } = *entry else { continue };
             let new = Word::new(address, checksum);
-            let dies = if self.core.map.replace_if(moved.lba, moved.old, new) {
+            let stale = mutant("log.clean.overwrites-newer-data") && {
+                let word = self.core.map.get(moved.lba);
+                word.is_mapped() && self.core.map.replace_if(moved.lba, word, new)
+            };
+            let dies = if stale || self.core.map.replace_if(moved.lba, moved.old, new) {
                 moved.old.address()
             } else {
                 // The guest has written the block meanwhile: the copy is dead on arrival.

@@ -5,7 +5,7 @@
 //! twice as large, beyond its usual limit. Where the host has no such room, segments are packed
 //! instead of sorted: that gives dead space back and leaves the order as it was.
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
 
 use super::cleaner::Move;
@@ -128,7 +128,9 @@ impl Keeper {
             other => other?,
         };
         let mut tail = self.core.tail();
-        sources.into_iter().for_each(|segment| tail.segments.hold(segment));
+        if !mutant("log.compact.does-not-hold-sources") {
+            sources.into_iter().for_each(|segment| tail.segments.hold(segment));
+        }
         let birth = tail.clock;
         drop(tail);
         self.apply_moves(CLASS_SORTED, header, gather, moves, birth);

@@ -11,7 +11,7 @@ mod space;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::BlockingFile;
 use tracing::{error, info, warn};
 
@@ -117,9 +117,11 @@ impl Keeper {
     pub fn begin_session(&mut self) -> Outcome {
         // What a killed daemon has left need not be durable, its last superblock included: that must
         // not be lost together with the one that we are about to write into the other slot.
-        self.file.sync()?;
+        if !mutant("log.session.skips-first-sync") {
+            self.file.sync()?;
+        }
         let mut superblock = self.superblock.clone();
-        superblock.session += 1;
+        superblock.session += u64::from(!mutant("log.session.uses-serials-again"));
         superblock.clean = false;
         self.write_superblock(superblock)?;
         self.core.tail().generation = self.superblock.generation;
@@ -426,5 +428,5 @@ impl Keeper {
 
 /// What may pass without anybody looking after the image.
 fn is_lack_of_space(errno: Errno) -> bool {
-    matches!(errno, Errno::NOSPC | Errno::DQUOT)
+    matches!(errno, Errno::NOSPC | Errno::DQUOT) && !mutant("log.restart.full-host-is-the-end")
 }

@@ -188,6 +188,17 @@ impl Guests {
         if self.pending.values().any(overlaps) {
             return None;
         }
+        Some(self.change_anyway(queue, sectors, zeroes, shape))
+    }
+
+    /// The same, whatever is in flight: then a story cannot say what becomes of it.
+    pub fn change_anyway(
+        &mut self,
+        queue: usize,
+        sectors: Range<u64>,
+        zeroes: bool,
+        shape: impl FnOnce(&mut Request),
+    ) -> u32 {
         let extent = extent(&sectors);
         let op = match zeroes {
             false => Op::Write(extent),
@@ -203,7 +214,7 @@ impl Guests {
             buffer = vec![0; (sectors.end - sectors.start) as usize * SECTOR];
             stamp(&mut buffer, sectors.start, self.story.stamp_of(change));
         }
-        Some(self.submit(queue, request, Purpose::Change(change), sectors, buffer.into()))
+        self.submit(queue, request, Purpose::Change(change), sectors, buffer.into())
     }
 
     pub fn write(&mut self, queue: usize, sectors: Range<u64>) -> u32 {
