@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use flowstone_block::SectorCount;
+use flowstone_block::{Outcome, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
@@ -74,6 +74,21 @@ impl Core {
     pub fn set_capacity(&self, capacity: SectorCount) {
         self.capacity.store(capacity.get(), Ordering::Relaxed);
         self.tail().disk_leaves = leaves_of(capacity);
+    }
+
+    /// Makes the disk smaller at once, so that nothing is written there any more, and larger when
+    /// `work` has made that durable, so that no record says anything about blocks that a crash would
+    /// take away again.
+    pub fn resize_while(&self, capacity: SectorCount, work: impl FnOnce() -> Outcome) -> Outcome {
+        let before = self.capacity();
+        let meanwhile = match mutant("log.resize.told-before-durable") {
+            true => capacity,
+            false => capacity.min(before),
+        };
+        self.set_capacity(meanwhile);
+        let resized = work();
+        self.set_capacity(if resized.is_ok() { capacity } else { before });
+        resized
     }
 
     /// Blocks of the disk.

@@ -252,7 +252,7 @@ pub fn prepare_loaded(
     tail.totals.appended_blocks += replay.blocks;
     tail.generation = superblock.generation;
     for (head, place) in tail.heads.iter_mut().zip(replay.heads) {
-        *head = Head { place, has_space: false };
+        *head = Head { place, ..Head::default() };
     }
     if crashed && !readonly {
         tail.health = Health::Restarting;
@@ -263,8 +263,12 @@ pub fn prepare_loaded(
     let capacity = SectorCount::new(superblock.capacity_sectors);
     tail.disk_leaves = blocks_of(capacity.bytes()).div_ceil(LEAF_BLOCKS);
     // The superblock of this session says so before one of them is used.
-    let wanted = tail.kept_for_upkeep(&map);
-    tail.segments.raise_limit_for(wanted, shape.segments_most(blocks_of(capacity.bytes())));
+    let most = shape.segments_most(blocks_of(capacity.bytes()));
+    let own = shape.segments_for(blocks_of(capacity.bytes())).unwrap_or(0);
+    tail.segments.set_limit(tail.segments.limit().max(own.min(most)));
+    let wanted = tail.kept_from_writes(&map);
+    tail.segments.raise_limit_for(wanted, most);
+    tail.find_trim_heads(&map);
     superblock.segments = superblock.segments.max(tail.segments.limit());
     let core = Arc::new(Core::new(name.clone(), file, codec, capacity, map, tail));
     if readonly {
@@ -376,12 +380,8 @@ impl Image for LogImage {
         }
         let used = self.core.tail().segments.highest_used() + 1;
         let segments = segments.max(used);
-        // Smaller at once, so that nobody writes there any more; larger when it is durable, so that
-        // no record says anything about blocks that a crash would take away again.
-        let before = self.core.capacity();
-        self.core.set_capacity(capacity.min(before));
-        let resized = self.ask(Command::Resize { capacity: capacity.get(), segments }, || {});
-        self.core.set_capacity(if resized.is_ok() { capacity } else { before });
+        let command = Command::Resize { capacity: capacity.get(), segments };
+        let resized = self.core.resize_while(capacity, || self.ask(command, || {}));
         resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
     }
 

@@ -115,7 +115,7 @@ impl LogState {
             map_blocks: tail.totals.map_blocks,
             checkpoint: tail.generation,
             since_checkpoint_blocks: tail.since_checkpoint,
-            full: tail.full.is_some(),
+            full: tail.writes.full.is_some() || tail.restart_full.is_some(),
         }
     }
 }

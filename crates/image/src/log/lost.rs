@@ -3,8 +3,11 @@
 //!
 //! Every record of guest writes says up to where everything was durable when it was made. No log
 //! ends before that.
+//!
+//! What cannot be read where the log would go on is an error; elsewhere it says nothing, and the rest
+//! of its segment is asked (docs/format.md section 8).
 
-use flowstone_block::{AlignedBuf, Errno};
+use flowstone_block::{AlignedBuf, Errno, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
 
 use super::address::BLOCK_BYTES;
@@ -66,14 +69,20 @@ impl Hunt<'_> {
             let place = |segment: &u32| self.shape.address(*segment, 0).offset();
             let mut reads: Vec<(FileOffset, &mut [u8])> =
                 batch.iter().map(place).zip(buffer.chunks_exact_mut(BLOCK_BYTES)).collect();
-            self.reader.read_many(&mut reads)?;
-            for (segment, block) in batch.iter().zip(buffer.chunks_exact(BLOCK_BYTES)) {
-                let first = self.codec.decode(block, &mut Vec::new());
+            let mut all_read = self.reader.read_many(&mut reads);
+            if mutant("log.lost.unreadable-free-space-is-the-end") {
+                all_read?;
+                all_read = Ok(());
+            }
+            for (segment, block) in batch.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+                let at = self.shape.address(*segment, 0).offset();
+                let read = all_read.or_else(|_| self.reader.read(at, block));
+                let first = self.codec.decode(block, &mut Vec::new()).filter(|_| read.is_ok());
                 let later = first.filter(|it| is_guests(it) && it.sequence >= replay.next_sequence);
-                if later.is_none() {
+                if read.is_ok() && later.is_none() {
                     continue;
                 }
-                let promise = self.promise_of(*segment)?;
+                let promise = self.promise_of(*segment);
                 if promise > replay.next_sequence {
                     return Ok(Some(format!(
                         "record {} is damaged, and everything before record {promise} was durable: \
@@ -86,8 +95,14 @@ impl Hunt<'_> {
         Ok(None)
     }
 
-    /// What the records of a segment know to be durable.
-    fn promise_of(&mut self, segment: u32) -> Result<u64, Errno> {
+    /// What the records of a segment know to be durable. If one of its blocks cannot be read, all
+    /// others are looked at: no record, of whatever life, has ever known more than was so.
+    fn promise_of(&mut self, segment: u32) -> u64 {
+        self.promise_of_chain(segment).unwrap_or_else(|_| self.promise_of_blocks(segment))
+    }
+
+    /// Record by record.
+    fn promise_of_chain(&mut self, segment: u32) -> Result<u64, Errno> {
         let mut window = Window::default();
         let mut entries = Vec::new();
         let (mut block, mut promise, mut serial) = (0, 0, None);
@@ -103,6 +118,25 @@ impl Hunt<'_> {
             block = block.saturating_add(header.record_blocks());
         }
         Ok(promise)
+    }
+
+    /// Block by block.
+    fn promise_of_blocks(&mut self, segment: u32) -> u64 {
+        let mut window = Window::default();
+        let mut entries = Vec::new();
+        let mut promise = 0;
+        let Self { reader, shape, codec, file_blocks } = self;
+        for block in 0..shape.segment_blocks {
+            match window.show(reader, *shape, *file_blocks, segment, block, 1) {
+                Ok(false) => break,
+                Err(_) => continue,
+                Ok(true) => {}
+            }
+            let header = codec.decode(window.block(block), &mut entries);
+            let found = header.filter(|it| it.position == block && is_guests(it));
+            promise = promise.max(found.map_or(0, |it| it.durable));
+        }
+        promise
     }
 
     fn header(&mut self, segment: u32, block: u32) -> Result<Option<Header>, Errno> {

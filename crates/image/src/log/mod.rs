@@ -21,6 +21,7 @@ mod map;
 pub mod policy;
 pub(crate) mod record;
 mod replay;
+mod reserve;
 mod root;
 mod segments;
 mod shape;

@@ -10,6 +10,7 @@
 
 use std::ops::RangeInclusive;
 
+use flowstone_block::mutant;
 use flowstone_fileio::BlockingFile;
 
 use super::address::{Address, Word};
@@ -99,13 +100,16 @@ pub fn replay(
     let mut copies = replayer.start(superblock, CLASS_CLEANED..=CLASS_COLD, segments)?;
     loop {
         let next = found.next_sequence;
-        let is_next = |cursor: &&mut Cursor| cursor.sequence() == Some(next);
+        let is_next = |cursor: &&mut Cursor| {
+            let accepts_gap = mutant("log.replay.accepts-gap");
+            cursor.sequence().is_some_and(|it| it == next || it > next && accepts_gap)
+        };
         let guest = guests.iter_mut().find(is_next);
         let copy =
             copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
         let cursor = match (guest, copy) {
             (Some(guest), Some(copy)) => {
-                if copy.was_made_by(next) {
+                if copy.was_made_by(next) && !mutant("log.replay.copies-after-guests") {
                     copy
                 } else {
                     guest
@@ -115,6 +119,7 @@ pub fn replay(
             (None, None) => break,
         };
         if cursor.header.is_some_and(|header| header.generation > superblock.generation)
+            && !mutant("log.replay.newer-generation-unchecked")
             && cursor.class <= CLASS_GUEST_MAX
         {
             found.damage = Some("a newer superblock than the ones found has existed".into());
@@ -131,7 +136,7 @@ pub fn replay(
         replayer.look(cursor)?;
     }
     for cursor in &mut guests {
-        if found.damage.is_none() {
+        if found.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
             found.damage = replayer.find_promises(cursor, found.next_sequence)?;
         }
     }
@@ -208,7 +213,7 @@ impl Replayer<'_> {
             |header: &Header| cursor.class <= CLASS_GUEST_MAX || header.sequence > cursor.last;
         cursor.header = header.filter(|header| {
             is_later(header)
-                && header.serial == cursor.head.serial
+                && (header.serial == cursor.head.serial || mutant("log.replay.ignores-incarnation"))
                 && header.position == at
                 && (header.kind == data || header.kind == Kind::Seal)
         });
@@ -228,7 +233,9 @@ impl Replayer<'_> {
             return Ok(false);
         }
         cursor.last = header.sequence;
-        found.next_sequence += u64::from(cursor.class <= CLASS_GUEST_MAX);
+        if cursor.class <= CLASS_GUEST_MAX {
+            found.next_sequence = header.sequence + 1;
+        }
         found.records += 1;
         found.blocks += u64::from(header.record_blocks());
         match (header.kind, cursor.entries.first()) {
@@ -249,6 +256,9 @@ impl Replayer<'_> {
             _ => {
                 let address: Address = self.shape.address(cursor.head.segment, first);
                 found.guest_blocks += u64::from(header.payload_blocks);
+                if mutant("log.replay.forgets-trims") {
+                    cursor.entries.retain(|entry| !matches!(entry, Entry::Trim { .. }));
+                }
                 apply_entries(&cursor.entries, address, map, |_| {});
                 cursor.head.block += header.record_blocks();
             }
@@ -262,7 +272,9 @@ impl Replayer<'_> {
         cursor.entries.iter().all(|entry| match *entry {
             Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
                 block += 1;
-                lba < self.blocks && crc32c::crc32c(cursor.window.block(block)) == checksum
+                let unchecked = mutant("log.replay.data-unchecked");
+                lba < self.blocks
+                    && (crc32c::crc32c(cursor.window.block(block)) == checksum || unchecked)
             }
             Entry::Trim { lba, count } => {
                 lba.checked_add(u64::from(count)).is_some_and(|end| end <= self.blocks)

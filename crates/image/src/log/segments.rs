@@ -7,6 +7,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use flowstone_block::mutant;
+
 use super::address::Address;
 use super::policy::CLASS_MAP;
 use super::shape::Shape;
@@ -271,7 +273,8 @@ impl SegmentTable {
     /// Those of the dead that are free once everything written until now is durable.
     pub fn take_loose_dead(&mut self) -> Vec<u32> {
         let segments = &self.segments;
-        self.dead.extract_if(.., |number| !segments[*number as usize].held).collect()
+        let all = mutant("log.free.ignores-holds");
+        self.dead.extract_if(.., |number| all || !segments[*number as usize].held).collect()
     }
 
     /// Only a checkpoint frees this segment, from now on.
@@ -338,6 +341,13 @@ impl SegmentTable {
         let closed = |segment: &Segment| matches!(segment.state, State::Sealed | State::Dead);
         let dead = |segment: Segment| u64::from(self.shape.segment_blocks - segment.live);
         self.iter().filter(|(_, segment)| closed(segment)).map(|(_, segment)| dead(segment)).sum()
+    }
+
+    /// Segments that hold parts of the map.
+    pub fn used_for_maps(&self) -> u32 {
+        let holds =
+            |it: &Segment| it.class == CLASS_MAP && matches!(it.state, State::Open | State::Sealed);
+        self.iter().filter(|(_, segment)| holds(segment)).count() as u32
     }
 
     /// Segments that hold something, heads included.

@@ -19,6 +19,9 @@ const SEGMENT_DEFAULT_MAX: u64 = 32 << 20;
 const SEGMENTS_PER_DISK: u64 = 512;
 /// Open heads, the outputs of cleaning, and what they need to go on when space is short.
 const SPARE_SEGMENTS: u64 = 12;
+/// Besides heads, trims and the map: what the cleaner keeps, its output and the map's, and a little
+/// more than writes must leave.
+const UPKEEP_SEGMENTS: u64 = 8;
 
 /// What cleaning a segment must win of it.
 const GAIN_PERCENT: u32 = 3;
@@ -87,7 +90,25 @@ impl Shape {
         let map = map_blocks(blocks, data).div_ceil(segment);
         let count = 1 + data + 2 * map + SPARE_SEGMENTS;
         let fits = count.checked_mul(segment)? <= 1 << 32;
+        // Images from before the second term was known go on, however large they are.
+        let most = (1u64 << 32) / segment;
+        let count = count.max(1 + data + self.segments_besides_data(blocks, count)).min(most);
         fits.then_some(u32::try_from(count).ok()?)
+    }
+
+    /// Segments that there must be besides those with data that are too full to be cleaned, so that
+    /// writes need never wait for ever: the sum in docs/format.md section 9.
+    fn segments_besides_data(&self, blocks: u64, segments: u64) -> u64 {
+        let leaves = blocks.div_ceil(LEAF_BLOCKS);
+        let root = root_blocks(leaves, segments + 1);
+        let map = self.map_segments_full(leaves, root) + self.checkpoint_segments(leaves, root);
+        map + 3 * u64::from(self.streams) + UPKEEP_SEGMENTS
+    }
+
+    /// Segments of a map of so many leaves, when each is too full to be cleaned.
+    pub fn map_segments_full(&self, leaves: u64, root_blocks: u64) -> u64 {
+        let blocks = leaves * u64::from(LEAF_ON_DISK_BLOCKS) + root_blocks;
+        blocks / u64::from(self.data_blocks_packed() - self.cleaning_gain_min())
     }
 
     /// Whether the map root of a disk of `blocks` blocks fits in a record, which is the only

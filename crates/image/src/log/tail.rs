@@ -7,13 +7,14 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::Errno;
+use flowstone_block::{Errno, mutant};
 
 use super::address::{Address, Word};
 use super::map::BlockMap;
 use super::record::{Entry, Header, Kind};
+use super::reserve::{Demand, Opener, Reserve};
 use super::segments::SegmentTable;
-use super::shape::{self, Shape};
+use super::shape::Shape;
 use super::superblock::{HeadPlace, Totals};
 use crate::waker::Waker;
 
@@ -26,6 +27,9 @@ pub struct Head {
     pub place: HeadPlace,
     /// Whether the host has given the segment space.
     pub has_space: bool,
+    /// It was opened when writes had to leave the segment alone: only trims are appended until there
+    /// is room, so nothing lives in it, and the first checkpoint after its end frees it.
+    pub for_trims: bool,
 }
 
 /// Whether records can be made.
@@ -45,8 +49,24 @@ pub struct Draft<'a> {
     pub payload_blocks: u32,
     /// Blocks of which only a part is new, and the words that the rest was read with.
     pub bases: &'a [(u64, Word)],
-    /// Whether it only gives space up: that may use the last segments.
+    /// Whether it only unmaps blocks: that may use segments that others must leave.
     pub only_trims: bool,
+}
+
+impl Draft<'_> {
+    const fn opener(&self) -> Opener {
+        if self.only_trims { Opener::Trim } else { Opener::Write }
+    }
+}
+
+/// Who waits for room, and who has heard that waiting brings none; writes and trims apart, since
+/// trims have room when writes have none.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Want {
+    /// Somebody waits.
+    pub starved: bool,
+    /// Waiting brings nothing, because of this.
+    pub full: Option<Errno>,
 }
 
 /// Why a record has no place.
@@ -106,10 +126,10 @@ pub struct Tail {
     pub durable: u64,
     /// Blocks appended since the last checkpoint.
     pub since_checkpoint: u64,
-    /// Why writes cannot go on, while they cannot.
-    pub full: Option<Errno>,
-    /// Whether somebody waits for the keeper to make room.
-    pub starved: bool,
+    pub writes: Want,
+    pub trims: Want,
+    /// Why new heads could not be started yet: the host was full.
+    pub restart_full: Option<Errno>,
     /// Whether anything has changed since the last checkpoint.
     pub changed: bool,
     /// Leaves that a full map of the disk has.
@@ -143,8 +163,9 @@ impl Tail {
             generation: 0,
             durable: next_sequence,
             since_checkpoint: 0,
-            full: None,
-            starved: false,
+            writes: Want::default(),
+            trims: Want::default(),
+            restart_full: None,
             changed: false,
             disk_leaves: 0,
             next_sequence,
@@ -170,27 +191,56 @@ impl Tail {
         self.spare_entries.pop().unwrap_or_default()
     }
 
-    /// Segments that only a checkpoint may take: without them neither the dead could be freed nor
-    /// an image be opened after a crash.
-    pub fn kept_for_checkpoints(&self, map: &BlockMap) -> u32 {
-        // Until the open segments are full, each of their blocks may change another leaf.
-        let open = u64::from(self.segments.open_for_data()) * u64::from(self.shape.segment_blocks);
+    /// What is kept for whom. `replaces` says whether a segment that is about to be opened for data
+    /// takes the place of one that is full.
+    pub fn reserve(&self, map: &BlockMap, replaces: bool) -> Reserve {
         let on_their_way: usize = self.on_their_way.iter().map(|it| it.entries.len()).sum();
-        let coming = open + on_their_way as u64;
-        let leaves = (u64::from(map.changed_count()) + coming).min(self.disk_leaves);
-        let leaves_most = (u64::from(map.leaf_count()) + coming).min(self.disk_leaves);
-        let root = shape::root_blocks(leaves_most, u64::from(self.segments.used()) + 1);
-        self.shape.streams + 1 + self.shape.checkpoint_segments(leaves, root) as u32
+        Reserve::of(&Demand {
+            shape: self.shape,
+            changed_leaves: map.changed_count().into(),
+            leaves: map.leaf_count().into(),
+            disk_leaves: self.disk_leaves,
+            open_for_data: self.segments.open_for_data() + u32::from(!replaces),
+            on_their_way: on_their_way as u64,
+            used: self.segments.used(),
+            map_segments: self.segments.used_for_maps(),
+        })
     }
 
-    /// Segments that cleaning may not take either: what gives space up must always have a place.
-    pub fn kept_for_trims(&self, map: &BlockMap) -> u32 {
-        self.kept_for_checkpoints(map) + 1
+    /// Heads that only trims use.
+    pub fn trim_heads(&self) -> u32 {
+        self.heads.iter().filter(|head| head.for_trims).count() as u32
     }
 
-    /// Segments that guests may not take: cleaning needs a few more.
-    pub fn kept_for_upkeep(&self, map: &BlockMap) -> u32 {
-        self.kept_for_trims(map) + 2
+    /// At the start: a head in which nothing lives is one that trims opened, if segments are short.
+    pub fn find_trim_heads(&mut self, map: &BlockMap) {
+        let reserve = self.reserve(map, true);
+        for stream in 0..self.shape.streams as usize {
+            let available = self.segments.ready_or_obtainable();
+            let short = !reserve.may_open(Opener::Write, available, self.trim_heads());
+            let head = &mut self.heads[stream];
+            head.for_trims = short && self.segments.get(head.place.segment).live == 0;
+        }
+    }
+
+    /// Segments that guests must leave when they write.
+    pub fn kept_from_writes(&self, map: &BlockMap) -> u32 {
+        let reserve = self.reserve(map, true).left_by(Opener::Write);
+        reserve.saturating_sub(self.trim_heads())
+    }
+
+    /// Whether a head may be opened for this, in place of another one.
+    pub fn may_open_head(&self, opener: Opener, map: &BlockMap) -> bool {
+        self.reserve(map, true).may_open(opener, self.segments.ready(), self.trim_heads())
+    }
+
+    fn want(&mut self, opener: Opener) -> &mut Want {
+        if opener == Opener::Trim { &mut self.trims } else { &mut self.writes }
+    }
+
+    /// Whether somebody waits for room, or has been refused it.
+    pub fn wants_room(&self) -> bool {
+        [self.writes, self.trims].iter().any(|want| want.starved || want.full.is_some())
     }
 
     /// Gives a draft the next place and sequence number. `entries` goes along until the commit. The
@@ -205,7 +255,13 @@ impl Tail {
     ) -> Result<Placed, Refusal> {
         match self.health {
             Health::Running => {}
-            Health::Restarting => return Err(Refusal::Wait),
+            Health::Restarting => {
+                return Err(self.restart_full.map_or(Refusal::Wait, |errno| {
+                    // Each refusal is a reason to ask the host again.
+                    news.call_keeper = true;
+                    Refusal::Full(errno)
+                }));
+            }
             Health::Stopped => return Err(Refusal::Full(Errno::IO)),
         }
         if let Some(entry) = draft.entries.iter().find(|entry| entry.blocks().end > blocks) {
@@ -216,7 +272,7 @@ impl Tail {
                 self.watchers.push(Arc::clone(owner));
                 return Err(Refusal::Stale { lba, on_its_way: Some(self.committed) });
             }
-            if map.get(lba) != word {
+            if map.get(lba) != word && !mutant("log.place.rest-of-block-unchecked") {
                 return Err(Refusal::Stale { lba, on_its_way: None });
             }
         }
@@ -295,22 +351,28 @@ impl Tail {
         owner: &Arc<Waker>,
         news: &mut News,
     ) -> Result<Option<Seal>, Refusal> {
+        let opener = draft.opener();
         let head = self.heads[draft.stream];
         if !head.has_space {
-            return Err(self.refuse(news));
+            return Err(self.refuse(opener, news));
         }
         if head.place.block + blocks < self.shape.segment_blocks {
+            let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
+            if head.for_trims && opener == Opener::Write && waits {
+                // To take it over is to open it.
+                if !self.may_open_head(opener, map) {
+                    return Err(self.refuse(opener, news));
+                }
+                self.heads[draft.stream].for_trims = false;
+            }
             return Ok(None);
         }
-        let keep = match draft.only_trims {
-            true => self.kept_for_checkpoints(map),
-            false => self.kept_for_upkeep(map),
-        };
-        if self.segments.ready() <= keep {
-            return Err(self.refuse(news));
+        if !self.may_open_head(opener, map) {
+            return Err(self.refuse(opener, news));
         }
+        let for_trims = !self.may_open_head(Opener::Write, map);
         let Some((segment, serial)) = self.segments.open(draft.stream as u8) else {
-            return Err(self.refuse(news));
+            return Err(self.refuse(opener, news));
         };
         // One of those that wait in reserve has gone: the keeper gets another.
         news.call_keeper = true;
@@ -332,16 +394,17 @@ impl Tail {
         self.push(owner, address, Kind::Seal, &[Entry::Next { serial }]);
         self.account(1, news);
         let place = HeadPlace { serial, segment, block: 0 };
-        self.heads[draft.stream] = Head { place, has_space: true };
+        self.heads[draft.stream] = Head { place, has_space: true, for_trims };
         Ok(Some(seal))
     }
 
-    fn refuse(&mut self, news: &mut News) -> Refusal {
+    fn refuse(&mut self, opener: Opener, news: &mut News) -> Refusal {
         news.call_keeper = true;
-        match self.full {
+        let want = self.want(opener);
+        match want.full {
             Some(errno) => Refusal::Full(errno),
             None => {
-                self.starved = true;
+                want.starved = true;
                 Refusal::Wait
             }
         }
@@ -352,7 +415,7 @@ impl Tail {
         let index = (sequence - self.committed) as usize;
         let record = &mut self.on_their_way[index];
         record.written = true;
-        if !succeeded {
+        if !succeeded && !mutant("log.commit.passes-over-failed-record") {
             self.health = match self.health {
                 Health::Running => Health::Restarting,
                 other => other,
@@ -365,7 +428,11 @@ impl Tail {
             return;
         }
         let dead = self.segments.dead().0;
-        while self.on_their_way.front().is_some_and(|record| record.written) {
+        while self
+            .on_their_way
+            .front()
+            .is_some_and(|record| record.written || mutant("log.commit.out-of-order"))
+        {
             let Some(record) = self.on_their_way.pop_front() else { break };
             self.apply(&record, map);
             self.committed += 1;

@@ -50,7 +50,13 @@ impl Window {
             AlignedBuf::zeroed(most * BLOCK_BYTES)
         });
         self.blocks = 0..0;
-        reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES])?;
+        let mut read =
+            |blocks: u32| reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES]);
+        // Nobody has asked for what lies behind: that it cannot be read need not matter.
+        let blocks = match read(blocks) {
+            Err(_) if blocks > count => read(count).map(|()| count),
+            outcome => outcome.map(|()| blocks),
+        }?;
         self.segment = segment;
         self.blocks = first..first + blocks;
         Ok(true)

@@ -1,6 +1,6 @@
 //! Flushes of one queue: each waits for the sync that its ticket names.
 
-use flowstone_block::{Completion, Errno, Outcome};
+use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 
 use super::super::core::Core;
@@ -22,6 +22,10 @@ impl Flushes {
             queue.settled.push(Completion { outcome: Err(Errno::IO), ..completion });
             return;
         }
+        if mutant("log.flush.answers-before-sync") {
+            queue.settled.push(completion);
+            return;
+        }
         let (ticket, lead) = queue.core.sync.request();
         self.waiting.push((ticket, completion));
         if lead {
@@ -41,6 +45,10 @@ impl Flushes {
         let promises = outcome.is_ok() && !queue.core.sync.has_failed();
         if let Some(durable) = self.leading.take().filter(|_| promises) {
             let mut tail = queue.core.tail();
+            let durable = match mutant("log.flush.promises-what-came-later") {
+                true => tail.committed(),
+                false => durable,
+            };
             tail.durable = tail.durable.max(durable);
         }
         if queue.core.sync.finish(outcome.is_ok()) {

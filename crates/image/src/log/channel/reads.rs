@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Completion, Errno, Extent, IoVec, Outcome, Request};
+use flowstone_block::{AlignedBuf, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
@@ -149,7 +149,9 @@ impl Reads {
         let Part { reading, kind } = self.parts.remove(part);
         let verdict = match kind {
             PartKind::Run(run) => {
-                if outcome.is_err() || !blocks_match(&run.pieces, &run.words) {
+                let fits =
+                    || blocks_match(&run.pieces, &run.words) || mutant("log.read.data-unchecked");
+                if outcome.is_err() || !fits() {
                     self.read_one_by_one(queue, reading, &run);
                 }
                 self.spare.push(run);
@@ -176,13 +178,17 @@ impl Reads {
         mut single: Box<Single>,
         outcome: Outcome,
     ) -> Outcome {
-        let fits = crc32c::crc32c(&single.buffer) == single.word.checksum();
+        let fits = crc32c::crc32c(&single.buffer) == single.word.checksum()
+            || mutant("log.read.data-unchecked");
         let request = &mut self.requests[reading].request;
         if outcome.is_ok() && fits {
             request.copy_in(single.at, &single.buffer[single.wanted.clone()]);
             return Ok(());
         }
-        let word = queue.core.map.get(single.lba);
+        let word = match mutant("log.read.does-not-look-again") {
+            true => single.word,
+            false => queue.core.map.get(single.lba),
+        };
         if !word.is_mapped() {
             request.fill_zero(single.at..single.at + single.wanted.len());
             return Ok(());

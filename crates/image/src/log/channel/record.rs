@@ -28,7 +28,6 @@ pub struct Record {
     /// Payload blocks in use.
     pub payload: u32,
     pub stream: usize,
-    pub only_trims: bool,
     /// Blocks that trims in it cover.
     pub trimmed: u64,
     pub sequence: u64,
@@ -51,7 +50,6 @@ impl Record {
             bases: Vec::new(),
             payload: 0,
             stream: 0,
-            only_trims: true,
             trimmed: 0,
             sequence: 0,
             address: Address::NOWHERE,
@@ -66,10 +64,14 @@ impl Record {
         self.shares.clear();
         self.bases.clear();
         self.payload = 0;
-        self.only_trims = true;
         self.trimmed = 0;
         self.written = false;
         self.failure = None;
+    }
+
+    /// Whether it unmaps blocks and brings none.
+    pub const fn only_trims(&self) -> bool {
+        self.payload == 0
     }
 
     /// Whether it is decided what becomes of it: it has committed, or never will.

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request};
+use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
@@ -246,7 +246,7 @@ impl Writes {
             entries: &record.entries,
             payload_blocks: record.payload,
             bases: &record.bases,
-            only_trims: record.only_trims,
+            only_trims: record.only_trims(),
         };
         self.refused_at = queue.core.room_made();
         match queue.core.place(&draft, &queue.waker) {
@@ -342,11 +342,11 @@ impl Writes {
         errno: Errno,
     ) {
         let shares: Vec<usize> = record.shares.iter().map(|share| share.write).collect();
-        let only_trims = record.only_trims;
+        let only_trims = record.only_trims();
         self.take_apart(record, None);
         for index in shares {
             let writing = &mut self.requests[index];
-            if only_trims || !writing.zeroes {
+            if only_trims || writing.brings_data() {
                 writing.outcome = Err(errno);
                 writing.cursor = writing.end;
                 self.finish_if_done(queue, flushes, index);
@@ -428,7 +428,7 @@ impl Writes {
         drop(waiting);
         let durable = request.durable;
         let completion = Completion { request, outcome };
-        if durable && outcome.is_ok() {
+        if durable && outcome.is_ok() && !mutant("log.write-through.skips-sync") {
             flushes.submit(queue, completion);
         } else {
             queue.settled.push(completion);

@@ -58,6 +58,11 @@ impl Writing {
         }
     }
 
+    /// Whether it may bring data: parts of blocks that become zeroes are written.
+    pub fn brings_data(&self) -> bool {
+        !self.zeroes || self.edges.iter().any(Option::is_some)
+    }
+
     /// The part of a block that changes, in bytes.
     fn part_of(&self, lba: u64) -> std::ops::Range<usize> {
         let block = lba * BLOCK_SECTORS;
@@ -116,7 +121,6 @@ impl Writing {
             let block = record.payload;
             record.payload += 1;
             record.entries.push(Entry::Data { lba, checksum: 0 });
-            record.only_trims &= self.zeroes;
             match mentioned {
                 Some(_) => record.block(block).fill(0),
                 None => {
@@ -148,7 +152,6 @@ impl Writing {
         target[bytes..].fill(0);
         record.entries.extend((first..after).map(|lba| Entry::Data { lba, checksum: 0 }));
         record.payload += count;
-        record.only_trims = false;
         self.cursor = after;
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
 use super::Keeper;
 use super::output::{Gather, Output};
@@ -188,7 +188,13 @@ impl Keeper {
 
     /// Steps 3 and 4: everything the superblock will name is durable before it is.
     fn publish(&mut self, next: Superblock, dead: &[u32], kind: CheckpointKind) -> Outcome {
-        self.sync()?;
+        let skips = match kind {
+            CheckpointKind::Running => mutant("log.checkpoint.superblock-before-sync-of-map"),
+            CheckpointKind::Last => mutant("log.close.clean-before-sync"),
+        };
+        if !skips {
+            self.sync()?;
+        }
         let mut superblock = next;
         {
             let mut tail = self.core.tail();
@@ -218,7 +224,9 @@ impl Keeper {
         // If this fails, the next attempt has the same number, so that it goes to the same slot: the
         // other one holds the superblock that counts.
         self.file.write(superblock.slot().offset(), &mut block)?;
-        self.sync()?;
+        if !mutant("log.checkpoint.frees-before-superblock-sync") {
+            self.sync()?;
+        }
         self.superblock = superblock;
         Ok(())
     }
@@ -229,7 +237,7 @@ impl Keeper {
             // The host reports what it has lost once, and a queue has heard it.
             outcome = Err(Errno::IO);
         }
-        if outcome.is_err() {
+        if outcome.is_err() && !mutant("log.sync.forgets-failure") {
             self.core.sync.fail();
             self.core.wake_all();
         }
@@ -250,7 +258,11 @@ impl Keeper {
             }
         }
         self.audit();
-        self.release(frozen.dead);
+        let mut dead = frozen.dead;
+        if mutant("log.checkpoint.frees-what-died-meanwhile") {
+            dead.extend(self.core.tail().segments.take_dead());
+        }
+        self.release(dead);
     }
 
     /// Debug builds: the counts of live blocks are what the map says.
@@ -280,7 +292,8 @@ impl Keeper {
     /// Frees the dead that need no checkpoint: all that replaced their blocks becomes durable now.
     pub fn release_loose_dead(&mut self) -> Outcome {
         let dead = self.core.tail().segments.take_loose_dead();
-        if let Err(errno) = self.sync() {
+        let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.sync() };
+        if let Err(errno) = synced {
             self.core.tail().segments.keep_dead(dead);
             return Err(errno);
         }

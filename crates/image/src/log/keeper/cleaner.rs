@@ -1,21 +1,20 @@
 //! Cleaning: live blocks of a victim are copied elsewhere, so that the whole segment dies.
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, mutant};
 use tracing::warn;
 
 use super::output::Gather;
 use super::{CheckpointKind, Keeper, Progress};
 use crate::log::address::{Address, BLOCK_BYTES, Word};
-use crate::log::policy::{CLASS_MAP, Candidate};
+use crate::log::policy::{CLASS_CLEANED, CLASS_MAP, Candidate};
 use crate::log::record::{Entry, Kind};
+use crate::log::reserve::{Step, View};
 use crate::log::segments::{Segment, State};
 use crate::log::tail::Health;
 use crate::log::window::Window;
 
-/// Segments above the reserve at which cleaning begins.
-pub const SLACK_SEGMENTS: u32 = 5;
-/// Dead segments that are freed together: each time costs an fdatasync.
-const FREED_TOGETHER: u32 = 3;
+/// Checkpoints that may be needed until the map takes a segment less.
+const MAP_ATTEMPTS: u32 = 3;
 /// Segments of which no more than one part in so many lives are cleaned while guests are quiet.
 const SPARSE_PART: u32 = 3;
 /// So many are cleaned before the next look at everything else.
@@ -35,37 +34,115 @@ impl Keeper {
     /// Frees a segment if they are running out: cleans a victim, or makes durable what the dead
     /// wait for.
     pub fn make_room(&mut self) -> Progress {
-        let (available, keep, (dead, loose)) = {
-            let tail = self.core.tail();
-            let hidden = if self.host_full.is_some() { 0 } else { tail.segments.obtainable() };
-            let keep = tail.kept_for_upkeep(&self.core.map);
-            (tail.segments.ready() + hidden, keep, tail.segments.dead())
+        let view = self.view();
+        let done = match view.next_step() {
+            Step::Nothing => return Progress::Idle,
+            Step::FreeLoose => self.release_loose_dead(),
+            Step::Checkpoint => return self.try_checkpoint(),
+            Step::CleanMap => self.clean_map().or_else(|_| self.clean_any()),
+            Step::Clean => self.clean_any(),
         };
-        if available >= keep + SLACK_SEGMENTS {
-            return Progress::Idle;
-        }
-        let urgent = available <= keep + 1;
-        if loose >= FREED_TOGETHER || urgent && loose > 0 {
-            return match self.release_loose_dead() {
-                Ok(()) => Progress::Made,
-                Err(_) => Progress::Idle,
-            };
-        }
-        if urgent && dead > 0 {
-            return self.try_checkpoint();
-        }
-        let cleaned = self.choose_victim().map(|(victim, segment)| self.clean(victim, segment));
-        match cleaned {
-            Some(Ok(())) => Progress::Made,
-            _ if dead > 0 => self.try_checkpoint(),
-            failed => {
-                let errno = failed.and_then(Result::err).unwrap_or(Errno::NOSPC);
-                if urgent {
+        match done {
+            Ok(()) => Progress::Made,
+            Err(_) if self.view().dead > 0 => self.try_checkpoint(),
+            Err(errno) => {
+                if view.is_urgent() {
                     self.give_up_waiting(errno);
                 }
                 Progress::Idle
             }
         }
+    }
+
+    fn view(&self) -> View {
+        let tail = self.core.tail();
+        let (dead, loose) = tail.segments.dead();
+        View {
+            reserve: tail.reserve(&self.core.map, true),
+            available: self.available(&tail),
+            trim_heads: tail.trim_heads(),
+            dead,
+            loose,
+            map_segments: tail.segments.used_for_maps(),
+        }
+    }
+
+    fn clean_any(&mut self) -> Outcome {
+        let found = self.choose_victim();
+        let done = match found {
+            Some((victim, segment)) => self.clean(victim, segment),
+            None if self.view().is_urgent() => self.clean_output(),
+            None => Err(Errno::NOSPC),
+        };
+        match done {
+            // The room that copies need is what the map has beyond its share, if anything is.
+            Err(Errno::NOSPC) => self.clean_map(),
+            done => done,
+        }
+    }
+
+    /// What the open outputs lack may be all there is to win: one of them ends and goes into another.
+    fn clean_output(&mut self) -> Outcome {
+        let class = self.merge_outputs(CLASS_CLEANED);
+        let (victim, segment) = self.choose_victim().ok_or(Errno::NOSPC)?;
+        self.clean_into(class, victim, segment)
+    }
+
+    /// Makes the map smaller. `NOSPC` if that is not to be had.
+    fn clean_map(&mut self) -> Outcome {
+        let used = |keeper: &Self| keeper.core.tail().segments.used_for_maps();
+        let before = used(self);
+        // The first attempt may end the open segment and leave it sparse, which the next one makes up
+        // for. Where a root takes most of a segment no attempt wins anything.
+        for _ in 0..MAP_ATTEMPTS {
+            let victims = self.outdate_sparse_map();
+            if victims.is_empty() {
+                break;
+            }
+            self.checkpoint_without(&victims)?;
+            self.release_loose_dead()?;
+            if used(self) < before {
+                return Ok(());
+            }
+        }
+        Err(Errno::NOSPC)
+    }
+
+    /// What lives in sparse segments of the map goes elsewhere with the next checkpoint; all of it at
+    /// once, since each checkpoint writes a root besides, which in a segment of its own would win
+    /// nothing. Returns the segments.
+    pub fn outdate_sparse_map(&mut self) -> Vec<u32> {
+        let (sparse, most) = {
+            let tail = self.core.tail();
+            let most = tail.reserve(&self.core.map, true).leaves;
+            let of_map = |it: &Segment| it.class == CLASS_MAP && self.is_worth_cleaning(it);
+            let sparse = tail.segments.iter().filter(|(_, it)| of_map(it));
+            let mut sparse: Vec<(u32, u32)> = sparse.map(|(n, it)| (it.live, n)).collect();
+            sparse.sort_unstable();
+            (sparse, most)
+        };
+        let mut chosen = Vec::new();
+        for (_, victim) in sparse {
+            self.outdate_map_segment(victim);
+            chosen.push(victim);
+            if u64::from(self.core.map.changed_count()) >= most {
+                break;
+            }
+        }
+        chosen
+    }
+
+    /// The leaves of these segments count as changed: the checkpoint writes them elsewhere.
+    fn checkpoint_without(&mut self, victims: &[u32]) -> Outcome {
+        self.checkpoint(CheckpointKind::Running)?;
+        let mut tail = self.core.tail();
+        for victim in victims {
+            if tail.segments.get(*victim).live > 0 {
+                // An image that somebody has tampered with: not to be tried again for ever.
+                tail.segments.mark_damaged(*victim);
+            }
+        }
+        Ok(())
     }
 
     /// Cleans sparse segments, as long as guests are quiet. What guests discard lies scattered between
@@ -91,7 +168,7 @@ impl Keeper {
     /// Whether guests write next to nothing, and nobody waits for the keeper.
     fn is_quiet(&self) -> bool {
         let tail = self.core.tail();
-        let waits = tail.starved || tail.full.is_some() || tail.health != Health::Running;
+        let waits = tail.wants_room() || tail.health != Health::Running;
         !waits && tail.committed() - self.seen <= QUIET_RECORDS
     }
 
@@ -115,15 +192,11 @@ impl Keeper {
     /// The segment that pays most. While an output is being filled, only victims whose blocks
     /// belong in it, as long as there are any worth it: outputs are written in one go.
     pub fn choose_victim(&mut self) -> Option<(u32, Segment)> {
-        // Cleaning packs: headers are not something to win.
         let packed = self.core.shape.data_blocks_packed();
-        let gain_min = self.core.shape.cleaning_gain_min();
         let tail = self.core.tail();
         let clock = tail.clock;
-        let usable = |segment: &Segment| {
-            segment.state == State::Sealed && !segment.damaged && segment.live + gain_min < packed
-        };
-        let scored = tail.segments.iter().filter(|(_, segment)| usable(segment)).map(|found| {
+        let usable = tail.segments.iter().filter(|(_, segment)| self.is_worth_cleaning(segment));
+        let scored = usable.map(|found| {
             let age = clock.saturating_sub(found.1.birth);
             let candidate = Candidate { live: found.1.live, blocks: packed, age };
             (self.policy.score(&candidate), found)
@@ -150,21 +223,29 @@ impl Keeper {
         }
     }
 
+    /// Cleaning packs: headers are not something to win.
+    fn is_worth_cleaning(&self, segment: &Segment) -> bool {
+        let shape = self.core.shape;
+        segment.state == State::Sealed
+            && !segment.damaged
+            && segment.live + shape.cleaning_gain_min() < shape.data_blocks_packed()
+    }
+
     /// Copies what lives in `victim` into the output of its lifetime class.
     pub fn clean(&mut self, victim: u32, segment: Segment) -> Outcome {
         if segment.class == CLASS_MAP {
             self.outdate_map_segment(victim);
-            // The checkpoint that follows writes its leaves anew.
-            self.checkpoint(CheckpointKind::Running)?;
-            let mut tail = self.core.tail();
-            if tail.segments.get(victim).live > 0 {
-                // An image that somebody has tampered with: not to be tried again for ever.
-                tail.segments.mark_damaged(victim);
-            }
-            return Ok(());
+            return self.checkpoint_without(&[victim]);
         }
         let age = self.core.tail().clock.saturating_sub(segment.birth);
-        let class = self.lifetimes.class_for(segment.class, age);
+        let mut class = self.lifetimes.class_for(segment.class, age);
+        if self.view().is_tight() {
+            class = self.merge_outputs(class);
+        }
+        self.clean_into(class, victim, segment)
+    }
+
+    fn clean_into(&mut self, class: u8, victim: u32, segment: Segment) -> Outcome {
         self.filling = Some(class);
         let mut window = Window::default();
         let mut gather = Gather::new(self.core.shape.record_payload_max());
@@ -189,6 +270,7 @@ impl Keeper {
                     if word.address() == address {
                         if !self.show(&mut window, victim, at, 1)?
                             || crc32c::crc32c(window.block(at)) != word.checksum()
+                                && !mutant("log.clean.data-unchecked")
                         {
                             self.core.report_damage(
                                 lba,
@@ -283,7 +365,11 @@ impl Keeper {
             address = address.forward(1);
             let Entry::Moved { checksum, .. } = *entry else { continue };
             let new = Word::new(address, checksum);
-            let dies = if self.core.map.replace_if(moved.lba, moved.old, new) {
+            let stale = mutant("log.clean.overwrites-newer-data") && {
+                let word = self.core.map.get(moved.lba);
+                word.is_mapped() && self.core.map.replace_if(moved.lba, word, new)
+            };
+            let dies = if stale || self.core.map.replace_if(moved.lba, moved.old, new) {
                 moved.old.address()
             } else {
                 // The guest has written the block meanwhile: the copy is dead on arrival.

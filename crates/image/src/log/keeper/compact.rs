@@ -5,15 +5,16 @@
 //! twice as large, beyond its usual limit. Where the host has no such room, segments are packed
 //! instead of sorted: that gives dead space back and leaves the order as it was.
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
 
-use super::cleaner::{Move, SLACK_SEGMENTS};
+use super::cleaner::Move;
 use super::output::Gather;
 use super::{CheckpointKind, Keeper};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::policy::CLASS_SORTED;
 use crate::log::record::{Entry, Kind};
+use crate::log::reserve::SLACK_SEGMENTS;
 
 /// Blocks read at once, from wherever they lie.
 const BATCH_BLOCKS: usize = 1024;
@@ -27,13 +28,14 @@ impl Keeper {
         // Before anybody uses a borrowed segment the superblock must know of it: guests may get one,
         // and replay does not follow a seal to where the image has nothing.
         let sorted = self.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
+        self.seal_output(CLASS_SORTED);
         // Even half a job is a good one, once it is durable. Only then are there segments enough for
         // the usual limit; or nearly so, if what was done has left all of them in use.
         let durable = self.checkpoint(CheckpointKind::Running);
         {
             let mut tail = self.core.tail();
             tail.segments.set_limit(limit);
-            let wanted = tail.kept_for_upkeep(&self.core.map) + SLACK_SEGMENTS;
+            let wanted = tail.kept_from_writes(&self.core.map) + SLACK_SEGMENTS;
             tail.segments.raise_limit_for(wanted, most);
         }
         durable?;
@@ -53,7 +55,7 @@ impl Keeper {
         let wanted = self.core.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
         let most = u64::from(shape.segments_most(self.core.blocks()));
         let tail = self.core.tail();
-        let kept = u64::from(tail.kept_for_upkeep(&self.core.map));
+        let kept = u64::from(tail.kept_from_writes(&self.core.map));
         let limit = u64::from(tail.segments.limit());
         (wanted + 2 * kept).min(most.saturating_sub(limit)) as u32
     }
@@ -126,7 +128,9 @@ impl Keeper {
             other => other?,
         };
         let mut tail = self.core.tail();
-        sources.into_iter().for_each(|segment| tail.segments.hold(segment));
+        if !mutant("log.compact.does-not-hold-sources") {
+            sources.into_iter().for_each(|segment| tail.segments.hold(segment));
+        }
         let birth = tail.clock;
         drop(tail);
         self.apply_moves(CLASS_SORTED, header, gather, moves, birth);

@@ -11,7 +11,7 @@ mod space;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::BlockingFile;
 use tracing::{error, info, warn};
 
@@ -21,6 +21,7 @@ use super::core::Core;
 use super::inbox::{Command, Wishes};
 use super::load::LeafPlaces;
 use super::policy::{CLASSES, CostBenefit, Lifetimes, VictimPolicy};
+use super::reserve::Opener;
 use super::segments::State;
 use super::shape::blocks_of_sectors;
 use super::superblock::{HeadPlace, RootPlace, Superblock};
@@ -67,6 +68,8 @@ pub struct Keeper {
     filling: Option<u8>,
     /// When the host last said that it has no space.
     host_full: Option<Instant>,
+    /// When the host had no space for new heads.
+    restart_tried: Option<Instant>,
     /// What had committed at the last look, to tell a pause.
     seen: u64,
     /// What had committed when a sparse segment could not be cleaned.
@@ -97,6 +100,7 @@ impl Keeper {
             records: 0,
             filling: None,
             host_full: None,
+            restart_tried: None,
             seen: 0,
             sparse_tried: u64::MAX,
         })
@@ -113,9 +117,11 @@ impl Keeper {
     pub fn begin_session(&mut self) -> Outcome {
         // What a killed daemon has left need not be durable, its last superblock included: that must
         // not be lost together with the one that we are about to write into the other slot.
-        self.file.sync()?;
+        if !mutant("log.session.skips-first-sync") {
+            self.file.sync()?;
+        }
         let mut superblock = self.superblock.clone();
-        superblock.session += 1;
+        superblock.session += u64::from(!mutant("log.session.uses-serials-again"));
         superblock.clean = false;
         self.write_superblock(superblock)?;
         self.core.tail().generation = self.superblock.generation;
@@ -207,7 +213,7 @@ impl Keeper {
             let segments = segments.max(tail.segments.highest_used() + 1);
             tail.segments.set_limit(segments);
             let most = self.core.shape.segments_most(blocks_of_sectors(capacity));
-            let wanted = tail.kept_for_upkeep(&self.core.map);
+            let wanted = tail.kept_from_writes(&self.core.map);
             tail.segments.raise_limit_for(wanted, most);
             tail.segments.limit()
         };
@@ -292,8 +298,9 @@ impl Keeper {
     fn tell_room(&mut self) {
         {
             let mut tail = self.core.tail();
-            tail.starved = false;
-            if tail.full.take().is_some() {
+            (tail.writes.starved, tail.trims.starved) = (false, false);
+            let told = [tail.writes.full.take(), tail.trims.full.take()];
+            if told.iter().any(Option::is_some) {
                 info!("{}: there is room for writes again", self.core.name);
             }
         }
@@ -304,57 +311,80 @@ impl Keeper {
     fn give_up_waiting(&mut self, errno: Errno) {
         let told = {
             let mut tail = self.core.tail();
-            let starved = std::mem::take(&mut tail.starved);
-            if starved && tail.full.is_none() {
-                warn!("{}: no room for writes: {errno}", self.core.name);
+            let tail = &mut *tail;
+            let mut told = false;
+            for (want, what) in [(&mut tail.writes, "writes"), (&mut tail.trims, "trims")] {
+                if std::mem::take(&mut want.starved) {
+                    if want.full.replace(errno).is_none() {
+                        warn!("{}: no room for {what}: {errno}", self.core.name);
+                    }
+                    told = true;
+                }
             }
-            if starved {
-                tail.full = Some(errno);
-            }
-            starved
+            told
         };
         if told {
             self.core.tell_room();
         }
     }
 
-    /// After a failed record: once everybody knows, new heads and a checkpoint that names them.
+    /// After a failed record: once everybody knows, new heads and a checkpoint that names them. A host
+    /// that is full is asked again, whenever somebody wants to write.
     fn restart_if_settled(&mut self) -> Progress {
-        if !self.core.tail().all_settled() {
+        let waits = self.restart_tried.is_some_and(|at| at.elapsed() < FULL_RETRY);
+        if waits || !self.core.tail().all_settled() {
             return Progress::Idle;
         }
-        match self.restart() {
-            Ok(()) => info!("{}: writing goes on in a new place", self.core.name),
+        let (health, full) = match self.restart() {
+            Ok(()) => {
+                info!("{}: writing goes on in a new place", self.core.name);
+                (Health::Running, None)
+            }
+            Err(errno) if is_lack_of_space(errno) && !self.core.sync.has_failed() => {
+                if self.restart_tried.is_none() {
+                    warn!("{}: the host has no space to go on in: {errno}", self.core.name);
+                }
+                (Health::Restarting, Some(errno))
+            }
             Err(errno) => {
                 error!("{}: cannot start anew ({errno}); no writes until reopened", self.core.name);
-                let mut tail = self.core.tail();
-                tail.health = Health::Stopped;
-                self.core.show(&tail);
+                (Health::Stopped, None)
             }
+        };
+        self.restart_tried = full.map(|_| Instant::now());
+        {
+            let mut tail = self.core.tail();
+            tail.health = health;
+            tail.restart_full = full;
+            self.core.show(&tail);
         }
         self.core.tell_room();
-        Progress::Made
+        if full.is_some() { Progress::Idle } else { Progress::Made }
     }
 
     /// Starts every stream in a fresh segment and makes that durable.
     pub fn restart(&mut self) -> Outcome {
-        {
-            let mut tail = self.core.tail();
-            tail.forget();
-            let clock = tail.clock;
-            let streams = self.core.shape.streams as usize;
-            for segment in tail.heads.map(|head| head.place.segment).into_iter().take(streams) {
-                // After a crash they are sealed already.
-                if tail.segments.get(segment).state == State::Open {
-                    tail.segments.seal(segment, clock);
-                }
-            }
-        }
+        self.end_heads();
         self.release_loose_dead()?;
         for stream in 0..self.core.shape.streams as u8 {
+            if self.is_fresh(stream) {
+                continue;
+            }
+            let for_trims = {
+                let tail = self.core.tail();
+                let reserve = tail.reserve(&self.core.map, true);
+                let available = self.available(&tail);
+                !reserve.may_open(Opener::Write, available, tail.trim_heads())
+            };
             let (segment, serial) = self.take_segment(stream)?;
             let place = HeadPlace { serial, segment, block: 0 };
-            self.core.tail().heads[usize::from(stream)] = Head { place, has_space: true };
+            let head = Head { place, has_space: true, for_trims };
+            self.core.tail().heads[usize::from(stream)] = head;
+        }
+        let map_segments = self.core.tail().segments.used_for_maps();
+        if map_segments > self.core.tail().reserve(&self.core.map, true).map_full {
+            // Each start takes a segment for the map, and there may be many before the next cleaning.
+            self.outdate_sparse_map();
         }
         self.checkpoint(CheckpointKind::Running)?;
         let mut tail = self.core.tail();
@@ -362,4 +392,41 @@ impl Keeper {
         self.core.show(&tail);
         Ok(())
     }
+
+    /// Nothing is appended any more where a record could not be written.
+    fn end_heads(&mut self) {
+        let fresh: Vec<bool> =
+            (0..self.core.shape.streams as u8).map(|stream| self.is_fresh(stream)).collect();
+        let mut tail = self.core.tail();
+        tail.forget();
+        let clock = tail.clock;
+        for (stream, fresh) in fresh.into_iter().enumerate() {
+            let segment = tail.heads[stream].place.segment;
+            if fresh {
+                continue;
+            }
+            tail.heads[stream].for_trims = false;
+            // After a crash they are sealed already.
+            if tail.segments.get(segment).state == State::Open {
+                tail.segments.seal(segment, clock);
+            }
+        }
+    }
+
+    /// Whether the head is one that a restart which failed has left, and nothing was written to: to
+    /// take another one for each attempt would use up what is kept for them.
+    fn is_fresh(&self, stream: u8) -> bool {
+        let tail = self.core.tail();
+        let place = tail.heads[usize::from(stream)].place;
+        let segment = tail.segments.get(place.segment);
+        self.restart_tried.is_some()
+            && place.block == 0
+            && segment.state == State::Open
+            && segment.serial == place.serial
+    }
+}
+
+/// What may pass without anybody looking after the image.
+fn is_lack_of_space(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT) && !mutant("log.restart.full-host-is-the-end")
 }

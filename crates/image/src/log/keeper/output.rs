@@ -5,8 +5,9 @@ use flowstone_block::{AlignedBuf, Errno};
 
 use super::Keeper;
 use crate::log::address::{Address, BLOCK_BYTES};
-use crate::log::policy::CLASS_MAP;
+use crate::log::policy::{CLASS_CLEANED, CLASS_COLD, CLASS_MAP};
 use crate::log::record::{Entry, Header, Kind};
+use crate::log::reserve::Opener;
 
 /// A segment that the keeper appends to.
 #[derive(Clone, Copy, Debug)]
@@ -125,7 +126,7 @@ impl Keeper {
         if let Some(output) = old.filter(|it| it.room(self.core.shape.segment_blocks) >= blocks) {
             return Ok(output);
         }
-        if class != CLASS_MAP && !self.may_clean() {
+        if !self.may_open(class, old.is_some()) {
             return Err(Errno::NOSPC);
         }
         let (segment, serial) = self.take_segment(class)?;
@@ -147,11 +148,16 @@ impl Keeper {
         Ok(Output { segment, serial, block: 0, births: 0, copies: 0, anchored })
     }
 
-    /// Whether there is a segment for copies beyond those that checkpoints and trims need.
-    fn may_clean(&self) -> bool {
+    /// Whether a segment of this class may be opened, in place of one that is full or besides all.
+    fn may_open(&self, class: u8, replaces: bool) -> bool {
         let tail = self.core.tail();
-        let hidden = if self.host_full.is_some() { 0 } else { tail.segments.obtainable() };
-        tail.segments.ready() + hidden > tail.kept_for_trims(&self.core.map)
+        let reserve = tail.reserve(&self.core.map, replaces);
+        let (opener, available) = match class {
+            // The last resort asks a full host once more.
+            CLASS_MAP => (Opener::Map, tail.segments.ready_or_obtainable()),
+            _ => (Opener::Copy, self.available(&tail)),
+        };
+        reserve.may_open(opener, available, tail.trim_heads())
     }
 
     /// Tells replay where the stream goes on.
@@ -185,6 +191,20 @@ impl Keeper {
             copies => (output.births / u128::from(copies)) as u64,
         };
         tail.segments.seal(output.segment, birth);
+    }
+
+    /// The output to use when segments are short, instead of this class's: the roomiest. The others
+    /// end, so that what they lack counts as room to be won.
+    pub fn merge_outputs(&mut self, class: u8) -> u8 {
+        let room = |class: &u8| {
+            let output = self.outputs[usize::from(*class)]?;
+            Some(output.room(self.core.shape.segment_blocks))
+        };
+        let open = (CLASS_CLEANED..=CLASS_COLD).filter(|class| room(class).is_some());
+        let Some(roomiest) = open.max_by_key(room) else { return class };
+        let others = (CLASS_CLEANED..=CLASS_COLD).filter(|other| *other != roomiest);
+        others.for_each(|other| self.seal_output(other));
+        roomiest
     }
 
     /// Whether the class's output has no room for another full record.

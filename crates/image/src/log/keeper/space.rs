@@ -26,7 +26,7 @@ impl Keeper {
         let waiting_head = {
             let tail = self.core.tail();
             let streams = self.core.shape.streams as usize;
-            let wanted = tail.starved || tail.full.is_some();
+            let wanted = tail.wants_room();
             let wants = |head: &&Head| !head.has_space && wanted;
             tail.heads[..streams].iter().find(wants).map(|head| head.place.segment)
         };
@@ -38,9 +38,9 @@ impl Keeper {
         }
         let segment = {
             let mut tail = self.core.tail();
-            let refused = tail.starved || tail.full.is_some();
-            let unused = tail.next_sequence() == self.superblock.next_sequence && !refused;
-            let wanted = tail.kept_for_upkeep(&self.core.map) + READY_KEPT;
+            let unused =
+                tail.next_sequence() == self.superblock.next_sequence && !tail.wants_room();
+            let wanted = tail.kept_from_writes(&self.core.map) + READY_KEPT;
             if unused || tail.segments.ready() >= wanted { None } else { tail.segments.take_free() }
         };
         let Some(segment) = segment else { return Progress::Idle };
@@ -101,7 +101,13 @@ impl Keeper {
         self.core.tail().segments.add_free(segments);
     }
 
-    /// A segment to append to. The keeper may have the last one.
+    /// Segments that may be used: those that are ready, and those that the host has not refused.
+    pub fn available(&self, tail: &Tail) -> u32 {
+        let hidden = if self.host_full.is_some() { 0 } else { tail.segments.obtainable() };
+        tail.segments.ready() + hidden
+    }
+
+    /// A segment to append to. Whoever asks has made sure that it may be opened.
     pub fn take_segment(&mut self, class: u8) -> Result<(u32, u64), Errno> {
         loop {
             let opened = self.core.tail().segments.open(class);
@@ -124,12 +130,12 @@ impl Keeper {
         let tail = self.core.tail();
         let pool = INTERVAL_MIN_BLOCKS as u32 / self.core.shape.segment_blocks;
         let pool = pool.min(tail.segments.limit() / POOL_SHARE).max(READY_KEPT);
-        tail.kept_for_upkeep(&self.core.map) + pool
+        tail.kept_from_writes(&self.core.map) + pool
     }
 
     /// Ready segments beyond those that are kept when nothing is written.
     pub fn has_surplus(&self, tail: &Tail) -> bool {
-        tail.segments.ready() > tail.kept_for_upkeep(&self.core.map) + READY_KEPT
+        tail.segments.ready() > tail.kept_from_writes(&self.core.map) + READY_KEPT
     }
 
     /// Gives back the host space of all ready segments.
@@ -142,7 +148,7 @@ impl Keeper {
     pub fn trim_reserve(&mut self) {
         let surplus = {
             let mut tail = self.core.tail();
-            let keep = tail.kept_for_upkeep(&self.core.map) + READY_KEPT;
+            let keep = tail.kept_from_writes(&self.core.map) + READY_KEPT;
             tail.segments.release_ready(keep)
         };
         self.punch(&surplus);

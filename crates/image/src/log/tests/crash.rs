@@ -1,10 +1,23 @@
 //! Power is cut at every moment of short runs. What is found must be what the guest was promised,
 //! and a prefix of what it did; recovery may itself be interrupted.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
 
 use super::driver::{Mix, Rig, Setup, contents_read_only, without_history};
-use super::oracle::{End, Story};
+use super::oracle::{End, Stamp, Story};
+
+/// Crashes that have been looked at, by all tests of a process.
+pub static CRASHES: AtomicU64 = AtomicU64::new(0);
+
+/// Looks at what a power cut has left, without opening it for writing.
+pub fn look(disk: &SimDisk, story: &Story, moment: Moment) -> Vec<Stamp> {
+    CRASHES.fetch_add(1, Ordering::Relaxed);
+    let seen = contents_read_only(disk).unwrap();
+    story.judge(&seen, moment, End::PowerCut).unwrap();
+    seen
+}
 
 /// Opens what a crash has left, and judges it. Returns the open image with a new story.
 pub fn recover(
@@ -15,6 +28,7 @@ pub fn recover(
     end: End,
     seed: u64,
 ) -> Rig {
+    CRASHES.fetch_add(1, Ordering::Relaxed);
     let seen = contents_read_only(disk).unwrap();
     story.judge(&seen, moment, end).unwrap();
     let next = Story::new(seen.clone(), story.next_stamp());
@@ -94,6 +108,36 @@ pub fn short_run(seed: u64, fates: impl Fn(usize) -> Vec<Fate>) {
     rig.run(30);
     let (disk, story) = rig.close();
     crash_everywhere(&disk, setup, &story, disk.crash_points(), fates);
+}
+
+/// A very small image, cut at every moment many times: what a soak does most of.
+pub fn tiny_run(seed: u64) {
+    let setup = Setup { blocks: 40, split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = setup.rig(seed);
+    rig.disk.set_schedule(Schedule::Shuffled { seed });
+    rig.guests().mix = Mix { flush_percent: 15, zero_percent: 30, ..Mix::on(24) };
+    rig.run(40);
+    rig.checkpoint().unwrap();
+    rig.run(40);
+    let (disk, story) = if seed.is_multiple_of(3) { rig.close() } else { rig.abandon() };
+    for (index, moment) in disk.crash_points().enumerate() {
+        for fate in three_fates(index + seed as usize * 1000) {
+            let _tell = Tell(format!("{fate:?} at {moment:?}"));
+            let crashed = disk.crash_at(moment, &mut fate.clone());
+            match index % 16 {
+                0 => drop(recover(&crashed, setup, &story, moment, End::PowerCut, seed)),
+                _ => drop(look(&crashed, &story, moment)),
+            }
+        }
+    }
+}
+
+#[test]
+fn tiny_images_survive_every_power_cut() {
+    for seed in 0..4 {
+        let _tell = Tell(format!("seed {seed}"));
+        tiny_run(seed);
+    }
 }
 
 #[test]

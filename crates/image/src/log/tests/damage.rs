@@ -146,7 +146,7 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
     let mut named = 0;
     for seed in 0..40 {
         let setup = Setup { blocks: 512, ..Setup::default() };
-        let (disk, expected) = crashed_after(setup, seed, 500 + seed as u32 * 23);
+        let (disk, expected) = crashed_after(setup, seed, 700 + seed as u32 * 31);
         let bytes = disk.to_bytes();
         let loaded = load(&disk).unwrap();
         // The last record is not promised, nor is a seal that was made for its sake.

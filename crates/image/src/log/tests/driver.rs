@@ -188,6 +188,17 @@ impl Guests {
         if self.pending.values().any(overlaps) {
             return None;
         }
+        Some(self.change_anyway(queue, sectors, zeroes, shape))
+    }
+
+    /// The same, whatever is in flight: then a story cannot say what becomes of it.
+    pub fn change_anyway(
+        &mut self,
+        queue: usize,
+        sectors: Range<u64>,
+        zeroes: bool,
+        shape: impl FnOnce(&mut Request),
+    ) -> u32 {
         let extent = extent(&sectors);
         let op = match zeroes {
             false => Op::Write(extent),
@@ -203,7 +214,7 @@ impl Guests {
             buffer = vec![0; (sectors.end - sectors.start) as usize * SECTOR];
             stamp(&mut buffer, sectors.start, self.story.stamp_of(change));
         }
-        Some(self.submit(queue, request, Purpose::Change(change), sectors, buffer.into()))
+        self.submit(queue, request, Purpose::Change(change), sectors, buffer.into())
     }
 
     pub fn write(&mut self, queue: usize, sectors: Range<u64>) -> u32 {
@@ -493,8 +504,8 @@ impl Rig {
         let tail = self.core.tail();
         let (ready, dead, obtainable) =
             (tail.segments.ready(), tail.segments.dead(), tail.segments.obtainable());
-        let keep = tail.kept_for_upkeep(&self.core.map);
-        let (starved, full) = (tail.starved, tail.full);
+        let keep = tail.kept_from_writes(&self.core.map);
+        let (writes, trims, heads) = (tail.writes, tail.trims, tail.trim_heads());
         let used: Vec<String> = tail
             .segments
             .iter()
@@ -502,8 +513,8 @@ impl Rig {
             .map(|(n, it)| format!("{n}:{:?}/{}/{}", it.state, it.class, it.live))
             .collect();
         format!(
-            "ready {ready} dead {dead:?} obtainable {obtainable} keep {keep} starved {starved} \
-             full {full:?} segments {used:?}"
+            "ready {ready} dead {dead:?} obtainable {obtainable} keep {keep} trim heads {heads} \
+             {writes:?} {trims:?} segments {used:?}"
         )
     }
 

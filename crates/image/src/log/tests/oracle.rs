@@ -53,6 +53,7 @@ struct Flush {
 }
 
 /// The life of one image from a known content on.
+#[derive(Clone)]
 pub struct Story {
     base: Vec<Stamp>,
     changes: Vec<Change>,
@@ -83,6 +84,13 @@ impl Story {
     pub fn grow(&mut self, sectors: u64) {
         self.base.resize(sectors as usize, 0);
         self.versions.resize(sectors as usize, Vec::new());
+    }
+
+    /// The same story of a disk of this size: what is beyond its end has never been written.
+    pub fn resized(&self, sectors: u64) -> Self {
+        let mut story = self.clone();
+        story.grow(sectors);
+        story
     }
 
     fn when(&mut self, moment: Moment) -> When {
@@ -254,16 +262,42 @@ impl Story {
                 last_there.1, first_lost.1
             ));
         }
+        self.judge_cut(candidates, bounds)
+    }
+
+    /// There is one point of the order at which every sector is as it was found. A sector of zeroes
+    /// may be one that was never written or one that has been trimmed: each by itself proves little.
+    fn judge_cut(
+        &self,
+        candidates: &[(u64, Vec<usize>)],
+        bounds: impl Fn(u64, usize) -> (u64, u64),
+    ) -> Result<(), String> {
+        let end = self.ticks + 1;
+        // For each tick, how many more sectors fit from it on than before it.
+        let mut fitting = vec![0i64; end as usize + 2];
         for (sector, fits) in candidates {
-            let fits = fits.iter().any(|version| {
-                let (begun, lost) = bounds(*sector, *version);
-                begun < first_lost.0 && lost > last_there.0
-            });
-            if !fits {
-                return Err(format!("no prefix: sector {sector} fits no point of the order"));
+            let mut spans: Vec<(u64, u64)> =
+                fits.iter().map(|version| bounds(*sector, *version)).collect();
+            spans.sort_unstable();
+            let mut covered = 0;
+            for (begun, lost) in spans {
+                let (from, to) = (begun.max(covered), lost.min(end + 1));
+                if from < to {
+                    fitting[from as usize] += 1;
+                    fitting[to as usize] -= 1;
+                    covered = to;
+                }
             }
         }
-        Ok(())
+        let mut count = 0;
+        let fits_all = |more: &i64| {
+            count += more;
+            count == candidates.len() as i64
+        };
+        match fitting.iter().any(fits_all) {
+            true => Ok(()),
+            false => Err("no prefix: no point of the order fits all sectors".into()),
+        }
     }
 }
 
@@ -305,4 +339,89 @@ fn read_stamp(bytes: &[u8], sector: u64) -> Result<Stamp, String> {
         return Ok(stamp);
     }
     Err(format!("sector {sector} holds nonsense, or sector {found}'s data of change {stamp}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use flowstone_fileio::sim::SimDisk;
+
+    use super::*;
+
+    /// A disk of three blocks, and the moments at which things happen to it.
+    struct Script {
+        story: Story,
+        disk: SimDisk,
+    }
+
+    impl Script {
+        fn new(base: [Stamp; 3]) -> Self {
+            let sectors = base.iter().flat_map(|stamp| [*stamp; 8]).collect();
+            Self { story: Story::new(sectors, 100), disk: SimDisk::new(1 << 20) }
+        }
+
+        /// Moments pass.
+        fn now(&self) -> Moment {
+            self.disk.write_at(0, &[1; 512]);
+            self.disk.now()
+        }
+
+        fn change(&mut self, block: u64, zeroes: bool) -> Stamp {
+            let now = self.now();
+            let change = self.story.begin(block * 8..block * 8 + 8, zeroes, false, now);
+            let now = self.now();
+            self.story.end(change, now);
+            self.story.stamp_of(change)
+        }
+
+        fn flush(&mut self) {
+            let now = self.now();
+            let flush = self.story.begin_flush(now);
+            let now = self.now();
+            self.story.end_flush(flush, now);
+        }
+
+        fn judge(&self, seen: [Stamp; 3]) -> Result<(), String> {
+            let sectors: Vec<Stamp> = seen.iter().flat_map(|stamp| [*stamp; 8]).collect();
+            let now = self.now();
+            self.story.judge(&sectors, now, End::PowerCut)
+        }
+    }
+
+    #[test]
+    fn a_flushed_trim_that_is_undone_is_seen() {
+        let mut script = Script::new([7, 0, 0]);
+        let written = script.change(1, false);
+        script.change(0, true);
+        script.change(1, true);
+        script.flush();
+        assert_eq!(script.judge([0, 0, 0]), Ok(()));
+        script.judge([7, 0, 0]).unwrap_err();
+        script.judge([0, written, 0]).unwrap_err();
+    }
+
+    #[test]
+    fn a_lost_trim_is_seen_though_what_came_after_it_left_zeroes() {
+        let mut script = Script::new([7, 0, 0]);
+        script.change(0, true);
+        script.change(1, false);
+        script.change(1, true);
+        let later = script.change(2, false);
+        assert_eq!(script.judge([0, 0, later]), Ok(()));
+        assert_eq!(script.judge([7, 0, 0]), Ok(()));
+        script.judge([7, 0, later]).unwrap_err();
+    }
+
+    /// Block 0 is zero before its write or after its trim, and so is block 1; what block 2 holds says
+    /// that the one is before, and the other after.
+    #[test]
+    fn zeroes_of_different_times_are_no_prefix() {
+        let mut script = Script::new([0, 0, 0]);
+        script.change(1, false);
+        let early = script.change(2, false);
+        script.change(0, false);
+        script.change(1, true);
+        script.change(2, false);
+        script.change(0, true);
+        script.judge([0, 0, early]).unwrap_err();
+    }
 }

@@ -1,9 +1,11 @@
 //! The disk gets another size while guests go on, while power is cut, and while the host fails.
 
+use std::sync::Arc;
+
 use flowstone_block::{Errno, OpKind, Outcome, SectorCount};
 use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
 
-use super::crash::{go_on, recover};
+use super::crash::{Tell, go_on, recover};
 use super::driver::{BLOCK_SECTORS, Failure, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
 use super::oracle::{End, Story};
 use crate::log::inbox::Command;
@@ -26,16 +28,44 @@ pub fn resize_alone(rig: &mut Rig, capacity: u64) -> Outcome {
 }
 
 fn resize_while(rig: &mut Rig, capacity: u64, work: impl FnOnce(&mut Rig)) -> Outcome {
-    let before = rig.core.capacity();
     let blocks = capacity.div_ceil(BLOCK_SECTORS);
     let segments = rig.core.shape.segments_for(blocks).unwrap();
-    let after = SectorCount::new(capacity);
-    rig.core.set_capacity(after.min(before));
-    let answer = rig.core.inbox.ask(Command::Resize { capacity, segments });
-    work(rig);
-    let resized = answer.recv().unwrap();
-    rig.core.set_capacity(if resized.is_ok() { after } else { before });
-    resized
+    let core = Arc::clone(&rig.core);
+    core.resize_while(SectorCount::new(capacity), || {
+        let answer = core.inbox.ask(Command::Resize { capacity, segments });
+        work(rig);
+        answer.recv().unwrap()
+    })
+}
+
+/// Guests that find the disk larger write there at once. A crash must not take away what a record
+/// of theirs is about.
+#[test]
+fn nothing_is_written_behind_the_old_end_before_the_new_one_is_durable() {
+    for seed in 0..6 {
+        let _tell = Tell(format!("seed {seed}"));
+        let setup = Setup { blocks: 64, ..Setup::default() };
+        let mut rig = setup.rig(seed);
+        rig.write_blocks(0..64).unwrap();
+        rig.flush().unwrap();
+        let larger = 128;
+        let capacity = larger * BLOCK_SECTORS;
+        rig.guests().story.grow(capacity);
+        rig.guests().mix = Mix { flush_percent: 30, ..Mix::on(larger) };
+        rig.guests().quota = 60;
+        resize(&mut rig, larger).unwrap();
+        rig.run(10);
+        let early = rig.guests().failures.clone();
+        assert!(early.iter().all(|failure| failure.errno == Errno::INVAL), "{early:?}");
+        let (disk, story) = rig.abandon();
+        for (index, moment) in disk.crash_points().enumerate() {
+            let _tell = Tell(format!("seed {seed}, cut at {moment:?}"));
+            let crashed = disk.crash_at(moment, &mut Fate::seeded(index as u64));
+            let mut seen = contents_read_only(&crashed).unwrap();
+            seen.resize(capacity as usize, 0);
+            story.judge(&seen, moment, End::PowerCut).unwrap();
+        }
+    }
 }
 
 #[test]

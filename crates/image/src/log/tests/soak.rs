@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use super::crash::{Tell, three_fates};
-use super::{crash, damage, faults, kill, races, space};
+use std::sync::atomic::Ordering;
+
+use super::crash::{CRASHES, Tell, three_fates};
+use super::{crash, damage, faults, kill, matrix, overlaps, races, space, threads_cut};
 
 #[test]
 #[ignore = "runs for SOAK_MINUTES: make soak"]
@@ -11,10 +13,17 @@ fn soak_crashes_of_the_log() {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let end = Instant::now() + Duration::from_secs(60 * number("SOAK_MINUTES").unwrap_or(10));
     let mut seed = number("SOAK_SEED").unwrap_or_else(|| fastrand::u64(..1 << 32));
+    let first = seed;
     eprintln!("SOAK_SEED={seed}");
     while Instant::now() < end {
         type Story = fn(u64);
-        let stories: [(&str, Story); 13] = [
+        let stories: [(&str, Story); 17] = [
+            ("tiny", |seed| (seed * 100..seed * 100 + 60).for_each(crash::tiny_run)),
+            ("faults and power cuts", |seed| {
+                (0..matrix::CASES).for_each(|case| matrix::run(case, seed));
+            }),
+            ("overlaps", overlaps::run),
+            ("threads", |seed| threads_cut::run(seed, 300, 60)),
             ("short runs", |seed| crash::short_run(seed, three_fates)),
             ("cleaning", |seed| crash::cleaning(seed, 300)),
             ("recovery", |seed| crash::recovery(seed, 10)),
@@ -40,4 +49,6 @@ fn soak_crashes_of_the_log() {
         }
         seed += 1;
     }
+    let crashes = CRASHES.load(Ordering::Relaxed);
+    eprintln!("SOAK_SEED={first}: {crashes} simulated crashes, seeds {first} to {}", seed - 1);
 }

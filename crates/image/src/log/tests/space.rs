@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use flowstone_block::Errno;
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Fate, Schedule};
+use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
 use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup};
@@ -58,7 +58,7 @@ fn host_of(segments: u64) -> Option<u64> {
 
 #[test]
 fn a_full_host_refuses_writes_and_nothing_else() {
-    for segments in 6..12 {
+    for segments in 10..16 {
         let _tell = Tell(format!("{segments} segments"));
         let setup = Setup { blocks: 1024, ..Setup::default() };
         let mut rig = setup.rig(segments);
@@ -206,4 +206,45 @@ fn a_head_that_could_not_get_space_gets_it_later() {
     disk.set_capacity(None);
     assert!(comes_back(&mut rig), "the image has not noticed that there is room");
     rig.check();
+}
+
+/// A host that cannot reserve space (ZFS, NFS, a thin volume): what it says when it is asked for some
+/// means nothing, and records find it full. Once new heads could not be started, nothing was written
+/// until the image was opened anew.
+#[test]
+fn a_host_without_reserved_space_that_was_full_for_a_moment_takes_writes_again() {
+    for seed in 0..4 {
+        let _tell = Tell(format!("seed {seed}"));
+        let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
+        let mut rig = setup.rig(seed);
+        // What such a host does when it is asked: the file is as long as it must be, and sparse.
+        rig.disk.set_size(64 * SEGMENT_BYTES).unwrap();
+        rig.disk.inject(Fault::lose().on(Call::Allocate).always());
+        for moment in 0..3 {
+            rig.disk
+                .set_capacity(Some(rig.disk.allocated_bytes().unwrap() + (9 + seed * 7) * 4096));
+            let failed = (0..20_000).find_map(|round| {
+                let lba = round * 7 % (setup.blocks - 4);
+                rig.write_blocks(lba..lba + 4).err()
+            });
+            assert_eq!(failed, Some(Errno::NOSPC));
+            for round in 0..12 {
+                let _ = rig.write_blocks(round..round + 4);
+                if round == 5 {
+                    // It is asked again meanwhile, in vain, and more than once.
+                    sleep(ASK_AGAIN);
+                }
+            }
+            assert!(rig.guests().failures.iter().all(|it| it.errno == Errno::NOSPC));
+            rig.check();
+            rig.disk.set_capacity(None);
+            assert!(comes_back(&mut rig), "no writes though there is room, moment {moment}");
+            rig.flush().unwrap();
+            rig.check();
+        }
+        let (disk, story) = rig.abandon();
+        let now = disk.now();
+        let crashed = disk.crash_at(now, &mut Fate::nothing_more());
+        recover(&crashed, setup, &story, now, End::PowerCut, seed).check();
+    }
 }

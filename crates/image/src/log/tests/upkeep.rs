@@ -75,7 +75,7 @@ fn leaves_changed_since_the_head_was_opened_have_room_in_the_next_checkpoint() {
 /// However full everything is: what gives space up is never refused.
 #[test]
 fn a_full_host_takes_trims() {
-    for segments in 6..20 {
+    for segments in 10..24 {
         for blocks in 1..4 {
             let _tell = Tell(format!("{segments} segments, {blocks} blocks"));
             let setup = Setup { blocks: 1024, ..Setup::default() };

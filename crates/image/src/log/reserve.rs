@@ -1,0 +1,162 @@
+//! Who may open a segment: the one place that decides it. Why the cleaner then always has room to
+//! make progress, and a trim always finds a place: docs/format.md section 9, "Reserves".
+//!
+//! Pure: numbers in, numbers out. `reserve/tests.rs` holds the model that tries to refute it.
+
+use super::shape::{self, Shape};
+
+#[cfg(test)]
+mod tests;
+
+/// What a segment is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opener {
+    /// A record of a guest that brings data.
+    Write,
+    /// A record of a guest that only unmaps blocks.
+    Trim,
+    /// Copies of live blocks.
+    Copy,
+    /// Leaves and roots of the map, and the heads that replace those a crash or a failure ended.
+    Map,
+}
+
+/// Segments of the cleaner's own: one for the copies that do not fit into its open output, and one
+/// so that it need not wait for the sync that frees its victim.
+const CLEANING_SEGMENTS: u32 = 2;
+
+/// What the size of the reserves depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Demand {
+    pub shape: Shape,
+    /// Leaves that the next checkpoint writes, if nothing else changes.
+    pub changed_leaves: u64,
+    /// Leaves of the map in memory.
+    pub leaves: u64,
+    /// Leaves of a full map of the disk.
+    pub disk_leaves: u64,
+    /// Segments that blocks of guests are appended to, and the one about to be opened if it
+    /// replaces none of them. Each of their blocks may change another leaf.
+    pub open_for_data: u32,
+    /// Entries of records that have a place and have not committed.
+    pub on_their_way: u64,
+    /// Segments that hold something.
+    pub used: u32,
+    /// Those of them that hold maps.
+    pub map_segments: u32,
+}
+
+/// Segments that are kept for each kind of record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reserve {
+    /// For new heads after a failure, the next checkpoint, and what the map may still grow by.
+    pub checkpoints: u32,
+    /// For records that only trim: a head for each stream, and one to go on in.
+    pub trims: u32,
+    /// For copies.
+    pub cleaning: u32,
+    /// Segments that the map takes at most when none of them can be cleaned, the open one included.
+    pub map_full: u32,
+    /// Leaves that the next checkpoint may write.
+    pub leaves: u64,
+}
+
+impl Reserve {
+    pub fn of(demand: &Demand) -> Self {
+        let Demand { shape, disk_leaves, .. } = *demand;
+        let open = u64::from(demand.open_for_data) * u64::from(shape.segment_blocks);
+        let coming = open + demand.on_their_way;
+        let leaves = (demand.changed_leaves + coming).min(disk_leaves);
+        let leaves_most = (demand.leaves + coming).min(disk_leaves);
+        let root = shape::root_blocks(leaves_most, u64::from(demand.used) + 1);
+        let next = shape.checkpoint_segments(leaves, root) as u32;
+        let map_full = shape.map_segments_full(leaves_most, root) as u32 + 1;
+        let growth = map_full.saturating_sub(demand.map_segments);
+        Self {
+            checkpoints: shape.streams + 1 + next + growth,
+            trims: shape.streams + 1,
+            cleaning: CLEANING_SEGMENTS,
+            map_full,
+            leaves,
+        }
+    }
+
+    /// Segments that must be left, besides the heads that only trims use, when this one is opened.
+    pub const fn left_by(&self, opener: Opener) -> u32 {
+        match opener {
+            Opener::Map => 0,
+            Opener::Trim => self.checkpoints,
+            Opener::Copy => self.checkpoints + self.trims,
+            Opener::Write => self.checkpoints + self.trims + self.cleaning,
+        }
+    }
+
+    /// Whether one of `available` segments may be opened. `trim_heads` are the heads that only trims
+    /// use: they are a part of what is kept for trims.
+    pub const fn may_open(&self, opener: Opener, available: u32, trim_heads: u32) -> bool {
+        let held = match opener {
+            Opener::Write | Opener::Copy => trim_heads,
+            Opener::Trim | Opener::Map => 0,
+        };
+        available > 0 && available + held > self.left_by(opener)
+    }
+}
+
+/// Segments above what writes must leave at which cleaning begins.
+pub const SLACK_SEGMENTS: u32 = 5;
+/// Dead segments that are freed together: each time costs an fdatasync.
+const FREED_TOGETHER: u32 = 3;
+
+/// What the next step of the keeper depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct View {
+    pub reserve: Reserve,
+    pub available: u32,
+    pub trim_heads: u32,
+    /// Segments without live blocks, and how many of them need no checkpoint.
+    pub dead: u32,
+    pub loose: u32,
+    pub map_segments: u32,
+}
+
+/// What the keeper does to make room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// There is room.
+    Nothing,
+    /// A sync frees dead segments.
+    FreeLoose,
+    /// A checkpoint frees dead segments.
+    Checkpoint,
+    /// Segments of the map first: they have used up what others were counted on to have.
+    CleanMap,
+    /// Any segment that is worth it.
+    Clean,
+}
+
+impl View {
+    /// Whether writes have to wait, or soon will.
+    pub const fn is_urgent(&self) -> bool {
+        self.available + self.trim_heads <= self.reserve.left_by(Opener::Write) + 1
+    }
+
+    /// Whether copies can have one more segment at most: then they share one.
+    pub const fn is_tight(&self) -> bool {
+        self.available + self.trim_heads <= self.reserve.left_by(Opener::Copy) + 1
+    }
+
+    pub const fn next_step(&self) -> Step {
+        let wanted = self.reserve.left_by(Opener::Write) + SLACK_SEGMENTS;
+        if self.available + self.trim_heads >= wanted {
+            Step::Nothing
+        } else if self.loose >= FREED_TOGETHER || self.is_urgent() && self.loose > 0 {
+            Step::FreeLoose
+        } else if self.is_urgent() && self.dead > 0 {
+            Step::Checkpoint
+        } else if self.is_urgent() && self.map_segments > self.reserve.map_full {
+            Step::CleanMap
+        } else {
+            Step::Clean
+        }
+    }
+}

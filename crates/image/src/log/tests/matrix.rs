@@ -1,0 +1,215 @@
+//! Each kind of maintenance, with each call to the host failing once, for a while or for ever, and then
+//! power cut or the daemon killed at moments of it; on hosts that are short of space, that return garbage
+//! where they were told to discard; with `check` and `check --repair` between the end and the next start.
+
+use flowstone_block::{Errno, SectorCount};
+use flowstone_fileio::FileIo;
+use flowstone_fileio::sim::{Call, Fate, Fault, Schedule, SimDisk};
+
+use super::crash::{Tell, go_on, recover, some_moments};
+use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, without_history};
+use super::oracle::{End, Story};
+use crate::log::check::{check, repair};
+use crate::log::inbox::Command;
+use crate::log::keeper::Keeper;
+use crate::log::load::load;
+use crate::log::segments::State;
+
+const SUPERBLOCKS: std::ops::Range<u64> = 0..SEGMENT_BYTES;
+const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
+
+const WORKS: [Work; 5] =
+    [Work::Checkpoints, Work::Cleaning, Work::Larger, Work::Smaller, Work::Compact];
+const TROUBLES: [Trouble; 10] = [
+    Trouble::Fails(Call::Read, SEGMENTS),
+    Trouble::Fails(Call::Write, SEGMENTS),
+    Trouble::Fails(Call::Write, SUPERBLOCKS),
+    Trouble::Tears(Call::Write, SEGMENTS),
+    Trouble::Fails(Call::Datasync, 0..u64::MAX),
+    Trouble::Fails(Call::Allocate, SEGMENTS),
+    Trouble::Fails(Call::Punch, SEGMENTS),
+    Trouble::Fails(Call::SetSize, 0..u64::MAX),
+    Trouble::LacksSpace,
+    Trouble::ReservesNothing,
+];
+const LASTS: [Lasts; 3] = [Lasts::Once, Lasts::AWhile, Lasts::ForEver];
+
+/// All combinations.
+pub const CASES: usize = WORKS.len() * TROUBLES.len() * LASTS.len();
+
+#[derive(Clone, Copy, Debug)]
+enum Work {
+    Checkpoints,
+    Cleaning,
+    Larger,
+    Smaller,
+    Compact,
+}
+
+#[derive(Clone, Debug)]
+enum Trouble {
+    Fails(Call, std::ops::Range<u64>),
+    /// Half of a write is done.
+    Tears(Call, std::ops::Range<u64>),
+    /// The host has no more than it has given.
+    LacksSpace,
+    /// Nor can it give any ahead.
+    ReservesNothing,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lasts {
+    Once,
+    AWhile,
+    ForEver,
+}
+
+/// Half a disk in no order, all of it durable.
+fn used(setup: Setup, seed: u64) -> Rig {
+    let mut rig = setup.rig(seed);
+    rig.guests().mix = Mix { blocks_max: 3, ..Mix::writes(0..setup.blocks / 2) };
+    rig.run(setup.blocks as u32 * 3);
+    rig.flush().unwrap();
+    let (disk, story) = rig.close();
+    let disk = without_history(&disk);
+    disk.set_schedule(Schedule::Shuffled { seed });
+    Rig::open(&disk, setup, Story::new(story.latest(), story.next_stamp()), seed).unwrap()
+}
+
+fn begin(trouble: &Trouble, lasts: Lasts, after: u64, disk: &SimDisk) {
+    let fault = match trouble.clone() {
+        Trouble::Fails(call, range) => Fault::fail(Errno::IO).on(call).within(range),
+        Trouble::Tears(call, range) => Fault::fail_partly(Errno::IO).on(call).within(range),
+        Trouble::LacksSpace | Trouble::ReservesNothing => {
+            let more = after * 4096;
+            disk.set_capacity(Some(disk.allocated_bytes().unwrap() + more));
+            if matches!(trouble, Trouble::ReservesNothing) {
+                disk.inject(Fault::lose().on(Call::Allocate).always());
+            }
+            return;
+        }
+    };
+    // Calls without a place are struck wherever they are.
+    let fault = match trouble {
+        Trouble::Fails(call @ (Call::Datasync | Call::SetSize), _) => {
+            Fault::fail(Errno::IO).on(*call)
+        }
+        _ => fault,
+    };
+    let fault = fault.after(after);
+    disk.inject(if lasts == Lasts::Once { fault } else { fault.always() });
+}
+
+fn end(disk: &SimDisk) {
+    disk.clear_faults();
+    disk.set_capacity(None);
+}
+
+/// Does the work; it may fail.
+fn work(rig: &mut Rig, work: Work) {
+    let blocks = rig.setup.blocks;
+    rig.guests().mix = Mix { flush_percent: 15, depth: 6, ..Mix::on(blocks / 2) };
+    rig.guests().quota = 30;
+    match work {
+        Work::Checkpoints => drop(rig.checkpoint()),
+        Work::Cleaning => {
+            rig.guests().mix.blocks_max = 4;
+            rig.guests().quota = 250;
+        }
+        Work::Larger => resize(rig, blocks * 2),
+        Work::Smaller => resize(rig, blocks * 3 / 4),
+        Work::Compact => drop(rig.keeper(Keeper::compact)),
+    }
+    let quota = std::mem::take(&mut rig.guests().quota);
+    rig.run(quota);
+}
+
+fn resize(rig: &mut Rig, blocks: u64) {
+    let capacity = SectorCount::new(blocks * BLOCK_SECTORS);
+    let segments = rig.core.shape.segments_for(blocks).unwrap();
+    let core = std::sync::Arc::clone(&rig.core);
+    let _ = core.resize_while(capacity, || {
+        let answer = core.inbox.ask(Command::Resize { capacity: capacity.get(), segments });
+        rig.keeper(Keeper::obey);
+        answer.recv().unwrap()
+    });
+}
+
+/// What a discard leaves is anything.
+fn put_garbage_into_free_space(disk: &SimDisk, seed: u64) {
+    let Ok(loaded) = load(disk) else { return };
+    let mut random = fastrand::Rng::with_seed(seed);
+    let in_file = (disk.size().unwrap() / SEGMENT_BYTES) as u32;
+    for number in (1..in_file).filter(|it| loaded.segments.get(*it).state == State::Free) {
+        let block = random.u64(..SEGMENT_BYTES / 4096);
+        let bytes: Vec<u8> = (0..4096).map(|_| random.u8(..)).collect();
+        disk.write_at(u64::from(number) * SEGMENT_BYTES + block * 4096, &bytes);
+        disk.write_at(u64::from(number) * SEGMENT_BYTES, &bytes);
+    }
+}
+
+/// Nothing that a crash leaves is damage.
+fn look_and_repair(disk: &SimDisk, repairs: bool) {
+    let nothing = &mut |_, _| {};
+    let report = match repairs {
+        false => check("image", disk, true, false, nothing),
+        true => repair("image", Box::new(disk.clone()), true, false, nothing),
+    };
+    let report = report.unwrap();
+    assert_eq!(report.error_count, 0, "{:?} {:?}", report.errors, report.notes);
+    assert!(report.repairs.is_empty(), "{:?}", report.repairs);
+}
+
+/// What the disk was resized to need not be what a crash leaves.
+fn with_size_of(disk: &SimDisk, setup: Setup, story: &Story) -> (Setup, Story) {
+    let sectors = load(disk).unwrap().superblock.capacity_sectors;
+    (Setup { blocks: sectors / BLOCK_SECTORS, ..setup }, story.resized(sectors))
+}
+
+/// One combination.
+pub fn run(case: usize, seed: u64) {
+    let (kind, rest) = (WORKS[case % WORKS.len()], case / WORKS.len());
+    let (trouble, lasts) = (&TROUBLES[rest % TROUBLES.len()], LASTS[rest / TROUBLES.len()]);
+    let after = (case as u64 * 7 + seed * 5) % 19;
+    let _tell = Tell(format!("case {case}, seed {seed}: {kind:?}, {trouble:?} {lasts:?}, {after}"));
+    let setup = Setup { split: (case as u64 + seed) % 2 == 1, ..Setup::default() };
+    let mut rig = used(setup, seed);
+    let disk = rig.disk.clone();
+    disk.set_size(80 * SEGMENT_BYTES).unwrap();
+    rig.flush().unwrap();
+    let start = disk.now();
+    begin(trouble, lasts, after, &disk);
+    work(&mut rig, kind);
+    if lasts != Lasts::ForEver {
+        end(&disk);
+        rig.run(20);
+    }
+    let (disk, story) = rig.abandon();
+    end(&disk);
+    for (index, moment) in some_moments(&disk, 12).filter(|it| *it >= start).enumerate() {
+        let number = index as u64 + seed;
+        let (ended, crashed) = match index % 3 {
+            0 => (End::Kill, disk.kill_at(moment, &mut Fate::seeded(number))),
+            _ => (End::PowerCut, disk.crash_at(moment, &mut Fate::seeded(number))),
+        };
+        let _tell = Tell(format!("{ended:?} at {moment:?}"));
+        if index % 4 == 1 {
+            put_garbage_into_free_space(&crashed, number);
+        }
+        if index % 2 == 0 {
+            look_and_repair(&crashed, index % 4 == 0);
+        }
+        let (setup, story) = with_size_of(&crashed, setup, &story);
+        let rig = recover(&crashed, setup, &story, moment, ended, number);
+        if index % 5 == 0 {
+            go_on(rig, 20);
+        }
+    }
+}
+
+#[test]
+fn no_failure_of_the_host_during_any_work_costs_what_was_promised() {
+    for case in 0..CASES {
+        run(case, case as u64 % 3);
+    }
+}
