@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount};
+use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount, mutant};
 use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, HangUp, Server};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
@@ -125,6 +125,9 @@ impl Disk {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             self.join(thread, deadline);
+        }
+        if mutant("daemon.disk.stops-without-flush") {
+            return Ok(());
         }
         let flushed = BlockingDisk::new(&*self.stack.top)
             .and_then(|mut disk| disk.run(Op::Flush).map_err(Into::into));

@@ -367,17 +367,25 @@ impl VirtQueue {
         };
         slot.busy = true;
         slot.status = status;
-        (slot.parts, slot.outcome) = (1, Ok(()));
+        (slot.parts, slot.weight, slot.outcome) = (1, 0, Ok(()));
         self.in_flight += 1;
+        if deadly {
+            slot.put_back(request);
+            self.answer(head, Status::IoError, 1);
+            return false;
+        }
         request.durable = self.parts.shared.write_through()
             && !mutant("frontend.queue.write-through-is-not-durable");
-        let verdict = if deadly { Verdict::Answer(Status::IoError, 0) } else { verdict };
-        slot.weight = weight(&request, &verdict);
-        self.weight += slot.weight;
         match verdict {
-            Verdict::Submit => submit(request),
+            Verdict::Submit => {
+                slot.weight = weight(&request);
+                self.weight += slot.weight;
+                submit(request);
+            }
             Verdict::Ranges(first, others) => {
                 slot.parts += others.len();
+                slot.weight = slot.parts as u32 * PART_WEIGHT;
+                self.weight += slot.weight;
                 for op in others {
                     let mut part = Request::new(op, request.tag);
                     let durable =
@@ -489,20 +497,12 @@ impl Slot {
 }
 
 /// What a request makes the daemon hold while it is in flight, in units of a piece of memory (16
-/// bytes here): its scatter list; its ranges, each a request of its own; and its size, since a disk
-/// whose data is scattered cuts it up.
-fn weight(request: &Request, verdict: &Verdict) -> u32 {
-    let parts = match verdict {
-        Verdict::Submit => 0,
-        Verdict::Ranges(_, others) => others.len() as u32 + 1,
-        Verdict::Answer(..) => return 0,
-    };
-    // No more than REQUEST_BYTES_MAX, checked when the chain was read. Ranges carry no data.
-    let sectors = match request.op {
-        Op::Read(extent) | Op::Write(extent) => extent.count().get() as u32,
-        Op::Flush | Op::Discard(_) | Op::WriteZeroes { .. } => 0,
-    };
-    request.memory.len() as u32 + parts * PART_WEIGHT + (sectors >> SECTORS_PER_WEIGHT_LOG2)
+/// bytes here): its scatter list, and its size, since a disk whose data is scattered cuts it up. A
+/// list of ranges weighs [`PART_WEIGHT`] for each.
+fn weight(request: &Request) -> u32 {
+    // No more than REQUEST_BYTES_MAX, checked when the chain was read.
+    let sectors = request.op.extent().map_or(0, |extent| extent.count().get() as u32);
+    request.memory.len() as u32 + (sectors >> SECTORS_PER_WEIGHT_LOG2)
 }
 
 fn status_of(outcome: Result<(), Errno>) -> Status {
