@@ -314,10 +314,21 @@ impl VirtQueue {
             self.fail(QueueFault::Deadly);
             return false;
         }
+        let late = mutant("frontend.queue.counts-a-life-after-submission");
+        if !late {
+            self.count_life(undone);
+        }
+        let passed_on = self.start(undone.head, deadly, submit);
+        if late {
+            self.count_life(undone);
+        }
+        passed_on
+    }
+
+    fn count_life(&mut self, undone: Undone) {
         if let Some(log) = &mut self.parts.inflight {
             log.begin_again(undone);
         }
-        self.start(undone.head, deadly, submit)
     }
 
     fn mark(&mut self, head: u16) {
