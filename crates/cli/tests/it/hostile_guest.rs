@@ -462,8 +462,8 @@ fn a_request_larger_than_a_disk_offers_is_an_error_and_the_other_disks_are_serve
     stop(daemon);
 }
 
-/// Reads of what was never written are done when they are submitted. A stop was heard when the whole
-/// batch was submitted, of any number of requests of any size.
+/// Reads of what was never written are done when they are submitted. A stop was heard when the
+/// whole batch was submitted, of any number of requests of any size.
 #[test]
 fn a_queue_that_fills_in_zeroes_stops_between_two_requests() {
     const SEEN: u16 = 4 + 8 + 16;

@@ -1,8 +1,9 @@
 //! A running virtqueue: takes batches of requests from the driver, gives completions back.
 //!
 //! Owned by one thread. It has one slot per possible chain head, made once, and takes nothing more
-//! while its requests in flight hold much, so a guest cannot make it grow. Nothing is published one by one: used entries are written as requests complete
-//! and shown to the driver with one index update and at most one signal per batch.
+//! while its requests in flight hold much, so a guest cannot make it grow. Nothing is published one
+//! by one: used entries are written as requests complete and shown to the driver with one index
+//! update and at most one signal per batch.
 //!
 //! The guest memory it works on stays mapped until the queue is dropped; whoever drops a queue
 //! with requests in flight must have stopped them first.
@@ -22,8 +23,8 @@ use super::request::{Limits, Parsed, Verdict, parse, written_bytes};
 use super::ring::SplitRing;
 use super::shared::DeviceShared;
 
-/// Pieces of memory that a slot keeps room for between requests: those of a request of a driver that
-/// keeps to the limits.
+/// Pieces of memory that a slot keeps room for between requests: those of a request of a driver
+/// that keeps to the limits.
 const PIECES_KEPT: usize = SEGMENTS_MAX as usize + 2;
 
 /// What the requests in flight of a queue may weigh before it takes no more of them; the last one
@@ -262,9 +263,9 @@ impl VirtQueue {
             && (self.parts.ring.avail_index() != self.parts.next_avail || !self.replay.is_empty())
     }
 
-    /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those that
-    /// need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before each new one:
-    /// a single request may keep `submit` busy for a tenth of a second.
+    /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those
+    /// that need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before
+    /// each new one: a single request may keep `submit` busy for a tenth of a second.
     pub fn take(
         &mut self,
         batch_max: u16,

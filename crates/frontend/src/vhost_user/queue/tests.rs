@@ -469,7 +469,8 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
     }
 }
 
-/// Reads of nothing are answered as fast as zeroes can be filled in; a stop has to be heard between.
+/// Reads of nothing are answered as fast as zeroes can be filled in; a stop has to be heard
+/// between.
 #[test]
 fn a_batch_ends_when_it_is_told_to() {
     let mut guest = Guest::new(8);
