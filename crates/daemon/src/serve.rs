@@ -42,9 +42,13 @@ struct Disks {
 /// that is ready. A disk that cannot be served is reported and does not keep the others from
 /// being served; if none can be, that is an error.
 pub fn serve(config: Config) -> Result<()> {
+    open_files::raise_limit(&config.disks);
+    run(config).map_err(name_the_limit)
+}
+
+fn run(config: Config) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
-    open_files::raise_limit(&config.disks);
     let daemon = Arc::new(Daemon { start: Instant::now(), disks: Mutex::default() });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
@@ -135,7 +139,7 @@ impl Daemon {
         disks.served.push(disk);
         drop(disks);
         let mut out = io::stdout().lock();
-        // Whoever started us may not be listening; the sockets work all the same.
+        // The process that started us may not listen; the sockets work all the same.
         let _ = writeln!(out, "listening on {socket}");
         let _ = out.flush();
     }

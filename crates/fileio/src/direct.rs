@@ -169,8 +169,8 @@ fn for_each_piece(request: &FileRequest, at: usize, bytes: usize, mut visit: imp
     }
 }
 
-/// The requests of a queue that need a stand-in: few have one at a time, the others wait. So a queue
-/// holds 4 MiB of such memory at most.
+/// The requests of a queue that need a stand-in: few have one at a time, the others wait. So a
+/// queue holds 4 MiB of such memory at most.
 #[derive(Default)]
 pub struct Bounces {
     started: usize,

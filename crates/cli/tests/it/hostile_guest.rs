@@ -462,8 +462,8 @@ fn a_request_larger_than_a_disk_offers_is_an_error_and_the_other_disks_are_serve
     stop(daemon);
 }
 
-/// Reads of what was never written are done when they are submitted. A stop was heard when the whole
-/// batch was submitted, of any number of requests of any size.
+/// Reads of what was never written are done when they are submitted. A stop was heard when the
+/// whole batch was submitted, of any number of requests of any size.
 #[test]
 fn a_queue_that_fills_in_zeroes_stops_between_two_requests() {
     const SEEN: u16 = 4 + 8 + 16;
@@ -594,5 +594,27 @@ fn regions_of_guest_memory_are_bounded_in_number_and_go_with_their_monitor() {
     });
     assert!(gone, "{before:?} before, {:?} now", holdings(&daemon));
     drop(good);
+    stop(daemon);
+}
+
+#[test]
+fn a_second_monitor_of_a_disk_waits_until_the_first_one_has_gone() {
+    const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    let place = Place::new();
+    let daemon = serve_two(&place);
+    let mut first = place.client();
+    let mut second = UnixStream::connect(place.path("disk.sock")).unwrap();
+    second.write_all(&GET_FEATURES).unwrap();
+    for sector in 0..100 {
+        assert_eq!(first.write(sector, &[1; 512]).unwrap(), Status::Ok);
+    }
+    second.set_nonblocking(true).unwrap();
+    let mut answer = [0; 20];
+    let early = second.read(&mut answer).map_err(|error| error.kind());
+    assert_eq!(early, Err(std::io::ErrorKind::WouldBlock));
+    drop(first);
+    second.set_nonblocking(false).unwrap();
+    second.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    second.read_exact(&mut answer).unwrap();
     stop(daemon);
 }

@@ -312,3 +312,22 @@ fn too_few_open_files_are_one_line_that_names_the_limit_and_other_disks_go_on() 
     drop((few, many));
     stop(daemon);
 }
+
+/// However few there are: a daemon that cannot start says which limit it is.
+#[test]
+fn a_daemon_that_has_too_few_open_files_to_start_names_the_limit() {
+    let place = Place::new();
+    let file = config(&place, &[("disk", &small(&place, "disk"))]);
+    let mut refusals = 0;
+    for limit in 5..64 {
+        let script = format!("ulimit -n {limit} && exec \"$0\" \"$@\"");
+        let started = DaemonCommand::new("sh")
+            .args(["-c", &script, env!("CARGO_BIN_EXE_flowstone"), "serve", "--config", &file])
+            .spawn();
+        let Err(why) = started else { break };
+        let why = why.to_string();
+        assert!(why.contains("the limit of open files (RLIMIT_NOFILE) is"), "{limit}: {why}");
+        refusals += 1;
+    }
+    assert!((1..59).contains(&refusals), "{refusals} refusals");
+}

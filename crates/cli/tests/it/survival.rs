@@ -109,8 +109,8 @@ fn a_request_in_flight_at_two_crashes_is_answered_with_an_error_and_not_started_
     stop(daemon);
 }
 
-/// A monitor that asks where a queue stands may not keep the log: what the killed daemon left undone is
-/// finished by then, also by a daemon that has hardly begun.
+/// A monitor that asks where a queue stands may not keep the log: what the killed daemon left
+/// undone is finished by then, also by a daemon that has hardly begun.
 #[test]
 fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
     let place = Place::new();
@@ -277,8 +277,8 @@ fn the_switch_to_write_through_waits_for_what_is_on_its_way_and_flushes_it() {
 }
 
 /// The driver switched to write-through, the flush before it failed, and the connection was
-/// dropped: the guest lost its disk. Now the switch is refused, the old mode stays for the driver to
-/// find, and everything else goes on.
+/// dropped: the guest lost its disk. Now the switch is refused, the old mode stays for the driver
+/// to find, and everything else goes on.
 #[test]
 fn a_failed_flush_refuses_the_switch_to_write_through_and_keeps_the_connection() {
     let place = Place::new();

@@ -48,8 +48,8 @@ pub trait QueueRunner: Send {
     /// Runs `queue` until it is stopped.
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()>;
 
-    /// Stops a queue once nothing is in flight, nor left undone by an earlier life, and returns the position of its next avail entry;
-    /// `None` if it was not running.
+    /// Stops a queue once nothing is in flight, nor left undone by an earlier life, and returns the
+    /// position of its next avail entry; `None` if it was not running.
     fn stop(&mut self, index: usize) -> Option<u16>;
 }
 

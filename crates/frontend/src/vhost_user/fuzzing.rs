@@ -24,9 +24,9 @@ pub fn log_for(size: u16) -> io::Result<Arc<InflightRegion>> {
     InflightRegion::map(InflightRegion::create(bytes)?, 0, bytes, 1, size)
 }
 
-/// A queue over a disk of `capacity` and an in-flight log, whose ring and guest memory are the first `bytes` bytes of `file`, which guest and
-/// monitor both see at address 0. The descriptor table is at 0, the avail ring behind it, and the
-/// used ring at the next multiple of 4.
+/// A queue over a disk of `capacity` and an in-flight log, whose ring and guest memory are the
+/// first `bytes` bytes of `file`, which guest and monitor both see at address 0. The descriptor
+/// table is at 0, the avail ring behind it, and the used ring at the next multiple of 4.
 pub fn queue_over(
     file: File,
     bytes: u64,

@@ -11,8 +11,8 @@
 //! 14  used_idx u16         used index once the batch's marks are cleared
 //! 16  desc[desc_num] { inflight u8, lives u8, padding [4], next u16, counter u64 }
 //! ```
-//! `lives` is ours, in what the specification leaves as padding: in how many lives of the daemon the
-//! request was started. Monitors keep the memory as it is and read none of it.
+//! `lives` is ours, in what the specification leaves as padding: in how many lives of the daemon
+//! the request was started. Monitors keep the memory as it is and read none of it.
 //!
 //! Behind the last ring, 64 bytes of ours hold what the monitor does not tell a restarted daemon:
 //! whether the guest has switched the disk to write-through.
@@ -159,7 +159,7 @@ impl InflightRegion {
 
 #[cfg(test)]
 impl InflightRegion {
-    /// From now on, whoever writes to the region dies of it.
+    /// From now on, a process that writes to the region dies of it.
     pub fn make_deadly(&self) {
         let bytes = self.mapping.size();
         // SAFETY: the mapping is ours; tests do this in processes that are about to end.

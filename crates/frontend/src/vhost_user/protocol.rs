@@ -94,8 +94,8 @@ pub const RANGE_SECTORS_MAX: u32 = (u32::MAX / 512) & !7;
 pub const SEGMENTS_MAX: u32 = 126;
 /// Largest segment.
 pub const SEGMENT_BYTES_MAX: u32 = 4 << 20;
-/// Most bytes of a request: what a driver that keeps to the two limits above can ask for. Pieces may
-/// name the same memory again and again, so the size of guest memory bounds nothing.
+/// Most bytes of a request: what a driver that keeps to the two limits above can ask for. Pieces
+/// may name the same memory again and again, so the size of guest memory bounds nothing.
 pub const REQUEST_BYTES_MAX: u64 = SEGMENTS_MAX as u64 * SEGMENT_BYTES_MAX as u64;
 /// Largest ring (virtio 1.2, section 2.7).
 pub const QUEUE_SIZE_MAX: u16 = 32768;

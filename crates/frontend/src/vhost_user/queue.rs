@@ -1,8 +1,9 @@
 //! A running virtqueue: takes batches of requests from the driver, gives completions back.
 //!
 //! Owned by one thread. It has one slot per possible chain head, made once, and takes nothing more
-//! while its requests in flight hold much, so a guest cannot make it grow. Nothing is published one by one: used entries are written as requests complete
-//! and shown to the driver with one index update and at most one signal per batch.
+//! while its requests in flight hold much, so a guest cannot make it grow. Nothing is published one
+//! by one: used entries are written as requests complete and shown to the driver with one index
+//! update and at most one signal per batch.
 //!
 //! The guest memory it works on stays mapped until the queue is dropped; whoever drops a queue
 //! with requests in flight must have stopped them first.
@@ -22,8 +23,8 @@ use super::request::{Limits, Parsed, Verdict, parse, written_bytes};
 use super::ring::SplitRing;
 use super::shared::DeviceShared;
 
-/// Pieces of memory that a slot keeps room for between requests: those of a request of a driver that
-/// keeps to the limits.
+/// Pieces of memory that a slot keeps room for between requests: those of a request of a driver
+/// that keeps to the limits.
 const PIECES_KEPT: usize = SEGMENTS_MAX as usize + 2;
 
 /// What the requests in flight of a queue may weigh before it takes no more of them; the last one
@@ -262,9 +263,9 @@ impl VirtQueue {
             && (self.parts.ring.avail_index() != self.parts.next_avail || !self.replay.is_empty())
     }
 
-    /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those that
-    /// need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before each new one:
-    /// a single request may keep `submit` busy for a tenth of a second.
+    /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those
+    /// that need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before
+    /// each new one: a single request may keep `submit` busy for a tenth of a second.
     pub fn take(
         &mut self,
         batch_max: u16,
@@ -314,10 +315,21 @@ impl VirtQueue {
             self.fail(QueueFault::Deadly);
             return false;
         }
+        let late = mutant("frontend.queue.counts-a-life-after-submission");
+        if !late {
+            self.count_life(undone);
+        }
+        let passed_on = self.start(undone.head, deadly, submit);
+        if late {
+            self.count_life(undone);
+        }
+        passed_on
+    }
+
+    fn count_life(&mut self, undone: Undone) {
         if let Some(log) = &mut self.parts.inflight {
             log.begin_again(undone);
         }
-        self.start(undone.head, deadly, submit)
     }
 
     fn mark(&mut self, head: u16) {
@@ -367,17 +379,25 @@ impl VirtQueue {
         };
         slot.busy = true;
         slot.status = status;
-        (slot.parts, slot.outcome) = (1, Ok(()));
+        (slot.parts, slot.weight, slot.outcome) = (1, 0, Ok(()));
         self.in_flight += 1;
+        if deadly {
+            slot.put_back(request);
+            self.answer(head, Status::IoError, 1);
+            return false;
+        }
         request.durable = self.parts.shared.write_through()
             && !mutant("frontend.queue.write-through-is-not-durable");
-        let verdict = if deadly { Verdict::Answer(Status::IoError, 0) } else { verdict };
-        slot.weight = weight(&request, &verdict);
-        self.weight += slot.weight;
         match verdict {
-            Verdict::Submit => submit(request),
+            Verdict::Submit => {
+                slot.weight = weight(&request);
+                self.weight += slot.weight;
+                submit(request);
+            }
             Verdict::Ranges(first, others) => {
                 slot.parts += others.len();
+                slot.weight = slot.parts as u32 * PART_WEIGHT;
+                self.weight += slot.weight;
                 for op in others {
                     let mut part = Request::new(op, request.tag);
                     let durable =
@@ -489,20 +509,12 @@ impl Slot {
 }
 
 /// What a request makes the daemon hold while it is in flight, in units of a piece of memory (16
-/// bytes here): its scatter list; its ranges, each a request of its own; and its size, since a disk
-/// whose data is scattered cuts it up.
-fn weight(request: &Request, verdict: &Verdict) -> u32 {
-    let parts = match verdict {
-        Verdict::Submit => 0,
-        Verdict::Ranges(_, others) => others.len() as u32 + 1,
-        Verdict::Answer(..) => return 0,
-    };
-    // No more than REQUEST_BYTES_MAX, checked when the chain was read. Ranges carry no data.
-    let sectors = match request.op {
-        Op::Read(extent) | Op::Write(extent) => extent.count().get() as u32,
-        Op::Flush | Op::Discard(_) | Op::WriteZeroes { .. } => 0,
-    };
-    request.memory.len() as u32 + parts * PART_WEIGHT + (sectors >> SECTORS_PER_WEIGHT_LOG2)
+/// bytes here): its scatter list, and its size, since a disk whose data is scattered cuts it up. A
+/// list of ranges weighs [`PART_WEIGHT`] for each.
+fn weight(request: &Request) -> u32 {
+    // No more than REQUEST_BYTES_MAX, checked when the chain was read.
+    let sectors = request.op.extent().map_or(0, |extent| extent.count().get() as u32);
+    request.memory.len() as u32 + (sectors >> SECTORS_PER_WEIGHT_LOG2)
 }
 
 fn status_of(outcome: Result<(), Errno>) -> Status {

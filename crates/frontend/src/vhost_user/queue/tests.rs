@@ -322,6 +322,20 @@ fn a_request_that_two_lives_died_with_is_answered_with_an_error_by_the_third() {
     assert_eq!(heads(&take(&mut guest.queue())), [2, 6]);
 }
 
+#[test]
+fn a_life_is_counted_before_it_starts_a_request_again() {
+    let mut guest = Guest::new(8);
+    guest.read(6, 8);
+    take(&mut guest.queue());
+    let mut counted = Vec::new();
+    guest.queue().take(
+        u16::MAX,
+        || true,
+        |_| counted.extend(guest.region.log(0, 8).unwrap().recover(0)),
+    );
+    assert_eq!(counted, [Undone { head: 6, lives: 2 }]);
+}
+
 /// If reading the chain is what is deadly, it cannot even be answered.
 #[test]
 fn a_request_that_three_lives_died_with_breaks_its_queue() {
@@ -455,7 +469,8 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
     }
 }
 
-/// Reads of nothing are answered as fast as zeroes can be filled in; a stop has to be heard between.
+/// Reads of nothing are answered as fast as zeroes can be filled in; a stop has to be heard
+/// between.
 #[test]
 fn a_batch_ends_when_it_is_told_to() {
     let mut guest = Guest::new(8);
