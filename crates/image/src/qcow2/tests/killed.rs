@@ -394,3 +394,22 @@ fn a_shrink_whose_sync_failed_is_forgotten_by_the_next_daemon() {
         assert!(contents(&host.open(&disk)) == held);
     }
 }
+
+/// The header for the longer L1 table was made before the commit that counts it, and took that
+/// commit's mark back: the redo file was of another state, and left out.
+#[test]
+fn a_resize_keeps_what_its_own_commit_has_changed_in_the_header() {
+    let host = Host::new();
+    let disk = new_disk(330, 512);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+    image.resize(SectorCount::new(5000)).unwrap();
+    guest.run(Op::Write(extent(4000, 8)), 2).unwrap();
+    let killed = host.kill(&disk, 1);
+    drop((guest, image));
+    let disk = host.bring_back(killed);
+    let held = host.read(&disk);
+    assert_eq!((held[0], held[4000 * 512]), (1, 2));
+    assert!(contents(&host.open(&disk)) == held);
+}
