@@ -179,7 +179,7 @@ impl Keeper {
             let meta = self.core.meta();
             (meta.space.next(), meta.space.end())
         };
-        if end - next >= clusters {
+        if end - next >= clusters && self.core.meta().has_room(clusters) {
             return;
         }
         let clusters = clusters + self.core.meta().reserved;

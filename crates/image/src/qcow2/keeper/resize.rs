@@ -80,14 +80,14 @@ impl Keeper {
             self.header = header.clone();
         }
         let outcome = self.write_header(header);
-        let failed = outcome.is_err() && !self.core.commits.has_failed();
-        if failed && !mutant("qcow2.resize.leaves-a-header-that-may-be-either") {
+        if outcome.is_err() && !mutant("qcow2.resize.leaves-a-header-that-may-be-either") {
             self.keep_header();
         }
         outcome
     }
 
-    /// A header could not be written. Makes sure that the old one is there.
+    /// A header could not be written, or not be made durable. Makes sure that the old one is there: for
+    /// good, or at least for the next daemon on this host.
     fn keep_header(&mut self) {
         let is_kept = match self.has_header() {
             Ok(true) => Ok(()),

@@ -24,6 +24,9 @@ pub struct Worker {
     backing: Option<BlockingDisk>,
 }
 
+/// How often room is asked for before there is none: others may take what there is as soon as it is
+/// made.
+pub(super) const ASKS_MAX: u32 = 16;
 /// Bytes that are read for a request at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 
@@ -234,7 +237,7 @@ impl Worker {
 
     /// Finds out how a cluster can be written. To write it anew, nobody else may be at it.
     fn prepare(&mut self, guest: GuestCluster) -> Result<Prepared, Errno> {
-        let mut asked = false;
+        let mut asked = 0;
         let core = Arc::clone(&self.core);
         let mut meta = core.meta();
         loop {
@@ -272,9 +275,10 @@ impl Worker {
                 return Ok(Prepared::Anew { host: HostCluster(taken.start), reads_zero });
             }
             drop(meta);
-            if std::mem::replace(&mut asked, true) {
+            if asked == ASKS_MAX {
                 return Err(Errno::NOSPC);
             }
+            asked += 1;
             core.commits.ask_for_room();
             meta = core.meta();
         }

@@ -10,7 +10,7 @@ use super::super::entry::{Mapping, ZERO};
 use super::super::meta::Meta;
 use super::super::shape::GuestCluster;
 use super::tables::load;
-use super::worker::Worker;
+use super::worker::{ASKS_MAX, Worker};
 
 /// Clusters that are changed under one hold of the map's lock.
 const PIECE_CLUSTERS_MAX: u64 = 1 << 12;
@@ -61,14 +61,17 @@ impl Worker {
             if meta.is_zero_below(first) {
                 return Ok(most);
             }
-            if !meta.has_room(0) {
-                // There will be a table, which wants a place.
+            // There will be a table, which wants a place.
+            for _ in 0..ASKS_MAX {
+                if meta.has_room(0) {
+                    break;
+                }
                 drop(meta);
                 core.commits.ask_for_room();
                 meta = core.meta();
-                if !meta.has_room(0) {
-                    return Err(Errno::NOSPC);
-                }
+            }
+            if !meta.has_room(0) {
+                return Err(Errno::NOSPC);
             }
         }
         let checks_room = !mutant("qcow2.zeroes.overruns-the-redo-file");

@@ -5,8 +5,8 @@ use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
 
 use super::rig::{
-    Guest, assert_clean, checked, contents, extent, new_disk, number, open, open_read_only,
-    open_with_much_memory,
+    Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, number, open, open_on,
+    open_read_only, open_read_only_on, open_with_much_memory, raw,
 };
 use crate::Image;
 
@@ -232,4 +232,54 @@ fn a_refcount_table_that_moves_survives_power_cuts_and_failures() {
         drop((guest, image));
         assert_clean(&disk);
     }
+}
+
+/// A block that the table names and that is not there counts its own cluster as free.
+#[test]
+fn a_new_refcount_block_is_durable_before_the_table_names_it() {
+    let disk = new_disk(600, 512);
+    let image = open_with_much_memory(&disk, None);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 200)), 1).unwrap();
+    drop((guest, image));
+    let disk = SimDisk::from_bytes(&disk.to_bytes());
+    let table = number(&disk, 48);
+    let blocks = |disk: &SimDisk| (0..64).filter(|it| number(disk, table + it * 8) != 0).count();
+    let before = (blocks(&disk), disk.now());
+    let image = open_with_much_memory(&disk, None);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(200, 300)), 2).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    assert!(blocks(&disk) > before.0, "no block was needed");
+    let flushed = disk.now();
+    drop((guest, image));
+    for moment in disk.crash_points().filter(|it| *it >= before.1 && *it <= flushed) {
+        for seed in 0..30 {
+            let crashed = disk.crash_at(moment, &mut Fate::seeded(seed));
+            let errors = checked(&crashed, false).errors;
+            assert_eq!(errors, Vec::<String>::new(), "{moment:?} seed {seed}");
+        }
+    }
+}
+
+/// A write to a new cluster over a backing file is on its way, and another queue's flush commits:
+/// the map must not name the cluster yet, in which there are zeroes still.
+#[test]
+fn a_cluster_is_not_named_before_its_data_is_there() {
+    let base = SimDisk::from_bytes(&[3; 64 * 4096]);
+    let disk = new_overlay(64 * 8, 4096);
+    let image = open_on(&disk, Some(raw(&base)));
+    let (mut slow, mut other) = (Guest::new(&image), Guest::new(&image));
+    other.run(Op::Write(extent(0, 8)), 1).unwrap();
+    other.run(Op::Flush, 0).unwrap();
+    // What a queue has submitted is done when it reaps, not before.
+    slow.submit(Op::Write(extent(8, 8)), 2);
+    other.run(Op::Write(extent(16, 8)), 1).unwrap();
+    other.run(Op::Flush, 0).unwrap();
+    let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
+    slow.next().outcome.unwrap();
+    drop((slow, other, image));
+    let held = contents(&open_read_only_on(&crashed, Some(raw(&base))).unwrap());
+    let first_bytes = [0, 8, 16, 24].map(|sector| held[sector * 512]);
+    assert_eq!(first_bytes, [1, 3, 1, 3]);
 }

@@ -369,3 +369,47 @@ fn a_discard_of_more_clusters_than_the_redo_file_has_room_for_comes_back() {
     assert_eq!(checked(&disk, false).errors, Vec::<String>::new());
     assert!(disk.allocated_bytes().unwrap() < 64 << 20);
 }
+
+/// The header was written and its sync failed: nothing is promised any more, but the size that the
+/// guest never got was there after a restart, and its last writes were not.
+#[test]
+fn a_shrink_whose_sync_failed_is_forgotten_by_the_next_daemon() {
+    for capacity in [1000, 60_000] {
+        let host = Host::new();
+        let disk = new_disk(2000, 512);
+        let image = host.open(&disk);
+        let mut guest = Guest::new(&image);
+        guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+        guest.run(Op::Flush, 0).unwrap();
+        // A longer L1 table takes two syncs before the header's.
+        let earlier = if capacity > 2000 { 2 } else { 0 };
+        disk.inject(Fault::fail(Errno::IO).on(Call::Datasync).after(earlier));
+        assert!(image.resize(SectorCount::new(capacity)).is_err());
+        guest.run(Op::Write(extent(1500, 8)), 2).unwrap();
+        let killed = host.kill(&disk, 1);
+        drop((guest, image));
+        let disk = host.bring_back(killed);
+        let held = host.read(&disk);
+        assert_eq!((held.len(), held[1500 * 512]), (2000 * 512, 2));
+        assert!(contents(&host.open(&disk)) == held);
+    }
+}
+
+/// The header for the longer L1 table was made before the commit that counts it, and took that
+/// commit's mark back: the redo file was of another state, and left out.
+#[test]
+fn a_resize_keeps_what_its_own_commit_has_changed_in_the_header() {
+    let host = Host::new();
+    let disk = new_disk(330, 512);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 1).unwrap();
+    image.resize(SectorCount::new(5000)).unwrap();
+    guest.run(Op::Write(extent(4000, 8)), 2).unwrap();
+    let killed = host.kill(&disk, 1);
+    drop((guest, image));
+    let disk = host.bring_back(killed);
+    let held = host.read(&disk);
+    assert_eq!((held[0], held[4000 * 512]), (1, 2));
+    assert!(contents(&host.open(&disk)) == held);
+}

@@ -109,6 +109,7 @@ struct Size {
     sectors: u64,
     asked: Moment,
     told: Option<Moment>,
+    failed: Option<Moment>,
     /// When it had failed, and the image had promised something after that.
     forgotten: Option<Moment>,
 }
@@ -146,7 +147,7 @@ impl Life {
         disk.set_schedule(Schedule::Shuffled { seed: script.seed });
         let story = Story::new(&vec![0; sectors.max(other) as usize], &disk);
         let begun = disk.now();
-        let size = Size { sectors, asked: begun, told: Some(begun), forgotten: None };
+        let size = Size { sectors, asked: begun, told: Some(begun), failed: None, forgotten: None };
         let mut life = Self {
             script: script.clone(),
             trouble,
@@ -288,7 +289,8 @@ impl Life {
         let asked = self.disk.now();
         let told = image.resize(SectorCount::new(sectors)).is_ok().then(|| self.disk.now());
         assert_eq!(image.geometry().capacity.get(), if told.is_some() { sectors } else { now });
-        self.sizes.push(Size { sectors, asked, told, forgotten: None });
+        let failed = told.is_none().then(|| self.disk.now());
+        self.sizes.push(Size { sectors, asked, told, failed, forgotten: None });
     }
 
     fn expect(&self, outcome: Outcome) {
@@ -337,7 +339,7 @@ impl Life {
         };
         assert_eq!(errors, Vec::<String>::new());
         let held = stamps_of(&held);
-        self.judge_size(held.len() as u64, moment);
+        self.judge_size(held.len() as u64, moment, killed.is_some());
         let mut all = held.clone();
         all.resize(self.script.sizes.into_iter().max().unwrap() as usize, 0);
         match killed {
@@ -347,11 +349,14 @@ impl Life {
         held
     }
 
-    fn judge_size(&self, found: u64, moment: Moment) {
+    /// A size that could not be had is forgotten at once by the host, and when something is promised
+    /// again by the medium.
+    fn judge_size(&self, found: u64, moment: Moment, killed: bool) {
         let told = |size: &Size| size.told.is_some_and(|told| told <= moment);
         let last = self.sizes.iter().rposition(told).unwrap();
         let may_be = |size: &&Size| {
-            size.asked <= moment && size.forgotten.is_none_or(|forgotten| forgotten > moment)
+            let forgotten = if killed { size.failed } else { size.forgotten };
+            size.asked <= moment && forgotten.is_none_or(|forgotten| forgotten > moment)
         };
         let mut allowed = self.sizes[last..].iter().filter(may_be);
         assert!(allowed.any(|size| size.sectors == found), "{found} sectors at {moment:?}");
