@@ -86,7 +86,7 @@ fn an_unreadable_block_of_free_space_keeps_no_crashed_image_from_opening() {
 
 #[test]
 fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
-    for seed in 0..3 {
+    for seed in 1..3 {
         let setup = Setup { blocks: 512, split: seed == 1, ..Setup::default() };
         let (disk, expected) = crashed(setup, seed);
         let (_, needed) = places(&disk);
