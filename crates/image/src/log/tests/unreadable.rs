@@ -92,6 +92,9 @@ fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
         let (_, needed) = places(&disk);
         assert!(needed.len() > 10);
         for block in 0..disk.to_bytes().len() as u64 / BLOCK {
+            if !needed.contains(&block) && block % 4 != seed {
+                continue;
+            }
             let _tell = Tell(format!("seed {seed}, block {block}"));
             let bad = without_block(&disk, block);
             let opened = prepare("image".into(), Box::new(bad), true);
