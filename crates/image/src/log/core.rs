@@ -132,6 +132,13 @@ impl Core {
         self.broken.load(Ordering::Acquire)
     }
 
+    /// Whether blocks that are not mapped read as zeroes after a crash, too. Until the keeper has
+    /// started new heads, replay may find a record that failed, or one behind it: its guests have been
+    /// told that nobody knows, but who trims or zeroes the block afterwards must be able to rely on it.
+    pub fn unmapped_is_zero(&self) -> bool {
+        !self.is_broken() || mutant("log.trim.ignores-failed-records")
+    }
+
     /// A bell for a new queue.
     pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
         let waker = Arc::new(Waker::new()?);

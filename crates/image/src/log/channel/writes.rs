@@ -100,11 +100,12 @@ impl Writes {
         let mut writing = Writing { waiting, ..Writing::new(request, extent, true) };
         // What is not mapped reads as zeroes already. Such a block is none of ours then: by the time
         // the rest is put into a record, somebody may have written its other part.
+        let known = core.unmapped_is_zero();
         let [first, last] = &mut writing.edges;
-        if first.take_if(|edge| !core.map.get(edge.lba).is_mapped()).is_some() {
+        if first.take_if(|edge| known && !core.map.get(edge.lba).is_mapped()).is_some() {
             writing.cursor += 1;
         }
-        if last.take_if(|edge| !core.map.get(edge.lba).is_mapped()).is_some() {
+        if last.take_if(|edge| known && !core.map.get(edge.lba).is_mapped()).is_some() {
             writing.end -= 1;
         }
         self.begin(queue, writing);

@@ -162,7 +162,11 @@ impl Writing {
     /// The next mapped stretch of the range, if there is one; returns whether the record had room.
     fn put_trim(&mut self, record: &mut Record, queue: &Queue) -> bool {
         let end = self.edges[1].as_ref().map_or(self.end, |edge| edge.lba);
-        let Some(lba) = queue.core.map.next_mapped(self.cursor..end) else {
+        let lba = match queue.core.unmapped_is_zero() {
+            true => queue.core.map.next_mapped(self.cursor..end),
+            false => (self.cursor < end).then_some(self.cursor),
+        };
+        let Some(lba) = lba else {
             self.cursor = end;
             return true;
         };

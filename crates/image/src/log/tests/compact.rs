@@ -129,3 +129,28 @@ fn a_compact_that_fails_half_way_leaves_an_image_that_can_be_written() {
         stays_usable(rig, setup, &format!("after {after}: {before} ------ {after_it}"));
     }
 }
+
+/// Copies from many segments are not replayed, so their sources wait for a checkpoint; also when the one
+/// that should have ended the job has failed, and cleaning frees what it may.
+#[test]
+fn sources_of_a_compact_that_failed_wait_for_a_checkpoint() {
+    for seed in 0..6 {
+        let _tell = Tell(format!("seed {seed}"));
+        let setup = Setup::default();
+        let (disk, story) = disordered(setup, setup.blocks, seed);
+        let mut rig = Rig::open(&disk, setup, story, seed).unwrap();
+        let superblocks = Fault::fail(Errno::IO).on(Call::Write).within(0..SEGMENT_BYTES);
+        disk.inject(superblocks.after(1).always());
+        rig.keeper.compact().unwrap_err();
+        disk.clear_faults();
+        let failed = disk.now();
+        rig.guests().mix = Mix { flush_percent: 10, ..Mix::writes(0..setup.blocks) };
+        rig.run(250);
+        let (disk, story) = rig.abandon();
+        for (index, moment) in some_moments(&disk, 80).filter(|it| *it >= failed).enumerate() {
+            let _tell = Tell(format!("cut at {moment:?}"));
+            let crashed = disk.crash_at(moment, &mut Fate::seeded(index as u64));
+            drop(recover(&crashed, setup, &story, moment, End::PowerCut, seed));
+        }
+    }
+}

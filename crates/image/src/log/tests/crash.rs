@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
+use flowstone_fileio::sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
 
 use super::driver::{Mix, Rig, Setup, contents_read_only, without_history};
 use super::oracle::{End, Stamp, Story};
@@ -165,6 +165,37 @@ fn every_subset_of_what_is_undecided_is_survived() {
             let _tell = Tell(format!("subset {index} at {moment:?}"));
             drop(recover(&crashed, setup, &story, moment, End::PowerCut, 0));
         }
+    }
+}
+
+/// One power cut after the other, on a host that only claims to discard: what an earlier session left
+/// behind the end is never taken for what a later one wrote.
+pub fn cuts_in_a_row(seed: u64) {
+    let setup = Setup { blocks: 40, split: seed % 2 == 1, ..Setup::default() };
+    let mut rig = setup.rig(seed);
+    for round in 0..16 {
+        rig.disk.inject(Fault::lose().on(Call::Punch).always());
+        rig.disk.set_schedule(Schedule::Shuffled { seed });
+        rig.guests().mix = Mix { flush_percent: 3, depth: 12, ..Mix::writes(0..40) };
+        let requests = rig.guests().random.u32(0..9);
+        rig.run(requests);
+        let opened = rig.opened;
+        let (disk, story) = rig.abandon();
+        let later: Vec<Moment> = disk.crash_points().filter(|it| *it >= opened).collect();
+        let mut random = fastrand::Rng::with_seed(seed * 100 + round);
+        let moment = later[random.usize(..later.len())];
+        let _tell = Tell(format!("round {round}, cut at {moment:?}"));
+        let crashed = disk.crash_at(moment, &mut Fate::seeded(seed * 100 + round));
+        crashed.inject(Fault::lose().on(Call::Punch).always());
+        rig = recover(&crashed, setup, &story, moment, End::PowerCut, seed + round);
+    }
+}
+
+#[test]
+fn what_an_earlier_session_left_is_not_taken_for_what_a_later_one_wrote() {
+    for seed in 0..60 {
+        let _tell = Tell(format!("seed {seed}"));
+        cuts_in_a_row(seed);
     }
 }
 

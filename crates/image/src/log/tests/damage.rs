@@ -230,3 +230,24 @@ fn lost_and_misdirected_writes_are_found() {
         misled_write(seed);
     }
 }
+
+/// A superblock that was written and is not there: the one before it is whole, and does not know which
+/// segments have been used again.
+#[test]
+fn a_newest_superblock_that_the_medium_has_lost_is_missed() {
+    for seed in 0..4 {
+        let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+        let mut rig = setup.rig(seed);
+        rig.guests().mix = Mix::writes(0..setup.blocks);
+        rig.run(300);
+        rig.checkpoint().unwrap();
+        rig.run(50);
+        rig.disk.inject(Fault::lose().on(Call::Write).within(0..SEGMENT_BYTES));
+        rig.checkpoint().unwrap();
+        rig.write_blocks(0..4).unwrap();
+        rig.flush().unwrap();
+        let (disk, story) = rig.abandon();
+        let crashed = disk.crash_at(disk.now(), &mut Fate::everything());
+        assert_eq!(look(&crashed, setup, &story.latest()), Found::Refused);
+    }
+}

@@ -207,9 +207,23 @@ pub fn run(case: usize, seed: u64) {
     }
 }
 
+fn all_that_last(lasts: Lasts) {
+    let each = CASES / LASTS.len();
+    let first = LASTS.iter().position(|it| *it == lasts).unwrap() * each;
+    (first..first + each).for_each(|case| run(case, case as u64 % 3));
+}
+
 #[test]
-fn no_failure_of_the_host_during_any_work_costs_what_was_promised() {
-    for case in 0..CASES {
-        run(case, case as u64 % 3);
-    }
+fn no_single_failure_of_the_host_costs_what_was_promised() {
+    all_that_last(Lasts::Once);
+}
+
+#[test]
+fn no_failure_of_the_host_for_a_while_costs_what_was_promised() {
+    all_that_last(Lasts::AWhile);
+}
+
+#[test]
+fn no_failure_of_the_host_for_ever_costs_what_was_promised() {
+    all_that_last(Lasts::ForEver);
 }

@@ -1,12 +1,16 @@
 //! The disk gets another size while guests go on, while power is cut, and while the host fails.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use flowstone_block::{Errno, OpKind, Outcome, SectorCount};
 use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, go_on, recover};
-use super::driver::{BLOCK_SECTORS, Failure, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
+use super::driver::{
+    BLOCK_SECTORS, Failure, Guests, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only,
+};
+use super::interleave::with_hook;
 use super::oracle::{End, Story};
 use crate::log::inbox::Command;
 
@@ -38,6 +42,14 @@ fn resize_while(rig: &mut Rig, capacity: u64, work: impl FnOnce(&mut Rig)) -> Ou
     })
 }
 
+fn settle(guests: &mut Guests) {
+    while guests.in_flight() > 0 {
+        guests.kick(0);
+        guests.nap(0);
+        guests.reap(0);
+    }
+}
+
 /// Guests that find the disk larger write there at once. A crash must not take away what a record
 /// of theirs is about.
 #[test]
@@ -51,11 +63,23 @@ fn nothing_is_written_behind_the_old_end_before_the_new_one_is_durable() {
         let larger = 128;
         let capacity = larger * BLOCK_SECTORS;
         rig.guests().story.grow(capacity);
-        rig.guests().mix = Mix { flush_percent: 30, ..Mix::on(larger) };
-        rig.guests().quota = 60;
-        resize(&mut rig, larger).unwrap();
-        rig.run(10);
+        let guests = Rc::clone(&rig.guests);
+        let mut next = 60;
+        let try_behind_the_end = move || {
+            let mut guests = guests.borrow_mut();
+            guests.write(0, next * BLOCK_SECTORS..(next + 1) * BLOCK_SECTORS);
+            settle(&mut guests);
+            guests.flush(0);
+            settle(&mut guests);
+            next = 60 + (next - 59) % 60;
+        };
+        resize_while(&mut rig, capacity, |rig| {
+            with_hook(try_behind_the_end, || rig.keeper.obey());
+        })
+        .unwrap();
+        rig.write_blocks(60..70).unwrap();
         let early = rig.guests().failures.clone();
+        assert!(!early.is_empty(), "nobody came too early");
         assert!(early.iter().all(|failure| failure.errno == Errno::INVAL), "{early:?}");
         let (disk, story) = rig.abandon();
         for (index, moment) in disk.crash_points().enumerate() {

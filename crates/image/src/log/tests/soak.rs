@@ -17,11 +17,12 @@ fn soak_crashes_of_the_log() {
     eprintln!("SOAK_SEED={seed}");
     while Instant::now() < end {
         type Story = fn(u64);
-        let stories: [(&str, Story); 17] = [
+        let stories: [(&str, Story); 18] = [
             ("tiny", |seed| (seed * 100..seed * 100 + 60).for_each(crash::tiny_run)),
             ("faults and power cuts", |seed| {
                 (0..matrix::CASES).for_each(|case| matrix::run(case, seed));
             }),
+            ("cuts in a row", |seed| (seed * 20..seed * 20 + 20).for_each(crash::cuts_in_a_row)),
             ("overlaps", overlaps::run),
             ("threads", |seed| threads_cut::run(seed, 300, 60)),
             ("short runs", |seed| crash::short_run(seed, three_fates)),

@@ -1,5 +1,6 @@
 //! Space: a disk that is full, a host that is, and what happens when some of it comes back.
 
+use std::rc::Rc;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -8,8 +9,11 @@ use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
-use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup};
+use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
+use super::interleave::with_hook;
 use super::oracle::{End, Story};
+use crate::log::keeper::CheckpointKind;
+use crate::log::segments::State;
 
 /// A keeper asks a full host again after a tenth of a second.
 const ASK_AGAIN: Duration = Duration::from_millis(120);
@@ -247,4 +251,66 @@ fn a_host_without_reserved_space_that_was_full_for_a_moment_takes_writes_again()
         let crashed = disk.crash_at(now, &mut Fate::nothing_more());
         recover(&crashed, setup, &story, now, End::PowerCut, seed).check();
     }
+}
+
+/// The map that a checkpoint writes may still name what died after its first step, and what took its place
+/// need not be durable: such a segment waits for the next checkpoint.
+#[test]
+fn a_segment_that_dies_while_a_checkpoint_is_made_is_not_freed_by_it() {
+    let died = (0..12).filter(|waits| dies_in_checkpoint(*waits)).count();
+    assert!(died > 2, "{died}: the checkpoint was over before it began");
+}
+
+/// The segment dies when the checkpoint has waited so often for the host; whether it lived so long.
+fn dies_in_checkpoint(mut waits: u32) -> bool {
+    let setup = Setup { blocks: 2048, ..Setup::default() };
+    let mut rig = setup.rig(1);
+    rig.write_blocks(0..8).unwrap();
+    let first = rig.core.map.get(0).address();
+    for lba in (8..256).step_by(8) {
+        rig.write_blocks(lba..lba + 8).unwrap();
+    }
+    rig.flush().unwrap();
+    let victim = rig.core.shape.segment_of(first);
+    let in_victim = |rig: &Rig, lba: u64| {
+        let word = rig.core.map.get(lba);
+        word.is_mapped() && rig.core.shape.segment_of(word.address()) == victim
+    };
+    let overwritten: Vec<u64> = (0..256).filter(|lba| in_victim(&rig, *lba)).collect();
+    assert_eq!(rig.core.tail().segments.get(victim).state, State::Sealed);
+    let guests = Rc::clone(&rig.guests);
+    let mut once = Some(overwritten);
+    let overwrite = move || {
+        if waits > 0 {
+            waits -= 1;
+            return;
+        }
+        let mut guests = guests.borrow_mut();
+        for lba in once.take().into_iter().flatten() {
+            guests.write(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
+        }
+        while guests.in_flight() > 0 {
+            guests.kick(0);
+            guests.nap(0);
+            guests.reap(0);
+        }
+    };
+    with_hook(overwrite, || rig.keeper.checkpoint(CheckpointKind::Running)).unwrap();
+    if rig.core.tail().segments.get(victim).live > 0 {
+        return false;
+    }
+    for round in 0..200 {
+        let lba = 300 + round * 8 % 800;
+        rig.write_blocks(lba..lba + 8).unwrap();
+        if round % 20 == 0 {
+            let now = rig.disk.now();
+            // What was written there again may be on the medium, and what took its place not.
+            for seed in 0..6 {
+                let crashed = rig.disk.crash_at(now, &mut Fate::seeded(seed));
+                let seen = contents_read_only(&crashed).unwrap();
+                rig.guests().story.judge(&seen, now, End::PowerCut).unwrap();
+            }
+        }
+    }
+    true
 }

@@ -86,12 +86,15 @@ fn an_unreadable_block_of_free_space_keeps_no_crashed_image_from_opening() {
 
 #[test]
 fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
-    for seed in 0..3 {
+    for seed in 1..3 {
         let setup = Setup { blocks: 512, split: seed == 1, ..Setup::default() };
         let (disk, expected) = crashed(setup, seed);
         let (_, needed) = places(&disk);
         assert!(needed.len() > 10);
         for block in 0..disk.to_bytes().len() as u64 / BLOCK {
+            if !needed.contains(&block) && block % 4 != seed {
+                continue;
+            }
             let _tell = Tell(format!("seed {seed}, block {block}"));
             let bad = without_block(&disk, block);
             let opened = prepare("image".into(), Box::new(bad), true);
