@@ -127,6 +127,7 @@ impl Worker {
             queue.take(*batch_max, || !stop.is_raised(), submit)
         };
         channel.kick();
+        queue.handed_over();
         *batch_max = batch_max.saturating_mul(2);
         self.counters.submit.record(start.elapsed());
         add(&self.counters.answered, taken.answered as u64);

@@ -9,10 +9,12 @@
 //! 10  desc_num u16         ring size
 //! 12  last_batch_head u16  newest completion of the batch being published
 //! 14  used_idx u16         used index once the batch's marks are cleared
-//! 16  desc[desc_num] { inflight u8, lives u8, padding [4], next u16, counter u64 }
+//! 16  desc[desc_num] { inflight u8, deaths u8, padding [4], next u16, counter u64 }
 //! ```
-//! `lives` is ours, in what the specification leaves as padding: in how many lives of the daemon
-//! the request was started. Monitors keep the memory as it is and read none of it.
+//! `deaths` is ours, in what the specification leaves as padding; monitors keep the memory as it is
+//! and read none of it. It has two counts of lives of the daemon: in the high four bits those that
+//! have started the request, in the low four those that have not got as far as handing it to the
+//! disk since.
 //!
 //! Behind the last ring, 64 bytes of ours hold what the monitor does not tell a restarted daemon:
 //! whether the guest has switched the disk to write-through.
@@ -21,8 +23,9 @@
 //! completion into the list at `last_batch_head`; advance the ring's used index; clear the marks
 //! and set `used_idx`. If the ring's index and `used_idx` differ at start-up, we died between
 //! the last two, and the list says whose marks to clear. Whatever is marked then is carried out
-//! again, oldest first. Before it is, its `lives` goes up: a request that two lives have died with
-//! may be why, and the third answers it with an error (see [`Undone`]).
+//! again, oldest first and one at a time. Before it is, both counts go up; when the disk has it, the
+//! low one is cleared. So a request that the daemon dies of is told from one that a killed daemon
+//! happened to have in flight (see [`Undone`]).
 
 use std::fs::File;
 use std::io;
@@ -46,14 +49,15 @@ const AT_VERSION: usize = 8;
 const AT_DESC_NUM: usize = 10;
 const AT_LAST_BATCH_HEAD: usize = 12;
 const AT_USED_IDX: usize = 14;
-/// In-flight mark and lives: one 16-bit word, so that no death can come between them.
+/// In-flight mark and deaths: one 16-bit word, so that no death can come between them.
 const AT_MARK: usize = 0;
 const AT_NEXT: usize = 6;
 const AT_COUNTER: usize = 8;
 
-/// The word at `AT_MARK` of a request that `lives` lives have started.
-const fn marked(lives: u8) -> u16 {
-    u16::from_ne_bytes([1, lives])
+/// The word at `AT_MARK` of a request that so many lives have started, of which so many had it in
+/// hand last. More than fifteen are fifteen.
+fn marked(started: u8, in_hand: u8) -> u16 {
+    u16::from_ne_bytes([1, started.min(15) << 4 | in_hand.min(15)])
 }
 
 /// ... and of an entry without a request.
@@ -64,8 +68,11 @@ const UNMARKED: u16 = 0;
 pub struct Undone {
     /// Its chain.
     pub head: u16,
-    /// How many lives have started it, and died with it.
-    pub lives: u8,
+    /// How many lives have started it, and died before it was done.
+    pub started: u8,
+    /// How many of them had it in hand, the last ones in a row: parsed or submitted it, and died
+    /// before the disk had it. The first one had others of its batch in hand too.
+    pub in_hand: u8,
 }
 
 /// The whole region, for all rings of a device.
@@ -82,6 +89,8 @@ pub struct InflightLog {
     queue_size: u16,
     counter: u64,
     batch: Vec<u16>,
+    /// Started, and not with the disk yet.
+    in_hand: Vec<u16>,
 }
 
 fn queue_bytes(queue_size: u16) -> usize {
@@ -153,6 +162,7 @@ impl InflightRegion {
             queue_size,
             counter: 0,
             batch: Vec::with_capacity(usize::from(queue_size)),
+            in_hand: Vec::with_capacity(usize::from(queue_size)),
         })
     }
 }
@@ -200,13 +210,27 @@ impl InflightLog {
         let entry = Self::entry(head);
         self.write(entry + AT_COUNTER, self.counter);
         self.counter = self.counter.wrapping_add(1);
-        self.write(entry + AT_MARK, marked(1));
+        self.write(entry + AT_MARK, marked(1, 1));
+        self.in_hand.push(head);
     }
 
     /// Counts another life before a request starts again.
     pub fn begin_again(&mut self, undone: Undone) {
-        let lives = undone.lives.saturating_add(1);
-        self.write(Self::entry(undone.head) + AT_MARK, marked(lives));
+        let Undone { head, started, in_hand } = undone;
+        self.write(Self::entry(head) + AT_MARK, marked(started + 1, in_hand + 1));
+        self.in_hand.push(head);
+    }
+
+    /// The disk has all that was started: a death from now on is not the doing of these requests.
+    pub fn handed_over(&mut self) {
+        while let Some(head) = self.in_hand.pop() {
+            let at = Self::entry(head) + AT_MARK;
+            let [inflight, deaths] = self.read::<u16>(at).to_ne_bytes();
+            // It may have been answered already.
+            if inflight == 1 && !mutant("frontend.inflight.never-hands-over") {
+                self.write(at, marked(deaths >> 4, 0));
+            }
+        }
     }
 
     /// Forgets a request that turned out to be none.
@@ -256,9 +280,9 @@ impl InflightLog {
 
     /// The request at `head` and its place in the order, if it is marked.
     fn undone(&self, head: u16) -> Option<(u64, Undone)> {
-        let [inflight, lives] = self.read::<u16>(Self::entry(head) + AT_MARK).to_ne_bytes();
-        // An older daemon counted no lives; it was one.
-        let undone = Undone { head, lives: lives.max(1) };
+        let [inflight, deaths] = self.read::<u16>(Self::entry(head) + AT_MARK).to_ne_bytes();
+        // An older daemon counted nothing; it was one life.
+        let undone = Undone { head, started: (deaths >> 4).max(1), in_hand: deaths & 15 };
         (inflight == 1).then(|| (self.read(Self::entry(head) + AT_COUNTER), undone))
     }
 
@@ -290,6 +314,10 @@ mod tests {
         log.recover(used_index).iter().map(|undone| undone.head).collect()
     }
 
+    fn undone(head: u16, started: u8, in_hand: u8) -> Undone {
+        Undone { head, started, in_hand }
+    }
+
     #[test]
     fn a_life_counts_for_what_it_started_and_for_no_later_request_of_the_same_head() {
         let region = region();
@@ -297,20 +325,43 @@ mod tests {
         log.recover(0);
         log.begin(3);
         log.begin(4);
-        for lives in 1..5 {
+        for lives in 1..=20 {
             let mut log = region.log(0, 8).unwrap();
-            let undone = log.recover(0);
-            assert_eq!(undone, [Undone { head: 3, lives }, Undone { head: 4, lives: 1 }]);
+            let found = log.recover(0);
+            assert_eq!(found, [undone(3, lives.min(15), lives.min(15)), undone(4, 1, 1)]);
             // Only one of them gets as far as being started again.
-            log.begin_again(undone[0]);
+            log.begin_again(found[0]);
         }
         let mut log = region.log(0, 8).unwrap();
         log.recover(0);
         log.complete(3);
         log.published(1);
         log.begin(3);
-        let undone = region.log(0, 8).unwrap().recover(1);
-        assert_eq!(undone, [Undone { head: 4, lives: 1 }, Undone { head: 3, lives: 1 }]);
+        let found = region.log(0, 8).unwrap().recover(1);
+        assert_eq!(found, [undone(4, 1, 1), undone(3, 1, 1)]);
+    }
+
+    #[test]
+    fn what_the_disk_has_is_not_held_against_a_request() {
+        let region = region();
+        let mut log = region.log(0, 8).unwrap();
+        log.recover(0);
+        log.begin(3);
+        log.handed_over();
+        log.begin(4);
+        for life in 2..=4 {
+            log = region.log(0, 8).unwrap();
+            let found = log.recover(0);
+            assert_eq!(found, [undone(3, life - 1, 0), undone(4, 1, 1)]);
+            log.begin_again(found[0]);
+            log.handed_over();
+        }
+        // What has been answered stays answered.
+        log.begin(5);
+        log.complete(5);
+        log.published(1);
+        log.handed_over();
+        assert_eq!(heads(&mut region.log(0, 8).unwrap(), 1), [3, 4]);
     }
 
     #[test]
@@ -319,7 +370,7 @@ mod tests {
         let mut log = region.log(0, 8).unwrap();
         log.recover(0);
         log.write(InflightLog::entry(2) + AT_MARK, u16::from_ne_bytes([1, 0]));
-        assert_eq!(region.log(0, 8).unwrap().recover(0), [Undone { head: 2, lives: 1 }]);
+        assert_eq!(region.log(0, 8).unwrap().recover(0), [undone(2, 1, 0)]);
     }
 
     /// The list of the last batch still names heads that have been taken anew.

@@ -35,9 +35,13 @@ const PART_WEIGHT: u32 = 8;
 /// Sectors that weigh as much as one piece of memory.
 const SECTORS_PER_WEIGHT_LOG2: u32 = 3;
 
-/// Lives of the daemon that may die with a request in flight. The next one answers it with an
-/// error, and if it dies of that too, the one after it leaves the queue alone.
-const LIVES_MAX: u8 = 2;
+/// Lives of the daemon that may die with a request in hand. The next one answers it with an error,
+/// and if it dies of that too, the one after it leaves the queue alone.
+const DEATHS_IN_HAND_MAX: u8 = 2;
+/// Lives that may die with a request in flight, wherever it was: so even what kills the daemon
+/// through another thread does so a limited number of times. A daemon that is killed from outside
+/// hardly ever is so often before one request is done.
+const DEATHS_MAX: u8 = 8;
 
 /// Why a queue has stopped for good. The driver has to reset the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +54,7 @@ pub enum QueueFault {
     HeadInUse,
     /// A chain is broken so that there is no place for a status.
     Chain(BadChain),
-    /// A request in flight has been with three lives of the daemon when they died.
+    /// Three lives of the daemon died with the same request in hand.
     Deadly,
 }
 
@@ -297,20 +301,32 @@ impl VirtQueue {
         taken
     }
 
-    /// Takes what an earlier life left undone, oldest first, as [`take`](Self::take) does.
+    /// Takes the oldest request that an earlier life left undone, as [`take`](Self::take) does. Only
+    /// one: if it is what the daemon dies of, no other one is in hand.
     pub fn take_undone(&mut self, mut submit: impl FnMut(Box<Request>)) -> Taken {
         let mut taken = Taken::default();
-        while self.fault.is_none() && !self.is_full() {
-            let Some(undone) = self.replay.pop() else { break };
+        if self.fault.is_none()
+            && !self.is_full()
+            && let Some(undone) = self.replay.pop()
+        {
             taken.count(self.start_again(undone, &mut submit));
         }
         taken
     }
 
+    /// The disk has all requests that were taken.
+    pub fn handed_over(&mut self) {
+        if let Some(log) = &mut self.parts.inflight {
+            log.handed_over();
+        }
+    }
+
     /// Starts a request once more, unless the lives that have died with it are too many.
     fn start_again(&mut self, undone: Undone, submit: &mut impl FnMut(Box<Request>)) -> bool {
-        let deadly = undone.lives >= LIVES_MAX && !mutant("frontend.queue.replays-for-ever");
-        if deadly && undone.lives > LIVES_MAX {
+        let Undone { started, in_hand, .. } = undone;
+        let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
+            && !mutant("frontend.queue.replays-for-ever");
+        if deadly && in_hand > DEATHS_IN_HAND_MAX {
             // To answer it, its chain has to be read, and that may be what is deadly.
             self.fail(QueueFault::Deadly);
             return false;

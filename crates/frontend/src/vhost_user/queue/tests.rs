@@ -193,8 +193,12 @@ impl Guest {
 #[expect(clippy::vec_box, reason = "requests travel in boxes")]
 fn take(queue: &mut VirtQueue) -> Vec<Box<Request>> {
     let mut requests = Vec::new();
-    queue.take(u16::MAX, || true, |request| requests.push(request));
-    requests
+    loop {
+        queue.take(u16::MAX, || true, |request| requests.push(request));
+        if !queue.has_undone() {
+            return requests;
+        }
+    }
 }
 
 fn finish(queue: &mut VirtQueue, request: Box<Request>) {
@@ -333,7 +337,45 @@ fn a_life_is_counted_before_it_starts_a_request_again() {
         || true,
         |_| counted.extend(guest.region.log(0, 8).unwrap().recover(0)),
     );
-    assert_eq!(counted, [Undone { head: 6, lives: 2 }]);
+    assert_eq!(counted, [Undone { head: 6, started: 2, in_hand: 2 }]);
+}
+
+/// Killed from outside, again and again: what was in flight had no part in it.
+#[test]
+fn a_request_that_the_disk_had_when_the_daemon_died_starts_again() {
+    let mut guest = Guest::new(8);
+    guest.read(6, 8);
+    guest.read(1, 16);
+    for _ in 0..DEATHS_MAX {
+        let mut queue = guest.queue();
+        assert_eq!(heads(&take(&mut queue)), [6, 1]);
+        queue.handed_over();
+    }
+    let mut queue = guest.queue();
+    assert!(take(&mut queue).is_empty(), "there is an end to it");
+    assert_eq!((guest.status(6), guest.status(1)), (Status::IoError as u8, Status::IoError as u8));
+}
+
+/// The batch in which the first life died is replayed one by one, so that of all its requests the
+/// deadly one alone is in hand when the next life dies.
+#[test]
+fn a_deadly_request_is_found_among_others() {
+    let mut guest = Guest::new(8);
+    [6, 1, 4].into_iter().for_each(|head| guest.read(head, 0));
+    take(&mut guest.queue());
+    let mut queue = guest.queue();
+    for head in [6, 1] {
+        let mut replayed = Vec::new();
+        queue.take(u16::MAX, || true, |request| replayed.push(request));
+        assert_eq!(heads(&replayed), [head]);
+        if head == 1 {
+            break; // it dies of this one
+        }
+        queue.handed_over();
+    }
+    let mut queue = guest.queue();
+    assert_eq!(heads(&take(&mut queue)), [6, 4]);
+    assert_eq!(guest.status(1), Status::IoError as u8);
 }
 
 /// If reading the chain is what is deadly, it cannot even be answered.
@@ -345,7 +387,7 @@ fn a_request_that_three_lives_died_with_breaks_its_queue() {
     take(&mut guest.queue());
     let mut log = guest.region.log(0, 8).unwrap();
     let undone = log.recover(0)[0];
-    assert_eq!(undone.lives, 2);
+    assert_eq!(undone.in_hand, 2);
     log.begin_again(undone);
     let mut queue = guest.queue();
     assert!(take(&mut queue).is_empty());
