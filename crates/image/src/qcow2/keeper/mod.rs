@@ -318,9 +318,9 @@ impl Keeper {
             }
             self.core.fail(&format!("a sync of the image has failed: {errno}"));
         }
-        // A queue may have heard of a failure that concerns us. EQUIVALENT: the kernel reports it to
-        // each open file description once, and the keeper has one of its own; that it does not
-        // take two chances is for hosts that report it once.
+        // A queue may have heard of a failure that concerns us.
+        // EQUIVALENT: the kernel reports a failed write-back once to each open file description, and
+        // the keeper has one of its own, so its own sync fails too; this is a second look.
         let listens = !mutant("qcow2.keeper.hears-of-its-own-syncs-only");
         if listens && self.core.commits.has_failed() { Err(Errno::IO) } else { outcome }
     }

@@ -97,7 +97,8 @@ fn any_trouble(random: &mut Rng) -> Trouble {
             let errno = if random.bool() { Errno::IO } else { Errno::NOSPC };
             let times =
                 *random.choice(&[Times::Once, Times::AWhile, Times::Half, Times::Always]).unwrap();
-            Trouble::Fails { call, errno, after: random.u64(..most), times }
+            let within = random.u64(1..=most);
+            Trouble::Fails { call, errno, after: random.u64(..within), times }
         }
     }
 }
