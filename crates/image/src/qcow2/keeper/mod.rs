@@ -33,6 +33,8 @@ const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
 /// disk, whichever is more.
 const GARBAGE_BYTES_MIN: u64 = 64 << 20;
 const GARBAGE_PART: u64 = 16;
+/// What one call punches, or makes zero, at most: a flush may have to wait for it.
+const PIECE_BYTES_MAX: u64 = 64 << 20;
 /// How long it punches before it looks who wants what.
 const TURN_MAX: Duration = Duration::from_millis(20);
 
@@ -51,7 +53,8 @@ pub struct Keeper {
     due: Option<Instant>,
     /// Clusters without users, by the generation in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
-    /// Clusters that nobody can be using, to be punched; in order, merged.
+    /// Clusters that nobody can be using, to be punched; in order, merged. On a device that does not
+    /// punch they are made zero, and that is put off until they are needed.
     garbage: Vec<Range<u64>>,
     pace: Pace,
     /// No punch before this, for the sake of guests.
@@ -195,8 +198,9 @@ impl Keeper {
             Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
         }
         self.reserve();
-        if !self.core.meta().has_room(clusters) {
-            self.punch_all();
+        while !self.core.meta().has_room(clusters) {
+            let Some(piece) = self.next_piece() else { break };
+            self.punch(piece);
         }
     }
 
@@ -213,10 +217,34 @@ impl Keeper {
         self.punch_all();
     }
 
-    /// Without a rest: somebody needs the room now.
     fn punch_all(&mut self) {
-        for run in std::mem::take(&mut self.garbage) {
-            self.punch(run);
+        while let Some(piece) = self.next_piece() {
+            self.punch(piece);
+        }
+    }
+
+    /// Takes a piece of what is to be punched.
+    fn next_piece(&mut self) -> Option<Range<u64>> {
+        let most = (PIECE_BYTES_MAX >> self.core.shape.cluster_bits).max(1);
+        let run = self.garbage.last_mut()?;
+        let piece = run.start.max(run.end.saturating_sub(most))..run.end;
+        run.end = piece.start;
+        if run.is_empty() {
+            self.garbage.pop();
+        }
+        Some(piece)
+    }
+
+    /// Tells a device that does not punch what has been given up, but not what was free all along.
+    fn tell_device(&mut self, generation: u64, runs: &[Range<u64>]) {
+        if generation == 0 || self.core.file.discards_to_zeroes() {
+            return;
+        }
+        for run in runs {
+            let (offset, bytes) = self.place(run);
+            if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
+                warn!("{}: cannot give space back: {errno}", self.core.name);
+            }
         }
     }
 
@@ -228,14 +256,19 @@ impl Keeper {
             if is_used && !mutant("qcow2.limbo.ignores-requests-in-flight") {
                 break;
             }
-            let (_, mut runs) = self.limbo.pop_front().expect("just seen");
+            let (generation, mut runs) = self.limbo.pop_front().expect("just seen");
             found |= !runs.is_empty();
+            self.tell_device(generation, &runs);
             self.garbage.append(&mut runs);
         }
         if found {
             merge_runs(&mut self.garbage);
         }
-        let size = |run: &Range<u64>| (run.end - run.start) << self.core.shape.cluster_bits;
+        if !self.core.file.discards_to_zeroes() {
+            return; // grow makes zero what is needed
+        }
+        let bits = self.core.shape.cluster_bits;
+        let size = |run: &Range<u64>| (run.end - run.start) << bits;
         let mut left = self.garbage.iter().map(size).sum::<u64>();
         // Guests that give up more than is punched beside them are not to fill the host.
         let most = GARBAGE_BYTES_MIN.max(self.core.capacity().bytes() / GARBAGE_PART);
@@ -244,10 +277,10 @@ impl Keeper {
         }
         self.rests_until = None;
         let turn = Instant::now();
-        while let Some(run) = self.garbage.pop() {
+        while let Some(piece) = self.next_piece() {
             let began = Instant::now();
-            left -= (run.end - run.start) << self.core.shape.cluster_bits;
-            self.punch(run);
+            left -= size(&piece);
+            self.punch(piece);
             let mut rest = self.pace.rest_after(began, &self.core.activity);
             if left > most {
                 rest = Duration::ZERO;
@@ -264,14 +297,22 @@ impl Keeper {
     /// Clusters that were given up and that the host has not got back.
     fn dead(&self) -> u64 {
         let limbo = self.limbo.iter().flat_map(|(_, runs)| runs);
-        let idle = limbo.chain(&self.garbage).map(|run| run.end - run.start);
+        // A device that does not punch has been told of all of it, or it was free all along.
+        let kept = self.core.file.discards_to_zeroes();
+        let garbage = self.garbage.iter().filter(|_| kept);
+        let idle = limbo.chain(garbage).map(|run| run.end - run.start);
         idle.sum::<u64>() + self.pending.dropped.len() as u64
     }
 
-    fn punch(&mut self, run: Range<u64>) {
+    /// Where clusters lie in the file, and how many bytes they have.
+    fn place(&self, run: &Range<u64>) -> (FileOffset, u64) {
         let shape = self.core.shape;
         let offset = FileOffset::new(shape.offset(HostCluster(run.start)));
-        let bytes = (run.end - run.start) << shape.cluster_bits;
+        (offset, (run.end - run.start) << shape.cluster_bits)
+    }
+
+    fn punch(&mut self, run: Range<u64>) {
+        let (offset, bytes) = self.place(&run);
         self.core.discards.count_runs(1);
         match self.file.run(FileOp::Punch { offset, bytes }) {
             Ok(()) => self.core.meta().space.give_back(run),
@@ -288,7 +329,9 @@ impl Keeper {
         if self.core.meta().is_changed() || self.pending.is_some() || self.refcounts.owes() {
             self.commit()?;
         }
-        self.settle_all();
+        if self.core.file.discards_to_zeroes() {
+            self.settle_all();
+        }
         if self.refcounts.is_changed() {
             self.write_refcounts()?;
             self.sync()?;
@@ -299,7 +342,13 @@ impl Keeper {
         };
         if used_end < end {
             let bytes = used_end << self.core.shape.cluster_bits;
-            self.core.file.set_size(bytes).map_err(|_| Errno::IO)?;
+            match self.core.file.set_size(bytes) {
+                // A device has the size it has.
+                Err(error) if error.raw_os_error() != Some(libc::EOPNOTSUPP) => {
+                    return Err(Errno::IO);
+                }
+                Ok(()) | Err(_) => {}
+            }
         }
         let redo = self.core.meta().redo.take();
         if let Some(redo) = redo {

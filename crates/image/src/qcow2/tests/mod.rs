@@ -5,6 +5,7 @@ mod basic;
 mod compact;
 mod crash;
 mod damage;
+mod device;
 mod failures;
 mod faults;
 mod host;

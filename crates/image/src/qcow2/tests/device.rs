@@ -1,0 +1,109 @@
+//! An image on a block device: it has the size that it has, and what lies behind the image is
+//! whatever was there before. Some devices hold anything after a discard, too.
+
+use std::time::{Duration, Instant};
+
+use fastrand::Rng;
+use flowstone_block::{Errno, Op};
+use flowstone_fileio::FileIo;
+use flowstone_fileio::sim::{Call, Fault, SimDisk};
+
+use super::basic::any_change;
+use super::rig::{Guest, checked, contents, extent, new_disk, open};
+
+const SECTORS: u64 = 500;
+const CLUSTER_BYTES: u64 = 4096;
+const DEVICE_BYTES: u64 = 2 << 20;
+const NOISE: u8 = 0xa5;
+
+/// A new image at the start of a device that is full of noise.
+fn device(garbage: bool, seed: u64) -> SimDisk {
+    let image = new_disk(SECTORS, CLUSTER_BYTES).to_bytes();
+    let mut bytes = vec![NOISE; DEVICE_BYTES as usize];
+    bytes[..image.len()].copy_from_slice(&image);
+    let disk = SimDisk::from_bytes(&bytes);
+    disk.inject(Fault::fail(Errno::OPNOTSUPP).on(Call::SetSize).always());
+    if garbage {
+        disk.leave_garbage_after_discards(seed);
+    }
+    disk
+}
+
+#[test]
+fn small_writes_to_new_clusters_of_a_device_bring_no_noise_along() {
+    for (seed, garbage) in (0..8).flat_map(|seed| [(seed, false), (seed, true)]) {
+        println!("seed {seed}, garbage after discards: {garbage}");
+        let disk = device(garbage, seed);
+        let mut random = Rng::with_seed(seed);
+        let mut model = vec![0; SECTORS as usize * 512];
+        for _session in 0..2 {
+            let image = open(&disk);
+            let mut guest = Guest::new(&image);
+            for step in 0..60 {
+                let op = any_change(&mut random, &mut model, step);
+                guest.run(op, step).unwrap();
+                if step % 9 == 0 {
+                    guest.run(Op::Flush, 0).unwrap();
+                    // What was given up may be used again soon.
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            }
+            drop(guest);
+            assert!(contents(&image) == model);
+            drop(image);
+            assert_eq!(checked(&disk, false).errors, Vec::<String>::new());
+        }
+    }
+}
+
+/// Zeroing all free space of a terabyte takes hours on such a device, and whoever flushes waits.
+#[test]
+fn free_space_of_a_device_that_does_not_punch_is_zeroed_when_it_is_needed() {
+    let disk = device(true, 1);
+    let last = |disk: &SimDisk| {
+        let mut byte = [0];
+        disk.read_at(DEVICE_BYTES - 1, &mut byte);
+        byte[0]
+    };
+    let idle = open(&disk);
+    std::thread::sleep(Duration::from_millis(100));
+    drop(idle);
+    let mut before = vec![0; DEVICE_BYTES as usize];
+    disk.read_at(0, &mut before);
+    let noise = before.iter().filter(|byte| **byte == NOISE).count() as u64;
+    assert!(
+        noise > DEVICE_BYTES - (1 << 20),
+        "free space was zeroed ahead: {noise} bytes are left"
+    );
+    // A device that punches does so, in time.
+    let disk = device(false, 1);
+    assert!(disk.discards_to_zeroes());
+    let image = open(&disk);
+    let start = Instant::now();
+    while last(&disk) == NOISE {
+        assert!(start.elapsed() < Duration::from_secs(60), "free space is never given back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(image);
+}
+
+/// What a guest discards is told to the device, although it will have to be zeroed later.
+#[test]
+fn a_device_that_does_not_punch_is_told_of_discards() {
+    let disk = device(true, 1);
+    let image = open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 400)), 7).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    let sevens = |disk: &SimDisk| disk.to_bytes().iter().filter(|byte| **byte == 7).count();
+    let before = sevens(&disk);
+    assert!(before >= 400 * 512);
+    guest.run(Op::Discard(extent(0, 400)), 0).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    let start = Instant::now();
+    while sevens(&disk) > before / 10 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the device is never told");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(guest);
+}
