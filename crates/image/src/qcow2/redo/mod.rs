@@ -8,7 +8,7 @@
 //! Nothing is ever synced there, for nothing there may survive a power cut, which may have taken the
 //! data: the file says for which boot of the host it is good, for which file, and which session of
 //! it, as the header of the image does ([`mark`](super::mark)). What is made of a file that is
-//! found, and when an image is refused: [`recall`].
+//! found, and when an image is refused: [`recall()`].
 
 mod recall;
 
