@@ -145,7 +145,7 @@ fuzz_target!(|messages: Vec<Message>| {
 
 fn talk(messages: &[Message]) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
-    // Replies that nobody reads must not block the device, nor our messages us.
+    // Replies that are not read must not block the device, nor our messages us.
     ours.set_nonblocking(true).expect("a socket of ours");
     let device = Arc::new(Mutex::new(device()));
     let mut handler = BackendReqHandler::from_stream(theirs, Arc::clone(&device));

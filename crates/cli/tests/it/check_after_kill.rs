@@ -9,9 +9,8 @@ use flowstone_testkit::load::{Limit, LoadOptions, run};
 
 use crate::fixture::{Place, stop};
 
-const KILLS: u32 = 5;
-/// On a slow machine the load may be over before the last kill.
-const KILLS_FELT_MIN: u64 = 3;
+/// How long the guest works, and its daemons are killed.
+const LOAD: Duration = Duration::from_secs(6);
 const DISK: &str = "24M";
 
 /// `check`, and tries again while the ring of the killed daemon still holds the image.
@@ -46,23 +45,23 @@ fn killed_and_looked_at(name: &str, look: impl Fn(&Place, u32)) {
         options.flush_every = 30;
         options.seed = seed;
         options.reconnect = reconnect;
-        let (ramp, runtime) = (Duration::ZERO, Duration::from_secs(6));
-        options.limit = Limit::Time { ramp, runtime };
+        options.limit = Limit::Time { ramp: Duration::ZERO, runtime: LOAD };
         options
     };
     std::thread::scope(|scope| {
         let options = load(Some(Duration::from_secs(60)));
         let guest = scope.spawn(move || run(&options));
-        for kill in 0..KILLS {
+        let mut kill = 0;
+        while !guest.is_finished() {
             std::thread::sleep(Duration::from_millis(random.u64(100..700)));
             daemon.kill().unwrap();
             look(&place, kill);
+            kill += 1;
             daemon = place.serve(&["--queues", "2", name]);
         }
         let report = guest.join().unwrap().unwrap();
         assert_eq!(report.errors, 0, "{name}, seed {seed}");
-        let felt = report.reconnects;
-        assert!(felt >= KILLS_FELT_MIN, "{name}, seed {seed}: only {felt} kills under load");
+        assert!(report.reconnects > 0, "{name}, seed {seed}: no kill under load");
     });
     stop(daemon);
     let (code, said) = check(&place, &["--data"], name);

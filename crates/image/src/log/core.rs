@@ -134,7 +134,7 @@ impl Core {
 
     /// Whether blocks that are not mapped read as zeroes after a crash, too. Until the keeper has
     /// started new heads, replay may find a record that failed, or one behind it: its guests have been
-    /// told that nobody knows, but who trims or zeroes the block afterwards must be able to rely on it.
+    /// told that the outcome is not known, but a trim or zeroing of the block afterwards must hold.
     pub fn unmapped_is_zero(&self) -> bool {
         !self.is_broken() || mutant("log.trim.ignores-failed-records")
     }

@@ -63,7 +63,7 @@ impl Draft<'_> {
 /// trims have room when writes have none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Want {
-    /// Somebody waits.
+    /// A request waits.
     pub starved: bool,
     /// Waiting brings nothing, because of this.
     pub full: Option<Errno>,
@@ -238,7 +238,7 @@ impl Tail {
         if opener == Opener::Trim { &mut self.trims } else { &mut self.writes }
     }
 
-    /// Whether somebody waits for room, or has been refused it.
+    /// Whether a request waits for room, or has been refused it.
     pub fn wants_room(&self) -> bool {
         [self.writes, self.trims].iter().any(|want| want.starved || want.full.is_some())
     }

@@ -52,7 +52,7 @@ impl Window {
         self.blocks = 0..0;
         let mut read =
             |blocks: u32| reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES]);
-        // Nobody has asked for what lies behind: that it cannot be read need not matter.
+        // What lies behind was not asked for: that it cannot be read need not matter.
         let blocks = match read(blocks) {
             Err(_) if blocks > count => read(count).map(|()| count),
             outcome => outcome.map(|()| blocks),

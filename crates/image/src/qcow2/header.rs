@@ -39,7 +39,7 @@ pub struct Header {
     pub refcount_table_clusters: u64,
     pub snapshots: u32,
     pub backing: Option<BackingName>,
-    /// Features that whoever writes the image without knowing them must clear; our
+    /// Features that software which does not know them must clear when it writes the image; our
     /// [`Mark`](super::mark::Mark) among them.
     pub autoclear: u64,
     /// Marked by some software as damaged.

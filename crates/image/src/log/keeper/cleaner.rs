@@ -138,7 +138,7 @@ impl Keeper {
         let mut tail = self.core.tail();
         for victim in victims {
             if tail.segments.get(*victim).live > 0 {
-                // An image that somebody has tampered with: not to be tried again for ever.
+                // A tampered image: the victim must not be tried again for ever.
                 tail.segments.mark_damaged(*victim);
             }
         }

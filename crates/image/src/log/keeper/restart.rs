@@ -12,8 +12,8 @@ use crate::log::superblock::HeadPlace;
 use crate::log::tail::{Head, Health};
 
 impl Keeper {
-    /// After a failed record: once everybody knows, new heads and a checkpoint that names them. A host
-    /// that is full is asked again, whenever somebody wants to write.
+    /// After a failed record: once all its guests are told, new heads and a checkpoint that names
+    /// them. A host that is full is asked again whenever a guest wants to write.
     pub fn restart_if_settled(&mut self) -> Progress {
         let waits = self.restart_tried.is_some_and(|at| at.elapsed() < FULL_RETRY);
         if waits || !self.core.tail().all_settled() {

@@ -107,7 +107,7 @@ impl Keeper {
         tail.segments.ready() + hidden
     }
 
-    /// A segment to append to. Whoever asks has made sure that it may be opened.
+    /// A segment to append to. The caller has made sure that it may be opened.
     pub fn take_segment(&mut self, class: u8) -> Result<(u32, u64), Errno> {
         loop {
             let opened = self.core.tail().segments.open(class);

@@ -1,5 +1,5 @@
 //! Changes in flight that overlap, from several queues, which the oracle never makes: in which order they
-//! take effect nobody can say, but whatever a reader sees after a flush is there after a power cut.
+//! take effect is not known, but whatever a reader sees after a flush is there after a power cut.
 
 use flowstone_fileio::sim::{Fate, Schedule};
 

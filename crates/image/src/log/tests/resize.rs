@@ -79,7 +79,7 @@ fn nothing_is_written_behind_the_old_end_before_the_new_one_is_durable() {
         .unwrap();
         rig.write_blocks(60..70).unwrap();
         let early = rig.guests().failures.clone();
-        assert!(!early.is_empty(), "nobody came too early");
+        assert!(!early.is_empty(), "no request came too early");
         assert!(early.iter().all(|failure| failure.errno == Errno::INVAL), "{early:?}");
         let (disk, story) = rig.abandon();
         for (index, moment) in disk.crash_points().enumerate() {

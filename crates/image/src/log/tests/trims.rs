@@ -1,5 +1,5 @@
 //! A real file, the default shape for its size, and a disk that is full to its last block: three queues
-//! overwrite and trim it at random, faster than the cleaner can follow. Nobody is ever refused.
+//! overwrite and trim it at random, faster than the cleaner can follow. No request is ever refused.
 //!
 //! A record that only trimmed opened one of the last segments, writes filled it, and the next trim
 //! opened another one, until the cleaner had no room: no space for ever on a disk that was not full.

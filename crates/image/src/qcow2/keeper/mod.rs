@@ -53,7 +53,7 @@ pub struct Keeper {
     due: Option<Instant>,
     /// Clusters without users, by the generation in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
-    /// Clusters that nobody can be using, to be punched; in order, merged. On a device that does not
+    /// Clusters without users, to be punched; in order, merged. On a device that does not
     /// punch they are made zero, and that is put off until they are needed.
     garbage: Vec<Range<u64>>,
     pace: Pace,

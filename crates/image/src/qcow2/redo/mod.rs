@@ -160,7 +160,7 @@ impl Redo {
         self.store(slot, record.guest.0);
         self.store(slot + 1, record.entry);
         self.end += 1;
-        // Last, so that whoever finds the record finds all of it.
+        // Last, so that a reader that finds the record finds all of it.
         self.store(END_WORD, self.end);
     }
 
@@ -195,7 +195,7 @@ impl Redo {
 
 impl Drop for Redo {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made in `map` with this length, and nobody refers to it.
+        // SAFETY: the mapping was made in `map` with this length, and nothing refers to it.
         let _ = unsafe { munmap(self.words.as_ptr().cast(), WORDS * 8) };
     }
 }

@@ -56,7 +56,7 @@ fn small_writes_to_new_clusters_of_a_device_bring_no_noise_along() {
     }
 }
 
-/// Zeroing all free space of a terabyte takes hours on such a device, and whoever flushes waits.
+/// Zeroing all free space of a terabyte takes hours on such a device, and flushes wait for it.
 #[test]
 fn free_space_of_a_device_that_does_not_punch_is_zeroed_when_it_is_needed() {
     let disk = device(true, 1);

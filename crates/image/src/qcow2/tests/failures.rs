@@ -48,7 +48,7 @@ fn a_file_that_cannot_grow_keeps_room_for_refcounts() {
     assert_clean(&disk);
 }
 
-/// A flush waits, and nobody looks for it while more commits fail than were once remembered.
+/// A flush waits, and its outcome is not looked up while more commits fail than were once remembered.
 #[test]
 fn a_flush_whose_commit_failed_is_never_told_that_it_is_done() {
     let disk = new_disk(8 * 64, 4096);

@@ -39,7 +39,7 @@ fn check_repair_after_a_kill_does_not_destroy_completed_writes() {
     let disk = killed_in_a_commit(&host);
     let report = host.check(&disk, false).unwrap();
     assert_eq!(report.errors, Vec::<String>::new());
-    // The table of the commit that was not finished is nobody's.
+    // The table of the commit that was not finished belongs to nothing.
     assert_eq!(report.leaked_bytes, 4096);
     assert!(report.notes[0].contains("1 changes of a killed daemon wait"), "{:?}", report.notes);
     let report = host.check(&disk, true).unwrap();
@@ -315,7 +315,7 @@ fn a_redo_file_that_can_only_be_read_is_not_passed_over() {
     };
     set(0o400);
     if std::fs::File::options().write(true).open(host.redo()).is_ok() {
-        eprintln!("SKIPPED: this user may write what nobody may");
+        eprintln!("SKIPPED: this user may write what is write-protected");
     } else {
         assert_eq!(host.read(&disk)[0], 7);
         assert!(host.open_by(host.path(), &disk, None).is_err());
