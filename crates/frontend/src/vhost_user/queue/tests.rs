@@ -511,6 +511,33 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
     }
 }
 
+/// Pieces that a request does not use weighed nothing, and the room for them was held while it was in
+/// flight: 16 KiB for each flush of a ring.
+#[test]
+fn a_request_in_flight_holds_no_room_for_pieces_that_it_does_not_use() {
+    let unused = [(DATA_AT, 512, false); 1000];
+    let read = [&unused[..], &[(DATA_AT, 512, true)]].concat();
+    let write = [&[(DATA_AT, 512, false)], &[(DATA_AT, 1, true); 1000][..]].concat();
+    let discard = [(RANGES_AT, 16, false)].iter().chain(&[(DATA_AT, 1, true); 1000]);
+    let discard: Vec<Piece> = discard.copied().collect();
+    for (kind, pieces) in [
+        (request_type::FLUSH, &unused[..]),
+        (request_type::IN, &read),
+        (request_type::OUT, &write),
+        (request_type::DISCARD, &discard),
+    ] {
+        let mut guest = Guest::new(1024);
+        guest.put(RANGES_AT, &[&[0; 8][..], &8u64.to_le_bytes()].concat());
+        guest.offer(1, kind, 0, pieces);
+        let mut queue = guest.queue();
+        let taken = take(&mut queue);
+        let held: usize = taken.iter().map(|request| request.memory.capacity()).sum();
+        assert_eq!((taken.len(), queue.fault()), (1, None), "kind {kind}");
+        assert!(held <= PIECES_KEPT, "kind {kind}: {held} pieces");
+        taken.into_iter().for_each(|request| finish(&mut queue, request));
+    }
+}
+
 /// Reads of nothing are answered as fast as zeroes can be filled in; a stop has to be heard
 /// between.
 #[test]
