@@ -3,11 +3,12 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flowstone_testkit::driver::{RawDescriptor, Slice};
 use flowstone_testkit::process::Daemon;
-use flowstone_testkit::{Client, ClientOptions, Status};
+use flowstone_testkit::{Client, ClientOptions, Request, Status};
 
 use crate::fixture::{Place, stop};
 use crate::many_disks;
@@ -515,6 +516,39 @@ fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
     let grown = resident_bytes(&daemon).saturating_sub(before);
     assert!(grown < 48 << 20, "{grown} bytes are kept");
     stop(daemon);
+}
+
+/// Queues were stopped one after the other, and those whose turn had not come took new requests: a
+/// guest that kept many queues busy on a slow disk put off the end by the disk's delay for each.
+#[test]
+fn busy_queues_stop_side_by_side() {
+    const QUEUES: usize = 16;
+    let place = Place::new();
+    place.image("1M");
+    let queues = QUEUES.to_string();
+    let mut daemon = place.serve(&["--queues", &queues, "--layer", "delay=3000ms", "disk.raw"]);
+    let mut client = Client::connect(place.options().queues(QUEUES)).unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // A guest goes on when its monitor has been hung up on: the ring is its own memory.
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                for queue in 0..QUEUES {
+                    while client.poll(queue).unwrap().is_some() {}
+                    if client.in_flight(queue) < 30 {
+                        client.submit(queue, &Request::read(0, 512)).unwrap();
+                        client.notify(queue).unwrap();
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        let ended_in_time = daemon.terminate(Duration::from_secs(20));
+        ended.store(true, Ordering::Relaxed);
+        // One after the other they take 48 s.
+        assert!(ended_in_time.unwrap().success());
+    });
 }
 
 /// Memory that direct I/O does not take was copied through a buffer of the request's size.
