@@ -281,11 +281,27 @@ fn dying_before_the_marks_are_cleared_repeats_nothing() {
     let mut queue = guest.queue();
     take(&mut queue).into_iter().skip(1).for_each(|request| finish(&mut queue, request));
     die(|| {
-        guest.region.make_deadly();
+        guest.region.make_deadly(0);
         queue.publish();
     });
     assert_eq!(guest.used_index(), 2);
     assert_eq!(heads(&take(&mut guest.queue())), [1]);
+}
+
+/// The log's used index says that no mark of the batch is left to be cleared, so it is last.
+#[test]
+fn dying_among_the_marks_of_a_batch_repeats_nothing() {
+    // So large that the marks of high heads are in another page than the used index.
+    let mut guest = Guest::new(1024);
+    [1, 1000, 2].into_iter().for_each(|head| guest.read(head, 0));
+    let mut queue = guest.queue();
+    take(&mut queue).into_iter().for_each(|request| finish(&mut queue, request));
+    die(|| {
+        guest.region.make_deadly(1);
+        queue.publish();
+    });
+    assert_eq!(guest.used_index(), 3);
+    assert!(take(&mut guest.queue()).is_empty());
 }
 
 #[test]
@@ -393,6 +409,44 @@ fn a_request_that_three_lives_died_with_breaks_its_queue() {
     assert!(take(&mut queue).is_empty());
     assert_eq!((queue.fault(), guest.status(6)), (Some(QueueFault::Deadly), 0xff));
     assert!(!queue.has_available() && !queue.has_undone());
+}
+
+/// The daemon waited for ever for the rest of what was undone, and with it the end of the disk.
+#[test]
+fn a_queue_that_breaks_among_what_is_undone_has_nothing_left_to_wait_for() {
+    let mut guest = Guest::new(8);
+    [6, 1].into_iter().for_each(|head| guest.read(head, 0));
+    take(&mut guest.queue());
+    guest.descriptor(16 * 6, (GUEST_BYTES, 16, 4, 0));
+    let mut queue = guest.queue();
+    queue.take_undone(drop);
+    assert_eq!(queue.fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
+    assert!(!queue.has_available() && !queue.has_undone() && !queue.ask_for_kicks());
+    assert_eq!(queue.in_flight(), 0);
+}
+
+/// Between two lives of the daemon a guest may make its chains larger than what was taken.
+#[test]
+fn what_is_undone_is_taken_while_the_queue_holds_little_too() {
+    let mut guest = Guest::new(256);
+    (0..256).for_each(|head| guest.read(head, 0));
+    assert_eq!(take(&mut guest.queue()).len(), 256);
+    let large = [(DATA_AT, SEGMENT_BYTES_MAX, true); 16];
+    (0..256).for_each(|head| guest.offer(head, request_type::IN, 0, &large));
+    let mut queue = guest.queue();
+    let mut again = 0;
+    while queue.has_undone() {
+        let mut taken = Vec::new();
+        while queue.has_available() {
+            queue.take_undone(|request| taken.push(request));
+            assert!(taken.len() <= 8, "{} at once", taken.len());
+        }
+        queue.take_undone(|_| panic!("taken by a full queue"));
+        assert!(!queue.ask_for_kicks(), "a full queue has no use for notifications");
+        again += taken.len();
+        taken.into_iter().for_each(|request| finish(&mut queue, request));
+    }
+    assert_eq!(again, 256);
 }
 
 #[test]
