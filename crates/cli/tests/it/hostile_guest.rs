@@ -573,6 +573,44 @@ fn odd_buffers_of_any_size_are_copied_through_little_memory() {
     }
 }
 
+/// Hundreds wait for memory of the daemon's own while others pass them, the file ends before all of
+/// them, and the daemon is stopped: each is answered once.
+#[test]
+fn odd_buffers_among_others_are_all_answered() {
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        let image = place.image("64M");
+        let daemon = place.serve(&["--engine", engine, "disk.raw"]);
+        let mut client = Client::connect(large_guest(&place, "disk")).unwrap();
+        let at = client.memory().alloc((1 << 20) + 1, 4096).unwrap().address().0;
+        let odd = Chain::new(&client, TYPE_IN, 4, 128 << 10, at + 1);
+        let even = Chain::new(&client, TYPE_IN, 4, 128 << 10, at);
+        let offer = |client: &mut Client, heads: std::ops::Range<u16>| {
+            for head in heads {
+                if head % 3 == 0 { &even } else { &odd }.offer(client, 0, head);
+            }
+            publish_all(client, 0);
+        };
+        offer(&mut client, 0..600);
+        wait_used(&mut client, 0, 600);
+        assert_eq!((odd.status(), even.status()), (0, 0), "{engine}");
+        std::fs::File::options().write(true).open(&image).unwrap().set_len(1 << 10).unwrap();
+        offer(&mut client, 600..900);
+        wait_used(&mut client, 0, 900);
+        assert_eq!((odd.status(), even.status()), (1, 1), "{engine}");
+        std::fs::File::options().write(true).open(&image).unwrap().set_len(64 << 20).unwrap();
+        offer(&mut client, 900..1024);
+        stop(daemon);
+        let mut answered: Vec<u32> =
+            std::iter::from_fn(|| client.ring(0).queue.pop_raw()).map(|(head, _)| head).collect();
+        let count = answered.len();
+        answered.sort_unstable();
+        answered.dedup();
+        assert_eq!(answered.len(), count, "{engine}: a request was answered twice");
+        assert!(client.inflight().unwrap().taken(0).unwrap().is_empty(), "{engine}");
+    }
+}
+
 /// What a daemon holds: threads, descriptors, mappings.
 fn holdings(daemon: &Daemon) -> [usize; 3] {
     let process = format!("/proc/{}", daemon.pid());

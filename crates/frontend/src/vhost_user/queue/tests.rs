@@ -423,6 +423,7 @@ fn a_queue_that_breaks_among_what_is_undone_has_nothing_left_to_wait_for() {
     assert_eq!(queue.fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
     assert!(!queue.has_available() && !queue.has_undone() && !queue.ask_for_kicks());
     assert_eq!(queue.in_flight(), 0);
+    assert!(queue.parts.broken.load(Ordering::Relaxed), "left alone when its ring is built anew");
 }
 
 /// Between two lives of the daemon a guest may make its chains larger than what was taken.
