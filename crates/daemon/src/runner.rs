@@ -112,6 +112,12 @@ impl QueueRunner for ThreadRunner {
         Ok(())
     }
 
+    fn begin_stop(&mut self, index: usize) {
+        if let Some(Some(running)) = self.running.get(index) {
+            running.stop.raise();
+        }
+    }
+
     fn stop(&mut self, index: usize) -> Option<u16> {
         let running = self.running.get_mut(index)?.take()?;
         running.stop.raise();

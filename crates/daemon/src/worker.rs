@@ -243,12 +243,11 @@ impl Worker {
     /// monitor may not keep the log of it any longer. (It is no more than a queue holds in flight.)
     fn drain(&mut self) {
         loop {
-            if self.queue.has_undone() {
-                self.submit_available();
-            }
+            // All of it before the first sleep: otherwise each waits for the one before.
+            let submitted = self.queue.has_undone() && self.submit_available().is_some();
             let completed = self.collect_completed().is_some();
             if self.queue.in_flight() > 0 {
-                if !completed {
+                if !completed && !submitted {
                     self.channel.sleep(&Doorbells { fds: &[], deadline: None });
                 }
             } else if !self.queue.has_undone() {

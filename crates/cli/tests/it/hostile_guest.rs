@@ -3,11 +3,12 @@
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use flowstone_testkit::driver::{RawDescriptor, Slice};
 use flowstone_testkit::process::Daemon;
-use flowstone_testkit::{Client, ClientOptions, Status};
+use flowstone_testkit::{Client, ClientOptions, Request, Status};
 
 use crate::fixture::{Place, stop};
 use crate::many_disks;
@@ -517,6 +518,39 @@ fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
     stop(daemon);
 }
 
+/// Queues were stopped one after the other, and those whose turn had not come took new requests: a
+/// guest that kept many queues busy on a slow disk put off the end by the disk's delay for each.
+#[test]
+fn busy_queues_stop_side_by_side() {
+    const QUEUES: usize = 16;
+    let place = Place::new();
+    place.image("1M");
+    let queues = QUEUES.to_string();
+    let mut daemon = place.serve(&["--queues", &queues, "--layer", "delay=3000ms", "disk.raw"]);
+    let mut client = Client::connect(place.options().queues(QUEUES)).unwrap();
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // A guest goes on when its monitor has been hung up on: the ring is its own memory.
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                for queue in 0..QUEUES {
+                    while client.poll(queue).unwrap().is_some() {}
+                    if client.in_flight(queue) < 30 {
+                        client.submit(queue, &Request::read(0, 512)).unwrap();
+                        client.notify(queue).unwrap();
+                    }
+                }
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        std::thread::sleep(Duration::from_millis(500));
+        let ended_in_time = daemon.terminate(Duration::from_secs(20));
+        ended.store(true, Ordering::Relaxed);
+        // One after the other they take 48 s.
+        assert!(ended_in_time.unwrap().success());
+    });
+}
+
 /// Memory that direct I/O does not take was copied through a buffer of the request's size.
 #[test]
 fn odd_buffers_of_any_size_are_copied_through_little_memory() {
@@ -536,6 +570,44 @@ fn odd_buffers_of_any_size_are_copied_through_little_memory() {
         let grown = peak_bytes(&daemon).saturating_sub(before);
         assert!(grown < 48 << 20, "{engine}: {grown} bytes for {CHAINS} requests of 31 MiB");
         stop(daemon);
+    }
+}
+
+/// Hundreds wait for memory of the daemon's own while others pass them, the file ends before all of
+/// them, and the daemon is stopped: each is answered once.
+#[test]
+fn odd_buffers_among_others_are_all_answered() {
+    for engine in ["uring", "sync"] {
+        let place = Place::new();
+        let image = place.image("64M");
+        let daemon = place.serve(&["--engine", engine, "disk.raw"]);
+        let mut client = Client::connect(large_guest(&place, "disk")).unwrap();
+        let at = client.memory().alloc((1 << 20) + 1, 4096).unwrap().address().0;
+        let odd = Chain::new(&client, TYPE_IN, 4, 128 << 10, at + 1);
+        let even = Chain::new(&client, TYPE_IN, 4, 128 << 10, at);
+        let offer = |client: &mut Client, heads: std::ops::Range<u16>| {
+            for head in heads {
+                if head % 3 == 0 { &even } else { &odd }.offer(client, 0, head);
+            }
+            publish_all(client, 0);
+        };
+        offer(&mut client, 0..600);
+        wait_used(&mut client, 0, 600);
+        assert_eq!((odd.status(), even.status()), (0, 0), "{engine}");
+        std::fs::File::options().write(true).open(&image).unwrap().set_len(1 << 10).unwrap();
+        offer(&mut client, 600..900);
+        wait_used(&mut client, 0, 900);
+        assert_eq!((odd.status(), even.status()), (1, 1), "{engine}");
+        std::fs::File::options().write(true).open(&image).unwrap().set_len(64 << 20).unwrap();
+        offer(&mut client, 900..1024);
+        stop(daemon);
+        let mut answered: Vec<u32> =
+            std::iter::from_fn(|| client.ring(0).queue.pop_raw()).map(|(head, _)| head).collect();
+        let count = answered.len();
+        answered.sort_unstable();
+        answered.dedup();
+        assert_eq!(answered.len(), count, "{engine}: a request was answered twice");
+        assert!(client.inflight().unwrap().taken(0).unwrap().is_empty(), "{engine}");
     }
 }
 

@@ -1,10 +1,13 @@
 //! A daemon that is killed, restarted, or asked to leave in the middle of requests.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
 use std::time::Duration;
 
 use flowstone_testkit::client::{Completion, Ticket};
 use flowstone_testkit::{Client, Request, Status, virtio};
+use rustix::fs::{CWD, Mode, mkfifoat};
 
 use crate::fixture::{Place, pattern, stop};
 
@@ -146,6 +149,46 @@ fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
             assert_eq!(completion.status, Status::Ok);
         }
     }
+}
+
+/// A daemon that was stopped early waited for each request that a killed daemon had left undone, one
+/// after the other: a whole ring took the disk's delay as many times as it has entries.
+#[test]
+fn a_stop_right_after_a_restart_hands_all_that_is_left_undone_to_the_disk_at_once() {
+    const REQUESTS: usize = 4000;
+    let place = Place::new();
+    place.image("1M");
+    let mut daemon = place.serve(&["--layer", "delay=60000ms", "disk.raw"]);
+    let mut options = place.options();
+    (options.queue_size, options.slots, options.slot_bytes) = (8192, REQUESTS, 4096);
+    let mut client = Client::connect(options).unwrap();
+    for _ in 0..REQUESTS {
+        client.submit(0, &Request::write(0, &[7; 512])).unwrap();
+    }
+    client.notify(0).unwrap();
+    let undone = |client: &Client| client.inflight().unwrap().taken(0).unwrap().len();
+    while undone(&client) < REQUESTS {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    daemon.kill().unwrap();
+    // The log of requests is a pipe that is not read until the stop is on its way, so the queue
+    // comes to a halt in the middle of what is undone.
+    let pipe = place.path("requests.pipe");
+    mkfifoat(CWD, &pipe, Mode::RUSR | Mode::WUSR).unwrap();
+    let mut lines = File::options().read(true).write(true).open(&pipe).unwrap();
+    // Nearly full already.
+    lines.write_all(&[b'\n'; 60 << 10]).unwrap();
+    let log = format!("log={}", pipe.display());
+    let mut daemon = place.serve(&["--layer", &log, "--layer", "delay=4000ms", "disk.raw"]);
+    client.reconnect().unwrap();
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        std::io::copy(&mut lines, &mut std::io::sink())
+    });
+    // Once the delay for the requests, once for the flush at the end; it was six times.
+    let status = daemon.terminate(Duration::from_secs(16)).unwrap();
+    assert!(status.success(), "{status}: {}", daemon.stderr());
+    assert_eq!(undone(&client), 0);
 }
 
 #[test]

@@ -48,6 +48,9 @@ pub trait QueueRunner: Send {
     /// Runs `queue` until it is stopped.
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()>;
 
+    /// Asks a queue to take nothing more; does not wait. [`stop`](Self::stop) is to follow.
+    fn begin_stop(&mut self, index: usize);
+
     /// Stops a queue once nothing is in flight, nor left undone by an earlier life, and returns the
     /// position of its next avail entry; `None` if it was not running.
     fn stop(&mut self, index: usize) -> Option<u16>;
@@ -181,7 +184,12 @@ impl Device {
         }
     }
 
+    /// Side by side: a queue whose turn has not come must not take requests, and so make the others
+    /// wait, while the first one finishes its own.
     fn stop_all(&mut self) {
+        for index in 0..self.vrings.len() {
+            self.runner.begin_stop(index);
+        }
         for index in 0..self.vrings.len() {
             self.stop(index);
         }

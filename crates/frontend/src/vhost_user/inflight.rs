@@ -169,12 +169,13 @@ impl InflightRegion {
 
 #[cfg(test)]
 impl InflightRegion {
-    /// From now on, a process that writes to the region dies of it.
-    pub fn make_deadly(&self) {
-        let bytes = self.mapping.size();
+    /// From now on, a process that writes to the region, from its page `page` on, dies of it.
+    pub fn make_deadly(&self, page: usize) {
+        let spared = page * 4096;
+        let bytes = self.mapping.size() - spared;
         // SAFETY: the mapping is ours; tests do this in processes that are about to end.
         unsafe {
-            let start = self.mapping.as_ptr().cast();
+            let start = self.mapping.as_ptr().add(spared).cast();
             rustix::mm::mprotect(start, bytes, rustix::mm::MprotectFlags::READ).unwrap();
         }
     }

@@ -402,6 +402,9 @@ impl VirtQueue {
             self.answer(head, Status::IoError, 1);
             return false;
         }
+        // A chain may have many pieces that its request does not use. They weigh nothing, so the room
+        // for them must not be held while it is in flight.
+        request.memory.shrink_to(PIECES_KEPT);
         request.durable = self.parts.shared.write_through()
             && !mutant("frontend.queue.write-through-is-not-durable");
         match verdict {

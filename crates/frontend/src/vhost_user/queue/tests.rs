@@ -281,11 +281,27 @@ fn dying_before_the_marks_are_cleared_repeats_nothing() {
     let mut queue = guest.queue();
     take(&mut queue).into_iter().skip(1).for_each(|request| finish(&mut queue, request));
     die(|| {
-        guest.region.make_deadly();
+        guest.region.make_deadly(0);
         queue.publish();
     });
     assert_eq!(guest.used_index(), 2);
     assert_eq!(heads(&take(&mut guest.queue())), [1]);
+}
+
+/// The log's used index says that no mark of the batch is left to be cleared, so it is last.
+#[test]
+fn dying_among_the_marks_of_a_batch_repeats_nothing() {
+    // So large that the marks of high heads are in another page than the used index.
+    let mut guest = Guest::new(1024);
+    [1, 1000, 2].into_iter().for_each(|head| guest.read(head, 0));
+    let mut queue = guest.queue();
+    take(&mut queue).into_iter().for_each(|request| finish(&mut queue, request));
+    die(|| {
+        guest.region.make_deadly(1);
+        queue.publish();
+    });
+    assert_eq!(guest.used_index(), 3);
+    assert!(take(&mut guest.queue()).is_empty());
 }
 
 #[test]
@@ -395,6 +411,45 @@ fn a_request_that_three_lives_died_with_breaks_its_queue() {
     assert!(!queue.has_available() && !queue.has_undone());
 }
 
+/// The daemon waited for ever for the rest of what was undone, and with it the end of the disk.
+#[test]
+fn a_queue_that_breaks_among_what_is_undone_has_nothing_left_to_wait_for() {
+    let mut guest = Guest::new(8);
+    [6, 1].into_iter().for_each(|head| guest.read(head, 0));
+    take(&mut guest.queue());
+    guest.descriptor(16 * 6, (GUEST_BYTES, 16, 4, 0));
+    let mut queue = guest.queue();
+    queue.take_undone(drop);
+    assert_eq!(queue.fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
+    assert!(!queue.has_available() && !queue.has_undone() && !queue.ask_for_kicks());
+    assert_eq!(queue.in_flight(), 0);
+    assert!(queue.parts.broken.load(Ordering::Relaxed), "left alone when its ring is built anew");
+}
+
+/// Between two lives of the daemon a guest may make its chains larger than what was taken.
+#[test]
+fn what_is_undone_is_taken_while_the_queue_holds_little_too() {
+    let mut guest = Guest::new(256);
+    (0..256).for_each(|head| guest.read(head, 0));
+    assert_eq!(take(&mut guest.queue()).len(), 256);
+    let large = [(DATA_AT, SEGMENT_BYTES_MAX, true); 16];
+    (0..256).for_each(|head| guest.offer(head, request_type::IN, 0, &large));
+    let mut queue = guest.queue();
+    let mut again = 0;
+    while queue.has_undone() {
+        let mut taken = Vec::new();
+        while queue.has_available() {
+            queue.take_undone(|request| taken.push(request));
+            assert!(taken.len() <= 8, "{} at once", taken.len());
+        }
+        queue.take_undone(|_| panic!("taken by a full queue"));
+        assert!(!queue.ask_for_kicks(), "a full queue has no use for notifications");
+        again += taken.len();
+        taken.into_iter().for_each(|request| finish(&mut queue, request));
+    }
+    assert_eq!(again, 256);
+}
+
 #[test]
 fn a_life_that_stops_before_it_starts_a_request_does_not_count() {
     let mut guest = Guest::new(8);
@@ -478,6 +533,7 @@ fn a_slot_shrinks_whichever_way_its_request_went() {
     assert!(take(&mut queue).is_empty());
     assert_eq!(queue.fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
     kept(&guest, &queue);
+    assert!(guest.undone().is_empty(), "no request, so nothing to repeat");
 }
 
 /// What requests in flight make the daemon hold is bounded, and all of them are served.
@@ -508,6 +564,33 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
             queue.publish();
         }
         assert_eq!(guest.used_index(), 1024);
+    }
+}
+
+/// Pieces that a request does not use weighed nothing, and the room for them was held while it was in
+/// flight: 16 KiB for each flush of a ring.
+#[test]
+fn a_request_in_flight_holds_no_room_for_pieces_that_it_does_not_use() {
+    let unused = [(DATA_AT, 512, false); 1000];
+    let read = [&unused[..], &[(DATA_AT, 512, true)]].concat();
+    let write = [&[(DATA_AT, 512, false)], &[(DATA_AT, 1, true); 1000][..]].concat();
+    let discard = [(RANGES_AT, 16, false)].iter().chain(&[(DATA_AT, 1, true); 1000]);
+    let discard: Vec<Piece> = discard.copied().collect();
+    for (kind, pieces) in [
+        (request_type::FLUSH, &unused[..]),
+        (request_type::IN, &read),
+        (request_type::OUT, &write),
+        (request_type::DISCARD, &discard),
+    ] {
+        let mut guest = Guest::new(1024);
+        guest.put(RANGES_AT, &[&[0; 8][..], &8u64.to_le_bytes()].concat());
+        guest.offer(1, kind, 0, pieces);
+        let mut queue = guest.queue();
+        let taken = take(&mut queue);
+        let held: usize = taken.iter().map(|request| request.memory.capacity()).sum();
+        assert_eq!((taken.len(), queue.fault()), (1, None), "kind {kind}");
+        assert!(held <= PIECES_KEPT, "kind {kind}: {held} pieces");
+        taken.into_iter().for_each(|request| finish(&mut queue, request));
     }
 }
 
