@@ -182,8 +182,16 @@ impl SegmentTable {
         self.free.drain(..).collect()
     }
 
+    /// The first of the free segments that have been used before, if it lies before this one.
+    pub fn take_free_before(&mut self, number: u32) -> Option<u32> {
+        let first = *self.free.iter().min().filter(|first| **first < number)?;
+        self.free.retain(|free| *free != first);
+        Some(first)
+    }
+
+    /// The host has no space for this one: it is the last to be asked for again.
     pub fn put_back(&mut self, number: u32) {
-        self.free.push_front(number);
+        self.free.push_back(number);
     }
 
     pub fn make_ready(&mut self, number: u32) {

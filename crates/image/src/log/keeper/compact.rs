@@ -35,8 +35,11 @@ impl Keeper {
         {
             let mut tail = self.core.tail();
             tail.segments.set_limit(limit);
-            let wanted = tail.kept_from_writes(&self.core.map) + SLACK_SEGMENTS;
-            tail.segments.raise_limit_for(wanted, most);
+            // If it failed, no superblock need know of more.
+            if durable.is_ok() {
+                let wanted = tail.kept_from_writes(&self.core.map) + SLACK_SEGMENTS;
+                tail.segments.raise_limit_for(wanted, most);
+            }
         }
         durable?;
         match sorted {

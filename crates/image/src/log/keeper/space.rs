@@ -36,21 +36,37 @@ impl Keeper {
         if self.host_full.is_some_and(|at| at.elapsed() < FULL_RETRY) {
             return Progress::Idle;
         }
-        let segment = {
-            let mut tail = self.core.tail();
+        let is_enough = {
+            let tail = self.core.tail();
             let unused =
                 tail.next_sequence() == self.superblock.next_sequence && !tail.wants_room();
             let wanted = tail.kept_from_writes(&self.core.map) + READY_KEPT;
-            if unused || tail.segments.ready() >= wanted { None } else { tail.segments.take_free() }
+            unused || tail.segments.ready() >= wanted
         };
-        let Some(segment) = segment else { return Progress::Idle };
-        if self.allocate(segment).is_err() {
-            self.core.tail().segments.put_back(segment);
+        if is_enough || self.obtain().is_err() {
             return Progress::Idle;
         }
-        self.core.tail().segments.make_ready(segment);
         self.tell_room();
         Progress::Made
+    }
+
+    /// Makes a free segment ready. If the host has no space for the one whose turn it is, that may lie
+    /// behind the end of a device, and the first one of all need not.
+    fn obtain(&mut self) -> Outcome {
+        let segment = self.core.tail().segments.take_free().ok_or(Errno::NOSPC)?;
+        let Err(errno) = self.make_ready(segment) else { return Ok(()) };
+        let other = self.core.tail().segments.take_free_before(segment);
+        other.map_or(Err(errno), |other| self.make_ready(other))
+    }
+
+    fn make_ready(&mut self, segment: u32) -> Outcome {
+        let outcome = self.allocate(segment);
+        let mut tail = self.core.tail();
+        match outcome {
+            Ok(()) => tail.segments.make_ready(segment),
+            Err(_) => tail.segments.put_back(segment),
+        }
+        outcome
     }
 
     fn provide_head(&mut self, segment: u32) -> Progress {
@@ -114,14 +130,7 @@ impl Keeper {
             if let Some(opened) = opened {
                 return Ok(opened);
             }
-            let Some(free) = self.core.tail().segments.take_free() else {
-                return Err(Errno::NOSPC);
-            };
-            if let Err(errno) = self.allocate(free) {
-                self.core.tail().segments.put_back(free);
-                return Err(errno);
-            }
-            self.core.tail().segments.make_ready(free);
+            self.obtain()?;
         }
     }
 

@@ -13,6 +13,7 @@ use super::driver::{
 use super::interleave::with_hook;
 use super::oracle::{End, Story};
 use crate::log::inbox::Command;
+use crate::log::load::load;
 
 /// Does what `LogImage::resize` does, with guests going on meanwhile.
 fn resize(rig: &mut Rig, blocks: u64) -> Outcome {
@@ -238,6 +239,36 @@ fn segments_beyond_a_smaller_disk_are_not_used() {
         let crashed = rig.disk.crash_at(now, &mut Fate::everything());
         if let Err(error) = contents_read_only(&crashed) {
             panic!("{error}: limit {limit}, {told} now {}", rig.describe());
+        }
+    }
+}
+
+/// The same for a `compact` whose checkpoints failed: the limit that it raised for the time afterwards
+/// was in no superblock.
+#[test]
+fn segments_of_a_compact_that_failed_are_not_used() {
+    for seed in 0..8 {
+        let blocks = 320;
+        let setup = Setup { blocks, reserve: Some(3), split: seed % 2 == 1, ..Setup::default() };
+        let mut rig = setup.rig(seed);
+        rig.guests().mix = Mix::writes(0..setup.blocks);
+        for first in (0..blocks).step_by(8) {
+            rig.write_blocks(first..first + 8).unwrap();
+        }
+        rig.run(150);
+        rig.disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..SEGMENT_BYTES).always());
+        rig.keeper(|keeper| keeper.compact()).unwrap_err();
+        rig.disk.clear_faults();
+        let (limit, known) =
+            (rig.core.tail().segments.limit(), load(&rig.disk).unwrap().superblock);
+        assert!(limit <= known.segments, "seed {seed}: {limit} segments, {} known", known.segments);
+        for _ in 0..20 {
+            rig.run(25);
+            let now = rig.disk.now();
+            let crashed = rig.disk.crash_at(now, &mut Fate::everything());
+            if let Err(error) = contents_read_only(&crashed) {
+                panic!("seed {seed}: {error}: {}", rig.describe());
+            }
         }
     }
 }

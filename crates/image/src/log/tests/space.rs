@@ -314,3 +314,39 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
     }
     true
 }
+
+/// A device, or a file of limited size, that ends before the image's last segment would: an image that
+/// an earlier version has made there, with fewer segments. The segment that is not there stood at the
+/// front of the free ones, and those behind it, in which nothing was any more, were never asked for.
+#[test]
+fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
+    for missing in 1..4 {
+        let _tell = Tell(format!("{missing} segments are missing"));
+        let setup = Setup { blocks: 1024, ..Setup::default() };
+        let mut rig = setup.rig(missing);
+        let limit = u64::from(rig.core.tail().segments.limit());
+        let end = (limit - missing) * SEGMENT_BYTES;
+        rig.disk
+            .inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).within(end..u64::MAX).always());
+        // All segments that there are come to be used.
+        for round in 0..6 {
+            for first in (0..setup.blocks).step_by(4) {
+                let wrote = rig.write_blocks(first..first + 4);
+                assert_eq!(wrote, Ok(()), "round {round}, block {first}: {}", rig.describe());
+            }
+        }
+        rig.flush().unwrap();
+        rig.zero(0..setup.blocks * BLOCK_SECTORS).unwrap();
+        rig.checkpoint().unwrap();
+        rig.checkpoint().unwrap();
+        rig.quiet();
+        // As in a pause: the host gets back what is not needed.
+        rig.keeper(|keeper| keeper.trim_reserve());
+        sleep(ASK_AGAIN);
+        for first in (0..setup.blocks).step_by(4) {
+            let wrote = rig.write_blocks(first..first + 4);
+            assert_eq!(wrote, Ok(()), "block {first} of an empty disk: {}", rig.describe());
+        }
+        rig.check();
+    }
+}

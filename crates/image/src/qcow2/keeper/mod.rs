@@ -35,6 +35,8 @@ const GARBAGE_BYTES_MIN: u64 = 64 << 20;
 const GARBAGE_PART: u64 = 16;
 /// What one call punches, or makes zero, at most: a flush may have to wait for it.
 const PIECE_BYTES_MAX: u64 = 64 << 20;
+/// How many pieces may fail before whoever waits for room hears that there is none.
+const REFUSALS_MAX: u32 = 4;
 /// How long it punches before it looks who wants what.
 const TURN_MAX: Duration = Duration::from_millis(20);
 
@@ -56,6 +58,9 @@ pub struct Keeper {
     /// Clusters without users, to be punched; in order, merged. On a device that does not
     /// punch they are made zero, and that is put off until they are needed.
     garbage: Vec<Range<u64>>,
+    /// Those that could not be punched, and since when: they are tried again after a while.
+    refused: Vec<Range<u64>>,
+    refused_at: Option<Instant>,
     pace: Pace,
     /// No punch before this, for the sake of guests.
     rests_until: Option<Instant>,
@@ -107,6 +112,8 @@ impl Keeper {
             due: None,
             limbo: VecDeque::from([(0, holes)]),
             garbage: Vec::new(),
+            refused: Vec::new(),
+            refused_at: None,
             pace: Pace::default(),
             rests_until: None,
             leaks,
@@ -159,7 +166,8 @@ impl Keeper {
     /// How long to sleep if nobody asks for anything; for ever, if nothing has changed.
     fn patience(&self) -> Option<Duration> {
         let limbo = (!self.limbo.is_empty()).then(|| Instant::now() + LIMBO_PATIENCE);
-        let next = [limbo, self.rests_until, self.due].into_iter().flatten().min();
+        let again = self.refused_at.map(|at| at + PATIENCE);
+        let next = [limbo, self.rests_until, self.due, again].into_iter().flatten().min();
         next.map(|next| next.saturating_duration_since(Instant::now()))
     }
 
@@ -198,9 +206,20 @@ impl Keeper {
             Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
         }
         self.reserve();
-        while !self.core.meta().has_room(clusters) {
+        self.try_refused();
+        let mut failures = 0;
+        while !self.core.meta().has_room(clusters) && failures < REFUSALS_MAX {
             let Some(piece) = self.next_piece() else { break };
-            self.punch(piece);
+            failures += u32::from(self.punch(piece).is_err());
+        }
+    }
+
+    /// What could not be punched a while ago is garbage as before.
+    fn try_refused(&mut self) {
+        if self.refused_at.is_some_and(|at| at.elapsed() >= PATIENCE) {
+            self.refused_at = None;
+            self.garbage.append(&mut self.refused);
+            merge_runs(&mut self.garbage);
         }
     }
 
@@ -219,7 +238,7 @@ impl Keeper {
 
     fn punch_all(&mut self) {
         while let Some(piece) = self.next_piece() {
-            self.punch(piece);
+            let _ = self.punch(piece);
         }
     }
 
@@ -264,6 +283,7 @@ impl Keeper {
         if found {
             merge_runs(&mut self.garbage);
         }
+        self.try_refused();
         if !self.core.file.discards_to_zeroes() {
             return; // grow makes zero what is needed
         }
@@ -280,7 +300,7 @@ impl Keeper {
         while let Some(piece) = self.next_piece() {
             let began = Instant::now();
             left -= size(&piece);
-            self.punch(piece);
+            let _ = self.punch(piece);
             let mut rest = self.pace.rest_after(began, &self.core.activity);
             if left > most {
                 rest = Duration::ZERO;
@@ -299,7 +319,7 @@ impl Keeper {
         let limbo = self.limbo.iter().flat_map(|(_, runs)| runs);
         // A device that does not punch has been told of all of it, or it was free all along.
         let kept = self.core.file.discards_to_zeroes();
-        let garbage = self.garbage.iter().filter(|_| kept);
+        let garbage = self.garbage.iter().chain(&self.refused).filter(|_| kept);
         let idle = limbo.chain(garbage).map(|run| run.end - run.start);
         idle.sum::<u64>() + self.pending.dropped.len() as u64
     }
@@ -311,14 +331,23 @@ impl Keeper {
         (offset, (run.end - run.start) << shape.cluster_bits)
     }
 
-    fn punch(&mut self, run: Range<u64>) {
+    /// Makes clusters available. If that fails they are tried again later: a host may be full, or not
+    /// answer, for a moment.
+    fn punch(&mut self, run: Range<u64>) -> Outcome {
         let (offset, bytes) = self.place(&run);
         self.core.discards.count_runs(1);
-        match self.file.run(FileOp::Punch { offset, bytes }) {
+        let outcome = self.file.run(FileOp::Punch { offset, bytes });
+        match outcome {
             Ok(()) => self.core.meta().space.give_back(run),
-            // They are free all the same, and will be found when the image is opened again.
-            Err(errno) => warn!("{}: cannot give space back: {errno}", self.core.name),
+            Err(errno) => {
+                if self.refused_at.is_none() {
+                    warn!("{}: cannot give space back: {errno}", self.core.name);
+                }
+                self.refused.push(run);
+                self.refused_at.get_or_insert_with(Instant::now);
+            }
         }
+        outcome
     }
 
     /// Leaves the file as if nobody had ever looked ahead.

@@ -107,3 +107,31 @@ fn a_device_that_does_not_punch_is_told_of_discards() {
     }
     drop(guest);
 }
+
+/// A thin device that was full for a moment, or did not answer: all free space of the image was
+/// forgotten at the first write, and writes failed until the image was opened anew.
+#[test]
+fn free_space_that_a_device_could_not_zero_for_a_moment_is_not_lost() {
+    for errno in [Errno::NOSPC, Errno::IO] {
+        let disk = device(true, 1);
+        let image = open(&disk);
+        let mut guest = Guest::new(&image);
+        disk.inject(Fault::fail(errno).on(Call::Punch).always());
+        for first in (0..40).step_by(8) {
+            let _ = guest.run(Op::Write(extent(first, 8)), 3);
+        }
+        assert_eq!(guest.run(Op::Write(extent(100, 300)), 5), Err(Errno::NOSPC));
+        disk.clear_faults();
+        disk.inject(Fault::fail(Errno::OPNOTSUPP).on(Call::SetSize).always());
+        let start = Instant::now();
+        while guest.run(Op::Write(extent(0, 400)), 7).is_err() {
+            assert!(start.elapsed() < Duration::from_secs(30), "{errno}: no writes any more");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        guest.run(Op::Flush, 0).unwrap();
+        assert!(contents(&image)[..400 * 512].iter().all(|byte| *byte == 7));
+        drop(guest);
+        drop(image);
+        assert_eq!(checked(&disk, false).errors, Vec::<String>::new());
+    }
+}
