@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{Completion, Errno, Op, Outcome, Request, mutant};
+use flowstone_block::{Completion, Errno, IoVec, Op, Outcome, Request, mutant};
 use tracing::warn;
 
 use super::chain::BadChain;
@@ -404,7 +404,7 @@ impl VirtQueue {
         }
         // A chain may have many pieces that its request does not use. They weigh nothing, so the room
         // for them must not be held while it is in flight.
-        request.memory.shrink_to(PIECES_KEPT);
+        give_back_room(&mut request.memory);
         request.durable = self.parts.shared.write_through()
             && !mutant("frontend.queue.write-through-is-not-durable");
         match verdict {
@@ -522,8 +522,16 @@ impl Slot {
     /// scatter list must not be kept for ever in every slot.
     fn put_back(&mut self, mut request: Box<Request>) {
         request.memory.clear();
-        request.memory.shrink_to(PIECES_KEPT);
+        give_back_room(&mut request.memory);
         self.request = Some(request);
+    }
+}
+
+/// Lets go of a large list that holds few pieces. Not by shrinking it where it lies: what the allocator
+/// cuts off is too small for the next large list, so it would take new memory for each.
+fn give_back_room(memory: &mut Vec<IoVec>) {
+    if memory.capacity() > PIECES_KEPT && memory.len() <= PIECES_KEPT {
+        *memory = memory.as_slice().to_vec();
     }
 }
 

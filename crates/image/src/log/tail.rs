@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, mutant};
 
@@ -65,9 +66,31 @@ impl Draft<'_> {
 pub struct Want {
     /// A request waits.
     pub starved: bool,
-    /// Waiting brings nothing, because of this.
-    pub full: Option<Errno>,
+    /// Waiting brought nothing, because of this.
+    pub full: Option<Full>,
 }
+
+/// Why there was no room, the last time that it was looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Full {
+    pub errno: Errno,
+    pub at: Instant,
+}
+
+impl Full {
+    pub fn now(errno: Errno) -> Self {
+        Self { errno, at: Instant::now() }
+    }
+
+    /// Whether it was just now. Later, a request waits until it has been looked again: there may be
+    /// room by then, and nothing else would notice.
+    fn is_fresh(self) -> bool {
+        self.at.elapsed() < FULL_RETRY || mutant("log.full.believed-for-ever")
+    }
+}
+
+/// How long a host that was full is not asked for space again.
+pub const FULL_RETRY: Duration = Duration::from_millis(100);
 
 /// Why a record has no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +152,7 @@ pub struct Tail {
     pub writes: Want,
     pub trims: Want,
     /// Why new heads could not be started yet: the host was full.
-    pub restart_full: Option<Errno>,
+    pub restart_full: Option<Full>,
     /// Whether anything has changed since the last checkpoint.
     pub changed: bool,
     /// Leaves that a full map of the disk has.
@@ -256,11 +279,10 @@ impl Tail {
         match self.health {
             Health::Running => {}
             Health::Restarting => {
-                return Err(self.restart_full.map_or(Refusal::Wait, |errno| {
-                    // Each refusal is a reason to ask the host again.
-                    news.call_keeper = true;
-                    Refusal::Full(errno)
-                }));
+                // Each request is a reason to ask the host again.
+                news.call_keeper |= self.restart_full.is_some();
+                let fresh = self.restart_full.filter(|full| full.is_fresh());
+                return Err(fresh.map_or(Refusal::Wait, |full| Refusal::Full(full.errno)));
             }
             Health::Stopped => return Err(Refusal::Full(Errno::IO)),
         }
@@ -401,8 +423,8 @@ impl Tail {
     fn refuse(&mut self, opener: Opener, news: &mut News) -> Refusal {
         news.call_keeper = true;
         let want = self.want(opener);
-        match want.full {
-            Some(errno) => Refusal::Full(errno),
+        match want.full.filter(|full| full.is_fresh()) {
+            Some(full) => Refusal::Full(full.errno),
             None => {
                 want.starved = true;
                 Refusal::Wait

@@ -24,7 +24,7 @@ use super::load::LeafPlaces;
 use super::policy::{CLASSES, CostBenefit, Lifetimes, VictimPolicy};
 use super::shape::blocks_of_sectors;
 use super::superblock::{RootPlace, Superblock};
-use super::tail::Health;
+use super::tail::{Full, Health};
 
 pub use self::checkpoint::CheckpointKind;
 
@@ -38,8 +38,6 @@ const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
 pub const SETTLE_TIME: Duration = Duration::from_secs(20);
 /// The same where the checkpoint gives space back.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
-/// How often a full host is asked for space again.
-const FULL_RETRY: Duration = Duration::from_millis(100);
 
 /// What a keeper knows of the file, besides what it shares with the queues.
 pub struct Knowledge {
@@ -314,7 +312,7 @@ impl Keeper {
             let mut told = false;
             for (want, what) in [(&mut tail.writes, "writes"), (&mut tail.trims, "trims")] {
                 if std::mem::take(&mut want.starved) {
-                    if want.full.replace(errno).is_none() {
+                    if want.full.replace(Full::now(errno)).is_none() {
                         warn!("{}: no room for {what}: {errno}", self.core.name);
                     }
                     told = true;

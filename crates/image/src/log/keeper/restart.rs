@@ -5,11 +5,11 @@ use std::time::Instant;
 use flowstone_block::{Errno, Outcome, mutant};
 use tracing::{error, info, warn};
 
-use super::{CheckpointKind, FULL_RETRY, Keeper, Progress};
+use super::{CheckpointKind, Keeper, Progress};
 use crate::log::reserve::Opener;
 use crate::log::segments::State;
 use crate::log::superblock::HeadPlace;
-use crate::log::tail::{Head, Health};
+use crate::log::tail::{FULL_RETRY, Full, Head, Health};
 
 impl Keeper {
     /// After a failed record: once all its guests are told, new heads and a checkpoint that names
@@ -39,7 +39,7 @@ impl Keeper {
         {
             let mut tail = self.core.tail();
             tail.health = health;
-            tail.restart_full = full;
+            tail.restart_full = full.map(Full::now);
             self.core.show(&tail);
         }
         self.core.tell_room();

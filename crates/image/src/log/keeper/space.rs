@@ -11,8 +11,8 @@ use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileOp;
 use tracing::warn;
 
-use super::{FULL_RETRY, INTERVAL_MIN_BLOCKS, Keeper, Progress};
-use crate::log::tail::{Head, Tail};
+use super::{INTERVAL_MIN_BLOCKS, Keeper, Progress};
+use crate::log::tail::{FULL_RETRY, Head, Tail};
 
 /// Ready segments that are kept beyond those in reserve, also when nothing is written.
 const READY_KEPT: u32 = 2;

@@ -1,17 +1,20 @@
 //! Space: a disk that is full, a host that is, and what happens when some of it comes back.
 
+use std::path::Path;
 use std::rc::Rc;
 use std::thread::sleep;
 use std::time::Duration;
 
-use flowstone_block::Errno;
-use flowstone_fileio::FileIo;
+use flowstone_block::{BlockingDisk, Errno, Sector};
 use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
+use flowstone_fileio::{Access, FileIo};
 
 use super::crash::{Tell, recover, some_moments};
 use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
 use super::interleave::with_hook;
 use super::oracle::{End, Story};
+use crate::DiscardMode;
+use crate::log::disk::LogImage;
 use crate::log::keeper::CheckpointKind;
 use crate::log::segments::State;
 
@@ -348,5 +351,32 @@ fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
             assert_eq!(wrote, Ok(()), "block {first} of an empty disk: {}", rig.describe());
         }
         rig.check();
+    }
+}
+
+/// The host gets room while the guest is quiet. Its first write was refused all the same, by what the
+/// keeper had last heard of the host; a guest that retries soon never saw it.
+#[test]
+fn the_first_write_after_the_host_has_room_again_is_taken() {
+    for reserves in [true, false] {
+        let setup = Setup { blocks: 1024, ..Setup::default() };
+        let disk = setup.image();
+        disk.set_capacity(host_of(12));
+        if !reserves {
+            disk.inject(Fault::lose().on(Call::Allocate).always());
+        }
+        let file = Box::new(disk.clone());
+        let mode = DiscardMode::Deallocate;
+        let image = LogImage::open(Path::new("image"), file, mode, Access::Write).unwrap();
+        let mut guest = BlockingDisk::new(&image).unwrap();
+        let mut write =
+            |block: u64| guest.write(Sector::new(block * BLOCK_SECTORS), &mut [7; 4096]);
+        let refused = (0..setup.blocks).find(|block| write(*block).is_err());
+        assert!(refused.is_some(), "the host was not full");
+        disk.set_capacity(None);
+        sleep(Duration::from_secs(1));
+        for block in 0..64 {
+            assert_eq!(write(block), Ok(()), "block {block}; reserves: {reserves}");
+        }
     }
 }
