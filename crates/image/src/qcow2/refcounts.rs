@@ -368,6 +368,9 @@ pub fn put_refcount(block: &mut [u8], order: u32, slot: usize, value: u64) {
 }
 
 #[cfg(test)]
+mod model;
+
+#[cfg(test)]
 mod tests {
     use flowstone_fileio::sim::{Call, Fault, SimDisk};
 

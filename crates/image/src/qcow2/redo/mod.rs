@@ -233,6 +233,29 @@ mod tests {
         recall(Memory::Beside(image), mark.bits())
     }
 
+    /// On a full host a store to a page without space would end the process.
+    #[test]
+    fn the_file_has_its_space_from_the_start() {
+        let (_place, image) = place();
+        let redo = Redo::begin(&image).unwrap();
+        let given = std::fs::metadata(&redo.path).unwrap();
+        assert!(given.blocks() * 512 >= given.len(), "{} blocks", given.blocks());
+    }
+
+    #[test]
+    fn a_session_that_has_ended_maps_nothing() {
+        let (_place, image) = place();
+        let redo = Redo::begin(&image).unwrap();
+        let path = redo.path.to_str().unwrap().to_owned();
+        let is_mapped = || {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            maps.lines().any(|line| line.contains(&path))
+        };
+        assert!(is_mapped());
+        drop(redo);
+        assert!(!is_mapped());
+    }
+
     #[test]
     fn records_outlive_whoever_wrote_them() {
         let (_place, image) = place();
