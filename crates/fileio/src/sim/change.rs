@@ -36,7 +36,7 @@ impl Change {
         }
     }
 
-    /// The units into which a power cut may tear it, in bytes; empty if it is there or not.
+    /// The units into which a power cut or a kill may tear it, in bytes; empty if it is there or not.
     pub fn tear_units(&self) -> &'static [u64] {
         match self {
             Self::Write { .. } => &[SECTOR_BYTES, PAGE_BYTES],
@@ -54,21 +54,26 @@ impl Change {
         }
     }
 
-    /// Does all of it.
-    pub fn apply(&self, medium: &mut Medium) {
-        self.apply_part(medium, self.range());
-    }
-
-    /// Does it as far as it lies in `part`, a piece of its [range](Self::range).
-    pub fn apply_part(&self, medium: &mut Medium, part: Range<u64>) {
+    /// The change as far as it lies in `part`, a piece of its [range](Self::range).
+    pub fn part(&self, part: Range<u64>) -> Self {
         match self {
             Self::Write { at, data } => {
-                medium
-                    .write(part.start, &data[(part.start - at) as usize..(part.end - at) as usize]);
+                let bytes = (part.start - at) as usize..(part.end - at) as usize;
+                Self::Write { at: part.start, data: data[bytes].into() }
             }
-            Self::Punch(_) => medium.punch(part),
-            Self::Zero(_) => medium.zero(part),
-            Self::Allocate(_) => medium.allocate(part),
+            Self::Punch(_) => Self::Punch(part),
+            Self::Zero(_) => Self::Zero(part),
+            Self::Allocate(_) | Self::SetSize(_) | Self::Flip { .. } => self.clone(),
+        }
+    }
+
+    /// Does it.
+    pub fn apply(&self, medium: &mut Medium) {
+        match self {
+            Self::Write { at, data } => medium.write(*at, data),
+            Self::Punch(range) => medium.punch(range.clone()),
+            Self::Zero(range) => medium.zero(range.clone()),
+            Self::Allocate(range) => medium.allocate(range.clone()),
             Self::SetSize(bytes) => medium.set_size(*bytes),
             Self::Flip { at, bit } => medium.flip(*at, *bit),
         }

@@ -4,7 +4,6 @@ use super::change::Change;
 use super::disk::SimDisk;
 use super::fate::{Fate, Verdict};
 use super::history::{Cut, History, Moment, Standing, Step};
-use super::medium::Medium;
 use super::state::State;
 
 /// The most undecided operations of which all subsets are tried.
@@ -40,7 +39,7 @@ impl SimDisk {
         let Cut { base: mut medium, steps } = state.history.cut(moment);
         let verdicts = verdicts(&steps, fate);
         for (step, verdict) in in_order_of_effect(moment, &steps, verdicts, fate) {
-            apply(&step.change, &verdict, &mut medium);
+            left_of(&step.change, &verdict).iter().for_each(|change| change.apply(&mut medium));
         }
         let history = History::new(medium.clone());
         successor(&state, State::new(medium, history))
@@ -57,7 +56,8 @@ impl SimDisk {
     }
 
     /// The disk as the next process finds it after the one that used it is killed at `moment`:
-    /// everything that had completed, and what was in flight whole or not at all, as `fate` will.
+    /// everything that had completed, and of what was in flight all, nothing or pieces, as `fate`
+    /// will. (A host that has carried out half of a write does not take that half back.)
     ///
     /// The host lives on, so what was not durable is still not: a power cut may take it from the
     /// new disk until a datasync there covers it. The new disk has no faults; the limit of space
@@ -65,17 +65,13 @@ impl SimDisk {
     pub fn kill_at(&self, moment: Moment, fate: &mut Fate) -> SimDisk {
         let mut state = self.state();
         let Cut { base, steps } = state.history.cut(moment);
-        let in_flight = steps.iter().filter(|step| step.end.is_none()).count();
-        let mut kept = fate.keeps(in_flight).into_iter();
-        let verdicts = steps.iter().map(|step| {
-            let kept = step.end.is_some() || kept.next().expect("one for each in flight");
-            if kept { Verdict::Whole } else { Verdict::Absent }
-        });
-        let verdicts = verdicts.collect();
+        let verdicts = verdicts_if(|step| step.end.is_none(), &steps, fate);
         let kept: Vec<(Change, Standing)> = in_order_of_effect(moment, &steps, verdicts, fate)
             .into_iter()
-            .filter(|(_, verdict)| *verdict == Verdict::Whole)
-            .map(|(step, _)| (step.change.clone(), step.standing))
+            .flat_map(|(step, verdict)| {
+                let standing = step.standing;
+                left_of(&step.change, &verdict).into_iter().map(move |change| (change, standing))
+            })
             .collect();
         let mut medium = base.clone();
         for (change, _) in &kept {
@@ -98,17 +94,21 @@ fn undecided(steps: &[Step]) -> impl Iterator<Item = &Step> {
 
 /// What a power cut leaves of each step.
 fn verdicts(steps: &[Step], fate: &mut Fate) -> Vec<Verdict> {
-    let open: Vec<&Change> = undecided(steps).map(|step| &step.change).collect();
-    let mut decided = fate.verdicts(&open).into_iter();
-    let mut verdicts: Vec<Verdict> = steps
-        .iter()
-        .map(|step| match step.standing {
-            Standing::Durable => Verdict::Whole,
-            _ => decided.next().expect("one for each undecided step"),
-        })
-        .collect();
+    let mut verdicts = verdicts_if(|step| step.standing != Standing::Durable, steps, fate);
     keep_order_of_sizes(steps, &mut verdicts);
     verdicts
+}
+
+/// Lets fate decide about the steps that `is_open` names; of the others all is left.
+fn verdicts_if(is_open: impl Fn(&Step) -> bool, steps: &[Step], fate: &mut Fate) -> Vec<Verdict> {
+    let open: Vec<&Change> =
+        steps.iter().filter(|step| is_open(step)).map(|step| &step.change).collect();
+    let mut decided = fate.verdicts(&open).into_iter();
+    let mut verdict = |step| match is_open(step) {
+        true => decided.next().expect("one for each open step"),
+        false => Verdict::Whole,
+    };
+    steps.iter().map(&mut verdict).collect()
 }
 
 /// File systems write changes of size to a journal: a later one is not there without the earlier
@@ -150,14 +150,11 @@ fn in_order_of_effect<'steps>(
     order.into_iter().map(|(_, step, verdict)| (step, verdict)).collect()
 }
 
-fn apply(change: &Change, verdict: &Verdict, medium: &mut Medium) {
+/// A change as far as it is left.
+fn left_of(change: &Change, verdict: &Verdict) -> Vec<Change> {
     match verdict {
-        Verdict::Absent => {}
-        Verdict::Whole => change.apply(medium),
-        Verdict::Torn(parts) => {
-            for part in parts {
-                change.apply_part(medium, part.clone());
-            }
-        }
+        Verdict::Absent => Vec::new(),
+        Verdict::Whole => vec![change.clone()],
+        Verdict::Torn(parts) => parts.iter().map(|part| change.part(part.clone())).collect(),
     }
 }

@@ -109,20 +109,6 @@ impl Fate {
         }
     }
 
-    /// Decides about operations that are there or not, of which nothing can be torn.
-    pub(super) fn keeps(&mut self, count: usize) -> Vec<bool> {
-        (0..count)
-            .map(|n| match &mut self.0 {
-                Kind::Nothing => false,
-                Kind::Everything => true,
-                Kind::Subset(bits) => bit(*bits, n),
-                Kind::Seeded { random, keep_percent, .. } => {
-                    chance(random, keep_percent.unwrap_or(50))
-                }
-            })
-            .collect()
-    }
-
     /// When, between its beginning and its end, an operation took effect.
     pub(super) fn instant(&mut self, begin: u64, end: u64) -> u64 {
         match &mut self.0 {
