@@ -20,7 +20,7 @@ use crate::server::{Server, flowstone_idle, qsd_idle};
 pub const NAME: &str = "idle-8";
 const DISKS: usize = 8;
 const DISK_BYTES: u64 = 64 << 20;
-const SETTLE: Duration = Duration::from_secs(1);
+const QUIET_TIME: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_secs(5);
 
 /// A disk nobody uses.
@@ -76,7 +76,7 @@ fn make_disks(dir: &Path) -> Result<Vec<IdleDisk>> {
 fn watch(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<IdleSample> {
     let mut daemon = command.spawn()?;
     let clients = disks.iter().map(use_once).collect::<Result<Vec<_>>>()?;
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(QUIET_TIME);
     let pid = daemon.pid();
     let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
     std::thread::sleep(WATCH);

@@ -3,7 +3,7 @@
 #![no_main]
 
 use arbitrary::Arbitrary;
-use flowstone_image::fuzzing::{Left, Part, Patch, survive};
+use flowstone_image::fuzzing::{Left, Target, Patch, survive};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
@@ -43,11 +43,11 @@ enum Bytes {
 impl Change {
     fn patch(&self) -> Patch {
         let part = match self.place {
-            Place::Superblock(second) => Part::Superblock(second.into()),
-            Place::Root => Part::Root,
-            Place::Leaf(index) => Part::Leaf(index),
-            Place::Header(index) => Part::Header(index),
-            Place::Anywhere(place) => Part::Anywhere(place.into()),
+            Place::Superblock(second) => Target::Superblock(second.into()),
+            Place::Root => Target::Root,
+            Place::Leaf(index) => Target::Leaf(index),
+            Place::Header(index) => Target::Header(index),
+            Place::Anywhere(place) => Target::Anywhere(place.into()),
         };
         let (align, bytes) = match &self.bytes {
             Bytes::Word32(word) => (4, word.to_le_bytes().to_vec()),

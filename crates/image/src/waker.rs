@@ -1,7 +1,8 @@
 //! How one thread wakes a queue of an image.
 //!
-//! A queue's own I/O rings its own bell. This one is for what others do, e.g. a record of theirs that
-//! ours waits behind has committed, a flush of theirs covers ours, the keeper has made room.
+//! A queue's own I/O rings its own bell. This one is for what others do, e.g. a record of theirs
+//! that ours waits behind has committed, a flush of theirs covers ours, the maintenance worker has
+//! made room.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -45,11 +46,11 @@ impl Waker {
     pub fn sleep(
         &self,
         others: &Doorbells<'_>,
-        has_news: impl FnOnce() -> bool,
+        can_advance: impl FnOnce() -> bool,
         sleep: impl FnOnce(&Doorbells<'_>),
     ) -> bool {
         self.fall_asleep();
-        let quiet = !has_news();
+        let quiet = !can_advance();
         if quiet {
             let mut fds = [self.event(); 1 + OTHERS_MAX];
             fds[1..=others.fds.len()].copy_from_slice(others.fds);
@@ -68,8 +69,8 @@ impl Waker {
     /// The owner is awake again.
     fn wake_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-        // Whoever rings sets the mark first. As long as the event has not come, the mark stays, or the
-        // event would come later, be taken for nobody's, and end every sleep from then on.
+        // Whoever rings sets the mark first. As long as the event has not come, the mark stays, or
+        // the event would come later, be taken for nobody's, and end every sleep from then on.
         if self.rung.load(Ordering::Acquire) && rustix::io::read(&self.event, &mut [0; 8]).is_ok() {
             self.rung.store(false, Ordering::Release);
         }

@@ -81,7 +81,7 @@ impl Channel for StatsChannel {
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
-        self.base.sleep(bells);
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+        self.base.sleep(doorbells);
     }
 }

@@ -157,7 +157,7 @@ impl Channel for ZeroesChannel {
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
-        self.base.sleep(bells);
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+        self.base.sleep(doorbells);
     }
 }

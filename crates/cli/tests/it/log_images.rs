@@ -5,7 +5,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use flowstone_image::fuzzing::{Left, Part, Patch, patched, small_image};
+use flowstone_image::fuzzing::{Left, Patch, Target, patched, small_image};
 use flowstone_testkit::Status;
 use serde_json::Value;
 
@@ -271,7 +271,7 @@ fn log_images_that_are_none_are_refused() {
 /// The newest superblock of a new image is in the second slot.
 fn with_superblock_word(place: &Place, at: u16, bytes: &[u8]) {
     let path = place.log_image("8M");
-    let patch = Patch { part: Part::Superblock(1), at, bytes: bytes.to_vec() };
+    let patch = Patch { target: Target::Superblock(1), at, bytes: bytes.to_vec() };
     std::fs::write(&path, patched(std::fs::read(&path).unwrap(), &patch)).unwrap();
 }
 

@@ -48,9 +48,9 @@ impl Address {
 /// What the map holds for one guest block: its address and checksum in one word, so that both
 /// change together and a reader needs no lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Word(u64);
+pub struct MapEntry(u64);
 
-impl Word {
+impl MapEntry {
     /// The block has no place in the file and reads as zeroes.
     pub const UNMAPPED: Self = Self(0);
 

@@ -8,16 +8,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use flowstone_block::{AlignedBuf, Errno, mutant};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
-use super::address::{Address, BLOCK_BYTES, Word};
-use super::lost::Hunt;
+use super::address::{Address, BLOCK_BYTES, MapEntry};
+use super::append::STREAMS_MAX;
+use super::lost_tail::LostTailScan;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::{Codec, LEAF_ON_DISK_BLOCKS};
 use super::replay::{Replay, replay};
 use super::root::{Bounds, LeafPlace, Root, SegmentNote};
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of_sectors, root_blocks};
-use super::superblock::{HeadPlace, Refusal, RootPlace, SLOTS, Superblock};
-use super::tail::STREAMS_MAX;
+use super::superblock::{HeadPlace, RootPlace, SLOTS, Superblock, SuperblockError};
 
 /// Where the leaves of the newest checkpoint are.
 pub type LeafPlaces = BTreeMap<u32, (Address, u32)>;
@@ -55,7 +55,7 @@ fn damaged(why: impl Into<String>) -> LoadError {
 }
 
 /// What is in the two slots for superblocks.
-pub type Slots = [Result<Superblock, Refusal>; 2];
+pub type Slots = [Result<Superblock, SuperblockError>; 2];
 
 /// Reads both slots.
 pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
@@ -63,7 +63,7 @@ pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
     let mut reader = BlockingFile::new(file).map_err(|error| host(&error))?;
     let mut read = |slot: Address| -> Result<_, LoadError> {
         if slot.offset().get() + BLOCK_BYTES as u64 > size {
-            return Ok(Err(Refusal::SHORT));
+            return Ok(Err(SuperblockError::SHORT));
         }
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         reader.read(slot.offset(), &mut block)?;
@@ -76,7 +76,9 @@ pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
 /// The newest superblock that is whole, if its numbers can be.
 pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
     let refusals = || slots.iter().filter_map(|slot| slot.as_ref().err());
-    if let Some(Refusal::Future(why)) = refusals().find(|it| matches!(it, Refusal::Future(_))) {
+    if let Some(SuperblockError::Future(why)) =
+        refusals().find(|it| matches!(it, SuperblockError::Future(_)))
+    {
         return Err(LoadError::Unusable(why.clone()));
     }
     let whole = slots.iter().filter_map(|slot| slot.as_ref().ok());
@@ -85,7 +87,7 @@ pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
         return Ok(superblock);
     }
     let broken = refusals().find_map(|refusal| match refusal {
-        Refusal::Damaged(why) if *refusal != Refusal::SHORT => Some(*why),
+        SuperblockError::Damaged(why) if *refusal != SuperblockError::SHORT => Some(*why),
         _ => None,
     });
     Err(broken.map_or_else(|| LoadError::Unusable("it is not a log image".into()), damaged))
@@ -118,8 +120,8 @@ pub fn lost_slot(slots: &Slots) -> Option<char> {
 }
 
 /// Only an image that has never been opened for writing has but one superblock.
-fn is_lost(other: &Superblock, refusal: &Refusal) -> bool {
-    other.generation > 1 || *refusal != Refusal::Foreign
+fn is_lost(other: &Superblock, refusal: &SuperblockError) -> bool {
+    other.generation > 1 || *refusal != SuperblockError::Foreign
 }
 
 /// Far more than any image lives to see, and far from where sums overflow.
@@ -167,7 +169,7 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
 
 /// Every stream of guest data has a head, every head a segment of its own.
 fn check_heads(superblock: &Superblock) -> Result<(), LoadError> {
-    let heads = || superblock.heads.iter().filter(|head| head.serial != 0);
+    let heads = || superblock.heads.iter().filter(|head| head.incarnation != 0);
     let inside = |head: &HeadPlace| {
         (1..superblock.segments).contains(&head.segment) && head.block < superblock.segment_blocks
     };
@@ -176,7 +178,7 @@ fn check_heads(superblock: &Superblock) -> Result<(), LoadError> {
     }
     let distinct: BTreeSet<u32> = heads().map(|head| head.segment).collect();
     let streams = &superblock.heads[..superblock.streams as usize];
-    if distinct.len() < heads().count() || streams.iter().any(|head| head.serial == 0) {
+    if distinct.len() < heads().count() || streams.iter().any(|head| head.incarnation == 0) {
         return Err(damaged("the superblock names heads that cannot be"));
     }
     Ok(())
@@ -228,8 +230,8 @@ pub fn load_from(
         check_note(note, &superblock, file_blocks)?;
         let segment = Segment {
             state: State::Sealed,
-            class: note.class as u8,
-            serial: note.serial,
+            lifetime: note.lifetime as u8,
+            incarnation: note.incarnation,
             birth: note.birth,
             ..Segment::default()
         };
@@ -241,22 +243,27 @@ pub fn load_from(
         replay(&mut reader, &superblock, shape, codec, file_blocks, &map, &mut segments)?
     };
     if replay.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
-        let mut hunt = Hunt { reader: &mut reader, shape, codec, file_blocks };
-        replay.damage = hunt.find(&superblock, &replay, &segments)?;
+        let mut scan = LostTailScan { reader: &mut reader, shape, codec, file_blocks };
+        replay.damage = scan.find(&superblock, &replay, &segments)?;
         replay.is_stale = superblock.clean && replay.damage.is_some();
     }
     count_live(&map, &superblock, &leaves, file_blocks, shape, &mut segments)?;
-    for (class, head) in (0..).zip(replay.heads) {
-        if head.serial == 0 || !superblock.clean {
+    for (lifetime, head) in (0..).zip(replay.heads) {
+        if head.incarnation == 0 || !superblock.clean {
             continue;
         }
         let segment = segments.get(head.segment);
         // Held: what is appended from now on is for replay to find.
-        let open =
-            Segment { state: State::Open, class, serial: head.serial, held: true, ..segment };
+        let open = Segment {
+            state: State::Open,
+            lifetime,
+            incarnation: head.incarnation,
+            pinned: true,
+            ..segment
+        };
         segments.set(head.segment, open);
     }
-    segments.settle();
+    segments.rebuild_lists();
     Ok(Loaded { superblock, shape, codec, map, segments, leaves, replay })
 }
 
@@ -360,7 +367,7 @@ fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), Loa
     let mut mapped = 0;
     for (lba, bytes) in (first..).zip(bytes.chunks_exact(8)) {
         let bits = u64::from_le_bytes(bytes.try_into().expect("chunks of 8 bytes"));
-        let address = u64::from(Word::from_bits(bits).address().get());
+        let address = u64::from(MapEntry::from_bits(bits).address().get());
         if bits == 0 {
             continue;
         }

@@ -45,7 +45,7 @@ pub enum Entry {
     /// A root of the map; the next payload blocks.
     Root { blocks: u32, checksum: u32 },
     /// The serial of the segment that a seal leads to.
-    Next { serial: u64 },
+    Next { incarnation: u64 },
     /// A guest block that cleaning copied from address `from`; the next payload block.
     Moved { lba: u64, from: Address, checksum: u32 },
 }
@@ -74,7 +74,7 @@ impl Entry {
 /// What a header says besides its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    pub serial: u64,
+    pub incarnation: u64,
     /// 0 for records outside the order.
     pub sequence: u64,
     pub durable: u64,
@@ -100,7 +100,7 @@ impl Header {
 struct RawHeader {
     magic: [u8; 4],
     checksum: U32,
-    serial: U64,
+    incarnation: U64,
     sequence: U64,
     durable: U64,
     generation: U64,
@@ -148,7 +148,7 @@ impl RawEntry {
                 Entry::Leaf { leaf: u32::try_from(subject).ok()?, checksum }
             }
             4 => Entry::Root { blocks: count, checksum },
-            5 => Entry::Next { serial: subject },
+            5 => Entry::Next { incarnation: subject },
             6 => Entry::Moved { lba: subject, from: Address::new(count), checksum },
             _ => return None,
         })
@@ -164,7 +164,7 @@ impl From<Entry> for RawEntry {
                 Self::new(3, u64::from(leaf), LEAF_ON_DISK_BLOCKS, checksum)
             }
             Entry::Root { blocks, checksum } => Self::new(4, 0, blocks, checksum),
-            Entry::Next { serial } => Self::new(5, serial, 0, 0),
+            Entry::Next { incarnation } => Self::new(5, incarnation, 0, 0),
             Entry::Moved { lba, from, checksum } => Self::new(6, lba, from.get(), checksum),
         }
     }
@@ -191,7 +191,7 @@ impl Codec {
         raw.header = RawHeader {
             magic: MAGIC,
             checksum: 0.into(),
-            serial: header.serial.into(),
+            incarnation: header.incarnation.into(),
             sequence: header.sequence.into(),
             durable: header.durable.into(),
             generation: header.generation.into(),
@@ -235,7 +235,7 @@ impl Codec {
             return None;
         }
         Some(Header {
-            serial: raw.header.serial.get(),
+            incarnation: raw.header.incarnation.get(),
             sequence: raw.header.sequence.get(),
             durable: raw.header.durable.get(),
             generation: raw.header.generation.get(),
@@ -265,7 +265,7 @@ mod tests {
     use super::*;
 
     const HEADER: Header = Header {
-        serial: 7 << 32 | 3,
+        incarnation: 7 << 32 | 3,
         sequence: 99,
         durable: 90,
         generation: 12,

@@ -39,7 +39,7 @@ pub struct Demand {
     /// replaces none of them. Each of their blocks may change another leaf.
     pub open_for_data: u32,
     /// Entries of records that have a place and have not committed.
-    pub on_their_way: u64,
+    pub in_flight: u64,
     /// Segments that hold something.
     pub used: u32,
     /// Those of them that hold maps.
@@ -65,7 +65,7 @@ impl Reserve {
     pub fn of(demand: &Demand) -> Self {
         let Demand { shape, disk_leaves, .. } = *demand;
         let open = u64::from(demand.open_for_data) * u64::from(shape.segment_blocks);
-        let coming = open + demand.on_their_way;
+        let coming = open + demand.in_flight;
         let leaves = (demand.changed_leaves + coming).min(disk_leaves);
         let leaves_most = (demand.leaves + coming).min(disk_leaves);
         let root = shape::root_blocks(leaves_most, u64::from(demand.used) + 1);
@@ -91,14 +91,14 @@ impl Reserve {
         }
     }
 
-    /// Whether one of `available` segments may be opened. `trim_heads` are the heads that only trims
-    /// use: they are a part of what is kept for trims.
+    /// Whether one of `available` segments may be opened. `trim_heads` are the heads that only
+    /// trims use: they are a part of what is kept for trims.
     pub const fn may_open(&self, opener: Opener, available: u32, trim_heads: u32) -> bool {
-        let held = match opener {
+        let kept = match opener {
             Opener::Write | Opener::Copy => trim_heads,
             Opener::Trim | Opener::Map => 0,
         };
-        available > 0 && available + held > self.left_by(opener)
+        available > 0 && available + kept > self.left_by(opener)
     }
 }
 
@@ -107,7 +107,7 @@ pub const SLACK_SEGMENTS: u32 = 5;
 /// Dead segments that are freed together: each time costs an fdatasync.
 const FREED_TOGETHER: u32 = 3;
 
-/// What the next step of the keeper depends on.
+/// What the next step of the maintenance worker depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     pub reserve: Reserve,
@@ -115,17 +115,17 @@ pub struct View {
     pub trim_heads: u32,
     /// Segments without live blocks, and how many of them need no checkpoint.
     pub dead: u32,
-    pub loose: u32,
+    pub freeable: u32,
     pub map_segments: u32,
 }
 
-/// What the keeper does to make room.
+/// What the maintenance worker does to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// There is room.
     Nothing,
     /// A sync frees dead segments.
-    FreeLoose,
+    SyncAndFree,
     /// A checkpoint frees dead segments.
     Checkpoint,
     /// Segments of the map first: they have used up what others were counted on to have.
@@ -149,8 +149,8 @@ impl View {
         let wanted = self.reserve.left_by(Opener::Write) + SLACK_SEGMENTS;
         if self.available + self.trim_heads >= wanted {
             Step::Nothing
-        } else if self.loose >= FREED_TOGETHER || self.is_urgent() && self.loose > 0 {
-            Step::FreeLoose
+        } else if self.freeable >= FREED_TOGETHER || self.is_urgent() && self.freeable > 0 {
+            Step::SyncAndFree
         } else if self.is_urgent() && self.dead > 0 {
             Step::Checkpoint
         } else if self.is_urgent() && self.map_segments > self.reserve.map_full {

@@ -18,8 +18,8 @@ pub struct LeafPlace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentNote {
     pub segment: u32,
-    pub class: u32,
-    pub serial: u64,
+    pub lifetime: u32,
+    pub incarnation: u64,
     pub birth: u64,
 }
 
@@ -57,8 +57,8 @@ impl Root {
         }
         for note in &self.segments {
             bytes.extend_from_slice(&note.segment.to_le_bytes());
-            bytes.extend_from_slice(&note.class.to_le_bytes());
-            bytes.extend_from_slice(&note.serial.to_le_bytes());
+            bytes.extend_from_slice(&note.lifetime.to_le_bytes());
+            bytes.extend_from_slice(&note.incarnation.to_le_bytes());
             bytes.extend_from_slice(&note.birth.to_le_bytes());
         }
         bytes.resize(blocks as usize * BLOCK_BYTES, 0);
@@ -144,8 +144,8 @@ impl Reader<'_> {
 
     fn segment(&mut self) -> Option<SegmentNote> {
         let segment = self.u32()?;
-        let class = self.u32()?;
-        Some(SegmentNote { segment, class, serial: self.u64()?, birth: self.u64()? })
+        let lifetime = self.u32()?;
+        Some(SegmentNote { segment, lifetime, incarnation: self.u64()?, birth: self.u64()? })
     }
 }
 
@@ -157,7 +157,7 @@ mod tests {
 
     fn root() -> Root {
         let leaf = |leaf| LeafPlace { leaf, address: Address::new(64 + leaf), checksum: leaf };
-        let note = |segment| SegmentNote { segment, class: 2, serial: 9, birth: 7 };
+        let note = |segment| SegmentNote { segment, lifetime: 2, incarnation: 9, birth: 7 };
         Root { leaves: vec![leaf(0), leaf(99)], segments: vec![note(1), note(19)] }
     }
 

@@ -10,7 +10,7 @@ use std::collections::{BTreeSet, VecDeque};
 use flowstone_block::mutant;
 
 use super::address::Address;
-use super::policy::CLASS_MAP;
+use super::policy::LIFETIME_MAP;
 use super::shape::Shape;
 
 /// Where a segment is in its life.
@@ -34,15 +34,15 @@ pub enum State {
 pub struct Segment {
     pub state: State,
     /// Lifetime class of what is in it; see `policy`.
-    pub class: u8,
+    pub lifetime: u8,
     /// A block in it could not be read: it stays where it is.
     pub damaged: bool,
     /// Only a checkpoint frees it: replay may read it, or would not find what replaced its blocks.
-    pub held: bool,
+    pub pinned: bool,
     /// Blocks in it that the map or the map root names.
     pub live: u32,
     /// Name of its present life.
-    pub serial: u64,
+    pub incarnation: u64,
     /// The log's clock when it was sealed.
     pub birth: u64,
 }
@@ -92,7 +92,7 @@ impl SegmentTable {
     }
 
     /// Recovery only: makes the lists fit the segments, once all have been set and counted.
-    pub fn settle(&mut self) {
+    pub fn rebuild_lists(&mut self) {
         self.free.clear();
         self.dead.clear();
         for number in 1..self.segments.len() {
@@ -145,7 +145,7 @@ impl SegmentTable {
     }
 
     /// A serial that no life has had.
-    pub fn new_serial(&mut self) -> u64 {
+    pub fn new_incarnation(&mut self) -> u64 {
         self.lives += 1;
         self.session << 32 | u64::from(self.lives)
     }
@@ -217,14 +217,19 @@ impl SegmentTable {
     }
 
     /// Begins the life of a ready segment.
-    pub fn open(&mut self, class: u8) -> Option<(u32, u64)> {
+    pub fn open(&mut self, lifetime: u8) -> Option<(u32, u64)> {
         let number = self.ready.pop_front()?;
         // Whatever else goes wrong: two lives at once in one segment would lose data.
         assert_eq!(self.get(number).state, State::Ready, "segment {number} is opened");
-        let serial = self.new_serial();
-        *self.entry(number) =
-            Segment { state: State::Open, class, serial, held: true, ..Segment::default() };
-        Some((number, serial))
+        let incarnation = self.new_incarnation();
+        *self.entry(number) = Segment {
+            state: State::Open,
+            lifetime,
+            incarnation,
+            pinned: true,
+            ..Segment::default()
+        };
+        Some((number, incarnation))
     }
 
     /// Ends appending to a segment. All records in it have been applied to the map.
@@ -269,8 +274,8 @@ impl SegmentTable {
 
     /// Dead segments, and how many of them need no checkpoint.
     pub fn dead(&self) -> (u32, u32) {
-        let loose = self.dead.iter().filter(|number| !self.get(**number).held).count();
-        (self.dead.len() as u32, loose as u32)
+        let freeable = self.dead.iter().filter(|number| !self.get(**number).pinned).count();
+        (self.dead.len() as u32, freeable as u32)
     }
 
     /// The dead as of now, for a checkpoint that begins now.
@@ -279,15 +284,15 @@ impl SegmentTable {
     }
 
     /// Those of the dead that are free once everything written until now is durable.
-    pub fn take_loose_dead(&mut self) -> Vec<u32> {
+    pub fn take_freeable(&mut self) -> Vec<u32> {
         let segments = &self.segments;
-        let all = mutant("log.free.ignores-holds");
-        self.dead.extract_if(.., |number| all || !segments[*number as usize].held).collect()
+        let all = mutant("log.free.ignores-pins");
+        self.dead.extract_if(.., |number| all || !segments[*number as usize].pinned).collect()
     }
 
     /// Only a checkpoint frees this segment, from now on.
-    pub fn hold(&mut self, number: u32) {
-        self.entry(number).held = true;
+    pub fn pin(&mut self, number: u32) {
+        self.entry(number).pinned = true;
     }
 
     /// Segments that nothing is appended to: a checkpoint that begins now covers them.
@@ -297,9 +302,9 @@ impl SegmentTable {
     }
 
     /// The checkpoint that covers these segments is durable.
-    pub fn let_go(&mut self, numbers: &[u32]) {
+    pub fn unpin(&mut self, numbers: &[u32]) {
         for number in numbers {
-            self.entry(*number).held = false;
+            self.entry(*number).pinned = false;
         }
     }
 
@@ -340,7 +345,8 @@ impl SegmentTable {
 
     /// Segments that blocks of guests are being appended to.
     pub fn open_for_data(&self) -> u32 {
-        let open = |segment: &Segment| segment.state == State::Open && segment.class != CLASS_MAP;
+        let open =
+            |segment: &Segment| segment.state == State::Open && segment.lifetime != LIFETIME_MAP;
         self.iter().filter(|(_, segment)| open(segment)).count() as u32
     }
 
@@ -353,8 +359,9 @@ impl SegmentTable {
 
     /// Segments that hold parts of the map.
     pub fn used_for_maps(&self) -> u32 {
-        let holds =
-            |it: &Segment| it.class == CLASS_MAP && matches!(it.state, State::Open | State::Sealed);
+        let holds = |it: &Segment| {
+            it.lifetime == LIFETIME_MAP && matches!(it.state, State::Open | State::Sealed)
+        };
         self.iter().filter(|(_, segment)| holds(segment)).count() as u32
     }
 
@@ -382,15 +389,15 @@ mod tests {
     #[test]
     fn a_dead_segment_is_used_again_only_after_a_checkpoint() {
         let mut table = table();
-        let (number, serial) = table.open(0).unwrap();
-        assert_eq!(serial >> 32, 3);
+        let (number, incarnation) = table.open(0).unwrap();
+        assert_eq!(incarnation >> 32, 3);
         table.gain(number, 2);
         table.seal(number, 10);
         table.lose(SHAPE.address(number, 1));
         assert_eq!(table.dead(), (0, 0));
         table.lose(SHAPE.address(number, 5));
         assert_eq!(table.dead(), (1, 0));
-        assert_eq!(table.take_loose_dead(), [0u32; 0]);
+        assert_eq!(table.take_freeable(), [0u32; 0]);
         assert_eq!(table.get(number).state, State::Dead);
         let ready = table.ready();
         let dead = table.take_dead();
@@ -409,8 +416,8 @@ mod tests {
         assert_eq!((table.get(number).state, table.dead().0), (State::Open, 0));
         table.seal(number, 0);
         assert_eq!(table.dead(), (1, 0));
-        table.let_go(&table.closed());
-        assert_eq!(table.take_loose_dead(), [number]);
+        table.unpin(&table.closed());
+        assert_eq!(table.take_freeable(), [number]);
     }
 
     #[test]

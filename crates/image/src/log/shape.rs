@@ -69,8 +69,8 @@ impl Shape {
         (self.segment_blocks - 1) / (payload + 1) * payload
     }
 
-    /// Blocks that cleaning a segment must win, or it is not worth the wear. A victim's last record is
-    /// seldom full: in small segments, to win less than a record is to win nothing, for ever.
+    /// Blocks that cleaning a segment must win, or it is not worth the wear. A victim's last record
+    /// is seldom full: in small segments, to win less than a record is to win nothing, for ever.
     pub const fn cleaning_gain_min(&self) -> u32 {
         let share = self.data_blocks_packed() / 100 * GAIN_PERCENT;
         let record = self.record_payload_max();
@@ -237,8 +237,8 @@ mod tests {
         }
     }
 
-    /// With 3 percent in small segments every one of them could be too full to be cleaned, and a disk
-    /// in full use refused to be overwritten.
+    /// With 3 percent in small segments every one of them could be too full to be cleaned, and a
+    /// disk in full use refused to be overwritten.
     #[test]
     fn one_segment_of_a_full_disk_can_always_be_cleaned() {
         for segment_blocks in [64, 256, 1024, 2048, 4096, 8192, 1 << 18] {

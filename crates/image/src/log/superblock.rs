@@ -24,7 +24,7 @@ const ROOT_OF_DISK: u32 = 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadPlace {
     /// The present life of the segment; 0 if the stream has no head.
-    pub serial: u64,
+    pub incarnation: u64,
     pub segment: u32,
     /// Block within the segment.
     pub block: u32,
@@ -81,7 +81,7 @@ pub struct Superblock {
 
 /// Why a slot cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum SuperblockError {
     /// It never held a superblock.
     Foreign,
     /// It held one, and is damaged or half-written.
@@ -90,7 +90,7 @@ pub enum Refusal {
     Future(String),
 }
 
-impl Refusal {
+impl SuperblockError {
     /// The file ends before it.
     pub const SHORT: Self = Self::Damaged("the file is too short for a log image");
 }
@@ -126,7 +126,7 @@ struct Raw {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawHead {
-    serial: U64,
+    incarnation: U64,
     segment: U32,
     block: U32,
     zero: U64,
@@ -179,23 +179,23 @@ impl Superblock {
     }
 
     /// Reads a slot.
-    pub fn decode(block: &[u8; BLOCK_BYTES]) -> Result<Self, Refusal> {
+    pub fn decode(block: &[u8; BLOCK_BYTES]) -> Result<Self, SuperblockError> {
         let raw: &Raw = zerocopy::transmute_ref!(block);
         if raw.magic != MAGIC {
-            return Err(Refusal::Foreign);
+            return Err(SuperblockError::Foreign);
         }
         if raw.checksum.get() != checksum(raw) {
-            return Err(Refusal::Damaged("the superblock's checksum does not fit"));
+            return Err(SuperblockError::Damaged("the superblock's checksum does not fit"));
         }
         if raw.version.get() != VERSION {
             let why =
                 format!("its format version is {}, this program knows {VERSION}", raw.version);
-            return Err(Refusal::Future(why));
+            return Err(SuperblockError::Future(why));
         }
         let unknown = raw.incompatible.get() & !INCOMPATIBLE_KNOWN;
         if unknown != 0 {
             let why = format!("it uses incompatible features {unknown:#x} of a later version");
-            return Err(Refusal::Future(why));
+            return Err(SuperblockError::Future(why));
         }
         let superblock = Self {
             compatible: raw.compatible.get(),
@@ -218,7 +218,7 @@ impl Superblock {
         };
         let kind = raw.roots[0].kind.get();
         if raw.root_count.get() != 1 || kind != ROOT_OF_DISK {
-            return Err(Refusal::Damaged("the superblock does not name one map root"));
+            return Err(SuperblockError::Damaged("the superblock does not name one map root"));
         }
         Ok(superblock)
     }
@@ -279,7 +279,7 @@ impl Totals {
 impl From<HeadPlace> for RawHead {
     fn from(head: HeadPlace) -> Self {
         Self {
-            serial: head.serial.into(),
+            incarnation: head.incarnation.into(),
             segment: head.segment.into(),
             block: head.block.into(),
             zero: 0.into(),
@@ -289,7 +289,11 @@ impl From<HeadPlace> for RawHead {
 
 impl From<RawHead> for HeadPlace {
     fn from(raw: RawHead) -> Self {
-        Self { serial: raw.serial.get(), segment: raw.segment.get(), block: raw.block.get() }
+        Self {
+            incarnation: raw.incarnation.get(),
+            segment: raw.segment.get(),
+            block: raw.block.get(),
+        }
     }
 }
 

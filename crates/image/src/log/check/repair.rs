@@ -16,8 +16,8 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOp};
 use super::Examination;
 use crate::log::core::Core;
 use crate::log::disk::prepare_loaded;
-use crate::log::keeper::Keeper;
 use crate::log::load::Loaded;
+use crate::log::maintenance::Maintenance;
 use crate::log::segments::{SegmentTable, State};
 use crate::log::shape::Shape;
 use crate::report::{CheckProgress, CheckReport};
@@ -52,7 +52,7 @@ pub fn repair(
         let core = write_anew(name, file, loaded)?;
         if tells_space {
             let shape = core.shape;
-            give_back(name, &*core.file, shape, &core.tail().segments)?;
+            give_back(name, &*core.file, shape, &core.append_state().segments)?;
         }
         Kept::Core(core)
     } else {
@@ -144,7 +144,7 @@ fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<C
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
     let (core, knowledge) = prepare_loaded(name.into(), file, loaded, false)?;
     if let Some(knowledge) = knowledge {
-        Keeper::new(Arc::clone(&core), knowledge).map_err(host)?.close();
+        Maintenance::new(Arc::clone(&core), knowledge).map_err(host)?.close();
     }
     Ok(core)
 }

@@ -86,7 +86,7 @@ impl Evidence {
         for block in chunk.chunks_exact(BLOCK_BYTES) {
             let Some(header) = codec.decode(block, &mut entries) else { continue };
             self.generation = self.generation.max(header.generation);
-            self.session = self.session.max(header.serial >> 32);
+            self.session = self.session.max(header.incarnation >> 32);
             if entries.iter().any(|entry| matches!(entry, Entry::Root { .. })) {
                 self.root_after = self.root_after.max(Some(header.generation));
             }
@@ -94,7 +94,7 @@ impl Evidence {
                 self.promise = self.promise.max(header.durable);
                 self.last = self.last.max(header.sequence);
                 // Those of earlier ends that a crash has made are lost by nobody's fault.
-                if header.sequence >= end && header.serial >> 32 >= superblock.session {
+                if header.sequence >= end && header.incarnation >> 32 >= superblock.session {
                     self.lose(&header, &entries);
                 }
             }

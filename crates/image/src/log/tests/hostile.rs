@@ -13,8 +13,8 @@ use crate::DiscardMode;
 use crate::fuzzing::{Left, small_image};
 use crate::log::address::Address;
 use crate::log::check::check;
+use crate::log::corrupter::Corrupter;
 use crate::log::disk::LogImage;
-use crate::log::doctor::Doctor;
 use crate::log::load::shape_of;
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::superblock::{HeadPlace, RootPlace};
@@ -22,13 +22,13 @@ use crate::log::superblock::{HeadPlace, RootPlace};
 /// Far longer than any of this may take.
 const HANGS: Duration = Duration::from_secs(20);
 
-fn doctor(left: Left) -> Doctor {
-    Doctor::new(small_image(left).to_vec())
+fn corrupter(left: Left) -> Corrupter {
+    Corrupter::new(small_image(left).to_vec())
 }
 
 /// Opens and checks an image, each in its own time. What comes of it does not matter.
-fn ends(doctor: Doctor) {
-    let bytes = doctor.into_bytes();
+fn ends(corrupter: Corrupter) {
+    let bytes = corrupter.into_bytes();
     let (done, is_done) = channel();
     thread::spawn(move || {
         let disk = SimDisk::from_bytes(&bytes);
@@ -43,7 +43,7 @@ fn ends(doctor: Doctor) {
 }
 
 const HEADER: Header = Header {
-    serial: 1,
+    incarnation: 1,
     sequence: 1,
     durable: 1,
     generation: 0,
@@ -56,33 +56,33 @@ const HEADER: Header = Header {
 /// Opening looked at the segment of a root that is not there.
 #[test]
 fn the_place_of_a_root_without_blocks_does_not_matter() {
-    let mut doctor = doctor(Left::Closed);
-    let mut superblock = doctor.superblock();
+    let mut corrupter = corrupter(Left::Closed);
+    let mut superblock = corrupter.superblock();
     superblock.root = RootPlace { address: Address::new(u32::MAX), ..RootPlace::default() };
-    doctor.set_superblock(&superblock);
-    ends(doctor);
+    corrupter.set_superblock(&superblock);
+    ends(corrupter);
 }
 
 /// Seals of guests must have the next number of the order; those of copies have an order of their
 /// own, and led in circles.
 #[test]
 fn seals_of_copies_that_lead_in_a_circle_end() {
-    let mut doctor = doctor(Left::Killed);
-    let mut superblock = doctor.superblock();
+    let mut corrupter = corrupter(Left::Killed);
+    let mut superblock = corrupter.superblock();
     let shape = shape_of(&superblock);
     let heads = superblock.heads.map(|head| head.segment);
     let free: Vec<u32> =
         (1..superblock.segments).rev().filter(|it| !heads.contains(it)).take(2).collect();
     for (from, to) in [(0, 1), (1, 0)] {
-        let serial = 77_000 + u64::from(free[from]);
-        let header = Header { serial, link: free[to].into(), ..HEADER };
-        let next = Entry::Next { serial: 77_000 + u64::from(free[to]) };
-        doctor.set_record(shape.address(free[from], 0), &header, &[next]);
+        let incarnation = 77_000 + u64::from(free[from]);
+        let header = Header { incarnation, link: free[to].into(), ..HEADER };
+        let next = Entry::Next { incarnation: 77_000 + u64::from(free[to]) };
+        corrupter.set_record(shape.address(free[from], 0), &header, &[next]);
     }
     superblock.heads[2] =
-        HeadPlace { serial: 77_000 + u64::from(free[0]), segment: free[0], block: 0 };
-    doctor.set_superblock(&superblock);
-    ends(doctor);
+        HeadPlace { incarnation: 77_000 + u64::from(free[0]), segment: free[0], block: 0 };
+    corrupter.set_superblock(&superblock);
+    ends(corrupter);
 }
 
 /// One more than the payload was zero blocks: whoever walked from record to record stood still.
@@ -91,7 +91,7 @@ fn a_record_of_four_billion_blocks_is_none() {
     let blocks = u32::MAX;
     let entries = [Entry::Root { blocks, checksum: 0 }];
     // A segment that nothing leads to, with a record of guests that seems to be a later one.
-    let mut stray = doctor(Left::Killed);
+    let mut stray = corrupter(Left::Killed);
     let superblock = stray.superblock();
     let shape = shape_of(&superblock);
     let heads = superblock.heads.map(|head| head.segment);
@@ -105,10 +105,10 @@ fn a_record_of_four_billion_blocks_is_none() {
     }
     ends(stray);
     // In the place of every record that holds something.
-    let mut doctor = doctor(Left::Closed);
-    for (at, header, _) in doctor.records() {
+    let mut corrupter = corrupter(Left::Closed);
+    for (at, header, _) in corrupter.records() {
         let header = Header { payload_blocks: blocks, ..header };
-        doctor.set_record(at, &header, &entries);
+        corrupter.set_record(at, &header, &entries);
     }
-    ends(doctor);
+    ends(corrupter);
 }

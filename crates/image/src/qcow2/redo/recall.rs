@@ -15,7 +15,7 @@ use tracing::warn;
 use super::super::mark::{Mark, boot_number};
 use super::super::shape::GuestCluster;
 use super::{
-    BOOT_WORD, END_WORD, MAGIC, MARK_WORD, OLD_MAGIC, PLACE_WORD, RECORDS, Record, START_WORD,
+    BOOT_WORD, END_WORD, MAGIC, MARK_WORD, OLD_MAGIC, PLACE_WORD, RECORDS, RedoRecord, START_WORD,
     WORDS, path_of, place_of, slot,
 };
 
@@ -46,11 +46,11 @@ pub enum Left {
     /// Nothing: the image by itself is all there is.
     Nothing,
     /// Changes of the map that the image may not have yet, from the oldest on.
-    Changes(Vec<Record>),
+    Changes(Vec<RedoRecord>),
 }
 
 impl Left {
-    pub fn changes(&self) -> &[Record] {
+    pub fn changes(&self) -> &[RedoRecord] {
         match self {
             Self::Nothing => &[],
             Self::Changes(changes) => changes,
@@ -194,14 +194,14 @@ impl Found {
         self.records().map(Left::Changes)
     }
 
-    fn records(&self) -> Result<Vec<Record>, Lost> {
+    fn records(&self) -> Result<Vec<RedoRecord>, Lost> {
         let (start, end) = (self.word(START_WORD), self.word(END_WORD));
         if start > end || end - start > RECORDS {
             return Err(Lost::Strange);
         }
         let record = |position| {
             let slot = slot(position);
-            Record { guest: GuestCluster(self.word(slot)), entry: self.word(slot + 1) }
+            RedoRecord { guest: GuestCluster(self.word(slot)), entry: self.word(slot + 1) }
         };
         Ok((start..end).map(record).collect())
     }

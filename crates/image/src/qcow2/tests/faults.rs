@@ -6,7 +6,9 @@ use flowstone_block::{Errno, Layer, Op, QueueDepth};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fault};
 
-use super::rig::{Guest, assert_clean, checked, contents, extent, new_disk, open, open_read_only};
+use super::fixture::{
+    Guest, assert_clean, checked, contents, extent, new_disk, open, open_read_only,
+};
 
 const CLUSTER: u64 = 8;
 
