@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Errno, mutant};
 
 use super::address::{Address, MapEntry};
+use super::ids::{Incarnation, Sequence};
 use super::map::BlockMap;
 use super::record::{Entry, Header, Kind};
 use super::reserve::{Demand, Opener, Reserve};
@@ -102,7 +103,7 @@ pub enum PlaceError {
     Stale {
         lba: u64,
         /// What had committed, if the block is on its way in a record that has not.
-        in_flight: Option<u64>,
+        in_flight: Option<Sequence>,
     },
     /// There is no room, and waiting brings none.
     Full(Errno),
@@ -122,7 +123,7 @@ pub struct Placed {
 pub struct Seal {
     pub header: Header,
     pub address: Address,
-    pub next_incarnation: u64,
+    pub next_incarnation: Incarnation,
 }
 
 struct InFlightRecord {
@@ -147,7 +148,7 @@ pub struct AppendState {
     /// Number of the newest durable checkpoint.
     pub generation: u64,
     /// Everything before this sequence number is durable.
-    pub durable: u64,
+    pub durable: Sequence,
     /// Blocks appended since the last checkpoint.
     pub since_checkpoint: u64,
     pub writes: Want,
@@ -158,8 +159,8 @@ pub struct AppendState {
     pub changed: bool,
     /// Leaves that a full map of the disk has.
     pub disk_leaves: u64,
-    next_sequence: u64,
-    committed: u64,
+    next_sequence: Sequence,
+    committed: Sequence,
     in_flight: VecDeque<InFlightRecord>,
     spare_entries: Vec<Vec<Entry>>,
     /// Queues that wait for a block which is on its way.
@@ -176,7 +177,7 @@ pub struct Effects {
 }
 
 impl AppendState {
-    pub fn new(shape: Shape, segments: SegmentTable, next_sequence: u64) -> Self {
+    pub fn new(shape: Shape, segments: SegmentTable, next_sequence: Sequence) -> Self {
         Self {
             shape,
             segments,
@@ -201,12 +202,12 @@ impl AppendState {
     }
 
     /// Everything before this sequence number has committed.
-    pub fn committed(&self) -> u64 {
+    pub fn committed(&self) -> Sequence {
         self.committed
     }
 
     /// The sequence number that the next record gets.
-    pub fn next_sequence(&self) -> u64 {
+    pub fn next_sequence(&self) -> Sequence {
         self.next_sequence
     }
 
@@ -340,7 +341,7 @@ impl AppendState {
             written: false,
             given_up: false,
         });
-        self.next_sequence += 1;
+        self.next_sequence = self.next_sequence.next();
     }
 
     /// Whether a record that has not committed says something about the block.
@@ -409,7 +410,7 @@ impl AppendState {
                 position: head.place.block,
                 kind: Kind::Seal,
                 payload_blocks: 0,
-                link: u64::from(segment),
+                link: segment.get().into(),
             },
             address,
             next_incarnation: incarnation,
@@ -436,12 +437,12 @@ impl AppendState {
     /// A record is in the file, or could not be written; commits what can be.
     pub fn written(
         &mut self,
-        sequence: u64,
+        sequence: Sequence,
         succeeded: bool,
         map: &BlockMap,
         effects: &mut Effects,
     ) {
-        let index = (sequence - self.committed) as usize;
+        let index = sequence.index_from(self.committed);
         let record = &mut self.in_flight[index];
         record.written = true;
         if !succeeded && !mutant("log.commit.passes-over-failed-record") {
@@ -464,7 +465,7 @@ impl AppendState {
         {
             let Some(record) = self.in_flight.pop_front() else { break };
             self.apply(&record, map);
-            self.committed += 1;
+            self.committed = self.committed.next();
             self.spare_entries.push(record.entries);
             effects.wake.push(record.owner);
             effects.wake.append(&mut self.watchers);
@@ -491,8 +492,8 @@ impl AppendState {
     }
 
     /// After a failure: the owner of a record knows that it has not committed.
-    pub fn give_up(&mut self, sequence: u64) {
-        let index = (sequence - self.committed) as usize;
+    pub fn give_up(&mut self, sequence: Sequence) {
+        let index = sequence.index_from(self.committed);
         self.in_flight[index].given_up = true;
     }
 

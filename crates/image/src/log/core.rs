@@ -9,6 +9,7 @@ use tracing::error;
 
 use super::address::{BLOCK_BYTES, MapEntry};
 use super::append::{AppendState, Draft, Effects, Health, PlaceError, Placed};
+use super::ids::Sequence;
 use super::inbox::Inbox;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
@@ -59,7 +60,7 @@ impl Core {
             inbox: Inbox::default(),
             discards: Arc::default(),
             capacity: AtomicU64::new(capacity.get()),
-            committed: AtomicU64::new(state.committed()),
+            committed: AtomicU64::new(state.committed().get()),
             broken: AtomicBool::new(state.health != Health::Running),
             room_made: AtomicU64::new(0),
             state: Mutex::new(state),
@@ -107,13 +108,13 @@ impl Core {
     }
 
     /// Whether the record with this sequence number has committed.
-    pub fn has_committed(&self, sequence: u64) -> bool {
-        sequence < self.committed.load(Ordering::Acquire)
+    pub fn has_committed(&self, sequence: Sequence) -> bool {
+        sequence < self.commits()
     }
 
     /// How much has committed: another number means that something has.
-    pub fn commits(&self) -> u64 {
-        self.committed.load(Ordering::Acquire)
+    pub fn commits(&self) -> Sequence {
+        Sequence::new(self.committed.load(Ordering::Acquire))
     }
 
     /// Another number means that those who were refused a place may try again.
@@ -168,7 +169,7 @@ impl Core {
     }
 
     /// A record of `owner` is in the file, or could not be written.
-    pub fn written(&self, sequence: u64, succeeded: bool, owner: &Arc<Waker>) {
+    pub fn written(&self, sequence: Sequence, succeeded: bool, owner: &Arc<Waker>) {
         let mut effects = Effects::default();
         {
             let mut state = self.append_state();
@@ -182,7 +183,7 @@ impl Core {
     }
 
     /// Gives up a record that cannot commit any more. Returns whether it has committed after all.
-    pub fn give_up(&self, sequence: u64) -> bool {
+    pub fn give_up(&self, sequence: Sequence) -> bool {
         let mut state = self.append_state();
         if sequence < state.committed() {
             return true;
@@ -206,7 +207,7 @@ impl Core {
 
     /// Shows what the lock protects to those who look without it.
     pub fn show(&self, state: &AppendState) {
-        self.committed.store(state.committed(), Ordering::Release);
+        self.committed.store(state.committed().get(), Ordering::Release);
         self.broken.store(state.health != Health::Running, Ordering::Release);
     }
 

@@ -2,6 +2,7 @@
 //! whoever means harm can do the same.
 
 use super::address::{Address, BLOCK_BYTES};
+use super::ids::SegmentId;
 use super::load::shape_of;
 use super::record::{Codec, Entry, Header, LEAF_ON_DISK_BLOCKS};
 use super::root::{Bounds, Root};
@@ -166,7 +167,7 @@ impl Corrupter {
             match entries.first() {
                 Some(Entry::Next { incarnation }) => {
                     head.incarnation = *incarnation;
-                    (head.segment, head.block) = (header.link as u32, 0);
+                    (head.segment, head.block) = (SegmentId::new(header.link as u32), 0);
                 }
                 _ => head.block += header.record_blocks(),
             }

@@ -18,6 +18,7 @@ use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
 use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
 use super::core::Core;
+use super::ids::{Incarnation, SegmentId, Sequence};
 use super::inbox::Command;
 use super::inspect::LogState;
 use super::load::{LoadError, Loaded, load};
@@ -93,15 +94,18 @@ pub fn create(
         streams: shape.streams,
         clean: true,
         written_at: 0,
-        next_sequence: 1,
+        next_sequence: Sequence::FIRST,
         clock: 0,
         totals: Totals::default(),
         heads: Default::default(),
         root: Default::default(),
     };
     for stream in 0..shape.streams {
-        superblock.heads[stream as usize] =
-            HeadPlace { incarnation: u64::from(stream + 1), segment: stream + 1, block: 0 };
+        superblock.heads[stream as usize] = HeadPlace {
+            incarnation: Incarnation::new(0, stream + 1),
+            segment: SegmentId::new(stream + 1),
+            block: 0,
+        };
     }
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
     block.copy_from_slice(&superblock.encode());
@@ -384,7 +388,7 @@ impl Image for LogImage {
                 "shrink the file system inside first and discard what it leaves (fstrim)",
             ));
         }
-        let used = self.core.append_state().segments.highest_used() + 1;
+        let used = self.core.append_state().segments.highest_used().get() + 1;
         let segments = segments.max(used);
         let command = Command::Resize { capacity: capacity.get(), segments };
         let resized = self.core.resize_while(capacity, || self.ask(command, || {}));

@@ -10,6 +10,7 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::address::{Address, BLOCK_BYTES, MapEntry};
 use super::append::STREAMS_MAX;
+use super::ids::SegmentId;
 use super::lost_tail::LostTailScan;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::{Codec, LEAF_ON_DISK_BLOCKS};
@@ -126,7 +127,7 @@ fn is_lost(other: &Superblock, refusal: &SuperblockError) -> bool {
 
 /// Far more than any image lives to see, and far from where sums overflow.
 const COUNTERS_MAX: u64 = 1 << 62;
-/// Serials have as many bits for the session.
+/// Incarnations have as many bits for the session.
 const SESSIONS_MAX: u64 = (1 << 32) - 1;
 
 /// Refuses a superblock whose numbers cannot be: its checksum proves only that it is whole.
@@ -145,7 +146,7 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
     if !sound {
         return Err(damaged("the superblock has sizes that cannot be"));
     }
-    let counters = [superblock.generation, superblock.next_sequence, superblock.clock];
+    let counters = [superblock.generation, superblock.next_sequence.get(), superblock.clock];
     if counters.iter().any(|count| *count >= COUNTERS_MAX) || superblock.session >= SESSIONS_MAX {
         return Err(damaged("the superblock has numbers that cannot be"));
     }
@@ -169,16 +170,17 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
 
 /// Every stream of guest data has a head, every head a segment of its own.
 fn check_heads(superblock: &Superblock) -> Result<(), LoadError> {
-    let heads = || superblock.heads.iter().filter(|head| head.incarnation != 0);
+    let heads = || superblock.heads.iter().filter(|head| !head.incarnation.is_none());
     let inside = |head: &HeadPlace| {
-        (1..superblock.segments).contains(&head.segment) && head.block < superblock.segment_blocks
+        (1..superblock.segments).contains(&head.segment.get())
+            && head.block < superblock.segment_blocks
     };
     if !heads().all(inside) {
         return Err(damaged("the superblock names a head outside the image"));
     }
-    let distinct: BTreeSet<u32> = heads().map(|head| head.segment).collect();
+    let distinct: BTreeSet<SegmentId> = heads().map(|head| head.segment).collect();
     let streams = &superblock.heads[..superblock.streams as usize];
-    if distinct.len() < heads().count() || streams.iter().any(|head| head.incarnation == 0) {
+    if distinct.len() < heads().count() || streams.iter().any(|head| head.incarnation.is_none()) {
         return Err(damaged("the superblock names heads that cannot be"));
     }
     Ok(())
@@ -249,7 +251,7 @@ pub fn load_from(
     }
     count_live(&map, &superblock, &leaves, file_blocks, shape, &mut segments)?;
     for (lifetime, head) in (0..).zip(replay.heads) {
-        if head.incarnation == 0 || !superblock.clean {
+        if head.incarnation.is_none() || !superblock.clean {
             continue;
         }
         let segment = segments.get(head.segment);
@@ -401,7 +403,7 @@ fn count_live(
     let mut at = 0;
     while let Some(lba) = map.next_mapped(at..blocks) {
         let address = map.get(lba).address();
-        live[shape.segment_of(address) as usize] += 1;
+        live[shape.segment_of(address).index()] += 1;
         last = last.max(address);
         at = lba + 1;
     }
@@ -409,12 +411,14 @@ fn count_live(
         check_inside(last, 1, file_blocks, "data")?;
     }
     for (address, _) in leaves.values() {
-        live[shape.segment_of(*address) as usize] += LEAF_ON_DISK_BLOCKS;
+        live[shape.segment_of(*address).index()] += LEAF_ON_DISK_BLOCKS;
     }
     if superblock.root.blocks > 0 {
-        live[shape.segment_of(superblock.root.address) as usize] += superblock.root.blocks;
+        live[shape.segment_of(superblock.root.address).index()] += superblock.root.blocks;
     }
-    for (number, count) in (0..).zip(live).skip(1).filter(|(_, count)| *count > 0) {
+    for (number, count) in
+        (0..).map(SegmentId::new).zip(live).skip(1).filter(|(_, count)| *count > 0)
+    {
         if count > superblock.segment_blocks {
             return Err(damaged(format!("more blocks are mapped to segment {number} than it has")));
         }

@@ -12,6 +12,7 @@ use flowstone_fileio::{BlockingFile, FileOffset};
 
 use super::address::BLOCK_BYTES;
 use super::append::STREAMS_MAX;
+use super::ids::{SegmentId, Sequence};
 use super::record::{Codec, Header, Kind};
 use super::replay::Replay;
 use super::segments::SegmentTable;
@@ -43,7 +44,9 @@ impl LostTailScan<'_> {
 
     /// Nothing is appended after a clean superblock: the next session writes a newer one first.
     fn behind_heads(&mut self, superblock: &Superblock) -> Result<Option<String>, Errno> {
-        for head in superblock.heads[..STREAMS_MAX].iter().filter(|head| head.incarnation != 0) {
+        for head in
+            superblock.heads[..STREAMS_MAX].iter().filter(|head| !head.incarnation.is_none())
+        {
             let found = self.header(head.segment, head.block)?;
             let appended = |it: Header| matches!(it.kind, Kind::Writes | Kind::Seal);
             if found.is_some_and(|it| it.incarnation == head.incarnation && appended(it)) {
@@ -63,10 +66,11 @@ impl LostTailScan<'_> {
         let limit = segments.limit().min(in_file);
         // All but those that were replayed: one that the map root names may have died since, and
         // have been used again.
-        let unused: Vec<u32> = (1..limit).filter(|number| !segments.get(*number).pinned).collect();
+        let unused: Vec<SegmentId> =
+            SegmentId::range(1..limit).filter(|number| !segments.get(*number).pinned).collect();
         let mut buffer = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
         for batch in unused.chunks(BATCH) {
-            let place = |segment: &u32| self.shape.address(*segment, 0).offset();
+            let place = |segment: &SegmentId| self.shape.address(*segment, 0).offset();
             let mut reads: Vec<(FileOffset, &mut [u8])> =
                 batch.iter().map(place).zip(buffer.chunks_exact_mut(BLOCK_BYTES)).collect();
             let mut all_read = self.reader.read_many(&mut reads);
@@ -97,15 +101,15 @@ impl LostTailScan<'_> {
 
     /// What the records of a segment know to be durable. If one of its blocks cannot be read, all
     /// others are looked at: no record, of whatever life, has ever known more than was so.
-    fn promise_of(&mut self, segment: u32) -> u64 {
+    fn promise_of(&mut self, segment: SegmentId) -> Sequence {
         self.promise_of_chain(segment).unwrap_or_else(|_| self.promise_of_blocks(segment))
     }
 
     /// Record by record.
-    fn promise_of_chain(&mut self, segment: u32) -> Result<u64, Errno> {
+    fn promise_of_chain(&mut self, segment: SegmentId) -> Result<Sequence, Errno> {
         let mut window = Window::default();
         let mut entries = Vec::new();
-        let (mut block, mut promise, mut incarnation) = (0, 0, None);
+        let (mut block, mut promise, mut incarnation) = (0, Sequence::default(), None);
         let Self { reader, shape, codec, file_blocks } = self;
         while window.show(reader, *shape, *file_blocks, segment, block, 1)? {
             let Some(header) = codec.decode(window.block(block), &mut entries) else { break };
@@ -121,10 +125,10 @@ impl LostTailScan<'_> {
     }
 
     /// Block by block.
-    fn promise_of_blocks(&mut self, segment: u32) -> u64 {
+    fn promise_of_blocks(&mut self, segment: SegmentId) -> Sequence {
         let mut window = Window::default();
         let mut entries = Vec::new();
-        let mut promise = 0;
+        let mut promise = Sequence::default();
         let Self { reader, shape, codec, file_blocks } = self;
         for block in 0..shape.segment_blocks {
             match window.show(reader, *shape, *file_blocks, segment, block, 1) {
@@ -134,12 +138,12 @@ impl LostTailScan<'_> {
             }
             let header = codec.decode(window.block(block), &mut entries);
             let found = header.filter(|it| it.position == block && is_guests(it));
-            promise = promise.max(found.map_or(0, |it| it.durable));
+            promise = promise.max(found.map_or(promise, |it| it.durable));
         }
         promise
     }
 
-    fn header(&mut self, segment: u32, block: u32) -> Result<Option<Header>, Errno> {
+    fn header(&mut self, segment: SegmentId, block: u32) -> Result<Option<Header>, Errno> {
         let mut window = Window::default();
         if !window.show(self.reader, self.shape, self.file_blocks, segment, block, 1)? {
             return Ok(None);

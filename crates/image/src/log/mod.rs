@@ -1,6 +1,6 @@
 //! The log format: guest writes land one after the other. Format and argument: docs/format.md.
 //!
-//! From the bottom up: what is in the file (`address`, `shape`, `superblock`, `record`, `root`),
+//! From the bottom up: what is in the file (`address`, `ids`, `shape`, `superblock`, `record`, `root`),
 //! what is in memory (`map`, `segments`, `state`, `core`), how an image is read (`load`, `replay`,
 //! `lost`), a queue of it (`channel`), the thread behind it (`maintenance`), the image as a whole
 //! (`disk`, `inspect`), how one is checked and repaired (`check`), and what makes bad ones on
@@ -13,6 +13,7 @@ mod check;
 mod core;
 pub(crate) mod corrupter;
 mod disk;
+mod ids;
 mod inbox;
 mod inspect;
 mod load;

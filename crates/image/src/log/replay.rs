@@ -15,6 +15,7 @@ use flowstone_fileio::BlockingFile;
 
 use super::address::{Address, MapEntry};
 use super::append::{STREAMS_MAX, apply_entries};
+use super::ids::{SegmentId, Sequence};
 use super::load::LoadError;
 use super::map::BlockMap;
 use super::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_GUEST_MAX};
@@ -27,7 +28,7 @@ use super::window::Window;
 /// What replay found.
 #[derive(Clone, Debug, Default)]
 pub struct Replay {
-    pub next_sequence: u64,
+    pub next_sequence: Sequence,
     /// Records applied, and the blocks they take.
     pub records: u64,
     pub blocks: u64,
@@ -65,7 +66,7 @@ struct Cursor {
     entries: Vec<Entry>,
     /// For copies, the number of the record before. Each has a higher one, or seals could lead in a
     /// circle.
-    last: u64,
+    last: Sequence,
 }
 
 struct Replayer<'a> {
@@ -169,18 +170,18 @@ impl Cursor {
             window: Window::default(),
             header: None,
             entries: Vec::new(),
-            last: 0,
+            last: Sequence::default(),
         }
     }
 }
 
 impl Cursor {
-    fn sequence(&self) -> Option<u64> {
+    fn sequence(&self) -> Option<Sequence> {
         self.header.map(|header| header.sequence)
     }
 
     /// For copies: whether the guest had written no more than this when they were made.
-    fn was_made_by(&self, next: u64) -> bool {
+    fn was_made_by(&self, next: Sequence) -> bool {
         self.header.is_some_and(|header| header.durable <= next)
     }
 }
@@ -196,7 +197,7 @@ impl Replayer<'_> {
         let mut cursors = Vec::new();
         for lifetime in lifetimes {
             let head = superblock.heads[usize::from(lifetime)];
-            if head.incarnation != 0 {
+            if !head.incarnation.is_none() {
                 let mut cursor = Cursor::new(lifetime, head);
                 note_segment(segments, &cursor);
                 self.look(&mut cursor)?;
@@ -248,14 +249,14 @@ impl Replayer<'_> {
         }
         cursor.last = header.sequence;
         if cursor.lifetime <= LIFETIME_GUEST_MAX {
-            found.next_sequence = header.sequence + 1;
+            found.next_sequence = header.sequence.next();
         }
         found.records += 1;
         found.blocks += u64::from(header.record_blocks());
         match (header.kind, cursor.entries.first()) {
             (Kind::Seal, Some(Entry::Next { incarnation })) => {
-                let segment = u32::try_from(header.link).unwrap_or(0);
-                if segment == 0 || segment >= self.limit {
+                let segment = SegmentId::new(u32::try_from(header.link).unwrap_or(0));
+                if segment == SegmentId::SUPERBLOCKS || segment.get() >= self.limit {
                     found.damage = Some("a seal leads outside the image".into());
                     return Ok(false);
                 }
@@ -302,7 +303,7 @@ impl Replayer<'_> {
     fn find_promises(
         &mut self,
         cursor: &mut Cursor,
-        next: u64,
+        next: Sequence,
     ) -> Result<Option<String>, LoadError> {
         let mut entries = Vec::new();
         let start = cursor.head.block;

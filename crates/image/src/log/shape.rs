@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
+use super::ids::SegmentId;
 use super::map::LEAF_BLOCKS;
 use super::record::LEAF_ON_DISK_BLOCKS;
 
@@ -42,13 +43,13 @@ pub struct Shape {
 
 impl Shape {
     /// The segment that an address lies in.
-    pub const fn segment_of(&self, address: Address) -> u32 {
-        address.get() / self.segment_blocks
+    pub const fn segment_of(&self, address: Address) -> SegmentId {
+        SegmentId::new(address.get() / self.segment_blocks)
     }
 
     /// Block `block` of segment `segment`.
-    pub const fn address(&self, segment: u32, block: u32) -> Address {
-        Address::new(segment * self.segment_blocks + block)
+    pub const fn address(&self, segment: SegmentId, block: u32) -> Address {
+        Address::new(segment.get() * self.segment_blocks + block)
     }
 
     pub const fn segment_bytes(&self) -> u64 {

@@ -4,6 +4,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::address::{Address, BLOCK_BYTES};
+use super::ids::{Incarnation, SegmentId, Sequence};
 
 const MAGIC: [u8; 8] = *b"Flowlog\n";
 /// The version of the format that this code writes.
@@ -24,8 +25,8 @@ const ROOT_OF_DISK: u32 = 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadPlace {
     /// The present life of the segment; 0 if the stream has no head.
-    pub incarnation: u64,
-    pub segment: u32,
+    pub incarnation: Incarnation,
+    pub segment: SegmentId,
     /// Block within the segment.
     pub block: u32,
 }
@@ -72,7 +73,7 @@ pub struct Superblock {
     pub streams: u32,
     pub clean: bool,
     pub written_at: u64,
-    pub next_sequence: u64,
+    pub next_sequence: Sequence,
     pub clock: u64,
     pub totals: Totals,
     pub heads: [HeadPlace; HEADS],
@@ -169,7 +170,7 @@ impl Superblock {
         raw.clean = u32::from(self.clean).into();
         raw.root_count = 1.into();
         raw.written_at = self.written_at.into();
-        raw.next_sequence = self.next_sequence.into();
+        raw.next_sequence = self.next_sequence.get().into();
         raw.clock = self.clock.into();
         raw.totals = self.totals.encode();
         raw.heads = self.heads.map(RawHead::from);
@@ -210,7 +211,7 @@ impl Superblock {
             streams: raw.streams.get(),
             clean: raw.clean.get() == 1,
             written_at: raw.written_at.get(),
-            next_sequence: raw.next_sequence.get(),
+            next_sequence: Sequence::new(raw.next_sequence.get()),
             clock: raw.clock.get(),
             totals: Totals::decode(&raw.totals),
             heads: raw.heads.map(HeadPlace::from),
@@ -279,8 +280,8 @@ impl Totals {
 impl From<HeadPlace> for RawHead {
     fn from(head: HeadPlace) -> Self {
         Self {
-            incarnation: head.incarnation.into(),
-            segment: head.segment.into(),
+            incarnation: head.incarnation.bits().into(),
+            segment: head.segment.get().into(),
             block: head.block.into(),
             zero: 0.into(),
         }
@@ -290,8 +291,8 @@ impl From<HeadPlace> for RawHead {
 impl From<RawHead> for HeadPlace {
     fn from(raw: RawHead) -> Self {
         Self {
-            incarnation: raw.incarnation.get(),
-            segment: raw.segment.get(),
+            incarnation: Incarnation::from_bits(raw.incarnation.get()),
+            segment: SegmentId::new(raw.segment.get()),
             block: raw.block.get(),
         }
     }

@@ -6,6 +6,7 @@ use flowstone_block::{AlignedBuf, Errno};
 use flowstone_fileio::BlockingFile;
 
 use super::address::BLOCK_BYTES;
+use super::ids::SegmentId;
 use super::shape::Shape;
 
 /// Blocks read at once: enough for the longest record of data, and long enough that a device
@@ -16,7 +17,7 @@ const WINDOW_BLOCKS: u32 = 512;
 #[derive(Default)]
 pub struct Window {
     buffer: Option<AlignedBuf>,
-    segment: u32,
+    segment: SegmentId,
     blocks: Range<u32>,
 }
 
@@ -28,7 +29,7 @@ impl Window {
         reader: &mut BlockingFile,
         shape: Shape,
         file_blocks: u64,
-        segment: u32,
+        segment: SegmentId,
         first: u32,
         count: u32,
     ) -> Result<bool, Errno> {

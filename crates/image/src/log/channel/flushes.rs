@@ -4,6 +4,7 @@ use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 
 use super::super::core::Core;
+use super::super::ids::Sequence;
 use super::super::sync::Ticket;
 use super::{Purpose, Queue};
 
@@ -12,7 +13,7 @@ pub struct Flushes {
     waiting: Vec<(Ticket, Completion)>,
     /// While we carry out a sync: everything before this sequence number was in the file when it
     /// began.
-    leading: Option<u64>,
+    leading: Option<Sequence>,
 }
 
 impl Flushes {

@@ -4,6 +4,7 @@ use flowstone_block::{AlignedBuf, Errno, IoVec};
 
 use super::super::address::{Address, BLOCK_BYTES, MapEntry};
 use super::super::core::Core;
+use super::super::ids::Sequence;
 use super::super::record::Entry;
 use super::super::shape::Shape;
 
@@ -30,7 +31,7 @@ pub struct PendingRecord {
     pub stream: usize,
     /// Blocks that trims in it cover.
     pub trimmed: u64,
-    pub sequence: u64,
+    pub sequence: Sequence,
     pub address: Address,
     /// In the file; waits for the records before it.
     pub written: bool,
@@ -51,7 +52,7 @@ impl PendingRecord {
             payload: 0,
             stream: 0,
             trimmed: 0,
-            sequence: 0,
+            sequence: Sequence::default(),
             address: Address::NOWHERE,
             written: false,
             failure: None,

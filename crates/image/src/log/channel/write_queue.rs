@@ -14,6 +14,7 @@ use slab::Slab;
 use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use super::super::append::{Draft, PlaceError, Placed, Seal};
 use super::super::core::Core;
+use super::super::ids::Sequence;
 use super::super::record::Entry;
 use super::super::shape::Shape;
 use super::flushes::Flushes;
@@ -51,7 +52,7 @@ pub struct WriteQueue {
     /// What the log looked like when the draft was refused a place.
     refused_at: u64,
     /// What had committed when conflicts were last looked at.
-    conflicts_at: u64,
+    conflicts_at: Sequence,
 }
 
 /// How placing a draft went.
@@ -75,7 +76,7 @@ impl WriteQueue {
             spare: Vec::new(),
             recent: PartialCache::default(),
             refused_at: 0,
-            conflicts_at: 0,
+            conflicts_at: Sequence::default(),
         }
     }
 

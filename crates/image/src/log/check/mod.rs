@@ -218,7 +218,7 @@ fn check_space(
     report: &mut CheckReport,
 ) -> Result<()> {
     for (number, segment) in loaded.segments.iter() {
-        if segment.live > 0 && segment.incarnation == 0 {
+        if segment.live > 0 && segment.incarnation.is_none() {
             let offset = loaded.shape.address(number, 0).offset().get();
             report.error(format!(
                 "{name}: segment {number} at file offset {offset} holds {} live blocks, and the \

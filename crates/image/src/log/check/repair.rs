@@ -16,6 +16,7 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOp};
 use super::Examination;
 use crate::log::core::Core;
 use crate::log::disk::prepare_loaded;
+use crate::log::ids::SegmentId;
 use crate::log::load::Loaded;
 use crate::log::maintenance::Maintenance;
 use crate::log::segments::{SegmentTable, State};
@@ -128,14 +129,14 @@ impl Examination {
         }
         let end = loaded.replay.next_sequence;
         let evidence = self.evidence.take().unwrap_or_default();
-        let flushed = evidence.promise.saturating_sub(end);
+        let flushed = evidence.promise.since(end);
         done.push(format!(
             "the log ends before record {end} now; {flushed} records that had been flushed, and \
              any after them, are lost"
         ));
         done.extend(evidence.lost.into_iter().map(|line| format!("lost with {line}")));
         // Records behind the end must never seem to belong to what is written from now on.
-        loaded.replay.next_sequence = end.max(evidence.promise).max(evidence.last + 2);
+        loaded.replay.next_sequence = end.max(evidence.promise).max(evidence.last.next().next());
     }
 }
 
@@ -157,7 +158,7 @@ fn give_back(name: &str, file: &dyn FileIo, shape: Shape, segments: &SegmentTabl
     let holds =
         |segment| matches!(segments.get(segment).state, State::Open | State::Sealed | State::Dead);
     let in_file = size.div_ceil(shape.segment_bytes()).min(u64::from(segments.limit())) as u32;
-    for segment in (1..in_file).filter(|segment| !holds(*segment)) {
+    for segment in SegmentId::range(1..in_file).filter(|segment| !holds(*segment)) {
         let offset = shape.address(segment, 0).offset();
         let bytes = shape.segment_bytes().min(size - offset.get());
         target.run(FileOp::Discard { offset, bytes }).map_err(|errno| host(errno.into()))?;

@@ -10,6 +10,7 @@ use crate::fuzzing::{Left, Patch, blocks, content, small_image, survive};
 use crate::log::LogImage;
 use crate::log::address::Address;
 use crate::log::corrupter::{Corrupter, Target};
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::load::shape_of;
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::superblock::SLOTS;
@@ -247,12 +248,12 @@ fn superblocks_that_cannot_be_are_refused() {
     refuse("too small for its disk", &|it| it.capacity_sectors = 1 << 30);
     let numbers = "numbers that cannot be";
     refuse(numbers, &|it| it.session = u64::MAX);
-    refuse(numbers, &|it| it.next_sequence = u64::MAX);
+    refuse(numbers, &|it| it.next_sequence = Sequence::new(u64::MAX));
     refuse(numbers, &|it| it.clock = u64::MAX);
     let outside = "a head outside the image";
-    refuse(outside, &|it| it.heads[0].segment = it.segments);
+    refuse(outside, &|it| it.heads[0].segment = SegmentId::new(it.segments));
     refuse(outside, &|it| it.heads[0].block = it.segment_blocks);
-    refuse("heads that cannot be", &|it| it.heads[0].incarnation = 0);
+    refuse("heads that cannot be", &|it| it.heads[0].incarnation = Incarnation::NONE);
     refuse("heads that cannot be", &|it| it.heads[1] = it.heads[0]);
     let root = "a map root that cannot be";
     refuse(root, &|it| it.root.address = Address::new(3));
@@ -368,7 +369,7 @@ fn a_seal_that_leads_back_is_followed_once() {
     let head = corrupter.superblock().heads[0];
     let (at, mut header, _) =
         corrupter.replayed().into_iter().find(|(_, it, _)| it.kind == Kind::Seal).unwrap();
-    header.link = u64::from(head.segment);
+    header.link = head.segment.get().into();
     corrupter.set_record(at, &header, &[Entry::Next { incarnation: head.incarnation }]);
     let bytes = corrupter.into_bytes();
     check_bytes(&bytes, true);
@@ -424,10 +425,12 @@ fn host_space_that_belongs_to_nothing_is_given_back() {
     let mut corrupter = corrupter(Left::Closed);
     let superblock = corrupter.superblock();
     let shape = shape_of(&superblock);
-    let used: Vec<u32> = corrupter.root().segments.iter().map(|note| note.segment).collect();
+    let used: Vec<SegmentId> = corrupter.root().segments.iter().map(|note| note.segment).collect();
     let mut wasted = 0;
     // More than an image keeps ready, beyond everything in use.
-    for segment in (1..superblock.segments).filter(|segment| !used.contains(segment)) {
+    for segment in
+        SegmentId::range(1..superblock.segments).filter(|segment| !used.contains(segment))
+    {
         corrupter.put(shape.address(segment, 0), &vec![7; shape.segment_bytes() as usize]);
         wasted += 1;
     }

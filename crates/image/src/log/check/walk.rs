@@ -9,6 +9,7 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 use super::claims::Claims;
 use super::{block_name, reader_of};
 use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::ids::{Incarnation, SegmentId};
 use crate::log::load::Loaded;
 use crate::log::record::{Entry, Header};
 use crate::report::{CheckProgress, CheckReport};
@@ -18,9 +19,9 @@ const CURSORS: usize = 32;
 
 /// A segment, as far as it has been walked.
 struct SegmentCursor {
-    segment: u32,
-    /// Name of the segment's present life; 0 if nobody knows it.
-    incarnation: u64,
+    segment: SegmentId,
+    /// Of the segment's present use; none if it is not known.
+    incarnation: Incarnation,
     block: u32,
     /// Claims and pieces of the map in it that no record has agreed with.
     missing: usize,
@@ -101,7 +102,7 @@ impl<'a> Walk<'a> {
 
     fn cursors(&self) -> Vec<SegmentCursor> {
         let shape = self.loaded.shape;
-        let cursor = |(segment, known): (u32, crate::log::segments::Segment)| {
+        let cursor = |(segment, known): (SegmentId, crate::log::segments::Segment)| {
             let addresses = self.addresses(segment);
             let claims = &self.claims.blocks[self.claims.blocks_in(addresses.clone())];
             let missing = claims.chunk_by(|a, b| a.address == b.address).count()
@@ -117,7 +118,7 @@ impl<'a> Walk<'a> {
         used.map(cursor).filter(|cursor| cursor.missing > 0).collect()
     }
 
-    fn addresses(&self, segment: u32) -> Range<u32> {
+    fn addresses(&self, segment: SegmentId) -> Range<u32> {
         let start = self.loaded.shape.address(segment, 0).get();
         // The last segment may end where addresses do.
         start..start.saturating_add(self.loaded.shape.segment_blocks)
@@ -171,7 +172,7 @@ impl<'a> Walk<'a> {
     fn belongs(&self, cursor: &SegmentCursor, header: &Header) -> bool {
         let end = u64::from(cursor.block) + u64::from(header.record_blocks());
         header.position == cursor.block
-            && (header.incarnation == cursor.incarnation || cursor.incarnation == 0)
+            && (header.incarnation == cursor.incarnation || cursor.incarnation.is_none())
             && end <= u64::from(self.loaded.shape.segment_blocks)
     }
 

@@ -9,6 +9,7 @@ use super::record_builder::RecordBuilder;
 use super::stream::AppendStream;
 use crate::log::address::{Address, BLOCK_BYTES};
 use crate::log::append::Health;
+use crate::log::ids::SegmentId;
 use crate::log::map::LEAF_BLOCKS;
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
 use crate::log::record::{Entry, Kind, LEAF_ON_DISK_BLOCKS};
@@ -29,9 +30,9 @@ pub enum CheckpointKind {
 /// What a checkpoint will free and forget once it is durable.
 struct Frozen {
     /// Segments that nothing was being appended to.
-    closed: Vec<u32>,
+    closed: Vec<SegmentId>,
     /// Those of them without live blocks.
-    dead: Vec<u32>,
+    dead: Vec<SegmentId>,
     /// Blocks appended since the checkpoint before.
     appended: u64,
 }
@@ -60,7 +61,7 @@ impl Maintenance {
         &mut self,
         mut next: Superblock,
         changed: &[u32],
-        dead: &[u32],
+        dead: &[SegmentId],
         kind: CheckpointKind,
     ) -> Outcome {
         self.write_leaves(changed)?;
@@ -143,7 +144,7 @@ impl Maintenance {
     }
 
     /// Step 2, root.
-    fn write_root(&mut self, dead: &[u32]) -> Result<RootPlace, Errno> {
+    fn write_root(&mut self, dead: &[SegmentId]) -> Result<RootPlace, Errno> {
         let leaf = |(leaf, (address, checksum)): (&u32, &(Address, u32))| LeafPlace {
             leaf: *leaf,
             address: *address,
@@ -172,7 +173,7 @@ impl Maintenance {
         Ok(root)
     }
 
-    fn segment_notes(&self, dead: &[u32]) -> Vec<SegmentNote> {
+    fn segment_notes(&self, dead: &[SegmentId]) -> Vec<SegmentNote> {
         let state = self.core.append_state();
         let in_use = |state| matches!(state, State::Open | State::Sealed | State::Dead);
         state
@@ -189,7 +190,7 @@ impl Maintenance {
     }
 
     /// Steps 3 and 4: everything the superblock will name is durable before it is.
-    fn publish(&mut self, next: Superblock, dead: &[u32], kind: CheckpointKind) -> Outcome {
+    fn publish(&mut self, next: Superblock, dead: &[SegmentId], kind: CheckpointKind) -> Outcome {
         let skips = match kind {
             CheckpointKind::Running => mutant("log.checkpoint.superblock-before-sync-of-map"),
             CheckpointKind::Last => mutant("log.close.clean-before-sync"),
@@ -211,7 +212,7 @@ impl Maintenance {
             superblock.totals.live_blocks = self.core.map.mapped();
             superblock.totals.used_segments =
                 u64::from(state.segments.used()).saturating_sub(dead.len() as u64);
-            superblock.segments = superblock.segments.max(state.segments.highest_used() + 1);
+            superblock.segments = superblock.segments.max(state.segments.highest_used().get() + 1);
         }
         self.write_superblock(superblock)
     }
@@ -304,7 +305,7 @@ impl Maintenance {
     }
 
     /// Nothing on the medium leads to these segments any more.
-    fn release(&mut self, dead: Vec<u32>) {
+    fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.ready_kept_in_use();
         let released = self.core.append_state().segments.release_dead(dead, keep);
         self.punch(&released);

@@ -7,6 +7,7 @@ use super::record_builder::RecordBuilder;
 use super::{CheckpointKind, Maintenance, Progress};
 use crate::log::address::{Address, BLOCK_BYTES, MapEntry};
 use crate::log::append::Health;
+use crate::log::ids::SegmentId;
 use crate::log::policy::{Candidate, LIFETIME_CLEANED, LIFETIME_MAP};
 use crate::log::record::{Entry, Kind};
 use crate::log::reserve::{Step, View};
@@ -112,13 +113,13 @@ impl Maintenance {
     /// What lives in sparse segments of the map goes elsewhere with the next checkpoint; all of it
     /// at once, since each checkpoint writes a root besides, which in a segment of its own would
     /// win nothing. Returns the segments.
-    pub fn outdate_sparse_map(&mut self) -> Vec<u32> {
+    pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
         let (sparse, most) = {
             let state = self.core.append_state();
             let most = state.reserve(&self.core.map, true).leaves;
             let of_map = |it: &Segment| it.lifetime == LIFETIME_MAP && self.is_worth_cleaning(it);
             let sparse = state.segments.iter().filter(|(_, it)| of_map(it));
-            let mut sparse: Vec<(u32, u32)> = sparse.map(|(n, it)| (it.live, n)).collect();
+            let mut sparse: Vec<(u32, SegmentId)> = sparse.map(|(n, it)| (it.live, n)).collect();
             sparse.sort_unstable();
             (sparse, most)
         };
@@ -134,7 +135,7 @@ impl Maintenance {
     }
 
     /// The leaves of these segments count as changed: the checkpoint writes them elsewhere.
-    fn checkpoint_without(&mut self, victims: &[u32]) -> Outcome {
+    fn checkpoint_without(&mut self, victims: &[SegmentId]) -> Outcome {
         self.checkpoint(CheckpointKind::Running)?;
         let mut state = self.core.append_state();
         for victim in victims {
@@ -159,7 +160,7 @@ impl Maintenance {
             let Some((victim, segment)) = self.sparsest() else { return };
             if self.clean(victim, segment).is_err() {
                 if cleaned == 0 {
-                    self.sparse_tried = self.core.append_state().committed();
+                    self.sparse_tried = Some(self.core.append_state().committed());
                 }
                 return;
             }
@@ -170,14 +171,14 @@ impl Maintenance {
     fn is_quiet(&self) -> bool {
         let state = self.core.append_state();
         let waits = state.wants_room() || state.health != Health::Running;
-        !waits && state.committed() - self.seen <= QUIET_RECORDS
+        !waits && state.committed().since(self.seen) <= QUIET_RECORDS
     }
 
     /// The segment that lives least, if that is little enough, and unless that was tried in vain.
-    pub fn sparsest(&self) -> Option<(u32, Segment)> {
+    pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
         let most = self.core.shape.data_blocks_packed() / SPARSE_PART;
         let state = self.core.append_state();
-        if self.sparse_tried == state.committed() {
+        if self.sparse_tried == Some(state.committed()) {
             return None;
         }
         let is_sparse = |segment: &Segment| {
@@ -192,7 +193,7 @@ impl Maintenance {
 
     /// The segment that pays most. While an output is being filled, only victims whose blocks
     /// belong in it, as long as there are any worth it: outputs are written in one go.
-    pub fn choose_victim(&mut self) -> Option<(u32, Segment)> {
+    pub fn choose_victim(&mut self) -> Option<(SegmentId, Segment)> {
         let packed = self.core.shape.data_blocks_packed();
         let state = self.core.append_state();
         let clock = state.clock;
@@ -202,8 +203,8 @@ impl Maintenance {
             let candidate = Candidate { live: found.1.live, blocks: packed, age };
             (self.policy.score(&candidate), found)
         });
-        let mut best: Option<(f64, (u32, Segment))> = None;
-        let mut best_filling: Option<(f64, (u32, Segment))> = None;
+        let mut best: Option<(f64, (SegmentId, Segment))> = None;
+        let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;
         for (score, found) in scored {
             if best.is_none_or(|(top, _)| score > top) {
                 best = Some((score, found));
@@ -233,7 +234,7 @@ impl Maintenance {
     }
 
     /// Copies what lives in `victim` into the output of its lifetime class.
-    pub fn clean(&mut self, victim: u32, segment: Segment) -> Outcome {
+    pub fn clean(&mut self, victim: SegmentId, segment: Segment) -> Outcome {
         if segment.lifetime == LIFETIME_MAP {
             self.outdate_map_segment(victim);
             return self.checkpoint_without(&[victim]);
@@ -246,7 +247,7 @@ impl Maintenance {
         self.clean_into(lifetime, victim, segment)
     }
 
-    fn clean_into(&mut self, lifetime: u8, victim: u32, segment: Segment) -> Outcome {
+    fn clean_into(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
         self.filling = Some(lifetime);
         let mut window = Window::default();
         let mut builder = RecordBuilder::new(self.core.shape.record_payload_max());
@@ -318,7 +319,7 @@ impl Maintenance {
     fn show(
         &mut self,
         window: &mut Window,
-        segment: u32,
+        segment: SegmentId,
         first: u32,
         count: u32,
     ) -> Result<bool, Errno> {
@@ -334,7 +335,7 @@ impl Maintenance {
     fn append_moves(
         &mut self,
         lifetime: u8,
-        victim: u32,
+        victim: SegmentId,
         source: Segment,
         builder: &mut RecordBuilder,
         moves: &mut Vec<Move>,
@@ -344,7 +345,7 @@ impl Maintenance {
         }
         let replayable =
             self.streams[usize::from(lifetime)].is_some_and(|stream| stream.replayable);
-        let link = if replayable { source.incarnation } else { 0 };
+        let link = if replayable { source.incarnation.bits() } else { 0 };
         let header = self.append(lifetime, Kind::Relocated, link, builder)?;
         self.apply_moves(lifetime, header, builder, moves, source.birth);
         if !replayable {
@@ -399,7 +400,7 @@ impl Maintenance {
 
     /// Marks the leaves that are in a map segment, so that the next checkpoint writes them
     /// elsewhere; the root moves with every checkpoint.
-    fn outdate_map_segment(&mut self, victim: u32) {
+    fn outdate_map_segment(&mut self, victim: SegmentId) {
         for (leaf, (address, _)) in &self.leaves {
             if self.core.shape.segment_of(*address) == victim {
                 self.core.map.touch(*leaf);

@@ -12,6 +12,7 @@ use super::cleaner::Move;
 use super::record_builder::RecordBuilder;
 use super::{CheckpointKind, Maintenance};
 use crate::log::address::BLOCK_BYTES;
+use crate::log::ids::SegmentId;
 use crate::log::policy::LIFETIME_SORTED;
 use crate::log::record::{Entry, Kind};
 use crate::log::reserve::SLACK_SEGMENTS;
@@ -121,7 +122,7 @@ impl Maintenance {
         if moves.is_empty() {
             return Ok(());
         }
-        let sources: Vec<u32> =
+        let sources: Vec<SegmentId> =
             moves.iter().map(|it| self.core.shape.segment_of(it.old.address())).collect();
         let header = match self.append(LIFETIME_SORTED, Kind::Relocated, 0, builder) {
             Err(Errno::NOSPC) => {

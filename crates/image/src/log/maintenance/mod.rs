@@ -21,6 +21,7 @@ use self::stream::AppendStream;
 use super::address::Address;
 use super::append::{Full, Health};
 use super::core::Core;
+use super::ids::Sequence;
 use super::inbox::{Command, PendingWork};
 use super::load::LeafPlaces;
 use super::policy::{CostBenefit, LIFETIMES, Lifetimes, VictimPolicy};
@@ -69,9 +70,9 @@ pub struct Maintenance {
     /// When the host had no space for new heads.
     restart_tried: Option<Instant>,
     /// What had committed at the last look, to tell a pause.
-    seen: u64,
+    seen: Sequence,
     /// What had committed when a sparse segment could not be cleaned.
-    sparse_tried: u64,
+    sparse_tried: Option<Sequence>,
 }
 
 /// Whether a step of the maintenance worker did anything.
@@ -99,8 +100,8 @@ impl Maintenance {
             filling: None,
             host_full: None,
             restart_tried: None,
-            seen: 0,
-            sparse_tried: u64::MAX,
+            seen: Sequence::default(),
+            sparse_tried: None,
         })
     }
 
@@ -208,7 +209,7 @@ impl Maintenance {
                 return Err(Errno::BUSY);
             }
             // The asker has not seen what we have taken since.
-            let segments = segments.max(state.segments.highest_used() + 1);
+            let segments = segments.max(state.segments.highest_used().get() + 1);
             state.segments.set_limit(segments);
             let most = self.core.shape.segments_most(blocks_of_sectors(capacity));
             let wanted = state.kept_from_writes(&self.core.map);

@@ -13,6 +13,7 @@ use tracing::warn;
 
 use super::{INTERVAL_MIN_BLOCKS, Maintenance, Progress};
 use crate::log::append::{AppendState, FULL_RETRY, Head};
+use crate::log::ids::{Incarnation, SegmentId};
 
 /// Ready segments that are kept beyond those in reserve, also when nothing is written.
 const READY_KEPT: u32 = 2;
@@ -59,7 +60,7 @@ impl Maintenance {
         other.map_or(Err(errno), |other| self.make_ready(other))
     }
 
-    fn make_ready(&mut self, segment: u32) -> Outcome {
+    fn make_ready(&mut self, segment: SegmentId) -> Outcome {
         let outcome = self.allocate(segment);
         let mut state = self.core.append_state();
         match outcome {
@@ -69,7 +70,7 @@ impl Maintenance {
         outcome
     }
 
-    fn provide_head(&mut self, segment: u32) -> Progress {
+    fn provide_head(&mut self, segment: SegmentId) -> Progress {
         if let Err(errno) = self.allocate(segment) {
             self.give_up_waiting(errno);
             return Progress::Idle;
@@ -81,7 +82,7 @@ impl Maintenance {
         Progress::Made
     }
 
-    fn allocate(&mut self, segment: u32) -> Outcome {
+    fn allocate(&mut self, segment: SegmentId) -> Outcome {
         let offset = self.core.shape.address(segment, 0).offset();
         let bytes = self.core.shape.segment_bytes();
         let outcome = self.file.run(FileOp::Allocate { offset, bytes });
@@ -104,7 +105,7 @@ impl Maintenance {
     }
 
     /// Gives the host space of free segments back.
-    pub fn punch(&mut self, segments: &[u32]) {
+    pub fn punch(&mut self, segments: &[SegmentId]) {
         self.core.discards.count_runs(segments.len());
         for segment in segments {
             let offset = self.core.shape.address(*segment, 0).offset();
@@ -124,7 +125,7 @@ impl Maintenance {
     }
 
     /// A segment to append to. The caller has made sure that it may be opened.
-    pub fn take_segment(&mut self, lifetime: u8) -> Result<(u32, u64), Errno> {
+    pub fn take_segment(&mut self, lifetime: u8) -> Result<(SegmentId, Incarnation), Errno> {
         loop {
             let opened = self.core.append_state().segments.open(lifetime);
             if let Some(opened) = opened {

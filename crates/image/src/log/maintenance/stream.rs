@@ -6,6 +6,7 @@ use flowstone_block::{AlignedBuf, Errno};
 use super::Maintenance;
 use super::record_builder::RecordBuilder;
 use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::reserve::Opener;
@@ -13,8 +14,8 @@ use crate::log::reserve::Opener;
 /// A segment that the maintenance worker appends to.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendStream {
-    pub segment: u32,
-    pub incarnation: u64,
+    pub segment: SegmentId,
+    pub incarnation: Incarnation,
     pub block: u32,
     /// Sum of the births of the blocks in it, and their number: copies keep their age.
     pub births: u128,
@@ -69,7 +70,7 @@ impl Maintenance {
         self.records += 1;
         Header {
             incarnation: stream.incarnation,
-            sequence: self.records,
+            sequence: Sequence::new(self.records),
             // For copies: what the guest had committed when they were made.
             durable: self.core.append_state().committed(),
             generation: self.superblock.generation,
@@ -131,11 +132,11 @@ impl Maintenance {
     fn write_seal(
         &mut self,
         stream: &AppendStream,
-        segment: u32,
-        incarnation: u64,
+        segment: SegmentId,
+        incarnation: Incarnation,
     ) -> Result<(), Errno> {
         let mut header = self.header(Kind::Seal, stream);
-        header.link = u64::from(segment);
+        header.link = segment.get().into();
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         self.core.codec.encode(&header, &[Entry::Next { incarnation }], &mut block);
         let address = self.core.shape.address(stream.segment, stream.block);

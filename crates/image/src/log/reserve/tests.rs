@@ -12,6 +12,7 @@ use fastrand::Rng;
 use super::*;
 use crate::log::address::{Address, MapEntry};
 use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::map::{BlockMap, LEAF_BLOCKS};
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::log::record::{Entry, LEAF_ON_DISK_BLOCKS};
@@ -24,7 +25,7 @@ const CIRCLE_STEPS: u32 = 2000;
 
 #[derive(Clone, Copy)]
 struct CopyStream {
-    segment: u32,
+    segment: SegmentId,
     block: u32,
 }
 
@@ -59,7 +60,8 @@ impl Model {
             _ => random.u64(200..4000),
         };
         let limit = shape.segments_for(blocks).unwrap();
-        let mut state = AppendState::new(shape, SegmentTable::new(shape, limit, 1), 1);
+        let mut state =
+            AppendState::new(shape, SegmentTable::new(shape, limit, 1), Sequence::FIRST);
         state.disk_leaves = blocks.div_ceil(LEAF_BLOCKS);
         let mut model = Self {
             state,
@@ -107,11 +109,18 @@ impl Model {
             let live = taken.len() as u32;
             let pinned = self.random.bool();
             let state = State::Sealed;
-            let segment =
-                Segment { state, lifetime, incarnation: 1, live, pinned, ..Segment::default() };
-            self.state.segments.set(number, segment);
+            let segment = Segment {
+                state,
+                lifetime,
+                incarnation: Incarnation::new(0, 1),
+                live,
+                pinned,
+                ..Segment::default()
+            };
+            self.state.segments.set(SegmentId::new(number), segment);
             for (block, lba) in (1..).zip(taken) {
-                self.map.replace(lba, MapEntry::new(shape.address(number, block), 1));
+                self.map
+                    .replace(lba, MapEntry::new(shape.address(SegmentId::new(number), block), 1));
             }
             number += 1;
         }
@@ -157,9 +166,8 @@ impl Model {
             let owner = Arc::clone(&self.waker);
             match self.state.place(&draft, &self.map, self.blocks, &owner, &mut effects) {
                 Ok(placed) => {
-                    let record = placed.header.sequence;
-                    let first = record - u64::from(placed.seal.is_some());
-                    for sequence in first..=record {
+                    let seal = placed.seal.map(|seal| seal.header.sequence);
+                    for sequence in seal.into_iter().chain([placed.header.sequence]) {
                         self.state.written(sequence, true, &self.map, &mut effects);
                     }
                     return Ok(());
@@ -250,9 +258,10 @@ impl Model {
     }
 
     /// Any victim: the argument must not depend on a good choice.
-    fn victim(&mut self) -> Option<u32> {
-        let worth = |(number, it): (u32, Segment)| self.is_worth_cleaning(&it).then_some(number);
-        let all: Vec<u32> = self.state.segments.iter().filter_map(worth).collect();
+    fn victim(&mut self) -> Option<SegmentId> {
+        let worth =
+            |(number, it): (SegmentId, Segment)| self.is_worth_cleaning(&it).then_some(number);
+        let all: Vec<SegmentId> = self.state.segments.iter().filter_map(worth).collect();
         self.random.choice(all)
     }
 
@@ -273,7 +282,7 @@ impl Model {
         }
     }
 
-    fn clean(&mut self, lifetime: u8, victim: u32) -> Result<(), NoRoom> {
+    fn clean(&mut self, lifetime: u8, victim: SegmentId) -> Result<(), NoRoom> {
         if self.state.segments.get(victim).lifetime == LIFETIME_MAP {
             self.touch_leaves_in(victim);
             return self.checkpoint();
@@ -324,7 +333,7 @@ impl Model {
         Ok(first)
     }
 
-    fn touch_leaves_in(&mut self, segment: u32) {
+    fn touch_leaves_in(&mut self, segment: SegmentId) {
         let shape = self.state.shape;
         let inside = self.leaves.iter().filter(|(_, at)| shape.segment_of(**at) == segment);
         inside.for_each(|(leaf, _)| self.map.touch(*leaf));
@@ -350,7 +359,8 @@ impl Model {
     fn touch_sparse(&mut self) -> bool {
         let of_map = |it: &Segment| it.lifetime == LIFETIME_MAP && self.is_worth_cleaning(it);
         let sparse = self.state.segments.iter().filter(|(_, it)| of_map(it));
-        let mut sparse: Vec<(u32, u32)> = sparse.map(|(number, it)| (it.live, number)).collect();
+        let mut sparse: Vec<(u32, SegmentId)> =
+            sparse.map(|(number, it)| (it.live, number)).collect();
         sparse.sort_unstable();
         let most = self.reserve().leaves;
         let mut any = false;
@@ -399,7 +409,7 @@ impl Model {
         Ok(())
     }
 
-    fn release(&mut self, dead: Vec<u32>) {
+    fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.random.u32(..9);
         let free = self.state.segments.release_dead(dead, keep);
         self.state.segments.add_free(&free);
@@ -414,7 +424,9 @@ impl Model {
         for stream in 0..self.state.shape.streams as usize {
             let old = self.state.heads[stream].place;
             self.state.heads[stream].for_trims = false;
-            if self.state.segments.get(old.segment).state == State::Open && old.incarnation > 0 {
+            if self.state.segments.get(old.segment).state == State::Open
+                && !old.incarnation.is_none()
+            {
                 self.state.segments.seal(old.segment, 0);
             }
         }
@@ -444,7 +456,7 @@ impl Model {
     }
 
     fn fail(&self, why: &str) -> ! {
-        let state = |(number, it): (u32, Segment)| {
+        let state = |(number, it): (SegmentId, Segment)| {
             format!("{number}:{:?}/{}/{}", it.state, it.lifetime, it.live)
         };
         let segments: Vec<String> =

@@ -10,6 +10,7 @@ use super::fixture::{
 };
 use super::history_model::{HistoryModel, Stamp};
 use crate::log::disk::prepare;
+use crate::log::ids::{SegmentId, Sequence};
 use crate::log::load::load;
 use crate::log::record::Kind;
 use crate::log::segments::State;
@@ -119,7 +120,7 @@ fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
     fixture.write_blocks(255..256).unwrap();
     let last = fixture.core.map.get(255).address().get();
     let heads: Vec<u32> =
-        fixture.core.append_state().heads.iter().map(|head| head.place.segment).collect();
+        fixture.core.append_state().heads.iter().map(|head| head.place.segment.get()).collect();
     let (disk, model) = fixture.abandon();
     let bytes = disk.to_bytes();
     let expected = model.latest();
@@ -151,11 +152,12 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
         let bytes = disk.to_bytes();
         let loaded = load(&disk).unwrap();
         // The last record is not promised, nor is a seal that was made for its sake.
-        let promised = loaded.superblock.next_sequence..loaded.replay.next_sequence - 2;
+        let promised =
+            loaded.superblock.next_sequence..Sequence::new(loaded.replay.next_sequence.get() - 2);
         let mut entries = Vec::new();
         let seals = bytes.chunks(4096).enumerate().filter_map(|(block, content)| {
             let header = loaded.codec.decode(content, &mut entries)?;
-            let segment = loaded.segments.get(block as u32 / 64);
+            let segment = loaded.segments.get(SegmentId::new(block as u32 / 64));
             let replayed = segment.incarnation == header.incarnation && segment.lifetime == 0;
             (header.kind == Kind::Seal && replayed).then_some((block, header))
         });
@@ -167,7 +169,7 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
         let _tell = Tell(format!("seed {seed}: seal {} in block {block}", header.sequence));
         let disk = SimDisk::from_bytes(&bytes);
         disk.flip_bit(block as u64 * 4096 + 20, 1);
-        let behind = load(&disk).unwrap().segments.get(header.link as u32);
+        let behind = load(&disk).unwrap().segments.get(SegmentId::new(header.link as u32));
         named += u32::from(behind.state != State::Free);
         assert_eq!(look(&disk, setup, &expected), Found::Refused);
     }

@@ -191,7 +191,12 @@ fn maintenance_leaves_a_bad_block_in_its_way_behind() {
     let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
     let used: Vec<u32> = {
         let state = fixture.core.append_state();
-        state.segments.iter().filter(|(_, it)| holds(it.state)).map(|(number, _)| number).collect()
+        state
+            .segments
+            .iter()
+            .filter(|(_, it)| holds(it.state))
+            .map(|(number, _)| number.get())
+            .collect()
     };
     for number in used {
         let segment = u64::from(number) * SEGMENT_BYTES..u64::from(number + 1) * SEGMENT_BYTES;

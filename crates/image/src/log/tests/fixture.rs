@@ -26,6 +26,7 @@ use crate::log::address::Address;
 use crate::log::channel::LogChannel;
 use crate::log::core::Core;
 use crate::log::disk::{LogOptions, create, prepare};
+use crate::log::ids::SegmentId;
 use crate::log::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::log::policy::{LIFETIME_MAP, LIFETIMES};
 use crate::log::segments::{Segment, State};
@@ -584,7 +585,7 @@ impl Fixture {
         assert_eq!(self.guests().in_flight(), 0);
         let state = self.core.append_state();
         let shape = self.core.shape;
-        let mut live = BTreeMap::<u32, u32>::new();
+        let mut live = BTreeMap::<SegmentId, u32>::new();
         let mut places = std::collections::BTreeSet::new();
         for lba in 0..self.core.blocks() {
             let map_entry = self.core.map.get(lba);
@@ -613,7 +614,7 @@ impl Fixture {
         assert!(live.is_empty(), "data in segments that nobody knows");
         for lifetime in 0..LIFETIMES as u8 {
             let open =
-                |(_, it): &(u32, Segment)| it.state == State::Open && it.lifetime == lifetime;
+                |(_, it): &(SegmentId, Segment)| it.state == State::Open && it.lifetime == lifetime;
             let open = state.segments.iter().filter(open).count();
             assert!(open <= 1, "{open} segments of class {lifetime} are open");
         }

@@ -15,6 +15,7 @@ use crate::log::address::Address;
 use crate::log::check::check;
 use crate::log::corrupter::Corrupter;
 use crate::log::disk::LogImage;
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::load::shape_of;
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::superblock::{HeadPlace, RootPlace};
@@ -43,15 +44,19 @@ fn ends(corrupter: Corrupter) {
 }
 
 const HEADER: Header = Header {
-    incarnation: 1,
-    sequence: 1,
-    durable: 1,
+    incarnation: Incarnation::new(0, 1),
+    sequence: Sequence::FIRST,
+    durable: Sequence::FIRST,
     generation: 0,
     position: 0,
     kind: Kind::Seal,
     payload_blocks: 0,
     link: 0,
 };
+
+fn incarnation_of(segment: SegmentId) -> Incarnation {
+    Incarnation::from_bits(77_000 + u64::from(segment.get()))
+}
 
 /// Opening looked at the segment of a root that is not there.
 #[test]
@@ -71,16 +76,17 @@ fn seals_of_copies_that_lead_in_a_circle_end() {
     let mut superblock = corrupter.superblock();
     let shape = shape_of(&superblock);
     let heads = superblock.heads.map(|head| head.segment);
-    let free: Vec<u32> =
-        (1..superblock.segments).rev().filter(|it| !heads.contains(it)).take(2).collect();
+    let mut free: Vec<SegmentId> =
+        SegmentId::range(1..superblock.segments).filter(|it| !heads.contains(it)).collect();
+    free.reverse();
     for (from, to) in [(0, 1), (1, 0)] {
-        let incarnation = 77_000 + u64::from(free[from]);
-        let header = Header { incarnation, link: free[to].into(), ..HEADER };
-        let next = Entry::Next { incarnation: 77_000 + u64::from(free[to]) };
+        let incarnation = incarnation_of(free[from]);
+        let header = Header { incarnation, link: free[to].get().into(), ..HEADER };
+        let next = Entry::Next { incarnation: incarnation_of(free[to]) };
         corrupter.set_record(shape.address(free[from], 0), &header, &[next]);
     }
     superblock.heads[2] =
-        HeadPlace { incarnation: 77_000 + u64::from(free[0]), segment: free[0], block: 0 };
+        HeadPlace { incarnation: incarnation_of(free[0]), segment: free[0], block: 0 };
     corrupter.set_superblock(&superblock);
     ends(corrupter);
 }
@@ -95,12 +101,18 @@ fn a_record_of_four_billion_blocks_is_none() {
     let superblock = stray.superblock();
     let shape = shape_of(&superblock);
     let heads = superblock.heads.map(|head| head.segment);
-    let named: Vec<u32> = stray.root().segments.iter().map(|note| note.segment).collect();
-    let replayed: Vec<u32> =
+    let named: Vec<SegmentId> = stray.root().segments.iter().map(|note| note.segment).collect();
+    let replayed: Vec<SegmentId> =
         stray.replayed().iter().map(|(at, ..)| shape.segment_of(*at)).collect();
-    let header = Header { kind: Kind::Writes, sequence: 1 << 40, payload_blocks: blocks, ..HEADER };
-    let is_free = |it: &u32| !heads.contains(it) && !named.contains(it) && !replayed.contains(it);
-    for segment in (1..superblock.segments).filter(is_free) {
+    let header = Header {
+        kind: Kind::Writes,
+        sequence: Sequence::new(1 << 40),
+        payload_blocks: blocks,
+        ..HEADER
+    };
+    let is_free =
+        |it: &SegmentId| !heads.contains(it) && !named.contains(it) && !replayed.contains(it);
+    for segment in SegmentId::range(1..superblock.segments).filter(is_free) {
         stray.set_record(shape.address(segment, 0), &header, &entries);
     }
     ends(stray);

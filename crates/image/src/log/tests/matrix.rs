@@ -11,6 +11,7 @@ use super::crash::{Tell, go_on, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
 use super::history_model::{End, HistoryModel};
 use crate::log::check::{check, repair};
+use crate::log::ids::SegmentId;
 use crate::log::inbox::Command;
 use crate::log::load::load;
 use crate::log::maintenance::Maintenance;
@@ -142,7 +143,9 @@ fn put_garbage_into_free_space(disk: &SimDisk, seed: u64) {
     let Ok(loaded) = load(disk) else { return };
     let mut random = fastrand::Rng::with_seed(seed);
     let in_file = (disk.size().unwrap() / SEGMENT_BYTES) as u32;
-    for number in (1..in_file).filter(|it| loaded.segments.get(*it).state == State::Free) {
+    for number in
+        (1..in_file).filter(|it| loaded.segments.get(SegmentId::new(*it)).state == State::Free)
+    {
         let block = random.u64(..SEGMENT_BYTES / 4096);
         let bytes: Vec<u8> = (0..4096).map(|_| random.u8(..)).collect();
         disk.write_at(u64::from(number) * SEGMENT_BYTES + block * 4096, &bytes);

@@ -11,6 +11,7 @@ use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only, rea
 use super::history_model::{HistoryModel, Stamp};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::disk::prepare;
+use crate::log::ids::SegmentId;
 use crate::log::load::load;
 use crate::log::record::Kind;
 use crate::log::segments::State;
@@ -43,7 +44,8 @@ fn without_block(disk: &SimDisk, block: u64) -> SimDisk {
 fn places(disk: &SimDisk) -> (Vec<u64>, BTreeSet<u64>) {
     let loaded = load(disk).unwrap();
     let per_segment = SEGMENT_BYTES / BLOCK;
-    let is_free = |number: &u64| loaded.segments.get(*number as u32).state == State::Free;
+    let is_free =
+        |number: &u64| loaded.segments.get(SegmentId::new(*number as u32)).state == State::Free;
     let segments = disk.to_bytes().len() as u64 / SEGMENT_BYTES;
     let free =
         (1..segments).filter(is_free).flat_map(|it| it * per_segment..(it + 1) * per_segment);
@@ -52,7 +54,7 @@ fn places(disk: &SimDisk) -> (Vec<u64>, BTreeSet<u64>) {
         let mut bytes = [0; BLOCK_BYTES];
         disk.read_at(block * BLOCK, &mut bytes);
         let header = loaded.codec.decode(&bytes, &mut Vec::new());
-        let segment = loaded.segments.get((block / per_segment) as u32);
+        let segment = loaded.segments.get(SegmentId::new((block / per_segment) as u32));
         header.is_some_and(|it| {
             segment.incarnation == it.incarnation
                 && matches!(it.kind, Kind::Writes | Kind::Seal)
