@@ -1,4 +1,4 @@
-//! What a daemon with many disks costs while nobody uses them.
+//! What a daemon with many disks costs while they are not in use.
 //!
 //! Every disk has a client that is connected, with rings started and one request done, as the disk
 //! of a guest that sleeps. Then nothing happens for a while, and nothing is what it should cost.
@@ -23,7 +23,7 @@ const DISK_BYTES: u64 = 64 << 20;
 const QUIET_TIME: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_secs(5);
 
-/// A disk nobody uses.
+/// A disk that is not in use.
 #[derive(Clone, Debug)]
 pub struct IdleDisk {
     /// Its name.

@@ -202,8 +202,8 @@ impl Worker {
                 add(&self.counters.spin_ns, nanos(now - start));
                 return found;
             }
-            // Whoever does the disk's work may need this core: the kernel's threads that sync and
-            // complete, a maintenance worker, other queues.
+            // The threads that do the disk's work may need this core: the kernel's threads that
+            // sync and complete, a maintenance worker, other queues.
             std::thread::yield_now();
         }
     }

@@ -1,7 +1,7 @@
 //! The `sync` engine: a pool of threads making blocking calls, for hosts without io_uring, and
 //! for the few operations that io_uring does not have.
 //!
-//! Threads start when there is work and nobody idle, and end after a while without work, so an
+//! Threads start when there is work and none is idle, and end after a while without work, so an
 //! idle disk keeps none.
 
 use std::collections::VecDeque;
@@ -62,8 +62,8 @@ impl Job {
     fn run(self) {
         let Self { file, request, reply_to } = self;
         let outcome = blocking::execute(&file, &request);
-        // Before the answer: whoever gets it may be the last to use the file, and its lock must go
-        // when they let go of it, not when this thread does.
+        // Before the answer: its receiver may be the last user of the file, and the lock must end
+        // with that use, not with this thread's.
         drop(file);
         reply_to.deliver(FileCompletion { tag: request.tag, outcome });
     }

@@ -291,7 +291,7 @@ impl InFlight {
             return Progress::Done(Ok(()));
         }
         if moved == 0 {
-            // The file ends before the request does: somebody has truncated it.
+            // The file ends before the request does: it has been truncated.
             return Progress::Done(Err(Errno::IO));
         }
         if self.bounce.is_none() {

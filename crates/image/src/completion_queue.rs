@@ -1,4 +1,4 @@
-//! Where a queue finds what other threads have done for it.
+//! Requests that other threads have carried out for a queue.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use flowstone_block::Completion;
 
 use crate::waker::Waker;
 
-/// A queue's completion queue.
+/// See the module.
 pub struct CompletionQueue {
     waker: Arc<Waker>,
     done: Mutex<Vec<Completion>>,
@@ -15,7 +15,7 @@ pub struct CompletionQueue {
 }
 
 impl CompletionQueue {
-    /// Empty; `waker` is rung when something is put in.
+    /// Empty; a completion wakes `waker`.
     pub fn new(waker: Arc<Waker>) -> Self {
         Self { waker, done: Mutex::default(), full: AtomicBool::new(false) }
     }

@@ -1,5 +1,5 @@
 //! What the fuzz targets drive: the decoders of a log image, and small images that have been
-//! tampered with by somebody who knows how to make the checksums fit.
+//! tampered with by an attacker who recomputes checksums.
 
 use std::iter::repeat;
 use std::path::Path;

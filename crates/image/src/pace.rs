@@ -1,8 +1,8 @@
-//! How work behind the scenes makes way for guests.
+//! How background work makes way for guests.
 //!
-//! A queue counts its requests in a pulse of its own. Whoever works in the background looks whether
-//! any pulse has moved since it looked last, and if so, rests for some time after each piece of
-//! work: what it does takes the file's locks, the disk or the processor from the guests.
+//! Each queue counts its requests in an activity counter. A background thread checks whether any
+//! counter has moved since its last check, and if so, rests after each piece of work, because its
+//! work takes the file's locks, the disk or the processor from the guests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Rests are so many times as long as the work before: beside guests, one part in five is work.
 const REST_PER_WORK: u32 = 4;
-/// A piece of work counts for so long at least: to ask for it and to hear of it costs the queues
-/// time, too.
+/// A piece of work counts for so long at least: handing it over and taking its result costs the
+/// queues time, too.
 const WORK_MIN: Duration = Duration::from_micros(5);
 /// Shorter rests are saved up: a timer is no finer.
 const REST_MIN: Duration = Duration::from_micros(200);
@@ -26,18 +26,18 @@ const REST_MAX: Duration = Duration::from_millis(50);
 pub struct ActivityCounter(AtomicU64);
 
 impl ActivityCounter {
-    /// The queue has got a request that somebody waits for.
+    /// Counts a request.
     pub fn count(&self) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 }
 
-/// All queues of an image, as the background sees them.
+/// The activity counters of all queues of an image.
 #[derive(Default)]
 pub struct Activity(Mutex<Vec<Weak<ActivityCounter>>>);
 
 impl Activity {
-    /// The pulse of a new queue.
+    /// The counter of a new queue.
     pub fn counter(&self) -> Arc<ActivityCounter> {
         let counter = Arc::<ActivityCounter>::default();
         let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,7 +57,7 @@ impl Activity {
     }
 }
 
-/// Says when one who works in the background should rest, and for how long.
+/// Computes how long a background thread rests.
 #[derive(Default)]
 pub struct Pace {
     seen: u64,

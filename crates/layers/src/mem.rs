@@ -100,7 +100,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nobody has an address into it any more.
+        // SAFETY: our own mapping, and no address into it is left.
         let _ = unsafe { munmap(self.start.cast(), self.bytes) };
     }
 }

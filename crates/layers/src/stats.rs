@@ -41,7 +41,7 @@ impl Stats {
         Self { base, counters: Arc::default() }
     }
 
-    /// The counters, for whoever shows them.
+    /// The counters, to be reported.
     pub fn counters(&self) -> Arc<LayerCounters> {
         Arc::clone(&self.counters)
     }

@@ -86,7 +86,7 @@ impl Zeroes {
         Self { base, unmap, counters: Arc::default() }
     }
 
-    /// The counters, for whoever shows them.
+    /// The counters, to be reported.
     pub fn counters(&self) -> Arc<ZeroCounters> {
         Arc::clone(&self.counters)
     }

@@ -1,4 +1,4 @@
-//! Log images as a stranger meets them: made, looked at, checked, converted, resized, ruined.
+//! Log images through the command line: create, info, check, convert, resize, and damaged ones.
 
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -213,7 +213,7 @@ fn an_image_that_was_not_closed_is_checked_without_changing_it() {
     assert!(info.contains("not closed in order"), "{info}");
 }
 
-/// A host file system that is full of nobody's segments.
+/// A host file system that is full of segments without a use.
 #[test]
 fn repair_says_what_it_has_done_and_does_it_once() {
     let place = Place::new();

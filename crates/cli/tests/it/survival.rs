@@ -247,7 +247,7 @@ fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert!(calls > 0, "queue {queue}: nobody tells the guest");
+        assert!(calls > 0, "queue {queue}: the guest gets no interrupt");
         assert_eq!(client.wait(queue).unwrap().status, Status::Ok);
     }
     stop(daemon);

@@ -329,7 +329,7 @@ fn a_file_is_free_when_its_last_request_has_been_answered() {
             let mut blocking = BlockingFile::new(&file).unwrap();
             let (offset, bytes) = (FileOffset::new(0), FILE_BYTES);
             blocking.run(FileOp::Punch { offset, bytes }).unwrap();
-            // The next turn opens it again, and nobody waits for a lock.
+            // The next turn opens it again, and does not wait for a lock.
         }
     }
 }

@@ -30,7 +30,7 @@ pub struct Head {
     /// Whether the host has given the segment space.
     pub has_space: bool,
     /// It was opened when writes had to leave the segment alone: only trims are appended until
-    /// there is room, so nothing lives in it, and the first checkpoint after its end frees it.
+    /// there is room, so no live block is in it, and the first checkpoint after its end frees it.
     pub for_trims: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct Draft<'a> {
     pub stream: usize,
     pub entries: &'a [Entry],
     pub payload_blocks: u32,
-    /// Blocks of which only a part is new, and the words that the rest was read with.
+    /// Blocks of which only a part is new, and the map entries that the rest was read with.
     pub expected: &'a [(u64, MapEntry)],
     /// Whether it only unmaps blocks: that may use segments that others must leave.
     pub only_trims: bool,
@@ -62,7 +62,7 @@ impl Draft<'_> {
     }
 }
 
-/// Who waits for room, and who has heard that waiting brings none; writes and trims apart, since
+/// Whether requests wait for room, or have been refused it. Writes and trims have one each, since
 /// trims have room when writes have none.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Want {
@@ -84,8 +84,8 @@ impl Full {
         Self { errno, at: Instant::now() }
     }
 
-    /// Whether it was just now. Later, a request waits until it has been looked again: there may be
-    /// room by then, and nothing else would notice.
+    /// Whether this was just now. A later request waits until the host has been asked again: there
+    /// may be room by then, and nothing else would find that out.
     fn is_fresh(self) -> bool {
         self.at.elapsed() < FULL_RETRY || mutant("log.full.believed-for-ever")
     }
@@ -97,7 +97,7 @@ pub const FULL_RETRY: Duration = Duration::from_millis(100);
 /// Why a record has no place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlaceError {
-    /// Not now: the maintenance worker will wake whoever waits.
+    /// Not now: the maintenance worker wakes the queue when it may try again.
     Wait,
     /// The rest of this block has changed, or is about to.
     Stale {
@@ -167,12 +167,12 @@ pub struct AppendState {
     watchers: Vec<Arc<Waker>>,
 }
 
-/// What a step of the log means for others.
+/// Effects to apply after the lock is released.
 #[derive(Default)]
 pub struct Effects {
     /// Owners whose records have committed or failed.
     pub wake: Vec<Arc<Waker>>,
-    /// The maintenance worker should look around.
+    /// A maintenance pass is due.
     pub wake_maintenance: bool,
 }
 
@@ -216,8 +216,8 @@ impl AppendState {
         self.spare_entries.pop().unwrap_or_default()
     }
 
-    /// What is kept for whom. `replaces` says whether a segment that is about to be opened for data
-    /// takes the place of one that is full.
+    /// The reserves as of now. `replaces` says whether a segment that is about to be opened for
+    /// data takes the place of one that is full.
     pub fn reserve(&self, map: &BlockMap, replaces: bool) -> Reserve {
         let in_flight: usize = self.in_flight.iter().map(|it| it.entries.len()).sum();
         Reserve::of(&Demand {
@@ -281,7 +281,7 @@ impl AppendState {
         match self.health {
             Health::Running => {}
             Health::Restarting => {
-                // Each request is a reason to ask the host again.
+                // With each request the host is asked again.
                 effects.wake_maintenance |= self.restart_full.is_some();
                 let fresh = self.restart_full.filter(|full| full.is_fresh());
                 return Err(fresh.map_or(PlaceError::Wait, |full| PlaceError::Full(full.errno)));
@@ -383,7 +383,7 @@ impl AppendState {
         if head.place.block + blocks < self.shape.segment_blocks {
             let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
             if head.for_trims && opener == Opener::Write && waits {
-                // To take it over is to open it.
+                // Taking it over counts as opening it.
                 if !self.may_open_head(opener, map) {
                     return Err(self.refuse(opener, effects));
                 }
@@ -398,7 +398,7 @@ impl AppendState {
         let Some((segment, incarnation)) = self.segments.open(draft.stream as u8) else {
             return Err(self.refuse(opener, effects));
         };
-        // One of those that wait in reserve has gone: the maintenance worker gets another.
+        // A ready segment has been used: the maintenance worker gets another.
         effects.wake_maintenance = true;
         let address = self.shape.address(head.place.segment, head.place.block);
         let seal = Seal {
@@ -451,7 +451,7 @@ impl AppendState {
                 other => other,
             };
             effects.wake_maintenance = true;
-            // Whoever waits behind it must hear that waiting is over.
+            // The owners of records behind it must stop waiting.
             effects.wake.extend(self.in_flight.iter().map(|record| Arc::clone(&record.owner)));
         }
         if self.health != Health::Running {
@@ -470,7 +470,7 @@ impl AppendState {
             effects.wake.push(record.owner);
             effects.wake.append(&mut self.watchers);
         }
-        // It sleeps longer when there is nothing to give back.
+        // The maintenance worker sleeps longer when nothing is dead.
         effects.wake_maintenance |= dead == 0 && self.segments.dead().0 > 0;
     }
 
@@ -516,7 +516,7 @@ impl AppendState {
     /// The heads as they were when everything before `committed` had been placed and nothing else.
     pub fn committed_heads(&self) -> [HeadPlace; STREAMS_MAX] {
         let mut heads = self.heads.map(|head| head.place);
-        // Backwards, so that the earliest record of each stream has the last word.
+        // Backwards, so that the earliest record of each stream is applied last.
         for record in self.in_flight.iter().rev() {
             let segment = self.shape.segment_of(record.address);
             let block = record.address.get() % self.shape.segment_blocks;
@@ -528,8 +528,8 @@ impl AppendState {
     }
 }
 
-/// Puts the entries of a record at `address` into the map. `died` is told every word that was
-/// replaced or removed.
+/// Puts the entries of a record at `address` into the map. `died` is called with every map entry
+/// that was replaced or removed.
 pub fn apply_entries(
     entries: &[Entry],
     address: Address,

@@ -117,12 +117,12 @@ impl Core {
         Sequence::new(self.committed.load(Ordering::Acquire))
     }
 
-    /// Another number means that those who were refused a place may try again.
+    /// Another number means that requests which were refused a place may try again.
     pub fn room_made(&self) -> u64 {
         self.room_made.load(Ordering::Acquire)
     }
 
-    /// Tells everybody who waits for a place to try again.
+    /// Makes all requests that wait for a place try again.
     pub fn announce_room(&self) {
         self.room_made.fetch_add(1, Ordering::Release);
         self.wake_all();
@@ -135,13 +135,13 @@ impl Core {
 
     /// Whether blocks that are not mapped read as zeroes after a crash, too. Until the maintenance
     /// worker has started new heads, replay may find a record that failed, or one behind it: its
-    /// guests have been told that the outcome is not known, but a trim or zeroing of the block
+    /// guests got an error, so the outcome is not known, but a trim or zeroing of the block
     /// afterwards must hold.
     pub fn unmapped_is_zero(&self) -> bool {
         !self.is_broken() || mutant("log.trim.ignores-failed-records")
     }
 
-    /// A bell for a new queue.
+    /// A waker for a new queue.
     pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
         let waker = Arc::new(Waker::new()?);
         let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +161,8 @@ impl Core {
         let mut effects = Effects::default();
         let placed = {
             let mut state = self.append_state();
-            // Looked at under the lock: whoever makes the disk smaller looks for us there.
+            // Read under the lock: a resize that makes the disk smaller checks for records in
+            // flight there.
             state.place(draft, &self.map, self.blocks(), owner, &mut effects)
         };
         self.apply_effects(effects, owner);
@@ -182,7 +183,7 @@ impl Core {
         self.apply_effects(effects, owner);
     }
 
-    /// Gives up a record that cannot commit any more. Returns whether it has committed after all.
+    /// Gives up a record that cannot commit any more. Returns `true` if it has committed after all.
     pub fn give_up(&self, sequence: Sequence) -> bool {
         let mut state = self.append_state();
         if sequence < state.committed() {
@@ -194,7 +195,7 @@ impl Core {
         false
     }
 
-    /// Nothing is written any more: nobody would make a checkpoint of it, or find room.
+    /// Stops all writing: without the maintenance worker there are no checkpoints and no room.
     pub fn retire(&self) {
         {
             let mut state = self.append_state();
@@ -205,7 +206,7 @@ impl Core {
         self.announce_room();
     }
 
-    /// Shows what the lock protects to those who look without it.
+    /// Publishes copies of what the lock protects, for readers without it.
     pub fn show(&self, state: &AppendState) {
         self.committed.store(state.committed().get(), Ordering::Release);
         self.broken.store(state.health != Health::Running, Ordering::Release);
@@ -222,7 +223,7 @@ impl Core {
             .for_each(|waker| waker.wake());
     }
 
-    /// An I/O error that a person should know about: it names image, guest block and place.
+    /// Logs an I/O error with image, guest block and place.
     pub fn report_damage(&self, lba: u64, map_entry: MapEntry, what: &str) {
         error!(
             "{}: block {lba} (guest byte {}) at file offset {}: {what}; run `flowstone check --data`",

@@ -1,5 +1,5 @@
-//! Changes images behind their back so that checksums fit afterwards, for fuzzing and tests:
-//! whoever means harm can do the same.
+//! Corrupts an image and recomputes the checksums of what it changes, for fuzzing and tests: an
+//! attacker can do the same.
 
 use super::address::{Address, BLOCK_BYTES};
 use super::ids::SegmentId;
@@ -24,7 +24,7 @@ pub enum Target {
     Anywhere(u16),
 }
 
-/// Runs every decoder over the bytes, with and without fitting checksums.
+/// Runs every decoder over the bytes as they are, and with right checksums.
 pub fn decode(bytes: &[u8]) {
     let mut block = [0; BLOCK_BYTES];
     let taken = bytes.len().min(BLOCK_BYTES);
@@ -53,11 +53,12 @@ pub fn decode(bytes: &[u8]) {
     }
 }
 
-/// An image on the operating table.
+/// An image that is being corrupted.
 #[derive(Clone)]
 pub struct Corrupter {
     bytes: Vec<u8>,
-    /// The superblock and the root as they were: whatever is done to them later, parts are found.
+    /// The superblock and the root as they were at first: targets are found through these, however
+    /// they are changed later.
     superblock: Superblock,
     root: Root,
     codec: Codec,

@@ -199,7 +199,7 @@ fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinH
     let core = Arc::clone(core);
     let (report, started) = sync_channel(1);
     let run = move || {
-        // However the maintenance worker ends: whoever waits for it must hear of it.
+        // Requests that wait for the maintenance worker must fail, however it ends.
         let _retire = Retire(Arc::clone(&core));
         match Maintenance::new(core, knowledge) {
             Ok(maintenance) => {

@@ -64,7 +64,8 @@ impl Sequence {
         (self.0 - first.0) as usize
     }
 
-    /// How many records lie between an earlier position and this one; 0 if `earlier` is not earlier.
+    /// How many records lie between an earlier position and this one; 0 if `earlier` is not
+    /// earlier.
     pub const fn since(self, earlier: Self) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -77,8 +78,8 @@ impl fmt::Display for Sequence {
 }
 
 /// Names one use of a segment, from its opening until it is free again: the session that opened it
-/// in the upper half, a count in the lower one. No two uses share one, so records that an earlier use
-/// left in the segment are told from those of the present one.
+/// in the upper half, a count in the lower one. No two uses share one, so records that an earlier
+/// use left in the segment are told from those of the present one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(u64);
 

@@ -1,4 +1,4 @@
-//! What queues and tools want of the maintenance worker, the thread behind an image.
+//! What queues and tools ask of the maintenance worker.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use flowstone_block::Outcome;
 
-/// Work that somebody waits for.
+/// Work that has a reply.
 #[derive(Clone, Copy, Debug)]
 pub enum Command {
     /// The disk has another size, in sectors, and may use so many segments.
@@ -17,7 +17,7 @@ pub enum Command {
     Compact,
 }
 
-/// Wishes that the maintenance worker has not looked at.
+/// Work that the maintenance worker has not taken yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PendingWork {
     /// Something may be due: segments, a checkpoint, cleaning.
@@ -26,7 +26,7 @@ pub struct PendingWork {
     pub stop: bool,
 }
 
-/// The maintenance worker's completion queue.
+/// Commands and pending work of the maintenance worker.
 #[derive(Default)]
 pub struct Inbox {
     pending_work: Mutex<PendingWork>,
@@ -42,7 +42,7 @@ impl Inbox {
         self.pending_work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the maintenance worker to look around.
+    /// Schedules a maintenance pass.
     pub fn schedule_pass(&self) {
         self.pending_work().pass = true;
         self.wakeup.notify_one();
@@ -73,14 +73,14 @@ impl Inbox {
         self.sorted.store(blocks, Ordering::Relaxed);
     }
 
-    /// There is no maintenance worker any more.
+    /// The maintenance worker is gone: commands that wait for it fail.
     pub fn close(&self) {
         let mut commands = self.commands();
         self.closed.store(true, Ordering::Relaxed);
         commands.clear();
     }
 
-    /// The oldest work that nobody has taken.
+    /// The oldest command that has not been taken.
     pub fn next_command(&self) -> Option<(Command, SyncSender<Outcome>)> {
         self.commands().pop_front()
     }
@@ -95,7 +95,7 @@ impl Inbox {
         self.wakeup.notify_one();
     }
 
-    /// Sleeps until there is a wish or the deadline, and takes what there is.
+    /// Sleeps until there is work or the deadline, and takes the work.
     pub fn wait(&self, deadline: Option<Instant>) -> PendingWork {
         let mut pending_work = self.pending_work();
         loop {
@@ -118,7 +118,7 @@ impl Inbox {
         }
     }
 
-    /// Takes what there is, without waiting.
+    /// Whether the worker is to end; does not wait.
     pub fn is_stopping(&self) -> bool {
         self.pending_work().stop
     }

@@ -1,4 +1,4 @@
-//! What an image's superblock tells, without the rest of it: cheap, and right even while somebody
+//! What an image's superblock tells, without the rest of it: cheap, and right even while a daemon
 //! else writes the image.
 
 use std::time::{Duration, UNIX_EPOCH};
@@ -120,7 +120,7 @@ impl LogState {
     }
 }
 
-/// Reads the superblocks of an image that somebody else may be writing.
+/// Reads the superblocks of an image that a daemon may be writing.
 pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
     let slots = read_slots(file).map_err(|error| explain(name, error))?;
     let superblock = newest(&slots).map_err(|error| explain(name, error))?;

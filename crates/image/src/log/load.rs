@@ -1,6 +1,6 @@
 //! Opening an image: superblock, map, and the records that came after the checkpoint.
 //!
-//! Everything read here may be damaged, cut short, or made by somebody who means harm: each number
+//! Everything read here may be damaged, cut short, or made by an attacker: each number
 //! is checked before it is used, and work is bounded by the size of the file.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -255,7 +255,7 @@ pub fn load_from(
             continue;
         }
         let segment = segments.get(head.segment);
-        // Held: what is appended from now on is for replay to find.
+        // Pinned: replay must find what is appended from now on.
         let open = Segment {
             state: State::Open,
             lifetime,
@@ -358,7 +358,7 @@ fn read_leaves(
     Ok(found)
 }
 
-/// A leaf is what the root says, and every word of it names a place in a segment, or nothing.
+/// A leaf is what the root says, and every entry of it names a place in a segment, or nothing.
 fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), LoadError> {
     let leaf = place.leaf;
     if crc32c::crc32c(bytes) != place.checksum {

@@ -1,11 +1,11 @@
-//! Signs that a log goes on behind the place where it seems to end: then the medium has lost
-//! something that it had promised to keep, and going on would lose what lies behind.
+//! Finds records beyond the replayed end that were promised durable. They prove that the medium has
+//! lost a part of the log; going on would lose what lies behind.
 //!
 //! Every record of guest writes says up to where everything was durable when it was made. No log
 //! ends before that.
 //!
-//! What cannot be read where the log would go on is an error; elsewhere it says nothing, and the
-//! rest of its segment is asked (docs/format.md section 8).
+//! A block that cannot be read is an error where the log would go on. Elsewhere it proves nothing,
+//! and the other blocks of its segment are read (docs/format.md section 8).
 
 use flowstone_block::{AlignedBuf, Errno, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset};
@@ -23,7 +23,7 @@ use super::window::Window;
 /// Segments looked at together.
 const BATCH: usize = 64;
 
-/// Looks for such signs.
+/// Finds such records.
 pub struct LostTailScan<'a> {
     pub reader: &'a mut BlockingFile,
     pub shape: Shape,
@@ -32,7 +32,7 @@ pub struct LostTailScan<'a> {
 }
 
 impl LostTailScan<'_> {
-    /// Looks where the log would have gone on; says what is wrong.
+    /// Reads the places where the log would have gone on; returns what is wrong.
     pub fn find(
         &mut self,
         superblock: &Superblock,
@@ -56,7 +56,7 @@ impl LostTailScan<'_> {
         Ok(None)
     }
 
-    /// The seal that led to a segment may be gone: looks into those that nothing leads to.
+    /// The seal that led to a segment may be gone: reads the segments that nothing leads to.
     fn astray(
         &mut self,
         replay: &Replay,
@@ -100,7 +100,7 @@ impl LostTailScan<'_> {
     }
 
     /// What the records of a segment know to be durable. If one of its blocks cannot be read, all
-    /// others are looked at: no record, of whatever life, has ever known more than was so.
+    /// others are read: no record, of whatever incarnation, has ever known more than was so.
     fn promise_of(&mut self, segment: SegmentId) -> Sequence {
         self.promise_of_chain(segment).unwrap_or_else(|_| self.promise_of_blocks(segment))
     }
@@ -153,8 +153,8 @@ impl LostTailScan<'_> {
     }
 }
 
-/// Whether the record is of the guests' order. The seals of copies do not count: a promise of
-/// theirs means something else.
+/// Whether the record is in the order of guest writes. The seals of copies are not: `durable` means
+/// something else in them.
 fn is_guests(header: &Header) -> bool {
     header.kind == Kind::Writes
 }

@@ -16,7 +16,7 @@ const LEAVES_MAX: usize = ((1u64 << 32) / LEAF_BLOCKS) as usize;
 
 struct Leaf {
     entries: [AtomicU64; LEAF_BLOCKS as usize],
-    /// How many words are mapped: ranges without any are skipped whole.
+    /// How many entries are mapped: ranges without any are skipped whole.
     mapped: AtomicU32,
     /// Whether it differs from what the last checkpoint wrote.
     changed: AtomicBool,
@@ -53,7 +53,8 @@ impl Drop for BlockMap {
             let Some(slot) = slots.next() else { return };
             let leaf = slot.load(Ordering::Relaxed);
             if !leaf.is_null() {
-                // SAFETY: made by Box::into_raw in `leaf_or_new`, and nobody uses it any more.
+                // SAFETY: made by Box::into_raw in `leaf_or_new`, and nothing refers to it any
+                // more.
                 drop(unsafe { Box::from_raw(leaf) });
                 left -= 1;
             }
@@ -82,8 +83,8 @@ impl BlockMap {
     }
 
     fn mark_changed(&self, leaf: &Leaf) {
-        // Always a swap, never a look first: whoever takes the mark off must see the word that was
-        // stored before it, or the mark must be set again.
+        // Always a swap, never a look first: the thread that takes the mark off must see the entry
+        // that was stored before it, or the mark must be set again.
         if !leaf.changed.swap(true, Ordering::AcqRel) {
             self.changed_count.fetch_add(1, Ordering::Relaxed);
         }
@@ -102,7 +103,7 @@ impl BlockMap {
         let leaf = self.leaf_or_new(lba / LEAF_BLOCKS);
         let old = set(leaf, lba, entry);
         if !old.is_mapped() {
-            // Never both: `entry` is mapped, see `unmap` for the other way.
+            // Never both: `entry` is mapped; `unmap` does the opposite.
             add(&leaf.mapped, 1);
             self.mapped.store(self.mapped() + 1, Ordering::Relaxed);
         }
@@ -110,7 +111,7 @@ impl BlockMap {
         old
     }
 
-    /// Maps a block if it still has the word `expected`. One writer at a time.
+    /// Maps a block if it still has the entry `expected`. One writer at a time.
     pub fn replace_if(&self, lba: u64, expected: MapEntry, entry: MapEntry) -> bool {
         if !expected.is_mapped() || self.get(lba) != expected {
             return false;
@@ -119,7 +120,7 @@ impl BlockMap {
         true
     }
 
-    /// Unmaps every block of the range and tells `gone` their words. One writer at a time.
+    /// Unmaps every block of the range and calls `gone` with their entries. One writer at a time.
     pub fn unmap(&self, range: Range<u64>, mut gone: impl FnMut(MapEntry)) {
         let mut at = range.start;
         while let Some(lba) = self.next_mapped(at..range.end) {
@@ -241,7 +242,7 @@ impl BlockMap {
 fn set(leaf: &Leaf, lba: u64, entry: MapEntry) -> MapEntry {
     let slot = &leaf.entries[(lba % LEAF_BLOCKS) as usize];
     let old = slot.load(Ordering::Relaxed);
-    // Release: whoever sees the word also sees that its block has been written.
+    // Release: a thread that sees the entry also sees that its block has been written.
     slot.store(entry.bits(), Ordering::Release);
     MapEntry::from_bits(old)
 }

@@ -1,10 +1,10 @@
 //! The log format: guest writes land one after the other. Format and argument: docs/format.md.
 //!
-//! From the bottom up: what is in the file (`address`, `ids`, `shape`, `superblock`, `record`, `root`),
-//! what is in memory (`map`, `segments`, `state`, `core`), how an image is read (`load`, `replay`,
-//! `lost`), a queue of it (`channel`), the thread behind it (`maintenance`), the image as a whole
-//! (`disk`, `inspect`), how one is checked and repaired (`check`), and what makes bad ones on
-//! purpose (`corrupter`).
+//! From the bottom up: what is in the file (`address`, `ids`, `shape`, `superblock`, `record`,
+//! `root`), what is in memory (`map`, `segments`, `state`, `core`), how an image is read (`load`,
+//! `replay`, `lost`), a queue of it (`channel`), the thread behind it (`maintenance`), the image as
+//! a whole (`disk`, `inspect`), how one is checked and repaired (`check`), and what makes bad ones
+//! on purpose (`corrupter`).
 
 mod address;
 mod append;

@@ -110,10 +110,10 @@ pub fn replay(
             copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
         let cursor = match (guest, copy) {
             (Some(guest), Some(copy)) => {
-                // EQUIVALENT: log.replay.copies-after-guests. A copy moves a block only if its word
-                // is what it was copied from; a guest's record makes that word again only with the
-                // same content in the same place, and the copy holds that content too: replay has
-                // checked it, and its segment is held until the next checkpoint.
+                // EQUIVALENT: log.replay.copies-after-guests. A copy moves a block only if its map
+                // entry is what it was copied from; a guest's record makes that entry again only
+                // with the same content in the same place, and the copy has that content too:
+                // replay has checked it, and its segment is pinned until the next checkpoint.
                 if copy.was_made_by(next) && !mutant("log.replay.copies-after-guests") {
                     copy
                 } else {
@@ -187,7 +187,7 @@ impl Cursor {
 }
 
 impl Replayer<'_> {
-    /// Cursors at the heads of the streams of these classes.
+    /// Cursors at the heads of the streams of these lifetimes.
     fn start(
         &mut self,
         superblock: &Superblock,

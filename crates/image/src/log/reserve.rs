@@ -1,5 +1,6 @@
-//! Who may open a segment: the one place that decides it. Why the cleaner then always has room to
-//! make progress, and a trim always finds a place: docs/format.md section 9, "Reserves".
+//! Decides which kinds of records may open a segment; nothing else does. Why the cleaner then
+//! always has room to make progress, and a trim always finds a place: docs/format.md section 9,
+//! "Reserves".
 //!
 //! Pure: numbers in, numbers out. `reserve/tests.rs` holds the model that tries to refute it.
 
@@ -21,7 +22,7 @@ pub enum Opener {
     Map,
 }
 
-/// Segments of the cleaner's own: one for the copies that do not fit into its open output, and one
+/// Segments of the cleaner's own: one for the copies that do not fit into its open stream, and one
 /// so that it need not wait for the sync that frees its victim.
 const CLEANING_SEGMENTS: u32 = 2;
 
@@ -128,7 +129,7 @@ pub enum Step {
     SyncAndFree,
     /// A checkpoint frees dead segments.
     Checkpoint,
-    /// Segments of the map first: they have used up what others were counted on to have.
+    /// Segments of the map first: they have taken segments that are counted for other records.
     CleanMap,
     /// Any segment that is worth it.
     Clean,

@@ -1,9 +1,8 @@
 //! The segments of an image: what each is used for, and how many of its blocks are live.
 //!
-//! A life goes Free -> Ready -> Open -> Sealed -> Dead -> Free. The one step that needs care is out
-//! of Dead: until what replaced its blocks is durable, a crash may bring them back, and until a
-//! checkpoint has been made since it was sealed, replay may read its records. So nobody may write
-//! there before.
+//! Segment states: Free -> Ready -> Open -> Sealed -> Dead -> Free. Dead -> Free requires that what
+//! replaced its blocks is durable, or a crash would bring them back; and that a checkpoint has been
+//! made since it was sealed, or replay would read its records. Nothing may be written there before.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -14,7 +13,7 @@ use super::ids::{Incarnation, SegmentId};
 use super::policy::LIFETIME_MAP;
 use super::shape::Shape;
 
-/// Where a segment is in its life.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     /// Nothing in it, and perhaps a hole in the host file.
@@ -34,7 +33,7 @@ pub enum State {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Segment {
     pub state: State,
-    /// Lifetime class of what is in it; see `policy`.
+    /// Lifetime of what is in it; see `policy`.
     pub lifetime: u8,
     /// A block in it could not be read: it stays where it is.
     pub damaged: bool,
@@ -42,7 +41,7 @@ pub struct Segment {
     pub pinned: bool,
     /// Blocks in it that the map or the map root names.
     pub live: u32,
-    /// Name of its present life.
+    /// Names its present use.
     pub incarnation: Incarnation,
     /// The log's clock when it was sealed.
     pub birth: u64,
@@ -149,7 +148,7 @@ impl SegmentTable {
         self.set_limit(self.limit.max(self.limit.saturating_add(short).min(most)));
     }
 
-    /// A serial that no life has had.
+    /// A number that no use of a segment has had.
     pub fn new_incarnation(&mut self) -> Incarnation {
         self.incarnations += 1;
         Incarnation::new(self.session, self.incarnations)
@@ -221,7 +220,7 @@ impl SegmentTable {
         released
     }
 
-    /// Begins the life of a ready segment.
+    /// Opens a ready segment.
     pub fn open(&mut self, lifetime: u8) -> Option<(SegmentId, Incarnation)> {
         let number = self.ready.pop_front()?;
         // Whatever else goes wrong: two incarnations at once in one segment would lose data.

@@ -1,4 +1,4 @@
-//! A segment read in large pieces, for those who walk through its records.
+//! A segment read in large pieces, to walk through its records.
 
 use std::ops::Range;
 
@@ -22,8 +22,8 @@ pub struct Window {
 }
 
 impl Window {
-    /// Sees to it that `count` blocks of the segment from `first` on are in the window. `false` if
-    /// they do not exist, or are more than fit.
+    /// Reads `count` blocks of the segment from `first` on, unless they are in the window. `false`
+    /// if they do not exist, or are more than fit.
     pub fn show(
         &mut self,
         reader: &mut BlockingFile,
@@ -53,7 +53,7 @@ impl Window {
         self.blocks = 0..0;
         let mut read =
             |blocks: u32| reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES]);
-        // What lies behind was not asked for: that it cannot be read need not matter.
+        // The blocks behind were not asked for: they need not be readable.
         let blocks = match read(blocks) {
             Err(_) if blocks > count => read(count).map(|()| count),
             outcome => outcome.map(|()| blocks),

@@ -1,4 +1,4 @@
-//! Who waits for the maintenance worker, and for what.
+//! What the maintenance worker is asked to do, and its answers.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use flowstone_block::{Errno, Outcome, SectorCount, mutant};
 
-/// The commit that will serve a flush. Each keeps its own outcome for as long as anyone may ask, so
-/// a failure is never forgotten.
+/// The commit that will serve a flush. Each keeps its own outcome as long as a ticket is left, so a
+/// failure is never forgotten.
 #[derive(Clone, Debug, Default)]
 pub struct Ticket(Arc<OnceLock<Outcome>>);
 
-/// What the maintenance worker is asked, and how far it has come.
+/// What the maintenance worker is asked to do, and what it has done.
 #[derive(Default)]
 pub struct Commits {
     state: Mutex<State>,
-    /// Rings for the maintenance worker.
+    /// Wakes the maintenance worker.
     wakeup: Condvar,
-    /// Rings for those who have asked for room, a new size or order.
+    /// Wakes threads that wait for room, a new size or `compact`.
     answered: Condvar,
-    /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
+    /// After a failed sync the content of the medium is unknown: nothing is promised any more.
     failed: AtomicBool,
     /// There is no maintenance worker any more.
     abandoned: AtomicBool,
@@ -53,7 +53,7 @@ pub struct PendingWork {
     pub stop: bool,
 }
 
-/// How often progress is told.
+/// How often progress is reported.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 impl Commits {
@@ -105,8 +105,8 @@ impl Commits {
         self.ask_and_wait(|pending_work| pending_work.resize = Some(capacity), &mut |_, _| {})
     }
 
-    /// Asks for order in the file and waits for the outcome. `progress` is told how many clusters
-    /// of how many have been moved.
+    /// Asks for `compact` and waits for the outcome. `progress` is called with the number of
+    /// clusters that have been moved, and of all that move.
     pub fn ask_for_compact(&self, progress: &mut dyn FnMut(u64, u64)) -> Outcome {
         self.ask_and_wait(|pending_work| pending_work.compact = true, progress)
     }
@@ -142,13 +142,13 @@ impl Commits {
         }
     }
 
-    /// The maintenance worker is to end.
+    /// Asks the maintenance worker to end.
     pub fn stop(&self) {
         self.state().pending_work.stop = true;
         self.wakeup.notify_one();
     }
 
-    /// For the maintenance worker: what to do next; nothing, if nobody wants anything for so long.
+    /// For the maintenance worker: what to do next; nothing, if no work comes for so long.
     pub fn next(&self, patience: Option<Duration>) -> PendingWork {
         let mut state = self.state();
         if state.pending_work == PendingWork::default() {
@@ -164,7 +164,8 @@ impl Commits {
         std::mem::replace(&mut state.pending_work, PendingWork { stop, ..PendingWork::default() })
     }
 
-    /// For the maintenance worker: a commit begins. Those who ask from now on mean the next one.
+    /// For the maintenance worker: a commit begins. Tickets given out from now on are for the next
+    /// one.
     pub fn begin(&self) {
         let mut state = self.state();
         state.current = std::mem::take(&mut state.next);
@@ -179,7 +180,7 @@ impl Commits {
         ended.expect("a commit ends once");
     }
 
-    /// For the maintenance worker: the request for room that it has just heard of has been served.
+    /// For the maintenance worker: the request for room that it has just taken has been served.
     pub fn made_room(&self) {
         let mut state = self.state();
         state.rooms_made = state.rooms_asked;
@@ -198,7 +199,7 @@ impl Commits {
         self.answered.notify_all();
     }
 
-    /// There is no maintenance worker any more: whoever waits for it is told so.
+    /// The maintenance worker is gone; all waiters fail with EIO.
     pub fn abandon(&self) {
         let _state = self.state();
         self.abandoned.store(true, Ordering::Release);

@@ -117,7 +117,7 @@ impl Core {
         wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
     }
 
-    /// Nobody knows what is on the medium any more: from now on nothing is promised.
+    /// The content of the medium is unknown: from now on nothing is promised.
     pub fn fail(&self, what: &str) {
         if !self.commits.has_failed() {
             error!("{}: {what}; flushes fail until the image is opened anew", self.name);

@@ -161,7 +161,8 @@ impl Image for Qcow2Image {
                 return Err(self.refuse("resize", why, advice));
             }
         }
-        // Smaller at once, so that nobody writes there any more; larger when there is a map for it.
+        // Smaller at once, so that nothing is written there any more; larger when there is a map
+        // for it.
         self.core.set_capacity(capacity.min(before));
         let resized = self.core.commits.ask_for_size(capacity);
         self.core.set_capacity(if resized.is_ok() { capacity } else { before });
@@ -205,7 +206,7 @@ impl Image for Qcow2Image {
             };
             Error::host(name, errno, advice)
         };
-        // A cluster that is moved must have no user that nobody knows of. What is checked is the
+        // A cluster that is moved must have no unknown user. What is checked is the
         // file, so all that the map says must be there, and no commit be at it.
         self.commit().map_err(failed)?;
         let options = CheckOptions::default();

@@ -1,32 +1,31 @@
-//! Who still uses the host clusters that were in the map a while ago.
+//! Which host clusters requests may still use although the map has dropped them.
 //!
-//! Time is cut into generations; a commit begins a new one. A request enters the present one when
-//! it looks into the map, under the map's lock, and leaves it when its I/O is done. A cluster that
-//! the map dropped in some generation may get another use when everybody who entered in that one
-//! or before has left.
+//! Time is cut into epochs; a commit begins a new one. A request pins the present epoch when it
+//! reads the map, under the map's lock, and unpins it when its I/O is done. A cluster that the map
+//! dropped in some epoch may be used again when that epoch and all before it are without pins.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Everybody who does I/O on behalf of requests.
+/// The pins of all queues and threads of an image.
 #[derive(Default)]
 pub struct Epochs {
     registered: Mutex<Vec<Weak<AtomicU64>>>,
 }
 
-/// One queue's or thread's requests in flight.
+/// The pins of one queue or thread.
 pub struct EpochPins {
-    /// Generations with requests in flight, and how many, from the oldest on.
+    /// Epochs with pins, and how many, from the oldest on.
     counts: VecDeque<(u64, usize)>,
-    /// The oldest one, for others to see.
+    /// The oldest of them, for other threads to read.
     oldest: Arc<AtomicU64>,
 }
 
 const NONE: u64 = u64::MAX;
 
 impl Epochs {
-    /// A log for another queue or thread.
+    /// Registers another queue or thread.
     pub fn register(&self) -> EpochPins {
         let oldest = Arc::new(AtomicU64::new(NONE));
         let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
@@ -35,8 +34,8 @@ impl Epochs {
         EpochPins { counts: VecDeque::new(), oldest }
     }
 
-    /// The oldest generation in which something is in flight. To be called after the map's lock
-    /// has been taken and given back since the generation in question ended.
+    /// The oldest epoch with a pin. To be called after the map's lock has been taken and given back
+    /// since the epoch in question ended.
     pub fn oldest(&self) -> u64 {
         let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = registered.iter().filter_map(Weak::upgrade);
@@ -45,7 +44,7 @@ impl Epochs {
 }
 
 impl EpochPins {
-    /// A request enters; to be called under the map's lock, from which `epoch` is.
+    /// Pins an epoch for a request. To be called under the map's lock; `epoch` is the present one.
     pub fn pin(&mut self, epoch: u64) {
         match self.counts.back_mut() {
             Some((last, count)) if *last == epoch => *count += 1,
@@ -54,7 +53,7 @@ impl EpochPins {
         self.publish();
     }
 
-    /// A request that entered in this generation is done with its I/O.
+    /// A request that pinned this epoch is done with its I/O.
     pub fn unpin(&mut self, epoch: u64) {
         let found = self.counts.iter_mut().find(|(pinned, _)| *pinned == epoch);
         found.expect("a request leaves after it has entered").1 -= 1;

@@ -1,4 +1,4 @@
-//! What an image says about itself, while somebody else may be writing it.
+//! What an image says about itself, while a daemon may be writing it.
 
 use std::io;
 

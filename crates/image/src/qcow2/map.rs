@@ -38,7 +38,7 @@ struct Table {
     /// Where it is on the medium; a new one, or one that is not ours alone, has no place yet.
     home: Option<HostCluster>,
     used: bool,
-    /// Entries that somebody is about to change, and commits that have not written it yet.
+    /// Requests that are about to change entries, and commits that have not written it yet.
     pins: usize,
 }
 
@@ -179,7 +179,7 @@ impl Map {
         self.changed.iter().copied().filter(homeless).collect()
     }
 
-    /// How many tables in memory may want a place.
+    /// How many tables in memory have no place in the file.
     pub fn homeless_count(&self) -> u64 {
         self.homeless
     }

@@ -1,5 +1,5 @@
 //! What all queues of an image share, under one lock that is held for moments and never across
-//! I/O: the map, the free clusters, and who is about to change which entry.
+//! I/O: the map, the free clusters, and which entries are being changed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,9 +15,9 @@ use super::space::Space;
 pub struct Meta {
     pub map: Map,
     pub space: Space,
-    /// The present generation; see [`Epochs`](super::epochs::Epochs).
+    /// The present epoch; see [`Epochs`](super::epochs::Epochs).
     pub epoch: u64,
-    /// Clusters of the disk whose entries somebody is about to change.
+    /// Clusters of the disk whose entries are being changed.
     locks: HashMap<GuestCluster, ClusterLock>,
     /// Host clusters with tables: nothing that the map says may send data there.
     pub tables: HashSet<HostCluster>,
@@ -25,7 +25,7 @@ pub struct Meta {
     pub taken: Vec<HostCluster>,
     /// Since the last commit began: references that the map has given up.
     pub dropped: Vec<HostCluster>,
-    /// Clusters of the disk that hold data of their own; `None` if nobody has counted them.
+    /// Clusters of the disk that hold data of their own; `None` if they have not been counted.
     pub live: Option<u64>,
     /// Host clusters that were given up before, and that the host has not got back.
     pub dead: u64,
@@ -42,13 +42,13 @@ pub struct Meta {
     pub backing_bytes: u64,
 }
 
-/// A claim on a cluster of the disk.
+/// A lock of a cluster of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ClusterLock {
     /// Writes are on their way to a clean cluster, which the map will name when the first of them
-    /// is done. Others may join.
+    /// is done. Other writes share the lock.
     Filling { host: HostCluster, writers: usize, named: bool },
-    /// Somebody reads what there is and puts something else in its place, alone.
+    /// One request reads what there is and puts something else in its place.
     Exclusive,
 }
 
@@ -74,12 +74,12 @@ pub struct MappedPart {
     pub bytes: u64,
 }
 
-/// What a write to a cluster that cannot be written in place is told.
+/// What a write to a cluster that cannot be written in place is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filling {
     /// Write here, then say [`Meta::filled`].
     Write(HostCluster),
-    /// Somebody is at it.
+    /// The cluster is locked exclusively.
     Busy,
     /// There is no free cluster.
     NoRoom,
@@ -167,7 +167,7 @@ impl Meta {
         (if offset < end { Source::Zero } else { Source::Damaged }, bytes)
     }
 
-    /// What the entry of a cluster means, for those who are about to change it.
+    /// What the entry of a cluster means, before it is changed.
     pub fn mapping(&mut self, guest: GuestCluster) -> Result<Option<Mapping>, Missing> {
         let raw = self.map.get(guest)?;
         Ok(entry::decode(self.shape(), raw).ok())
@@ -230,17 +230,17 @@ impl Meta {
         last
     }
 
-    /// Whether somebody is about to change the entry of the cluster.
+    /// Whether the entry of the cluster is being changed.
     pub fn is_locked(&self, guest: GuestCluster) -> bool {
         self.locks.contains_key(&guest)
     }
 
-    /// Whether somebody is about to change it who lets nobody join.
+    /// Whether it is being changed by a request that shares the lock with no other.
     pub fn is_locked_exclusively(&self, guest: GuestCluster) -> bool {
         self.locks.get(&guest) == Some(&ClusterLock::Exclusive)
     }
 
-    /// Claims a cluster that nobody has claimed.
+    /// Locks a cluster that is not locked.
     pub fn lock_exclusive(&mut self, guest: GuestCluster) {
         let before = self.locks.insert(guest, ClusterLock::Exclusive);
         debug_assert_eq!(before, None, "a cluster is changed by one at a time");
@@ -292,7 +292,7 @@ impl Meta {
         self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
     }
 
-    /// Whether those who want to make so many changes of the map must wait for a commit first: the
+    /// Whether a commit must come before so many changes of the map: the
     /// redo file has room for all claims, and for what is changed without one.
     pub fn is_full(&self, changes: u64) -> bool {
         let wanted = changes + self.locks.len() as u64;

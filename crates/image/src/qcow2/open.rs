@@ -1,4 +1,4 @@
-//! Opening an image: what it says is read and judged before anything trusts it.
+//! Opens an image. All that it says is checked before it is used.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -237,7 +237,7 @@ fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinH
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
             core.fail("its maintenance worker has panicked");
         }
-        // Nobody may wait for it any more.
+        // No thread may wait for it any more.
         core.commits.abandon();
         core.tell_changed();
         core.wake_all();

@@ -275,7 +275,7 @@ impl Refcounts {
         cluster: HostCluster,
     ) -> Result<bool, Errno> {
         match self.get(file, cluster)? {
-            // Damage: somebody used what nobody had claimed. It is not ours to give away.
+            // Damage: a cluster without a refcount was in use. It is not given away.
             0 => Ok(false),
             count => {
                 self.set(file, cluster, count - 1)?;

@@ -1,9 +1,8 @@
 //! `compact`: which cluster goes where, and which one next.
 //!
-//! Every cluster goes straight to the place that it is to have, once that is free. Where it was
-//! becomes free by that, which is the place that some other cluster is to have: so a few free
-//! places wander through the file. Where all that is left moves in circles, some clusters step
-//! aside first.
+//! A cluster moves to its place once that is free. Its old place becomes free by that, and is the
+//! place of some other cluster: so a few free places are enough for the whole file. Where all that
+//! is left is cycles, some clusters move out of the way first.
 
 use std::ops::Range;
 
@@ -27,7 +26,7 @@ pub struct RelocationPlan {
     ready: Vec<usize>,
     is_ready: Vec<bool>,
     left: usize,
-    /// Where the search for clusters that step aside goes on.
+    /// Where the search for clusters in the way goes on.
     hand: usize,
 }
 
@@ -44,7 +43,7 @@ impl RelocationPlan {
         plan
     }
 
-    /// Finds those whose places are in a hole. Returns what is left of it.
+    /// Makes the clusters ready whose places are in a hole. Returns what is left of it.
     fn fill_hole(&mut self, hole: Range<u64>) -> Vec<Range<u64>> {
         let mut rest = Vec::new();
         let mut start = hole.start;
@@ -75,15 +74,15 @@ impl RelocationPlan {
         self.left
     }
 
-    /// Some of those whose place is free, the ones that became so last first: what has become free
-    /// has space on the host, and what was free from the beginning may have none.
+    /// Some of the clusters whose place is free, the ones that became so last first: what has
+    /// become free has space on the host, and what was free from the beginning may have none.
     pub fn take_ready(&mut self, most: usize) -> Vec<Move> {
         let first = self.ready.len() - most.min(self.ready.len());
         self.ready.drain(first..).map(|index| self.moves[index]).collect()
     }
 
     /// Some of those that are in the place of another one and cannot go to their own yet. They come
-    /// from all over the file, so that the places which they leave wander far before they meet.
+    /// from all over the file, so that long chains of moves follow before the next search.
     pub fn take_blocking(&mut self, most: usize) -> Vec<Move> {
         let stride = (self.moves.len() / most.max(1)).max(1);
         // A few are not worth a look at all of them, while others can move.
@@ -120,7 +119,7 @@ impl RelocationPlan {
         self.left -= usize::from(self.moves[index].to == to);
     }
 
-    /// Nobody uses a place any more. Returns whether some cluster is to have it.
+    /// A place is not in use any more. Returns whether it is the place of some cluster.
     pub fn freed(&mut self, place: HostCluster) -> bool {
         let waiting = self.waiting_for(place);
         waiting.into_iter().for_each(|index| self.make_ready(index));

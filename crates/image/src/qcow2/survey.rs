@@ -19,9 +19,9 @@ use super::shape::{HostCluster, Shape};
 pub struct Survey {
     /// Host clusters with tables.
     pub tables: HashSet<HostCluster>,
-    /// Clusters that nobody uses, before `next`.
+    /// Clusters without a use, before `next`.
     pub holes: Vec<Range<u64>>,
-    /// Clusters that nobody uses although they have users by their refcounts.
+    /// Clusters without a use that have refcounts.
     pub leaks: Vec<Range<u64>>,
     /// The first cluster after everything that has a refcount.
     pub next: u64,

@@ -4,7 +4,7 @@
 //! Flushes that wait together share one: while one is on its way, later ones gather, and go
 //! together when it is back, since it may have begun too early for them.
 //!
-//! After a failed flush nobody knows what is on the disk, and the kernel reports the failure only
+//! After a failed flush the content of the disk is unknown, and the kernel reports the failure only
 //! once. So the image stops promising: every later flush and write-through request fails, on all
 //! queues, until the image is opened anew. Reads and plain writes go on.
 
@@ -172,7 +172,7 @@ impl RawChannel {
         if outcome.is_err() && !mutant("raw.flush.failure-forgotten") {
             self.sync_failed.store(true, Ordering::Relaxed);
         }
-        // Another queue may have heard of a failure that concerns us too.
+        // The host may have reported a failure that concerns us to another queue.
         let outcome = if self.has_failed() { Err(Errno::IO) } else { outcome };
         let served = self.syncing.take().unwrap_or_default();
         done.extend(served.into_iter().map(|request| Completion { request, outcome }));
@@ -274,7 +274,7 @@ impl Channel for RawChannel {
 }
 
 impl Drop for RawChannel {
-    /// Waits for discards: nobody may be changing the disk for a queue that is gone.
+    /// Waits for discards: the disk must not change for a queue that is gone.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.handed_over > 0 {

@@ -1,11 +1,10 @@
 //! Discards of all queues of an image, gathered into few calls to the host.
 //!
-//! What a discard costs the host is per call, not per byte, and file systems stop everybody's
-//! direct I/O for it. So queues hand discards over to one thread. It carries them out in sweeps
-//! over the disk, one after the other; what waits meanwhile is merged across requests and queues.
-//! While guests read or write, it rests after each call ([`Pace`]), for [`PATIENCE`] per sweep at
-//! most. An idle image has no such thread before its first discard,
-//! and a sleeping one afterwards.
+//! A discard costs the host per call, not per byte, and file systems stop all direct I/O of the
+//! file for it. So queues hand discards over to one thread. It carries them out in sweeps over the
+//! disk, one after the other; what waits meanwhile is merged across requests and queues. While
+//! guests read or write, it rests after each call ([`Pace`]), for [`PATIENCE`] per sweep at most.
+//! An idle image has no such thread before its first discard, and a sleeping one afterwards.
 //!
 //! A discard completes when it is done, never earlier, so nothing about order changes: requests
 //! that are in flight together have none, and a flush covers what has completed.
@@ -108,7 +107,7 @@ impl Trims {
         Ok(())
     }
 
-    /// Ends the thread. Nobody may submit any more.
+    /// Ends the thread. Nothing may be submitted any more.
     pub fn stop(&self) {
         self.shared.state().stopping = true;
         self.shared.wakeup.notify_one();

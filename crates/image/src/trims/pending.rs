@@ -9,7 +9,7 @@ use flowstone_block::{Completion, Extent, Outcome, Request};
 use crate::completion_queue::CompletionQueue;
 use crate::discards::Waiting;
 
-/// A request and the queue that wants it back.
+/// A request and the completion queue that gets it back.
 pub struct Job {
     pub request: Box<Request>,
     /// Counts it as waiting.
@@ -19,13 +19,13 @@ pub struct Job {
 
 impl Job {
     pub fn reply(self, outcome: Outcome) {
-        // Whoever hears of the end must not find it counted as waiting.
+        // It must not count as waiting any more when its completion is seen.
         drop(self.waiting);
         self.reply_to.put(Completion { request: self.request, outcome });
     }
 }
 
-/// A range that is carried out as one, and who asked for it.
+/// A range that is carried out as one, and the requests for it.
 pub struct DiscardRun {
     pub extent: Extent,
     pub jobs: Vec<Job>,
@@ -35,8 +35,8 @@ pub struct DiscardRun {
 #[derive(Default)]
 pub struct Pending {
     runs: BTreeMap<u64, DiscardRun>,
-    /// Where the last run that was taken ends: the next one is beyond, or the first of all. So
-    /// whoever waits does so for one sweep over the disk at most.
+    /// Where the last run that was taken ends: the next one is beyond, or the first of all. So a
+    /// discard waits for one sweep over the disk at most.
     swept_to: u64,
     sweep_began: Option<Instant>,
 }
@@ -72,7 +72,7 @@ impl Pending {
         Some(run)
     }
 
-    /// When the sweep began that is to go on, if anybody waits.
+    /// When the present sweep began, if discards wait.
     pub fn sweep_began(&self) -> Option<Instant> {
         self.sweep_began.filter(|_| !self.runs.is_empty())
     }

@@ -1,7 +1,7 @@
 //! One queue of a log image.
 //!
-//! Reads look blocks up and become as few file reads as the places allow; writes gather into
-//! records, a few of which are on their way at once, so that the batch grows with the load.
+//! A read becomes as few file reads as the places of its blocks allow. Writes are batched into
+//! records, a few of which are in flight at once, so that the batch grows with the load.
 
 mod flushes;
 mod partial;
@@ -105,7 +105,7 @@ impl LogChannel {
     }
 }
 
-/// Whether somebody else has done what we wait for.
+/// Whether another thread has done something that a request waits for.
 fn can_advance(core: &Core, writes: &WriteQueue, flushes: &Flushes) -> bool {
     writes.can_advance(core) || flushes.can_advance(core)
 }

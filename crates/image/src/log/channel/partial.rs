@@ -30,7 +30,7 @@ impl PartialBlock {
 /// Blocks that were written in part lately. A guest that writes less than a block at a time comes
 /// back to the same block, and need not wait for it to be read.
 ///
-/// An entry is good as long as the map has the word that it was stored with.
+/// An entry is valid as long as the map has the map entry that it was stored with.
 #[derive(Default)]
 pub struct PartialCache {
     entries: Vec<(u64, MapEntry, Box<[u8; BLOCK_BYTES]>)>,

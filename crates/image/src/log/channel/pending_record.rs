@@ -1,4 +1,4 @@
-//! A record being made, on its way, or waiting to commit.
+//! A record that is being made, in flight, or waiting to commit.
 
 use flowstone_block::{AlignedBuf, Errno, IoVec};
 
@@ -24,7 +24,7 @@ pub struct PendingRecord {
     pub memory: [IoVec; 1],
     pub entries: Vec<Entry>,
     pub shares: Vec<Share>,
-    /// Blocks whose rest was read, with the words they were read with.
+    /// Blocks whose rest was read, with the map entries they were read with.
     pub expected: Vec<(u64, MapEntry)>,
     /// Payload blocks in use.
     pub payload: u32,
@@ -75,7 +75,7 @@ impl PendingRecord {
         self.payload == 0
     }
 
-    /// Whether it is decided what becomes of it: it has committed, or never will.
+    /// Whether it has committed, or never will.
     pub fn has_ended(&self, core: &Core) -> bool {
         self.written && (core.has_committed(self.sequence) || core.is_broken())
     }

@@ -13,7 +13,7 @@ use crate::discards::Waiting;
 /// Blocks that all trim entries of a record cover at most: they are unmapped under the lock.
 const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
 
-/// A request in the works.
+/// A request that changes blocks.
 pub struct PendingWrite {
     pub request: Box<Request>,
     /// If it is a discard.
@@ -25,7 +25,7 @@ pub struct PendingWrite {
     pub end: u64,
     /// The first block that is in no record yet.
     pub cursor: u64,
-    /// Where in the disk its first block is, if only a part of it changes, and its last.
+    /// Its first and its last block, if only a part of them changes.
     pub partials: [Option<Box<PartialBlock>>; 2],
     pub partials_missing: u32,
     /// Records on their way that carry a share of it.

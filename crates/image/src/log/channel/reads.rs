@@ -2,8 +2,8 @@
 //!
 //! A part is a run of whole blocks that lie one after the other in the file and is read straight
 //! into the guest's memory, or one block of which the guest wants a piece, read into a buffer of
-//! ours. Every block is checked against the checksum that its map word had when it was looked up.
-//! If it does not fit, the map is asked again: the block may have moved meanwhile, and its place
+//! ours. Every block is checked against the checksum that its map entry had when it was looked up.
+//! If it does not fit, the map is read again: the block may have moved meanwhile, and its place
 //! been used for another. If the map still says the same, it is read once more into our own buffer,
 //! since the guest may have changed its memory; then it is damage.
 

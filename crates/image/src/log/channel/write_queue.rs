@@ -23,7 +23,7 @@ use super::pending_record::{PendingRecord, Share};
 use super::pending_write::PendingWrite;
 use super::{Purpose, Queue};
 
-/// Records of one queue that are being written at once. With fewer the device waits for us.
+/// Records of one queue that are being written at once. With fewer, the device is idle at times.
 const RECORDS_MAX: usize = 3;
 /// Another record is started beside those on their way only for at least this share of what they
 /// carry. Else every completion of a small record would be answered by a small record, for ever.
@@ -39,7 +39,7 @@ pub struct WriteQueue {
     requests: Slab<PendingWrite>,
     /// Ready to be put into a record, in order of arrival.
     waiting: VecDeque<usize>,
-    /// A block of theirs is on its way in another record: they read it again when that has
+    /// A block of theirs is in another record in flight: they read it again when that has
     /// committed.
     conflicted: Vec<usize>,
     /// Made, and without a place yet.
@@ -49,7 +49,7 @@ pub struct WriteQueue {
     being_written: usize,
     spare: Vec<Box<PendingRecord>>,
     recent: PartialCache,
-    /// What the log looked like when the draft was refused a place.
+    /// [`Core::room_made`] when the draft was refused a place.
     refused_at: u64,
     /// What had committed when conflicts were last looked at.
     conflicts_at: Sequence,
@@ -57,7 +57,7 @@ pub struct WriteQueue {
 
 /// How placing a draft went.
 enum Step {
-    /// The draft is gone, one way or another.
+    /// The draft has been placed, refused, or taken apart.
     Done,
     /// It must wait.
     Stuck,
@@ -99,8 +99,8 @@ impl WriteQueue {
         }
         let waiting = core.discards.come_in(request.op);
         let mut pending = PendingWrite { waiting, ..PendingWrite::new(request, extent, true) };
-        // What is not mapped reads as zeroes already. Such a block is none of ours then: by the
-        // time the rest is put into a record, somebody may have written its other part.
+        // What is not mapped reads as zeroes already. Such a block is left out: by the time the
+        // rest is put into a record, another request may have written its other part.
         let known = core.unmapped_is_zero();
         let [first, last] = &mut pending.partials;
         if first.take_if(|partial| known && !core.map.get(partial.lba).is_mapped()).is_some() {
@@ -163,7 +163,7 @@ impl WriteQueue {
                 map_entry,
                 "a part is written and the rest is unreadable",
             );
-            // The other edge may be on its way: the request ends when nothing is.
+            // The other partial block may still be in flight: the request ends when nothing is.
             pending.outcome = Err(outcome.err().unwrap_or(Errno::IO));
             partial.expected = Some(map_entry);
             pending.cursor = pending.end;
@@ -179,7 +179,7 @@ impl WriteQueue {
         }
     }
 
-    /// Makes records of what waits, and starts them.
+    /// Makes records of the requests that wait, and starts writing them.
     pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         loop {
             if self.draft.is_none() {
@@ -312,8 +312,8 @@ impl WriteQueue {
         queue.file.submit(FileRequest { op, memory, tag });
     }
 
-    /// Undoes a draft: its requests wait again, in their order, but for those whose block `stale`
-    /// is not what it was read as. These are returned.
+    /// Undoes a draft: its requests wait again, in their order, except those whose block `stale`
+    /// has changed since it was read. These are returned.
     fn take_apart(&mut self, mut record: Box<PendingRecord>, stale: Option<u64>) -> Vec<usize> {
         let mut again = Vec::new();
         while let Some(Share { write, first }) = record.shares.pop() {
@@ -439,7 +439,7 @@ impl WriteQueue {
         }
     }
 
-    /// Whether others have done something that we wait for.
+    /// Whether another thread has done something that a request waits for.
     pub fn can_advance(&self, core: &Core) -> bool {
         self.records.iter().any(|(_, record)| record.has_ended(core))
             || self.draft.is_some() && core.room_made() != self.refused_at
@@ -451,7 +451,7 @@ impl WriteQueue {
         self.being_written > 0
     }
 
-    /// The queue is going away: nobody waits for its records any more.
+    /// The queue is being dropped: no request waits for its records any more.
     pub fn abandon(&mut self, core: &Core) {
         for record in self.records.drain() {
             if !core.has_committed(record.sequence) {

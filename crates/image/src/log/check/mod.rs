@@ -209,7 +209,7 @@ fn check_blocks(
     walk.report_unfound().map_err(host)
 }
 
-/// The use of segments, and host space that nobody uses.
+/// Checks the use of segments, and counts host space that holds nothing.
 fn check_space(
     name: &str,
     file: &dyn FileIo,

@@ -6,7 +6,7 @@
 //! | the log is damaged before its end | it ends there; says which writes are lost |
 //! | a superblock is lost | written anew, if the other one is proved to be the newest |
 //! | host space that belongs to nothing | given back |
-//! | map, data, anything else | nothing: an error is better than zeroes that nobody expects |
+//! | map, data, anything else | nothing: an I/O error is better than zeroes in place of data |
 
 use std::sync::Arc;
 
@@ -74,7 +74,7 @@ pub fn repair(
 const NOTHING: &str = "what is listed cannot be repaired: guests get an I/O error there, or the \
                        image is refused; restore it from a backup";
 
-/// Whoever has the file now.
+/// The owner of the file.
 enum Kept {
     File(Box<dyn FileIo>),
     Core(Arc<Core>),

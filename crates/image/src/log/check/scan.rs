@@ -1,5 +1,4 @@
-//! A look at every block of the file for what records say: what there was, where something is
-//! missing.
+//! Reads every block of the file for records, to find out what is missing.
 
 use std::ops::Range;
 
@@ -98,7 +97,7 @@ impl Evidence {
             if header.kind == Kind::Writes {
                 self.promise = self.promise.max(header.durable);
                 self.last = self.last.max(header.sequence);
-                // Those of earlier ends that a crash has made are lost by nobody's fault.
+                // Records behind an end that an earlier crash has made were never promised.
                 if header.sequence >= end && header.incarnation.session() >= superblock.session {
                     self.lose(&header, &entries);
                 }

@@ -27,7 +27,7 @@ pub enum CheckpointKind {
     Last,
 }
 
-/// What a checkpoint will free and forget once it is durable.
+/// What a checkpoint frees once it is durable.
 struct Frozen {
     /// Segments that nothing was being appended to.
     closed: Vec<SegmentId>,
@@ -237,7 +237,7 @@ impl Maintenance {
     pub fn sync(&mut self) -> Outcome {
         let mut outcome = self.file.sync();
         if self.core.sync.has_failed() {
-            // The host reports what it has lost once, and a queue has heard it.
+            // The host reports a lost write once, and a queue has got that report.
             outcome = Err(Errno::IO);
         }
         if outcome.is_err() && !mutant("log.sync.forgets-failure") {
@@ -292,7 +292,8 @@ impl Maintenance {
         }
     }
 
-    /// Frees the dead that need no checkpoint: all that replaced their blocks becomes durable now.
+    /// Frees dead segments that need no checkpoint: a sync makes durable what replaced their
+    /// blocks.
     pub fn release_freeable(&mut self) -> Outcome {
         let dead = self.core.append_state().segments.take_freeable();
         let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.sync() };
@@ -304,7 +305,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Nothing on the medium leads to these segments any more.
+    /// Frees segments that nothing on the medium leads to any more.
     fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.ready_kept_in_use();
         let released = self.core.append_state().segments.release_dead(dead, keep);

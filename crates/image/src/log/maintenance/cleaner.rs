@@ -110,9 +110,9 @@ impl Maintenance {
         Err(Errno::NOSPC)
     }
 
-    /// What lives in sparse segments of the map goes elsewhere with the next checkpoint; all of it
-    /// at once, since each checkpoint writes a root besides, which in a segment of its own would
-    /// win nothing. Returns the segments.
+    /// Marks the live leaves of sparse map segments, so that the next checkpoint writes them
+    /// elsewhere; all at once, since each checkpoint writes a root besides, which in a segment of
+    /// its own would win nothing. Returns the segments.
     pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
         let (sparse, most) = {
             let state = self.core.append_state();
@@ -140,7 +140,7 @@ impl Maintenance {
         let mut state = self.core.append_state();
         for victim in victims {
             if state.segments.get(*victim).live > 0 {
-                // A tampered image: the victim must not be tried again for ever.
+                // The image was tampered with: the victim must not be tried again for ever.
                 state.segments.mark_damaged(*victim);
             }
         }
@@ -148,10 +148,10 @@ impl Maintenance {
     }
 
     /// Cleans sparse segments, as long as guests are quiet. What guests discard lies scattered
-    /// between what stays, and nobody may ever need the room; but the host is to have it. To win
-    /// two parts for one that is copied costs the medium little. Only a few at a time: the victims
-    /// are free after the next checkpoint, and whoever comes meanwhile must not wait for all of
-    /// them.
+    /// between what stays; cleaning gives that space back to the host even if no write needs it.
+    /// Copying one block frees two: low write amplification. Only a few segments at a time: the
+    /// victims are free after the next checkpoint, and work that comes meanwhile must not wait for
+    /// all of them.
     pub fn clean_sparse(&mut self) {
         for cleaned in 0..SPARSE_TOGETHER {
             if !self.is_quiet() || self.core.inbox.is_stopping() {
@@ -167,14 +167,15 @@ impl Maintenance {
         }
     }
 
-    /// Whether guests write next to nothing, and nobody waits for the maintenance worker.
+    /// Whether guests write next to nothing, and no request waits for the maintenance worker.
     fn is_quiet(&self) -> bool {
         let state = self.core.append_state();
         let waits = state.wants_room() || state.health != Health::Running;
         !waits && state.committed().since(self.seen) <= QUIET_RECORDS
     }
 
-    /// The segment that lives least, if that is little enough, and unless that was tried in vain.
+    /// The segment with the fewest live blocks, if they are few enough, unless cleaning it has
+    /// failed.
     pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
         let most = self.core.shape.data_blocks_packed() / SPARSE_PART;
         let state = self.core.append_state();
@@ -191,8 +192,8 @@ impl Maintenance {
         sparse.min_by_key(|(_, segment)| segment.live)
     }
 
-    /// The segment that pays most. While an output is being filled, only victims whose blocks
-    /// belong in it, as long as there are any worth it: outputs are written in one go.
+    /// The victim with the best score. While a stream is being filled, only victims whose blocks
+    /// belong in it, as long as one of them is worth it: a stream is written without a break.
     pub fn choose_victim(&mut self) -> Option<(SegmentId, Segment)> {
         let packed = self.core.shape.data_blocks_packed();
         let state = self.core.append_state();
@@ -225,7 +226,8 @@ impl Maintenance {
         }
     }
 
-    /// Cleaning packs: headers are not something to win.
+    /// Whether cleaning frees enough; the space of headers does not count, since copies have
+    /// headers too.
     fn is_worth_cleaning(&self, segment: &Segment) -> bool {
         let shape = self.core.shape;
         segment.state == State::Sealed
@@ -233,7 +235,7 @@ impl Maintenance {
             && segment.live + shape.cleaning_gain_min() < shape.data_blocks_packed()
     }
 
-    /// Copies what lives in `victim` into the output of its lifetime class.
+    /// Copies the live blocks of `victim` into the stream of their lifetime.
     pub fn clean(&mut self, victim: SegmentId, segment: Segment) -> Outcome {
         if segment.lifetime == LIFETIME_MAP {
             self.outdate_map_segment(victim);
@@ -331,7 +333,7 @@ impl Maintenance {
         Ok(shown.unwrap_or(false))
     }
 
-    /// Writes the gathered copies and puts them into the map, where it has not changed meanwhile.
+    /// Writes the copies and puts them into the map where it has not changed meanwhile.
     fn append_moves(
         &mut self,
         lifetime: u8,
@@ -382,7 +384,7 @@ impl Maintenance {
             let dies = if stale || self.core.map.replace_if(moved.lba, moved.old, new) {
                 moved.old.address()
             } else {
-                // The guest has written the block meanwhile: the copy is dead on arrival.
+                // The guest has written the block meanwhile: the copy is dead.
                 address
             };
             state.segments.lose(dies);

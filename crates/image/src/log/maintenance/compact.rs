@@ -26,12 +26,12 @@ impl Maintenance {
         let limit = self.core.append_state().segments.limit();
         let most = limit.saturating_add(self.sorted_segments());
         self.core.append_state().segments.set_limit(most);
-        // Before anybody uses a borrowed segment the superblock must know of it: guests may get
+        // The superblock must know of a borrowed segment before it is used: guests may get
         // one, and replay does not follow a seal to where the image has nothing.
         let sorted = self.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
         self.seal_stream(LIFETIME_SORTED);
-        // Even half a job is a good one, once it is durable. Only then are there segments enough
-        // for the usual limit; or nearly so, if what was done has left all of them in use.
+        // What has been sorted is kept, even if not all is. Once that is durable there are segments
+        // enough for the usual limit, or for nearly that, if all of them are in use.
         let durable = self.checkpoint(CheckpointKind::Running);
         {
             let mut state = self.core.append_state();
@@ -104,7 +104,8 @@ impl Maintenance {
         for (moved, block) in moves.iter().zip(buffer.chunks_exact(BLOCK_BYTES)) {
             let checksum = moved.old.checksum();
             if crc32c::crc32c(block) != checksum {
-                // Overwritten and its place used again meanwhile, or damaged: not ours to move.
+                // It was overwritten and its place used again meanwhile, or it is damaged: it is
+                // not moved.
                 continue;
             }
             if !builder.has_room_for(1) {
@@ -141,7 +142,7 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Without the room to sort: cleans every segment that is not packed.
+    /// Cleans every segment that is not packed, where there is no room to sort.
     fn pack(&mut self) -> Outcome {
         let most = self.core.append_state().segments.used();
         for _ in 0..most {

@@ -41,7 +41,7 @@ pub const QUIET_TIME: Duration = Duration::from_secs(20);
 /// The same where the checkpoint gives space back.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
 
-/// What a maintenance worker knows of the file, besides what it shares with the queues.
+/// The state of the file that the maintenance worker has besides what it shares with the queues.
 pub struct Knowledge {
     /// The newest superblock.
     pub superblock: Superblock,
@@ -63,13 +63,13 @@ pub struct Maintenance {
     lifetimes: Lifetimes,
     /// Records written, which numbers them.
     records: u64,
-    /// The class whose output is being filled.
+    /// The lifetime whose stream is being filled.
     filling: Option<u8>,
     /// When the host last said that it has no space.
     host_full: Option<Instant>,
     /// When the host had no space for new heads.
     restart_tried: Option<Instant>,
-    /// What had committed at the last look, to tell a pause.
+    /// What had committed at the last check, to detect a pause.
     seen: Sequence,
     /// What had committed when a sparse segment could not be cleaned.
     sparse_tried: Option<Sequence>,
@@ -193,7 +193,7 @@ impl Maintenance {
                 Command::Resize { capacity, segments } => self.resize(capacity, segments),
                 Command::Compact => self.compact(),
             };
-            // The asker may have given up.
+            // The sender may have stopped waiting.
             let _ = reply.send(outcome);
         }
     }
@@ -205,10 +205,10 @@ impl Maintenance {
             let mut state = self.core.append_state();
             let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
             if state.is_any_in_flight(ends.clone()) || self.core.map.next_mapped(ends).is_some() {
-                // Written since the asker has looked; from now on nothing more can be.
+                // Written since the caller checked; from now on nothing more can be.
                 return Err(Errno::BUSY);
             }
-            // The asker has not seen what we have taken since.
+            // Segments may have been opened since the caller checked.
             let segments = segments.max(state.segments.highest_used().get() + 1);
             state.segments.set_limit(segments);
             let most = self.core.shape.segments_most(blocks_of_sectors(capacity));
@@ -220,16 +220,16 @@ impl Maintenance {
         self.superblock.segments = segments;
         let resized = self.checkpoint(CheckpointKind::Running);
         if resized.is_err() {
-            // The next checkpoint is not to do it behind everybody's back.
+            // A later checkpoint must not carry out a resize that was reported as failed.
             self.superblock.capacity_sectors = before.capacity_sectors;
             self.superblock.segments = before.segments;
-            // Nor may anybody use segments that no superblock knows of.
+            // Segments that no superblock knows of must not be used.
             self.core.append_state().segments.set_limit(limit);
         }
         resized
     }
 
-    /// Does one thing that is due.
+    /// Carries out one step of a maintenance pass.
     pub fn step(&mut self) -> Progress {
         let health = self.core.append_state().health;
         match health {
@@ -268,7 +268,7 @@ impl Maintenance {
         }
     }
 
-    /// When to look whether the guest pauses.
+    /// When to check whether the guest pauses.
     fn next_pause(&mut self) -> Option<Instant> {
         let is_sparse = self.sparsest().is_some();
         let state = self.core.append_state();
@@ -281,7 +281,7 @@ impl Maintenance {
         (gives_back || state.changed).then(|| Instant::now() + wait)
     }
 
-    /// Nothing was asked for a while: a good moment for what need not be done at once.
+    /// Does work that was put off: no request came for a while.
     fn pause(&mut self) {
         self.clean_sparse();
         let (committed, wanted, dead) = {
@@ -306,7 +306,7 @@ impl Maintenance {
         self.core.announce_room();
     }
 
-    /// Those who wait for room hear that waiting brings none.
+    /// Fails the requests that wait for room: waiting brings none.
     fn give_up_waiting(&mut self, errno: Errno) {
         let told = {
             let mut state = self.core.append_state();

@@ -12,8 +12,8 @@ use crate::log::segments::State;
 use crate::log::superblock::HeadPlace;
 
 impl Maintenance {
-    /// After a failed record: once all its guests are told, new heads and a checkpoint that names
-    /// them. A host that is full is asked again whenever a guest wants to write.
+    /// After a failed record: once the owners of all records have given them up, opens new heads
+    /// and makes a checkpoint that names them. A full host is asked again when a guest writes.
     pub fn restart_when_given_up(&mut self) -> Progress {
         let waits = self.restart_tried.is_some_and(|at| at.elapsed() < FULL_RETRY);
         if waits || !self.core.append_state().all_given_up() {
@@ -111,7 +111,7 @@ impl Maintenance {
     }
 }
 
-/// What may pass without anybody looking after the image.
+/// Errors that may pass without an operator's help.
 fn is_lack_of_space(errno: Errno) -> bool {
     matches!(errno, Errno::NOSPC | Errno::DQUOT) && !mutant("log.restart.full-host-is-the-end")
 }

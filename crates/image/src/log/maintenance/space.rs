@@ -1,9 +1,9 @@
 //! Host space for segments: where it comes from, and when it is given back.
 //!
-//! A segment that has been written before is worth more than a new one: writes into space that the
-//! host file system has only promised make it change its own metadata, with every write or with
-//! every fdatasync. So some of the freed segments stay as they are while guests write, and go back
-//! to the host when they pause.
+//! Writes to a segment that has been written before are cheaper: for space that was allocated and
+//! never written, the host file system changes its own metadata with every write or every
+//! fdatasync. So some freed segments keep their space while guests write, and give it back when
+//! guests pause.
 
 use std::time::Instant;
 
@@ -98,7 +98,7 @@ impl Maintenance {
         outcome
     }
 
-    /// After a crash: nobody knows which free segments hold host space, so all give it back.
+    /// After a crash it is not known which free segments have host space: all give it back.
     pub fn punch_free(&mut self) {
         let free = self.core.append_state().segments.take_all_free();
         self.punch(&free);

@@ -33,7 +33,7 @@ impl AppendStream {
 }
 
 impl Maintenance {
-    /// Writes a gathered record into the class's output; returns the address of its header.
+    /// Appends a record to the stream of a lifetime; returns the address of its header.
     pub fn append(
         &mut self,
         lifetime: u8,
@@ -65,7 +65,7 @@ impl Maintenance {
         Ok(address)
     }
 
-    /// A header for the next record of an output, without payload.
+    /// A header for the next record of a stream, without payload.
     fn header(&mut self, kind: Kind, stream: &AppendStream) -> Header {
         self.records += 1;
         Header {
@@ -81,14 +81,14 @@ impl Maintenance {
         }
     }
 
-    /// Makes sure that the next record of `blocks` blocks fits the class's output as it is.
+    /// Makes sure that the next record of `blocks` blocks fits into the stream as it is.
     pub fn reserve_stream(&mut self, lifetime: u8, blocks: u32) -> Result<(), Errno> {
         let stream = self.stream_with_room(lifetime, blocks)?;
         self.streams[usize::from(lifetime)] = Some(stream);
         Ok(())
     }
 
-    /// The class's output, or a new one if what is left of it is too little.
+    /// The stream of a lifetime, in a new segment if what is left of the old one is too little.
     fn stream_with_room(&mut self, lifetime: u8, blocks: u32) -> Result<AppendStream, Errno> {
         let old = self.streams[usize::from(lifetime)];
         if let Some(stream) = old.filter(|it| it.room(self.core.shape.segment_blocks) >= blocks) {
@@ -116,7 +116,8 @@ impl Maintenance {
         Ok(AppendStream { segment, incarnation, block: 0, births: 0, copies: 0, replayable })
     }
 
-    /// Whether a segment of this class may be opened, in place of one that is full or besides all.
+    /// Whether a segment of this lifetime may be opened, in place of one that is full or in
+    /// addition.
     fn may_open(&self, lifetime: u8, replaces: bool) -> bool {
         let state = self.core.append_state();
         let reserve = state.reserve(&self.core.map, replaces);
@@ -143,8 +144,9 @@ impl Maintenance {
         self.file.write(address.offset(), &mut block)
     }
 
-    /// An output could not be written to. The next attempt goes elsewhere, since the place may be
-    /// bad, and after the first one uses nothing up, since everything may be.
+    /// A write to a stream failed. The next attempt uses another segment, since the place may be
+    /// bad. A segment to which nothing was written is given back, so that repeated failures use up
+    /// no segments.
     fn abandon_stream(&mut self, lifetime: u8, stream: AppendStream) {
         if stream.block == 0 && !stream.replayable {
             self.core.append_state().segments.give_back(stream.segment);
@@ -155,7 +157,7 @@ impl Maintenance {
         }
     }
 
-    /// Ends a class's output. Everything in it has been put into the map.
+    /// Ends the stream of a lifetime. Everything in it has been put into the map.
     pub fn seal_stream(&mut self, lifetime: u8) {
         let Some(stream) = self.streams[usize::from(lifetime)].take() else { return };
         let mut state = self.core.append_state();
@@ -166,8 +168,8 @@ impl Maintenance {
         state.segments.seal(stream.segment, birth);
     }
 
-    /// The output to use when segments are short, instead of this class's: the roomiest. The others
-    /// end, so that what they lack counts as room to be won.
+    /// The lifetime whose stream takes copies when segments are short, instead of this one's: that
+    /// with most room. The other streams are sealed, so that cleaning can win what they lack.
     pub fn merge_streams(&mut self, lifetime: u8) -> u8 {
         let room = |lifetime: &u8| {
             let stream = self.streams[usize::from(*lifetime)]?;
@@ -180,7 +182,7 @@ impl Maintenance {
         roomiest
     }
 
-    /// Whether the class's output has no room for another full record.
+    /// Whether the stream has no room for another full record.
     pub fn is_stream_full(&self, lifetime: u8) -> bool {
         let blocks = 1 + self.core.shape.record_payload_max();
         self.streams[usize::from(lifetime)]

@@ -1,8 +1,8 @@
 //! A model of everything that opens, fills and frees segments, without a file: the real books
 //! (`AppendState`, `SegmentTable`, `BlockMap`) and the real decisions, and a maintenance worker
-//! that moves words instead of blocks. It begins with segments that are filled in any way that the
-//! reserves allow, does whatever comes, and fails when anybody is told that there is no room: live
-//! data is never more than the disk's size.
+//! that moves map entries instead of blocks. It begins with segments that are filled in any way
+//! that the reserves allow, takes random steps, and fails when a request is told that there is no
+//! room: live data is never more than the disk's size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

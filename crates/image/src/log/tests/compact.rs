@@ -90,7 +90,7 @@ fn stays_usable(mut fixture: Fixture, setup: Setup, told: &str) {
 }
 
 /// The host had room for a part of the job. What was done of it lay beyond the usual limit, and all
-/// segments within it were in use: nobody could take one any more, no checkpoint either.
+/// segments within it were in use: none could be opened any more, not even for a checkpoint.
 #[test]
 fn a_compact_that_runs_out_of_room_leaves_an_image_that_can_be_written() {
     for more in 1..14 {

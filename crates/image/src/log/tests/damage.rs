@@ -56,7 +56,7 @@ fn lacking(found: &[Option<Vec<Stamp>>], expected: &[Stamp]) -> Found {
 }
 
 /// An image with a checkpoint, records after it and copies, all flushed; and one record more that
-/// says so, for the last block. Nobody has promised that one.
+/// says so, for the last block. That one was never promised.
 fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
     crashed_after(setup, seed, 150)
 }

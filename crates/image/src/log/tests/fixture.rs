@@ -444,13 +444,13 @@ impl Fixture {
         self.awake
     }
 
-    /// As [`step`](Self::step), with nobody doing anything meanwhile.
+    /// As [`step`](Self::step), with no other requests meanwhile.
     pub fn step_alone(&mut self) {
         let pending_work = self.core.inbox.wait(Some(Instant::now()));
         self.awake = (self.awake || pending_work.pass) && self.maintenance.step() == Progress::Made;
     }
 
-    /// Whether a place holds a block of somebody else.
+    /// Whether a place holds a block of another LBA.
     pub fn in_use_again(&self, place: Address) -> bool {
         (10..self.core.blocks()).any(|lba| self.core.map.get(lba).address() == place)
     }
@@ -701,7 +701,7 @@ pub fn readable_contents(core: &Arc<Core>) -> Vec<Option<Vec<Stamp>>> {
     (0..core.blocks()).map(read).collect()
 }
 
-/// What somebody who may only read finds on a disk.
+/// What a read-only open finds on a disk.
 pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let before = disk.now();
     let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true)?;

@@ -42,7 +42,7 @@ struct Change {
     stamp: Stamp,
     durable: bool,
     begun: When,
-    /// Absent while it is in flight, and forever if it failed: then nobody knows.
+    /// Absent while it is in flight, and for ever if it failed: then its effect is unknown.
     ended: Option<When>,
 }
 

@@ -1,4 +1,4 @@
-//! Images made by somebody who means harm, with checksums that fit: an answer in bounded time, and
+//! Images made by an attacker, with right checksums: an answer in bounded time, and
 //! no panic.
 
 use std::path::Path;
@@ -91,7 +91,7 @@ fn seals_of_copies_that_lead_in_a_circle_end() {
     ends(corrupter);
 }
 
-/// One more than the payload was zero blocks: whoever walked from record to record stood still.
+/// One more than the payload was zero blocks: a walk from record to record stood still.
 #[test]
 fn a_record_of_four_billion_blocks_is_none() {
     let blocks = u32::MAX;

@@ -44,7 +44,7 @@ fn a_queue_that_outlives_its_image_writes_nothing_more() {
     guest.run(Op::Flush).unwrap();
 }
 
-/// Nobody was there to do it, so whoever asked waited for ever.
+/// There was no thread to do it, so the caller waited for ever.
 #[test]
 fn an_image_open_for_reading_is_not_resized() {
     let disk = Setup::default().image();

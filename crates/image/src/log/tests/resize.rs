@@ -27,7 +27,7 @@ fn resize_to(fixture: &mut Fixture, capacity: u64) -> Outcome {
     })
 }
 
-/// The same, with nobody doing anything meanwhile.
+/// The same, with no other requests meanwhile.
 pub fn resize_alone(fixture: &mut Fixture, capacity: u64) -> Outcome {
     resize_while(fixture, capacity, |fixture| fixture.maintenance.run_commands())
 }

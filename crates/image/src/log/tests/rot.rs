@@ -9,7 +9,8 @@ use super::fixture::{BLOCK_SECTORS, Fixture, Setup, read_now};
 use crate::log::channel::LogChannel;
 use crate::log::maintenance::Maintenance;
 
-/// An image in whose block 3 a bit has turned while it was closed, so that nobody remembers it.
+/// An image in whose block 3 a bit has turned while it was closed, so that no cache has the old
+/// content.
 fn rotted(setup: Setup, lba: u64) -> Fixture {
     let mut fixture = setup.fixture(1);
     let end = setup.sectors();

@@ -197,8 +197,8 @@ fn room_that_comes_before_the_first_write_has_succeeded_is_noticed() {
     fixture.check();
 }
 
-/// The very first segment had no space. Once that had been refused nobody asked the host again,
-/// since nobody was waiting any more, and nothing had been written since the image was opened.
+/// The very first segment had no space. Once that had been refused the host was never asked again,
+/// since no request was waiting any more, and nothing had been written since the image was opened.
 #[test]
 fn a_head_that_could_not_get_space_gets_it_later() {
     let setup = Setup::default();

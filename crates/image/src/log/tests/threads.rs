@@ -1,4 +1,4 @@
-//! Real threads: queues and the maintenance worker sleep, and whoever has news for them wakes them.
+//! Real threads: queues and the maintenance worker sleep until another thread wakes them.
 //! What the other tests cannot show is a bell that is not rung.
 
 use std::path::Path;

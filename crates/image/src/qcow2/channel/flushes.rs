@@ -59,7 +59,7 @@ impl Flushes {
         {
             core.fail(&format!("a sync of the image has failed: {errno}"));
         }
-        // Another queue may have heard of a failure that concerns us too.
+        // The host may have reported a failure that concerns us to another queue.
         let outcome = if core.commits.has_failed() { Err(Errno::IO) } else { outcome };
         let served = self.syncing.take().unwrap_or_default();
         completed.extend(served.into_iter().map(|completion| Completion { outcome, ..completion }));

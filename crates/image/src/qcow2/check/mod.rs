@@ -1,7 +1,7 @@
 //! Checking an image, as `qemu-img check` does: every reference to a host cluster is counted, and
 //! compared with its refcount.
 //!
-//! A refcount that is too high is a leak: space that nobody uses. One that is too low is an error:
+//! A refcount that is too high is a leak: space without a use. One that is too low is an error:
 //! software that trusts it would give a cluster away that is in use. So is an entry that names
 //! nothing possible, or says wrongly whether its cluster may be written in place.
 

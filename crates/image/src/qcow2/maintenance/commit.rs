@@ -144,7 +144,7 @@ impl Maintenance {
     }
 
     /// Writes a snapshot. Whatever fails, all of it that is not durable is still pending
-    /// afterwards: refcounts remember what they owe and have not written, new tables stay new until
+    /// afterwards: refcounts keep what they have not written, new tables stay new until
     /// the first sync, and the map takes its changes back.
     fn write(&mut self, snapshot: &Snapshot) -> Outcome {
         if mutant("qcow2.commit.writes-entries-before-refcounts") {

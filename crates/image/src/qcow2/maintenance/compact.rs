@@ -1,9 +1,9 @@
 //! `compact`: data goes where its order on the disk puts it, round by round. A round copies
-//! clusters to places that nobody uses, and ends with a commit: only then is anything where they
+//! clusters to places that are free, and ends with a commit: only then is anything where they
 //! were used again. So the rules of a commit are all that a power cut needs.
 //!
 //! What has become free is written whole or punched by the next round, so it is not punched before;
-//! except for what nobody is to have, beyond a few places to step aside to.
+//! except for places that no cluster is to have, beyond a few for clusters in the way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ struct Step {
 }
 
 impl Maintenance {
-    /// Puts the data of the disk in order. Nobody else uses the image.
+    /// Puts the data of the disk in order. The image must not be in use.
     pub(super) fn compact(&mut self) -> Outcome {
         self.free_leaks()?;
         self.commit()?;
@@ -77,8 +77,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// What counted only the places to step aside to is not needed any more, and may lie where the
-    /// file could end.
+    /// Refcount blocks that counted only places for clusters in the way are not needed any more,
+    /// and may lie where the file could end.
     fn release_refcounts(&mut self) -> Outcome {
         let freed = self.refcounts.release_empty(&mut self.file)?;
         if self.refcounts.is_table_changed() {
@@ -115,7 +115,7 @@ impl Maintenance {
         Ok(moves)
     }
 
-    /// The cluster of the file that the map names here, if nobody else does.
+    /// The cluster of the file that the map names here, if it has no other user.
     fn own_cluster(&mut self, guest: GuestCluster) -> Result<Option<HostCluster>, Errno> {
         let raw = self.entry(guest)?;
         let host = match entry::decode(self.core.shape, raw) {
@@ -237,7 +237,8 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    /// What moves next: whose place is free, and if these are few, some that step aside.
+    /// What moves next: clusters whose place is free, and if these are few, some that are in the
+    /// way.
     fn next_round(&mut self) -> Result<Vec<Step>, Errno> {
         let ready = self.plan.take_ready(self.most);
         let mut steps: Vec<Step> =
@@ -253,7 +254,7 @@ impl<'a> Work<'a> {
         if steps.is_empty() { Err(Errno::NOSPC) } else { Ok(steps) }
     }
 
-    /// A place to step aside to. What metadata may need stays.
+    /// A place for a cluster in the way. Clusters that metadata may need are left.
     fn place_aside(&mut self) -> Option<HostCluster> {
         self.aside.pop().or_else(|| {
             let mut meta = self.maintenance.core.meta();

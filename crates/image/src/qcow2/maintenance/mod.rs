@@ -1,6 +1,6 @@
-//! The maintenance worker: the one thread that writes metadata. It commits what the map says when
-//! somebody flushes, and a second after it has changed at the latest; it grows the file ahead of
-//! need; and it gives clusters that nobody uses any more back to the host.
+//! The maintenance worker: the one thread that writes metadata. It commits what the map says at a
+//! flush, and a second after a change at the latest; it grows the file ahead of need; and it gives
+//! clusters that are not in use any more back to the host.
 
 mod commit;
 mod compact;
@@ -35,9 +35,9 @@ const GARBAGE_BYTES_MIN: u64 = 64 << 20;
 const GARBAGE_PART: u64 = 16;
 /// What one call punches, or makes zero, at most: a flush may have to wait for it.
 const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// How many pieces may fail before whoever waits for room hears that there is none.
+/// How many pieces may fail before requests that wait for room fail.
 const REFUSALS_MAX: u32 = 4;
-/// How long it punches before it looks who wants what.
+/// How long it punches before it takes other work.
 const TURN_MAX: Duration = Duration::from_millis(20);
 
 /// The maintenance worker of an image.
@@ -51,7 +51,7 @@ pub struct Maintenance {
     first_sector: Vec<u8>,
     /// What the next commit is to write, besides what the map has.
     pending: Pending,
-    /// When changes are written although nobody has asked.
+    /// When changes are written without a flush.
     due: Option<Instant>,
     /// Clusters without users, by the generation in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
@@ -90,7 +90,7 @@ pub struct Knowledge {
     pub header: Header,
     pub first_sector: Vec<u8>,
     pub refcounts: Refcounts,
-    /// Clusters that nobody has used since before the image was opened.
+    /// Clusters that have had no user since before the image was opened.
     pub holes: Vec<Range<u64>>,
     /// Nor these, which have refcounts all the same.
     pub leaks: Vec<Range<u64>>,
@@ -156,14 +156,14 @@ impl Maintenance {
                 break;
             }
         }
-        // Those who wait for room will get none.
+        // Requests that wait for room fail.
         self.core.commits.made_room();
         if let Err(errno) = self.close() {
             warn!("{}: could not be closed in order: {errno}; it may have leaks", self.core.name);
         }
     }
 
-    /// How long to sleep if nobody asks for anything; for ever, if nothing has changed.
+    /// How long to sleep if no work comes; for ever, if nothing has changed.
     fn patience(&self) -> Option<Duration> {
         let limbo = (!self.limbo.is_empty()).then(|| Instant::now() + LIMBO_PATIENCE);
         let again = self.refused_at.map(|at| at + PATIENCE);
@@ -178,7 +178,8 @@ impl Maintenance {
         self.core.commits.end(outcome);
         self.core.wake_all();
         if outcome.is_err() && !self.core.commits.has_failed() {
-            // Nobody need ask again, and the host is to have what was given up.
+            // The commit is tried again without a flush, so that space that was given up goes back
+            // to the host.
             self.due = Some(Instant::now() + PATIENCE);
         }
     }
@@ -267,7 +268,8 @@ impl Maintenance {
         }
     }
 
-    /// Gives the host what nobody can be using any more, and makes it available.
+    /// Gives clusters back to the host that no request can be using any more, and makes them
+    /// available.
     fn reclaim_limbo(&mut self) {
         let mut found = false;
         while let Some((epoch, _)) = self.limbo.front() {
@@ -305,7 +307,7 @@ impl Maintenance {
             if left > most {
                 rest = Duration::ZERO;
             }
-            // Others may want a commit meanwhile.
+            // A commit may be due meanwhile.
             let over = !rest.is_zero() || turn.elapsed() > TURN_MAX;
             if over && !self.garbage.is_empty() {
                 self.rests_until = Some(Instant::now() + rest);
@@ -317,7 +319,7 @@ impl Maintenance {
     /// Clusters that were given up and that the host has not got back.
     fn dead(&self) -> u64 {
         let limbo = self.limbo.iter().flat_map(|(_, runs)| runs);
-        // A device that does not punch has been told of all of it, or it was free all along.
+        // On a device that does not punch all of it has been discarded, or was free all along.
         let kept = self.core.file.discards_to_zeroes();
         let garbage = self.garbage.iter().chain(&self.refused).filter(|_| kept);
         let idle = limbo.chain(garbage).map(|run| run.end - run.start);
@@ -350,7 +352,7 @@ impl Maintenance {
         outcome
     }
 
-    /// Leaves the file as if nobody had ever looked ahead.
+    /// Removes what was allocated ahead of need from the end of the file.
     fn close(&mut self) -> Outcome {
         if self.core.commits.has_failed() {
             return Err(Errno::IO);
@@ -382,7 +384,7 @@ impl Maintenance {
         let redo = self.core.meta().redo.take();
         if let Some(redo) = redo {
             self.write_header(Header { autoclear: 0, ..self.header.clone() })?;
-            // It has nothing to say any more; if it stays, that does no harm.
+            // It is not needed any more; if it stays, that does no harm.
             let _ = redo.remove();
         }
         Ok(())
@@ -396,9 +398,9 @@ impl Maintenance {
             }
             self.core.fail(&format!("a sync of the image has failed: {errno}"));
         }
-        // A queue may have heard of a failure that concerns us. EQUIVALENT: the kernel reports a
-        // failed write-back once to each open file description, and the maintenance worker has one
-        // of its own, so its own sync fails too; this is a second look.
+        // The host may have reported a failure that concerns us to a queue. EQUIVALENT: the kernel
+        // reports a failed write-back once to each open file description, and the maintenance
+        // worker has one of its own, so its own sync fails too; this is a second look.
         let listens = !mutant("qcow2.maintenance.hears-of-its-own-syncs-only");
         if listens && self.core.commits.has_failed() { Err(Errno::IO) } else { outcome }
     }

@@ -1,15 +1,16 @@
-//! What a killed daemon remembers: changes of the map that are not on the medium yet.
+//! The redo file: changes of the map that are not on the medium yet, for the daemon after a killed
+//! one.
 //!
 //! A write is done when its data is in the file; the map that names it is written at the next
-//! commit. A daemon that is killed in between would forget the write, although the guest lives on
-//! and has been told that it is done. So each change of the map also goes to a small file beside
-//! the image, which is mapped into memory: the kernel keeps what was stored there when the process
-//! is gone.
+//! commit. A write would be lost if the daemon was killed in between, although the guest goes on
+//! and the write has completed. So each change of the map also goes to a small file beside the
+//! image, which is mapped into memory: the kernel keeps what was stored there when the process is
+//! gone.
 //!
 //! Nothing is ever synced there, for nothing there may survive a power cut, which may have taken
 //! the data: the file says for which boot of the host it is good, for which file, and which session
-//! of it, as the header of the image does ([`mark`](super::mark)). What is made of a file that is
-//! found, and when an image is refused: [`recall()`].
+//! of it, as the header of the image does ([`mark`](super::mark)). How a file that is found is
+//! used, and when an image is refused: [`recall()`].
 
 mod recall;
 
@@ -188,7 +189,7 @@ impl Redo {
         self.store(START_WORD, position);
     }
 
-    /// The image is closed in order: the file has nothing to say any more.
+    /// Removes the file: the image has been closed in order and is complete by itself.
     pub fn remove(self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }

@@ -97,7 +97,7 @@ impl SlowPath {
         }
     }
 
-    /// Ends the threads. Nobody may submit any more.
+    /// Ends the threads. Nothing may be submitted any more.
     pub fn stop(&self) {
         let threads = {
             let mut state = self.state();

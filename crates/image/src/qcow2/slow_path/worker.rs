@@ -24,8 +24,8 @@ pub struct SlowPathWorker {
     backing: Option<BlockingDisk>,
 }
 
-/// How often room is asked for before there is none: others may take what there is as soon as it is
-/// made.
+/// How often room is asked for before the request fails: other requests may take it as soon as it
+/// is made.
 pub(super) const ASKS_MAX: u32 = 16;
 /// Bytes that are read for a request at once.
 const CHUNK_BYTES: u64 = 1 << 20;
@@ -44,7 +44,7 @@ impl SlowPathWorker {
             Op::Read(extent) => self.serve_read(request, extent),
             Op::Write(extent) => self.serve_write(request, extent),
             Op::WriteZeroes { extent, .. } => self.zero(extent, false),
-            // Flushes are the queue's own business, and discards that of another thread.
+            // The queue itself handles flushes, and another thread discards.
             Op::Discard(_) | Op::Flush => Ok(()),
         };
         self.notify_maintenance();
@@ -235,7 +235,7 @@ impl SlowPathWorker {
         Ok(())
     }
 
-    /// Finds out how a cluster can be written. To write it anew, nobody else may be at it.
+    /// Finds out how a cluster can be written. It is written anew only under an exclusive lock.
     fn prepare(&mut self, guest: GuestCluster) -> Result<Prepared, Errno> {
         let mut asked = 0;
         let core = Arc::clone(&self.core);

@@ -33,7 +33,7 @@ impl SlowPathWorker {
         let cluster_bytes = shape.cluster_bytes();
         let disk_end = self.core.capacity().bytes();
         let end = extent.start_bytes() + extent.bytes();
-        // What the last cluster has behind the end of the disk is nobody's.
+        // The last cluster may go on behind the end of the disk; that part holds nothing.
         let whole_end = if end == disk_end { end.next_multiple_of(cluster_bytes) } else { end };
         let mut position = extent.start_bytes();
         while position < end {
@@ -171,7 +171,7 @@ impl SlowPathWorker {
     }
 }
 
-/// How a whole cluster that nobody has claimed becomes zero.
+/// How a whole cluster that is not locked becomes zero.
 fn step(meta: &Meta, guest: GuestCluster, mapping: Mapping, unmap: bool) -> Step {
     let shape = meta.map.shape;
     let zero_below = meta.is_zero_below(guest);

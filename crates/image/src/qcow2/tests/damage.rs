@@ -1,4 +1,4 @@
-//! Images that are damaged, or that somebody has made to do damage.
+//! Images that are damaged, or that an attacker has made.
 
 use fastrand::Rng;
 
