@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 SOAK_MINUTES ?= 10
-MUTANTS_SHARD ?= 0/8
+MUTANTS ?= protocol in-flight raw qcow2 log
 FUZZ_SECONDS ?= 60
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SHARE := $(DESTDIR)$(PREFIX)/share
@@ -47,11 +47,9 @@ fuzz: ## Fuzz what guests and monitors can send, and images; FUZZ_SECONDS=60 per
 		RUSTC_BOOTSTRAP=1 cargo fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) -timeout=60 -len_control=0 || exit; \
 	done
 
-mutants: ## Break what keeps data safe, one step at a time: a test must fail; MUTANTS_SHARD=0/8
+mutants: ## Break what keeps data safe, one step at a time: a test must fail; MUTANTS=log is one of its parts
 	scripts/setup --mutants
-	cargo build --workspace --bins
-	cargo xtask mutants
-	cargo mutants --shard $(MUTANTS_SHARD) --output target
+	scripts/mutants $(MUTANTS)
 
 install: ## Install binary, manual pages and completions below PREFIX=/usr/local
 	cargo build --release -p flowstone-cli

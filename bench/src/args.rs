@@ -93,7 +93,7 @@ pub struct CompareArgs {
 
 impl CompareArgs {
     /// The same with `--quick` worked in.
-    pub fn settled(mut self) -> Self {
+    pub fn resolved(mut self) -> Self {
         if self.quick {
             self.rounds = 1;
             self.runtime = 1.0;

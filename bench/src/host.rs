@@ -34,7 +34,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// Looks around.
+    /// Reads the host's properties.
     pub fn inspect(args: &CompareArgs, disk_dir: &Path) -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         Host {

@@ -1,4 +1,4 @@
-//! What a daemon with many disks costs while nobody uses them.
+//! What a daemon with many disks costs while they are not in use.
 //!
 //! Every disk has a client that is connected, with rings started and one request done, as the disk
 //! of a guest that sleeps. Then nothing happens for a while, and nothing is what it should cost.
@@ -20,10 +20,10 @@ use crate::server::{Server, flowstone_idle, qsd_idle};
 pub const NAME: &str = "idle-8";
 const DISKS: usize = 8;
 const DISK_BYTES: u64 = 64 << 20;
-const SETTLE: Duration = Duration::from_secs(1);
+const QUIET_TIME: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_secs(5);
 
-/// A disk nobody uses.
+/// A disk that is not in use.
 #[derive(Clone, Debug)]
 pub struct IdleDisk {
     /// Its name.
@@ -76,7 +76,7 @@ fn make_disks(dir: &Path) -> Result<Vec<IdleDisk>> {
 fn watch(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<IdleSample> {
     let mut daemon = command.spawn()?;
     let clients = disks.iter().map(use_once).collect::<Result<Vec<_>>>()?;
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(QUIET_TIME);
     let pid = daemon.pid();
     let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
     std::thread::sleep(WATCH);

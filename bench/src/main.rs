@@ -47,7 +47,7 @@ fn main() -> ExitCode {
             list();
             Ok(())
         }
-        None => run(&cli.compare.settled()),
+        None => run(&cli.compare.resolved()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

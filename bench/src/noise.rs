@@ -1,8 +1,8 @@
 //! How much of the machine others used while something was measured.
 //!
-//! Everything busy, minus this program and the children it has reaped, is somebody else's. A few
-//! percent are the kernel's own work for the disk; much more means that the figure is about the
-//! neighbours, and the report says so.
+//! Busy time, minus that of this program and of the children it has reaped, belongs to other
+//! processes. A few percent are the kernel's own work for the disk; much more means that the figure
+//! is about the neighbours, and the report says so.
 
 use std::fs;
 use std::time::Instant;

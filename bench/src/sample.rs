@@ -15,13 +15,13 @@ pub struct Sample {
     pub p50_us: f64,
     /// 99th percentile of latency.
     pub p99_us: f64,
-    /// CPU time of the server (of fio itself, where nobody serves) per request.
+    /// CPU time of the server (of fio itself, where there is none) per request.
     pub server_us_per_io: f64,
     /// Kicks per request; absent where there is no ring.
     pub kicks_per_io: Option<f64>,
     /// Calls per request; absent where there is no ring.
     pub calls_per_io: Option<f64>,
-    /// Share of the machine that others used meanwhile; filled in by whoever measures.
+    /// Share of the machine that others used meanwhile; filled in after the measurement.
     pub others_percent: f64,
 }
 

@@ -1,9 +1,9 @@
-//! A small log image changed by somebody who knows how to make checksums fit: checked, repaired,
+//! A small log image that an attacker has changed, with right checksums: checked, repaired,
 //! opened, read, written. Whatever is in it, nothing panics and nothing goes on for ever.
 #![no_main]
 
 use arbitrary::Arbitrary;
-use flowstone_image::fuzzing::{Left, Part, Patch, survive};
+use flowstone_image::fuzzing::{Left, Patch, Target, survive};
 use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
@@ -42,12 +42,12 @@ enum Bytes {
 
 impl Change {
     fn patch(&self) -> Patch {
-        let part = match self.place {
-            Place::Superblock(second) => Part::Superblock(second.into()),
-            Place::Root => Part::Root,
-            Place::Leaf(index) => Part::Leaf(index),
-            Place::Header(index) => Part::Header(index),
-            Place::Anywhere(place) => Part::Anywhere(place.into()),
+        let target = match self.place {
+            Place::Superblock(second) => Target::Superblock(second.into()),
+            Place::Root => Target::Root,
+            Place::Leaf(index) => Target::Leaf(index),
+            Place::Header(index) => Target::Header(index),
+            Place::Anywhere(place) => Target::Anywhere(place.into()),
         };
         let (align, bytes) = match &self.bytes {
             Bytes::Word32(word) => (4, word.to_le_bytes().to_vec()),
@@ -56,7 +56,7 @@ impl Change {
             Bytes::Ones => (4, vec![0xff; 8]),
             Bytes::Any(bytes) => (1, bytes.clone()),
         };
-        Patch { part, at: self.at / align * align, bytes }
+        Patch { target, at: self.at / align * align, bytes }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A small qcow2 image that somebody has tampered with: checked, repaired, opened, read, written.
+//! A small qcow2 image that has been tampered with: checked, repaired, opened, read, written.
 //! Whatever is in it, nothing panics and nothing goes on for ever.
 #![no_main]
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::Instant;
 
-use flowstone_image::log::{Address, BlockMap, Word};
+use flowstone_image::log::{Address, BlockMap, MapEntry};
 
 const ENTRIES: usize = 10_000_000;
 /// Blocks of the disk: 64 GiB, so that the entries lie far apart, as random writes do.
@@ -15,7 +15,7 @@ pub fn measure() {
     let mut random = fastrand::Rng::with_seed(1);
     let keys: Vec<u64> = (0..ENTRIES).map(|_| random.u64(0..BLOCKS)).collect();
     let asked: Vec<u64> = (0..ENTRIES).map(|_| random.u64(0..BLOCKS)).collect();
-    let word = |index: usize| Word::new(Address::new(index as u32 + 1), index as u32);
+    let word = |index: usize| MapEntry::new(Address::new(index as u32 + 1), index as u32);
 
     let map = BlockMap::default();
     let (insert, _) =
@@ -39,7 +39,7 @@ pub fn measure() {
     println!("| bytes per mapped block | {bytes:.1} | - | - |");
 }
 
-fn drop_word(word: Word) {
+fn drop_word(word: MapEntry) {
     black_box(word);
 }
 

@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 /// One contiguous piece of a request's memory, laid out as the kernel's `struct iovec`.
 ///
 /// It is an address, not a borrow: guest memory is shared with the guest, which may change it at
-/// any time, so nothing may be concluded from reading it twice. Whoever builds an `IoVec` keeps
-/// the memory mapped until the request that carries it has come back.
+/// any time, so nothing may be concluded from reading it twice. The code that builds an `IoVec`
+/// keeps the memory mapped until the request that carries it has come back.
 #[derive(Clone, Copy, Debug)]
 #[repr(transparent)]
 pub struct IoVec(libc::iovec);

@@ -1,4 +1,4 @@
-//! What kind of data a request carries, as far as anybody has told us.
+//! What kind of data a request carries, as far as it is known.
 
 /// The class of a write, decided once by the classifier and only read by later stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -30,14 +30,15 @@ impl<'fd> Doorbells<'fd> {
 /// Sleeps until a doorbell or `own`, an engine's completion descriptor, is readable.
 ///
 /// May return early; callers look again at everything they wait for.
-pub fn poll_doorbells(bells: &Doorbells<'_>, own: Option<BorrowedFd<'_>>) {
-    let mut fds: Vec<PollFd<'_>> = bells
+pub fn poll_doorbells(doorbells: &Doorbells<'_>, own: Option<BorrowedFd<'_>>) {
+    let mut fds: Vec<PollFd<'_>> = doorbells
         .fds
         .iter()
         .chain(own.as_ref())
         .map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN))
         .collect();
-    let timeout = bells.deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
+    let timeout =
+        doorbells.deadline.map(|at| timespec(at.saturating_duration_since(Instant::now())));
     // An interrupted or failed poll is an early wake-up: the caller looks again.
     let _ = poll(&mut fds, timeout.as_ref());
 }

@@ -7,7 +7,7 @@ use std::fmt;
 /// What a caller can tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// Somebody else uses the image.
+    /// Another process uses the image.
     Locked,
     /// The caller asked for something that cannot be.
     Invalid,
@@ -46,7 +46,7 @@ impl Error {
         Self { kind: ErrorKind::Host, ..Self::invalid(what, why, advice) }
     }
 
-    /// Somebody else uses the image.
+    /// Another process uses the image.
     pub fn locked(
         what: impl Into<String>,
         why: impl Into<Box<dyn StdError + Send + Sync>>,

@@ -8,7 +8,7 @@ use crate::{Class, Errno, Extent, IoPriority, IoVec, SECTOR_BYTES};
 /// How much is looked at for zeroes at a time: what a few vector instructions take.
 const ZERO_TEST_BYTES: usize = 256;
 
-/// What the guest wants done.
+/// What a request is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     /// Fill the request's memory from the disk.
@@ -231,7 +231,7 @@ pub type Outcome = Result<(), Errno>;
 /// A request on its way back up.
 #[derive(Debug)]
 pub struct Completion {
-    /// The request, given back to whoever submitted it.
+    /// The request, given back to its submitter.
     pub request: Box<Request>,
     /// How it ended.
     pub outcome: Outcome,

@@ -1,4 +1,4 @@
-//! Latencies in log-linear buckets: one writer adds, anybody reads, nobody locks.
+//! Latencies in log-linear buckets: one writer adds, any thread reads, without locks.
 //!
 //! Each power of two nanoseconds is cut into eight buckets, so a percentile read from them is at
 //! most 12.5 % too high.

@@ -39,7 +39,7 @@ struct DiskReport {
     /// Only of log images.
     #[serde(skip_serializing_if = "Option::is_none")]
     log: Option<LogReport>,
-    /// Writes that were found to be zero; absent where nobody looks.
+    /// Writes that were found to be zero; absent where writes are not examined.
     #[serde(skip_serializing_if = "Option::is_none")]
     detected_zeroes: Option<DetectedZeroes>,
     /// What became of discards; absent where there is no image.

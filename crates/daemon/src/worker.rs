@@ -202,8 +202,8 @@ impl Worker {
                 add(&self.counters.spin_ns, nanos(now - start));
                 return found;
             }
-            // Whoever does the disk's work may need this core: the kernel's threads that sync and
-            // complete, a keeper, other queues.
+            // The threads that do the disk's work may need this core: the kernel's threads that
+            // sync and complete, a maintenance worker, other queues.
             std::thread::yield_now();
         }
     }
@@ -224,8 +224,8 @@ impl Worker {
             return Some(from);
         }
         add(&self.counters.sleeps, 1);
-        let bells = [self.queue.kick_event(), self.stop.event.as_fd()];
-        self.channel.sleep(&Doorbells { fds: &bells, deadline: None });
+        let doorbells = [self.queue.kick_event(), self.stop.event.as_fd()];
+        self.channel.sleep(&Doorbells { fds: &doorbells, deadline: None });
         let woke = Instant::now();
         add(&self.counters.sleep_ns, nanos(woke - from));
         self.queue.refuse_kicks();

@@ -85,7 +85,7 @@ fn transfer(
             return Ok(());
         }
         if moved == 0 {
-            // The file ends before the request does: somebody has truncated it.
+            // The file ends before the request does: it has been truncated.
             return Err(Errno::IO);
         }
         offset = offset.forward(moved as u64);

@@ -89,14 +89,14 @@ impl Drop for Descriptors {
 pub(crate) struct QueueFile {
     pub shared: Arc<Descriptors>,
     /// A description of the queue's own, to flush with: the kernel tells each description once
-    /// that writing back has failed, and every queue must hear of it.
+    /// that writing back has failed, and every queue must get that error.
     pub sync: File,
 }
 
 impl QueueFile {
     pub fn new(shared: &Arc<Descriptors>) -> io::Result<Arc<Self>> {
         let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
-        // Without /proc the queues share a description, and one of them hears.
+        // Without /proc the queues share a description, and one of them gets the error.
         let sync = File::open(path).or_else(|_| shared.file.try_clone())?;
         Ok(Arc::new(Self { shared: Arc::clone(shared), sync }))
     }

@@ -1,8 +1,9 @@
 //! Giving space back, and finding out where there is none to give.
 //!
-//! Guests discard mostly what is free already. To punch a hole into a hole costs little by
-//! itself, but file systems lock the file for it and wait for its direct I/O: every reader and
-//! writer stands still for a moment. To look is cheap and disturbs nobody, so a punch looks first.
+//! Guests discard mostly what is free already. To punch a hole into a hole costs little by itself,
+//! but file systems lock the file for it and wait for its direct I/O: every reader and writer
+//! stands still for a moment. A query of the map is cheap and stops no I/O, so a punch begins with
+//! one.
 //!
 //! `SEEK_DATA` alone would not do: to it, space that was given but never written is a hole.
 //! `FIEMAP` lists extents of either kind. What neither of them finds is not there: `SEEK_DATA`

@@ -42,12 +42,12 @@ impl HostFile {
     }
 
     /// Holds nothing back while the answer lives.
-    fn settled(&self) -> io::Result<Option<MutexGuard<'_, volatile::State>>> {
-        self.cache.as_ref().map(|cache| cache.settle()).transpose()
+    fn written_back(&self) -> io::Result<Option<MutexGuard<'_, volatile::State>>> {
+        self.cache.as_ref().map(|cache| cache.write_back()).transpose()
     }
 
-    /// The file system below, if it is one that writes what is replaced to another place: space that
-    /// is kept for a range does not serve the data to come.
+    /// The file system below, if it is one that writes what is replaced to another place: space
+    /// that is kept for a range does not serve the data to come.
     pub fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
         if self.is_block_device() {
             return Ok(None);
@@ -76,7 +76,7 @@ impl FileIo for HostFile {
         if self.is_block_device() {
             return Err(Errno::OPNOTSUPP.into());
         }
-        let _settled = self.settled()?;
+        let _written_back = self.written_back()?;
         self.files.file.set_len(bytes)?;
         self.files.file.sync_all()
     }
@@ -89,7 +89,7 @@ impl FileIo for HostFile {
     }
 
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        let _settled = self.settled()?;
+        let _written_back = self.written_back()?;
         let end = self.files.size()?;
         if from.get() >= end {
             return Ok(None);

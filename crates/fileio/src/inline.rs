@@ -40,9 +40,9 @@ impl FileChannel for InlineChannel {
         done.append(&mut self.done);
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         if self.done.is_empty() {
-            poll_doorbells(bells, None);
+            poll_doorbells(doorbells, None);
         }
     }
 }

@@ -14,7 +14,7 @@ use flowstone_block::{Error, Result};
 /// How others may use the file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// Nobody else may open it.
+    /// No other process may open it.
     Exclusive,
     /// Others may read it.
     Readers,

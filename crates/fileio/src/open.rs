@@ -23,11 +23,11 @@ const LOCK_RETRY: Duration = Duration::from_millis(20);
 /// What the opener is going to do with the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Look at it, even while somebody else writes it. Takes no lock.
+    /// Read it, even while another process writes it. Takes no lock.
     Inspect,
-    /// Read it; nobody may write it meanwhile.
+    /// Read it; no other process may write it meanwhile.
     Read,
-    /// Read and write it; nobody else may use it meanwhile.
+    /// Read and write it; no other process may use it meanwhile.
     Write,
 }
 
@@ -52,7 +52,7 @@ pub struct OpenOptions {
     pub direct: DirectChoice,
     /// Which engine serves it.
     pub engine: EngineChoice,
-    /// How long to wait for a lock that somebody else holds. The lock of a killed daemon lives
+    /// How long to wait for a lock that another process holds. The lock of a killed daemon lives
     /// until its last request has left the kernel, which may be a moment after its process.
     pub lock_patience: Duration,
 }

@@ -1,7 +1,7 @@
 //! The `sync` engine: a pool of threads making blocking calls, for hosts without io_uring, and
 //! for the few operations that io_uring does not have.
 //!
-//! Threads start when there is work and nobody idle, and end after a while without work, so an
+//! Threads start when there is work and none is idle, and end after a while without work, so an
 //! idle disk keeps none.
 
 use std::collections::VecDeque;
@@ -49,11 +49,11 @@ struct State {
 struct Job {
     file: Arc<QueueFile>,
     request: FileRequest,
-    reply_to: Arc<Mailbox>,
+    reply_to: Arc<CompletionQueue>,
 }
 
 /// Where threads leave completions for one channel.
-struct Mailbox {
+struct CompletionQueue {
     done: Mutex<Vec<FileCompletion>>,
     event: OwnedFd,
 }
@@ -62,8 +62,8 @@ impl Job {
     fn run(self) {
         let Self { file, request, reply_to } = self;
         let outcome = blocking::execute(&file, &request);
-        // Before the answer: whoever gets it may be the last to use the file, and its lock must go
-        // when they let go of it, not when this thread does.
+        // Before the answer: its receiver may be the last user of the file, and the lock must end
+        // with that use, not with this thread's.
         drop(file);
         reply_to.deliver(FileCompletion { tag: request.tag, outcome });
     }
@@ -125,7 +125,7 @@ impl Pool {
     }
 }
 
-impl Mailbox {
+impl CompletionQueue {
     fn deliver(&self, completion: FileCompletion) {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
         // Only a full counter (2^64 - 2 deliveries not yet seen) could refuse this.
@@ -144,7 +144,7 @@ impl Mailbox {
 pub(crate) struct PoolChannel {
     pool: Arc<Pool>,
     file: Arc<QueueFile>,
-    mailbox: Arc<Mailbox>,
+    completions: Arc<CompletionQueue>,
     batch: Vec<FileRequest>,
     in_flight: usize,
 }
@@ -152,19 +152,19 @@ pub(crate) struct PoolChannel {
 impl PoolChannel {
     pub fn new(pool: Arc<Pool>, file: Arc<QueueFile>) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let mailbox = Arc::new(Mailbox { done: Mutex::default(), event });
-        Ok(Self { pool, file, mailbox, batch: Vec::new(), in_flight: 0 })
+        let completions = Arc::new(CompletionQueue { done: Mutex::default(), event });
+        Ok(Self { pool, file, completions, batch: Vec::new(), in_flight: 0 })
     }
 
     /// Readable when there is something to reap.
     pub fn completion_event(&self) -> BorrowedFd<'_> {
-        self.mailbox.event.as_fd()
+        self.completions.event.as_fd()
     }
 
     /// Makes the event unreadable until the next delivery. Deliveries before this call are found
     /// by a later [`reap`](FileChannel::reap).
     pub fn clear_event(&self) {
-        let _ = rustix::io::read(&self.mailbox.event, &mut [0; 8]);
+        let _ = rustix::io::read(&self.completions.event, &mut [0; 8]);
     }
 
     /// How many requests have not been reaped yet.
@@ -183,11 +183,11 @@ impl FileChannel for PoolChannel {
             return;
         }
         self.in_flight += self.batch.len();
-        let (file, mailbox) = (&self.file, &self.mailbox);
+        let (file, completions) = (&self.file, &self.completions);
         let jobs = self.batch.drain(..).map(|request| Job {
             file: Arc::clone(file),
             request,
-            reply_to: Arc::clone(mailbox),
+            reply_to: Arc::clone(completions),
         });
         if self.pool.enqueue(jobs).is_err() {
             // No thread could be started: the queue's own thread does the work this once.
@@ -201,21 +201,21 @@ impl FileChannel for PoolChannel {
         if self.in_flight == 0 {
             return;
         }
-        match self.mailbox.take(done) {
+        match self.completions.take(done) {
             0 => {}
             taken => {
                 self.in_flight -= taken;
                 // Or the next sleep would end at once, for what is known already. A delivery in
                 // between is found below; one after that rings again.
                 self.clear_event();
-                self.in_flight -= self.mailbox.take(done);
+                self.in_flight -= self.completions.take(done);
             }
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.kick();
-        poll_doorbells(bells, Some(self.mailbox.event.as_fd()));
+        poll_doorbells(doorbells, Some(self.completions.event.as_fd()));
         self.clear_event();
     }
 }
@@ -266,10 +266,10 @@ mod tests {
         // SAFETY: the list outlives the request.
         let memory = unsafe { MemoryList::new(&list) };
         let op = FileOp::Read { offset: FileOffset::new(0), bytes };
-        let reply_to = Arc::clone(&channel.mailbox);
+        let reply_to = Arc::clone(&channel.completions);
         let slow = Job { file, request: FileRequest { op, memory, tag: 0 }, reply_to };
         assert!(pool.enqueue(std::iter::once(slow)).is_err());
-        let mailbox = Arc::clone(&channel.mailbox);
+        let completions = Arc::clone(&channel.completions);
         let begun = std::sync::Barrier::new(2);
         let seen_free = thread::scope(|scope| {
             let others = scope.spawn(|| {
@@ -280,7 +280,7 @@ mod tests {
                         state.jobs.front().is_some_and(|job| job.request.tag == 1)
                     };
                     let is_taken = pool.state.try_lock().is_ok_and(second_is_next);
-                    if !mailbox.done.lock().unwrap().is_empty() {
+                    if !completions.done.lock().unwrap().is_empty() {
                         return false;
                     }
                     if is_taken {
@@ -295,7 +295,7 @@ mod tests {
             channel.kick();
             others.join().unwrap()
         });
-        // The slow job is not the channel's own; both are in its mailbox.
+        // The slow job is not the channel's own; both are in its completion queue.
         channel.in_flight += 1;
         assert!(seen_free, "the pool was locked while a job ran");
     }

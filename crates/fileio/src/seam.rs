@@ -82,5 +82,5 @@ pub trait FileChannel {
 
     /// Starts what has been submitted, and sleeps until there may be a completion to reap or a
     /// doorbell rings. May wake up early.
-    fn sleep(&mut self, bells: &Doorbells<'_>);
+    fn sleep(&mut self, doorbells: &Doorbells<'_>);
 }

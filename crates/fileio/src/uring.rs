@@ -26,10 +26,10 @@ use crate::pool::PoolChannel;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 
 /// Marks of doorbell polls lie above every slab index.
-const BELL_BASE: u64 = 1 << 32;
+const DOORBELL_BASE: u64 = 1 << 32;
 /// Doorbells per ring: those of the caller, and the pool's.
-const BELLS_MAX: usize = 4;
-const POOL_BELL: usize = BELLS_MAX - 1;
+const DOORBELLS_MAX: usize = 4;
+const POOL_DOORBELL: usize = DOORBELLS_MAX - 1;
 
 /// Places of a queue's two descriptors among the ring's registered files.
 const SHARED_FILE: u32 = 0;
@@ -47,7 +47,7 @@ pub(crate) struct UringChannel {
     bounces: Bounces,
     /// Completions of requests that could not be started.
     refused: Vec<FileCompletion>,
-    armed: [bool; BELLS_MAX],
+    armed: [bool; DOORBELLS_MAX],
     /// Submissions in the queue that the kernel has not been told of.
     queued: usize,
 }
@@ -65,7 +65,7 @@ struct InFlight {
 
 impl UringChannel {
     pub fn new(file: Arc<QueueFile>, pool: PoolChannel, depth: QueueDepth) -> io::Result<Self> {
-        let entries = u32::from(depth.0.max(8)).next_power_of_two() + BELLS_MAX as u32;
+        let entries = u32::from(depth.0.max(8)).next_power_of_two() + DOORBELLS_MAX as u32;
         let ring = build_ring(entries)?;
         ring.submitter().register_files(&[file.shared.file.as_raw_fd(), file.sync.as_raw_fd()])?;
         let in_flight = Slab::with_capacity(usize::from(depth.0));
@@ -76,7 +76,7 @@ impl UringChannel {
             in_flight,
             bounces: Bounces::default(),
             refused: Vec::new(),
-            armed: [false; BELLS_MAX],
+            armed: [false; DOORBELLS_MAX],
             queued: 0,
         })
     }
@@ -164,25 +164,25 @@ impl UringChannel {
         queue.taskrun() || queue.cq_overflow()
     }
 
-    fn arm(&mut self, bell: usize, fd: RawFd) {
-        if mem::replace(&mut self.armed[bell], true) {
+    fn arm(&mut self, doorbell: usize, fd: RawFd) {
+        if mem::replace(&mut self.armed[doorbell], true) {
             return;
         }
         let poll = opcode::PollAdd::new(Fd(fd), POLL_IN).build();
-        self.push(poll.user_data(BELL_BASE + bell as u64));
+        self.push(poll.user_data(DOORBELL_BASE + doorbell as u64));
     }
 
-    fn rung(&mut self, bell: usize) {
-        self.armed[bell] = false;
-        if bell == POOL_BELL {
-            // Before the mailbox is looked at: a later delivery rings again.
+    fn rung(&mut self, doorbell: usize) {
+        self.armed[doorbell] = false;
+        if doorbell == POOL_DOORBELL {
+            // Before the completion queue is read: a later delivery rings again.
             self.pool.clear_event();
         }
     }
 
     fn finish(&mut self, mark: u64, result: i32, done: &mut Vec<FileCompletion>) {
-        if mark >= BELL_BASE {
-            return self.rung((mark - BELL_BASE) as usize);
+        if mark >= DOORBELL_BASE {
+            return self.rung((mark - DOORBELL_BASE) as usize);
         }
         let index = mark as usize;
         match self.in_flight[index].advance(result) {
@@ -240,18 +240,18 @@ impl FileChannel for UringChannel {
         self.kick();
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.pool.kick();
-        assert!(bells.fds.len() < BELLS_MAX, "more doorbells than a ring has room for");
-        for (bell, fd) in bells.fds.iter().enumerate() {
-            self.arm(bell, fd.as_raw_fd());
+        assert!(doorbells.fds.len() < DOORBELLS_MAX, "more doorbells than a ring has room for");
+        for (doorbell, fd) in doorbells.fds.iter().enumerate() {
+            self.arm(doorbell, fd.as_raw_fd());
         }
         if self.pool.in_flight() > 0 {
-            self.arm(POOL_BELL, self.pool.completion_event().as_raw_fd());
+            self.arm(POOL_DOORBELL, self.pool.completion_event().as_raw_fd());
         }
         // What was refused is a completion already.
         let wanted = u32::from(self.refused.is_empty());
-        self.enter(wanted, bells.deadline);
+        self.enter(wanted, doorbells.deadline);
     }
 }
 
@@ -291,7 +291,7 @@ impl InFlight {
             return Progress::Done(Ok(()));
         }
         if moved == 0 {
-            // The file ends before the request does: somebody has truncated it.
+            // The file ends before the request does: it has been truncated.
             return Progress::Done(Err(Errno::IO));
         }
         if self.bounce.is_none() {

@@ -8,8 +8,8 @@ use flowstone_fileio::{Access, OpenOptions};
 use crate::report::{CheckOptions, CheckProgress, CheckReport};
 use crate::{Format, log, qcow2, raw};
 
-/// Checks the image at `path`, which nobody may be writing; to repair it, nobody may be using it.
-/// Also checks images that are too damaged to be opened.
+/// Checks the image at `path`, which must not be written meanwhile; for a repair it must not be in
+/// use. Also checks images that are too damaged to be opened.
 pub fn check(
     path: &Path,
     format: Format,

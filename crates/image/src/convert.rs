@@ -11,7 +11,7 @@ pub(crate) const CHUNK_BYTES: u64 = 2 << 20;
 const HOLE_BYTES: usize = 4096;
 
 /// Copies all data of `source` into `target`, a new image of the same size, and makes it durable.
-/// `progress` is told how many bytes of the disk are dealt with.
+/// `progress` is called with the bytes of the disk that have been copied or skipped.
 pub fn convert(
     source: &dyn Image,
     target: &dyn Image,

@@ -1,5 +1,5 @@
 //! The doors into this crate: making a new image, opening an existing one, and looking at one that
-//! somebody else may have open.
+//! another process may have open.
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
@@ -27,7 +27,7 @@ pub struct ImageOptions {
     pub discard: DiscardMode,
     /// Where the backing file of a qcow2 image may be, besides the directory of the image.
     pub backing_dirs: Vec<PathBuf>,
-    /// How many images are based on this one, for those who open backing files.
+    /// How many images are based on this one, for opening backing files.
     pub chain_depth: usize,
 }
 
@@ -105,7 +105,8 @@ fn create_qcow2(
     made
 }
 
-/// A backing file that cannot be used is found out now, not when somebody needs the data.
+/// Opens the backing file, so that one that cannot be used is an error now and not at the first
+/// read.
 fn check_backing(name: &str, path: &Path, backing: &Backing) -> Result<()> {
     if !matches!(backing.format, Format::Raw | Format::Qcow2) {
         let why = format!("a {} image cannot be a backing file", backing.format);
@@ -137,7 +138,7 @@ pub(crate) fn is_block_device(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_block_device())
 }
 
-/// A device may hold something that is dear to somebody.
+/// Refuses a device whose superblock area is not zero: it may hold data.
 fn check_blank(name: &str, device: &dyn FileIo) -> Result<()> {
     let host = |error: io::Error| Error::host(name, error, "check the device");
     let mut start = AlignedBuf::zeroed(log::SUPERBLOCK_AREA_BYTES as usize);
@@ -161,7 +162,7 @@ pub struct ImageInfo {
     pub qcow2: Option<Qcow2Info>,
 }
 
-/// Looks at the image at `path`, which somebody else may be writing.
+/// Inspects the image at `path`, which another process may be writing.
 pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
     let name = path.display().to_string();
     let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
@@ -193,7 +194,7 @@ pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
     }
 }
 
-/// Opens the image at `path`; [`inspect`] is for those that somebody else may be writing.
+/// Opens the image at `path`; [`inspect`] is for images that another process may be writing.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
     let file = Box::new(file_options(path, format, options.file).open(path)?);
     match format {
@@ -207,11 +208,11 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
         Format::Log | Format::Qcow2 if options.file.access == Access::Inspect => {
             Err(Error::invalid(
                 path.display().to_string(),
-                "what somebody may be writing cannot be read",
+                "an image that may be written meanwhile cannot be read",
                 "inspect it, or open it for reading",
             ))
         }
-        // It writes elsewhere anyway: space kept for a discarded block would serve nobody.
+        // It writes elsewhere anyway: space kept for a discarded block would have no use.
         Format::Log if options.discard == DiscardMode::Keep => Err(Error::invalid(
             path.display().to_string(),
             "a log image keeps no space for a discarded block, which it would write elsewhere",
@@ -239,7 +240,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
     }
 }
 
-/// Whoever keeps space does so that writes never meet a full host.
+/// Space is kept so that writes never meet a full host.
 fn check_keeps(path: &Path, file: &HostFile) -> Result<()> {
     let name = path.display().to_string();
     let found = file
@@ -276,7 +277,7 @@ fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory<'_> {
 }
 
 /// The last sector of a qcow2 file that others have written need not be whole, and direct I/O
-/// could not read it. (Whoever writes the image makes it whole first.)
+/// could not read it. (The writer of the image makes it whole first.)
 fn file_options(path: &Path, format: Format, options: OpenOptions) -> OpenOptions {
     let is_odd = || std::fs::metadata(path).is_ok_and(|file| !file.len().is_multiple_of(4096));
     if format == Format::Qcow2 && options.access != Access::Write && is_odd() {

@@ -1,5 +1,5 @@
 //! What the fuzz targets drive: the decoders of a log image, and small images that have been
-//! tampered with by somebody who knows how to make the checksums fit.
+//! tampered with by an attacker who recomputes checksums.
 
 use std::iter::repeat;
 use std::path::Path;
@@ -11,13 +11,13 @@ use flowstone_block::{
 use flowstone_fileio::sim::{Fate, SimDisk};
 use flowstone_fileio::{Access, FileIo};
 
-use crate::log::doctor::Doctor;
-use crate::log::keeper::Keeper;
+use crate::log::corrupter::Corrupter;
+use crate::log::maintenance::Maintenance;
 use crate::log::record::Entry;
 use crate::log::{self, LogImage, LogOptions};
 use crate::{DiscardMode, Image};
 
-pub use crate::log::doctor::{Part, decode};
+pub use crate::log::corrupter::{Target, decode};
 
 /// Blocks of the small image's disk.
 const BLOCKS: u64 = 192;
@@ -66,25 +66,26 @@ fn make(left: Left) -> Vec<u8> {
             scene.run(Op::Discard(trimmed()));
         }
     }
-    scene.keeper.close();
+    scene.maintenance.close();
     match left {
         Left::Closed => disk.to_bytes(),
         Left::Killed => kill(&disk),
     }
 }
 
-/// An image, a guest and a keeper on one thread, so that the image comes out the same every time.
+/// An image, a guest and a maintenance worker on one thread, so that the image comes out the same
+/// every time.
 struct Scene {
     guest: Box<dyn Channel>,
-    keeper: Keeper,
+    maintenance: Maintenance,
 }
 
 impl Scene {
     fn open(disk: &SimDisk) -> Self {
         let file = Box::new(disk.clone());
         let opened = LogImage::open_by_hand(Path::new("small.flow"), file);
-        let (image, keeper) = opened.expect("a sound image opens");
-        Self { guest: image.channel(QueueDepth(1)).expect("a channel"), keeper }
+        let (image, maintenance) = opened.expect("a sound image opens");
+        Self { guest: image.channel(QueueDepth(1)).expect("a channel"), maintenance }
     }
 
     fn write(&mut self, lba: u64, blocks: &mut [u8]) {
@@ -109,7 +110,7 @@ impl Scene {
             self.guest.kick();
             self.guest.reap(&mut done);
             if done.is_empty() {
-                self.keeper.step();
+                self.maintenance.step();
             }
         }
         assert!(done.iter().all(|it| it.outcome.is_ok()), "the simulated disk does not fail");
@@ -147,7 +148,7 @@ const KILL_WRITES_MAX: u64 = 100_000;
 /// Whether the log goes on for a while after the checkpoint, and into another segment, and a later
 /// record knows the middle to be durable.
 fn has_much_to_replay(bytes: &[u8]) -> bool {
-    let records = Doctor::new(bytes.to_vec()).replayed();
+    let records = Corrupter::new(bytes.to_vec()).replayed();
     let Some((_, last, _)) = records.last() else { return false };
     let (middle, rest) = records.split_at(records.len() / 2);
     let is_trim = |entry: &Entry| matches!(entry, Entry::Trim { .. });
@@ -204,7 +205,7 @@ fn open(disk: &SimDisk) -> flowstone_block::Result<LogImage> {
 #[derive(Clone, Debug)]
 pub struct Patch {
     /// Where.
-    pub part: Part,
+    pub target: Target,
     /// At which byte of the part, counted round.
     pub at: u16,
     /// What; at most 64 bytes of it.
@@ -213,14 +214,14 @@ pub struct Patch {
 
 /// An image with a patch applied. The image must be sound.
 pub fn patched(image: Vec<u8>, patch: &Patch) -> Vec<u8> {
-    let mut doctor = Doctor::new(image);
-    doctor.patch(patch.part, usize::from(patch.at), &patch.bytes);
-    doctor.into_bytes()
+    let mut corrupter = Corrupter::new(image);
+    corrupter.patch(patch.target, usize::from(patch.at), &patch.bytes);
+    corrupter.into_bytes()
 }
 
 /// What [`survive`] begins with, made once.
 struct Ready {
-    doctor: Doctor,
+    corrupter: Corrupter,
     disk: SimDisk,
 }
 
@@ -231,7 +232,7 @@ impl Ready {
         let ready = if left == Left::Closed { &CLOSED } else { &KILLED };
         let bytes = small_image(left);
         ready.get_or_init(|| Self {
-            doctor: Doctor::new(bytes.to_vec()),
+            corrupter: Corrupter::new(bytes.to_vec()),
             disk: SimDisk::from_bytes(bytes),
         })
     }
@@ -254,11 +255,15 @@ impl Ready {
 /// panic, no endless loop, and a repair leaves nothing for another one to do.
 pub fn survive(left: Left, patches: &[Patch], length: Option<usize>) {
     let ready = Ready::get(left);
-    let mut doctor = ready.doctor.clone();
+    let mut corrupter = ready.corrupter.clone();
     for patch in patches {
-        doctor.patch(patch.part, usize::from(patch.at), &patch.bytes[..patch.bytes.len().min(64)]);
+        corrupter.patch(
+            patch.target,
+            usize::from(patch.at),
+            &patch.bytes[..patch.bytes.len().min(64)],
+        );
     }
-    let mut bytes = doctor.into_bytes();
+    let mut bytes = corrupter.into_bytes();
     if let Some(length) = length {
         bytes.truncate(length);
     }

@@ -14,7 +14,8 @@ pub enum DiscardMode {
     /// The host gets it back.
     #[default]
     Deallocate,
-    /// The file keeps it, empty; a device that is an image by itself is told. For raw images.
+    /// The file keeps the space, as zeroes; a device that is an image by itself gets the discard.
+    /// For raw images.
     Keep,
     /// Nothing: the guest is not offered discards at all.
     Ignore,
@@ -117,7 +118,7 @@ pub trait Image: Layer {
     fn layout(&self) -> io::Result<Layout>;
 
     /// Gives the host back what holds no data, and puts the rest in order where its place can be
-    /// chosen. Nobody else may use the image.
+    /// chosen. The image must not be in use.
     fn compact(&self, progress: CompactProgress<'_>) -> Result<()>;
 
     /// What only a log image can tell.

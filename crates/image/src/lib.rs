@@ -5,6 +5,7 @@
 
 mod capacity;
 mod check;
+mod completion_queue;
 mod convert;
 mod create;
 mod discards;
@@ -13,7 +14,6 @@ mod format;
 pub mod fuzzing;
 mod image;
 pub mod log;
-mod mailbox;
 mod pace;
 pub mod qcow2;
 pub mod raw;

@@ -1,8 +1,8 @@
-//! How work behind the scenes makes way for guests.
+//! How background work makes way for guests.
 //!
-//! A queue counts its requests in a pulse of its own. Whoever works in the background looks whether
-//! any pulse has moved since it looked last, and if so, rests for some time after each piece of work:
-//! what it does takes the file's locks, the disk or the processor from the guests.
+//! Each queue counts its requests in an activity counter. A background thread checks whether any
+//! counter has moved since its last check, and if so, rests after each piece of work, because its
+//! work takes the file's locks, the disk or the processor from the guests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 /// Rests are so many times as long as the work before: beside guests, one part in five is work.
 const REST_PER_WORK: u32 = 4;
-/// A piece of work counts for so long at least: to ask for it and to hear of it costs the queues time,
-/// too.
+/// A piece of work counts for so long at least: handing it over and taking its result costs the
+/// queues time, too.
 const WORK_MIN: Duration = Duration::from_micros(5);
 /// Shorter rests are saved up: a timer is no finer.
 const REST_MIN: Duration = Duration::from_micros(200);
@@ -23,39 +23,41 @@ const REST_MAX: Duration = Duration::from_millis(50);
 /// The requests of one queue, on a cache line of its own: only the queue's thread writes it.
 #[derive(Default)]
 #[repr(align(64))]
-pub struct Pulse(AtomicU64);
+pub struct ActivityCounter(AtomicU64);
 
-impl Pulse {
-    /// The queue has got a request that somebody waits for.
-    pub fn beat(&self) {
+impl ActivityCounter {
+    /// Counts a request.
+    pub fn count(&self) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 }
 
-/// All queues of an image, as the background sees them.
+/// The activity counters of all queues of an image.
 #[derive(Default)]
-pub struct Activity(Mutex<Vec<Weak<Pulse>>>);
+pub struct Activity(Mutex<Vec<Weak<ActivityCounter>>>);
 
 impl Activity {
-    /// The pulse of a new queue.
-    pub fn join(&self) -> Arc<Pulse> {
-        let pulse = Arc::<Pulse>::default();
-        let mut pulses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        pulses.retain(|pulse| pulse.strong_count() > 0);
-        pulses.push(Arc::downgrade(&pulse));
-        pulse
+    /// The counter of a new queue.
+    pub fn counter(&self) -> Arc<ActivityCounter> {
+        let counter = Arc::<ActivityCounter>::default();
+        let mut counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        counters.retain(|counter| counter.strong_count() > 0);
+        counters.push(Arc::downgrade(&counter));
+        counter
     }
 
     /// Changes when a queue gets requests.
-    fn beats(&self) -> u64 {
-        let pulses = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let beats =
-            pulses.iter().filter_map(Weak::upgrade).map(|pulse| pulse.0.load(Ordering::Relaxed));
-        beats.fold(0, u64::wrapping_add)
+    fn requests(&self) -> u64 {
+        let counters = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = counters
+            .iter()
+            .filter_map(Weak::upgrade)
+            .map(|counter| counter.0.load(Ordering::Relaxed));
+        requests.fold(0, u64::wrapping_add)
     }
 }
 
-/// Says when one who works in the background should rest, and for how long.
+/// Computes how long a background thread rests.
 #[derive(Default)]
 pub struct Pace {
     seen: u64,
@@ -72,8 +74,8 @@ impl Pace {
     }
 
     fn rest(&mut self, work: Duration, now: Instant, activity: &Activity) -> Duration {
-        let beats = activity.beats();
-        if std::mem::replace(&mut self.seen, beats) != beats {
+        let requests = activity.requests();
+        if std::mem::replace(&mut self.seen, requests) != requests {
             self.seen_at = Some(now);
         } else if self.seen_at.is_none_or(|at| now.saturating_duration_since(at) > QUIET_AFTER) {
             self.owed = Duration::ZERO;
@@ -96,8 +98,8 @@ mod tests {
     #[test]
     fn beside_guests_short_rests_are_saved_up_and_long_ones_cut() {
         let (activity, mut pace, now) = (Activity::default(), Pace::default(), Instant::now());
-        let pulse = activity.join();
-        pulse.beat();
+        let counter = activity.counter();
+        counter.count();
         let mut rest = |work| pace.rest(work, now, &activity);
         assert_eq!(rest(WORK / 2), Duration::ZERO);
         assert_eq!(rest(WORK), WORK * 6);
@@ -110,10 +112,10 @@ mod tests {
     #[test]
     fn nobody_rests_for_guests_that_have_been_quiet_for_a_while() {
         let (activity, mut pace, now) = (Activity::default(), Pace::default(), Instant::now());
-        let pulses = [activity.join(), activity.join()];
+        let counters = [activity.counter(), activity.counter()];
         let mut rest = |now| pace.rest(WORK, now, &activity);
         assert_eq!(rest(now), Duration::ZERO);
-        pulses[1].beat();
+        counters[1].count();
         assert_eq!(rest(now), WORK * 4);
         assert_eq!(rest(now + QUIET_AFTER), WORK * 4);
         assert_eq!(rest(now + QUIET_AFTER * 2), Duration::ZERO);

@@ -29,7 +29,7 @@ pub struct CheckReport {
     pub repairs: Vec<String>,
 }
 
-/// A ruined image must not make a ruinous report.
+/// Maximum of errors listed; the rest are counted.
 pub const ERRORS_LISTED_MAX: usize = 100;
 
 impl CheckReport {

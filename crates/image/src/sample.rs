@@ -77,8 +77,8 @@ fn choose_places(image: &dyn Image) -> io::Result<Vec<Extent>> {
     Ok(places)
 }
 
-/// Calls `visit` with each range of data, wherever in the file it is, and the bytes of all before it.
-/// Returns how many there are.
+/// Calls `visit` with each range of data, wherever in the file it is, and the bytes of all before
+/// it. Returns how many there are.
 fn each_data(image: &dyn Image, mut visit: impl FnMut(Extent, u64)) -> io::Result<u64> {
     let mut bytes = 0;
     let mut found = image.next_data(Sector::new(0))?;

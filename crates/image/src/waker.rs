@@ -1,7 +1,8 @@
 //! How one thread wakes a queue of an image.
 //!
-//! A queue's own I/O rings its own bell. This one is for what others do, e.g. a record of theirs that
-//! ours waits behind has committed, a flush of theirs covers ours, the keeper has made room.
+//! A queue's own I/O ends its sleep by itself. This is for what other threads do, e.g. a record of
+//! another queue has committed that ours waits behind, a sync of another queue covers our flush,
+//! the maintenance worker has made room.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -10,10 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use flowstone_block::Doorbells;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Most bells besides ours that end a sleep.
+/// Most doorbells besides ours that end a sleep.
 const OTHERS_MAX: usize = 3;
 
-/// A queue's bell.
+/// Ends the sleep of one queue.
 pub struct Waker {
     event: OwnedFd,
     asleep: AtomicBool,
@@ -32,7 +33,8 @@ impl Waker {
 
     /// Wakes the owner if it sleeps. What it will find must have been stored before.
     pub fn wake(&self) {
-        // Pairs with the fence in `fall_asleep`: either we see it asleep, or it sees our news.
+        // Pairs with the fence in `fall_asleep`: either we see that it sleeps, or its last check
+        // sees what we have stored.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::AcqRel) {
             // The counter cannot be full: it is written once per sleep.
@@ -40,16 +42,16 @@ impl Waker {
         }
     }
 
-    /// Lets the owner sleep by `sleep`, unless there is news already. Returns whether it slept. Our
-    /// bell comes first: it must have the same place however many others there are.
+    /// Lets the owner sleep by `sleep`, unless it can go on already. Returns whether it slept. Our
+    /// event comes first: it must have the same place however many doorbells there are.
     pub fn sleep(
         &self,
         others: &Doorbells<'_>,
-        has_news: impl FnOnce() -> bool,
+        can_advance: impl FnOnce() -> bool,
         sleep: impl FnOnce(&Doorbells<'_>),
     ) -> bool {
         self.fall_asleep();
-        let quiet = !has_news();
+        let quiet = !can_advance();
         if quiet {
             let mut fds = [self.event(); 1 + OTHERS_MAX];
             fds[1..=others.fds.len()].copy_from_slice(others.fds);
@@ -59,7 +61,7 @@ impl Waker {
         quiet
     }
 
-    /// To be followed by a last look for news, then the sleep, then `wake_up`.
+    /// To be followed by a last check, then the sleep, then `wake_up`.
     fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -68,8 +70,8 @@ impl Waker {
     /// The owner is awake again.
     fn wake_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
-        // Whoever rings sets the mark first. As long as the event has not come, the mark stays, or the
-        // event would come later, be taken for nobody's, and end every sleep from then on.
+        // `wake` sets the mark before it writes the event. Until the event has come the mark stays,
+        // or the event would come later, never be read, and end every sleep from then on.
         if self.rung.load(Ordering::Acquire) && rustix::io::read(&self.event, &mut [0; 8]).is_ok() {
             self.rung.store(false, Ordering::Release);
         }

@@ -117,9 +117,9 @@ impl Channel for DelayChannel {
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         let next = self.held.peek().map(|held| held.0.due);
-        self.base.sleep(&bells.no_later_than(next));
+        self.base.sleep(&doorbells.no_later_than(next));
     }
 }
 

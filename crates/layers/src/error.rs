@@ -121,9 +121,9 @@ impl Channel for ErrorsChannel {
         self.base.reap(done);
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         if self.failed.is_empty() {
-            self.base.sleep(bells);
+            self.base.sleep(doorbells);
         }
     }
 }

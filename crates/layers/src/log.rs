@@ -99,9 +99,9 @@ impl Channel for LogChannel {
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.sink.flush();
-        self.base.sleep(bells);
+        self.base.sleep(doorbells);
     }
 }
 

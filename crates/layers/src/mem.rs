@@ -100,7 +100,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, and nobody has an address into it any more.
+        // SAFETY: our own mapping, and no address into it is left.
         let _ = unsafe { munmap(self.start.cast(), self.bytes) };
     }
 }
@@ -132,9 +132,9 @@ impl Channel for MemChannel {
         done.append(&mut self.done);
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         if self.done.is_empty() {
-            poll_doorbells(bells, None);
+            poll_doorbells(doorbells, None);
         }
     }
 }

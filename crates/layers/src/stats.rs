@@ -41,7 +41,7 @@ impl Stats {
         Self { base, counters: Arc::default() }
     }
 
-    /// The counters, for whoever shows them.
+    /// The counters, to be reported.
     pub fn counters(&self) -> Arc<LayerCounters> {
         Arc::clone(&self.counters)
     }
@@ -81,7 +81,7 @@ impl Channel for StatsChannel {
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
-        self.base.sleep(bells);
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+        self.base.sleep(doorbells);
     }
 }

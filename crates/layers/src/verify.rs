@@ -198,7 +198,7 @@ impl Channel for VerifyChannel {
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
-        self.base.sleep(bells);
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+        self.base.sleep(doorbells);
     }
 }

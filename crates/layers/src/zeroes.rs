@@ -86,7 +86,7 @@ impl Zeroes {
         Self { base, unmap, counters: Arc::default() }
     }
 
-    /// The counters, for whoever shows them.
+    /// The counters, to be reported.
     pub fn counters(&self) -> Arc<ZeroCounters> {
         Arc::clone(&self.counters)
     }
@@ -157,7 +157,7 @@ impl Channel for ZeroesChannel {
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
-        self.base.sleep(bells);
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+        self.base.sleep(doorbells);
     }
 }

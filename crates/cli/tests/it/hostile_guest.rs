@@ -1,5 +1,5 @@
-//! Rings and sockets in the hands of somebody who means harm: the daemon answers with an error or
-//! leaves that queue alone, and goes on serving everybody else.
+//! Rings and sockets in the hands of an attacker: the daemon answers with an error or leaves that
+//! queue alone, and goes on serving all others.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -518,7 +518,7 @@ fn long_chains_that_are_answered_at_once_leave_nothing_behind() {
     stop(daemon);
 }
 
-/// Queues were stopped one after the other, and those whose turn had not come took new requests: a
+/// Queues were stopped one after the other, and queues that were still running took new requests: a
 /// guest that kept many queues busy on a slow disk put off the end by the disk's delay for each.
 #[test]
 fn busy_queues_stop_side_by_side() {

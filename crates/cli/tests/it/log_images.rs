@@ -1,11 +1,11 @@
-//! Log images as a stranger meets them: made, looked at, checked, converted, resized, ruined.
+//! Log images through the command line: create, info, check, convert, resize, and damaged ones.
 
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use flowstone_image::fuzzing::{Left, Part, Patch, patched, small_image};
+use flowstone_image::fuzzing::{Left, Patch, Target, patched, small_image};
 use flowstone_testkit::Status;
 use serde_json::Value;
 
@@ -213,7 +213,7 @@ fn an_image_that_was_not_closed_is_checked_without_changing_it() {
     assert!(info.contains("not closed in order"), "{info}");
 }
 
-/// A host file system that is full of nobody's segments.
+/// A host file system that is full of segments without a use.
 #[test]
 fn repair_says_what_it_has_done_and_does_it_once() {
     let place = Place::new();
@@ -271,7 +271,7 @@ fn log_images_that_are_none_are_refused() {
 /// The newest superblock of a new image is in the second slot.
 fn with_superblock_word(place: &Place, at: u16, bytes: &[u8]) {
     let path = place.log_image("8M");
-    let patch = Patch { part: Part::Superblock(1), at, bytes: bytes.to_vec() };
+    let patch = Patch { target: Target::Superblock(1), at, bytes: bytes.to_vec() };
     std::fs::write(&path, patched(std::fs::read(&path).unwrap(), &patch)).unwrap();
 }
 

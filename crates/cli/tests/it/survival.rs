@@ -27,7 +27,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn settle(&mut self, completion: &Completion) {
+    fn note(&mut self, completion: &Completion) {
         assert_eq!(completion.status, Status::Ok);
         assert!(self.in_flight.remove(&completion.ticket).is_some(), "completed twice");
         self.done += 1;
@@ -44,7 +44,7 @@ impl Writer {
             }
             self.client.notify(0).unwrap();
             let completion = self.client.wait(0).unwrap();
-            self.settle(&completion);
+            self.note(&completion);
         }
     }
 }
@@ -79,8 +79,8 @@ fn a_killed_daemon_finishes_what_was_in_flight_out_of_order() {
     }
 }
 
-/// A daemon that is killed from outside again and again, while the disk has a request: that is no reason
-/// to fail it.
+/// A daemon that is killed from outside again and again, while the disk has a request: that is no
+/// reason to fail it.
 #[test]
 fn a_request_that_was_in_flight_at_several_kills_is_carried_out() {
     let place = Place::new();
@@ -151,8 +151,8 @@ fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
     }
 }
 
-/// A daemon that was stopped early waited for each request that a killed daemon had left undone, one
-/// after the other: a whole ring took the disk's delay as many times as it has entries.
+/// A daemon that was stopped early waited for each request that a killed daemon had left undone,
+/// one after the other: a whole ring took the disk's delay as many times as it has entries.
 #[test]
 fn a_stop_right_after_a_restart_hands_all_that_is_left_undone_to_the_disk_at_once() {
     const REQUESTS: usize = 4000;
@@ -247,7 +247,7 @@ fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        assert!(calls > 0, "queue {queue}: nobody tells the guest");
+        assert!(calls > 0, "queue {queue}: the guest gets no interrupt");
         assert_eq!(client.wait(queue).unwrap().status, Status::Ok);
     }
     stop(daemon);

@@ -116,13 +116,13 @@ impl FileChannel for SimChannel {
     /// # Panics
     /// If nothing is in flight and there is neither a doorbell nor a deadline: nobody could end
     /// this sleep.
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.kick();
         self.complete_any(1);
         if self.done.is_empty() {
-            let endless = bells.fds.is_empty() && bells.deadline.is_none();
+            let endless = doorbells.fds.is_empty() && doorbells.deadline.is_none();
             assert!(!endless, "a sleep that nothing can end");
-            poll_doorbells(bells, None);
+            poll_doorbells(doorbells, None);
         }
     }
 }

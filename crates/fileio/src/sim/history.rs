@@ -52,7 +52,7 @@ pub struct History {
     /// Ended and waiting for a datasync, in the order in which they ended.
     unsynced: VecDeque<OpId>,
     /// From which position on how many of `ended`, counted from the first, were all durable.
-    settled: Vec<(u64, usize)>,
+    durable_prefixes: Vec<(u64, usize)>,
     /// What the first so many of `ended` have made of the disk.
     checkpoints: BTreeMap<usize, Medium>,
     /// Position of the next event.
@@ -96,7 +96,7 @@ impl History {
             ended: Vec::new(),
             open: BTreeSet::new(),
             unsynced: VecDeque::new(),
-            settled: Vec::new(),
+            durable_prefixes: Vec::new(),
             checkpoints: BTreeMap::from([(0, medium)]),
             next: 0,
             start: 0,
@@ -168,7 +168,7 @@ impl History {
         } else {
             self.unsynced.push_back(id);
         }
-        self.settle(at);
+        self.note_durable(at);
     }
 
     /// The operation has failed and left nothing.
@@ -188,7 +188,7 @@ impl History {
         while let Some(id) = self.next_covered(begun) {
             self.ops[id].durable_at = Some(at);
         }
-        self.settle(at);
+        self.note_durable(at);
     }
 
     /// The datasync that began at this position has failed. As with a kernel, which drops what it
@@ -209,20 +209,20 @@ impl History {
         self.unsynced.pop_front()
     }
 
-    fn settle(&mut self, at: u64) {
-        let before = self.settled.last().map_or(0, |(_, count)| *count);
+    fn note_durable(&mut self, at: u64) {
+        let before = self.durable_prefixes.last().map_or(0, |(_, count)| *count);
         let durable = |id: &&OpId| self.ops[**id].durable_at.is_some();
         let more = self.ended[before..].iter().take_while(durable).count();
         if more > 0 {
-            self.settled.push((at, before + more));
+            self.durable_prefixes.push((at, before + more));
         }
     }
 
     /// What there is to decide if the disk stops at `moment`.
     pub fn cut(&mut self, moment: Moment) -> Cut {
         let Moment(moment) = moment;
-        let settled = self.settled.partition_point(|(at, _)| *at < moment);
-        let first = settled.checked_sub(1).map_or(0, |last| self.settled[last].1);
+        let durable_prefixes = self.durable_prefixes.partition_point(|(at, _)| *at < moment);
+        let first = durable_prefixes.checked_sub(1).map_or(0, |last| self.durable_prefixes[last].1);
         let last = self.ended.partition_point(|id| self.ops[*id].ended_before(moment));
         let base = self.base(first);
         let ended = self.ended[first..last].iter().map(|id| &self.ops[*id]);

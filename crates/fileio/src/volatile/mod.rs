@@ -108,7 +108,7 @@ impl Volatile {
     }
 
     /// Moves all that is held to the file, and keeps others out while the answer lives.
-    pub fn settle(&self) -> io::Result<MutexGuard<'_, State>> {
+    pub fn write_back(&self) -> io::Result<MutexGuard<'_, State>> {
         let mut state = self.state();
         state.write_out(&self.file)?;
         Ok(state)
@@ -221,7 +221,7 @@ impl Volatile {
 impl Drop for Volatile {
     /// A file that is closed keeps what was written: only being killed is a power cut.
     fn drop(&mut self) {
-        if let Err(error) = self.settle() {
+        if let Err(error) = self.write_back() {
             warn!("what the volatile engine held is lost: {error}");
         }
     }

@@ -286,16 +286,16 @@ fn a_sleep_ends_at_a_doorbell_and_at_its_deadline() {
     for case in cases() {
         let file = case.create();
         let mut channel = file.channel(DEPTH).unwrap();
-        let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        let fds = [bell.as_fd()];
+        let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let fds = [doorbell.as_fd()];
         let soon = Instant::now() + Duration::from_millis(20);
         channel.sleep(&Doorbells { fds: &fds, deadline: Some(soon) });
         channel.reap(&mut Vec::new());
         assert!(Instant::now() >= soon, "{}: woke early", case.name);
         for _ in 0..3 {
-            rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+            rustix::io::write(&doorbell, &1u64.to_ne_bytes()).unwrap();
             channel.sleep(&Doorbells { fds: &fds, deadline: None });
-            rustix::io::read(&bell, &mut [0; 8]).unwrap();
+            rustix::io::read(&doorbell, &mut [0; 8]).unwrap();
             channel.reap(&mut Vec::new());
         }
     }
@@ -329,7 +329,7 @@ fn a_file_is_free_when_its_last_request_has_been_answered() {
             let mut blocking = BlockingFile::new(&file).unwrap();
             let (offset, bytes) = (FileOffset::new(0), FILE_BYTES);
             blocking.run(FileOp::Punch { offset, bytes }).unwrap();
-            // The next turn opens it again, and nobody waits for a lock.
+            // The next turn opens it again, and does not wait for a lock.
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Walking a descriptor chain that nobody has checked yet.
+//! Walks a descriptor chain that has not been checked yet.
 //!
 //! Bounded by construction: a chain visits at most as many descriptors as the ring has, or an
 //! indirect table's worth, so loops end. The rules are those of virtio 1.2, section 2.7.5.

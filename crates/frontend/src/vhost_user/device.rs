@@ -71,7 +71,7 @@ pub struct Device {
     /// restarted daemon, which finds it in the in-flight region.
     write_through_chosen: bool,
     /// Whether the monitor has yet to hear that it should look at the disk's size: it may have
-    /// changed while nobody was connected.
+    /// changed while no monitor was connected.
     capacity_is_news: bool,
 }
 

@@ -5,8 +5,8 @@
 //! by one: used entries are written as requests complete and shown to the driver with one index
 //! update and at most one signal per batch.
 //!
-//! The guest memory it works on stays mapped until the queue is dropped; whoever drops a queue
-//! with requests in flight must have stopped them first.
+//! The guest memory it works on stays mapped until the queue is dropped; the code that drops a
+//! queue with requests in flight must have stopped them first.
 
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -95,7 +95,7 @@ impl CallSlot {
     }
 
     /// Interrupts go here from now on. One is sent at once: the last may have gone to an event
-    /// that nobody listens to any more, and a driver that waits for it waits for ever.
+    /// that has no reader any more, and a driver that waits for it waits for ever.
     pub fn replace(&self, event: Option<File>) {
         *self.lock() = event;
         self.signal();

@@ -32,7 +32,7 @@ pub struct Server {
     connection: HangUp,
 }
 
-/// The connection that is being served, for whoever may have to end it.
+/// The connection that is being served, so that another thread can end it.
 #[derive(Clone, Default)]
 pub struct HangUp(Arc<Mutex<Option<UnixStream>>>);
 
@@ -103,7 +103,7 @@ impl Server {
         }
     }
 
-    /// Ends with the connection, or with the socket or protocol error that ruined it.
+    /// Ends with the connection, or with the socket or protocol error that ended it.
     fn converse(
         &self,
         stream: UnixStream,

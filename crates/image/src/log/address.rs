@@ -45,26 +45,26 @@ impl Address {
     }
 }
 
-/// What the map holds for one guest block: its address and checksum in one word, so that both
-/// change together and a reader needs no lock.
+/// What the map holds for one guest block: its address and checksum in 64 bits, so that both change
+/// together and a reader needs no lock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Word(u64);
+pub struct MapEntry(u64);
 
-impl Word {
+impl MapEntry {
     /// The block has no place in the file and reads as zeroes.
     pub const UNMAPPED: Self = Self(0);
 
-    /// The word for a block at `address` whose bytes have this CRC32C.
+    /// The entry for a block at `address` whose bytes have this CRC32C.
     pub const fn new(address: Address, checksum: u32) -> Self {
         Self((checksum as u64) << 32 | address.0 as u64)
     }
 
-    /// The word as it is in a leaf.
+    /// The entry as it is in a leaf.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// The word as it goes into a leaf.
+    /// The entry as it goes into a leaf.
     pub const fn bits(self) -> u64 {
         self.0
     }

@@ -1,4 +1,4 @@
-//! What the queues of a log image and its keeper share.
+//! What the queues of a log image and its maintenance worker share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,13 +7,14 @@ use flowstone_block::{Outcome, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
-use super::address::{BLOCK_BYTES, Word};
+use super::address::{BLOCK_BYTES, MapEntry};
+use super::append::{AppendState, Draft, Effects, Health, PlaceError, Placed};
+use super::ids::Sequence;
 use super::inbox::Inbox;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
 use super::sync::GroupSync;
-use super::tail::{Draft, Health, News, Placed, Refusal, Tail};
 use crate::discards::DiscardCounters;
 use crate::waker::Waker;
 
@@ -30,11 +31,11 @@ pub struct Core {
     pub discards: Arc<DiscardCounters>,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
-    tail: Mutex<Tail>,
-    /// Copies of what `tail` knows, to look at without the lock.
+    state: Mutex<AppendState>,
+    /// Copies of what `state` knows, to look at without the lock.
     committed: AtomicU64,
     broken: AtomicBool,
-    /// Counts the times that the keeper has made room, or started new heads.
+    /// Counts the times that the maintenance worker has made room, or started new heads.
     room_made: AtomicU64,
     wakers: Mutex<Vec<Weak<Waker>>>,
 }
@@ -46,23 +47,23 @@ impl Core {
         codec: Codec,
         capacity: SectorCount,
         map: BlockMap,
-        mut tail: Tail,
+        mut state: AppendState,
     ) -> Self {
-        tail.disk_leaves = leaves_of(capacity);
+        state.disk_leaves = leaves_of(capacity);
         Self {
             name,
             file,
             codec,
-            shape: tail.shape,
+            shape: state.shape,
             map,
             sync: GroupSync::default(),
             inbox: Inbox::default(),
             discards: Arc::default(),
             capacity: AtomicU64::new(capacity.get()),
-            committed: AtomicU64::new(tail.committed()),
-            broken: AtomicBool::new(tail.health != Health::Running),
+            committed: AtomicU64::new(state.committed().get()),
+            broken: AtomicBool::new(state.health != Health::Running),
             room_made: AtomicU64::new(0),
-            tail: Mutex::new(tail),
+            state: Mutex::new(state),
             wakers: Mutex::default(),
         }
     }
@@ -73,12 +74,12 @@ impl Core {
 
     pub fn set_capacity(&self, capacity: SectorCount) {
         self.capacity.store(capacity.get(), Ordering::Relaxed);
-        self.tail().disk_leaves = leaves_of(capacity);
+        self.append_state().disk_leaves = leaves_of(capacity);
     }
 
     /// Makes the disk smaller at once, so that nothing is written there any more, and larger when
-    /// `work` has made that durable, so that no record says anything about blocks that a crash would
-    /// take away again.
+    /// `work` has made that durable, so that no record says anything about blocks that a crash
+    /// would take away again.
     pub fn resize_while(&self, capacity: SectorCount, work: impl FnOnce() -> Outcome) -> Outcome {
         let before = self.capacity();
         let meanwhile = match mutant("log.resize.told-before-durable") {
@@ -102,44 +103,45 @@ impl Core {
     }
 
     /// The lock. Held for moments only, never across I/O.
-    pub fn tail(&self) -> MutexGuard<'_, Tail> {
-        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn append_state(&self) -> MutexGuard<'_, AppendState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the record with this sequence number has committed.
-    pub fn has_committed(&self, sequence: u64) -> bool {
-        sequence < self.committed.load(Ordering::Acquire)
+    pub fn has_committed(&self, sequence: Sequence) -> bool {
+        sequence < self.commits()
     }
 
     /// How much has committed: another number means that something has.
-    pub fn commits(&self) -> u64 {
-        self.committed.load(Ordering::Acquire)
+    pub fn commits(&self) -> Sequence {
+        Sequence::new(self.committed.load(Ordering::Acquire))
     }
 
-    /// Another number means that those who were refused a place may try again.
+    /// Another number means that requests which were refused a place may try again.
     pub fn room_made(&self) -> u64 {
         self.room_made.load(Ordering::Acquire)
     }
 
-    /// Tells everybody who waits for a place to try again.
-    pub fn tell_room(&self) {
+    /// Makes all requests that wait for a place try again.
+    pub fn announce_room(&self) {
         self.room_made.fetch_add(1, Ordering::Release);
         self.wake_all();
     }
 
-    /// Whether no record can commit any more before the keeper has started new heads.
+    /// Whether no record can commit any more before the maintenance worker has started new heads.
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Acquire)
     }
 
-    /// Whether blocks that are not mapped read as zeroes after a crash, too. Until the keeper has
-    /// started new heads, replay may find a record that failed, or one behind it: its guests have been
-    /// told that the outcome is not known, but a trim or zeroing of the block afterwards must hold.
+    /// Whether blocks that are not mapped read as zeroes after a crash, too. Until the maintenance
+    /// worker has started new heads, replay may find a record that failed, or one behind it: its
+    /// guests got an error, so the outcome is not known, but a trim or zeroing of the block
+    /// afterwards must hold.
     pub fn unmapped_is_zero(&self) -> bool {
         !self.is_broken() || mutant("log.trim.ignores-failed-records")
     }
 
-    /// A bell for a new queue.
+    /// A waker for a new queue.
     pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
         let waker = Arc::new(Waker::new()?);
         let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,74 +157,79 @@ impl Core {
     }
 
     /// Gives a record its place in the order and in the file.
-    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<Waker>) -> Result<Placed, Refusal> {
-        let mut news = News::default();
+    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<Waker>) -> Result<Placed, PlaceError> {
+        let mut effects = Effects::default();
         let placed = {
-            let mut tail = self.tail();
-            // Looked at under the lock: whoever makes the disk smaller looks for us there.
-            tail.place(draft, &self.map, self.blocks(), owner, &mut news)
+            let mut state = self.append_state();
+            // Read under the lock: a resize that makes the disk smaller checks for records in
+            // flight there.
+            state.place(draft, &self.map, self.blocks(), owner, &mut effects)
         };
-        self.tell(news, owner);
+        self.apply_effects(effects, owner);
         placed
     }
 
     /// A record of `owner` is in the file, or could not be written.
-    pub fn written(&self, sequence: u64, succeeded: bool, owner: &Arc<Waker>) {
-        let mut news = News::default();
+    pub fn written(&self, sequence: Sequence, succeeded: bool, owner: &Arc<Waker>) {
+        let mut effects = Effects::default();
         {
-            let mut tail = self.tail();
-            tail.written(sequence, succeeded, &self.map, &mut news);
-            self.show(&tail);
+            let mut state = self.append_state();
+            state.written(sequence, succeeded, &self.map, &mut effects);
+            self.show(&state);
         }
         if !succeeded {
             error!("{}: a write to the image failed; starting a new place in the log", self.name);
         }
-        self.tell(news, owner);
+        self.apply_effects(effects, owner);
     }
 
-    /// Gives up a record that cannot commit any more. Returns whether it has committed after all.
-    pub fn settle(&self, sequence: u64) -> bool {
-        let mut tail = self.tail();
-        if sequence < tail.committed() {
+    /// Gives up a record that cannot commit any more. Returns `true` if it has committed after all.
+    pub fn give_up(&self, sequence: Sequence) -> bool {
+        let mut state = self.append_state();
+        if sequence < state.committed() {
             return true;
         }
-        tail.settle(sequence);
-        drop(tail);
-        self.inbox.look();
+        state.give_up(sequence);
+        drop(state);
+        self.inbox.schedule_pass();
         false
     }
 
-    /// Nothing is written any more: nobody would make a checkpoint of it, or find room.
+    /// Stops all writing: without the maintenance worker there are no checkpoints and no room.
     pub fn retire(&self) {
         {
-            let mut tail = self.tail();
-            tail.health = Health::Stopped;
-            self.show(&tail);
+            let mut state = self.append_state();
+            state.health = Health::Stopped;
+            self.show(&state);
         }
         self.inbox.close();
-        self.tell_room();
+        self.announce_room();
     }
 
-    /// Shows what the lock protects to those who look without it.
-    pub fn show(&self, tail: &Tail) {
-        self.committed.store(tail.committed(), Ordering::Release);
-        self.broken.store(tail.health != Health::Running, Ordering::Release);
+    /// Publishes copies of what the lock protects, for readers without it.
+    pub fn show(&self, state: &AppendState) {
+        self.committed.store(state.committed().get(), Ordering::Release);
+        self.broken.store(state.health != Health::Running, Ordering::Release);
     }
 
-    fn tell(&self, news: News, teller: &Arc<Waker>) {
-        if news.call_keeper {
-            self.inbox.look();
+    fn apply_effects(&self, effects: Effects, except: &Arc<Waker>) {
+        if effects.wake_maintenance {
+            self.inbox.schedule_pass();
         }
-        news.wake.iter().filter(|waker| !Arc::ptr_eq(waker, teller)).for_each(|waker| waker.wake());
+        effects
+            .wake
+            .iter()
+            .filter(|waker| !Arc::ptr_eq(waker, except))
+            .for_each(|waker| waker.wake());
     }
 
-    /// An I/O error that a person should know about: it names image, guest block and place.
-    pub fn report_damage(&self, lba: u64, word: Word, what: &str) {
+    /// Logs an I/O error with image, guest block and place.
+    pub fn report_damage(&self, lba: u64, map_entry: MapEntry, what: &str) {
         error!(
             "{}: block {lba} (guest byte {}) at file offset {}: {what}; run `flowstone check --data`",
             self.name,
             lba * BLOCK_BYTES as u64,
-            word.address().offset().get(),
+            map_entry.address().offset().get(),
         );
     }
 }

@@ -15,16 +15,17 @@ use flowstone_fileio::{Access, BlockingFile, FileIo};
 use tracing::{error, info};
 
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
+use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
 use super::core::Core;
+use super::ids::{Incarnation, SegmentId, Sequence};
 use super::inbox::Command;
 use super::inspect::LogState;
-use super::keeper::{Keeper, Knowledge};
 use super::load::{LoadError, Loaded, load};
+use super::maintenance::{Knowledge, Maintenance};
 use super::map::LEAF_BLOCKS;
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
 use super::superblock::{HeadPlace, Superblock, Totals};
-use super::tail::{Head, Health, Tail};
 use crate::capacity::valid_capacity;
 use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
 
@@ -93,15 +94,18 @@ pub fn create(
         streams: shape.streams,
         clean: true,
         written_at: 0,
-        next_sequence: 1,
+        next_sequence: Sequence::FIRST,
         clock: 0,
         totals: Totals::default(),
         heads: Default::default(),
         root: Default::default(),
     };
     for stream in 0..shape.streams {
-        superblock.heads[stream as usize] =
-            HeadPlace { serial: u64::from(stream + 1), segment: stream + 1, block: 0 };
+        superblock.heads[stream as usize] = HeadPlace {
+            incarnation: Incarnation::new(0, stream + 1),
+            segment: SegmentId::new(stream + 1),
+            block: 0,
+        };
     }
     let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
     block.copy_from_slice(&superblock.encode());
@@ -125,12 +129,12 @@ pub struct LogImage {
     core: Arc<Core>,
     discard: DiscardMode,
     readonly: bool,
-    keeper: Option<JoinHandle<()>>,
+    maintenance: Option<JoinHandle<()>>,
 }
 
 impl LogImage {
     /// Takes over an open host file. For writing, recovers first what needs it, and starts the
-    /// keeper.
+    /// maintenance worker.
     pub fn open(
         path: &Path,
         file: Box<dyn FileIo>,
@@ -140,10 +144,10 @@ impl LogImage {
         let name = path.display().to_string();
         let readonly = access != Access::Write;
         let (core, knowledge) = prepare(name.clone(), file, readonly)?;
-        let mut image = Self { core, discard, readonly, keeper: None };
+        let mut image = Self { core, discard, readonly, maintenance: None };
         if let Some(knowledge) = knowledge {
             let host = |error| Error::host(name.clone(), error, "free resources");
-            image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
+            image.maintenance = Some(start_maintenance(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)
     }
@@ -163,19 +167,20 @@ impl LogImage {
         Ok(sectors.iter().any(|byte| *byte != 0))
     }
 
-    /// Opens for writing without the keeper's thread, for images that must come out the same every
-    /// time: the caller lets the keeper work.
-    pub(crate) fn open_by_hand(path: &Path, file: Box<dyn FileIo>) -> Result<(Self, Keeper)> {
+    /// Opens for writing without the maintenance worker's thread, for images that must come out the
+    /// same every time: the caller lets the maintenance worker work.
+    pub(crate) fn open_by_hand(path: &Path, file: Box<dyn FileIo>) -> Result<(Self, Maintenance)> {
         let name = path.display().to_string();
         let (core, knowledge) = prepare(name.clone(), file, false)?;
         let knowledge = knowledge.expect("an image that is open for writing is known");
-        let keeper = Keeper::new(Arc::clone(&core), knowledge)
+        let maintenance = Maintenance::new(Arc::clone(&core), knowledge)
             .map_err(|error| Error::host(name, error, "free resources"))?;
         let discard = DiscardMode::Deallocate;
-        Ok((Self { core, discard, readonly: false, keeper: None }, keeper))
+        Ok((Self { core, discard, readonly: false, maintenance: None }, maintenance))
     }
 
-    /// Asks the keeper for work, and waits for it; every now and then calls `meanwhile`.
+    /// Asks the maintenance worker for work, and waits for it; every now and then calls
+    /// `meanwhile`.
     fn ask(&self, command: Command, mut meanwhile: impl FnMut()) -> Outcome {
         const PERIOD: Duration = Duration::from_millis(100);
         let answer = self.core.inbox.ask(command);
@@ -189,23 +194,25 @@ impl LogImage {
     }
 }
 
-/// Starts the keeper's thread, and returns when it works.
-fn start_keeper(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
+/// Starts the maintenance worker's thread, and returns when it works.
+fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
     let core = Arc::clone(core);
     let (report, started) = sync_channel(1);
     let run = move || {
-        // However the keeper ends: whoever waits for it must hear of it.
+        // Requests that wait for the maintenance worker must fail, however it ends.
         let _retire = Retire(Arc::clone(&core));
-        match Keeper::new(core, knowledge) {
-            Ok(keeper) => {
+        match Maintenance::new(core, knowledge) {
+            Ok(maintenance) => {
                 let _ = report.send(Ok(()));
-                keeper.run();
+                maintenance.run();
             }
             Err(error) => drop(report.send(Err(error))),
         }
     };
-    let thread = Builder::new().name("keeper".into()).stack_size(256 << 10).spawn(run)?;
-    started.recv().map_err(|_| io::Error::other("the keeper died at its start"))??;
+    let thread = Builder::new().name("maintenance".into()).stack_size(256 << 10).spawn(run)?;
+    started
+        .recv()
+        .map_err(|_| io::Error::other("the maintenance worker ended while it started"))??;
     Ok(thread)
 }
 
@@ -246,43 +253,43 @@ pub fn prepare_loaded(
     }
     let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
     let crashed = !superblock.clean;
-    let mut tail = Tail::new(shape, segments, replay.next_sequence);
-    tail.clock = superblock.clock + replay.guest_blocks;
-    tail.totals = superblock.totals;
-    tail.totals.appended_blocks += replay.blocks;
-    tail.generation = superblock.generation;
-    for (head, place) in tail.heads.iter_mut().zip(replay.heads) {
+    let mut state = AppendState::new(shape, segments, replay.next_sequence);
+    state.clock = superblock.clock + replay.guest_blocks;
+    state.totals = superblock.totals;
+    state.totals.appended_blocks += replay.blocks;
+    state.generation = superblock.generation;
+    for (head, place) in state.heads.iter_mut().zip(replay.heads) {
         *head = Head { place, ..Head::default() };
     }
     if crashed && !readonly {
-        tail.health = Health::Restarting;
+        state.health = Health::Restarting;
     }
     if replay.records > 0 {
         info!("{name}: {} records replayed after the last checkpoint", replay.records);
     }
     let capacity = SectorCount::new(superblock.capacity_sectors);
-    tail.disk_leaves = blocks_of(capacity.bytes()).div_ceil(LEAF_BLOCKS);
+    state.disk_leaves = blocks_of(capacity.bytes()).div_ceil(LEAF_BLOCKS);
     // The superblock of this session says so before one of them is used.
     let most = shape.segments_most(blocks_of(capacity.bytes()));
     let own = shape.segments_for(blocks_of(capacity.bytes())).unwrap_or(0);
-    tail.segments.set_limit(tail.segments.limit().max(own.min(most)));
-    let wanted = tail.kept_from_writes(&map);
-    tail.segments.raise_limit_for(wanted, most);
-    tail.find_trim_heads(&map);
-    superblock.segments = superblock.segments.max(tail.segments.limit());
-    let core = Arc::new(Core::new(name.clone(), file, codec, capacity, map, tail));
+    state.segments.set_limit(state.segments.limit().max(own.min(most)));
+    let wanted = state.kept_from_writes(&map);
+    state.segments.raise_limit_for(wanted, most);
+    state.find_trim_heads(&map);
+    superblock.segments = superblock.segments.max(state.segments.limit());
+    let core = Arc::new(Core::new(name.clone(), file, codec, capacity, map, state));
     if readonly {
         return Ok((core, None));
     }
     let host = |error: io::Error| Error::host(name.clone(), error, "check the host's file system");
-    let mut keeper =
-        Keeper::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
-    keeper.begin_session().map_err(|errno| host(errno.into()))?;
+    let mut maintenance =
+        Maintenance::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
+    maintenance.begin_session().map_err(|errno| host(errno.into()))?;
     if crashed {
-        keeper.restart().map_err(|errno| host(errno.into()))?;
-        keeper.punch_free();
+        maintenance.restart().map_err(|errno| host(errno.into()))?;
+        maintenance.punch_free();
     }
-    Ok((core, Some(keeper.into_knowledge())))
+    Ok((core, Some(maintenance.into_knowledge())))
 }
 
 fn refused(name: &str, damage: &str) -> Error {
@@ -304,10 +311,13 @@ pub fn explain(name: &str, error: LoadError) -> Error {
 impl Drop for LogImage {
     fn drop(&mut self) {
         self.core.inbox.stop();
-        if let Some(keeper) = self.keeper.take()
-            && keeper.join().is_err()
+        if let Some(maintenance) = self.maintenance.take()
+            && maintenance.join().is_err()
         {
-            error!("{}: the keeper has panicked; the next start recovers", self.core.name);
+            error!(
+                "{}: the maintenance worker has panicked; the next start recovers",
+                self.core.name
+            );
         }
     }
 }
@@ -332,7 +342,7 @@ impl Image for LogImage {
     }
 
     fn space(&self) -> io::Result<Space> {
-        let garbage = self.core.tail().segments.garbage_blocks();
+        let garbage = self.core.append_state().segments.garbage_blocks();
         Ok(Space {
             virtual_bytes: self.core.capacity().bytes(),
             live_bytes: Some(self.core.live_bytes()),
@@ -378,7 +388,7 @@ impl Image for LogImage {
                 "shrink the file system inside first and discard what it leaves (fstrim)",
             ));
         }
-        let used = self.core.tail().segments.highest_used() + 1;
+        let used = self.core.append_state().segments.highest_used().get() + 1;
         let segments = segments.max(used);
         let command = Command::Resize { capacity: capacity.get(), segments };
         let resized = self.core.resize_while(capacity, || self.ask(command, || {}));

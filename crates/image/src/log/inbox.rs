@@ -1,4 +1,4 @@
-//! What queues and tools want of the keeper, the thread behind an image.
+//! What queues and tools ask of the maintenance worker.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use flowstone_block::Outcome;
 
-/// Work that somebody waits for.
+/// Work that has a reply.
 #[derive(Clone, Copy, Debug)]
 pub enum Command {
     /// The disk has another size, in sectors, and may use so many segments.
@@ -17,20 +17,20 @@ pub enum Command {
     Compact,
 }
 
-/// Wishes that the keeper has not looked at.
+/// Work that the maintenance worker has not taken yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct PendingWork {
     /// Something may be due: segments, a checkpoint, cleaning.
-    pub look: bool,
+    pub pass: bool,
     /// End, after a last checkpoint.
     pub stop: bool,
 }
 
-/// The keeper's mailbox.
+/// Commands and pending work of the maintenance worker.
 #[derive(Default)]
 pub struct Inbox {
-    wishes: Mutex<Wishes>,
-    bell: Condvar,
+    pending_work: Mutex<PendingWork>,
+    wakeup: Condvar,
     commands: Mutex<VecDeque<(Command, SyncSender<Outcome>)>>,
     closed: AtomicBool,
     /// Blocks of the disk that `compact` has dealt with.
@@ -38,18 +38,18 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    fn wishes(&self) -> MutexGuard<'_, Wishes> {
-        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending_work(&self) -> MutexGuard<'_, PendingWork> {
+        self.pending_work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the keeper to look around.
-    pub fn look(&self) {
-        self.wishes().look = true;
-        self.bell.notify_one();
+    /// Schedules a maintenance pass.
+    pub fn schedule_pass(&self) {
+        self.pending_work().pass = true;
+        self.wakeup.notify_one();
     }
 
-    /// Asks for work; the answer comes when it is done. If there is no keeper to do it, the sender
-    /// is gone.
+    /// Asks for work; the answer comes when it is done. If there is no maintenance worker to do it,
+    /// the sender is gone.
     pub fn ask(&self, command: Command) -> Receiver<Outcome> {
         let (reply, answer) = sync_channel(1);
         {
@@ -59,7 +59,7 @@ impl Inbox {
             }
             commands.push_back((command, reply));
         }
-        self.look();
+        self.schedule_pass();
         answer
     }
 
@@ -68,19 +68,19 @@ impl Inbox {
         self.sorted.load(Ordering::Relaxed)
     }
 
-    /// For the keeper: how far it has come.
-    pub fn tell_sorted(&self, blocks: u64) {
+    /// For the maintenance worker: how far it has come.
+    pub fn set_sorted(&self, blocks: u64) {
         self.sorted.store(blocks, Ordering::Relaxed);
     }
 
-    /// There is no keeper any more.
+    /// The maintenance worker is gone: commands that wait for it fail.
     pub fn close(&self) {
         let mut commands = self.commands();
         self.closed.store(true, Ordering::Relaxed);
         commands.clear();
     }
 
-    /// The oldest work that nobody has taken.
+    /// The oldest command that has not been taken.
     pub fn next_command(&self) -> Option<(Command, SyncSender<Outcome>)> {
         self.commands().pop_front()
     }
@@ -89,37 +89,37 @@ impl Inbox {
         self.commands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks the keeper to end.
+    /// Asks the maintenance worker to end.
     pub fn stop(&self) {
-        self.wishes().stop = true;
-        self.bell.notify_one();
+        self.pending_work().stop = true;
+        self.wakeup.notify_one();
     }
 
-    /// Sleeps until there is a wish or the deadline, and takes what there is.
-    pub fn wait(&self, deadline: Option<Instant>) -> Wishes {
-        let mut wishes = self.wishes();
+    /// Sleeps until there is work or the deadline, and takes the work.
+    pub fn wait(&self, deadline: Option<Instant>) -> PendingWork {
+        let mut pending_work = self.pending_work();
         loop {
-            if wishes.look || wishes.stop {
-                let taken = *wishes;
-                wishes.look = false;
+            if pending_work.pass || pending_work.stop {
+                let taken = *pending_work;
+                pending_work.pass = false;
                 return taken;
             }
-            wishes = match deadline {
-                None => self.bell.wait(wishes).unwrap_or_else(PoisonError::into_inner),
+            pending_work = match deadline {
+                None => self.wakeup.wait(pending_work).unwrap_or_else(PoisonError::into_inner),
                 Some(at) => {
                     let left = at.saturating_duration_since(Instant::now());
                     if left.is_zero() {
-                        return Wishes::default();
+                        return PendingWork::default();
                     }
-                    let waited = self.bell.wait_timeout(wishes, left);
+                    let waited = self.wakeup.wait_timeout(pending_work, left);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
         }
     }
 
-    /// Takes what there is, without waiting.
-    pub fn peek_stop(&self) -> bool {
-        self.wishes().stop
+    /// Whether the worker is to end; does not wait.
+    pub fn is_stopping(&self) -> bool {
+        self.pending_work().stop
     }
 }

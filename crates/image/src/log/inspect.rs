@@ -1,4 +1,4 @@
-//! What an image's superblock tells, without the rest of it: cheap, and right even while somebody
+//! What an image's superblock tells, without the rest of it: cheap, and right even while a daemon
 //! else writes the image.
 
 use std::time::{Duration, UNIX_EPOCH};
@@ -101,26 +101,26 @@ impl LogState {
     /// Looks at an open image; takes the log's lock for a moment.
     pub(super) fn of(core: &Core) -> Self {
         let map_memory_bytes = core.map.memory_bytes(core.blocks());
-        let tail = core.tail();
+        let state = core.append_state();
         Self {
             live_bytes: core.live_bytes(),
             map_memory_bytes,
-            segments_limit: tail.segments.limit(),
-            segments_used: tail.segments.used() + 1,
-            segments_ready: tail.segments.ready(),
-            segments_dead: tail.segments.dead().0,
-            guest_blocks: tail.clock,
-            appended_blocks: tail.totals.appended_blocks,
-            relocated_blocks: tail.totals.relocated_blocks,
-            map_blocks: tail.totals.map_blocks,
-            checkpoint: tail.generation,
-            since_checkpoint_blocks: tail.since_checkpoint,
-            full: tail.writes.full.is_some() || tail.restart_full.is_some(),
+            segments_limit: state.segments.limit(),
+            segments_used: state.segments.used() + 1,
+            segments_ready: state.segments.ready(),
+            segments_dead: state.segments.dead().0,
+            guest_blocks: state.clock,
+            appended_blocks: state.totals.appended_blocks,
+            relocated_blocks: state.totals.relocated_blocks,
+            map_blocks: state.totals.map_blocks,
+            checkpoint: state.generation,
+            since_checkpoint_blocks: state.since_checkpoint,
+            full: state.writes.full.is_some() || state.restart_full.is_some(),
         }
     }
 }
 
-/// Reads the superblocks of an image that somebody else may be writing.
+/// Reads the superblocks of an image that a daemon may be writing.
 pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
     let slots = read_slots(file).map_err(|error| explain(name, error))?;
     let superblock = newest(&slots).map_err(|error| explain(name, error))?;

@@ -1,6 +1,6 @@
 //! Opening an image: superblock, map, and the records that came after the checkpoint.
 //!
-//! Everything read here may be damaged, cut short, or made by somebody who means harm: each number
+//! Everything read here may be damaged, cut short, or made by an attacker: each number
 //! is checked before it is used, and work is bounded by the size of the file.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,16 +8,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use flowstone_block::{AlignedBuf, Errno, mutant};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
-use super::address::{Address, BLOCK_BYTES, Word};
-use super::lost::Hunt;
+use super::address::{Address, BLOCK_BYTES, MapEntry};
+use super::append::STREAMS_MAX;
+use super::ids::SegmentId;
+use super::lost_tail::LostTailScan;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::{Codec, LEAF_ON_DISK_BLOCKS};
 use super::replay::{Replay, replay};
 use super::root::{Bounds, LeafPlace, Root, SegmentNote};
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of_sectors, root_blocks};
-use super::superblock::{HeadPlace, Refusal, RootPlace, SLOTS, Superblock};
-use super::tail::STREAMS_MAX;
+use super::superblock::{HeadPlace, RootPlace, SLOTS, Superblock, SuperblockError};
 
 /// Where the leaves of the newest checkpoint are.
 pub type LeafPlaces = BTreeMap<u32, (Address, u32)>;
@@ -55,7 +56,7 @@ fn damaged(why: impl Into<String>) -> LoadError {
 }
 
 /// What is in the two slots for superblocks.
-pub type Slots = [Result<Superblock, Refusal>; 2];
+pub type Slots = [Result<Superblock, SuperblockError>; 2];
 
 /// Reads both slots.
 pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
@@ -63,7 +64,7 @@ pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
     let mut reader = BlockingFile::new(file).map_err(|error| host(&error))?;
     let mut read = |slot: Address| -> Result<_, LoadError> {
         if slot.offset().get() + BLOCK_BYTES as u64 > size {
-            return Ok(Err(Refusal::SHORT));
+            return Ok(Err(SuperblockError::SHORT));
         }
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         reader.read(slot.offset(), &mut block)?;
@@ -76,7 +77,9 @@ pub fn read_slots(file: &dyn FileIo) -> Result<Slots, LoadError> {
 /// The newest superblock that is whole, if its numbers can be.
 pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
     let refusals = || slots.iter().filter_map(|slot| slot.as_ref().err());
-    if let Some(Refusal::Future(why)) = refusals().find(|it| matches!(it, Refusal::Future(_))) {
+    if let Some(SuperblockError::Future(why)) =
+        refusals().find(|it| matches!(it, SuperblockError::Future(_)))
+    {
         return Err(LoadError::Unusable(why.clone()));
     }
     let whole = slots.iter().filter_map(|slot| slot.as_ref().ok());
@@ -85,7 +88,7 @@ pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
         return Ok(superblock);
     }
     let broken = refusals().find_map(|refusal| match refusal {
-        Refusal::Damaged(why) if *refusal != Refusal::SHORT => Some(*why),
+        SuperblockError::Damaged(why) if *refusal != SuperblockError::SHORT => Some(*why),
         _ => None,
     });
     Err(broken.map_or_else(|| LoadError::Unusable("it is not a log image".into()), damaged))
@@ -118,13 +121,13 @@ pub fn lost_slot(slots: &Slots) -> Option<char> {
 }
 
 /// Only an image that has never been opened for writing has but one superblock.
-fn is_lost(other: &Superblock, refusal: &Refusal) -> bool {
-    other.generation > 1 || *refusal != Refusal::Foreign
+fn is_lost(other: &Superblock, refusal: &SuperblockError) -> bool {
+    other.generation > 1 || *refusal != SuperblockError::Foreign
 }
 
 /// Far more than any image lives to see, and far from where sums overflow.
 const COUNTERS_MAX: u64 = 1 << 62;
-/// Serials have as many bits for the session.
+/// Incarnations have as many bits for the session.
 const SESSIONS_MAX: u64 = (1 << 32) - 1;
 
 /// Refuses a superblock whose numbers cannot be: its checksum proves only that it is whole.
@@ -143,7 +146,7 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
     if !sound {
         return Err(damaged("the superblock has sizes that cannot be"));
     }
-    let counters = [superblock.generation, superblock.next_sequence, superblock.clock];
+    let counters = [superblock.generation, superblock.next_sequence.get(), superblock.clock];
     if counters.iter().any(|count| *count >= COUNTERS_MAX) || superblock.session >= SESSIONS_MAX {
         return Err(damaged("the superblock has numbers that cannot be"));
     }
@@ -167,16 +170,17 @@ fn check_superblock(superblock: &Superblock) -> Result<(), LoadError> {
 
 /// Every stream of guest data has a head, every head a segment of its own.
 fn check_heads(superblock: &Superblock) -> Result<(), LoadError> {
-    let heads = || superblock.heads.iter().filter(|head| head.serial != 0);
+    let heads = || superblock.heads.iter().filter(|head| !head.incarnation.is_none());
     let inside = |head: &HeadPlace| {
-        (1..superblock.segments).contains(&head.segment) && head.block < superblock.segment_blocks
+        (1..superblock.segments).contains(&head.segment.get())
+            && head.block < superblock.segment_blocks
     };
     if !heads().all(inside) {
         return Err(damaged("the superblock names a head outside the image"));
     }
-    let distinct: BTreeSet<u32> = heads().map(|head| head.segment).collect();
+    let distinct: BTreeSet<SegmentId> = heads().map(|head| head.segment).collect();
     let streams = &superblock.heads[..superblock.streams as usize];
-    if distinct.len() < heads().count() || streams.iter().any(|head| head.serial == 0) {
+    if distinct.len() < heads().count() || streams.iter().any(|head| head.incarnation.is_none()) {
         return Err(damaged("the superblock names heads that cannot be"));
     }
     Ok(())
@@ -228,8 +232,8 @@ pub fn load_from(
         check_note(note, &superblock, file_blocks)?;
         let segment = Segment {
             state: State::Sealed,
-            class: note.class as u8,
-            serial: note.serial,
+            lifetime: note.lifetime as u8,
+            incarnation: note.incarnation,
             birth: note.birth,
             ..Segment::default()
         };
@@ -241,22 +245,27 @@ pub fn load_from(
         replay(&mut reader, &superblock, shape, codec, file_blocks, &map, &mut segments)?
     };
     if replay.damage.is_none() && !mutant("log.open.lost-tail-unchecked") {
-        let mut hunt = Hunt { reader: &mut reader, shape, codec, file_blocks };
-        replay.damage = hunt.find(&superblock, &replay, &segments)?;
+        let mut scan = LostTailScan { reader: &mut reader, shape, codec, file_blocks };
+        replay.damage = scan.find(&superblock, &replay, &segments)?;
         replay.is_stale = superblock.clean && replay.damage.is_some();
     }
     count_live(&map, &superblock, &leaves, file_blocks, shape, &mut segments)?;
-    for (class, head) in (0..).zip(replay.heads) {
-        if head.serial == 0 || !superblock.clean {
+    for (lifetime, head) in (0..).zip(replay.heads) {
+        if head.incarnation.is_none() || !superblock.clean {
             continue;
         }
         let segment = segments.get(head.segment);
-        // Held: what is appended from now on is for replay to find.
-        let open =
-            Segment { state: State::Open, class, serial: head.serial, held: true, ..segment };
+        // Pinned: replay must find what is appended from now on.
+        let open = Segment {
+            state: State::Open,
+            lifetime,
+            incarnation: head.incarnation,
+            pinned: true,
+            ..segment
+        };
         segments.set(head.segment, open);
     }
-    segments.settle();
+    segments.rebuild_lists();
     Ok(Loaded { superblock, shape, codec, map, segments, leaves, replay })
 }
 
@@ -349,7 +358,7 @@ fn read_leaves(
     Ok(found)
 }
 
-/// A leaf is what the root says, and every word of it names a place in a segment, or nothing.
+/// A leaf is what the root says, and every entry of it names a place in a segment, or nothing.
 fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), LoadError> {
     let leaf = place.leaf;
     if crc32c::crc32c(bytes) != place.checksum {
@@ -360,7 +369,7 @@ fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), Loa
     let mut mapped = 0;
     for (lba, bytes) in (first..).zip(bytes.chunks_exact(8)) {
         let bits = u64::from_le_bytes(bytes.try_into().expect("chunks of 8 bytes"));
-        let address = u64::from(Word::from_bits(bits).address().get());
+        let address = u64::from(MapEntry::from_bits(bits).address().get());
         if bits == 0 {
             continue;
         }
@@ -394,7 +403,7 @@ fn count_live(
     let mut at = 0;
     while let Some(lba) = map.next_mapped(at..blocks) {
         let address = map.get(lba).address();
-        live[shape.segment_of(address) as usize] += 1;
+        live[shape.segment_of(address).index()] += 1;
         last = last.max(address);
         at = lba + 1;
     }
@@ -402,12 +411,14 @@ fn count_live(
         check_inside(last, 1, file_blocks, "data")?;
     }
     for (address, _) in leaves.values() {
-        live[shape.segment_of(*address) as usize] += LEAF_ON_DISK_BLOCKS;
+        live[shape.segment_of(*address).index()] += LEAF_ON_DISK_BLOCKS;
     }
     if superblock.root.blocks > 0 {
-        live[shape.segment_of(superblock.root.address) as usize] += superblock.root.blocks;
+        live[shape.segment_of(superblock.root.address).index()] += superblock.root.blocks;
     }
-    for (number, count) in (0..).zip(live).skip(1).filter(|(_, count)| *count > 0) {
+    for (number, count) in
+        (0..).map(SegmentId::new).zip(live).skip(1).filter(|(_, count)| *count > 0)
+    {
         if count > superblock.segment_blocks {
             return Err(damaged(format!("more blocks are mapped to segment {number} than it has")));
         }

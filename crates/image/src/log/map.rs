@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
-use super::address::Word;
+use super::address::MapEntry;
 
 /// Blocks that one leaf maps.
 pub const LEAF_BLOCKS: u64 = 2048;
@@ -15,8 +15,8 @@ pub const LEAF_BLOCKS: u64 = 2048;
 const LEAVES_MAX: usize = ((1u64 << 32) / LEAF_BLOCKS) as usize;
 
 struct Leaf {
-    words: [AtomicU64; LEAF_BLOCKS as usize],
-    /// How many words are mapped: ranges without any are skipped whole.
+    entries: [AtomicU64; LEAF_BLOCKS as usize],
+    /// How many entries are mapped: ranges without any are skipped whole.
     mapped: AtomicU32,
     /// Whether it differs from what the last checkpoint wrote.
     changed: AtomicBool,
@@ -53,7 +53,8 @@ impl Drop for BlockMap {
             let Some(slot) = slots.next() else { return };
             let leaf = slot.load(Ordering::Relaxed);
             if !leaf.is_null() {
-                // SAFETY: made by Box::into_raw in `leaf_or_new`, and nobody uses it any more.
+                // SAFETY: made by Box::into_raw in `leaf_or_new`, and nothing refers to it any
+                // more.
                 drop(unsafe { Box::from_raw(leaf) });
                 left -= 1;
             }
@@ -82,27 +83,27 @@ impl BlockMap {
     }
 
     fn mark_changed(&self, leaf: &Leaf) {
-        // Always a swap, never a look first: whoever takes the mark off must see the word that was
-        // stored before it, or the mark must be set again.
+        // Always a swap, never a look first: the thread that takes the mark off must see the entry
+        // that was stored before it, or the mark must be set again.
         if !leaf.changed.swap(true, Ordering::AcqRel) {
             self.changed_count.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// What the map says about a block.
-    pub fn get(&self, lba: u64) -> Word {
+    pub fn get(&self, lba: u64) -> MapEntry {
         let Some(leaf) = self.leaf(lba / LEAF_BLOCKS) else {
-            return Word::UNMAPPED;
+            return MapEntry::UNMAPPED;
         };
-        Word::from_bits(leaf.words[(lba % LEAF_BLOCKS) as usize].load(Ordering::Acquire))
+        MapEntry::from_bits(leaf.entries[(lba % LEAF_BLOCKS) as usize].load(Ordering::Acquire))
     }
 
     /// Maps a block and returns what it was before. One writer at a time.
-    pub fn replace(&self, lba: u64, word: Word) -> Word {
+    pub fn replace(&self, lba: u64, entry: MapEntry) -> MapEntry {
         let leaf = self.leaf_or_new(lba / LEAF_BLOCKS);
-        let old = set(leaf, lba, word);
+        let old = set(leaf, lba, entry);
         if !old.is_mapped() {
-            // Never both: `word` is mapped, see `unmap` for the other way.
+            // Never both: `entry` is mapped; `unmap` does the opposite.
             add(&leaf.mapped, 1);
             self.mapped.store(self.mapped() + 1, Ordering::Relaxed);
         }
@@ -110,21 +111,21 @@ impl BlockMap {
         old
     }
 
-    /// Maps a block if it still has the word `expected`. One writer at a time.
-    pub fn replace_if(&self, lba: u64, expected: Word, word: Word) -> bool {
+    /// Maps a block if it still has the entry `expected`. One writer at a time.
+    pub fn replace_if(&self, lba: u64, expected: MapEntry, entry: MapEntry) -> bool {
         if !expected.is_mapped() || self.get(lba) != expected {
             return false;
         }
-        self.replace(lba, word);
+        self.replace(lba, entry);
         true
     }
 
-    /// Unmaps every block of the range and tells `gone` their words. One writer at a time.
-    pub fn unmap(&self, range: Range<u64>, mut gone: impl FnMut(Word)) {
+    /// Unmaps every block of the range and calls `gone` with their entries. One writer at a time.
+    pub fn unmap(&self, range: Range<u64>, mut gone: impl FnMut(MapEntry)) {
         let mut at = range.start;
         while let Some(lba) = self.next_mapped(at..range.end) {
             let Some(leaf) = self.leaf(lba / LEAF_BLOCKS) else { return };
-            gone(set(leaf, lba, Word::UNMAPPED));
+            gone(set(leaf, lba, MapEntry::UNMAPPED));
             leaf.mapped.store(leaf.mapped.load(Ordering::Relaxed) - 1, Ordering::Relaxed);
             self.mapped.store(self.mapped() - 1, Ordering::Relaxed);
             self.mark_changed(leaf);
@@ -152,10 +153,10 @@ impl BlockMap {
                 None if !mapped => return Some(lba),
                 None => {}
                 Some(leaf) => {
-                    let words =
-                        &leaf.words[(lba % LEAF_BLOCKS) as usize..][..(stop - lba) as usize];
-                    let found = words.iter().position(|word| {
-                        Word::from_bits(word.load(Ordering::Relaxed)).is_mapped() == mapped
+                    let entries =
+                        &leaf.entries[(lba % LEAF_BLOCKS) as usize..][..(stop - lba) as usize];
+                    let found = entries.iter().position(|entry| {
+                        MapEntry::from_bits(entry.load(Ordering::Relaxed)).is_mapped() == mapped
                     });
                     if let Some(index) = found {
                         return Some(lba + index as u64);
@@ -216,10 +217,10 @@ impl BlockMap {
             return 0;
         };
         let mut mapped = 0;
-        for (bytes, word) in target.chunks_exact_mut(8).zip(&leaf.words) {
-            let word = Word::from_bits(word.load(Ordering::Relaxed));
-            mapped += u32::from(word.is_mapped());
-            bytes.copy_from_slice(&word.bits().to_le_bytes());
+        for (bytes, entry) in target.chunks_exact_mut(8).zip(&leaf.entries) {
+            let entry = MapEntry::from_bits(entry.load(Ordering::Relaxed));
+            mapped += u32::from(entry.is_mapped());
+            bytes.copy_from_slice(&entry.bits().to_le_bytes());
         }
         mapped
     }
@@ -228,22 +229,22 @@ impl BlockMap {
     pub fn load_leaf(&self, index: u32, source: &[u8]) {
         let leaf = self.leaf_or_new(u64::from(index));
         let mut mapped = 0;
-        for (bytes, word) in source.chunks_exact(8).zip(&leaf.words) {
+        for (bytes, entry) in source.chunks_exact(8).zip(&leaf.entries) {
             let bits = u64::from_le_bytes(bytes.try_into().expect("chunks of 8 bytes"));
-            mapped += u32::from(Word::from_bits(bits).is_mapped());
-            word.store(bits, Ordering::Relaxed);
+            mapped += u32::from(MapEntry::from_bits(bits).is_mapped());
+            entry.store(bits, Ordering::Relaxed);
         }
         let before = leaf.mapped.swap(mapped, Ordering::Relaxed);
         self.mapped.store(self.mapped() + u64::from(mapped) - u64::from(before), Ordering::Relaxed);
     }
 }
 
-fn set(leaf: &Leaf, lba: u64, word: Word) -> Word {
-    let slot = &leaf.words[(lba % LEAF_BLOCKS) as usize];
+fn set(leaf: &Leaf, lba: u64, entry: MapEntry) -> MapEntry {
+    let slot = &leaf.entries[(lba % LEAF_BLOCKS) as usize];
     let old = slot.load(Ordering::Relaxed);
-    // Release: whoever sees the word also sees that its block has been written.
-    slot.store(word.bits(), Ordering::Release);
-    Word::from_bits(old)
+    // Release: a thread that sees the entry also sees that its block has been written.
+    slot.store(entry.bits(), Ordering::Release);
+    MapEntry::from_bits(old)
 }
 
 fn add(counter: &AtomicU32, amount: u32) {
@@ -255,8 +256,8 @@ mod tests {
     use super::super::address::Address;
     use super::*;
 
-    fn word(address: u32) -> Word {
-        Word::new(Address::new(address), !address)
+    fn entry(address: u32) -> MapEntry {
+        MapEntry::new(Address::new(address), !address)
     }
 
     #[test]
@@ -268,16 +269,16 @@ mod tests {
     #[test]
     fn counts_follow_every_change() {
         let map = BlockMap::default();
-        assert_eq!(map.replace(5000, word(1)), Word::UNMAPPED);
-        assert_eq!(map.replace(5000, word(2)), word(1));
-        assert!(!map.replace_if(5000, word(1), word(3)));
-        assert!(map.replace_if(5000, word(2), word(3)));
-        assert!(!map.replace_if(9, Word::UNMAPPED, word(4)), "a trimmed block is not moved");
-        map.replace(1, word(7));
+        assert_eq!(map.replace(5000, entry(1)), MapEntry::UNMAPPED);
+        assert_eq!(map.replace(5000, entry(2)), entry(1));
+        assert!(!map.replace_if(5000, entry(1), entry(3)));
+        assert!(map.replace_if(5000, entry(2), entry(3)));
+        assert!(!map.replace_if(9, MapEntry::UNMAPPED, entry(4)), "a trimmed block is not moved");
+        map.replace(1, entry(7));
         assert_eq!((map.mapped(), map.leaf_count(), map.changed_count()), (2, 2, 2));
         let mut gone = Vec::new();
-        map.unmap(0..1 << 32, |word| gone.push(word));
-        assert_eq!(gone, [word(7), word(3)]);
+        map.unmap(0..1 << 32, |entry| gone.push(entry));
+        assert_eq!(gone, [entry(7), entry(3)]);
         assert_eq!((map.mapped(), map.next_mapped(0..1 << 32)), (0, None));
     }
 
@@ -285,7 +286,7 @@ mod tests {
     fn runs_are_found_across_leaves() {
         let map = BlockMap::default();
         for lba in 2040..2060 {
-            map.replace(lba, word(lba as u32));
+            map.replace(lba, entry(lba as u32));
         }
         assert_eq!(map.next_mapped(0..9000), Some(2040));
         assert_eq!(map.next_unmapped(2040..9000), Some(2060));
@@ -296,15 +297,15 @@ mod tests {
     #[test]
     fn leaves_go_to_disk_and_come_back() {
         let map = BlockMap::default();
-        map.replace(4096, word(1));
-        map.replace(4100, word(2));
+        map.replace(4096, entry(1));
+        map.replace(4100, entry(2));
         assert_eq!(map.take_changed(1 << 20), [2]);
         assert_eq!(map.take_changed(1 << 20), [0u32; 0]);
         let mut bytes = vec![0; 16384];
         assert_eq!(map.copy_leaf(2, &mut bytes), 2);
         let other = BlockMap::default();
         other.load_leaf(2, &bytes);
-        assert_eq!((other.get(4096), other.get(4100)), (word(1), word(2)));
+        assert_eq!((other.get(4096), other.get(4100)), (entry(1), entry(2)));
         assert_eq!((other.mapped(), other.changed_count()), (2, 0));
     }
 }

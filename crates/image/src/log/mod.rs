@@ -1,22 +1,24 @@
 //! The log format: guest writes land one after the other. Format and argument: docs/format.md.
 //!
-//! From the bottom up: what is in the file (`address`, `shape`, `superblock`, `record`, `root`),
-//! what is in memory (`map`, `segments`, `tail`, `core`), how an image is read (`load`, `replay`,
-//! `lost`), a queue of it (`channel`), the thread behind it (`keeper`), the image as a whole (`disk`,
-//! `inspect`), how one is checked and repaired (`check`), and
-//! what makes bad ones on purpose (`doctor`).
+//! From the bottom up: what is in the file (`address`, `ids`, `shape`, `superblock`, `record`,
+//! `root`), what is in memory (`map`, `segments`, `state`, `core`), how an image is read (`load`,
+//! `replay`, `lost`), a queue of it (`channel`), the thread behind it (`maintenance`), the image as
+//! a whole (`disk`, `inspect`), how one is checked and repaired (`check`), and what makes bad ones
+//! on purpose (`corrupter`).
 
 mod address;
+mod append;
 mod channel;
 mod check;
 mod core;
+pub(crate) mod corrupter;
 mod disk;
-pub(crate) mod doctor;
+mod ids;
 mod inbox;
 mod inspect;
-pub(crate) mod keeper;
 mod load;
-mod lost;
+mod lost_tail;
+pub(crate) mod maintenance;
 mod map;
 pub mod policy;
 pub(crate) mod record;
@@ -27,10 +29,9 @@ mod segments;
 mod shape;
 mod superblock;
 mod sync;
-mod tail;
 mod window;
 
-pub use address::{Address, Word};
+pub use address::{Address, MapEntry};
 pub use check::{check, repair};
 pub use disk::{LogImage, LogOptions, create};
 pub use inspect::{LogInfo, LogState, inspect};

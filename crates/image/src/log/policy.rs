@@ -1,21 +1,21 @@
 //! Which segment to clean next, and where its live blocks go. Pure: numbers in, numbers out.
 
 /// Streams of guest data have classes 0 and 1.
-pub const CLASS_GUEST_MAX: u8 = 1;
+pub const LIFETIME_GUEST_MAX: u8 = 1;
 /// Copies of blocks that had been cleaned for the first time.
-pub const CLASS_CLEANED: u8 = 2;
+pub const LIFETIME_CLEANED: u8 = 2;
 /// Copies of copies, by how long their blocks have lived.
-pub const CLASS_WARM: u8 = 3;
+pub const LIFETIME_WARM: u8 = 3;
 /// The same, older.
-pub const CLASS_COOL: u8 = 4;
+pub const LIFETIME_COOL: u8 = 4;
 /// The same, oldest.
-pub const CLASS_COLD: u8 = 5;
+pub const LIFETIME_COLD: u8 = 5;
 /// What `compact` has put in order.
-pub const CLASS_SORTED: u8 = 6;
+pub const LIFETIME_SORTED: u8 = 6;
 /// Leaves and roots of the map.
-pub const CLASS_MAP: u8 = 7;
+pub const LIFETIME_MAP: u8 = 7;
 /// Classes in all.
-pub const CLASSES: usize = 8;
+pub const LIFETIMES: usize = 8;
 
 /// What a policy may look at.
 #[derive(Clone, Copy, Debug)]
@@ -73,18 +73,18 @@ pub struct Lifetimes {
 
 impl Lifetimes {
     /// The class for the live blocks of a victim of this class and age.
-    pub fn class_for(&mut self, victim: u8, age: u64) -> u8 {
+    pub fn lifetime_for(&mut self, victim: u8, age: u64) -> u8 {
         let age = age as f64;
-        if victim <= CLASS_GUEST_MAX {
+        if victim <= LIFETIME_GUEST_MAX {
             self.typical = if self.typical == 0.0 { age } else { self.typical * 0.9 + age * 0.1 };
-            return CLASS_CLEANED;
+            return LIFETIME_CLEANED;
         }
         if age < 4.0 * self.typical {
-            CLASS_WARM
+            LIFETIME_WARM
         } else if age < 16.0 * self.typical {
-            CLASS_COOL
+            LIFETIME_COOL
         } else {
-            CLASS_COLD
+            LIFETIME_COLD
         }
     }
 }
@@ -106,9 +106,9 @@ mod tests {
     #[test]
     fn survivors_move_to_colder_classes() {
         let mut lifetimes = Lifetimes::default();
-        assert_eq!(lifetimes.class_for(0, 100), CLASS_CLEANED);
-        assert_eq!(lifetimes.class_for(CLASS_CLEANED, 300), CLASS_WARM);
-        assert_eq!(lifetimes.class_for(CLASS_WARM, 1500), CLASS_COOL);
-        assert_eq!(lifetimes.class_for(CLASS_COOL, 1700), CLASS_COLD);
+        assert_eq!(lifetimes.lifetime_for(0, 100), LIFETIME_CLEANED);
+        assert_eq!(lifetimes.lifetime_for(LIFETIME_CLEANED, 300), LIFETIME_WARM);
+        assert_eq!(lifetimes.lifetime_for(LIFETIME_WARM, 1500), LIFETIME_COOL);
+        assert_eq!(lifetimes.lifetime_for(LIFETIME_COOL, 1700), LIFETIME_COLD);
     }
 }

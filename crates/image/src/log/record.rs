@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use flowstone_block::mutant;
 
 use super::address::{Address, BLOCK_BYTES};
+use super::ids::{Incarnation, Sequence};
 
 const MAGIC: [u8; 4] = *b"FLRC";
 /// Entries that fit in a header.
@@ -45,7 +46,7 @@ pub enum Entry {
     /// A root of the map; the next payload blocks.
     Root { blocks: u32, checksum: u32 },
     /// The serial of the segment that a seal leads to.
-    Next { serial: u64 },
+    Next { incarnation: Incarnation },
     /// A guest block that cleaning copied from address `from`; the next payload block.
     Moved { lba: u64, from: Address, checksum: u32 },
 }
@@ -74,10 +75,10 @@ impl Entry {
 /// What a header says besides its entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
-    pub serial: u64,
+    pub incarnation: Incarnation,
     /// 0 for records outside the order.
-    pub sequence: u64,
-    pub durable: u64,
+    pub sequence: Sequence,
+    pub durable: Sequence,
     pub generation: u64,
     /// The header's block within its segment.
     pub position: u32,
@@ -100,7 +101,7 @@ impl Header {
 struct RawHeader {
     magic: [u8; 4],
     checksum: U32,
-    serial: U64,
+    incarnation: U64,
     sequence: U64,
     durable: U64,
     generation: U64,
@@ -148,7 +149,7 @@ impl RawEntry {
                 Entry::Leaf { leaf: u32::try_from(subject).ok()?, checksum }
             }
             4 => Entry::Root { blocks: count, checksum },
-            5 => Entry::Next { serial: subject },
+            5 => Entry::Next { incarnation: Incarnation::from_bits(subject) },
             6 => Entry::Moved { lba: subject, from: Address::new(count), checksum },
             _ => return None,
         })
@@ -164,7 +165,7 @@ impl From<Entry> for RawEntry {
                 Self::new(3, u64::from(leaf), LEAF_ON_DISK_BLOCKS, checksum)
             }
             Entry::Root { blocks, checksum } => Self::new(4, 0, blocks, checksum),
-            Entry::Next { serial } => Self::new(5, serial, 0, 0),
+            Entry::Next { incarnation } => Self::new(5, incarnation.bits(), 0, 0),
             Entry::Moved { lba, from, checksum } => Self::new(6, lba, from.get(), checksum),
         }
     }
@@ -191,9 +192,9 @@ impl Codec {
         raw.header = RawHeader {
             magic: MAGIC,
             checksum: 0.into(),
-            serial: header.serial.into(),
-            sequence: header.sequence.into(),
-            durable: header.durable.into(),
+            incarnation: header.incarnation.bits().into(),
+            sequence: header.sequence.get().into(),
+            durable: header.durable.get().into(),
             generation: header.generation.into(),
             position: header.position.into(),
             kind: (header.kind as u32).into(),
@@ -235,9 +236,9 @@ impl Codec {
             return None;
         }
         Some(Header {
-            serial: raw.header.serial.get(),
-            sequence: raw.header.sequence.get(),
-            durable: raw.header.durable.get(),
+            incarnation: Incarnation::from_bits(raw.header.incarnation.get()),
+            sequence: Sequence::new(raw.header.sequence.get()),
+            durable: Sequence::new(raw.header.durable.get()),
             generation: raw.header.generation.get(),
             position: raw.header.position.get(),
             kind,
@@ -265,9 +266,9 @@ mod tests {
     use super::*;
 
     const HEADER: Header = Header {
-        serial: 7 << 32 | 3,
-        sequence: 99,
-        durable: 90,
+        incarnation: Incarnation::new(7, 3),
+        sequence: Sequence::new(99),
+        durable: Sequence::new(90),
         generation: 12,
         position: 17,
         kind: Kind::Writes,

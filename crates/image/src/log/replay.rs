@@ -5,29 +5,30 @@
 //! power went.
 //!
 //! Copies that cleaning made are put in where they were made, between the guest's records: then a
-//! block moves only if it is where it was. A copy that is missing leaves its block in the old place,
-//! which is there as long as the copy was not durable.
+//! block moves only if it is where it was. A copy that is missing leaves its block in the old
+//! place, which is there as long as the copy was not durable.
 
 use std::ops::RangeInclusive;
 
 use flowstone_block::mutant;
 use flowstone_fileio::BlockingFile;
 
-use super::address::{Address, Word};
+use super::address::{Address, MapEntry};
+use super::append::{STREAMS_MAX, apply_entries};
+use super::ids::{SegmentId, Sequence};
 use super::load::LoadError;
 use super::map::BlockMap;
-use super::policy::{CLASS_CLEANED, CLASS_COLD, CLASS_GUEST_MAX};
+use super::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_GUEST_MAX};
 use super::record::{Codec, Entry, Header, Kind};
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{Shape, blocks_of_sectors};
 use super::superblock::{HeadPlace, Superblock};
-use super::tail::{STREAMS_MAX, apply_entries};
 use super::window::Window;
 
 /// What replay found.
 #[derive(Clone, Debug, Default)]
 pub struct Replay {
-    pub next_sequence: u64,
+    pub next_sequence: Sequence,
     /// Records applied, and the blocks they take.
     pub records: u64,
     pub blocks: u64,
@@ -58,14 +59,14 @@ fn first_heads(superblock: &Superblock) -> [HeadPlace; STREAMS_MAX] {
 
 /// One stream, as far as it has been replayed.
 struct Cursor {
-    class: u8,
+    lifetime: u8,
     head: HeadPlace,
     window: Window,
     header: Option<Header>,
     entries: Vec<Entry>,
     /// For copies, the number of the record before. Each has a higher one, or seals could lead in a
     /// circle.
-    last: u64,
+    last: Sequence,
 }
 
 struct Replayer<'a> {
@@ -96,8 +97,8 @@ pub fn replay(
         blocks: blocks_of_sectors(superblock.capacity_sectors),
     };
     let mut found = Replay::nothing(superblock);
-    let mut guests = replayer.start(superblock, 0..=CLASS_GUEST_MAX, segments)?;
-    let mut copies = replayer.start(superblock, CLASS_CLEANED..=CLASS_COLD, segments)?;
+    let mut guests = replayer.start(superblock, 0..=LIFETIME_GUEST_MAX, segments)?;
+    let mut copies = replayer.start(superblock, LIFETIME_CLEANED..=LIFETIME_COLD, segments)?;
     loop {
         let next = found.next_sequence;
         let is_next = |cursor: &&mut Cursor| {
@@ -109,10 +110,10 @@ pub fn replay(
             copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
         let cursor = match (guest, copy) {
             (Some(guest), Some(copy)) => {
-                // EQUIVALENT: log.replay.copies-after-guests. A copy moves a block only if its word is what
-                // it was copied from; a guest's record makes that word again only with the same content
-                // in the same place, and the copy holds that content too: replay has checked it, and its
-                // segment is held until the next checkpoint.
+                // EQUIVALENT: log.replay.copies-after-guests. A copy moves a block only if its map
+                // entry is what it was copied from; a guest's record makes that entry again only
+                // with the same content in the same place, and the copy has that content too:
+                // replay has checked it, and its segment is pinned until the next checkpoint.
                 if copy.was_made_by(next) && !mutant("log.replay.copies-after-guests") {
                     copy
                 } else {
@@ -124,7 +125,7 @@ pub fn replay(
         };
         if cursor.header.is_some_and(|header| header.generation > superblock.generation)
             && !mutant("log.replay.newer-generation-unchecked")
-            && cursor.class <= CLASS_GUEST_MAX
+            && cursor.lifetime <= LIFETIME_GUEST_MAX
         {
             found.damage = Some("a newer superblock than the ones found has existed".into());
             found.is_stale = true;
@@ -145,7 +146,7 @@ pub fn replay(
         }
     }
     for cursor in &guests {
-        found.heads[usize::from(cursor.class)] = cursor.head;
+        found.heads[usize::from(cursor.lifetime)] = cursor.head;
     }
     Ok(found)
 }
@@ -153,44 +154,51 @@ pub fn replay(
 fn note_segment(segments: &mut SegmentTable, cursor: &Cursor) {
     let segment = Segment {
         state: State::Sealed,
-        class: cursor.class,
-        serial: cursor.head.serial,
-        held: true,
+        lifetime: cursor.lifetime,
+        incarnation: cursor.head.incarnation,
+        pinned: true,
         ..segments.get(cursor.head.segment)
     };
     segments.set(cursor.head.segment, segment);
 }
 
 impl Cursor {
-    fn new(class: u8, head: HeadPlace) -> Self {
-        Self { class, head, window: Window::default(), header: None, entries: Vec::new(), last: 0 }
+    fn new(lifetime: u8, head: HeadPlace) -> Self {
+        Self {
+            lifetime,
+            head,
+            window: Window::default(),
+            header: None,
+            entries: Vec::new(),
+            last: Sequence::default(),
+        }
     }
 }
 
 impl Cursor {
-    fn sequence(&self) -> Option<u64> {
+    fn sequence(&self) -> Option<Sequence> {
         self.header.map(|header| header.sequence)
     }
 
     /// For copies: whether the guest had written no more than this when they were made.
-    fn was_made_by(&self, next: u64) -> bool {
+    fn was_made_by(&self, next: Sequence) -> bool {
         self.header.is_some_and(|header| header.durable <= next)
     }
 }
 
 impl Replayer<'_> {
-    /// Cursors at the heads of the streams of these classes.
+    /// Cursors at the heads of the streams of these lifetimes.
     fn start(
         &mut self,
         superblock: &Superblock,
-        classes: RangeInclusive<u8>,
+        lifetimes: RangeInclusive<u8>,
         segments: &mut SegmentTable,
     ) -> Result<Vec<Cursor>, LoadError> {
         let mut cursors = Vec::new();
-        for class in classes {
-            let head = superblock.heads[usize::from(class)];
-            if head.serial != 0 {
-                let mut cursor = Cursor::new(class, head);
+        for lifetime in lifetimes {
+            let head = superblock.heads[usize::from(lifetime)];
+            if !head.incarnation.is_none() {
+                let mut cursor = Cursor::new(lifetime, head);
                 note_segment(segments, &cursor);
                 self.look(&mut cursor)?;
                 cursors.push(cursor);
@@ -212,12 +220,15 @@ impl Replayer<'_> {
             return Ok(());
         }
         let header = self.codec.decode(cursor.window.block(at), &mut cursor.entries);
-        let data = if cursor.class <= CLASS_GUEST_MAX { Kind::Writes } else { Kind::Relocated };
-        let is_later =
-            |header: &Header| cursor.class <= CLASS_GUEST_MAX || header.sequence > cursor.last;
+        let data =
+            if cursor.lifetime <= LIFETIME_GUEST_MAX { Kind::Writes } else { Kind::Relocated };
+        let is_later = |header: &Header| {
+            cursor.lifetime <= LIFETIME_GUEST_MAX || header.sequence > cursor.last
+        };
         cursor.header = header.filter(|header| {
             is_later(header)
-                && (header.serial == cursor.head.serial || mutant("log.replay.ignores-incarnation"))
+                && (header.incarnation == cursor.head.incarnation
+                    || mutant("log.replay.ignores-incarnation"))
                 && header.position == at
                 && (header.kind == data || header.kind == Kind::Seal)
         });
@@ -237,19 +248,19 @@ impl Replayer<'_> {
             return Ok(false);
         }
         cursor.last = header.sequence;
-        if cursor.class <= CLASS_GUEST_MAX {
-            found.next_sequence = header.sequence + 1;
+        if cursor.lifetime <= LIFETIME_GUEST_MAX {
+            found.next_sequence = header.sequence.next();
         }
         found.records += 1;
         found.blocks += u64::from(header.record_blocks());
         match (header.kind, cursor.entries.first()) {
-            (Kind::Seal, Some(Entry::Next { serial })) => {
-                let segment = u32::try_from(header.link).unwrap_or(0);
-                if segment == 0 || segment >= self.limit {
+            (Kind::Seal, Some(Entry::Next { incarnation })) => {
+                let segment = SegmentId::new(u32::try_from(header.link).unwrap_or(0));
+                if segment == SegmentId::SUPERBLOCKS || segment.get() >= self.limit {
                     found.damage = Some("a seal leads outside the image".into());
                     return Ok(false);
                 }
-                cursor.head = HeadPlace { serial: *serial, segment, block: 0 };
+                cursor.head = HeadPlace { incarnation: *incarnation, segment, block: 0 };
             }
             (Kind::Relocated, _) => {
                 if header.link != 0 {
@@ -292,7 +303,7 @@ impl Replayer<'_> {
     fn find_promises(
         &mut self,
         cursor: &mut Cursor,
-        next: u64,
+        next: Sequence,
     ) -> Result<Option<String>, LoadError> {
         let mut entries = Vec::new();
         let start = cursor.head.block;
@@ -303,7 +314,7 @@ impl Replayer<'_> {
             let Some(header) = self.codec.decode(cursor.window.block(block), &mut entries) else {
                 continue;
             };
-            let later = header.serial == cursor.head.serial && header.position == block;
+            let later = header.incarnation == cursor.head.incarnation && header.position == block;
             if later && header.sequence >= next && header.durable > next {
                 return Ok(Some(format!(
                     "record {next} is damaged, and everything before record {} was durable: \
@@ -322,8 +333,8 @@ fn move_blocks(cursor: &Cursor, address: Address, map: &BlockMap) {
     let mut payload = 0;
     for entry in &cursor.entries {
         if let Entry::Moved { lba, from, checksum } = *entry {
-            let new = Word::new(address.forward(1 + payload), checksum);
-            map.replace_if(lba, Word::new(from, checksum), new);
+            let new = MapEntry::new(address.forward(1 + payload), checksum);
+            map.replace_if(lba, MapEntry::new(from, checksum), new);
         }
         payload += entry.payload_blocks();
     }

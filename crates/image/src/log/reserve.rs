@@ -1,5 +1,6 @@
-//! Who may open a segment: the one place that decides it. Why the cleaner then always has room to
-//! make progress, and a trim always finds a place: docs/format.md section 9, "Reserves".
+//! Decides which kinds of records may open a segment; nothing else does. Why the cleaner then
+//! always has room to make progress, and a trim always finds a place: docs/format.md section 9,
+//! "Reserves".
 //!
 //! Pure: numbers in, numbers out. `reserve/tests.rs` holds the model that tries to refute it.
 
@@ -21,7 +22,7 @@ pub enum Opener {
     Map,
 }
 
-/// Segments of the cleaner's own: one for the copies that do not fit into its open output, and one
+/// Segments of the cleaner's own: one for the copies that do not fit into its open stream, and one
 /// so that it need not wait for the sync that frees its victim.
 const CLEANING_SEGMENTS: u32 = 2;
 
@@ -39,7 +40,7 @@ pub struct Demand {
     /// replaces none of them. Each of their blocks may change another leaf.
     pub open_for_data: u32,
     /// Entries of records that have a place and have not committed.
-    pub on_their_way: u64,
+    pub in_flight: u64,
     /// Segments that hold something.
     pub used: u32,
     /// Those of them that hold maps.
@@ -65,7 +66,7 @@ impl Reserve {
     pub fn of(demand: &Demand) -> Self {
         let Demand { shape, disk_leaves, .. } = *demand;
         let open = u64::from(demand.open_for_data) * u64::from(shape.segment_blocks);
-        let coming = open + demand.on_their_way;
+        let coming = open + demand.in_flight;
         let leaves = (demand.changed_leaves + coming).min(disk_leaves);
         let leaves_most = (demand.leaves + coming).min(disk_leaves);
         let root = shape::root_blocks(leaves_most, u64::from(demand.used) + 1);
@@ -91,14 +92,14 @@ impl Reserve {
         }
     }
 
-    /// Whether one of `available` segments may be opened. `trim_heads` are the heads that only trims
-    /// use: they are a part of what is kept for trims.
+    /// Whether one of `available` segments may be opened. `trim_heads` are the heads that only
+    /// trims use: they are a part of what is kept for trims.
     pub const fn may_open(&self, opener: Opener, available: u32, trim_heads: u32) -> bool {
-        let held = match opener {
+        let kept = match opener {
             Opener::Write | Opener::Copy => trim_heads,
             Opener::Trim | Opener::Map => 0,
         };
-        available > 0 && available + held > self.left_by(opener)
+        available > 0 && available + kept > self.left_by(opener)
     }
 }
 
@@ -107,7 +108,7 @@ pub const SLACK_SEGMENTS: u32 = 5;
 /// Dead segments that are freed together: each time costs an fdatasync.
 const FREED_TOGETHER: u32 = 3;
 
-/// What the next step of the keeper depends on.
+/// What the next step of the maintenance worker depends on.
 #[derive(Clone, Copy, Debug)]
 pub struct View {
     pub reserve: Reserve,
@@ -115,20 +116,20 @@ pub struct View {
     pub trim_heads: u32,
     /// Segments without live blocks, and how many of them need no checkpoint.
     pub dead: u32,
-    pub loose: u32,
+    pub freeable: u32,
     pub map_segments: u32,
 }
 
-/// What the keeper does to make room.
+/// What the maintenance worker does to make room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// There is room.
     Nothing,
     /// A sync frees dead segments.
-    FreeLoose,
+    SyncAndFree,
     /// A checkpoint frees dead segments.
     Checkpoint,
-    /// Segments of the map first: they have used up what others were counted on to have.
+    /// Segments of the map first: they have taken segments that are counted for other records.
     CleanMap,
     /// Any segment that is worth it.
     Clean,
@@ -149,8 +150,8 @@ impl View {
         let wanted = self.reserve.left_by(Opener::Write) + SLACK_SEGMENTS;
         if self.available + self.trim_heads >= wanted {
             Step::Nothing
-        } else if self.loose >= FREED_TOGETHER || self.is_urgent() && self.loose > 0 {
-            Step::FreeLoose
+        } else if self.freeable >= FREED_TOGETHER || self.is_urgent() && self.freeable > 0 {
+            Step::SyncAndFree
         } else if self.is_urgent() && self.dead > 0 {
             Step::Checkpoint
         } else if self.is_urgent() && self.map_segments > self.reserve.map_full {

@@ -2,6 +2,7 @@
 //! section 5.
 
 use super::address::{Address, BLOCK_BYTES};
+use super::ids::{Incarnation, SegmentId};
 use super::map::LEAF_BLOCKS;
 use super::record::LEAF_ON_DISK_BLOCKS;
 use super::shape::{ROOT_HEADER_BYTES, ROOT_LEAF_BYTES, ROOT_SEGMENT_BYTES, root_blocks};
@@ -17,9 +18,9 @@ pub struct LeafPlace {
 /// What the root says about a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentNote {
-    pub segment: u32,
-    pub class: u32,
-    pub serial: u64,
+    pub segment: SegmentId,
+    pub lifetime: u32,
+    pub incarnation: Incarnation,
     pub birth: u64,
 }
 
@@ -56,9 +57,9 @@ impl Root {
             }
         }
         for note in &self.segments {
-            bytes.extend_from_slice(&note.segment.to_le_bytes());
-            bytes.extend_from_slice(&note.class.to_le_bytes());
-            bytes.extend_from_slice(&note.serial.to_le_bytes());
+            bytes.extend_from_slice(&note.segment.get().to_le_bytes());
+            bytes.extend_from_slice(&note.lifetime.to_le_bytes());
+            bytes.extend_from_slice(&note.incarnation.bits().to_le_bytes());
             bytes.extend_from_slice(&note.birth.to_le_bytes());
         }
         bytes.resize(blocks as usize * BLOCK_BYTES, 0);
@@ -112,7 +113,9 @@ impl Root {
         if !self.segments.is_sorted_by(|a, b| a.segment < b.segment) {
             return Err("the map root names a segment twice");
         }
-        let outside = |note: &SegmentNote| note.segment == 0 || note.segment >= bounds.segments;
+        let outside = |note: &SegmentNote| {
+            note.segment == SegmentId::SUPERBLOCKS || note.segment.get() >= bounds.segments
+        };
         if self.segments.iter().any(outside) {
             return Err("the map root names a segment outside the image");
         }
@@ -143,9 +146,14 @@ impl Reader<'_> {
     }
 
     fn segment(&mut self) -> Option<SegmentNote> {
-        let segment = self.u32()?;
-        let class = self.u32()?;
-        Some(SegmentNote { segment, class, serial: self.u64()?, birth: self.u64()? })
+        let segment = SegmentId::new(self.u32()?);
+        let lifetime = self.u32()?;
+        Some(SegmentNote {
+            segment,
+            lifetime,
+            incarnation: Incarnation::from_bits(self.u64()?),
+            birth: self.u64()?,
+        })
     }
 }
 
@@ -157,8 +165,16 @@ mod tests {
 
     fn root() -> Root {
         let leaf = |leaf| LeafPlace { leaf, address: Address::new(64 + leaf), checksum: leaf };
-        let note = |segment| SegmentNote { segment, class: 2, serial: 9, birth: 7 };
-        Root { leaves: vec![leaf(0), leaf(99)], segments: vec![note(1), note(19)] }
+        let note = |segment| SegmentNote {
+            segment,
+            lifetime: 2,
+            incarnation: Incarnation::from_bits(9),
+            birth: 7,
+        };
+        Root {
+            leaves: vec![leaf(0), leaf(99)],
+            segments: vec![note(SegmentId::new(1)), note(SegmentId::new(19))],
+        }
     }
 
     #[test]
@@ -179,8 +195,8 @@ mod tests {
         refuses(|root| root.leaves[0].address = Address::new(63));
         refuses(|root| root.leaves[0].address = Address::new(64 + 99 - 3));
         refuses(|root| root.leaves[0].address = Address::new(20 * 64 - 3));
-        refuses(|root| root.segments[0].segment = 0);
-        refuses(|root| root.segments[1].segment = 20);
+        refuses(|root| root.segments[0].segment = SegmentId::SUPERBLOCKS);
+        refuses(|root| root.segments[1].segment = SegmentId::new(20));
         let mut cut = root().encode();
         cut[..4].copy_from_slice(&u32::MAX.to_le_bytes());
         assert!(Root::decode(&cut, BOUNDS).is_err());

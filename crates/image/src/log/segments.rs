@@ -1,19 +1,19 @@
 //! The segments of an image: what each is used for, and how many of its blocks are live.
 //!
-//! A life goes Free -> Ready -> Open -> Sealed -> Dead -> Free. The one step that needs care is out
-//! of Dead: until what replaced its blocks is durable, a crash may bring them back, and until a
-//! checkpoint has been made since it was sealed, replay may read its records. So nobody may write
-//! there before.
+//! Segment states: Free -> Ready -> Open -> Sealed -> Dead -> Free. Dead -> Free requires that what
+//! replaced its blocks is durable, or a crash would bring them back; and that a checkpoint has been
+//! made since it was sealed, or replay would read its records. Nothing may be written there before.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use flowstone_block::mutant;
 
 use super::address::Address;
-use super::policy::CLASS_MAP;
+use super::ids::{Incarnation, SegmentId};
+use super::policy::LIFETIME_MAP;
 use super::shape::Shape;
 
-/// Where a segment is in its life.
+/// The state of a segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
     /// Nothing in it, and perhaps a hole in the host file.
@@ -33,16 +33,16 @@ pub enum State {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Segment {
     pub state: State,
-    /// Lifetime class of what is in it; see `policy`.
-    pub class: u8,
+    /// Lifetime of what is in it; see `policy`.
+    pub lifetime: u8,
     /// A block in it could not be read: it stays where it is.
     pub damaged: bool,
     /// Only a checkpoint frees it: replay may read it, or would not find what replaced its blocks.
-    pub held: bool,
+    pub pinned: bool,
     /// Blocks in it that the map or the map root names.
     pub live: u32,
-    /// Name of its present life.
-    pub serial: u64,
+    /// Names its present use.
+    pub incarnation: Incarnation,
     /// The log's clock when it was sealed.
     pub birth: u64,
 }
@@ -55,11 +55,11 @@ pub struct SegmentTable {
     /// How many the image may use, segment 0 included.
     limit: u32,
     /// In order of their release: reusing the oldest first lets neighbours die together.
-    free: VecDeque<u32>,
-    ready: VecDeque<u32>,
-    dead: Vec<u32>,
+    free: VecDeque<SegmentId>,
+    ready: VecDeque<SegmentId>,
+    dead: Vec<SegmentId>,
     session: u64,
-    lives: u32,
+    incarnations: u32,
 }
 
 impl SegmentTable {
@@ -73,26 +73,30 @@ impl SegmentTable {
             ready: VecDeque::new(),
             dead: Vec::new(),
             session,
-            lives: 0,
+            incarnations: 0,
         }
     }
 
-    pub fn get(&self, segment: u32) -> Segment {
-        self.segments.get(segment as usize).copied().unwrap_or_default()
+    pub fn get(&self, segment: SegmentId) -> Segment {
+        self.segments.get(segment.index()).copied().unwrap_or_default()
     }
 
     /// Segments that have been used, with their numbers.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, Segment)> {
-        (0..).zip(&self.segments).skip(1).map(|(number, segment)| (number, *segment))
+    pub fn iter(&self) -> impl Iterator<Item = (SegmentId, Segment)> {
+        (0..)
+            .map(SegmentId::new)
+            .zip(&self.segments)
+            .skip(1)
+            .map(|(number, segment)| (number, *segment))
     }
 
     /// Recovery only: puts a segment where the image on disk says it is.
-    pub fn set(&mut self, number: u32, segment: Segment) {
+    pub fn set(&mut self, number: SegmentId, segment: Segment) {
         *self.entry(number) = segment;
     }
 
     /// Recovery only: makes the lists fit the segments, once all have been set and counted.
-    pub fn settle(&mut self) {
+    pub fn rebuild_lists(&mut self) {
         self.free.clear();
         self.dead.clear();
         for number in 1..self.segments.len() {
@@ -102,19 +106,19 @@ impl SegmentTable {
             }
             match segment.state {
                 State::Free if number < self.limit as usize => {
-                    self.free.push_back(number as u32);
+                    self.free.push_back(SegmentId::new(number as u32));
                 }
-                State::Dead => self.dead.push(number as u32),
+                State::Dead => self.dead.push(SegmentId::new(number as u32)),
                 State::Free | State::Ready | State::Open | State::Sealed => {}
             }
         }
     }
 
-    fn entry(&mut self, number: u32) -> &mut Segment {
-        while self.segments.len() <= number as usize {
+    fn entry(&mut self, number: SegmentId) -> &mut Segment {
+        while self.segments.len() <= number.index() {
             self.segments.push(Segment::default());
         }
-        &mut self.segments[number as usize]
+        &mut self.segments[number.index()]
     }
 
     pub fn limit(&self) -> u32 {
@@ -124,13 +128,13 @@ impl SegmentTable {
     /// Free segments beyond it are not handed out any more; those that come within it are.
     pub fn set_limit(&mut self, limit: u32) {
         self.limit = limit;
-        self.free.retain(|number| *number < limit);
-        let listed: BTreeSet<u32> = self.free.iter().copied().collect();
+        self.free.retain(|number| number.get() < limit);
+        let listed: BTreeSet<SegmentId> = self.free.iter().copied().collect();
         let known = limit.min(self.segments.len() as u32);
-        let is_free = |number: &u32| {
-            !listed.contains(number) && self.segments[*number as usize].state == State::Free
+        let is_free = |number: &SegmentId| {
+            !listed.contains(number) && self.segments[number.index()].state == State::Free
         };
-        self.free.extend((1..known).filter(is_free));
+        self.free.extend(SegmentId::range(1..known).filter(is_free));
     }
 
     /// Raises the limit, up to `most`, until there are so many segments to use. `compact` may have
@@ -144,10 +148,10 @@ impl SegmentTable {
         self.set_limit(self.limit.max(self.limit.saturating_add(short).min(most)));
     }
 
-    /// A serial that no life has had.
-    pub fn new_serial(&mut self) -> u64 {
-        self.lives += 1;
-        self.session << 32 | u64::from(self.lives)
+    /// A number that no use of a segment has had.
+    pub fn new_incarnation(&mut self) -> Incarnation {
+        self.incarnations += 1;
+        Incarnation::new(self.session, self.incarnations)
     }
 
     /// Segments with host space, waiting for use.
@@ -166,78 +170,86 @@ impl SegmentTable {
     }
 
     /// A free segment to get host space for; hand it back with `make_ready` or `put_back`.
-    pub fn take_free(&mut self) -> Option<u32> {
+    pub fn take_free(&mut self) -> Option<SegmentId> {
         if let Some(number) = self.free.pop_front() {
             return Some(number);
         }
-        let next = self.segments.len() as u32;
-        (next < self.limit).then(|| {
+        let next = SegmentId::new(self.segments.len() as u32);
+        (next.get() < self.limit).then(|| {
             self.entry(next);
             next
         })
     }
 
     /// All free segments that have been used before.
-    pub fn take_all_free(&mut self) -> Vec<u32> {
+    pub fn take_all_free(&mut self) -> Vec<SegmentId> {
         self.free.drain(..).collect()
     }
 
     /// The first of the free segments that have been used before, if it lies before this one.
-    pub fn take_free_before(&mut self, number: u32) -> Option<u32> {
+    pub fn take_free_before(&mut self, number: SegmentId) -> Option<SegmentId> {
         let first = *self.free.iter().min().filter(|first| **first < number)?;
         self.free.retain(|free| *free != first);
         Some(first)
     }
 
     /// The host has no space for this one: it is the last to be asked for again.
-    pub fn put_back(&mut self, number: u32) {
+    pub fn put_back(&mut self, number: SegmentId) {
         self.free.push_back(number);
     }
 
-    pub fn make_ready(&mut self, number: u32) {
+    pub fn make_ready(&mut self, number: SegmentId) {
         assert_eq!(self.get(number).state, State::Free, "segment {number} is made ready");
         self.entry(number).state = State::Ready;
         self.ready.push_back(number);
     }
 
     /// An open segment in which nothing is becomes the last of the ready ones.
-    pub fn give_back(&mut self, number: u32) {
+    pub fn give_back(&mut self, number: SegmentId) {
         *self.entry(number) = Segment::default();
         self.make_ready(number);
     }
 
     /// Ready segments beyond `keep`, as free ones: their host space is to be given back.
-    pub fn release_ready(&mut self, keep: u32) -> Vec<u32> {
+    pub fn release_ready(&mut self, keep: u32) -> Vec<SegmentId> {
         let surplus = self.ready().saturating_sub(keep);
-        let released: Vec<u32> = self.ready.drain(..surplus as usize).collect();
+        let released: Vec<SegmentId> = self.ready.drain(..surplus as usize).collect();
         for number in &released {
             *self.entry(*number) = Segment::default();
         }
         released
     }
 
-    /// Begins the life of a ready segment.
-    pub fn open(&mut self, class: u8) -> Option<(u32, u64)> {
+    /// Opens a ready segment.
+    pub fn open(&mut self, lifetime: u8) -> Option<(SegmentId, Incarnation)> {
         let number = self.ready.pop_front()?;
-        // Whatever else goes wrong: two lives at once in one segment would lose data.
+        // Whatever else goes wrong: two incarnations at once in one segment would lose data.
         assert_eq!(self.get(number).state, State::Ready, "segment {number} is opened");
-        let serial = self.new_serial();
-        *self.entry(number) =
-            Segment { state: State::Open, class, serial, held: true, ..Segment::default() };
-        Some((number, serial))
+        let incarnation = self.new_incarnation();
+        *self.entry(number) = Segment {
+            state: State::Open,
+            lifetime,
+            incarnation,
+            pinned: true,
+            ..Segment::default()
+        };
+        Some((number, incarnation))
     }
 
     /// Ends appending to a segment. All records in it have been applied to the map.
-    pub fn seal(&mut self, number: u32, clock: u64) {
+    pub fn seal(&mut self, number: SegmentId, clock: u64) {
         let segment = self.entry(number);
-        assert!(number > 0 && segment.state == State::Open, "only an open segment is sealed");
+        assert!(
+            number > SegmentId::SUPERBLOCKS && segment.state == State::Open,
+            "only an open segment is sealed"
+        );
         segment.birth = clock;
         segment.state = State::Sealed;
         self.bury(number);
     }
 
-    fn bury(&mut self, number: u32) {
-        let segment = &mut self.segments[number as usize];
+    fn bury(&mut self, number: SegmentId) {
+        let segment = &mut self.segments[number.index()];
         if segment.live == 0 && segment.state == State::Sealed {
             segment.state = State::Dead;
             self.dead.push(number);
@@ -245,7 +257,7 @@ impl SegmentTable {
     }
 
     /// `count` blocks of the segment have become live.
-    pub fn gain(&mut self, number: u32, count: u32) {
+    pub fn gain(&mut self, number: SegmentId, count: u32) {
         self.entry(number).live += count;
     }
 
@@ -255,62 +267,62 @@ impl SegmentTable {
     }
 
     /// `count` blocks of the segment have died.
-    pub fn lose_many(&mut self, number: u32, count: u32) {
-        let segment = &mut self.segments[number as usize];
+    pub fn lose_many(&mut self, number: SegmentId, count: u32) {
+        let segment = &mut self.segments[number.index()];
         segment.live -= count;
         if segment.live == 0 {
             self.bury(number);
         }
     }
 
-    pub fn mark_damaged(&mut self, number: u32) {
+    pub fn mark_damaged(&mut self, number: SegmentId) {
         self.entry(number).damaged = true;
     }
 
     /// Dead segments, and how many of them need no checkpoint.
     pub fn dead(&self) -> (u32, u32) {
-        let loose = self.dead.iter().filter(|number| !self.get(**number).held).count();
-        (self.dead.len() as u32, loose as u32)
+        let freeable = self.dead.iter().filter(|number| !self.get(**number).pinned).count();
+        (self.dead.len() as u32, freeable as u32)
     }
 
     /// The dead as of now, for a checkpoint that begins now.
-    pub fn take_dead(&mut self) -> Vec<u32> {
+    pub fn take_dead(&mut self) -> Vec<SegmentId> {
         std::mem::take(&mut self.dead)
     }
 
     /// Those of the dead that are free once everything written until now is durable.
-    pub fn take_loose_dead(&mut self) -> Vec<u32> {
+    pub fn take_freeable(&mut self) -> Vec<SegmentId> {
         let segments = &self.segments;
-        let all = mutant("log.free.ignores-holds");
-        self.dead.extract_if(.., |number| all || !segments[*number as usize].held).collect()
+        let all = mutant("log.free.ignores-pins");
+        self.dead.extract_if(.., |number| all || !segments[number.index()].pinned).collect()
     }
 
     /// Only a checkpoint frees this segment, from now on.
-    pub fn hold(&mut self, number: u32) {
-        self.entry(number).held = true;
+    pub fn pin(&mut self, number: SegmentId) {
+        self.entry(number).pinned = true;
     }
 
     /// Segments that nothing is appended to: a checkpoint that begins now covers them.
-    pub fn closed(&self) -> Vec<u32> {
+    pub fn closed(&self) -> Vec<SegmentId> {
         let closed = |segment: &Segment| matches!(segment.state, State::Sealed | State::Dead);
         self.iter().filter(|(_, segment)| closed(segment)).map(|(number, _)| number).collect()
     }
 
     /// The checkpoint that covers these segments is durable.
-    pub fn let_go(&mut self, numbers: &[u32]) {
+    pub fn unpin(&mut self, numbers: &[SegmentId]) {
         for number in numbers {
-            self.entry(*number).held = false;
+            self.entry(*number).pinned = false;
         }
     }
 
     /// The checkpoint did not become durable: they go on waiting.
-    pub fn keep_dead(&mut self, numbers: Vec<u32>) {
+    pub fn keep_dead(&mut self, numbers: Vec<SegmentId>) {
         self.dead.extend(numbers);
     }
 
     /// The checkpoint is durable. Up to `keep` segments become ready for use as they are; the
     /// others are returned, to be given back to the host.
-    pub fn release_dead(&mut self, mut numbers: Vec<u32>, keep: u32) -> Vec<u32> {
+    pub fn release_dead(&mut self, mut numbers: Vec<SegmentId>, keep: u32) -> Vec<SegmentId> {
         for number in &numbers {
             assert_eq!(self.get(*number).state, State::Dead, "segment {number} is freed");
         }
@@ -328,19 +340,20 @@ impl SegmentTable {
 
     /// Free segments whose host space has been given back.
     /// Those beyond the limit were borrowed: they are not used again.
-    pub fn add_free(&mut self, numbers: &[u32]) {
-        self.free.extend(numbers.iter().filter(|number| **number < self.limit));
+    pub fn add_free(&mut self, numbers: &[SegmentId]) {
+        self.free.extend(numbers.iter().filter(|number| number.get() < self.limit));
     }
 
     /// The highest segment that holds something.
-    pub fn highest_used(&self) -> u32 {
+    pub fn highest_used(&self) -> SegmentId {
         let used = self.iter().filter(|(_, segment)| segment.state != State::Free);
-        used.map(|(number, _)| number).last().unwrap_or(0)
+        used.map(|(number, _)| number).last().unwrap_or(SegmentId::SUPERBLOCKS)
     }
 
     /// Segments that blocks of guests are being appended to.
     pub fn open_for_data(&self) -> u32 {
-        let open = |segment: &Segment| segment.state == State::Open && segment.class != CLASS_MAP;
+        let open =
+            |segment: &Segment| segment.state == State::Open && segment.lifetime != LIFETIME_MAP;
         self.iter().filter(|(_, segment)| open(segment)).count() as u32
     }
 
@@ -353,8 +366,9 @@ impl SegmentTable {
 
     /// Segments that hold parts of the map.
     pub fn used_for_maps(&self) -> u32 {
-        let holds =
-            |it: &Segment| it.class == CLASS_MAP && matches!(it.state, State::Open | State::Sealed);
+        let holds = |it: &Segment| {
+            it.lifetime == LIFETIME_MAP && matches!(it.state, State::Open | State::Sealed)
+        };
         self.iter().filter(|(_, segment)| holds(segment)).count() as u32
     }
 
@@ -382,15 +396,15 @@ mod tests {
     #[test]
     fn a_dead_segment_is_used_again_only_after_a_checkpoint() {
         let mut table = table();
-        let (number, serial) = table.open(0).unwrap();
-        assert_eq!(serial >> 32, 3);
+        let (number, incarnation) = table.open(0).unwrap();
+        assert_eq!(incarnation.session(), 3);
         table.gain(number, 2);
         table.seal(number, 10);
         table.lose(SHAPE.address(number, 1));
         assert_eq!(table.dead(), (0, 0));
         table.lose(SHAPE.address(number, 5));
         assert_eq!(table.dead(), (1, 0));
-        assert_eq!(table.take_loose_dead(), [0u32; 0]);
+        assert_eq!(table.take_freeable(), []);
         assert_eq!(table.get(number).state, State::Dead);
         let ready = table.ready();
         let dead = table.take_dead();
@@ -409,8 +423,8 @@ mod tests {
         assert_eq!((table.get(number).state, table.dead().0), (State::Open, 0));
         table.seal(number, 0);
         assert_eq!(table.dead(), (1, 0));
-        table.let_go(&table.closed());
-        assert_eq!(table.take_loose_dead(), [number]);
+        table.unpin(&table.closed());
+        assert_eq!(table.take_freeable(), [number]);
     }
 
     #[test]
@@ -420,8 +434,8 @@ mod tests {
         table.add_free(&all);
         table.set_limit(5);
         assert_eq!((table.obtainable(), table.limit()), (4, 5));
-        let taken: Vec<u32> = std::iter::from_fn(|| table.take_free()).collect();
-        assert_eq!(taken, [1, 2, 3, 4]);
+        let taken: Vec<SegmentId> = std::iter::from_fn(|| table.take_free()).collect();
+        assert_eq!(taken, [1, 2, 3, 4].map(SegmentId::new));
         taken.iter().for_each(|number| table.make_ready(*number));
         table.set_limit(9);
         assert_eq!(table.obtainable(), 4);

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
+use super::ids::SegmentId;
 use super::map::LEAF_BLOCKS;
 use super::record::LEAF_ON_DISK_BLOCKS;
 
@@ -42,13 +43,13 @@ pub struct Shape {
 
 impl Shape {
     /// The segment that an address lies in.
-    pub const fn segment_of(&self, address: Address) -> u32 {
-        address.get() / self.segment_blocks
+    pub const fn segment_of(&self, address: Address) -> SegmentId {
+        SegmentId::new(address.get() / self.segment_blocks)
     }
 
     /// Block `block` of segment `segment`.
-    pub const fn address(&self, segment: u32, block: u32) -> Address {
-        Address::new(segment * self.segment_blocks + block)
+    pub const fn address(&self, segment: SegmentId, block: u32) -> Address {
+        Address::new(segment.get() * self.segment_blocks + block)
     }
 
     pub const fn segment_bytes(&self) -> u64 {
@@ -69,8 +70,8 @@ impl Shape {
         (self.segment_blocks - 1) / (payload + 1) * payload
     }
 
-    /// Blocks that cleaning a segment must win, or it is not worth the wear. A victim's last record is
-    /// seldom full: in small segments, to win less than a record is to win nothing, for ever.
+    /// Blocks that cleaning a segment must win, or it is not worth the wear. A victim's last record
+    /// is seldom full: in small segments, to win less than a record is to win nothing, for ever.
     pub const fn cleaning_gain_min(&self) -> u32 {
         let share = self.data_blocks_packed() / 100 * GAIN_PERCENT;
         let record = self.record_payload_max();
@@ -237,8 +238,8 @@ mod tests {
         }
     }
 
-    /// With 3 percent in small segments every one of them could be too full to be cleaned, and a disk
-    /// in full use refused to be overwritten.
+    /// With 3 percent in small segments every one of them could be too full to be cleaned, and a
+    /// disk in full use refused to be overwritten.
     #[test]
     fn one_segment_of_a_full_disk_can_always_be_cleaned() {
         for segment_blocks in [64, 256, 1024, 2048, 4096, 8192, 1 << 18] {

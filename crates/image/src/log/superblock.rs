@@ -4,6 +4,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::address::{Address, BLOCK_BYTES};
+use super::ids::{Incarnation, SegmentId, Sequence};
 
 const MAGIC: [u8; 8] = *b"Flowlog\n";
 /// The version of the format that this code writes.
@@ -24,8 +25,8 @@ const ROOT_OF_DISK: u32 = 1;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeadPlace {
     /// The present life of the segment; 0 if the stream has no head.
-    pub serial: u64,
-    pub segment: u32,
+    pub incarnation: Incarnation,
+    pub segment: SegmentId,
     /// Block within the segment.
     pub block: u32,
 }
@@ -72,7 +73,7 @@ pub struct Superblock {
     pub streams: u32,
     pub clean: bool,
     pub written_at: u64,
-    pub next_sequence: u64,
+    pub next_sequence: Sequence,
     pub clock: u64,
     pub totals: Totals,
     pub heads: [HeadPlace; HEADS],
@@ -81,7 +82,7 @@ pub struct Superblock {
 
 /// Why a slot cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum SuperblockError {
     /// It never held a superblock.
     Foreign,
     /// It held one, and is damaged or half-written.
@@ -90,7 +91,7 @@ pub enum Refusal {
     Future(String),
 }
 
-impl Refusal {
+impl SuperblockError {
     /// The file ends before it.
     pub const SHORT: Self = Self::Damaged("the file is too short for a log image");
 }
@@ -126,7 +127,7 @@ struct Raw {
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 struct RawHead {
-    serial: U64,
+    incarnation: U64,
     segment: U32,
     block: U32,
     zero: U64,
@@ -169,7 +170,7 @@ impl Superblock {
         raw.clean = u32::from(self.clean).into();
         raw.root_count = 1.into();
         raw.written_at = self.written_at.into();
-        raw.next_sequence = self.next_sequence.into();
+        raw.next_sequence = self.next_sequence.get().into();
         raw.clock = self.clock.into();
         raw.totals = self.totals.encode();
         raw.heads = self.heads.map(RawHead::from);
@@ -179,23 +180,23 @@ impl Superblock {
     }
 
     /// Reads a slot.
-    pub fn decode(block: &[u8; BLOCK_BYTES]) -> Result<Self, Refusal> {
+    pub fn decode(block: &[u8; BLOCK_BYTES]) -> Result<Self, SuperblockError> {
         let raw: &Raw = zerocopy::transmute_ref!(block);
         if raw.magic != MAGIC {
-            return Err(Refusal::Foreign);
+            return Err(SuperblockError::Foreign);
         }
         if raw.checksum.get() != checksum(raw) {
-            return Err(Refusal::Damaged("the superblock's checksum does not fit"));
+            return Err(SuperblockError::Damaged("the superblock's checksum does not fit"));
         }
         if raw.version.get() != VERSION {
             let why =
                 format!("its format version is {}, this program knows {VERSION}", raw.version);
-            return Err(Refusal::Future(why));
+            return Err(SuperblockError::Future(why));
         }
         let unknown = raw.incompatible.get() & !INCOMPATIBLE_KNOWN;
         if unknown != 0 {
             let why = format!("it uses incompatible features {unknown:#x} of a later version");
-            return Err(Refusal::Future(why));
+            return Err(SuperblockError::Future(why));
         }
         let superblock = Self {
             compatible: raw.compatible.get(),
@@ -210,7 +211,7 @@ impl Superblock {
             streams: raw.streams.get(),
             clean: raw.clean.get() == 1,
             written_at: raw.written_at.get(),
-            next_sequence: raw.next_sequence.get(),
+            next_sequence: Sequence::new(raw.next_sequence.get()),
             clock: raw.clock.get(),
             totals: Totals::decode(&raw.totals),
             heads: raw.heads.map(HeadPlace::from),
@@ -218,7 +219,7 @@ impl Superblock {
         };
         let kind = raw.roots[0].kind.get();
         if raw.root_count.get() != 1 || kind != ROOT_OF_DISK {
-            return Err(Refusal::Damaged("the superblock does not name one map root"));
+            return Err(SuperblockError::Damaged("the superblock does not name one map root"));
         }
         Ok(superblock)
     }
@@ -279,8 +280,8 @@ impl Totals {
 impl From<HeadPlace> for RawHead {
     fn from(head: HeadPlace) -> Self {
         Self {
-            serial: head.serial.into(),
-            segment: head.segment.into(),
+            incarnation: head.incarnation.bits().into(),
+            segment: head.segment.get().into(),
             block: head.block.into(),
             zero: 0.into(),
         }
@@ -289,7 +290,11 @@ impl From<HeadPlace> for RawHead {
 
 impl From<RawHead> for HeadPlace {
     fn from(raw: RawHead) -> Self {
-        Self { serial: raw.serial.get(), segment: raw.segment.get(), block: raw.block.get() }
+        Self {
+            incarnation: Incarnation::from_bits(raw.incarnation.get()),
+            segment: SegmentId::new(raw.segment.get()),
+            block: raw.block.get(),
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub struct Ticket(u64);
 pub struct GroupSync {
     state: Mutex<State>,
     finished: AtomicU64,
-    /// After a failed sync nobody knows what is on the medium: nothing is promised any more.
+    /// After a failed sync the content of the medium is unknown: nothing is promised any more.
     failed: AtomicBool,
 }
 
@@ -21,7 +21,7 @@ pub struct GroupSync {
 struct State {
     running: bool,
     started: u64,
-    /// Somebody waits for the sync after the one that runs.
+    /// A flush waits for the sync after the one that runs.
     wanted: bool,
 }
 
@@ -43,7 +43,7 @@ impl GroupSync {
     }
 
     /// The sync that the caller carried out has ended. With `true`, it is to carry out another,
-    /// for those who asked meanwhile.
+    /// for flushes that came meanwhile.
     pub fn finish(&self, succeeded: bool) -> bool {
         if !succeeded {
             self.fail();

@@ -1,4 +1,4 @@
-//! A segment read in large pieces, for those who walk through its records.
+//! A segment read in large pieces, to walk through its records.
 
 use std::ops::Range;
 
@@ -6,6 +6,7 @@ use flowstone_block::{AlignedBuf, Errno};
 use flowstone_fileio::BlockingFile;
 
 use super::address::BLOCK_BYTES;
+use super::ids::SegmentId;
 use super::shape::Shape;
 
 /// Blocks read at once: enough for the longest record of data, and long enough that a device
@@ -16,19 +17,19 @@ const WINDOW_BLOCKS: u32 = 512;
 #[derive(Default)]
 pub struct Window {
     buffer: Option<AlignedBuf>,
-    segment: u32,
+    segment: SegmentId,
     blocks: Range<u32>,
 }
 
 impl Window {
-    /// Sees to it that `count` blocks of the segment from `first` on are in the window. `false` if
-    /// they do not exist, or are more than fit.
+    /// Reads `count` blocks of the segment from `first` on, unless they are in the window. `false`
+    /// if they do not exist, or are more than fit.
     pub fn show(
         &mut self,
         reader: &mut BlockingFile,
         shape: Shape,
         file_blocks: u64,
-        segment: u32,
+        segment: SegmentId,
         first: u32,
         count: u32,
     ) -> Result<bool, Errno> {
@@ -52,7 +53,7 @@ impl Window {
         self.blocks = 0..0;
         let mut read =
             |blocks: u32| reader.read(start.offset(), &mut buffer[..blocks as usize * BLOCK_BYTES]);
-        // What lies behind was not asked for: that it cannot be read need not matter.
+        // The blocks behind were not asked for: they need not be readable.
         let blocks = match read(blocks) {
             Err(_) if blocks > count => read(count).map(|()| count),
             outcome => outcome.map(|()| blocks),

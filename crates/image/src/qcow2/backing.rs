@@ -1,4 +1,4 @@
-//! The file that an image is based on. Its name stands in the image, so whoever made the image
+//! The file that an image is based on. Its name stands in the image, so the maker of the image
 //! chose it: it is followed only where the operator has allowed, and never guessed about.
 
 use std::path::{Path, PathBuf};
@@ -57,7 +57,7 @@ pub fn open(path: &Path, backing: &BackingName, options: &ImageOptions) -> Resul
 #[derive(Debug, PartialEq, Eq)]
 pub enum Unwanted {
     Named(&'static str),
-    /// Nobody has allowed this directory.
+    /// This directory is not among those that are allowed.
     Elsewhere(PathBuf),
 }
 

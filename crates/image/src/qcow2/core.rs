@@ -1,4 +1,4 @@
-//! What the queues of an image, its lane and its keeper share.
+//! What the queues of an image, its slow-path pool and its maintenance worker share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,7 +8,7 @@ use flowstone_fileio::FileIo;
 use tracing::error;
 
 use super::commits::Commits;
-use super::flights::Flights;
+use super::epochs::Epochs;
 use super::meta::Meta;
 use super::shape::Shape;
 use crate::discards::DiscardCounters;
@@ -26,7 +26,7 @@ pub struct Core {
     pub discard: DiscardMode,
     pub backing: Option<Box<dyn Image>>,
     pub commits: Commits,
-    pub flights: Flights,
+    pub epochs: Epochs,
     /// Whether guests are at work.
     pub activity: Arc<Activity>,
     pub discards: Arc<DiscardCounters>,
@@ -56,7 +56,7 @@ impl Core {
             discard,
             backing,
             commits: Commits::default(),
-            flights: Flights::default(),
+            epochs: Epochs::default(),
             activity: Arc::default(),
             discards: Arc::default(),
             capacity: AtomicU64::new(capacity.get()),
@@ -117,7 +117,7 @@ impl Core {
         wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
     }
 
-    /// Nobody knows what is on the medium any more: from now on nothing is promised.
+    /// The content of the medium is unknown: from now on nothing is promised.
     pub fn fail(&self, what: &str) {
         if !self.commits.has_failed() {
             error!("{}: {what}; flushes fail until the image is opened anew", self.name);

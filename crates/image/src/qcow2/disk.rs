@@ -15,8 +15,8 @@ use tracing::error;
 use super::channel::Qcow2Channel;
 use super::check::check_beside;
 use super::core::Core;
-use super::lane::{Lane, Worker};
 use super::meta::Source;
+use super::slow_path::{SlowPath, SlowPathWorker};
 use crate::capacity::valid_capacity;
 use crate::image::CompactProgress;
 use crate::trims::Trims;
@@ -25,9 +25,9 @@ use crate::{CheckOptions, DiscardMode, Discards, Format, Image, Layout, Space};
 /// An open qcow2 image.
 pub struct Qcow2Image {
     pub(super) core: Arc<Core>,
-    pub(super) lane: Arc<Lane>,
+    pub(super) slow_path: Arc<SlowPath>,
     pub(super) trims: Arc<Trims>,
-    pub(super) keeper: Option<JoinHandle<()>>,
+    pub(super) maintenance: Option<JoinHandle<()>>,
 }
 
 impl Qcow2Image {
@@ -39,12 +39,15 @@ impl Qcow2Image {
 impl Drop for Qcow2Image {
     fn drop(&mut self) {
         self.trims.stop();
-        self.lane.stop();
+        self.slow_path.stop();
         self.core.commits.stop();
-        if let Some(keeper) = self.keeper.take()
-            && keeper.join().is_err()
+        if let Some(maintenance) = self.maintenance.take()
+            && maintenance.join().is_err()
         {
-            error!("{}: the keeper has panicked; the image may have leaks", self.core.name);
+            error!(
+                "{}: the maintenance worker has panicked; the image may have leaks",
+                self.core.name
+            );
         }
     }
 }
@@ -62,9 +65,9 @@ impl Layer for Qcow2Image {
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        let (core, lane, trims) =
-            (Arc::clone(&self.core), Arc::clone(&self.lane), Arc::clone(&self.trims));
-        Ok(Box::new(Qcow2Channel::new(core, lane, trims, depth)?))
+        let (core, slow_path, trims) =
+            (Arc::clone(&self.core), Arc::clone(&self.slow_path), Arc::clone(&self.trims));
+        Ok(Box::new(Qcow2Channel::new(core, slow_path, trims, depth)?))
     }
 }
 
@@ -94,7 +97,7 @@ impl Image for Qcow2Image {
             let found = self.core.meta().find(position, end - position);
             let Ok(part) = found else {
                 if worker.is_none() {
-                    worker = Some(Worker::new(Arc::clone(&self.core))?);
+                    worker = Some(SlowPathWorker::new(Arc::clone(&self.core))?);
                 }
                 worker.as_mut().expect("made above").load_at(position)?;
                 continue;
@@ -158,7 +161,8 @@ impl Image for Qcow2Image {
                 return Err(self.refuse("resize", why, advice));
             }
         }
-        // Smaller at once, so that nobody writes there any more; larger when there is a map for it.
+        // Smaller at once, so that nothing is written there any more; larger when there is a map
+        // for it.
         self.core.set_capacity(capacity.min(before));
         let resized = self.core.commits.ask_for_size(capacity);
         self.core.set_capacity(if resized.is_ok() { capacity } else { before });
@@ -167,14 +171,14 @@ impl Image for Qcow2Image {
 
     fn layout(&self) -> io::Result<Layout> {
         let mut layout = Layout::of(&*self.core.file)?;
-        let mut worker = Worker::new(Arc::clone(&self.core))?;
+        let mut worker = SlowPathWorker::new(Arc::clone(&self.core))?;
         let end = self.core.capacity().bytes();
         let mut position = 0;
         // Where the file goes on if what comes next follows what came last.
         let mut next = 0;
         while position < end {
-            let (part, generation) = worker.find(position, end - position)?;
-            worker.leave(generation);
+            let (part, epoch) = worker.find(position, end - position)?;
+            worker.unpin(epoch);
             position += part.bytes;
             let place = match part.source {
                 Source::File { offset, .. } => offset..offset + part.bytes,
@@ -202,7 +206,7 @@ impl Image for Qcow2Image {
             };
             Error::host(name, errno, advice)
         };
-        // A cluster that is moved must have no user that nobody knows of. What is checked is the
+        // A cluster that is moved must have no unknown user. What is checked is the
         // file, so all that the map says must be there, and no commit be at it.
         self.commit().map_err(failed)?;
         let options = CheckOptions::default();
@@ -213,7 +217,7 @@ impl Image for Qcow2Image {
             let why = format!("the image is damaged: {error}");
             return Err(self.refuse("compact", &why, "see `flowstone check --repair`"));
         }
-        self.core.commits.ask_for_order(progress).map_err(failed)
+        self.core.commits.ask_for_compact(progress).map_err(failed)
     }
 
     fn serving(&self) -> String {
@@ -247,12 +251,11 @@ impl Qcow2Image {
     }
 }
 
-impl Worker {
+impl SlowPathWorker {
     /// Reads the table that maps a byte of the disk.
     fn load_at(&mut self, position: u64) -> io::Result<()> {
-        let (_, generation) =
-            self.find(position, 1).map_err(|errno: Errno| io::Error::from(errno))?;
-        self.leave(generation);
+        let (_, epoch) = self.find(position, 1).map_err(|errno: Errno| io::Error::from(errno))?;
+        self.unpin(epoch);
         Ok(())
     }
 }

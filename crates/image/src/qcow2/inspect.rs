@@ -1,4 +1,4 @@
-//! What an image says about itself, while somebody else may be writing it.
+//! What an image says about itself, while a daemon may be writing it.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use super::entry::{self, Mapping};
 use super::header::Header;
 use super::map::from_bytes;
 use super::open::{read_header, read_l1};
-use super::survey::{Refusal, TABLES_BYTES_MAX};
+use super::survey::{SurveyError, TABLES_BYTES_MAX};
 
 /// More about a qcow2 image.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,9 +52,12 @@ pub fn inspect(name: &str, file: &dyn FileIo) -> Result<Qcow2Info> {
     })
 }
 
-fn live_clusters(file: &dyn FileIo, header: &Header) -> std::result::Result<Option<u64>, Refusal> {
+fn live_clusters(
+    file: &dyn FileIo,
+    header: &Header,
+) -> std::result::Result<Option<u64>, SurveyError> {
     let shape = header.shape;
-    let failed = |error: io::Error| Refusal::Damaged(error.to_string());
+    let failed = |error: io::Error| SurveyError::Damaged(error.to_string());
     let mut reader = BlockingFile::new(file).map_err(failed)?;
     let l1 = read_l1(&mut reader, header, file.size().map_err(failed)?)?;
     let homes = l1.iter().filter_map(|raw| entry::cluster(shape, *raw).ok().flatten());

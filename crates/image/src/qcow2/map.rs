@@ -38,7 +38,7 @@ struct Table {
     /// Where it is on the medium; a new one, or one that is not ours alone, has no place yet.
     home: Option<HostCluster>,
     used: bool,
-    /// Entries that somebody is about to change, and commits that have not written it yet.
+    /// Requests that are about to change entries, and commits that have not written it yet.
     pins: usize,
 }
 
@@ -179,13 +179,13 @@ impl Map {
         self.changed.iter().copied().filter(homeless).collect()
     }
 
-    /// How many tables in memory may want a place.
+    /// How many tables in memory have no place in the file.
     pub fn homeless_count(&self) -> u64 {
         self.homeless
     }
 
     /// Gives a table its place. Returns the one that it had and shared with others.
-    pub fn settle(&mut self, index: usize, home: HostCluster) -> Option<HostCluster> {
+    pub fn set_home(&mut self, index: usize, home: HostCluster) -> Option<HostCluster> {
         let before = self.missing(index).map(|missing| missing.home);
         let table = self.tables[index].as_mut().expect("a table without a place is in memory");
         self.homeless -= u64::from(table.home.is_none());
@@ -260,11 +260,11 @@ impl Map {
 pub struct ChangedTable {
     pub index: usize,
     pub home: HostCluster,
-    pub runs: Vec<Run>,
+    pub runs: Vec<SectorRun>,
 }
 
 /// Sectors next to each other.
-pub struct Run {
+pub struct SectorRun {
     /// The first one's number in the table.
     pub first: usize,
     pub bytes: Vec<u8>,
@@ -286,10 +286,10 @@ fn bits(words: &[u64]) -> Vec<usize> {
 pub fn runs_of(
     numbers: &[usize],
     mut bytes: impl FnMut(std::ops::Range<usize>) -> Vec<u8>,
-) -> Vec<Run> {
+) -> Vec<SectorRun> {
     numbers
         .chunk_by(|before, after| before + 1 == *after)
-        .map(|run| Run { first: run[0], bytes: bytes(run[0]..run[0] + run.len()) })
+        .map(|run| SectorRun { first: run[0], bytes: bytes(run[0]..run[0] + run.len()) })
         .collect()
 }
 
@@ -317,7 +317,7 @@ mod tests {
         map.set(GuestCluster(70), 0x8000_0000_0000_0a00);
         assert_eq!(map.get(GuestCluster(70)), Ok(0x8000_0000_0000_0a00));
         assert_eq!(map.homeless(), [1]);
-        assert_eq!(map.settle(1, HostCluster(9)), None);
+        assert_eq!(map.set_home(1, HostCluster(9)), None);
         let changes = map.take_changes();
         assert_eq!((changes[0].index, changes[0].home), (1, HostCluster(9)));
         assert_eq!(changes[0].runs[0].bytes[48..56], 0x8000_0000_0000_0a00u64.to_be_bytes());
@@ -337,7 +337,7 @@ mod tests {
         map.set(GuestCluster(0), 1);
         map.set(GuestCluster(64), 1);
         assert_eq!(map.homeless(), [0]);
-        assert_eq!(map.settle(0, HostCluster(7)), Some(HostCluster(3)));
+        assert_eq!(map.set_home(0, HostCluster(7)), Some(HostCluster(3)));
         assert_eq!(map.l1()[0], entry::COPIED | 0xe00);
     }
 }

@@ -1,7 +1,8 @@
 //! The mark in the header: changes of the map may be in a redo file, and which redo file that is.
 //!
-//! It lies in the autoclear features, of which software that writes an image clears those that it does not
-//! know. So other software that writes the image makes the changes void, by the rules of the format.
+//! It lies in the autoclear features, of which software that writes an image clears those that it
+//! does not know. So other software that writes the image makes the changes void, by the rules of
+//! the format.
 //!
 //! ```text
 //!  63  62        48 47                    24 23           8 7         0

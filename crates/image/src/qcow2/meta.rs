@@ -1,5 +1,5 @@
 //! What all queues of an image share, under one lock that is held for moments and never across
-//! I/O: the map, the free clusters, and who is about to change which entry.
+//! I/O: the map, the free clusters, and which entries are being changed.
 
 use std::collections::{HashMap, HashSet};
 
@@ -7,7 +7,7 @@ use flowstone_block::mutant;
 
 use super::entry::{self, Compressed, Mapping};
 use super::map::{Map, Missing};
-use super::redo::{Record, Redo};
+use super::redo::{Redo, RedoRecord};
 use super::shape::{GuestCluster, HostCluster, Shape};
 use super::space::Space;
 
@@ -15,24 +15,24 @@ use super::space::Space;
 pub struct Meta {
     pub map: Map,
     pub space: Space,
-    /// The present generation; see [`Flights`](super::flights::Flights).
-    pub generation: u64,
-    /// Clusters of the disk whose entries somebody is about to change.
-    claims: HashMap<GuestCluster, Claim>,
+    /// The present epoch; see [`Epochs`](super::epochs::Epochs).
+    pub epoch: u64,
+    /// Clusters of the disk whose entries are being changed.
+    locks: HashMap<GuestCluster, ClusterLock>,
     /// Host clusters with tables: nothing that the map says may send data there.
     pub tables: HashSet<HostCluster>,
     /// Since the last commit began: host clusters that the map has begun to name.
     pub taken: Vec<HostCluster>,
     /// Since the last commit began: references that the map has given up.
     pub dropped: Vec<HostCluster>,
-    /// Clusters of the disk that hold data of their own; `None` if nobody has counted them.
+    /// Clusters of the disk that hold data of their own; `None` if they have not been counted.
     pub live: Option<u64>,
     /// Host clusters that were given up before, and that the host has not got back.
     pub dead: u64,
     /// Where changes survive a killed daemon until they are durable.
     pub redo: Option<Redo>,
-    /// Clusters that refcounts may take: not for data, or there could be data that no commit can make
-    /// durable.
+    /// Clusters that refcounts may take: not for data, or there could be data that no commit can
+    /// make durable.
     pub reserved: u64,
     /// A commit has taken changes over, and they are not durable yet.
     pub committing: bool,
@@ -42,14 +42,14 @@ pub struct Meta {
     pub backing_bytes: u64,
 }
 
-/// A claim on a cluster of the disk.
+/// A lock of a cluster of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Claim {
+enum ClusterLock {
     /// Writes are on their way to a clean cluster, which the map will name when the first of them
-    /// is done. Others may join.
+    /// is done. Other writes share the lock.
     Filling { host: HostCluster, writers: usize, named: bool },
-    /// Somebody reads what there is and puts something else in its place, alone.
-    Alone,
+    /// One request reads what there is and puts something else in its place.
+    Exclusive,
 }
 
 /// Where some bytes of the disk are.
@@ -69,17 +69,17 @@ pub enum Source {
 
 /// Bytes of the disk that are in one place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct MappedPart {
     pub source: Source,
     pub bytes: u64,
 }
 
-/// What a write to a cluster that cannot be written in place is told.
+/// What a write to a cluster that cannot be written in place is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Filling {
     /// Write here, then say [`Meta::filled`].
     Write(HostCluster),
-    /// Somebody is at it.
+    /// The cluster is locked exclusively.
     Busy,
     /// There is no free cluster.
     NoRoom,
@@ -90,8 +90,8 @@ impl Meta {
         Self {
             map,
             space,
-            generation: 1,
-            claims: HashMap::new(),
+            epoch: 1,
+            locks: HashMap::new(),
             tables: HashSet::new(),
             taken: Vec::new(),
             dropped: Vec::new(),
@@ -110,7 +110,7 @@ impl Meta {
     }
 
     /// Where the bytes from `position` on are: as many as are in one place, at most `most`.
-    pub fn find(&mut self, position: u64, most: u64) -> Result<Part, Missing> {
+    pub fn find(&mut self, position: u64, most: u64) -> Result<MappedPart, Missing> {
         let mut part = self.find_in_cluster(position, most)?;
         while part.bytes < most {
             let Ok(next) = self.find_in_cluster(position + part.bytes, most - part.bytes) else {
@@ -131,7 +131,7 @@ impl Meta {
         Ok(part)
     }
 
-    fn find_in_cluster(&mut self, position: u64, most: u64) -> Result<Part, Missing> {
+    fn find_in_cluster(&mut self, position: u64, most: u64) -> Result<MappedPart, Missing> {
         let shape = self.shape();
         let guest = shape.guest_at(position);
         let raw = self.map.get(guest)?;
@@ -155,7 +155,7 @@ impl Meta {
                 self.in_file(shape.offset(host) + within, ours, bytes)
             }
         };
-        Ok(Part { source, bytes })
+        Ok(MappedPart { source, bytes })
     }
 
     /// The last cluster of a file need not be whole: the rest of it is zero.
@@ -167,7 +167,7 @@ impl Meta {
         (if offset < end { Source::Zero } else { Source::Damaged }, bytes)
     }
 
-    /// What the entry of a cluster means, for those who are about to change it.
+    /// What the entry of a cluster means, before it is changed.
     pub fn mapping(&mut self, guest: GuestCluster) -> Result<Option<Mapping>, Missing> {
         let raw = self.map.get(guest)?;
         Ok(entry::decode(self.shape(), raw).ok())
@@ -178,7 +178,8 @@ impl Meta {
         self.shape().position(guest) >= self.backing_bytes
     }
 
-    /// Whether there are so many clusters for data, besides those for what is to name and count them.
+    /// Whether there are so many clusters for data, besides those for what is to name and count
+    /// them.
     pub fn has_room(&self, clusters: u64) -> bool {
         // A run of clusters may begin in one table and end in another one.
         let tables = clusters.div_ceil(self.shape().l2_entries()) + 1;
@@ -190,9 +191,9 @@ impl Meta {
 
     /// A place to write parts of a cluster to that is all zeroes now.
     pub fn fill(&mut self, guest: GuestCluster) -> Filling {
-        match self.claims.get_mut(&guest) {
-            Some(Claim::Alone) => return Filling::Busy,
-            Some(Claim::Filling { host, writers, .. }) => {
+        match self.locks.get_mut(&guest) {
+            Some(ClusterLock::Exclusive) => return Filling::Busy,
+            Some(ClusterLock::Filling { host, writers, .. }) => {
                 *writers += 1;
                 return Filling::Write(*host);
             }
@@ -201,7 +202,7 @@ impl Meta {
         let Some(taken) = self.space.take(1) else { return Filling::NoRoom };
         let host = HostCluster(taken.start);
         let named = mutant("qcow2.fill.names-before-the-data");
-        self.claims.insert(guest, Claim::Filling { host, writers: 1, named });
+        self.locks.insert(guest, ClusterLock::Filling { host, writers: 1, named });
         self.map.pin(guest);
         if named {
             self.name(guest, host);
@@ -211,7 +212,7 @@ impl Meta {
 
     /// A write to where [`fill`](Self::fill) said has ended. Returns whether the claim has, too.
     pub fn filled(&mut self, guest: GuestCluster, written: bool) -> bool {
-        let Some(Claim::Filling { host, writers, named }) = self.claims.get_mut(&guest) else {
+        let Some(ClusterLock::Filling { host, writers, named }) = self.locks.get_mut(&guest) else {
             unreachable!("a claim lasts as long as its writers");
         };
         *writers -= 1;
@@ -229,26 +230,26 @@ impl Meta {
         last
     }
 
-    /// Whether somebody is about to change the entry of the cluster.
-    pub fn is_claimed(&self, guest: GuestCluster) -> bool {
-        self.claims.contains_key(&guest)
+    /// Whether the entry of the cluster is being changed.
+    pub fn is_locked(&self, guest: GuestCluster) -> bool {
+        self.locks.contains_key(&guest)
     }
 
-    /// Whether somebody is about to change it who lets nobody join.
-    pub fn is_claimed_alone(&self, guest: GuestCluster) -> bool {
-        self.claims.get(&guest) == Some(&Claim::Alone)
+    /// Whether it is being changed by a request that shares the lock with no other.
+    pub fn is_locked_exclusively(&self, guest: GuestCluster) -> bool {
+        self.locks.get(&guest) == Some(&ClusterLock::Exclusive)
     }
 
-    /// Claims a cluster that nobody has claimed.
-    pub fn claim_alone(&mut self, guest: GuestCluster) {
-        let before = self.claims.insert(guest, Claim::Alone);
+    /// Locks a cluster that is not locked.
+    pub fn lock_exclusive(&mut self, guest: GuestCluster) {
+        let before = self.locks.insert(guest, ClusterLock::Exclusive);
         debug_assert_eq!(before, None, "a cluster is changed by one at a time");
         self.map.pin(guest);
     }
 
     /// Gives up a claim, after the entry has been changed if it was to be.
     pub fn release(&mut self, guest: GuestCluster) {
-        self.claims.remove(&guest);
+        self.locks.remove(&guest);
         self.map.unpin(guest);
     }
 
@@ -264,7 +265,7 @@ impl Meta {
         let before = self.map.get(guest).unwrap_or(0);
         self.map.set(guest, raw);
         if let Some(redo) = &mut self.redo {
-            redo.append(Record { guest, entry: raw });
+            redo.append(RedoRecord { guest, entry: raw });
         }
         let (before, after) = (entry::decode(shape, before), entry::decode(shape, raw));
         let holds_data = |it: &Result<Mapping, _>| it.as_ref().is_ok_and(Mapping::holds_data);
@@ -291,10 +292,10 @@ impl Meta {
         self.map.is_changed() || !self.taken.is_empty() || !self.dropped.is_empty()
     }
 
-    /// Whether those who want to make so many changes of the map must wait for a commit first: the
+    /// Whether a commit must come before so many changes of the map: the
     /// redo file has room for all claims, and for what is changed without one.
     pub fn is_full(&self, changes: u64) -> bool {
-        let wanted = changes + self.claims.len() as u64;
+        let wanted = changes + self.locks.len() as u64;
         self.redo.as_ref().is_some_and(|redo| redo.room() < wanted)
     }
 

@@ -1,10 +1,11 @@
-//! The qcow2 format, as QEMU specifies it. What is supported, and why a power cut at any time leaves
-//! nothing worse than leaked clusters: docs/qcow2.md.
+//! The qcow2 format, as QEMU specifies it. What is supported, and why a power cut at any time
+//! leaves nothing worse than leaked clusters: docs/qcow2.md.
 //!
-//! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`,
-//! `compressed`), what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`mark`,
-//! `redo`, `replay`), what is moved (`order`), what is shared (`flights`, `commits`, `core`), a queue of it (`channel`), the threads behind it (`lane`, `keeper`), and the image as a
-//! whole (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
+//! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`, `compressed`),
+//! what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`mark`, `redo`,
+//! `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`, `core`), a queue of it
+//! (`channel`), the threads behind it (`slow_path`, `maintenance`), and the image as a whole
+//! (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
 
 mod backing;
 mod channel;
@@ -15,22 +16,22 @@ mod core;
 mod create;
 mod disk;
 mod entry;
-mod flights;
+mod epochs;
 #[doc(hidden)]
 pub mod fuzzing;
 mod header;
 mod inspect;
-mod keeper;
-mod lane;
+mod maintenance;
 mod map;
 mod mark;
 mod meta;
 mod open;
-mod order;
 mod redo;
 mod refcounts;
+mod relocation_plan;
 mod replay;
 mod shape;
+mod slow_path;
 mod space;
 mod survey;
 

@@ -1,4 +1,4 @@
-//! Opening an image: what it says is read and judged before anything trusts it.
+//! Opens an image. All that it says is checked before it is used.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -13,15 +13,15 @@ use super::core::Core;
 use super::disk::Qcow2Image;
 use super::entry;
 use super::header::{HEADER_BYTES_MAX, Header};
-use super::keeper::{Keeper, Knowledge};
-use super::lane::{Lane, Worker};
+use super::maintenance::{Knowledge, Maintenance};
 use super::map::{Map, from_bytes};
 use super::meta::Meta;
 use super::redo::{Left, Memory, Redo, recall};
 use super::refcounts::Refcounts;
 use super::replay;
+use super::slow_path::{SlowPath, SlowPathWorker};
 use super::space::Space;
-use super::survey::{Refusal, Survey, Surveyor};
+use super::survey::{Survey, SurveyError, Surveyor};
 use crate::capacity::valid_capacity;
 use crate::trims::Trims;
 use crate::{DiscardMode, Image};
@@ -41,9 +41,9 @@ impl Qcow2Image {
     ) -> Result<Self> {
         let name = path.display().to_string();
         let host = |error: io::Error| Error::host(&name, error, "check the host's file system");
-        let explain = |refusal: Refusal| match refusal {
-            Refusal::Host(errno) => host(errno.into()),
-            Refusal::Damaged(why) => {
+        let explain = |refusal: SurveyError| match refusal {
+            SurveyError::Host(errno) => host(errno.into()),
+            SurveyError::Damaged(why) => {
                 Error::invalid(&name, format!("the image is damaged: {why}"), REPAIR_ADVICE)
             }
         };
@@ -94,9 +94,9 @@ impl Qcow2Image {
         meta.live = survey.live;
         let core =
             Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
-        let lane = Lane::new(Arc::clone(&core));
+        let slow_path = SlowPath::new(Arc::clone(&core));
         let trims = Arc::new(start_trims(&core));
-        let mut image = Self { core, lane, trims, keeper: None };
+        let mut image = Self { core, slow_path, trims, maintenance: None };
         replay::replay(&image.core, left.changes()).map_err(explain)?;
         if let Some(refcounts) = refcounts {
             let redo = remember(&*image.core.file, &mut header, memory, &left).map_err(host)?;
@@ -106,7 +106,7 @@ impl Qcow2Image {
             let surveyed = survey.live.is_some();
             let Survey { holes, leaks, .. } = survey;
             let knowledge = Knowledge { header, first_sector, refcounts, holes, leaks, surveyed };
-            image.keeper = Some(start_keeper(&image.core, knowledge).map_err(host)?);
+            image.maintenance = Some(start_maintenance(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)
     }
@@ -116,7 +116,7 @@ fn start_trims(core: &Arc<Core>) -> Trims {
     let (activity, discards) = (Arc::clone(&core.activity), Arc::clone(&core.discards));
     let core = Arc::clone(core);
     Trims::new(activity, discards, move || {
-        let mut worker = Worker::new(Arc::clone(&core))?;
+        let mut worker = SlowPathWorker::new(Arc::clone(&core))?;
         Ok(Box::new(move |extent| worker.trim(extent)))
     })
 }
@@ -140,10 +140,10 @@ pub fn read_l1(
     reader: &mut BlockingFile,
     header: &Header,
     file_bytes: u64,
-) -> std::result::Result<Vec<u64>, Refusal> {
+) -> std::result::Result<Vec<u64>, SurveyError> {
     let entries = header.l1_entries as usize;
     if header.l1_offset + header.l1_entries * 8 > file_bytes {
-        return Err(Refusal::Damaged("the file ends before its L1 table does".into()));
+        return Err(SurveyError::Damaged("the file ends before its L1 table does".into()));
     }
     let end = (header.l1_offset + header.l1_entries * 8).next_multiple_of(SECTOR_BYTES);
     let mut bytes = AlignedBuf::zeroed((end.min(file_bytes) - header.l1_offset) as usize);
@@ -161,7 +161,7 @@ pub fn read_l1(
         };
         if !sound {
             let why = format!("L1 entry {index} ({raw:#x}) does not name a table");
-            return Err(Refusal::Damaged(why));
+            return Err(SurveyError::Damaged(why));
         }
     }
     Ok(l1)
@@ -226,18 +226,18 @@ pub fn write_autoclear(file: &dyn FileIo, header: &Header) -> std::result::Resul
     Ok(sector.to_vec())
 }
 
-/// The keeper's file has a thread, so it is opened there.
-fn start_keeper(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
+/// The maintenance worker's file has a thread, so it is opened there.
+fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
     let core = Arc::clone(core);
-    Builder::new().name("keeper".into()).stack_size(512 << 10).spawn(move || {
-        let work = || match Keeper::new(Arc::clone(&core), knowledge) {
-            Ok(keeper) => keeper.run(),
-            Err(error) => core.fail(&format!("its keeper cannot work: {error}")),
+    Builder::new().name("maintenance".into()).stack_size(512 << 10).spawn(move || {
+        let work = || match Maintenance::new(Arc::clone(&core), knowledge) {
+            Ok(maintenance) => maintenance.run(),
+            Err(error) => core.fail(&format!("its maintenance worker cannot start: {error}")),
         };
         if catch_unwind(AssertUnwindSafe(work)).is_err() {
-            core.fail("its keeper has panicked");
+            core.fail("its maintenance worker has panicked");
         }
-        // Nobody may wait for it any more.
+        // No thread may wait for it any more.
         core.commits.abandon();
         core.tell_changed();
         core.wake_all();

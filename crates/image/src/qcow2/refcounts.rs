@@ -140,7 +140,7 @@ impl Refcounts {
         Ok(())
     }
 
-    /// These clusters have their first user, which [`claim_owed`](Self::claim_owed) is to count.
+    /// These clusters have their first user, which [`count_owed`](Self::count_owed) is to count.
     pub fn owe(&mut self, clusters: impl IntoIterator<Item = HostCluster>) {
         self.owed.extend(clusters);
     }
@@ -150,13 +150,13 @@ impl Refcounts {
         !self.owed.is_empty()
     }
 
-    /// Counts the first user of each cluster that has one, with a block to say so. If that fails, the
-    /// next call goes on with it.
-    pub fn claim_owed(&mut self, file: &mut BlockingFile, take: TakeRun<'_>) -> Outcome {
+    /// Counts the first user of each cluster that has one, with a block to say so. If that fails,
+    /// the next call goes on with it.
+    pub fn count_owed(&mut self, file: &mut BlockingFile, take: TakeRun<'_>) -> Outcome {
         // A block or a table needs clusters that need refcounts themselves.
         while let Some(&next) = self.owed.last() {
             let is_counted = self.claim(file, next, take);
-            let forgets = is_counted.is_err() && mutant("qcow2.refcounts.forgets-a-failed-claim");
+            let forgets = is_counted.is_err() && mutant("qcow2.refcounts.forgets-a-failed-count");
             if is_counted == Ok(true) || forgets {
                 self.owed.pop();
             }
@@ -195,8 +195,8 @@ impl Refcounts {
         Ok(())
     }
 
-    /// Clusters that blocks, and a table with room for them, still take if all clusters before `end`
-    /// come to be used.
+    /// Clusters that blocks, and a table with room for them, still take if all clusters before
+    /// `end` come to be used.
     pub fn needed_before(&self, end: u64) -> u64 {
         let blocks = end.div_ceil(self.shape.block_refcounts()) as usize;
         let here = self.table.iter().take(blocks).filter(|entry| **entry != 0).count();
@@ -275,7 +275,7 @@ impl Refcounts {
         cluster: HostCluster,
     ) -> Result<bool, Errno> {
         match self.get(file, cluster)? {
-            // Damage: somebody used what nobody had claimed. It is not ours to give away.
+            // Damage: a cluster without a refcount was in use. It is not given away.
             0 => Ok(false),
             count => {
                 self.set(file, cluster, count - 1)?;
@@ -387,21 +387,21 @@ mod tests {
         (disk, file, refcounts)
     }
 
-    /// A cluster whose refcount block found no room was forgotten, and so was one in each call after
-    /// that; in the end a commit succeeded that had not counted them.
+    /// A cluster whose refcount block found no room was forgotten, and so was one in each call
+    /// after that; in the end a commit succeeded that had not counted them.
     #[test]
     fn a_refcount_that_found_no_room_is_owed_until_it_is_there() {
         let (_disk, mut file, mut refcounts) = one_block();
         let wanted = [5, 300, 301, 600].map(HostCluster);
         refcounts.owe(wanted);
         for _ in 0..10 {
-            let outcome = refcounts.claim_owed(&mut file, &mut |_| None);
+            let outcome = refcounts.count_owed(&mut file, &mut |_| None);
             assert_eq!(outcome, Err(Errno::NOSPC));
             assert!(refcounts.owes());
         }
         let mut next = 20..;
         let mut take = |count| (count == 1).then(|| next.next().map(|it| it..it + 1)).flatten();
-        assert_eq!(refcounts.claim_owed(&mut file, &mut take), Ok(()));
+        assert_eq!(refcounts.count_owed(&mut file, &mut take), Ok(()));
         assert!(!refcounts.owes());
         // The blocks for the others lie in these.
         for cluster in wanted.into_iter().chain([20, 21].map(HostCluster)) {
@@ -415,11 +415,11 @@ mod tests {
         disk.inject(Fault::fail(Errno::IO).on(Call::Read).always());
         refcounts.owe([5, 6].map(HostCluster));
         for _ in 0..10 {
-            assert_eq!(refcounts.claim_owed(&mut file, &mut |_| None), Err(Errno::IO));
+            assert_eq!(refcounts.count_owed(&mut file, &mut |_| None), Err(Errno::IO));
             assert!(refcounts.owes());
         }
         disk.clear_faults();
-        assert_eq!(refcounts.claim_owed(&mut file, &mut |_| None), Ok(()));
+        assert_eq!(refcounts.count_owed(&mut file, &mut |_| None), Ok(()));
         assert_eq!(refcounts.get(&mut file, HostCluster(5)), Ok(1));
         assert_eq!(refcounts.get(&mut file, HostCluster(6)), Ok(1));
     }

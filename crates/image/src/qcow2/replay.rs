@@ -8,18 +8,18 @@ use tracing::info;
 
 use super::core::Core;
 use super::entry::{self, Mapping};
-use super::lane::Worker;
-use super::redo::Record;
+use super::redo::RedoRecord;
 use super::shape::{GuestCluster, HostCluster, Shape};
-use super::survey::Refusal;
+use super::slow_path::SlowPathWorker;
+use super::survey::SurveyError;
 
 /// The last change of each cluster of the disk.
-fn last(records: &[Record]) -> BTreeMap<GuestCluster, u64> {
+fn last(records: &[RedoRecord]) -> BTreeMap<GuestCluster, u64> {
     records.iter().map(|record| (record.guest, record.entry)).collect()
 }
 
 /// Host clusters that the map names after the changes, and maybe not before.
-pub fn named(shape: Shape, records: &[Record]) -> HashSet<HostCluster> {
+pub fn named(shape: Shape, records: &[RedoRecord]) -> HashSet<HostCluster> {
     last(records).values().filter_map(|raw| host_of(shape, *raw)).collect()
 }
 
@@ -32,22 +32,22 @@ fn host_of(shape: Shape, raw: u64) -> Option<HostCluster> {
 
 /// Changes the map as the killed daemon had. Some changes may have reached the medium: they make no
 /// difference.
-pub fn replay(core: &Arc<Core>, records: &[Record]) -> Result<(), Refusal> {
+pub fn replay(core: &Arc<Core>, records: &[RedoRecord]) -> Result<(), SurveyError> {
     if records.is_empty() {
         return Ok(());
     }
     let last = last(records);
     let failed = |error: std::io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
-    let mut worker = Worker::new(Arc::clone(core)).map_err(failed)?;
+    let mut worker = SlowPathWorker::new(Arc::clone(core)).map_err(failed)?;
     let shape = core.shape;
     let disk_clusters = shape.l2_entries() * core.meta().map.l1().len() as u64;
     for (guest, raw) in &last {
         if guest.0 >= disk_clusters || !core.meta().is_sound(&[*raw]) {
             let why = format!("the redo file says what cannot be of cluster {}", guest.0);
-            return Err(Refusal::Damaged(why));
+            return Err(SurveyError::Damaged(why));
         }
-        let (_, generation) = worker.find(shape.position(*guest), 1)?;
-        worker.leave(generation);
+        let (_, epoch) = worker.find(shape.position(*guest), 1)?;
+        worker.unpin(epoch);
         let mut meta = core.meta();
         if meta.map.get(*guest) != Ok(*raw) {
             meta.taken.extend(host_of(shape, *raw));

@@ -1,4 +1,4 @@
-//! Host clusters that nobody uses and that read as zeroes: what new data and tables go to.
+//! Host clusters that are not in use and that read as zeroes: new data and tables go there.
 //!
 //! There are two kinds: the end of the file, which grows ahead of need, and clusters that have been
 //! given up and punched. A cluster that has been given up gets here only when nothing durable names
@@ -98,14 +98,14 @@ impl Space {
         std::mem::take(&mut self.holes)
     }
 
-    /// These clusters read as zeroes, and nobody uses them.
+    /// These clusters read as zeroes, and are not in use.
     pub fn give_back(&mut self, clusters: Range<u64>) {
         if !clusters.is_empty() {
             self.holes.push(clusters);
         }
     }
 
-    /// Nobody uses this cluster, and a failed write has left something in it.
+    /// This cluster is not in use, and a failed write has left something in it.
     pub fn spoil(&mut self, cluster: HostCluster) {
         self.spoilt.push(cluster);
     }

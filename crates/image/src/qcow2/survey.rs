@@ -19,9 +19,9 @@ use super::shape::{HostCluster, Shape};
 pub struct Survey {
     /// Host clusters with tables.
     pub tables: HashSet<HostCluster>,
-    /// Clusters that nobody uses, before `next`.
+    /// Clusters without a use, before `next`.
     pub holes: Vec<Range<u64>>,
-    /// Clusters that nobody uses although they have users by their refcounts.
+    /// Clusters without a use that have refcounts.
     pub leaks: Vec<Range<u64>>,
     /// The first cluster after everything that has a refcount.
     pub next: u64,
@@ -31,12 +31,12 @@ pub struct Survey {
 
 /// Why an image cannot be written.
 #[derive(Debug)]
-pub enum Refusal {
+pub enum SurveyError {
     Damaged(String),
     Host(Errno),
 }
 
-impl From<Errno> for Refusal {
+impl From<Errno> for SurveyError {
     fn from(errno: Errno) -> Self {
         Self::Host(errno)
     }
@@ -67,7 +67,7 @@ pub struct Surveyor<'a> {
 
 impl Surveyor<'_> {
     /// Looks at everything.
-    pub fn run(mut self) -> Result<Survey, Refusal> {
+    pub fn run(mut self) -> Result<Survey, SurveyError> {
         let tables = self.tables()?;
         let next = self.next()?;
         let l2_tables = self.l1.iter().filter(|entry| **entry != 0).count() as u64;
@@ -82,7 +82,7 @@ impl Surveyor<'_> {
     }
 
     /// The clusters of all tables, each of which has one place of its own within the file.
-    fn tables(&self) -> Result<HashSet<HostCluster>, Refusal> {
+    fn tables(&self) -> Result<HashSet<HostCluster>, SurveyError> {
         let shape = self.shape;
         let l1_start = shape.host_at(self.l1_offset).0;
         let l1 = l1_start..l1_start + shape.clusters(self.l1.len() as u64 * 8);
@@ -109,7 +109,7 @@ impl Surveyor<'_> {
     }
 
     /// The first cluster behind the end of the file and of all refcounts.
-    fn next(&mut self) -> Result<u64, Refusal> {
+    fn next(&mut self) -> Result<u64, SurveyError> {
         let (per_block, order) = (self.shape.block_refcounts(), self.shape.refcount_order);
         let file_clusters = self.shape.clusters(self.file_bytes);
         let mut blocks: Vec<usize> = self.refcounts.blocks().map(|(index, _)| index).collect();
@@ -133,7 +133,7 @@ impl Surveyor<'_> {
         &mut self,
         mut used: Vec<HostCluster>,
         next: u64,
-    ) -> Result<[Vec<Range<u64>>; 2], Refusal> {
+    ) -> Result<[Vec<Range<u64>>; 2], SurveyError> {
         used.sort_unstable();
         used.dedup();
         let mut used = used.into_iter().peekable();
@@ -169,7 +169,10 @@ impl Surveyor<'_> {
     }
 
     /// All clusters that tables name, tables among them, and how many of the disk hold data.
-    fn used(&mut self, tables: &HashSet<HostCluster>) -> Result<(Vec<HostCluster>, u64), Refusal> {
+    fn used(
+        &mut self,
+        tables: &HashSet<HostCluster>,
+    ) -> Result<(Vec<HostCluster>, u64), SurveyError> {
         let shape = self.shape;
         let mut used: Vec<HostCluster> = tables.iter().copied().collect();
         let mut live = 0;
@@ -201,6 +204,6 @@ impl Surveyor<'_> {
     }
 }
 
-fn damaged(why: String) -> Refusal {
-    Refusal::Damaged(why)
+fn damaged(why: String) -> SurveyError {
+    SurveyError::Damaged(why)
 }

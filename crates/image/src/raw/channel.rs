@@ -4,7 +4,7 @@
 //! Flushes that wait together share one: while one is on its way, later ones gather, and go
 //! together when it is back, since it may have begun too early for them.
 //!
-//! After a failed flush nobody knows what is on the disk, and the kernel reports the failure only
+//! After a failed flush the content of the disk is unknown, and the kernel reports the failure only
 //! once. So the image stops promising: every later flush and write-through request fails, on all
 //! queues, until the image is opened anew. Reads and plain writes go on.
 
@@ -18,8 +18,8 @@ use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequ
 use slab::Slab;
 
 use crate::DiscardMode;
-use crate::mailbox::Mailbox;
-use crate::pace::Pulse;
+use crate::completion_queue::CompletionQueue;
+use crate::pace::ActivityCounter;
 use crate::trims::Trims;
 use crate::waker::Waker;
 
@@ -32,17 +32,17 @@ pub(crate) struct RawChannel {
     sync_failed: Arc<AtomicBool>,
     in_flight: Slab<Box<Request>>,
     trims: Arc<Trims>,
-    pulse: Arc<Pulse>,
+    activity: Arc<ActivityCounter>,
     waker: Arc<Waker>,
     /// Where discards come back.
-    mailbox: Arc<Mailbox>,
+    completions: Arc<CompletionQueue>,
     /// Discards that are not back yet.
     handed_over: usize,
     /// Whether the thread that discards has yet to be told.
     trims_queued: bool,
     done: Vec<FileCompletion>,
     /// Completed without the file's help.
-    settled: Vec<Completion>,
+    completed: Vec<Completion>,
     /// Whether a flush of the file is on its way, and who waits for it.
     syncing: Option<Vec<Box<Request>>>,
     /// Who waits for the next one.
@@ -59,7 +59,7 @@ pub(crate) struct RawParts {
     pub discards_to_zeroes: bool,
     pub sync_failed: Arc<AtomicBool>,
     pub trims: Arc<Trims>,
-    pub pulse: Arc<Pulse>,
+    pub activity: Arc<ActivityCounter>,
     pub waker: Arc<Waker>,
 }
 
@@ -74,7 +74,7 @@ enum Plan {
 
 impl RawChannel {
     pub fn new(parts: RawParts, depth: QueueDepth) -> Self {
-        let RawParts { file, discard, discards_to_zeroes, sync_failed, trims, pulse, waker } =
+        let RawParts { file, discard, discards_to_zeroes, sync_failed, trims, activity, waker } =
             parts;
         let depth = usize::from(depth.0);
         Self {
@@ -84,13 +84,13 @@ impl RawChannel {
             sync_failed,
             in_flight: Slab::with_capacity(depth),
             trims,
-            pulse,
-            mailbox: Arc::new(Mailbox::new(Arc::clone(&waker))),
+            activity,
+            completions: Arc::new(CompletionQueue::new(Arc::clone(&waker))),
             waker,
             handed_over: 0,
             trims_queued: false,
             done: Vec::with_capacity(depth),
-            settled: Vec::new(),
+            completed: Vec::new(),
             syncing: None,
             unsynced: Vec::new(),
         }
@@ -126,9 +126,9 @@ impl RawChannel {
     }
 
     fn collect_trims(&mut self, done: &mut Vec<Completion>) {
-        for Completion { request, outcome } in self.mailbox.take() {
+        for Completion { request, outcome } in self.completions.take() {
             self.handed_over -= 1;
-            self.settle(request, outcome, done);
+            self.complete(request, outcome, done);
         }
     }
 
@@ -172,7 +172,7 @@ impl RawChannel {
         if outcome.is_err() && !mutant("raw.flush.failure-forgotten") {
             self.sync_failed.store(true, Ordering::Relaxed);
         }
-        // Another queue may have heard of a failure that concerns us too.
+        // The host may have reported a failure that concerns us to another queue.
         let outcome = if self.has_failed() { Err(Errno::IO) } else { outcome };
         let served = self.syncing.take().unwrap_or_default();
         done.extend(served.into_iter().map(|request| Completion { request, outcome }));
@@ -187,11 +187,11 @@ impl RawChannel {
             return self.finish_sync(completion.outcome, done);
         }
         let request = self.in_flight.remove(completion.tag);
-        self.settle(request, completion.outcome, done);
+        self.complete(request, completion.outcome, done);
     }
 
     /// Gives a request back, unless it has to be made durable first.
-    fn settle(&mut self, request: Box<Request>, outcome: Outcome, done: &mut Vec<Completion>) {
+    fn complete(&mut self, request: Box<Request>, outcome: Outcome, done: &mut Vec<Completion>) {
         // fallocate has no flag that makes it durable: write-through takes a second step.
         let zeroing = matches!(request.op, Op::Discard(_) | Op::WriteZeroes { .. });
         match outcome {
@@ -217,25 +217,25 @@ impl RawChannel {
 impl Channel for RawChannel {
     fn submit(&mut self, request: Box<Request>) {
         if self.is_refused(&request) {
-            self.settled.push(Completion { request, outcome: Err(Errno::IO) });
+            self.completed.push(Completion { request, outcome: Err(Errno::IO) });
             return;
         }
         let plan = self.translate(&request);
         if !matches!(plan, Plan::Trim) {
-            self.pulse.beat();
+            self.activity.count();
         }
         match plan {
             Plan::File(op) => self.start(request, op),
             Plan::Sync if mutant("raw.flush.answered-without-sync") => {
-                self.settled.push(Completion { request, outcome: Ok(()) });
+                self.completed.push(Completion { request, outcome: Ok(()) });
             }
             Plan::Sync => self.sync(request),
             Plan::Trim => {
                 self.handed_over += 1;
                 self.trims_queued = true;
-                self.trims.submit(request, &self.mailbox);
+                self.trims.submit(request, &self.completions);
             }
-            Plan::Nothing => self.settled.push(Completion { request, outcome: Ok(()) }),
+            Plan::Nothing => self.completed.push(Completion { request, outcome: Ok(()) }),
         }
     }
 
@@ -245,36 +245,40 @@ impl Channel for RawChannel {
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
-        done.append(&mut self.settled);
+        done.append(&mut self.completed);
         let mut finished = std::mem::take(&mut self.done);
         self.file.reap(&mut finished);
         for completion in finished.drain(..) {
             self.finish(completion, done);
         }
         self.done = finished;
-        if self.mailbox.has_mail() {
+        if self.completions.has_completions() {
             self.collect_trims(done);
         }
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.kick_trims();
-        if !self.settled.is_empty() {
+        if !self.completed.is_empty() {
             return;
         }
-        let Self { file, waker, mailbox, .. } = self;
-        if !waker.sleep(bells, || mailbox.has_mail(), |bells| file.sleep(bells)) {
+        let Self { file, waker, completions, .. } = self;
+        if !waker.sleep(
+            doorbells,
+            || completions.has_completions(),
+            |doorbells| file.sleep(doorbells),
+        ) {
             file.kick();
         }
     }
 }
 
 impl Drop for RawChannel {
-    /// Waits for discards: nobody may be changing the disk for a queue that is gone.
+    /// Waits for discards: the disk must not change for a queue that is gone.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while self.handed_over > 0 {
-            self.settled.clear();
+            self.completed.clear();
             self.sleep(&Doorbells { fds: &[], deadline: None });
             self.reap(&mut done);
             done.clear();

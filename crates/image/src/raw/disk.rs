@@ -121,7 +121,7 @@ impl Layer for RawImage {
             discards_to_zeroes: self.file.discards_to_zeroes(),
             sync_failed: Arc::clone(&self.sync_failed),
             trims: Arc::clone(&self.trims),
-            pulse: self.activity.join(),
+            activity: self.activity.counter(),
             waker: Arc::new(Waker::new()?),
         };
         Ok(Box::new(RawChannel::new(parts, depth)))

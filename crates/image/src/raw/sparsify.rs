@@ -1,6 +1,6 @@
 //! `compact` of a raw image: space that holds nothing but zeroes goes back to the host.
 //!
-//! For an image that nobody uses: what is read here must still be so when it is punched.
+//! For an image that is not in use: what is read here must still be so when it is punched.
 
 use std::io;
 use std::ops::Range;
@@ -14,7 +14,7 @@ use crate::convert::{CHUNK_BYTES, chunks, is_zero};
 use crate::{CompactProgress, Image};
 
 /// Runs of zeroes shorter than this stay: a hole in the middle of data costs the host an extent,
-/// and whoever reads it a seek in the map.
+/// and every reader a seek in the map.
 const HOLE_BYTES_MIN: usize = 64 << 10;
 
 /// Reads what the host has given space for, and gives back what is zero.

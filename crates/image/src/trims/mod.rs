@@ -1,11 +1,10 @@
 //! Discards of all queues of an image, gathered into few calls to the host.
 //!
-//! What a discard costs the host is per call, not per byte, and file systems stop everybody's
-//! direct I/O for it. So queues hand discards over to one thread. It carries them out in sweeps
-//! over the disk, one after the other; what waits meanwhile is merged across requests and queues.
-//! While guests read or write, it rests after each call ([`Pace`]), for [`PATIENCE`] per sweep at
-//! most. An idle image has no such thread before its first discard,
-//! and a sleeping one afterwards.
+//! A discard costs the host per call, not per byte, and file systems stop all direct I/O of the
+//! file for it. So queues hand discards over to one thread. It carries them out in sweeps over the
+//! disk, one after the other; what waits meanwhile is merged across requests and queues. While
+//! guests read or write, it rests after each call ([`Pace`]), for [`PATIENCE`] per sweep at most.
+//! An idle image has no such thread before its first discard, and a sleeping one afterwards.
 //!
 //! A discard completes when it is done, never earlier, so nothing about order changes: requests
 //! that are in flight together have none, and a flush covers what has completed.
@@ -20,9 +19,9 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Completion, Errno, Extent, Outcome, Request};
 use tracing::error;
 
-use self::pending::{Job, Pending, Run};
+use self::pending::{DiscardRun, Job, Pending};
+use crate::completion_queue::CompletionQueue;
 use crate::discards::DiscardCounters;
-use crate::mailbox::Mailbox;
 use crate::pace::{Activity, Pace};
 
 /// A sweep that has taken so long goes on without rests.
@@ -41,7 +40,7 @@ pub struct Trims {
 struct Shared {
     state: Mutex<State>,
     /// Rings when there is work.
-    bell: Condvar,
+    wakeup: Condvar,
     /// Rings when it is to stop.
     alarm: Condvar,
     make_trim: MakeTrim,
@@ -65,7 +64,7 @@ impl Trims {
     ) -> Self {
         let shared = Shared {
             state: Mutex::default(),
-            bell: Condvar::new(),
+            wakeup: Condvar::new(),
             alarm: Condvar::new(),
             make_trim: Box::new(make_trim),
             activity,
@@ -74,9 +73,9 @@ impl Trims {
         Self { shared: Arc::new(shared), thread: Mutex::default() }
     }
 
-    /// Takes a request over that has an extent; it comes back in the mailbox, some time after the
-    /// next [`kick`](Self::kick).
-    pub fn submit(&self, request: Box<Request>, reply_to: &Arc<Mailbox>) {
+    /// Takes a request over that has an extent; it comes back in the completion queue, some time
+    /// after the next [`kick`](Self::kick).
+    pub fn submit(&self, request: Box<Request>, reply_to: &Arc<CompletionQueue>) {
         let Some(extent) = request.op.extent() else {
             return reply_to.put(Completion { request, outcome: Err(Errno::INVAL) });
         };
@@ -89,13 +88,13 @@ impl Trims {
             error!("cannot start a thread for discards: {error}");
             return job.reply(Err(Errno::AGAIN));
         }
-        self.shared.state().pending.add(Run { extent, jobs: vec![job] });
+        self.shared.state().pending.add(DiscardRun { extent, jobs: vec![job] });
     }
 
     /// Starts what has been submitted. Not with each request: woken for the first one, the thread
     /// would have nothing to merge it with.
     pub fn kick(&self) {
-        self.shared.bell.notify_one();
+        self.shared.wakeup.notify_one();
     }
 
     fn ensure_thread(&self) -> io::Result<()> {
@@ -108,10 +107,10 @@ impl Trims {
         Ok(())
     }
 
-    /// Ends the thread. Nobody may submit any more.
+    /// Ends the thread. Nothing may be submitted any more.
     pub fn stop(&self) {
         self.shared.state().stopping = true;
-        self.shared.bell.notify_one();
+        self.shared.wakeup.notify_one();
         self.shared.alarm.notify_one();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
@@ -151,7 +150,7 @@ impl Shared {
         Ok(trim.as_mut().expect("just made"))
     }
 
-    fn next(&self) -> Option<Run> {
+    fn next(&self) -> Option<DiscardRun> {
         let mut state = self.state();
         loop {
             if let Some(run) = state.pending.take() {
@@ -160,12 +159,12 @@ impl Shared {
             if state.stopping {
                 return None;
             }
-            state = self.bell.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// If several share a failure, each is tried by itself: one of them may be innocent.
-    fn carry_out(trim: &mut Trim, run: Run) {
+    fn carry_out(trim: &mut Trim, run: DiscardRun) {
         let outcome = trim(run.extent);
         let alone = run.jobs.len() == 1;
         for job in run.jobs {

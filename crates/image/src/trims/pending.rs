@@ -6,27 +6,27 @@ use std::time::Instant;
 
 use flowstone_block::{Completion, Extent, Outcome, Request};
 
+use crate::completion_queue::CompletionQueue;
 use crate::discards::Waiting;
-use crate::mailbox::Mailbox;
 
-/// A request and the queue that wants it back.
+/// A request and the completion queue that gets it back.
 pub struct Job {
     pub request: Box<Request>,
     /// Counts it as waiting.
     pub waiting: Option<Waiting>,
-    pub reply_to: Arc<Mailbox>,
+    pub reply_to: Arc<CompletionQueue>,
 }
 
 impl Job {
     pub fn reply(self, outcome: Outcome) {
-        // Whoever hears of the end must not find it counted as waiting.
+        // It must not count as waiting any more when its completion is seen.
         drop(self.waiting);
         self.reply_to.put(Completion { request: self.request, outcome });
     }
 }
 
-/// A range that is carried out as one, and who asked for it.
-pub struct Run {
+/// A range that is carried out as one, and the requests for it.
+pub struct DiscardRun {
     pub extent: Extent,
     pub jobs: Vec<Job>,
 }
@@ -34,16 +34,16 @@ pub struct Run {
 /// Runs that do not touch each other, by where they start.
 #[derive(Default)]
 pub struct Pending {
-    runs: BTreeMap<u64, Run>,
-    /// Where the last run that was taken ends: the next one is beyond, or the first of all. So
-    /// whoever waits does so for one sweep over the disk at most.
+    runs: BTreeMap<u64, DiscardRun>,
+    /// Where the last run that was taken ends: the next one is beyond, or the first of all. So a
+    /// discard waits for one sweep over the disk at most.
     swept_to: u64,
     sweep_began: Option<Instant>,
 }
 
 impl Pending {
     /// Adds a run, and makes it one with those it touches.
-    pub fn add(&mut self, mut run: Run) {
+    pub fn add(&mut self, mut run: DiscardRun) {
         if self.runs.is_empty() {
             self.sweep_began = None;
         }
@@ -52,13 +52,13 @@ impl Pending {
         {
             let mut before = self.runs.remove(&start).expect("just seen");
             before.jobs.append(&mut run.jobs);
-            run = Run { extent, jobs: before.jobs };
+            run = DiscardRun { extent, jobs: before.jobs };
         }
         self.runs.insert(run.extent.start().get(), run);
     }
 
     /// The next run to be carried out.
-    pub fn take(&mut self) -> Option<Run> {
+    pub fn take(&mut self) -> Option<DiscardRun> {
         let next = self.runs.range(self.swept_to..).next().map(|(start, _)| *start);
         self.sweep_began.get_or_insert_with(Instant::now);
         let run = match next {
@@ -72,7 +72,7 @@ impl Pending {
         Some(run)
     }
 
-    /// When the sweep began that is to go on, if anybody waits.
+    /// When the present sweep began, if discards wait.
     pub fn sweep_began(&self) -> Option<Instant> {
         self.sweep_began.filter(|_| !self.runs.is_empty())
     }
@@ -91,12 +91,12 @@ mod tests {
 
     fn add(pending: &mut Pending, ranges: &[(u64, u64)]) {
         let waker = Arc::new(Waker::new().unwrap());
-        let mailbox = Arc::new(Mailbox::new(waker));
+        let completions = Arc::new(CompletionQueue::new(waker));
         for (tag, (start, count)) in ranges.iter().enumerate() {
             let extent = extent(*start, *count);
             let request = Request::new(Op::Discard(extent), tag as u32);
-            let jobs = vec![Job { request, waiting: None, reply_to: Arc::clone(&mailbox) }];
-            pending.add(Run { extent, jobs });
+            let jobs = vec![Job { request, waiting: None, reply_to: Arc::clone(&completions) }];
+            pending.add(DiscardRun { extent, jobs });
         }
     }
 
@@ -118,7 +118,8 @@ mod tests {
         assert_eq!(pending.sweep_began(), None);
     }
 
-    /// The first sweep was without a beginning, and the next one had that of the last before a pause.
+    /// The first sweep was without a beginning, and the next one had that of the last before a
+    /// pause.
     #[test]
     fn a_sweep_begins_with_the_first_run_that_is_taken() {
         let mut pending = Pending::default();

@@ -149,9 +149,9 @@ impl Channel for BackwardsChannel {
         done[before..].reverse();
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.kick();
-        self.base.sleep(bells);
+        self.base.sleep(doorbells);
     }
 }
 

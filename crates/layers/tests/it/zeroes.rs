@@ -37,7 +37,7 @@ impl Channel for SpyChannel {
         done.extend(self.1.drain(..).rev());
     }
 
-    fn sleep(&mut self, _bells: &Doorbells<'_>) {}
+    fn sleep(&mut self, _doorbells: &Doorbells<'_>) {}
 }
 
 fn what_reaches_the_disk(unmap: bool, at: u64, mut data: Vec<u8>) -> Op {

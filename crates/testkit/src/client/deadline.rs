@@ -94,7 +94,7 @@ impl Shared {
                         woken.expect("no holder of this lock can panic").0
                     }
                     _ => {
-                        // A socket that is already gone cannot hang anybody.
+                        // A socket that is already gone cannot hang a call.
                         let _ = self.socket.shutdown(Shutdown::Both);
                         *state = State::Fired;
                         return;

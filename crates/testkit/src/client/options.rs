@@ -45,7 +45,7 @@ pub struct ClientOptions {
     pub shape: Shape,
     /// Longest wait for one answer, on the socket or in a ring.
     pub timeout_ms: u64,
-    /// Longest wait for somebody to listen on the socket.
+    /// Longest wait for a listener on the socket.
     pub connect_timeout_ms: u64,
     /// Signal each ring's kick once when it starts. QEMU does not.
     pub kick_on_start: bool,

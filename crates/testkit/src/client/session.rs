@@ -264,7 +264,7 @@ impl Session {
     }
 }
 
-/// Connects, waiting for somebody to listen.
+/// Connects, and waits for a listener.
 fn connect(options: &ClientOptions) -> Result<UnixStream> {
     let deadline = Instant::now() + Duration::from_millis(options.connect_timeout_ms);
     loop {

@@ -15,7 +15,7 @@ use super::stats::Stats;
 use super::worker::{Harvest, Worker};
 use crate::{Error, Result};
 
-/// How often the conductor looks around.
+/// How often the conductor checks the lanes.
 const TICK: Duration = Duration::from_millis(5);
 
 type Handle<'scope> = ScopedJoinHandle<'scope, Result<Harvest>>;

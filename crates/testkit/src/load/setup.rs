@@ -220,7 +220,7 @@ impl<'a> Plan<'a> {
             .collect()
     }
 
-    /// Blocks of one queue: a part of its own, or everything when nobody minds.
+    /// Blocks of one queue: a part of its own, or all blocks where queues may overlap.
     fn part(&self, index: u64, queues: u64, storms: bool) -> (u64, u64) {
         if self.storm.is_some() {
             let half = self.blocks / 2;

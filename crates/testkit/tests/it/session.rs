@@ -162,7 +162,7 @@ fn a_crashed_backend_is_noticed_and_the_next_one_finishes_the_work() {
     let mut client = Client::connect(peer.options()).unwrap();
     write_and_read_back(&mut client, 0, 4096);
     peer.daemon.kill().unwrap();
-    // Submitted while nobody listens.
+    // Submitted while there is no listener.
     let tickets: Vec<_> =
         (0..5).map(|i| client.submit(0, &Request::write(i * 8, &[7; 4096])).unwrap()).collect();
     client.notify(0).unwrap();

@@ -1,6 +1,6 @@
 //! What the superblock of a log image says, read as docs/format.md (section 3) has it.
 //!
-//! Only for images that nobody is writing: a superblock may be half written meanwhile.
+//! Only for images that are not being written: a superblock may be half written meanwhile.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

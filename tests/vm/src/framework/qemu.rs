@@ -66,7 +66,7 @@ impl Machine {
         settings
     }
 
-    /// What a user adds to look around in the guest of the tests: a shell on the terminal.
+    /// For use by hand: a shell in the guest of the tests, on the terminal.
     #[must_use]
     pub fn shell_settings(artifacts: &Artifacts) -> Vec<Setting> {
         vec![

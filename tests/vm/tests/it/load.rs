@@ -30,7 +30,7 @@ pub fn as_raw(image: &Path) -> Result<PathBuf> {
     Ok(raw)
 }
 
-/// Fails unless `flowstone check --data` finds nothing wrong with an image that nobody uses.
+/// Fails unless `flowstone check --data` finds nothing wrong with an image that is not in use.
 pub fn check_clean(image: &Path) -> Result<()> {
     flowstone(&["check", "--data", &image.to_string_lossy()]).map(drop)
 }

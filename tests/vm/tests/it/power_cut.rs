@@ -156,7 +156,7 @@ const BEGIN: &str = "begin ";
 const DURABLE: &str = "durable ";
 
 /// Two writers replace files the careful way and say when that is durable. Beside them, writes
-/// that nobody syncs, files that come and go, and trims.
+/// that are not synced, files that come and go, and trims.
 fn load(system: &FileSystem) -> String {
     format!(
         "mount -t {name} /dev/vda /mnt

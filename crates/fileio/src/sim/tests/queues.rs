@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use super::*;
 use crate::sim::Schedule;
 
-const NO_BELLS: Doorbells<'_> = Doorbells { fds: &[], deadline: None };
+const NO_DOORBELLS: Doorbells<'_> = Doorbells { fds: &[], deadline: None };
 
 fn shuffled(bytes: u64, seed: u64) -> SimDisk {
     let disk = SimDisk::new(bytes);
@@ -94,11 +94,11 @@ fn what_direct_io_would_refuse_is_refused() {
 fn a_sleep_completes_something_or_waits_for_a_doorbell() {
     let disk = shuffled(1 << 20, 5);
     let mut queue = Queue::new(&disk);
-    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let fds = [bell.as_fd()];
+    let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let fds = [doorbell.as_fd()];
     let mut done = Vec::new();
     queue.submit(write(0, 512), 1);
-    queue.channel.sleep(&NO_BELLS);
+    queue.channel.sleep(&NO_DOORBELLS);
     assert_eq!(look(&disk, 0), 1, "slept without doing anything");
     queue.channel.reap(&mut done);
     assert_eq!(done.len(), 1);
@@ -106,14 +106,14 @@ fn a_sleep_completes_something_or_waits_for_a_doorbell() {
     let soon = Instant::now() + Duration::from_millis(5);
     queue.channel.sleep(&Doorbells { fds: &fds, deadline: Some(soon) });
     assert!(Instant::now() >= soon, "woke early");
-    rustix::io::write(&bell, &1u64.to_ne_bytes()).unwrap();
+    rustix::io::write(&doorbell, &1u64.to_ne_bytes()).unwrap();
     queue.channel.sleep(&Doorbells { fds: &fds, deadline: None });
 }
 
 #[test]
 #[should_panic(expected = "a sleep that nothing can end")]
 fn a_sleep_that_nothing_can_end_is_a_mistake() {
-    Queue::new(&SimDisk::new(512)).channel.sleep(&NO_BELLS);
+    Queue::new(&SimDisk::new(512)).channel.sleep(&NO_DOORBELLS);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 
 use super::super::core::Core;
+use super::super::ids::Sequence;
 use super::super::sync::Ticket;
 use super::{Purpose, Queue};
 
@@ -12,18 +13,18 @@ pub struct Flushes {
     waiting: Vec<(Ticket, Completion)>,
     /// While we carry out a sync: everything before this sequence number was in the file when it
     /// began.
-    leading: Option<u64>,
+    leading: Option<Sequence>,
 }
 
 impl Flushes {
     /// Completes the request once everything that has completed by now is durable.
     pub fn submit(&mut self, queue: &mut Queue, completion: Completion) {
         if queue.core.sync.has_failed() {
-            queue.settled.push(Completion { outcome: Err(Errno::IO), ..completion });
+            queue.completed.push(Completion { outcome: Err(Errno::IO), ..completion });
             return;
         }
         if mutant("log.flush.answers-before-sync") {
-            queue.settled.push(completion);
+            queue.completed.push(completion);
             return;
         }
         let (ticket, lead) = queue.core.sync.request();
@@ -34,7 +35,7 @@ impl Flushes {
     }
 
     fn start(&mut self, queue: &mut Queue) {
-        self.leading = Some(queue.core.tail().committed());
+        self.leading = Some(queue.core.append_state().committed());
         let op = FileOp::Datasync;
         let tag = Purpose::Sync.tag(0);
         queue.file.submit(FileRequest { op, memory: MemoryList::EMPTY, tag });
@@ -44,12 +45,12 @@ impl Flushes {
         // After a failed sync a later one says nothing about what the first has lost.
         let promises = outcome.is_ok() && !queue.core.sync.has_failed();
         if let Some(durable) = self.leading.take().filter(|_| promises) {
-            let mut tail = queue.core.tail();
+            let mut state = queue.core.append_state();
             let durable = match mutant("log.flush.promises-what-came-later") {
-                true => tail.committed(),
+                true => state.committed(),
                 false => durable,
             };
-            tail.durable = tail.durable.max(durable);
+            state.durable = state.durable.max(durable);
         }
         if queue.core.sync.finish(outcome.is_ok()) {
             self.start(queue);
@@ -62,10 +63,10 @@ impl Flushes {
         let sync = &queue.core.sync;
         let outcome = if sync.has_failed() { Err(Errno::IO) } else { Ok(()) };
         let served = self.waiting.extract_if(.., |(ticket, _)| sync.is_served(*ticket));
-        queue.settled.extend(served.map(|(_, completion)| Completion { outcome, ..completion }));
+        queue.completed.extend(served.map(|(_, completion)| Completion { outcome, ..completion }));
     }
 
-    pub fn has_news(&self, core: &Core) -> bool {
+    pub fn can_advance(&self, core: &Core) -> bool {
         self.waiting.iter().any(|(ticket, _)| core.sync.is_served(*ticket))
     }
 

@@ -1,15 +1,15 @@
 //! One queue of a log image.
 //!
-//! Reads look blocks up and become as few file reads as the places allow; writes gather into
-//! records, a few of which are on their way at once, so that the batch grows with the load.
+//! A read becomes as few file reads as the places of its blocks allow. Writes are batched into
+//! records, a few of which are in flight at once, so that the batch grows with the load.
 
-mod edges;
 mod flushes;
+mod partial;
+mod pending_record;
+mod pending_write;
 mod reads;
-mod record;
 mod verify;
-mod writes;
-mod writing;
+mod write_queue;
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use flowstone_fileio::{FileChannel, FileCompletion};
 
 use self::flushes::Flushes;
 use self::reads::Reads;
-use self::writes::Writes;
+use self::write_queue::WriteQueue;
 use super::core::Core;
 use crate::waker::Waker;
 
@@ -28,7 +28,7 @@ use crate::waker::Waker;
 #[repr(usize)]
 enum Purpose {
     Read,
-    Edge,
+    Partial,
     Record,
     Sync,
 }
@@ -43,7 +43,7 @@ impl Purpose {
     fn of(tag: usize) -> (Self, usize) {
         let purpose = match tag >> PURPOSE_SHIFT {
             0 => Self::Read,
-            1 => Self::Edge,
+            1 => Self::Partial,
             2 => Self::Record,
             _ => Self::Sync,
         };
@@ -57,14 +57,14 @@ struct Queue {
     waker: Arc<Waker>,
     file: Box<dyn FileChannel>,
     /// Requests that are done.
-    settled: Vec<Completion>,
+    completed: Vec<Completion>,
 }
 
 /// One queue's way into a log image.
 pub struct LogChannel {
     queue: Queue,
     reads: Reads,
-    writes: Writes,
+    writes: WriteQueue,
     flushes: Flushes,
     done: Vec<FileCompletion>,
     readonly: bool,
@@ -74,9 +74,9 @@ impl LogChannel {
     pub fn new(core: Arc<Core>, depth: QueueDepth, readonly: bool) -> io::Result<Self> {
         let file = core.file.channel(depth)?;
         let waker = core.new_waker()?;
-        let writes = Writes::new(core.shape);
+        let writes = WriteQueue::new(core.shape);
         Ok(Self {
-            queue: Queue { core, waker, file, settled: Vec::new() },
+            queue: Queue { core, waker, file, completed: Vec::new() },
             reads: Reads::default(),
             writes,
             flushes: Flushes::default(),
@@ -90,7 +90,7 @@ impl LogChannel {
         let (purpose, index) = Purpose::of(completion.tag);
         match purpose {
             Purpose::Read => reads.finish(queue, index, completion.outcome),
-            Purpose::Edge => writes.finish_edge(queue, index, completion.outcome),
+            Purpose::Partial => writes.finish_partial(queue, index, completion.outcome),
             Purpose::Record => writes.finish_record(queue, index, completion.outcome),
             Purpose::Sync => flushes.finish_sync(queue, completion.outcome),
         }
@@ -105,9 +105,9 @@ impl LogChannel {
     }
 }
 
-/// Whether somebody else has done what we wait for.
-fn has_news(core: &Core, writes: &Writes, flushes: &Flushes) -> bool {
-    writes.has_news(core) || flushes.has_news(core)
+/// Whether another thread has done something that a request waits for.
+fn can_advance(core: &Core, writes: &WriteQueue, flushes: &Flushes) -> bool {
+    writes.can_advance(core) || flushes.can_advance(core)
 }
 
 impl Channel for LogChannel {
@@ -115,7 +115,7 @@ impl Channel for LogChannel {
         let queue = &mut self.queue;
         if self.readonly && (request.op.modifies() || request.op == Op::Flush) {
             let outcome = if request.op == Op::Flush { Ok(()) } else { Err(Errno::ROFS) };
-            queue.settled.push(Completion { request, outcome });
+            queue.completed.push(Completion { request, outcome });
             return;
         }
         match request.op {
@@ -139,21 +139,25 @@ impl Channel for LogChannel {
         let found = !finished.is_empty();
         finished.drain(..).for_each(|completion| self.finish(completion));
         self.done = finished;
-        if found || has_news(&self.queue.core, &self.writes, &self.flushes) {
+        if found || can_advance(&self.queue.core, &self.writes, &self.flushes) {
             self.advance();
             self.queue.file.kick();
         }
-        done.append(&mut self.queue.settled);
+        done.append(&mut self.queue.completed);
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.writes.stage(&mut self.queue, &mut self.flushes);
-        if !self.queue.settled.is_empty() {
+        if !self.queue.completed.is_empty() {
             self.queue.file.kick();
             return;
         }
         let Self { queue: Queue { core, file, waker, .. }, writes, flushes, .. } = self;
-        if !waker.sleep(bells, || has_news(core, writes, flushes), |bells| file.sleep(bells)) {
+        if !waker.sleep(
+            doorbells,
+            || can_advance(core, writes, flushes),
+            |doorbells| file.sleep(doorbells),
+        ) {
             file.kick();
         }
     }

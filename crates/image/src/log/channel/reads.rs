@@ -2,8 +2,8 @@
 //!
 //! A part is a run of whole blocks that lie one after the other in the file and is read straight
 //! into the guest's memory, or one block of which the guest wants a piece, read into a buffer of
-//! ours. Every block is checked against the checksum that its map word had when it was looked up.
-//! If it does not fit, the map is asked again: the block may have moved meanwhile, and its place
+//! ours. Every block is checked against the checksum that its map entry had when it was looked up.
+//! If it does not fit, the map is read again: the block may have moved meanwhile, and its place
 //! been used for another. If the map still says the same, it is read once more into our own buffer,
 //! since the guest may have changed its memory; then it is damage.
 
@@ -13,16 +13,16 @@ use flowstone_block::{AlignedBuf, Completion, Errno, Extent, IoVec, Outcome, Req
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
-use super::super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS, Word};
+use super::super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use super::verify::blocks_match;
 use super::{Purpose, Queue};
 
 #[derive(Default)]
 pub struct Reads {
     requests: Slab<Reading>,
-    parts: Slab<Part>,
+    parts: Slab<ReadPart>,
     /// Finished parts: their lists are used again.
-    spare: Vec<Run>,
+    spare: Vec<BlockRun>,
 }
 
 struct Reading {
@@ -32,30 +32,30 @@ struct Reading {
 }
 
 /// A piece of a read on its way.
-struct Part {
+struct ReadPart {
     reading: usize,
     kind: PartKind,
 }
 
 enum PartKind {
-    Run(Run),
+    Run(BlockRun),
     Single(Box<Single>),
 }
 
 /// Whole blocks, neighbours in the guest and in the file.
 #[derive(Default)]
-struct Run {
+struct BlockRun {
     lba: u64,
     /// Where the first block belongs in the request's memory.
     at: usize,
-    words: Vec<Word>,
+    map_entries: Vec<MapEntry>,
     pieces: Vec<IoVec>,
 }
 
 /// One block, read into memory of ours.
 struct Single {
     lba: u64,
-    word: Word,
+    map_entry: MapEntry,
     /// What is wanted of the block, and where that belongs in the request's memory.
     wanted: Range<usize>,
     at: usize,
@@ -78,22 +78,24 @@ impl Reads {
     fn plan(&mut self, queue: &mut Queue, index: usize, extent: Extent) {
         let (start, end) = (extent.start().get(), extent.end().get());
         let block_start = |lba: u64| lba * BLOCK_SECTORS;
-        let mut run: Option<Run> = None;
+        let mut run: Option<BlockRun> = None;
         for lba in start / BLOCK_SECTORS..end.div_ceil(BLOCK_SECTORS) {
-            let word = queue.core.map.get(lba);
+            let map_entry = queue.core.map.get(lba);
             let (from, to) = (start.max(block_start(lba)), end.min(block_start(lba + 1)));
             let at = ((from - start) * 512) as usize;
             let bytes = ((to - from) * 512) as usize;
-            if !word.is_mapped() {
+            if !map_entry.is_mapped() {
                 self.requests[index].request.fill_zero(at..at + bytes);
             } else if bytes < BLOCK_BYTES {
                 let skip = ((from - block_start(lba)) * 512) as usize;
-                self.start_single(queue, index, lba, word, skip..skip + bytes, at);
-            } else if let Some(run) = run.as_mut().filter(|run| run.goes_on(lba, word.address())) {
-                run.words.push(word);
+                self.start_single(queue, index, lba, map_entry, skip..skip + bytes, at);
+            } else if let Some(run) =
+                run.as_mut().filter(|run| run.goes_on(lba, map_entry.address()))
+            {
+                run.map_entries.push(map_entry);
             } else {
                 let mut next = self.spare.pop().unwrap_or_default();
-                next.begin(lba, at, word);
+                next.begin(lba, at, map_entry);
                 if let Some(finished) = run.replace(next) {
                     self.start_run(queue, index, finished);
                 }
@@ -104,16 +106,16 @@ impl Reads {
         }
     }
 
-    fn start_run(&mut self, queue: &mut Queue, index: usize, mut run: Run) {
+    fn start_run(&mut self, queue: &mut Queue, index: usize, mut run: BlockRun) {
         let reading = &mut self.requests[index];
         reading.parts_left += 1;
-        let bytes = run.words.len() * BLOCK_BYTES;
+        let bytes = run.map_entries.len() * BLOCK_BYTES;
         run.pieces.clear();
         reading.request.for_each_piece(run.at..run.at + bytes, |piece| run.pieces.push(piece));
-        let offset = run.words[0].address().offset();
+        let offset = run.map_entries[0].address().offset();
         // SAFETY: the list stays in the slab, its heap memory unmoved, until the completion.
         let memory = unsafe { MemoryList::new(&run.pieces) };
-        let tag = self.parts.insert(Part { reading: index, kind: PartKind::Run(run) });
+        let tag = self.parts.insert(ReadPart { reading: index, kind: PartKind::Run(run) });
         let op = FileOp::Read { offset, bytes: bytes as u64 };
         queue.file.submit(FileRequest { op, memory, tag: Purpose::Read.tag(tag) });
     }
@@ -123,7 +125,7 @@ impl Reads {
         queue: &mut Queue,
         index: usize,
         lba: u64,
-        word: Word,
+        map_entry: MapEntry,
         wanted: Range<usize>,
         at: usize,
     ) {
@@ -131,26 +133,27 @@ impl Reads {
         let mut buffer = AlignedBuf::zeroed(BLOCK_BYTES);
         // SAFETY: the buffer lives beside the piece until the completion.
         let memory = [unsafe { IoVec::of(&mut buffer) }];
-        let single = Box::new(Single { lba, word, wanted, at, buffer, memory, tries: 0 });
+        let single = Box::new(Single { lba, map_entry, wanted, at, buffer, memory, tries: 0 });
         self.read_single(queue, index, single);
     }
 
     fn read_single(&mut self, queue: &mut Queue, reading: usize, mut single: Box<Single>) {
         single.tries += 1;
-        let offset = single.word.address().offset();
+        let offset = single.map_entry.address().offset();
         // SAFETY: the box stays in the slab until the completion; what it holds does not move.
         let memory = unsafe { MemoryList::new(&single.memory) };
-        let tag = self.parts.insert(Part { reading, kind: PartKind::Single(single) });
+        let tag = self.parts.insert(ReadPart { reading, kind: PartKind::Single(single) });
         let op = FileOp::Read { offset, bytes: BLOCK_BYTES as u64 };
         queue.file.submit(FileRequest { op, memory, tag: Purpose::Read.tag(tag) });
     }
 
     pub fn finish(&mut self, queue: &mut Queue, part: usize, outcome: Outcome) {
-        let Part { reading, kind } = self.parts.remove(part);
+        let ReadPart { reading, kind } = self.parts.remove(part);
         let verdict = match kind {
             PartKind::Run(run) => {
-                let fits =
-                    || blocks_match(&run.pieces, &run.words) || mutant("log.read.data-unchecked");
+                let fits = || {
+                    blocks_match(&run.pieces, &run.map_entries) || mutant("log.read.data-unchecked")
+                };
                 if outcome.is_err() || !fits() {
                     self.read_one_by_one(queue, reading, &run);
                 }
@@ -163,11 +166,11 @@ impl Reads {
     }
 
     /// Something is wrong with a run: each of its blocks is looked up and read by itself.
-    fn read_one_by_one(&mut self, queue: &mut Queue, reading: usize, run: &Run) {
-        for (index, word) in run.words.iter().enumerate() {
+    fn read_one_by_one(&mut self, queue: &mut Queue, reading: usize, run: &BlockRun) {
+        for (index, map_entry) in run.map_entries.iter().enumerate() {
             let at = run.at + index * BLOCK_BYTES;
             let lba = run.lba + index as u64;
-            self.start_single(queue, reading, lba, *word, 0..BLOCK_BYTES, at);
+            self.start_single(queue, reading, lba, *map_entry, 0..BLOCK_BYTES, at);
         }
     }
 
@@ -178,28 +181,28 @@ impl Reads {
         mut single: Box<Single>,
         outcome: Outcome,
     ) -> Outcome {
-        let fits = crc32c::crc32c(&single.buffer) == single.word.checksum()
+        let fits = crc32c::crc32c(&single.buffer) == single.map_entry.checksum()
             || mutant("log.read.data-unchecked");
         let request = &mut self.requests[reading].request;
         if outcome.is_ok() && fits {
             request.copy_in(single.at, &single.buffer[single.wanted.clone()]);
             return Ok(());
         }
-        let word = match mutant("log.read.does-not-look-again") {
-            true => single.word,
+        let map_entry = match mutant("log.read.does-not-look-again") {
+            true => single.map_entry,
             false => queue.core.map.get(single.lba),
         };
-        if !word.is_mapped() {
+        if !map_entry.is_mapped() {
             request.fill_zero(single.at..single.at + single.wanted.len());
             return Ok(());
         }
-        if word != single.word {
-            single.word = word;
+        if map_entry != single.map_entry {
+            single.map_entry = map_entry;
             single.tries = 0;
         }
         if single.tries >= TRIES_MAX {
             let what = if fits { "cannot be read" } else { "its checksum does not fit" };
-            queue.core.report_damage(single.lba, word, what);
+            queue.core.report_damage(single.lba, map_entry, what);
             return Err(outcome.err().unwrap_or(Errno::IO));
         }
         self.requests[reading].parts_left += 1;
@@ -213,21 +216,22 @@ impl Reads {
         reading.parts_left -= 1;
         if reading.parts_left == 0 {
             let Reading { request, outcome, .. } = self.requests.remove(index);
-            queue.settled.push(Completion { request, outcome });
+            queue.completed.push(Completion { request, outcome });
         }
     }
 }
 
-impl Run {
-    fn begin(&mut self, lba: u64, at: usize, word: Word) {
+impl BlockRun {
+    fn begin(&mut self, lba: u64, at: usize, map_entry: MapEntry) {
         self.lba = lba;
         self.at = at;
-        self.words.clear();
-        self.words.push(word);
+        self.map_entries.clear();
+        self.map_entries.push(map_entry);
     }
 
     fn goes_on(&self, lba: u64, address: Address) -> bool {
-        let blocks = self.words.len() as u32;
-        self.lba + u64::from(blocks) == lba && self.words[0].address().forward(blocks) == address
+        let blocks = self.map_entries.len() as u32;
+        self.lba + u64::from(blocks) == lba
+            && self.map_entries[0].address().forward(blocks) == address
     }
 }

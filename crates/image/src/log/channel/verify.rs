@@ -2,15 +2,15 @@
 
 use flowstone_block::IoVec;
 
-use super::super::address::{BLOCK_BYTES, Word};
+use super::super::address::{BLOCK_BYTES, MapEntry};
 
 /// Whether the memory, which holds one block for each word, holds what the words say. Bytes are
 /// copied out first: nothing may be concluded from looking at guest memory twice.
-pub fn blocks_match(pieces: &[IoVec], words: &[Word]) -> bool {
+pub fn blocks_match(pieces: &[IoVec], map_entries: &[MapEntry]) -> bool {
     let mut block = [0; BLOCK_BYTES];
     let mut rest = pieces.iter().copied();
     let mut piece = None::<IoVec>;
-    words.iter().all(|word| {
+    map_entries.iter().all(|map_entry| {
         let mut filled = 0;
         while filled < BLOCK_BYTES {
             let Some(current) = piece.take().or_else(|| rest.next()) else { return false };
@@ -22,6 +22,6 @@ pub fn blocks_match(pieces: &[IoVec], words: &[Word]) -> bool {
             let left = current.skip(part.bytes());
             piece = (left.bytes() > 0).then_some(left);
         }
-        crc32c::crc32c(&block) == word.checksum()
+        crc32c::crc32c(&block) == map_entry.checksum()
     })
 }

@@ -19,7 +19,7 @@ use flowstone_fileio::{BlockingFile, FileIo};
 use self::claims::Claims;
 use self::scan::Evidence;
 use self::walk::Walk;
-use super::address::{BLOCK_BYTES, Word};
+use super::address::{BLOCK_BYTES, MapEntry};
 use super::disk::explain;
 use super::load::{LoadError, Loaded, load_from, lost_slot, newest, read_slots};
 use super::map::LEAF_BLOCKS;
@@ -167,8 +167,8 @@ fn leaf_name(place: &LeafPlace) -> String {
 }
 
 /// How messages name a block.
-fn block_name(lba: u64, word: Word) -> String {
-    let offset = word.address().offset().get();
+fn block_name(lba: u64, map_entry: MapEntry) -> String {
+    let offset = map_entry.address().offset().get();
     format!("LBA {lba} (guest byte {}) at file offset {offset}", lba * BLOCK_BYTES as u64)
 }
 
@@ -209,7 +209,7 @@ fn check_blocks(
     walk.report_unfound().map_err(host)
 }
 
-/// The use of segments, and host space that nobody uses.
+/// Checks the use of segments, and counts host space that holds nothing.
 fn check_space(
     name: &str,
     file: &dyn FileIo,
@@ -218,7 +218,7 @@ fn check_space(
     report: &mut CheckReport,
 ) -> Result<()> {
     for (number, segment) in loaded.segments.iter() {
-        if segment.live > 0 && segment.serial == 0 {
+        if segment.live > 0 && segment.incarnation.is_none() {
             let offset = loaded.shape.address(number, 0).offset().get();
             report.error(format!(
                 "{name}: segment {number} at file offset {offset} holds {} live blocks, and the \

@@ -6,7 +6,7 @@
 //! | the log is damaged before its end | it ends there; says which writes are lost |
 //! | a superblock is lost | written anew, if the other one is proved to be the newest |
 //! | host space that belongs to nothing | given back |
-//! | map, data, anything else | nothing: an error is better than zeroes that nobody expects |
+//! | map, data, anything else | nothing: an I/O error is better than zeroes in place of data |
 
 use std::sync::Arc;
 
@@ -16,8 +16,9 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOp};
 use super::Examination;
 use crate::log::core::Core;
 use crate::log::disk::prepare_loaded;
-use crate::log::keeper::Keeper;
+use crate::log::ids::SegmentId;
 use crate::log::load::Loaded;
+use crate::log::maintenance::Maintenance;
 use crate::log::segments::{SegmentTable, State};
 use crate::log::shape::Shape;
 use crate::report::{CheckProgress, CheckReport};
@@ -52,7 +53,7 @@ pub fn repair(
         let core = write_anew(name, file, loaded)?;
         if tells_space {
             let shape = core.shape;
-            give_back(name, &*core.file, shape, &core.tail().segments)?;
+            give_back(name, &*core.file, shape, &core.append_state().segments)?;
         }
         Kept::Core(core)
     } else {
@@ -73,7 +74,7 @@ pub fn repair(
 const NOTHING: &str = "what is listed cannot be repaired: guests get an I/O error there, or the \
                        image is refused; restore it from a backup";
 
-/// Whoever has the file now.
+/// The owner of the file.
 enum Kept {
     File(Box<dyn FileIo>),
     Core(Arc<Core>),
@@ -128,14 +129,14 @@ impl Examination {
         }
         let end = loaded.replay.next_sequence;
         let evidence = self.evidence.take().unwrap_or_default();
-        let flushed = evidence.promise.saturating_sub(end);
+        let flushed = evidence.promise.since(end);
         done.push(format!(
             "the log ends before record {end} now; {flushed} records that had been flushed, and \
              any after them, are lost"
         ));
         done.extend(evidence.lost.into_iter().map(|line| format!("lost with {line}")));
         // Records behind the end must never seem to belong to what is written from now on.
-        loaded.replay.next_sequence = end.max(evidence.promise).max(evidence.last + 2);
+        loaded.replay.next_sequence = end.max(evidence.promise).max(evidence.last.next().next());
     }
 }
 
@@ -144,7 +145,7 @@ fn write_anew(name: &str, file: Box<dyn FileIo>, loaded: Loaded) -> Result<Arc<C
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");
     let (core, knowledge) = prepare_loaded(name.into(), file, loaded, false)?;
     if let Some(knowledge) = knowledge {
-        Keeper::new(Arc::clone(&core), knowledge).map_err(host)?.close();
+        Maintenance::new(Arc::clone(&core), knowledge).map_err(host)?.close();
     }
     Ok(core)
 }
@@ -157,7 +158,7 @@ fn give_back(name: &str, file: &dyn FileIo, shape: Shape, segments: &SegmentTabl
     let holds =
         |segment| matches!(segments.get(segment).state, State::Open | State::Sealed | State::Dead);
     let in_file = size.div_ceil(shape.segment_bytes()).min(u64::from(segments.limit())) as u32;
-    for segment in (1..in_file).filter(|segment| !holds(*segment)) {
+    for segment in SegmentId::range(1..in_file).filter(|segment| !holds(*segment)) {
         let offset = shape.address(segment, 0).offset();
         let bytes = shape.segment_bytes().min(size - offset.get());
         target.run(FileOp::Discard { offset, bytes }).map_err(|errno| host(errno.into()))?;

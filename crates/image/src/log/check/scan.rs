@@ -1,5 +1,4 @@
-//! A look at every block of the file for what records say: what there was, where something is
-//! missing.
+//! Reads every block of the file for records, to find out what is missing.
 
 use std::ops::Range;
 
@@ -8,6 +7,7 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::reader_of;
 use crate::log::address::BLOCK_BYTES;
+use crate::log::ids::Sequence;
 use crate::log::load::shape_of;
 use crate::log::record::{Codec, Entry, Header, Kind};
 use crate::log::superblock::Superblock;
@@ -27,9 +27,9 @@ pub struct Evidence {
     /// The newest session that made a segment.
     session: u64,
     /// Every record of guests before this one was durable once.
-    pub promise: u64,
+    pub promise: Sequence,
     /// The last record of guests.
-    pub last: u64,
+    pub last: Sequence,
     /// What whole records behind the end of the log say; a long list is cut short.
     pub lost: Vec<String>,
     /// Something could not be read.
@@ -38,7 +38,11 @@ pub struct Evidence {
 
 impl Evidence {
     /// Reads all of the file that the host has. The log ends before record `end`.
-    pub fn gather(file: &dyn FileIo, superblock: &Superblock, end: u64) -> Result<Self, Errno> {
+    pub fn gather(
+        file: &dyn FileIo,
+        superblock: &Superblock,
+        end: Sequence,
+    ) -> Result<Self, Errno> {
         let mut found = Self::default();
         let mut reader = reader_of(file)?;
         let codec = Codec::new(&superblock.identity);
@@ -81,20 +85,20 @@ impl Evidence {
         }
     }
 
-    fn look_at(&mut self, chunk: &[u8], codec: Codec, superblock: &Superblock, end: u64) {
+    fn look_at(&mut self, chunk: &[u8], codec: Codec, superblock: &Superblock, end: Sequence) {
         let mut entries = Vec::new();
         for block in chunk.chunks_exact(BLOCK_BYTES) {
             let Some(header) = codec.decode(block, &mut entries) else { continue };
             self.generation = self.generation.max(header.generation);
-            self.session = self.session.max(header.serial >> 32);
+            self.session = self.session.max(header.incarnation.session());
             if entries.iter().any(|entry| matches!(entry, Entry::Root { .. })) {
                 self.root_after = self.root_after.max(Some(header.generation));
             }
             if header.kind == Kind::Writes {
                 self.promise = self.promise.max(header.durable);
                 self.last = self.last.max(header.sequence);
-                // Those of earlier ends that a crash has made are lost by nobody's fault.
-                if header.sequence >= end && header.serial >> 32 >= superblock.session {
+                // Records behind an end that an earlier crash has made were never promised.
+                if header.sequence >= end && header.incarnation.session() >= superblock.session {
                     self.lose(&header, &entries);
                 }
             }

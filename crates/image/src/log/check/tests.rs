@@ -9,13 +9,14 @@ use crate::DiscardMode;
 use crate::fuzzing::{Left, Patch, blocks, content, small_image, survive};
 use crate::log::LogImage;
 use crate::log::address::Address;
-use crate::log::doctor::{Doctor, Part};
+use crate::log::corrupter::{Corrupter, Target};
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::load::shape_of;
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::superblock::SLOTS;
 
-fn doctor(left: Left) -> Doctor {
-    Doctor::new(small_image(left).to_vec())
+fn corrupter(left: Left) -> Corrupter {
+    Corrupter::new(small_image(left).to_vec())
 }
 
 fn check_bytes(bytes: &[u8], data: bool) -> CheckReport {
@@ -68,19 +69,19 @@ fn refused(bytes: &[u8], words: &str) -> CheckReport {
 }
 
 /// A live block with its word.
-fn a_live_block(bytes: &[u8]) -> (u64, Word) {
-    let superblock = Doctor::new(bytes.to_vec()).superblock();
+fn a_live_block(bytes: &[u8]) -> (u64, MapEntry) {
+    let superblock = Corrupter::new(bytes.to_vec()).superblock();
     let loaded = load_from(&SimDisk::from_bytes(bytes), superblock, |_, it| Err(it)).unwrap();
     let lba = loaded.map.next_mapped(50..blocks()).unwrap();
     (lba, loaded.map.get(lba))
 }
 
 /// The header of the record that holds an address.
-fn header_of(doctor: &Doctor, address: Address) -> (Address, Header, Vec<Entry>) {
+fn header_of(corrupter: &Corrupter, address: Address) -> (Address, Header, Vec<Entry>) {
     (0..address.get())
         .rev()
         .map(Address::new)
-        .find_map(|at| doctor.record(at).map(|(header, entries)| (at, header, entries)))
+        .find_map(|at| corrupter.record(at).map(|(header, entries)| (at, header, entries)))
         .unwrap()
 }
 
@@ -106,10 +107,10 @@ fn sound_images_are_clean_and_hold_what_was_written() {
 
 #[test]
 fn the_small_image_has_everything() {
-    let superblock = doctor(Left::Closed).superblock();
+    let superblock = corrupter(Left::Closed).superblock();
     assert!(superblock.totals.relocated_blocks > 0 && superblock.totals.map_blocks > 0);
     assert!(superblock.clean);
-    let killed = doctor(Left::Killed);
+    let killed = corrupter(Left::Killed);
     assert!(!killed.superblock().clean);
     let records = killed.replayed();
     assert!(records.iter().any(|(_, header, _)| header.kind == Kind::Seal));
@@ -118,13 +119,13 @@ fn the_small_image_has_everything() {
 #[test]
 fn damaged_data_is_found_by_reading_it_and_stays_an_error() {
     let mut bytes = small_image(Left::Closed).to_vec();
-    let (lba, word) = a_live_block(&bytes);
-    flip(&mut bytes, word.address());
+    let (lba, map_entry) = a_live_block(&bytes);
+    flip(&mut bytes, map_entry.address());
     assert_eq!(check_bytes(&bytes, false).errors, [""; 0]);
     let place = format!(
         "LBA {lba} (guest byte {}) at file offset {}: its checksum does not fit",
         lba * 4096,
-        word.address().offset().get()
+        map_entry.address().offset().get()
     );
     let report = found(&bytes, &place);
     assert_eq!((report.error_count, report.readable_bytes + 4096), (1, report.data_bytes));
@@ -137,8 +138,8 @@ fn damaged_data_is_found_by_reading_it_and_stays_an_error() {
 #[test]
 fn a_damaged_record_header_is_found() {
     let mut bytes = small_image(Left::Closed).to_vec();
-    let (_, word) = a_live_block(&bytes);
-    let (header, ..) = header_of(&doctor(Left::Closed), word.address());
+    let (_, map_entry) = a_live_block(&bytes);
+    let (header, ..) = header_of(&corrupter(Left::Closed), map_entry.address());
     flip(&mut bytes, header);
     found(&bytes, &format!("there is no record at file offset {}", header.offset().get()));
     let report = found(&bytes, "no record says so; its data is whole");
@@ -149,13 +150,13 @@ fn a_damaged_record_header_is_found() {
 
 #[test]
 fn a_record_of_another_block_is_found() {
-    let (lba, word) = a_live_block(small_image(Left::Closed));
+    let (lba, map_entry) = a_live_block(small_image(Left::Closed));
     let change = |change: &dyn Fn(&mut Entry)| {
-        let mut doctor = doctor(Left::Closed);
-        let (at, header, mut entries) = header_of(&doctor, word.address());
+        let mut corrupter = corrupter(Left::Closed);
+        let (at, header, mut entries) = header_of(&corrupter, map_entry.address());
         entries.iter_mut().for_each(change);
-        doctor.set_record(at, &header, &entries);
-        doctor.into_bytes()
+        corrupter.set_record(at, &header, &entries);
+        corrupter.into_bytes()
     };
     let bytes = change(&|entry| match entry {
         Entry::Data { lba: at, .. } | Entry::Moved { lba: at, .. } if *at == lba => *at += 5,
@@ -175,21 +176,21 @@ fn a_record_of_another_block_is_found() {
 
 #[test]
 fn a_block_that_is_in_two_places_at_once_is_found() {
-    let mut doctor = doctor(Left::Closed);
-    let mut leaf = doctor.leaf(0);
+    let mut corrupter = corrupter(Left::Closed);
+    let mut leaf = corrupter.leaf(0);
     leaf.copy_within(8 * 100..8 * 101, 8 * 180);
-    doctor.set_leaf(0, &leaf);
-    found(&doctor.into_bytes(), "LBA 100 is mapped there too");
+    corrupter.set_leaf(0, &leaf);
+    found(&corrupter.into_bytes(), "LBA 100 is mapped there too");
 }
 
 #[test]
 fn maps_that_cannot_be_are_refused() {
     let leaf = |change: &dyn Fn(&mut [u8])| {
-        let mut doctor = doctor(Left::Closed);
-        let mut leaf = doctor.leaf(0);
+        let mut corrupter = corrupter(Left::Closed);
+        let mut leaf = corrupter.leaf(0);
         change(&mut leaf);
-        doctor.set_leaf(0, &leaf);
-        doctor.into_bytes()
+        corrupter.set_leaf(0, &leaf);
+        corrupter.into_bytes()
     };
     let outside = "names a place outside the image";
     refused(&leaf(&|leaf| leaf[8..16].copy_from_slice(&u64::MAX.to_le_bytes())), outside);
@@ -201,39 +202,39 @@ fn maps_that_cannot_be_are_refused() {
     refused(&everywhere, "more blocks are mapped to segment");
 
     let root = |at: usize, bytes: &[u8]| {
-        let mut doctor = doctor(Left::Closed);
-        doctor.patch(Part::Root, at, bytes);
-        doctor.into_bytes()
+        let mut corrupter = corrupter(Left::Closed);
+        corrupter.patch(Target::Root, at, bytes);
+        corrupter.into_bytes()
     };
     refused(&root(0, &u32::MAX.to_le_bytes()), "longer than it is");
     refused(&root(4, &u32::MAX.to_le_bytes()), "longer than it is");
     refused(&root(32, &9u32.to_le_bytes()), "a leaf beyond the disk");
     refused(&root(36, &u32::MAX.to_le_bytes()), outside);
     refused(&root(40, &[1; 4]), "the checksum of map leaf 0 does not fit");
-    let last = 32 + 12 + 24 * (doctor(Left::Closed).root().segments.len() - 1);
+    let last = 32 + 12 + 24 * (corrupter(Left::Closed).root().segments.len() - 1);
     refused(&root(last, &[0xff; 4]), "a segment outside the image");
 }
 
 #[test]
 fn a_piece_of_the_map_where_data_is_is_found() {
-    let (_, word) = a_live_block(small_image(Left::Closed));
-    let mut doctor = doctor(Left::Closed);
-    let leaf = doctor.leaf(0);
-    let mut root = doctor.root();
-    root.leaves[0].address = word.address();
-    doctor.put(word.address(), &leaf);
-    doctor.set_root(&root);
-    found(&doctor.into_bytes(), "the map itself is there");
+    let (_, map_entry) = a_live_block(small_image(Left::Closed));
+    let mut corrupter = corrupter(Left::Closed);
+    let leaf = corrupter.leaf(0);
+    let mut root = corrupter.root();
+    root.leaves[0].address = map_entry.address();
+    corrupter.put(map_entry.address(), &leaf);
+    corrupter.set_root(&root);
+    found(&corrupter.into_bytes(), "the map itself is there");
 }
 
 #[test]
 fn superblocks_that_cannot_be_are_refused() {
     let refuse = |words, change: &dyn Fn(&mut Superblock)| {
-        let mut doctor = doctor(Left::Closed);
-        let mut superblock = doctor.superblock();
+        let mut corrupter = corrupter(Left::Closed);
+        let mut superblock = corrupter.superblock();
         change(&mut superblock);
-        doctor.set_superblock(&superblock);
-        refused(&doctor.into_bytes(), words);
+        corrupter.set_superblock(&superblock);
+        refused(&corrupter.into_bytes(), words);
     };
     let sizes = "sizes that cannot be";
     refuse(sizes, &|it| it.segment_blocks = 63);
@@ -247,12 +248,12 @@ fn superblocks_that_cannot_be_are_refused() {
     refuse("too small for its disk", &|it| it.capacity_sectors = 1 << 30);
     let numbers = "numbers that cannot be";
     refuse(numbers, &|it| it.session = u64::MAX);
-    refuse(numbers, &|it| it.next_sequence = u64::MAX);
+    refuse(numbers, &|it| it.next_sequence = Sequence::new(u64::MAX));
     refuse(numbers, &|it| it.clock = u64::MAX);
     let outside = "a head outside the image";
-    refuse(outside, &|it| it.heads[0].segment = it.segments);
+    refuse(outside, &|it| it.heads[0].segment = SegmentId::new(it.segments));
     refuse(outside, &|it| it.heads[0].block = it.segment_blocks);
-    refuse("heads that cannot be", &|it| it.heads[0].serial = 0);
+    refuse("heads that cannot be", &|it| it.heads[0].incarnation = Incarnation::NONE);
     refuse("heads that cannot be", &|it| it.heads[1] = it.heads[0]);
     let root = "a map root that cannot be";
     refuse(root, &|it| it.root.address = Address::new(3));
@@ -263,25 +264,25 @@ fn superblocks_that_cannot_be_are_refused() {
 
 #[test]
 fn wrong_counts_are_found() {
-    let mut doctor = doctor(Left::Closed);
-    let mut superblock = doctor.superblock();
+    let mut corrupter = corrupter(Left::Closed);
+    let mut superblock = corrupter.superblock();
     superblock.totals.live_blocks += 1;
-    doctor.set_superblock(&superblock);
-    found(&doctor.into_bytes(), "live blocks, the map");
-    let mut doctor = self::doctor(Left::Closed);
-    let mut root = doctor.root();
-    let (_, word) = a_live_block(small_image(Left::Closed));
-    let segment = shape_of(&doctor.superblock()).segment_of(word.address());
+    corrupter.set_superblock(&superblock);
+    found(&corrupter.into_bytes(), "live blocks, the map");
+    let mut corrupter = self::corrupter(Left::Closed);
+    let mut root = corrupter.root();
+    let (_, map_entry) = a_live_block(small_image(Left::Closed));
+    let segment = shape_of(&corrupter.superblock()).segment_of(map_entry.address());
     root.segments.retain(|note| note.segment != segment);
-    doctor.set_root(&root);
-    found(&doctor.into_bytes(), "the map root does not name it");
+    corrupter.set_root(&root);
+    found(&corrupter.into_bytes(), "the map root does not name it");
 }
 
 /// The slot of an older superblock that is lost costs nothing; the newer one may have known more.
 #[test]
 fn a_lost_superblock_is_replaced_only_where_that_is_safe() {
     for left in [Left::Closed, Left::Killed] {
-        let newest = doctor(left).superblock().slot();
+        let newest = corrupter(left).superblock().slot();
         let older = SLOTS[usize::from(newest == SLOTS[0])];
         let mut bytes = small_image(left).to_vec();
         flip(&mut bytes, older);
@@ -293,7 +294,7 @@ fn a_lost_superblock_is_replaced_only_where_that_is_safe() {
         assert_eq!(repair_disk(&disk).repairs, [""; 0]);
     }
     let mut bytes = small_image(Left::Closed).to_vec();
-    flip(&mut bytes, doctor(Left::Closed).superblock().slot());
+    flip(&mut bytes, corrupter(Left::Closed).superblock().slot());
     found(&bytes, "it may have been the newer one");
     let disk = SimDisk::from_bytes(&bytes);
     let report = repair_disk(&disk);
@@ -308,29 +309,29 @@ fn a_lost_superblock_is_replaced_only_where_that_is_safe() {
 /// it were gone without a word.
 #[test]
 fn writes_after_a_clean_superblock_are_not_forgotten() {
-    let before = doctor(Left::Closed).superblock();
-    // The keeper may have been quick, and made a checkpoint.
+    let before = corrupter(Left::Closed).superblock();
+    // The maintenance worker may have been quick, and made a checkpoint.
     let written = || {
         let disk = SimDisk::from_bytes(small_image(Left::Closed));
         let image = open(&disk, Access::Write).unwrap();
         let mut guest = BlockingDisk::new(&image).unwrap();
         guest.write(Sector::new(0), &mut [9; 4096]).unwrap();
-        Doctor::new(disk.to_bytes())
+        Corrupter::new(disk.to_bytes())
     };
-    let is_next = |it: &Doctor| it.superblock().generation == before.generation + 1;
-    let mut doctor = (0..1000).map(|_| written()).find(is_next).unwrap();
+    let is_next = |it: &Corrupter| it.superblock().generation == before.generation + 1;
+    let mut corrupter = (0..1000).map(|_| written()).find(is_next).unwrap();
     // As if the superblock of the new session had never reached the medium.
-    let lost = doctor.superblock().slot();
-    doctor.put(lost, &vec![0; BLOCK_BYTES]);
-    doctor.set_superblock(&before);
+    let lost = corrupter.superblock().slot();
+    corrupter.put(lost, &vec![0; BLOCK_BYTES]);
+    corrupter.set_superblock(&before);
     let older = Superblock { generation: before.generation - 1, ..before.clone() };
-    doctor.set_superblock(&older);
-    refused(&doctor.into_bytes(), "written to after the newest superblock");
+    corrupter.set_superblock(&older);
+    refused(&corrupter.into_bytes(), "written to after the newest superblock");
 }
 
 #[test]
 fn a_log_that_is_damaged_before_its_end_ends_there_after_repair() {
-    let healthy = doctor(Left::Killed);
+    let healthy = corrupter(Left::Killed);
     let records = healthy.replayed();
     let (at, header, _) = records[records.len() / 3];
     let mut bytes = small_image(Left::Killed).to_vec();
@@ -355,7 +356,7 @@ fn a_log_that_is_damaged_before_its_end_ends_there_after_repair() {
 /// A damaged seal looked like the end of the log: nothing lay behind it in its segment.
 #[test]
 fn a_damaged_seal_is_not_the_end_of_the_log() {
-    let healthy = doctor(Left::Killed);
+    let healthy = corrupter(Left::Killed);
     let seal = healthy.replayed().into_iter().find(|(_, it, _)| it.kind == Kind::Seal).unwrap();
     let mut bytes = small_image(Left::Killed).to_vec();
     flip(&mut bytes, seal.0);
@@ -364,13 +365,13 @@ fn a_damaged_seal_is_not_the_end_of_the_log() {
 
 #[test]
 fn a_seal_that_leads_back_is_followed_once() {
-    let mut doctor = doctor(Left::Killed);
-    let head = doctor.superblock().heads[0];
+    let mut corrupter = corrupter(Left::Killed);
+    let head = corrupter.superblock().heads[0];
     let (at, mut header, _) =
-        doctor.replayed().into_iter().find(|(_, it, _)| it.kind == Kind::Seal).unwrap();
-    header.link = u64::from(head.segment);
-    doctor.set_record(at, &header, &[Entry::Next { serial: head.serial }]);
-    let bytes = doctor.into_bytes();
+        corrupter.replayed().into_iter().find(|(_, it, _)| it.kind == Kind::Seal).unwrap();
+    header.link = head.segment.get().into();
+    corrupter.set_record(at, &header, &[Entry::Next { incarnation: head.incarnation }]);
+    let bytes = corrupter.into_bytes();
     check_bytes(&bytes, true);
     let _ = open(&SimDisk::from_bytes(&bytes), Access::Write);
 }
@@ -378,12 +379,12 @@ fn a_seal_that_leads_back_is_followed_once() {
 #[test]
 fn records_of_impossible_lengths_are_not_followed() {
     for payload in [60, u32::MAX - 1] {
-        let (_, word) = a_live_block(small_image(Left::Closed));
-        let mut doctor = doctor(Left::Closed);
-        let (at, mut header, _) = header_of(&doctor, word.address());
+        let (_, map_entry) = a_live_block(small_image(Left::Closed));
+        let mut corrupter = corrupter(Left::Closed);
+        let (at, mut header, _) = header_of(&corrupter, map_entry.address());
         header.payload_blocks = payload;
-        doctor.set_record(at, &header, &[Entry::Root { blocks: payload, checksum: 0 }]);
-        found(&doctor.into_bytes(), "there is no record at file offset");
+        corrupter.set_record(at, &header, &[Entry::Root { blocks: payload, checksum: 0 }]);
+        found(&corrupter.into_bytes(), "there is no record at file offset");
     }
 }
 
@@ -410,9 +411,9 @@ fn images_cut_short_are_refused() {
 fn host_errors_are_reported_where_they_are() {
     use flowstone_block::Errno;
     use flowstone_fileio::sim::{Call, Fault};
-    let (lba, word) = a_live_block(small_image(Left::Closed));
+    let (lba, map_entry) = a_live_block(small_image(Left::Closed));
     let disk = SimDisk::from_bytes(small_image(Left::Closed));
-    let at = word.address().offset().get();
+    let at = map_entry.address().offset().get();
     disk.inject(Fault::fail(Errno::IO).on(Call::Read).within(at..at + 4096).always());
     let report = check("x.flow", &disk, true, true, &mut |_, _| {}).unwrap();
     assert_eq!(report.error_count, 1, "{:?}", report.errors);
@@ -421,17 +422,19 @@ fn host_errors_are_reported_where_they_are() {
 
 #[test]
 fn host_space_that_belongs_to_nothing_is_given_back() {
-    let mut doctor = doctor(Left::Closed);
-    let superblock = doctor.superblock();
+    let mut corrupter = corrupter(Left::Closed);
+    let superblock = corrupter.superblock();
     let shape = shape_of(&superblock);
-    let used: Vec<u32> = doctor.root().segments.iter().map(|note| note.segment).collect();
+    let used: Vec<SegmentId> = corrupter.root().segments.iter().map(|note| note.segment).collect();
     let mut wasted = 0;
     // More than an image keeps ready, beyond everything in use.
-    for segment in (1..superblock.segments).filter(|segment| !used.contains(segment)) {
-        doctor.put(shape.address(segment, 0), &vec![7; shape.segment_bytes() as usize]);
+    for segment in
+        SegmentId::range(1..superblock.segments).filter(|segment| !used.contains(segment))
+    {
+        corrupter.put(shape.address(segment, 0), &vec![7; shape.segment_bytes() as usize]);
         wasted += 1;
     }
-    let bytes = doctor.into_bytes();
+    let bytes = corrupter.into_bytes();
     let report = check_bytes(&bytes, false);
     assert_eq!(report.error_count, 0);
     if wasted > READY_MAX {
@@ -494,15 +497,15 @@ impl Random {
 
     fn patch(&mut self) -> Patch {
         let part = match self.below(8) {
-            0..=2 => Part::Superblock(self.below(2) as u8),
-            3 => Part::Root,
-            4 => Part::Leaf(0),
-            5..=6 => Part::Header(self.below(256) as u8),
-            _ => Part::Anywhere(self.below(256) as u16),
+            0..=2 => Target::Superblock(self.below(2) as u8),
+            3 => Target::Root,
+            4 => Target::Leaf(0),
+            5..=6 => Target::Header(self.below(256) as u8),
+            _ => Target::Anywhere(self.below(256) as u16),
         };
         let at = match part {
-            Part::Header(_) => self.below(200),
-            Part::Root => self.below(800),
+            Target::Header(_) => self.below(200),
+            Target::Root => self.below(800),
             _ => self.below(6200),
         };
         let bytes = match self.below(4) {
@@ -511,7 +514,7 @@ impl Random {
             2 => vec![self.below(256) as u8],
             _ => self.next().to_le_bytes()[..1 + self.below(8) as usize].to_vec(),
         };
-        Patch { part, at: at as u16, bytes }
+        Patch { target: part, at: at as u16, bytes }
     }
 }
 
@@ -524,7 +527,7 @@ impl Random {
 #[test]
 fn the_golden_image_of_version_1_opens() {
     let (bytes, blocks, checksum) = golden();
-    let killed = Doctor::new(bytes.clone());
+    let killed = Corrupter::new(bytes.clone());
     let kinds: Vec<Kind> = killed.records().into_iter().map(|(_, header, _)| header.kind).collect();
     for kind in [Kind::Writes, Kind::Seal, Kind::Relocated, Kind::Map] {
         assert!(kinds.contains(&kind), "{kind:?}");

@@ -9,18 +9,19 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 use super::claims::Claims;
 use super::{block_name, reader_of};
 use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::ids::{Incarnation, SegmentId};
 use crate::log::load::Loaded;
 use crate::log::record::{Entry, Header};
 use crate::report::{CheckProgress, CheckReport};
 
 /// Segments walked side by side.
-const LANES: usize = 32;
+const CURSORS: usize = 32;
 
 /// A segment, as far as it has been walked.
-struct Lane {
-    segment: u32,
-    /// Name of the segment's present life; 0 if nobody knows it.
-    serial: u64,
+struct SegmentCursor {
+    segment: SegmentId,
+    /// Of the segment's present use; none if it is not known.
+    incarnation: Incarnation,
     block: u32,
     /// Claims and pieces of the map in it that no record has agreed with.
     missing: usize,
@@ -76,89 +77,91 @@ impl<'a> Walk<'a> {
 
     /// Walks through all segments that something is claimed to be in.
     pub fn run(&mut self, progress: CheckProgress<'_>) -> Result<(), Errno> {
-        let waiting: Vec<Lane> = self.lanes();
+        let waiting: Vec<SegmentCursor> = self.cursors();
         let total = waiting.len() as u64;
         let mut waiting = waiting.into_iter();
-        let mut lanes: Vec<Lane> = waiting.by_ref().take(LANES).collect();
+        let mut cursors: Vec<SegmentCursor> = waiting.by_ref().take(CURSORS).collect();
         let segment_bytes = self.loaded.shape.segment_bytes();
-        while !lanes.is_empty() {
-            self.read_headers(&mut lanes);
+        while !cursors.is_empty() {
+            self.read_headers(&mut cursors);
             let mut payloads = Vec::new();
-            for lane in &mut lanes {
-                payloads.extend(self.step(lane));
+            for cursor in &mut cursors {
+                payloads.extend(self.step(cursor));
             }
             self.compare(&mut payloads);
-            let finished = |lane: &mut Lane| {
-                lane.missing == 0 || lane.block >= self.loaded.shape.segment_blocks
+            let finished = |cursor: &mut SegmentCursor| {
+                cursor.missing == 0 || cursor.block >= self.loaded.shape.segment_blocks
             };
-            let done = lanes.extract_if(.., finished).count();
-            lanes.extend(waiting.by_ref().take(done));
-            let left = (lanes.len() + waiting.len()) as u64;
+            let done = cursors.extract_if(.., finished).count();
+            cursors.extend(waiting.by_ref().take(done));
+            let left = (cursors.len() + waiting.len()) as u64;
             progress((total - left) * segment_bytes, total * segment_bytes);
         }
         Ok(())
     }
 
-    fn lanes(&self) -> Vec<Lane> {
+    fn cursors(&self) -> Vec<SegmentCursor> {
         let shape = self.loaded.shape;
-        let lane = |(segment, known): (u32, crate::log::segments::Segment)| {
+        let cursor = |(segment, known): (SegmentId, crate::log::segments::Segment)| {
             let addresses = self.addresses(segment);
             let claims = &self.claims.blocks[self.claims.blocks_in(addresses.clone())];
             let missing = claims.chunk_by(|a, b| a.address == b.address).count()
                 + self.claims.pieces_in(addresses).len();
-            let serial = known.serial;
+            let incarnation = known.incarnation;
             let header = AlignedBuf::zeroed(if missing > 0 { BLOCK_BYTES } else { 0 });
-            Lane { segment, serial, block: 0, missing, lost: false, header }
+            SegmentCursor { segment, incarnation, block: 0, missing, lost: false, header }
         };
         let used =
             self.loaded.segments.iter().filter(|(segment, _)| {
                 u64::from(shape.address(*segment, 0).get()) < self.file_blocks
             });
-        used.map(lane).filter(|lane| lane.missing > 0).collect()
+        used.map(cursor).filter(|cursor| cursor.missing > 0).collect()
     }
 
-    fn addresses(&self, segment: u32) -> Range<u32> {
+    fn addresses(&self, segment: SegmentId) -> Range<u32> {
         let start = self.loaded.shape.address(segment, 0).get();
         // The last segment may end where addresses do.
         start..start.saturating_add(self.loaded.shape.segment_blocks)
     }
 
-    fn address(&self, lane: &Lane) -> Address {
-        self.loaded.shape.address(lane.segment, lane.block)
+    fn address(&self, cursor: &SegmentCursor) -> Address {
+        self.loaded.shape.address(cursor.segment, cursor.block)
     }
 
-    /// Reads the block that each lane has come to. What cannot be read holds nothing.
-    fn read_headers(&mut self, lanes: &mut [Lane]) {
+    /// Reads the block that each cursor has come to. What cannot be read holds nothing.
+    fn read_headers(&mut self, cursors: &mut [SegmentCursor]) {
         let shape = self.loaded.shape;
-        let mut reads: Vec<(FileOffset, &mut [u8])> = lanes
+        let mut reads: Vec<(FileOffset, &mut [u8])> = cursors
             .iter_mut()
-            .map(|lane| (shape.address(lane.segment, lane.block).offset(), &mut *lane.header))
+            .map(|cursor| {
+                (shape.address(cursor.segment, cursor.block).offset(), &mut *cursor.header)
+            })
             .collect();
         if self.reader.read_many(&mut reads).is_ok() {
             return;
         }
-        for lane in lanes {
-            let offset = shape.address(lane.segment, lane.block).offset();
-            if self.reader.read(offset, &mut lane.header).is_err() {
-                lane.header.fill(0);
+        for cursor in cursors {
+            let offset = shape.address(cursor.segment, cursor.block).offset();
+            if self.reader.read(offset, &mut cursor.header).is_err() {
+                cursor.header.fill(0);
             }
         }
     }
 
-    /// Looks at the record that a lane has come to, and moves the lane on.
-    fn step(&mut self, lane: &mut Lane) -> Option<Payload> {
+    /// Looks at the record that a cursor has come to, and moves the cursor on.
+    fn step(&mut self, cursor: &mut SegmentCursor) -> Option<Payload> {
         let mut entries = std::mem::take(&mut self.entries);
-        let header = self.loaded.codec.decode(&lane.header, &mut entries);
-        let header = header.filter(|header| self.belongs(lane, header));
+        let header = self.loaded.codec.decode(&cursor.header, &mut entries);
+        let header = header.filter(|header| self.belongs(cursor, header));
         let payload = match header {
             Some(header) => {
-                let payload = self.agree(lane, &entries);
-                lane.lost = false;
-                lane.block += header.record_blocks();
+                let payload = self.agree(cursor, &entries);
+                cursor.lost = false;
+                cursor.block += header.record_blocks();
                 payload
             }
             None => {
-                self.search(lane);
+                self.search(cursor);
                 None
             }
         };
@@ -166,53 +169,53 @@ impl<'a> Walk<'a> {
         payload
     }
 
-    fn belongs(&self, lane: &Lane, header: &Header) -> bool {
-        let end = u64::from(lane.block) + u64::from(header.record_blocks());
-        header.position == lane.block
-            && (header.serial == lane.serial || lane.serial == 0)
+    fn belongs(&self, cursor: &SegmentCursor, header: &Header) -> bool {
+        let end = u64::from(cursor.block) + u64::from(header.record_blocks());
+        header.position == cursor.block
+            && (header.incarnation == cursor.incarnation || cursor.incarnation.is_none())
             && end <= u64::from(self.loaded.shape.segment_blocks)
     }
 
-    /// There is no record here, and something is missing: the lane goes on at the next block that
+    /// There is no record here, and something is missing: the cursor goes on at the next block that
     /// the host has.
-    fn search(&mut self, lane: &mut Lane) {
-        if !lane.lost {
-            let offset = self.address(lane).offset().get();
+    fn search(&mut self, cursor: &mut SegmentCursor) {
+        if !cursor.lost {
+            let offset = self.address(cursor).offset().get();
             self.report.error(format!(
                 "{}: there is no record at file offset {offset}, and {} blocks of segment {} have \
                  not been found before it",
-                self.name, lane.missing, lane.segment
+                self.name, cursor.missing, cursor.segment
             ));
-            lane.lost = true;
+            cursor.lost = true;
         }
-        lane.block += 1;
-        let addresses = self.addresses(lane.segment);
-        let next = u64::from(addresses.start) + u64::from(lane.block);
+        cursor.block += 1;
+        let addresses = self.addresses(cursor.segment);
+        let next = u64::from(addresses.start) + u64::from(cursor.block);
         let from = FileOffset::new(next * BLOCK_BYTES as u64);
         let found = self.file.next_data(from).ok().flatten();
         let block = found.map_or(u64::MAX, |range| range.start.get() / BLOCK_BYTES as u64);
         let skip = block.max(next) - u64::from(addresses.start);
-        lane.block = skip.min(u64::from(self.loaded.shape.segment_blocks)) as u32;
+        cursor.block = skip.min(u64::from(self.loaded.shape.segment_blocks)) as u32;
     }
 
     /// Compares what a record says with what the map says.
-    fn agree(&mut self, lane: &mut Lane, entries: &[Entry]) -> Option<Payload> {
-        let mut at = self.address(lane).get();
+    fn agree(&mut self, cursor: &mut SegmentCursor, entries: &[Entry]) -> Option<Payload> {
+        let mut at = self.address(cursor).get();
         let mut live = Vec::new();
         for entry in entries {
             at = at.saturating_add(1);
             match *entry {
                 Entry::Data { lba, checksum } | Entry::Moved { lba, checksum, .. } => {
-                    live.extend(self.agree_block(lane, at, lba, checksum));
+                    live.extend(self.agree_block(cursor, at, lba, checksum));
                 }
                 Entry::Leaf { leaf, checksum } => {
                     let known = self.loaded.leaves.get(&leaf);
                     let same = known == Some(&(Address::new(at), checksum));
-                    self.agree_piece(lane, at, Some(leaf), same);
+                    self.agree_piece(cursor, at, Some(leaf), same);
                 }
                 Entry::Root { checksum, .. } => {
                     let same = self.loaded.superblock.root.checksum == checksum;
-                    self.agree_piece(lane, at, None, same);
+                    self.agree_piece(cursor, at, None, same);
                 }
                 Entry::Trim { .. } | Entry::Next { .. } => {}
             }
@@ -222,25 +225,31 @@ impl<'a> Walk<'a> {
     }
 
     /// The number of the claim, if the block is live.
-    fn agree_block(&mut self, lane: &mut Lane, at: u32, lba: u64, sum: u32) -> Option<usize> {
+    fn agree_block(
+        &mut self,
+        cursor: &mut SegmentCursor,
+        at: u32,
+        lba: u64,
+        sum: u32,
+    ) -> Option<usize> {
         let claims = self.claims.blocks_in(at..at + 1);
         let first = claims.start;
         if claims.is_empty() {
             return None;
         }
         if !self.claims.found[first] {
-            lane.missing -= 1;
+            cursor.missing -= 1;
         }
         let agreed = claims.clone().find(|claim| u64::from(self.claims.blocks[*claim].lba) == lba);
         for claim in claims {
             self.claims.found[claim] = true;
             let claimed = u64::from(self.claims.blocks[claim].lba);
-            let word = self.loaded.map.get(claimed);
+            let map_entry = self.loaded.map.get(claimed);
             if Some(claim) != agreed {
-                let block = block_name(claimed, word);
+                let block = block_name(claimed, map_entry);
                 self.report.error(format!("{}: {block}: LBA {lba} is there", self.name));
-            } else if word.checksum() != sum {
-                let block = block_name(claimed, word);
+            } else if map_entry.checksum() != sum {
+                let block = block_name(claimed, map_entry);
                 self.report.error(format!(
                     "{}: {block}: the checksums in map and record differ",
                     self.name
@@ -250,12 +259,12 @@ impl<'a> Walk<'a> {
         agreed
     }
 
-    fn agree_piece(&mut self, lane: &mut Lane, at: u32, leaf: Option<u32>, same: bool) {
+    fn agree_piece(&mut self, cursor: &mut SegmentCursor, at: u32, leaf: Option<u32>, same: bool) {
         for index in self.claims.pieces_in(at..at + 1) {
             let piece = &mut self.claims.pieces[index];
             if !piece.found {
                 piece.found = true;
-                lane.missing -= 1;
+                cursor.missing -= 1;
             }
             if !same || piece.leaf != leaf {
                 let offset = Address::new(at).offset().get();
@@ -288,21 +297,21 @@ impl<'a> Walk<'a> {
                 let at = (self.claims.blocks[claim].address - payload.first) as usize * BLOCK_BYTES;
                 let block = &mut payload.buffer[at..at + BLOCK_BYTES];
                 let lba = u64::from(self.claims.blocks[claim].lba);
-                let word = self.loaded.map.get(lba);
+                let map_entry = self.loaded.map.get(lba);
                 let read = if all_read {
                     Ok(())
                 } else {
-                    self.reader.read(word.address().offset(), block)
+                    self.reader.read(map_entry.address().offset(), block)
                 };
                 let why = match read {
-                    Ok(()) if crc32c::crc32c(block) == word.checksum() => {
+                    Ok(()) if crc32c::crc32c(block) == map_entry.checksum() => {
                         self.report.readable_bytes += BLOCK_BYTES as u64;
                         continue;
                     }
                     Ok(()) => "its checksum does not fit".into(),
                     Err(errno) => format!("it cannot be read: {errno}"),
                 };
-                let block = block_name(lba, word);
+                let block = block_name(lba, map_entry);
                 self.report.error(format!("{}: {block}: {why}", self.name));
             }
         }
@@ -316,15 +325,15 @@ impl<'a> Walk<'a> {
                 continue;
             }
             let lba = u64::from(self.claims.blocks[claim].lba);
-            let word = self.loaded.map.get(lba);
+            let map_entry = self.loaded.map.get(lba);
             let mut state = "";
             if self.data {
-                let read = self.reader.read(word.address().offset(), &mut buffer);
-                let whole = read.is_ok() && crc32c::crc32c(&buffer) == word.checksum();
+                let read = self.reader.read(map_entry.address().offset(), &mut buffer);
+                let whole = read.is_ok() && crc32c::crc32c(&buffer) == map_entry.checksum();
                 state = if whole { "; its data is whole" } else { "; its data is damaged" };
                 self.report.readable_bytes += if whole { BLOCK_BYTES as u64 } else { 0 };
             }
-            let block = block_name(lba, word);
+            let block = block_name(lba, map_entry);
             self.report.error(format!("{}: {block}: no record says so{state}", self.name));
         }
         for piece in self.claims.pieces.iter().filter(|piece| !piece.found) {

@@ -1,8 +1,8 @@
 //! A model of everything that opens, fills and frees segments, without a file: the real books
-//! (`Tail`, `SegmentTable`, `BlockMap`) and the real decisions, and a keeper that moves words instead
-//! of blocks. It begins with segments that are filled in any way that the reserves allow, does
-//! whatever comes, and fails when anybody is told that there is no room: live data is never more than
-//! the disk's size.
+//! (`AppendState`, `SegmentTable`, `BlockMap`) and the real decisions, and a maintenance worker
+//! that moves map entries instead of blocks. It begins with segments that are filled in any way
+//! that the reserves allow, takes random steps, and fails when a request is told that there is no
+//! room: live data is never more than the disk's size.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,30 +10,31 @@ use std::sync::Arc;
 use fastrand::Rng;
 
 use super::*;
-use crate::log::address::{Address, Word};
+use crate::log::address::{Address, MapEntry};
+use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::map::{BlockMap, LEAF_BLOCKS};
-use crate::log::policy::{CLASS_CLEANED, CLASS_COLD, CLASS_MAP, CLASSES};
+use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::log::record::{Entry, LEAF_ON_DISK_BLOCKS};
 use crate::log::segments::{Segment, SegmentTable, State};
 use crate::log::superblock::HeadPlace;
-use crate::log::tail::{Draft, Head, News, Refusal, Tail};
 use crate::waker::Waker;
 
-/// Steps of the keeper for one record, after which it counts as going in circles.
+/// Steps of the maintenance worker for one record, after which it counts as going in circles.
 const CIRCLE_STEPS: u32 = 2000;
 
 #[derive(Clone, Copy)]
-struct Output {
-    segment: u32,
+struct CopyStream {
+    segment: SegmentId,
     block: u32,
 }
 
 struct Model {
-    tail: Tail,
+    state: AppendState,
     map: BlockMap,
     blocks: u64,
     waker: Arc<Waker>,
-    outputs: [Option<Output>; CLASSES],
+    copy_streams: [Option<CopyStream>; LIFETIMES],
     leaves: BTreeMap<u32, Address>,
     root: Option<(Address, u32)>,
     random: Rng,
@@ -59,14 +60,15 @@ impl Model {
             _ => random.u64(200..4000),
         };
         let limit = shape.segments_for(blocks).unwrap();
-        let mut tail = Tail::new(shape, SegmentTable::new(shape, limit, 1), 1);
-        tail.disk_leaves = blocks.div_ceil(LEAF_BLOCKS);
+        let mut state =
+            AppendState::new(shape, SegmentTable::new(shape, limit, 1), Sequence::FIRST);
+        state.disk_leaves = blocks.div_ceil(LEAF_BLOCKS);
         let mut model = Self {
-            tail,
+            state,
             map: BlockMap::default(),
             blocks,
             waker: Arc::new(Waker::new().unwrap()),
-            outputs: [None; CLASSES],
+            copy_streams: [None; LIFETIMES],
             leaves: BTreeMap::new(),
             root: None,
             random,
@@ -78,7 +80,7 @@ impl Model {
     }
 
     fn fill(&mut self) {
-        let shape = self.tail.shape;
+        let shape = self.state.shape;
         let mut lbas: Vec<u64> = (0..self.blocks).collect();
         self.random.shuffle(&mut lbas);
         lbas.truncate(self.random.usize(..=lbas.len()));
@@ -87,7 +89,7 @@ impl Model {
         let heads = shape.streams;
         let mut number = 1;
         while !lbas.is_empty() {
-            let available = self.tail.segments.limit() - number;
+            let available = self.state.segments.limit() - number;
             let spare = available.saturating_sub(self.kept() + heads);
             let count = match self.random.u8(..5) {
                 // No room for waste.
@@ -103,22 +105,30 @@ impl Model {
                 break;
             }
             let taken = lbas.split_off(lbas.len().saturating_sub(count as usize));
-            let class = self.random.u8(..=CLASS_COLD);
+            let lifetime = self.random.u8(..=LIFETIME_COLD);
             let live = taken.len() as u32;
-            let held = self.random.bool();
+            let pinned = self.random.bool();
             let state = State::Sealed;
-            let segment = Segment { state, class, serial: 1, live, held, ..Segment::default() };
-            self.tail.segments.set(number, segment);
+            let segment = Segment {
+                state,
+                lifetime,
+                incarnation: Incarnation::new(0, 1),
+                live,
+                pinned,
+                ..Segment::default()
+            };
+            self.state.segments.set(SegmentId::new(number), segment);
             for (block, lba) in (1..).zip(taken) {
-                self.map.replace(lba, Word::new(shape.address(number, block), 1));
+                self.map
+                    .replace(lba, MapEntry::new(shape.address(SegmentId::new(number), block), 1));
             }
             number += 1;
         }
-        self.tail.segments.settle();
+        self.state.segments.rebuild_lists();
     }
 
     fn kept(&self) -> u32 {
-        self.tail.reserve(&self.map, false).left_by(Opener::Write)
+        self.state.reserve(&self.map, false).left_by(Opener::Write)
     }
 
     /// Heads, and a checkpoint.
@@ -132,17 +142,17 @@ impl Model {
     }
 
     fn available(&self) -> u32 {
-        self.tail.segments.ready()
+        self.state.segments.ready()
     }
 
     fn provide(&mut self) {
-        while let Some(free) = self.tail.segments.take_free() {
-            self.tail.segments.make_ready(free);
+        while let Some(free) = self.state.segments.take_free() {
+            self.state.segments.make_ready(free);
         }
     }
 
     fn reserve(&self) -> Reserve {
-        self.tail.reserve(&self.map, true)
+        self.state.reserve(&self.map, true)
     }
 
     // What guests do.
@@ -150,60 +160,59 @@ impl Model {
     fn place(&mut self, entries: &[Entry], stream: usize) -> Result<(), NoRoom> {
         let payload_blocks = entries.iter().map(|entry| entry.payload_blocks()).sum();
         let only_trims = payload_blocks == 0;
-        let draft = Draft { stream, entries, payload_blocks, bases: &[], only_trims };
+        let draft = Draft { stream, entries, payload_blocks, expected: &[], only_trims };
         for _ in 0..CIRCLE_STEPS {
-            let mut news = News::default();
+            let mut effects = Effects::default();
             let owner = Arc::clone(&self.waker);
-            match self.tail.place(&draft, &self.map, self.blocks, &owner, &mut news) {
+            match self.state.place(&draft, &self.map, self.blocks, &owner, &mut effects) {
                 Ok(placed) => {
-                    let record = placed.header.sequence;
-                    let first = record - u64::from(placed.seal.is_some());
-                    for sequence in first..=record {
-                        self.tail.written(sequence, true, &self.map, &mut news);
+                    let seal = placed.seal.map(|seal| seal.header.sequence);
+                    for sequence in seal.into_iter().chain([placed.header.sequence]) {
+                        self.state.written(sequence, true, &self.map, &mut effects);
                     }
                     return Ok(());
                 }
-                Err(Refusal::Wait) => self.step()?,
+                Err(PlaceError::Wait) => self.step()?,
                 Err(_) => return Err(NoRoom),
             }
         }
-        self.fail("the keeper goes in circles");
+        self.fail("maintenance makes no progress");
     }
 
     fn write(&mut self) -> Result<(), NoRoom> {
-        let most = u64::from(self.tail.shape.record_payload_max()).min(self.blocks);
+        let most = u64::from(self.state.shape.record_payload_max()).min(self.blocks);
         let count = if self.random.u8(..4) == 0 { self.random.u64(1..=most) } else { 1 };
         let first = self.random.u64(..=self.blocks - count);
         let data = |lba| Entry::Data { lba, checksum: 1 };
         let entries: Vec<Entry> = (first..first + count).map(data).collect();
-        let stream = self.random.usize(..self.tail.shape.streams as usize);
+        let stream = self.random.usize(..self.state.shape.streams as usize);
         self.place(&entries, stream)
     }
 
     fn trim(&mut self, most: u64) -> Result<(), NoRoom> {
         let count = self.random.u64(1..=most.min(self.blocks));
         let lba = self.random.u64(..=self.blocks - count);
-        let stream = self.random.usize(..self.tail.shape.streams as usize);
+        let stream = self.random.usize(..self.state.shape.streams as usize);
         self.place(&[Entry::Trim { lba, count: count as u32 }], stream)
     }
 
-    // What the keeper does.
+    // What the maintenance worker does.
 
     fn step(&mut self) -> Result<(), NoRoom> {
-        let (dead, loose) = self.tail.segments.dead();
+        let (dead, freeable) = self.state.segments.dead();
         let view = View {
             reserve: self.reserve(),
             available: self.available(),
-            trim_heads: self.tail.trim_heads(),
+            trim_heads: self.state.trim_heads(),
             dead,
-            loose,
-            map_segments: self.tail.segments.used_for_maps(),
+            freeable,
+            map_segments: self.state.segments.used_for_maps(),
         };
         let done = match view.next_step() {
             Step::Nothing => return Err(NoRoom),
-            Step::FreeLoose => {
-                let loose = self.tail.segments.take_loose_dead();
-                self.release(loose);
+            Step::SyncAndFree => {
+                let freeable = self.state.segments.take_freeable();
+                self.release(freeable);
                 Ok(())
             }
             Step::Checkpoint => self.checkpoint(),
@@ -212,28 +221,28 @@ impl Model {
         };
         match done {
             Ok(()) => Ok(()),
-            Err(NoRoom) if self.tail.segments.dead().0 > 0 => self.checkpoint(),
+            Err(NoRoom) if self.state.segments.dead().0 > 0 => self.checkpoint(),
             Err(NoRoom) => Err(NoRoom),
         }
     }
 
     fn is_tight(&self) -> bool {
-        self.available() + self.tail.trim_heads() <= self.reserve().left_by(Opener::Copy) + 1
+        self.available() + self.state.trim_heads() <= self.reserve().left_by(Opener::Copy) + 1
     }
 
     fn clean_any(&mut self) -> Result<(), NoRoom> {
         self.count("cleaned");
         let done = match self.victim() {
             Some(victim) => {
-                let mut class = self.random.u8(CLASS_CLEANED..=CLASS_COLD);
+                let mut lifetime = self.random.u8(LIFETIME_CLEANED..=LIFETIME_COLD);
                 if self.is_tight() {
-                    class = self.merge(class);
+                    lifetime = self.merge(lifetime);
                 }
-                self.clean(class, victim)
+                self.clean(lifetime, victim)
             }
             None => {
-                let class = self.merge(CLASS_CLEANED);
-                self.victim().ok_or(NoRoom).and_then(|victim| self.clean(class, victim))
+                let lifetime = self.merge(LIFETIME_CLEANED);
+                self.victim().ok_or(NoRoom).and_then(|victim| self.clean(lifetime, victim))
             }
         };
         match done {
@@ -243,102 +252,104 @@ impl Model {
     }
 
     fn is_worth_cleaning(&self, segment: &Segment) -> bool {
-        let shape = self.tail.shape;
+        let shape = self.state.shape;
         segment.state == State::Sealed
             && segment.live + shape.cleaning_gain_min() < shape.data_blocks_packed()
     }
 
     /// Any victim: the argument must not depend on a good choice.
-    fn victim(&mut self) -> Option<u32> {
-        let worth = |(number, it): (u32, Segment)| self.is_worth_cleaning(&it).then_some(number);
-        let all: Vec<u32> = self.tail.segments.iter().filter_map(worth).collect();
+    fn victim(&mut self) -> Option<SegmentId> {
+        let worth =
+            |(number, it): (SegmentId, Segment)| self.is_worth_cleaning(&it).then_some(number);
+        let all: Vec<SegmentId> = self.state.segments.iter().filter_map(worth).collect();
         self.random.choice(all)
     }
 
-    fn merge(&mut self, class: u8) -> u8 {
-        let room = |class: &u8| self.outputs[usize::from(*class)].map(|it| u32::MAX - it.block);
-        let open = (CLASS_CLEANED..=CLASS_COLD).filter(|class| room(class).is_some());
-        let Some(roomiest) = open.max_by_key(room) else { return class };
-        for other in (CLASS_CLEANED..=CLASS_COLD).filter(|other| *other != roomiest) {
-            self.seal_output(other);
+    fn merge(&mut self, lifetime: u8) -> u8 {
+        let room =
+            |lifetime: &u8| self.copy_streams[usize::from(*lifetime)].map(|it| u32::MAX - it.block);
+        let open = (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|lifetime| room(lifetime).is_some());
+        let Some(roomiest) = open.max_by_key(room) else { return lifetime };
+        for other in (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|other| *other != roomiest) {
+            self.seal_copy_stream(other);
         }
         roomiest
     }
 
-    fn seal_output(&mut self, class: u8) {
-        if let Some(output) = self.outputs[usize::from(class)].take() {
-            self.tail.segments.seal(output.segment, 0);
+    fn seal_copy_stream(&mut self, lifetime: u8) {
+        if let Some(copy_stream) = self.copy_streams[usize::from(lifetime)].take() {
+            self.state.segments.seal(copy_stream.segment, 0);
         }
     }
 
-    fn clean(&mut self, class: u8, victim: u32) -> Result<(), NoRoom> {
-        if self.tail.segments.get(victim).class == CLASS_MAP {
+    fn clean(&mut self, lifetime: u8, victim: SegmentId) -> Result<(), NoRoom> {
+        if self.state.segments.get(victim).lifetime == LIFETIME_MAP {
             self.touch_leaves_in(victim);
             return self.checkpoint();
         }
-        let shape = self.tail.shape;
+        let shape = self.state.shape;
         let in_victim = |lba: &u64| {
-            let word = self.map.get(*lba);
-            word.is_mapped() && shape.segment_of(word.address()) == victim
+            let map_entry = self.map.get(*lba);
+            map_entry.is_mapped() && shape.segment_of(map_entry.address()) == victim
         };
         let live: Vec<u64> = (0..self.blocks).filter(in_victim).collect();
         for record in live.chunks(shape.record_payload_max() as usize) {
-            let first = self.append(class, record.len() as u32)?;
-            self.tail.segments.gain(shape.segment_of(first), record.len() as u32);
+            let first = self.append(lifetime, record.len() as u32)?;
+            self.state.segments.gain(shape.segment_of(first), record.len() as u32);
             for (block, lba) in (0..).zip(record) {
                 let old = self.map.get(*lba);
-                self.map.replace(*lba, Word::new(first.forward(block), 1));
-                self.tail.segments.lose(old.address());
+                self.map.replace(*lba, MapEntry::new(first.forward(block), 1));
+                self.state.segments.lose(old.address());
             }
             if self.random.bool() {
                 // As copies in a stream that no superblock names.
-                self.tail.segments.hold(victim);
+                self.state.segments.pin(victim);
             }
         }
         Ok(())
     }
 
     /// A record with so many blocks; the address of the first.
-    fn append(&mut self, class: u8, payload: u32) -> Result<Address, NoRoom> {
-        let shape = self.tail.shape;
-        let old = self.outputs[usize::from(class)];
+    fn append(&mut self, lifetime: u8, payload: u32) -> Result<Address, NoRoom> {
+        let shape = self.state.shape;
+        let old = self.copy_streams[usize::from(lifetime)];
         let fits = old.filter(|it| shape.segment_blocks - 1 - it.block > payload);
-        let mut output = match fits {
-            Some(output) => output,
+        let mut copy_stream = match fits {
+            Some(copy_stream) => copy_stream,
             None => {
-                let opener = if class == CLASS_MAP { Opener::Map } else { Opener::Copy };
-                let reserve = self.tail.reserve(&self.map, old.is_some());
-                if !reserve.may_open(opener, self.available(), self.tail.trim_heads()) {
+                let opener = if lifetime == LIFETIME_MAP { Opener::Map } else { Opener::Copy };
+                let reserve = self.state.reserve(&self.map, old.is_some());
+                if !reserve.may_open(opener, self.available(), self.state.trim_heads()) {
                     return Err(NoRoom);
                 }
-                let (segment, _) = self.tail.segments.open(class).ok_or(NoRoom)?;
-                self.seal_output(class);
-                Output { segment, block: 0 }
+                let (segment, _) = self.state.segments.open(lifetime).ok_or(NoRoom)?;
+                self.seal_copy_stream(lifetime);
+                CopyStream { segment, block: 0 }
             }
         };
-        let first = shape.address(output.segment, output.block + 1);
-        output.block += 1 + payload;
-        self.outputs[usize::from(class)] = Some(output);
+        let first = shape.address(copy_stream.segment, copy_stream.block + 1);
+        copy_stream.block += 1 + payload;
+        self.copy_streams[usize::from(lifetime)] = Some(copy_stream);
         Ok(first)
     }
 
-    fn touch_leaves_in(&mut self, segment: u32) {
-        let shape = self.tail.shape;
+    fn touch_leaves_in(&mut self, segment: SegmentId) {
+        let shape = self.state.shape;
         let inside = self.leaves.iter().filter(|(_, at)| shape.segment_of(**at) == segment);
         inside.for_each(|(leaf, _)| self.map.touch(*leaf));
     }
 
     fn clean_map(&mut self) -> Result<(), NoRoom> {
         self.count("map cleaned");
-        let before = self.tail.segments.used_for_maps();
+        let before = self.state.segments.used_for_maps();
         for _ in 0..3 {
             if !self.touch_sparse() {
                 break;
             }
             self.checkpoint()?;
-            let loose = self.tail.segments.take_loose_dead();
-            self.release(loose);
-            if self.tail.segments.used_for_maps() < before {
+            let freeable = self.state.segments.take_freeable();
+            self.release(freeable);
+            if self.state.segments.used_for_maps() < before {
                 return Ok(());
             }
         }
@@ -346,9 +357,10 @@ impl Model {
     }
 
     fn touch_sparse(&mut self) -> bool {
-        let of_map = |it: &Segment| it.class == CLASS_MAP && self.is_worth_cleaning(it);
-        let sparse = self.tail.segments.iter().filter(|(_, it)| of_map(it));
-        let mut sparse: Vec<(u32, u32)> = sparse.map(|(number, it)| (it.live, number)).collect();
+        let of_map = |it: &Segment| it.lifetime == LIFETIME_MAP && self.is_worth_cleaning(it);
+        let sparse = self.state.segments.iter().filter(|(_, it)| of_map(it));
+        let mut sparse: Vec<(u32, SegmentId)> =
+            sparse.map(|(number, it)| (it.live, number)).collect();
         sparse.sort_unstable();
         let most = self.reserve().leaves;
         let mut any = false;
@@ -364,66 +376,68 @@ impl Model {
 
     fn checkpoint(&mut self) -> Result<(), NoRoom> {
         self.count("checkpoints");
-        let closed = self.tail.segments.closed();
-        let dead = self.tail.segments.take_dead();
+        let closed = self.state.segments.closed();
+        let dead = self.state.segments.take_dead();
         let changed = self.map.take_changed(self.blocks);
         let mut outdated = Vec::new();
         let per_record =
-            (self.tail.shape.record_payload_max() / LEAF_ON_DISK_BLOCKS).max(1) as usize;
+            (self.state.shape.record_payload_max() / LEAF_ON_DISK_BLOCKS).max(1) as usize;
         for record in changed.chunks(per_record) {
             let payload = record.len() as u32 * LEAF_ON_DISK_BLOCKS;
-            let Ok(mut at) = self.append(CLASS_MAP, payload) else {
+            let Ok(mut at) = self.append(LIFETIME_MAP, payload) else {
                 self.fail("no room for a checkpoint");
             };
-            self.tail.segments.gain(self.tail.shape.segment_of(at), payload);
+            self.state.segments.gain(self.state.shape.segment_of(at), payload);
             for leaf in record {
                 let old = self.leaves.insert(*leaf, at);
                 outdated.extend(old.map(|old| (old, LEAF_ON_DISK_BLOCKS)));
                 at = at.forward(LEAF_ON_DISK_BLOCKS);
             }
         }
-        let used = u64::from(self.tail.segments.used()) + 1;
+        let used = u64::from(self.state.segments.used()) + 1;
         let blocks = shape::root_blocks(self.leaves.len() as u64, used) as u32;
-        let Ok(root) = self.append(CLASS_MAP, blocks) else {
+        let Ok(root) = self.append(LIFETIME_MAP, blocks) else {
             self.fail("no room for a root");
         };
-        self.tail.segments.gain(self.tail.shape.segment_of(root), blocks);
+        self.state.segments.gain(self.state.shape.segment_of(root), blocks);
         outdated.extend(self.root.replace((root, blocks)));
-        self.tail.segments.let_go(&closed);
+        self.state.segments.unpin(&closed);
         for (at, blocks) in outdated {
-            self.tail.segments.lose_many(self.tail.shape.segment_of(at), blocks);
+            self.state.segments.lose_many(self.state.shape.segment_of(at), blocks);
         }
         self.release(dead);
         Ok(())
     }
 
-    fn release(&mut self, dead: Vec<u32>) {
+    fn release(&mut self, dead: Vec<SegmentId>) {
         let keep = self.random.u32(..9);
-        let free = self.tail.segments.release_dead(dead, keep);
-        self.tail.segments.add_free(&free);
+        let free = self.state.segments.release_dead(dead, keep);
+        self.state.segments.add_free(&free);
         self.provide();
     }
 
     /// After a failed record or a crash: heads end, and new ones take their place.
     fn restart(&mut self) -> Result<(), NoRoom> {
         self.count("restarts");
-        let loose = self.tail.segments.take_loose_dead();
-        self.release(loose);
-        for stream in 0..self.tail.shape.streams as usize {
-            let old = self.tail.heads[stream].place;
-            self.tail.heads[stream].for_trims = false;
-            if self.tail.segments.get(old.segment).state == State::Open && old.serial > 0 {
-                self.tail.segments.seal(old.segment, 0);
+        let freeable = self.state.segments.take_freeable();
+        self.release(freeable);
+        for stream in 0..self.state.shape.streams as usize {
+            let old = self.state.heads[stream].place;
+            self.state.heads[stream].for_trims = false;
+            if self.state.segments.get(old.segment).state == State::Open
+                && !old.incarnation.is_none()
+            {
+                self.state.segments.seal(old.segment, 0);
             }
         }
-        for stream in 0..self.tail.shape.streams as usize {
-            let heads = self.tail.trim_heads();
+        for stream in 0..self.state.shape.streams as usize {
+            let heads = self.state.trim_heads();
             let for_trims = !self.reserve().may_open(Opener::Write, self.available(), heads);
-            let (segment, serial) = self.tail.segments.open(stream as u8).ok_or(NoRoom)?;
-            let place = HeadPlace { serial, segment, block: 0 };
-            self.tail.heads[stream] = Head { place, has_space: true, for_trims };
+            let (segment, incarnation) = self.state.segments.open(stream as u8).ok_or(NoRoom)?;
+            let place = HeadPlace { incarnation, segment, block: 0 };
+            self.state.heads[stream] = Head { place, has_space: true, for_trims };
         }
-        if self.tail.segments.used_for_maps() > self.reserve().map_full {
+        if self.state.segments.used_for_maps() > self.reserve().map_full {
             self.touch_sparse();
         }
         self.checkpoint()
@@ -431,29 +445,29 @@ impl Model {
 
     /// The image is closed and opened again, or its daemon dies.
     fn reopen(&mut self, crashed: bool) -> Result<(), NoRoom> {
-        (0..CLASSES as u8).for_each(|class| self.seal_output(class));
+        (0..LIFETIMES as u8).for_each(|lifetime| self.seal_copy_stream(lifetime));
         if crashed {
             return self.restart();
         }
         self.checkpoint()?;
-        (0..CLASSES as u8).for_each(|class| self.seal_output(class));
-        self.tail.find_trim_heads(&self.map);
+        (0..LIFETIMES as u8).for_each(|lifetime| self.seal_copy_stream(lifetime));
+        self.state.find_trim_heads(&self.map);
         Ok(())
     }
 
     fn fail(&self, why: &str) -> ! {
-        let state = |(number, it): (u32, Segment)| {
-            format!("{number}:{:?}/{}/{}", it.state, it.class, it.live)
+        let state = |(number, it): (SegmentId, Segment)| {
+            format!("{number}:{:?}/{}/{}", it.state, it.lifetime, it.live)
         };
         let segments: Vec<String> =
-            self.tail.segments.iter().filter(|it| it.1.state != State::Free).map(state).collect();
+            self.state.segments.iter().filter(|it| it.1.state != State::Free).map(state).collect();
         panic!(
             "{why}: {:?}, {} of {} blocks live, {} available, {} trim heads, {:?}, {:?}, {segments:?}",
-            self.tail.shape,
+            self.state.shape,
             self.map.mapped(),
             self.blocks,
             self.available(),
-            self.tail.trim_heads(),
+            self.state.trim_heads(),
             self.reserve(),
             self.counts,
         );

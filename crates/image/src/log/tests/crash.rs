@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_fileio::sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
 
-use super::driver::{Mix, Rig, Setup, contents_read_only, without_history};
-use super::oracle::{End, Stamp, Story};
+use super::fixture::{Fixture, Mix, Setup, contents_read_only, without_history};
+use super::history_model::{End, HistoryModel, Stamp};
 
 /// Crashes that have been looked at, by all tests of a process.
 pub static CRASHES: AtomicU64 = AtomicU64::new(0);
 
 /// Looks at what a power cut has left, without opening it for writing.
-pub fn look(disk: &SimDisk, story: &Story, moment: Moment) -> Vec<Stamp> {
+pub fn look(disk: &SimDisk, model: &HistoryModel, moment: Moment) -> Vec<Stamp> {
     CRASHES.fetch_add(1, Ordering::Relaxed);
     let seen = contents_read_only(disk).unwrap();
-    story.judge(&seen, moment, End::PowerCut).unwrap();
+    model.judge(&seen, moment, End::PowerCut).unwrap();
     seen
 }
 
@@ -23,34 +23,34 @@ pub fn look(disk: &SimDisk, story: &Story, moment: Moment) -> Vec<Stamp> {
 pub fn recover(
     disk: &SimDisk,
     setup: Setup,
-    story: &Story,
+    model: &HistoryModel,
     moment: Moment,
     end: End,
     seed: u64,
-) -> Rig {
+) -> Fixture {
     CRASHES.fetch_add(1, Ordering::Relaxed);
     let seen = contents_read_only(disk).unwrap();
-    story.judge(&seen, moment, end).unwrap();
-    let next = Story::new(seen.clone(), story.next_stamp());
-    let rig = Rig::open(disk, setup, next, seed).unwrap();
-    assert_eq!(rig.contents(), seen, "what a reader saw, and what recovery made of it");
-    rig.audit();
-    rig
+    model.judge(&seen, moment, end).unwrap();
+    let next = HistoryModel::new(seen.clone(), model.next_stamp());
+    let fixture = Fixture::open(disk, setup, next, seed).unwrap();
+    assert_eq!(fixture.contents(), seen, "what a reader saw, and what recovery made of it");
+    fixture.audit();
+    fixture
 }
 
 /// The image goes on: it is written, closed, and opened again.
-pub fn go_on(mut rig: Rig, requests: u32) {
-    rig.run(requests);
-    rig.check();
-    let mut rig = rig.reopen().unwrap();
-    rig.check();
+pub fn go_on(mut fixture: Fixture, requests: u32) {
+    fixture.run(requests);
+    fixture.check();
+    let mut fixture = fixture.reopen().unwrap();
+    fixture.check();
 }
 
 /// What is at `moment` must lead to something right, by every fate given.
 fn crash_everywhere(
     disk: &SimDisk,
     setup: Setup,
-    story: &Story,
+    model: &HistoryModel,
     moments: impl Iterator<Item = Moment>,
     fates: impl Fn(usize) -> Vec<Fate>,
 ) -> usize {
@@ -60,9 +60,9 @@ fn crash_everywhere(
             let told = format!("{fate:?} at {moment:?}");
             let crashed = disk.crash_at(moment, &mut fate.clone());
             let guard = Tell(told);
-            let rig = recover(&crashed, setup, story, moment, End::PowerCut, index as u64);
+            let fixture = recover(&crashed, setup, model, moment, End::PowerCut, index as u64);
             if index % 23 == 0 {
-                go_on(rig, 25);
+                go_on(fixture, 25);
             }
             drop(guard);
             count += 1;
@@ -100,33 +100,33 @@ pub fn some_moments(disk: &SimDisk, count: usize) -> impl Iterator<Item = Moment
 /// A short run, cut at every moment.
 pub fn short_run(seed: u64, fates: impl Fn(usize) -> Vec<Fate>) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = setup.rig(seed);
-    rig.disk.set_schedule(Schedule::Shuffled { seed });
-    rig.guests().mix = Mix { flush_percent: 12, ..Mix::on(40) };
-    rig.run(60);
-    rig.checkpoint().unwrap();
-    rig.run(30);
-    let (disk, story) = rig.close();
-    crash_everywhere(&disk, setup, &story, disk.crash_points(), fates);
+    let mut fixture = setup.fixture(seed);
+    fixture.disk.set_schedule(Schedule::Shuffled { seed });
+    fixture.guests().mix = Mix { flush_percent: 12, ..Mix::on(40) };
+    fixture.run(60);
+    fixture.checkpoint().unwrap();
+    fixture.run(30);
+    let (disk, model) = fixture.close();
+    crash_everywhere(&disk, setup, &model, disk.crash_points(), fates);
 }
 
 /// A very small image, cut at every moment many times: what a soak does most of.
 pub fn tiny_run(seed: u64) {
     let setup = Setup { blocks: 40, split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = setup.rig(seed);
-    rig.disk.set_schedule(Schedule::Shuffled { seed });
-    rig.guests().mix = Mix { flush_percent: 15, zero_percent: 30, ..Mix::on(24) };
-    rig.run(40);
-    rig.checkpoint().unwrap();
-    rig.run(40);
-    let (disk, story) = if seed.is_multiple_of(3) { rig.close() } else { rig.abandon() };
+    let mut fixture = setup.fixture(seed);
+    fixture.disk.set_schedule(Schedule::Shuffled { seed });
+    fixture.guests().mix = Mix { flush_percent: 15, zero_percent: 30, ..Mix::on(24) };
+    fixture.run(40);
+    fixture.checkpoint().unwrap();
+    fixture.run(40);
+    let (disk, model) = if seed.is_multiple_of(3) { fixture.close() } else { fixture.abandon() };
     for (index, moment) in disk.crash_points().enumerate() {
         for fate in three_fates(index + seed as usize * 1000) {
             let _tell = Tell(format!("{fate:?} at {moment:?}"));
             let crashed = disk.crash_at(moment, &mut fate.clone());
             match index % 16 {
-                0 => drop(recover(&crashed, setup, &story, moment, End::PowerCut, seed)),
-                _ => drop(look(&crashed, &story, moment)),
+                0 => drop(recover(&crashed, setup, &model, moment, End::PowerCut, seed)),
+                _ => drop(look(&crashed, &model, moment)),
             }
         }
     }
@@ -151,11 +151,11 @@ fn short_runs_survive_every_power_cut() {
 #[test]
 fn every_subset_of_what_is_undecided_is_survived() {
     let setup = Setup { split: true, ..Setup::default() };
-    let mut rig = setup.rig(7);
-    rig.disk.set_schedule(Schedule::Shuffled { seed: 7 });
-    rig.guests().mix = Mix { flush_percent: 25, depth: 4, ..Mix::on(12) };
-    rig.run(40);
-    let (disk, story) = rig.abandon();
+    let mut fixture = setup.fixture(7);
+    fixture.disk.set_schedule(Schedule::Shuffled { seed: 7 });
+    fixture.guests().mix = Mix { flush_percent: 25, depth: 4, ..Mix::on(12) };
+    fixture.run(40);
+    let (disk, model) = fixture.abandon();
     for moment in disk.crash_points() {
         let Some(crashes) = disk.every_crash_at(moment).filter(|_| disk.undecided_at(moment) <= 6)
         else {
@@ -163,31 +163,31 @@ fn every_subset_of_what_is_undecided_is_survived() {
         };
         for (index, crashed) in crashes.enumerate() {
             let _tell = Tell(format!("subset {index} at {moment:?}"));
-            drop(recover(&crashed, setup, &story, moment, End::PowerCut, 0));
+            drop(recover(&crashed, setup, &model, moment, End::PowerCut, 0));
         }
     }
 }
 
-/// One power cut after the other, on a host that only claims to discard: what an earlier session left
-/// behind the end is never taken for what a later one wrote.
+/// One power cut after the other, on a host that only claims to discard: what an earlier session
+/// left behind the end is never taken for what a later one wrote.
 pub fn cuts_in_a_row(seed: u64) {
     let setup = Setup { blocks: 40, split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = setup.rig(seed);
+    let mut fixture = setup.fixture(seed);
     for round in 0..16 {
-        rig.disk.inject(Fault::lose().on(Call::Punch).always());
-        rig.disk.set_schedule(Schedule::Shuffled { seed });
-        rig.guests().mix = Mix { flush_percent: 3, depth: 12, ..Mix::writes(0..40) };
-        let requests = rig.guests().random.u32(0..9);
-        rig.run(requests);
-        let opened = rig.opened;
-        let (disk, story) = rig.abandon();
+        fixture.disk.inject(Fault::lose().on(Call::Punch).always());
+        fixture.disk.set_schedule(Schedule::Shuffled { seed });
+        fixture.guests().mix = Mix { flush_percent: 3, depth: 12, ..Mix::writes(0..40) };
+        let requests = fixture.guests().random.u32(0..9);
+        fixture.run(requests);
+        let opened = fixture.opened;
+        let (disk, model) = fixture.abandon();
         let later: Vec<Moment> = disk.crash_points().filter(|it| *it >= opened).collect();
         let mut random = fastrand::Rng::with_seed(seed * 100 + round);
         let moment = later[random.usize(..later.len())];
         let _tell = Tell(format!("round {round}, cut at {moment:?}"));
         let crashed = disk.crash_at(moment, &mut Fate::seeded(seed * 100 + round));
         crashed.inject(Fault::lose().on(Call::Punch).always());
-        rig = recover(&crashed, setup, &story, moment, End::PowerCut, seed + round);
+        fixture = recover(&crashed, setup, &model, moment, End::PowerCut, seed + round);
     }
 }
 
@@ -200,31 +200,31 @@ fn what_an_earlier_session_left_is_not_taken_for_what_a_later_one_wrote() {
 }
 
 /// A run long enough that segments are cleaned and used again several times.
-fn cleaned_run(setup: Setup, seed: u64) -> Rig {
-    let mut rig = setup.rig(seed);
-    rig.guests().mix = Mix::writes(0..setup.blocks);
-    rig.run(setup.blocks as u32 * 4);
-    rig.flush().unwrap();
-    let rig = rig.reopen().unwrap();
-    rig.disk.set_schedule(Schedule::Shuffled { seed });
-    rig
+fn cleaned_run(setup: Setup, seed: u64) -> Fixture {
+    let mut fixture = setup.fixture(seed);
+    fixture.guests().mix = Mix::writes(0..setup.blocks);
+    fixture.run(setup.blocks as u32 * 4);
+    fixture.flush().unwrap();
+    let fixture = fixture.reopen().unwrap();
+    fixture.disk.set_schedule(Schedule::Shuffled { seed });
+    fixture
 }
 
 /// Power is cut while segments are cleaned and used again.
 pub fn cleaning(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-    let (disk, story) = cleaned_run(setup, seed).close();
-    let story = Story::new(story.latest(), story.next_stamp());
+    let (disk, model) = cleaned_run(setup, seed).close();
+    let model = HistoryModel::new(model.latest(), model.next_stamp());
     let disk = without_history(&disk);
     disk.set_schedule(Schedule::Shuffled { seed });
-    let mut rig = Rig::open(&disk, setup, story, seed).unwrap();
-    rig.guests().mix = Mix { depth: 6, ..Mix::on(setup.blocks) };
-    let before = rig.core.tail().totals.relocated_blocks;
-    rig.run(500);
-    assert!(rig.core.tail().totals.relocated_blocks > before + 50);
-    rig.check();
-    let (disk, story) = rig.abandon();
-    crash_everywhere(&disk, setup, &story, some_moments(&disk, moments), one_fate);
+    let mut fixture = Fixture::open(&disk, setup, model, seed).unwrap();
+    fixture.guests().mix = Mix { depth: 6, ..Mix::on(setup.blocks) };
+    let before = fixture.core.append_state().totals.relocated_blocks;
+    fixture.run(500);
+    assert!(fixture.core.append_state().totals.relocated_blocks > before + 50);
+    fixture.check();
+    let (disk, model) = fixture.abandon();
+    crash_everywhere(&disk, setup, &model, some_moments(&disk, moments), one_fate);
 }
 
 #[test]
@@ -238,21 +238,21 @@ fn cleaning_survives_power_cuts() {
 /// Power is cut, and again at every moment of the recovery.
 pub fn recovery(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = cleaned_run(setup, seed);
-    rig.run(120);
-    let (disk, story) = rig.abandon();
+    let mut fixture = cleaned_run(setup, seed);
+    fixture.run(120);
+    let (disk, model) = fixture.abandon();
     for (index, moment) in some_moments(&disk, moments).enumerate() {
         let crashed = disk.crash_at(moment, &mut Fate::seeded(seed + index as u64));
-        let rig = recover(&crashed, setup, &story, moment, End::PowerCut, seed);
-        let seen = rig.contents();
-        drop(rig);
+        let fixture = recover(&crashed, setup, &model, moment, End::PowerCut, seed);
+        let seen = fixture.contents();
+        drop(fixture);
         for (number, second) in crashed.crash_points().enumerate() {
             let again = crashed.crash_at(second, &mut Fate::seeded(seed + number as u64));
             let _tell = Tell(format!("cut {index} at {moment:?}, again at {second:?}"));
-            let rig = recover(&again, setup, &story, moment, End::PowerCut, seed);
-            assert_eq!(rig.contents(), seen, "recovery came to another end");
+            let fixture = recover(&again, setup, &model, moment, End::PowerCut, seed);
+            assert_eq!(fixture.contents(), seen, "recovery came to another end");
             if number % 7 == 0 {
-                go_on(rig, 20);
+                go_on(fixture, 20);
             }
         }
     }

@@ -1,15 +1,16 @@
-//! The medium rots, loses writes, or puts them elsewhere: an error that says so, or an image that is
-//! refused, and never wrong data.
+//! The medium rots, loses writes, or puts them elsewhere: an error that says so, or an image that
+//! is refused, and never wrong data.
 
 use flowstone_fileio::FileOffset;
 use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
 
 use super::crash::Tell;
-use super::driver::{
-    BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, readable_contents, without_history,
+use super::fixture::{
+    BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, readable_contents, without_history,
 };
-use super::oracle::{Stamp, Story};
+use super::history_model::{HistoryModel, Stamp};
 use crate::log::disk::prepare;
+use crate::log::ids::{SegmentId, Sequence};
 use crate::log::load::load;
 use crate::log::record::Kind;
 use crate::log::segments::State;
@@ -30,10 +31,10 @@ fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
         Err(_) => Found::Refused,
         Ok((core, _)) => lacking(&readable_contents(core), expected),
     };
-    let story = Story::new(expected.to_vec(), 1 << 32);
-    let writable = match Rig::open(disk, setup, story, 1) {
+    let model = HistoryModel::new(expected.to_vec(), 1 << 32);
+    let writable = match Fixture::open(disk, setup, model, 1) {
         Err(_) => Found::Refused,
-        Ok(rig) => lacking(&readable_contents(&rig.core), expected),
+        Ok(fixture) => lacking(&readable_contents(&fixture.core), expected),
     };
     assert_eq!(read_only, writable, "reader and writer");
     writable
@@ -55,24 +56,24 @@ fn lacking(found: &[Option<Vec<Stamp>>], expected: &[Stamp]) -> Found {
 }
 
 /// An image with a checkpoint, records after it and copies, all flushed; and one record more that
-/// says so, for the last block. Nobody has promised that one.
+/// says so, for the last block. That one was never promised.
 fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
     crashed_after(setup, seed, 150)
 }
 
 fn crashed_after(setup: Setup, seed: u64, requests: u32) -> (SimDisk, Vec<Stamp>) {
-    let mut rig = setup.rig(seed);
-    rig.guests().mix = Mix::writes(0..setup.blocks);
-    rig.run(800);
-    rig.checkpoint().unwrap();
-    rig.guests().mix = Mix::on(setup.blocks - 16);
-    rig.run(requests);
-    rig.write_blocks(setup.blocks - 2..setup.blocks - 1).unwrap();
-    rig.flush().unwrap();
-    rig.write_blocks(setup.blocks - 1..setup.blocks).unwrap();
-    rig.check();
-    let (disk, story) = rig.abandon();
-    (without_history(&disk), story.latest())
+    let mut fixture = setup.fixture(seed);
+    fixture.guests().mix = Mix::writes(0..setup.blocks);
+    fixture.run(800);
+    fixture.checkpoint().unwrap();
+    fixture.guests().mix = Mix::on(setup.blocks - 16);
+    fixture.run(requests);
+    fixture.write_blocks(setup.blocks - 2..setup.blocks - 1).unwrap();
+    fixture.flush().unwrap();
+    fixture.write_blocks(setup.blocks - 1..setup.blocks).unwrap();
+    fixture.check();
+    let (disk, model) = fixture.abandon();
+    (without_history(&disk), model.latest())
 }
 
 /// A bit is turned in one of every few blocks of an image as a crash and as a good end leave it.
@@ -81,9 +82,9 @@ pub fn flipped_bits(seed: u64) {
     let (disk, expected) = crashed(setup, seed);
     let bytes = disk.to_bytes();
     assert_eq!(look(&disk, setup, &expected), Found::Lacks(vec![]));
-    let story = Story::new(expected.clone(), 1 << 32);
-    let rig = Rig::open(&SimDisk::from_bytes(&bytes), setup, story, 1).unwrap();
-    let clean = rig.close().0.to_bytes();
+    let model = HistoryModel::new(expected.clone(), 1 << 32);
+    let fixture = Fixture::open(&SimDisk::from_bytes(&bytes), setup, model, 1).unwrap();
+    let clean = fixture.close().0.to_bytes();
     let mut random = fastrand::Rng::with_seed(seed);
     for bytes in [&bytes, &clean] {
         let blocks = bytes.chunks(4096).enumerate();
@@ -110,18 +111,19 @@ fn a_flipped_bit_anywhere_never_leads_to_wrong_data() {
 #[test]
 fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
     let setup = Setup { split: true, ..Setup::default() };
-    let mut rig = setup.rig(1);
-    rig.write_blocks(0..20).unwrap();
-    rig.checkpoint().unwrap();
-    rig.guests().mix = Mix { zero_percent: 10, depth: 4, ..Mix::writes(20..250) };
-    rig.run(60);
-    rig.flush().unwrap();
-    rig.write_blocks(255..256).unwrap();
-    let last = rig.core.map.get(255).address().get();
-    let heads: Vec<u32> = rig.core.tail().heads.iter().map(|head| head.place.segment).collect();
-    let (disk, story) = rig.abandon();
+    let mut fixture = setup.fixture(1);
+    fixture.write_blocks(0..20).unwrap();
+    fixture.checkpoint().unwrap();
+    fixture.guests().mix = Mix { zero_percent: 10, depth: 4, ..Mix::writes(20..250) };
+    fixture.run(60);
+    fixture.flush().unwrap();
+    fixture.write_blocks(255..256).unwrap();
+    let last = fixture.core.map.get(255).address().get();
+    let heads: Vec<u32> =
+        fixture.core.append_state().heads.iter().map(|head| head.place.segment.get()).collect();
+    let (disk, model) = fixture.abandon();
     let bytes = disk.to_bytes();
-    let expected = story.latest();
+    let expected = model.latest();
     let (mut refused, mut sealed) = (0, 0);
     for (block, content) in (0..).zip(bytes.chunks(4096)) {
         let is_header = content.starts_with(b"FLRC") && content[44] <= 2;
@@ -150,12 +152,13 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
         let bytes = disk.to_bytes();
         let loaded = load(&disk).unwrap();
         // The last record is not promised, nor is a seal that was made for its sake.
-        let promised = loaded.superblock.next_sequence..loaded.replay.next_sequence - 2;
+        let promised =
+            loaded.superblock.next_sequence..Sequence::new(loaded.replay.next_sequence.get() - 2);
         let mut entries = Vec::new();
         let seals = bytes.chunks(4096).enumerate().filter_map(|(block, content)| {
             let header = loaded.codec.decode(content, &mut entries)?;
-            let segment = loaded.segments.get(block as u32 / 64);
-            let replayed = segment.serial == header.serial && segment.class == 0;
+            let segment = loaded.segments.get(SegmentId::new(block as u32 / 64));
+            let replayed = segment.incarnation == header.incarnation && segment.lifetime == 0;
             (header.kind == Kind::Seal && replayed).then_some((block, header))
         });
         // Behind the last one there is one segment only that can tell.
@@ -166,7 +169,7 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
         let _tell = Tell(format!("seed {seed}: seal {} in block {block}", header.sequence));
         let disk = SimDisk::from_bytes(&bytes);
         disk.flip_bit(block as u64 * 4096 + 20, 1);
-        let behind = load(&disk).unwrap().segments.get(header.link as u32);
+        let behind = load(&disk).unwrap().segments.get(SegmentId::new(header.link as u32));
         named += u32::from(behind.state != State::Free);
         assert_eq!(look(&disk, setup, &expected), Found::Refused);
     }
@@ -177,50 +180,50 @@ fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
 fn damaged_superblocks_are_refused_or_do_not_matter() {
     let setup = Setup::default();
     for rounds in 0..6 {
-        let mut rig = setup.rig(rounds);
-        rig.guests().mix = Mix::writes(0..setup.blocks);
+        let mut fixture = setup.fixture(rounds);
+        fixture.guests().mix = Mix::writes(0..setup.blocks);
         // Segments are freed and used again between checkpoints.
-        rig.run(700);
+        fixture.run(700);
         for _ in 0..rounds % 3 {
-            rig.checkpoint().unwrap();
-            rig.run(30);
+            fixture.checkpoint().unwrap();
+            fixture.run(30);
         }
-        rig.flush().unwrap();
+        fixture.flush().unwrap();
         let closed = rounds >= 3;
-        let (disk, story) = if closed { rig.close() } else { rig.abandon() };
+        let (disk, model) = if closed { fixture.close() } else { fixture.abandon() };
         for slot in SLOTS {
             let _tell = Tell(format!("{rounds} rounds, slot {slot:?}"));
             let damaged = without_history(&disk);
             damaged.flip_bit(slot.offset().get() + 100, 3);
-            let found = look(&damaged, setup, &story.latest());
+            let found = look(&damaged, setup, &model.latest());
             assert!(matches!(found, Found::Refused) || found == Found::Lacks(vec![]), "{found:?}");
         }
         let damaged = without_history(&disk);
         SLOTS.iter().for_each(|slot| damaged.flip_bit(slot.offset().get() + 100, 3));
-        assert_eq!(look(&damaged, setup, &story.latest()), Found::Refused);
+        assert_eq!(look(&damaged, setup, &model.latest()), Found::Refused);
     }
 }
 
 /// A write of a record, a copy or a map is lost, or lands elsewhere.
 pub fn misled_write(seed: u64) {
     let setup = Setup::default();
-    let mut rig = setup.rig(seed);
-    rig.guests().mix = Mix { flush_percent: 20, ..Mix::writes(0..200) };
-    rig.run(300);
+    let mut fixture = setup.fixture(seed);
+    fixture.guests().mix = Mix { flush_percent: 20, ..Mix::writes(0..200) };
+    fixture.run(300);
     let target = FileOffset::new((1 + seed % 9) * SEGMENT_BYTES + seed % 50 * 4096);
     let fault = if seed.is_multiple_of(2) { Fault::lose() } else { Fault::misdirect(target) };
     let region = SEGMENT_BYTES..u64::MAX;
-    rig.disk.inject(fault.on(Call::Write).within(region).after(seed % 7));
-    rig.run(40);
-    rig.flush().unwrap();
+    fixture.disk.inject(fault.on(Call::Write).within(region).after(seed % 7));
+    fixture.run(40);
+    fixture.flush().unwrap();
     for _ in 0..2 {
-        rig.write_blocks(250..251).unwrap();
-        rig.flush().unwrap();
+        fixture.write_blocks(250..251).unwrap();
+        fixture.flush().unwrap();
     }
-    let (disk, story) = rig.abandon();
+    let (disk, model) = fixture.abandon();
     let crashed = disk.crash_at(disk.now(), &mut Fate::nothing_more());
     // Whatever is found is right; what is not is refused or named.
-    look(&crashed, setup, &story.latest());
+    look(&crashed, setup, &model.latest());
 }
 
 #[test]
@@ -231,23 +234,23 @@ fn lost_and_misdirected_writes_are_found() {
     }
 }
 
-/// A superblock that was written and is not there: the one before it is whole, and does not know which
-/// segments have been used again.
+/// A superblock that was written and is not there: the one before it is whole, and does not know
+/// which segments have been used again.
 #[test]
 fn a_newest_superblock_that_the_medium_has_lost_is_missed() {
     for seed in 0..4 {
         let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-        let mut rig = setup.rig(seed);
-        rig.guests().mix = Mix::writes(0..setup.blocks);
-        rig.run(300);
-        rig.checkpoint().unwrap();
-        rig.run(50);
-        rig.disk.inject(Fault::lose().on(Call::Write).within(0..SEGMENT_BYTES));
-        rig.checkpoint().unwrap();
-        rig.write_blocks(0..4).unwrap();
-        rig.flush().unwrap();
-        let (disk, story) = rig.abandon();
+        let mut fixture = setup.fixture(seed);
+        fixture.guests().mix = Mix::writes(0..setup.blocks);
+        fixture.run(300);
+        fixture.checkpoint().unwrap();
+        fixture.run(50);
+        fixture.disk.inject(Fault::lose().on(Call::Write).within(0..SEGMENT_BYTES));
+        fixture.checkpoint().unwrap();
+        fixture.write_blocks(0..4).unwrap();
+        fixture.flush().unwrap();
+        let (disk, model) = fixture.abandon();
         let crashed = disk.crash_at(disk.now(), &mut Fate::everything());
-        assert_eq!(look(&crashed, setup, &story.latest()), Found::Refused);
+        assert_eq!(look(&crashed, setup, &model.latest()), Found::Refused);
     }
 }

@@ -1,4 +1,4 @@
-//! Images made by somebody who means harm, with checksums that fit: an answer in bounded time, and
+//! Images made by an attacker, with right checksums: an answer in bounded time, and
 //! no panic.
 
 use std::path::Path;
@@ -13,8 +13,9 @@ use crate::DiscardMode;
 use crate::fuzzing::{Left, small_image};
 use crate::log::address::Address;
 use crate::log::check::check;
+use crate::log::corrupter::Corrupter;
 use crate::log::disk::LogImage;
-use crate::log::doctor::Doctor;
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::load::shape_of;
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::superblock::{HeadPlace, RootPlace};
@@ -22,13 +23,13 @@ use crate::log::superblock::{HeadPlace, RootPlace};
 /// Far longer than any of this may take.
 const HANGS: Duration = Duration::from_secs(20);
 
-fn doctor(left: Left) -> Doctor {
-    Doctor::new(small_image(left).to_vec())
+fn corrupter(left: Left) -> Corrupter {
+    Corrupter::new(small_image(left).to_vec())
 }
 
 /// Opens and checks an image, each in its own time. What comes of it does not matter.
-fn ends(doctor: Doctor) {
-    let bytes = doctor.into_bytes();
+fn ends(corrupter: Corrupter) {
+    let bytes = corrupter.into_bytes();
     let (done, is_done) = channel();
     thread::spawn(move || {
         let disk = SimDisk::from_bytes(&bytes);
@@ -43,9 +44,9 @@ fn ends(doctor: Doctor) {
 }
 
 const HEADER: Header = Header {
-    serial: 1,
-    sequence: 1,
-    durable: 1,
+    incarnation: Incarnation::new(0, 1),
+    sequence: Sequence::FIRST,
+    durable: Sequence::FIRST,
     generation: 0,
     position: 0,
     kind: Kind::Seal,
@@ -53,62 +54,73 @@ const HEADER: Header = Header {
     link: 0,
 };
 
+fn incarnation_of(segment: SegmentId) -> Incarnation {
+    Incarnation::from_bits(77_000 + u64::from(segment.get()))
+}
+
 /// Opening looked at the segment of a root that is not there.
 #[test]
 fn the_place_of_a_root_without_blocks_does_not_matter() {
-    let mut doctor = doctor(Left::Closed);
-    let mut superblock = doctor.superblock();
+    let mut corrupter = corrupter(Left::Closed);
+    let mut superblock = corrupter.superblock();
     superblock.root = RootPlace { address: Address::new(u32::MAX), ..RootPlace::default() };
-    doctor.set_superblock(&superblock);
-    ends(doctor);
+    corrupter.set_superblock(&superblock);
+    ends(corrupter);
 }
 
 /// Seals of guests must have the next number of the order; those of copies have an order of their
 /// own, and led in circles.
 #[test]
 fn seals_of_copies_that_lead_in_a_circle_end() {
-    let mut doctor = doctor(Left::Killed);
-    let mut superblock = doctor.superblock();
+    let mut corrupter = corrupter(Left::Killed);
+    let mut superblock = corrupter.superblock();
     let shape = shape_of(&superblock);
     let heads = superblock.heads.map(|head| head.segment);
-    let free: Vec<u32> =
-        (1..superblock.segments).rev().filter(|it| !heads.contains(it)).take(2).collect();
+    let mut free: Vec<SegmentId> =
+        SegmentId::range(1..superblock.segments).filter(|it| !heads.contains(it)).collect();
+    free.reverse();
     for (from, to) in [(0, 1), (1, 0)] {
-        let serial = 77_000 + u64::from(free[from]);
-        let header = Header { serial, link: free[to].into(), ..HEADER };
-        let next = Entry::Next { serial: 77_000 + u64::from(free[to]) };
-        doctor.set_record(shape.address(free[from], 0), &header, &[next]);
+        let incarnation = incarnation_of(free[from]);
+        let header = Header { incarnation, link: free[to].get().into(), ..HEADER };
+        let next = Entry::Next { incarnation: incarnation_of(free[to]) };
+        corrupter.set_record(shape.address(free[from], 0), &header, &[next]);
     }
     superblock.heads[2] =
-        HeadPlace { serial: 77_000 + u64::from(free[0]), segment: free[0], block: 0 };
-    doctor.set_superblock(&superblock);
-    ends(doctor);
+        HeadPlace { incarnation: incarnation_of(free[0]), segment: free[0], block: 0 };
+    corrupter.set_superblock(&superblock);
+    ends(corrupter);
 }
 
-/// One more than the payload was zero blocks: whoever walked from record to record stood still.
+/// One more than the payload was zero blocks: a walk from record to record stood still.
 #[test]
 fn a_record_of_four_billion_blocks_is_none() {
     let blocks = u32::MAX;
     let entries = [Entry::Root { blocks, checksum: 0 }];
     // A segment that nothing leads to, with a record of guests that seems to be a later one.
-    let mut stray = doctor(Left::Killed);
+    let mut stray = corrupter(Left::Killed);
     let superblock = stray.superblock();
     let shape = shape_of(&superblock);
     let heads = superblock.heads.map(|head| head.segment);
-    let named: Vec<u32> = stray.root().segments.iter().map(|note| note.segment).collect();
-    let replayed: Vec<u32> =
+    let named: Vec<SegmentId> = stray.root().segments.iter().map(|note| note.segment).collect();
+    let replayed: Vec<SegmentId> =
         stray.replayed().iter().map(|(at, ..)| shape.segment_of(*at)).collect();
-    let header = Header { kind: Kind::Writes, sequence: 1 << 40, payload_blocks: blocks, ..HEADER };
-    let is_free = |it: &u32| !heads.contains(it) && !named.contains(it) && !replayed.contains(it);
-    for segment in (1..superblock.segments).filter(is_free) {
+    let header = Header {
+        kind: Kind::Writes,
+        sequence: Sequence::new(1 << 40),
+        payload_blocks: blocks,
+        ..HEADER
+    };
+    let is_free =
+        |it: &SegmentId| !heads.contains(it) && !named.contains(it) && !replayed.contains(it);
+    for segment in SegmentId::range(1..superblock.segments).filter(is_free) {
         stray.set_record(shape.address(segment, 0), &header, &entries);
     }
     ends(stray);
     // In the place of every record that holds something.
-    let mut doctor = doctor(Left::Closed);
-    for (at, header, _) in doctor.records() {
+    let mut corrupter = corrupter(Left::Closed);
+    for (at, header, _) in corrupter.records() {
         let header = Header { payload_blocks: blocks, ..header };
-        doctor.set_record(at, &header, &entries);
+        corrupter.set_record(at, &header, &entries);
     }
-    ends(doctor);
+    ends(corrupter);
 }

@@ -1,34 +1,34 @@
-//! The daemon is killed and its host lives: everything that had completed is there, at every moment.
-//! What was not durable may still be lost to a power cut afterwards.
+//! The daemon is killed and its host lives: everything that had completed is there, at every
+//! moment. What was not durable may still be lost to a power cut afterwards.
 
 use flowstone_fileio::sim::{Fate, Schedule, SimDisk};
 
 use super::crash::{Tell, go_on, recover, some_moments, three_fates};
-use super::driver::{Mix, Rig, Setup, contents_read_only};
-use super::oracle::{End, Story};
+use super::fixture::{Fixture, Mix, Setup, contents_read_only};
+use super::history_model::{End, HistoryModel};
 use crate::log::superblock::SUPERBLOCK_AREA_BYTES;
 
-fn used(setup: Setup, seed: u64) -> Rig {
-    let mut rig = setup.rig(seed);
-    rig.disk.set_schedule(Schedule::Shuffled { seed });
-    rig.guests().mix = Mix::on(60);
-    rig.run(70);
-    rig.checkpoint().unwrap();
-    rig.run(50);
-    rig
+fn used(setup: Setup, seed: u64) -> Fixture {
+    let mut fixture = setup.fixture(seed);
+    fixture.disk.set_schedule(Schedule::Shuffled { seed });
+    fixture.guests().mix = Mix::on(60);
+    fixture.run(70);
+    fixture.checkpoint().unwrap();
+    fixture.run(50);
+    fixture
 }
 
 /// A kill at every moment.
 pub fn kills(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-    let (disk, story) = used(setup, seed).close();
+    let (disk, model) = used(setup, seed).close();
     for (index, moment) in some_moments(&disk, moments).enumerate() {
         let _tell = Tell(format!("kill at {moment:?}"));
         let fate = three_fates(index).swap_remove(index % 3);
         let killed = disk.kill_at(moment, &mut fate.clone());
-        let rig = recover(&killed, setup, &story, moment, End::Kill, seed);
+        let fixture = recover(&killed, setup, &model, moment, End::Kill, seed);
         if index % 17 == 0 {
-            go_on(rig, 20);
+            go_on(fixture, 20);
         }
     }
 }
@@ -44,14 +44,14 @@ fn what_had_completed_is_there_after_a_kill() {
 /// A kill, and power is cut at every moment of the recovery.
 pub fn cut_after_kill(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-    let (disk, story) = used(setup, seed).close();
+    let (disk, model) = used(setup, seed).close();
     for (index, moment) in some_moments(&disk, moments).enumerate() {
         let killed = disk.kill_at(moment, &mut Fate::seeded(seed + index as u64));
-        drop(recover(&killed, setup, &story, moment, End::Kill, seed));
+        drop(recover(&killed, setup, &model, moment, End::Kill, seed));
         for (number, second) in killed.crash_points().enumerate() {
             let _tell = Tell(format!("kill at {moment:?}, cut at {second:?}"));
             let cut = killed.crash_at(second, &mut Fate::seeded(seed + number as u64));
-            drop(recover(&cut, setup, &story, moment, End::PowerCut, seed));
+            drop(recover(&cut, setup, &model, moment, End::PowerCut, seed));
         }
     }
 }
@@ -67,22 +67,22 @@ fn a_power_cut_while_recovering_from_a_kill_loses_no_more_than_any_power_cut() {
 /// One kill after the other, and a power cut.
 pub fn kills_in_a_row(seed: u64) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = setup.rig(seed);
+    let mut fixture = setup.fixture(seed);
     for round in 0..12 {
-        rig.guests().mix = Mix::on(setup.blocks);
-        rig.run(60);
-        let (disk, story) = rig.abandon();
+        fixture.guests().mix = Mix::on(setup.blocks);
+        fixture.run(60);
+        let (disk, model) = fixture.abandon();
         let moment = some_moments(&disk, 10).nth(round % 9).unwrap();
         let killed = disk.kill_at(moment, &mut Fate::seeded(seed + round as u64));
-        rig = recover(&killed, setup, &story, moment, End::Kill, seed + round as u64);
+        fixture = recover(&killed, setup, &model, moment, End::Kill, seed + round as u64);
     }
-    rig.run(40);
+    fixture.run(40);
     // Before, what the last kill had left need not have been durable.
-    let opened = rig.opened;
-    let (disk, story) = rig.abandon();
+    let opened = fixture.opened;
+    let (disk, model) = fixture.abandon();
     for moment in some_moments(&disk, 30).filter(|moment| *moment >= opened) {
         let cut = disk.crash_at(moment, &mut Fate::seeded(seed));
-        drop(recover(&cut, setup, &story, moment, End::PowerCut, seed));
+        drop(recover(&cut, setup, &model, moment, End::PowerCut, seed));
     }
 }
 
@@ -99,21 +99,21 @@ fn many_kills_in_a_row_and_a_power_cut_at_the_end() {
 #[test]
 fn a_kill_and_a_power_cut_do_not_cost_both_superblocks() {
     let setup = Setup::default();
-    let (disk, story) = used(setup, 1).close();
+    let (disk, model) = used(setup, 1).close();
     for moment in disk.crash_points() {
         let killed = disk.kill_at(moment, &mut Fate::everything());
         let durable = disk.crash_at(moment, &mut Fate::nothing_more());
         if superblocks(&killed) == superblocks(&durable) {
             continue;
         }
-        drop(Rig::open(&killed, setup, Story::new(vec![0; 1], 1), 1).unwrap());
+        drop(Fixture::open(&killed, setup, HistoryModel::new(vec![0; 1], 1), 1).unwrap());
         for second in killed.crash_points().take(4) {
             for seed in 0..20 {
                 let mut fate = Fate::seeded(seed).torn_percent(100);
                 let cut = killed.crash_at(second, &mut fate);
                 let _tell = Tell(format!("kill at {moment:?}, cut at {second:?}"));
                 let seen = contents_read_only(&cut).unwrap();
-                story.judge(&seen, moment, End::PowerCut).unwrap();
+                model.judge(&seen, moment, End::PowerCut).unwrap();
             }
         }
     }

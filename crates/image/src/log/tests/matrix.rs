@@ -1,18 +1,20 @@
-//! Each kind of maintenance, with each call to the host failing once, for a while or for ever, and then
-//! power cut or the daemon killed at moments of it; on hosts that are short of space, that return garbage
-//! where they were told to discard; with `check` and `check --repair` between the end and the next start.
+//! Each kind of maintenance, with each call to the host failing once, for a while or for ever, and
+//! then power cut or the daemon killed at moments of it; on hosts that are short of space, that
+//! return garbage where they were told to discard; with `check` and `check --repair` between the
+//! end and the next start.
 
 use flowstone_block::{Errno, SectorCount};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fate, Fault, Schedule, SimDisk};
 
 use super::crash::{Tell, go_on, recover, some_moments};
-use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, without_history};
-use super::oracle::{End, Story};
+use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
+use super::history_model::{End, HistoryModel};
 use crate::log::check::{check, repair};
+use crate::log::ids::SegmentId;
 use crate::log::inbox::Command;
-use crate::log::keeper::Keeper;
 use crate::log::load::load;
+use crate::log::maintenance::Maintenance;
 use crate::log::segments::State;
 
 const SUPERBLOCKS: std::ops::Range<u64> = 0..SEGMENT_BYTES;
@@ -65,15 +67,16 @@ enum Lasts {
 }
 
 /// Half a disk in no order, all of it durable.
-fn used(setup: Setup, seed: u64) -> Rig {
-    let mut rig = setup.rig(seed);
-    rig.guests().mix = Mix { blocks_max: 3, ..Mix::writes(0..setup.blocks / 2) };
-    rig.run(setup.blocks as u32 * 3);
-    rig.flush().unwrap();
-    let (disk, story) = rig.close();
+fn used(setup: Setup, seed: u64) -> Fixture {
+    let mut fixture = setup.fixture(seed);
+    fixture.guests().mix = Mix { blocks_max: 3, ..Mix::writes(0..setup.blocks / 2) };
+    fixture.run(setup.blocks as u32 * 3);
+    fixture.flush().unwrap();
+    let (disk, model) = fixture.close();
     let disk = without_history(&disk);
     disk.set_schedule(Schedule::Shuffled { seed });
-    Rig::open(&disk, setup, Story::new(story.latest(), story.next_stamp()), seed).unwrap()
+    Fixture::open(&disk, setup, HistoryModel::new(model.latest(), model.next_stamp()), seed)
+        .unwrap()
 }
 
 fn begin(trouble: &Trouble, lasts: Lasts, after: u64, disk: &SimDisk) {
@@ -106,31 +109,31 @@ fn end(disk: &SimDisk) {
 }
 
 /// Does the work; it may fail.
-fn work(rig: &mut Rig, work: Work) {
-    let blocks = rig.setup.blocks;
-    rig.guests().mix = Mix { flush_percent: 15, depth: 6, ..Mix::on(blocks / 2) };
-    rig.guests().quota = 30;
+fn work(fixture: &mut Fixture, work: Work) {
+    let blocks = fixture.setup.blocks;
+    fixture.guests().mix = Mix { flush_percent: 15, depth: 6, ..Mix::on(blocks / 2) };
+    fixture.guests().quota = 30;
     match work {
-        Work::Checkpoints => drop(rig.checkpoint()),
+        Work::Checkpoints => drop(fixture.checkpoint()),
         Work::Cleaning => {
-            rig.guests().mix.blocks_max = 4;
-            rig.guests().quota = 250;
+            fixture.guests().mix.blocks_max = 4;
+            fixture.guests().quota = 250;
         }
-        Work::Larger => resize(rig, blocks * 2),
-        Work::Smaller => resize(rig, blocks * 3 / 4),
-        Work::Compact => drop(rig.keeper(Keeper::compact)),
+        Work::Larger => resize(fixture, blocks * 2),
+        Work::Smaller => resize(fixture, blocks * 3 / 4),
+        Work::Compact => drop(fixture.maintenance(Maintenance::compact)),
     }
-    let quota = std::mem::take(&mut rig.guests().quota);
-    rig.run(quota);
+    let quota = std::mem::take(&mut fixture.guests().quota);
+    fixture.run(quota);
 }
 
-fn resize(rig: &mut Rig, blocks: u64) {
+fn resize(fixture: &mut Fixture, blocks: u64) {
     let capacity = SectorCount::new(blocks * BLOCK_SECTORS);
-    let segments = rig.core.shape.segments_for(blocks).unwrap();
-    let core = std::sync::Arc::clone(&rig.core);
+    let segments = fixture.core.shape.segments_for(blocks).unwrap();
+    let core = std::sync::Arc::clone(&fixture.core);
     let _ = core.resize_while(capacity, || {
         let answer = core.inbox.ask(Command::Resize { capacity: capacity.get(), segments });
-        rig.keeper(Keeper::obey);
+        fixture.maintenance(Maintenance::run_commands);
         answer.recv().unwrap()
     });
 }
@@ -140,7 +143,9 @@ fn put_garbage_into_free_space(disk: &SimDisk, seed: u64) {
     let Ok(loaded) = load(disk) else { return };
     let mut random = fastrand::Rng::with_seed(seed);
     let in_file = (disk.size().unwrap() / SEGMENT_BYTES) as u32;
-    for number in (1..in_file).filter(|it| loaded.segments.get(*it).state == State::Free) {
+    for number in
+        (1..in_file).filter(|it| loaded.segments.get(SegmentId::new(*it)).state == State::Free)
+    {
         let block = random.u64(..SEGMENT_BYTES / 4096);
         let bytes: Vec<u8> = (0..4096).map(|_| random.u8(..)).collect();
         disk.write_at(u64::from(number) * SEGMENT_BYTES + block * 4096, &bytes);
@@ -161,9 +166,9 @@ fn look_and_repair(disk: &SimDisk, repairs: bool) {
 }
 
 /// What the disk was resized to need not be what a crash leaves.
-fn with_size_of(disk: &SimDisk, setup: Setup, story: &Story) -> (Setup, Story) {
+fn with_size_of(disk: &SimDisk, setup: Setup, model: &HistoryModel) -> (Setup, HistoryModel) {
     let sectors = load(disk).unwrap().superblock.capacity_sectors;
-    (Setup { blocks: sectors / BLOCK_SECTORS, ..setup }, story.resized(sectors))
+    (Setup { blocks: sectors / BLOCK_SECTORS, ..setup }, model.resized(sectors))
 }
 
 /// One combination.
@@ -173,18 +178,18 @@ pub fn run(case: usize, seed: u64) {
     let after = (case as u64 * 7 + seed * 5) % 19;
     let _tell = Tell(format!("case {case}, seed {seed}: {kind:?}, {trouble:?} {lasts:?}, {after}"));
     let setup = Setup { split: (case as u64 + seed) % 2 == 1, ..Setup::default() };
-    let mut rig = used(setup, seed);
-    let disk = rig.disk.clone();
+    let mut fixture = used(setup, seed);
+    let disk = fixture.disk.clone();
     disk.set_size(80 * SEGMENT_BYTES).unwrap();
-    rig.flush().unwrap();
+    fixture.flush().unwrap();
     let start = disk.now();
     begin(trouble, lasts, after, &disk);
-    work(&mut rig, kind);
+    work(&mut fixture, kind);
     if lasts != Lasts::ForEver {
         end(&disk);
-        rig.run(20);
+        fixture.run(20);
     }
-    let (disk, story) = rig.abandon();
+    let (disk, model) = fixture.abandon();
     end(&disk);
     for (index, moment) in some_moments(&disk, 12).filter(|it| *it >= start).enumerate() {
         let number = index as u64 + seed;
@@ -199,10 +204,10 @@ pub fn run(case: usize, seed: u64) {
         if index % 2 == 0 {
             look_and_repair(&crashed, index % 4 == 0);
         }
-        let (setup, story) = with_size_of(&crashed, setup, &story);
-        let rig = recover(&crashed, setup, &story, moment, ended, number);
+        let (setup, model) = with_size_of(&crashed, setup, &model);
+        let fixture = recover(&crashed, setup, &model, moment, ended, number);
         if index % 5 == 0 {
-            go_on(rig, 20);
+            go_on(fixture, 20);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Queues that are there longer than their image, and images whose keeper is not.
+//! Queues that are there longer than their image, and images whose maintenance worker is not.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use flowstone_block::{BlockingDisk, Errno, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::SimDisk;
 
-use super::driver::{BLOCK_SECTORS, Setup};
-use super::oracle::{read_stamps, stamp};
+use super::fixture::{BLOCK_SECTORS, Setup};
+use super::history_model::{read_stamps, stamp};
 use crate::log::disk::LogImage;
 use crate::{DiscardMode, Image};
 
@@ -44,7 +44,7 @@ fn a_queue_that_outlives_its_image_writes_nothing_more() {
     guest.run(Op::Flush).unwrap();
 }
 
-/// Nobody was there to do it, so whoever asked waited for ever.
+/// There was no thread to do it, so the caller waited for ever.
 #[test]
 fn an_image_open_for_reading_is_not_resized() {
     let disk = Setup::default().image();
@@ -53,6 +53,6 @@ fn an_image_open_for_reading_is_not_resized() {
     let asker = Arc::clone(&image);
     std::thread::spawn(move || done.send(asker.resize(SectorCount::new(8192)).is_err()));
     let refused = is_done.recv_timeout(std::time::Duration::from_secs(10));
-    assert_eq!(refused, Ok(true), "it waits for a keeper that is not there");
+    assert_eq!(refused, Ok(true), "it waits for a maintenance worker that is gone");
     assert_eq!(image.geometry().capacity, SectorCount::new(Setup::default().sectors()));
 }

@@ -1,15 +1,16 @@
-//! Changes in flight that overlap, from several queues, which the oracle never makes: in which order they
-//! take effect is not known, but whatever a reader sees after a flush is there after a power cut.
+//! Changes in flight that overlap, from several queues, which the history model never makes: in which
+//! order they take effect is not known, but whatever a reader sees after a flush is there after a
+//! power cut.
 
 use flowstone_fileio::sim::{Fate, Schedule};
 
 use super::crash::Tell;
-use super::driver::{Rig, Setup, contents_read_only};
+use super::fixture::{Fixture, Setup, contents_read_only};
 
-fn changes(rig: &mut Rig, count: u32) {
+fn changes(fixture: &mut Fixture, count: u32) {
     for _ in 0..count {
         {
-            let mut guests = rig.guests();
+            let mut guests = fixture.guests();
             let queue = guests.random.usize(..3);
             let from = guests.random.u64(..40);
             let sectors = from..from + guests.random.u64(1..24);
@@ -19,37 +20,37 @@ fn changes(rig: &mut Rig, count: u32) {
                 guests.turn();
             }
         }
-        let stepping = rig.guests().random.u8(..4) == 0;
+        let stepping = fixture.guests().random.u8(..4) == 0;
         if stepping {
-            rig.step();
+            fixture.step();
         }
     }
 }
 
 pub fn run(seed: u64) {
     let setup = Setup { queues: 3, split: seed % 2 == 1, ..Setup::default() };
-    let rig = setup.rig(seed);
-    rig.disk.set_schedule(Schedule::Shuffled { seed });
+    let fixture = setup.fixture(seed);
+    fixture.disk.set_schedule(Schedule::Shuffled { seed });
     // Queues that are opened from now on keep this schedule.
-    let mut rig = rig.reopen().unwrap();
+    let mut fixture = fixture.reopen().unwrap();
     for round in 0..25u64 {
-        changes(&mut rig, 14);
+        changes(&mut fixture, 14);
         if round % 6 == 5 {
-            rig.checkpoint().unwrap();
+            fixture.checkpoint().unwrap();
         }
-        rig.settle();
-        rig.flush().unwrap();
-        let seen = rig.contents();
-        rig.audit();
-        let now = rig.disk.now();
+        fixture.drain();
+        fixture.flush().unwrap();
+        let seen = fixture.contents();
+        fixture.audit();
+        let now = fixture.disk.now();
         let fates = [Fate::nothing_more(), Fate::everything(), Fate::seeded(seed * 100 + round)];
         for mut fate in fates {
             let _tell = Tell(format!("seed {seed}, round {round}, {fate:?}"));
-            let crashed = rig.disk.crash_at(now, &mut fate);
+            let crashed = fixture.disk.crash_at(now, &mut fate);
             assert!(contents_read_only(&crashed).unwrap() == seen, "not what a reader saw");
         }
     }
-    assert_eq!(rig.guests().failures, []);
+    assert_eq!(fixture.guests().failures, []);
 }
 
 #[test]

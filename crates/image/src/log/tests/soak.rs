@@ -16,8 +16,8 @@ fn soak_crashes_of_the_log() {
     let first = seed;
     eprintln!("SOAK_SEED={seed}");
     while Instant::now() < end {
-        type Story = fn(u64);
-        let stories: [(&str, Story); 18] = [
+        type HistoryModel = fn(u64);
+        let models: [(&str, HistoryModel); 18] = [
             ("tiny", |seed| (seed * 100..seed * 100 + 60).for_each(crash::tiny_run)),
             ("faults and power cuts", |seed| {
                 (0..matrix::CASES).for_each(|case| matrix::run(case, seed));
@@ -44,9 +44,9 @@ fn soak_crashes_of_the_log() {
             }),
         ];
         eprintln!("seed {seed}");
-        for (name, story) in stories {
+        for (name, model) in models {
             let _tell = Tell(format!("{name}, SOAK_SEED={seed}"));
-            story(seed);
+            model(seed);
         }
         seed += 1;
     }

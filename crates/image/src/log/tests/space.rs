@@ -10,33 +10,33 @@ use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
 use flowstone_fileio::{Access, FileIo};
 
 use super::crash::{Tell, recover, some_moments};
-use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
-use super::interleave::with_hook;
-use super::oracle::{End, Story};
+use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};
+use super::history_model::{End, HistoryModel};
+use super::scheduler::with_hook;
 use crate::DiscardMode;
 use crate::log::disk::LogImage;
-use crate::log::keeper::CheckpointKind;
+use crate::log::maintenance::CheckpointKind;
 use crate::log::segments::State;
 
-/// A keeper asks a full host again after a tenth of a second.
+/// A maintenance worker asks a full host again after a tenth of a second.
 const ASK_AGAIN: Duration = Duration::from_millis(120);
 
 /// Every block is in use and is overwritten again and again.
 pub fn full_disk(seed: u64, requests: u32) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = setup.rig(seed);
+    let mut fixture = setup.fixture(seed);
     let all = 0..setup.blocks;
-    rig.write_blocks(all.clone()).unwrap();
-    rig.disk.set_schedule(Schedule::Shuffled { seed });
-    let mut rig = rig.reopen().unwrap();
-    rig.guests().mix = Mix { unaligned_percent: 20, depth: 16, ..Mix::writes(all) };
-    rig.run(requests);
-    assert_eq!(rig.guests().failures, []);
-    assert_eq!(rig.core.map.mapped(), setup.blocks);
-    rig.check();
-    let limit = u64::from(rig.core.tail().segments.limit()) * SEGMENT_BYTES;
-    assert!(rig.disk.allocated_bytes().unwrap() <= limit);
-    rig.reopen().unwrap().audit();
+    fixture.write_blocks(all.clone()).unwrap();
+    fixture.disk.set_schedule(Schedule::Shuffled { seed });
+    let mut fixture = fixture.reopen().unwrap();
+    fixture.guests().mix = Mix { unaligned_percent: 20, depth: 16, ..Mix::writes(all) };
+    fixture.run(requests);
+    assert_eq!(fixture.guests().failures, []);
+    assert_eq!(fixture.core.map.mapped(), setup.blocks);
+    fixture.check();
+    let limit = u64::from(fixture.core.append_state().segments.limit()) * SEGMENT_BYTES;
+    assert!(fixture.disk.allocated_bytes().unwrap() <= limit);
+    fixture.reopen().unwrap().audit();
 }
 
 #[test]
@@ -48,10 +48,10 @@ fn a_full_disk_is_overwritten_for_long_and_never_without_room() {
 }
 
 /// Writes until the host says that it has no more.
-fn fill(rig: &mut Rig) {
+fn fill(fixture: &mut Fixture) {
     for round in 0..200_000 {
-        let lba = round * 7 % (rig.setup.blocks - 4);
-        if let Err(errno) = rig.write_blocks(lba..lba + 4) {
+        let lba = round * 7 % (fixture.setup.blocks - 4);
+        if let Err(errno) = fixture.write_blocks(lba..lba + 4) {
             assert_eq!(errno, Errno::NOSPC);
             return;
         }
@@ -68,39 +68,39 @@ fn a_full_host_refuses_writes_and_nothing_else() {
     for segments in 10..16 {
         let _tell = Tell(format!("{segments} segments"));
         let setup = Setup { blocks: 1024, ..Setup::default() };
-        let mut rig = setup.rig(segments);
-        rig.disk.set_capacity(host_of(segments));
-        fill(&mut rig);
-        rig.check();
-        rig.flush().unwrap();
+        let mut fixture = setup.fixture(segments);
+        fixture.disk.set_capacity(host_of(segments));
+        fill(&mut fixture);
+        fixture.check();
+        fixture.flush().unwrap();
         for _ in 0..20 {
-            let _ = rig.write_blocks(0..4);
+            let _ = fixture.write_blocks(0..4);
         }
-        rig.check();
+        fixture.check();
         let sectors = setup.blocks * BLOCK_SECTORS;
-        rig.read(0..sectors).unwrap();
+        fixture.read(0..sectors).unwrap();
 
         // The guest gives up half of the disk.
-        rig.zero(0..sectors / 2).unwrap();
-        rig.flush().unwrap();
-        assert!(comes_back(&mut rig), "{segments} segments: no writes after a trim");
-        rig.check();
-        fill(&mut rig);
+        fixture.zero(0..sectors / 2).unwrap();
+        fixture.flush().unwrap();
+        assert!(comes_back(&mut fixture), "{segments} segments: no writes after a trim");
+        fixture.check();
+        fill(&mut fixture);
 
         // The host gets more space.
-        rig.disk.set_capacity(host_of(segments + 6));
-        assert!(comes_back(&mut rig), "{segments} segments: no writes after the host has room");
-        rig.check();
-        let failures = rig.guests().failures.iter().all(|it| it.errno == Errno::NOSPC);
+        fixture.disk.set_capacity(host_of(segments + 6));
+        assert!(comes_back(&mut fixture), "{segments} segments: no writes after the host has room");
+        fixture.check();
+        let failures = fixture.guests().failures.iter().all(|it| it.errno == Errno::NOSPC);
         assert!(failures);
-        rig.reopen().unwrap().check();
+        fixture.reopen().unwrap().check();
     }
 }
 
 /// Whether writes succeed again within a few tries.
-fn comes_back(rig: &mut Rig) -> bool {
+fn comes_back(fixture: &mut Fixture) -> bool {
     for _ in 0..8 {
-        if rig.write_blocks(0..1).is_ok() {
+        if fixture.write_blocks(0..1).is_ok() {
             return true;
         }
         sleep(ASK_AGAIN);
@@ -111,18 +111,18 @@ fn comes_back(rig: &mut Rig) -> bool {
 /// Guests of a full host go on trying, in every way they know.
 pub fn full_host(seed: u64) {
     let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = setup.rig(seed);
-    rig.disk.set_capacity(host_of(7 + seed % 9));
-    rig.guests().mix = Mix { depth: 12, zero_percent: 12, ..Mix::on(setup.blocks) };
-    rig.run(2500);
-    let failures = rig.guests().failures.clone();
+    let mut fixture = setup.fixture(seed);
+    fixture.disk.set_capacity(host_of(7 + seed % 9));
+    fixture.guests().mix = Mix { depth: 12, zero_percent: 12, ..Mix::on(setup.blocks) };
+    fixture.run(2500);
+    let failures = fixture.guests().failures.clone();
     assert!(failures.iter().all(|failure| failure.errno == Errno::NOSPC), "{failures:?}");
     assert!(!failures.is_empty(), "the host was never full");
-    rig.check();
-    rig.disk.set_capacity(None);
-    assert!(comes_back(&mut rig));
-    rig.write_blocks(0..1).unwrap();
-    rig.check();
+    fixture.check();
+    fixture.disk.set_capacity(None);
+    assert!(comes_back(&mut fixture));
+    fixture.write_blocks(0..1).unwrap();
+    fixture.check();
 }
 
 #[test]
@@ -137,36 +137,36 @@ fn nothing_hangs_on_a_full_host() {
 fn after_a_crash_an_image_on_a_full_host_opens() {
     for segments in [8, 10] {
         let setup = Setup { blocks: 1024, ..Setup::default() };
-        let mut rig = setup.rig(1);
-        rig.disk.set_capacity(host_of(segments));
-        fill(&mut rig);
-        rig.flush().unwrap();
-        let (disk, story) = rig.abandon();
+        let mut fixture = setup.fixture(1);
+        fixture.disk.set_capacity(host_of(segments));
+        fill(&mut fixture);
+        fixture.flush().unwrap();
+        let (disk, model) = fixture.abandon();
         let moment = disk.now();
         let crashed = disk.crash_at(moment, &mut Fate::everything());
-        let mut rig = recover(&crashed, setup, &story, moment, End::PowerCut, 0);
-        rig.zero(0..setup.blocks * BLOCK_SECTORS / 2).unwrap();
-        rig.flush().unwrap();
-        assert!(comes_back(&mut rig));
-        rig.check();
+        let mut fixture = recover(&crashed, setup, &model, moment, End::PowerCut, 0);
+        fixture.zero(0..setup.blocks * BLOCK_SECTORS / 2).unwrap();
+        fixture.flush().unwrap();
+        assert!(comes_back(&mut fixture));
+        fixture.check();
     }
 }
 
 /// Wherever it stops: the segments that were kept for this have their space.
 pub fn crashes_on_a_full_host(seed: u64) {
     let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
-    let mut rig = setup.rig(seed);
+    let mut fixture = setup.fixture(seed);
     let segments = 9 + seed % 9;
-    rig.disk.set_capacity(host_of(segments));
-    rig.guests().mix = Mix { depth: 12, zero_percent: 12, ..Mix::on(setup.blocks) };
-    rig.run(1500);
-    let (disk, story) = rig.abandon();
+    fixture.disk.set_capacity(host_of(segments));
+    fixture.guests().mix = Mix { depth: 12, zero_percent: 12, ..Mix::on(setup.blocks) };
+    fixture.run(1500);
+    let (disk, model) = fixture.abandon();
     for (index, moment) in some_moments(&disk, 25).enumerate() {
         let _tell = Tell(format!("{segments} segments, cut at {moment:?}"));
         let crashed = disk.crash_at(moment, &mut Fate::seeded(seed + index as u64));
-        let mut rig = recover(&crashed, setup, &story, moment, End::PowerCut, seed);
-        rig.run(20);
-        rig.check();
+        let mut fixture = recover(&crashed, setup, &model, moment, End::PowerCut, seed);
+        fixture.run(20);
+        fixture.check();
     }
 }
 
@@ -182,82 +182,83 @@ fn an_image_on_a_full_host_opens_after_any_power_cut() {
 #[test]
 fn room_that_comes_before_the_first_write_has_succeeded_is_noticed() {
     let setup = Setup::default();
-    let mut rig = setup.rig(1);
-    rig.write_blocks(0..8).unwrap();
-    let (disk, story) = rig.close();
+    let mut fixture = setup.fixture(1);
+    fixture.write_blocks(0..8).unwrap();
+    let (disk, model) = fixture.close();
     let full = disk.allocated_bytes().unwrap();
-    let punched = super::driver::without_history(&disk);
+    let punched = super::fixture::without_history(&disk);
     drop(disk);
     punched.set_capacity(Some(punched.allocated_bytes().unwrap().min(full)));
-    let mut rig = Rig::open(&punched, setup, story, 1).unwrap();
-    let refused = (0..40).any(|round| rig.write_blocks(round..round + 4).is_err());
+    let mut fixture = Fixture::open(&punched, setup, model, 1).unwrap();
+    let refused = (0..40).any(|round| fixture.write_blocks(round..round + 4).is_err());
     assert!(refused, "the host was not full");
     punched.set_capacity(None);
-    assert!(comes_back(&mut rig), "the image has not noticed that there is room");
-    rig.check();
+    assert!(comes_back(&mut fixture), "the image has not noticed that there is room");
+    fixture.check();
 }
 
-/// The very first segment had no space. Once that had been refused nobody asked the host again,
-/// since nobody was waiting any more, and nothing had been written since the image was opened.
+/// The very first segment had no space. Once that had been refused the host was never asked again,
+/// since no request was waiting any more, and nothing had been written since the image was opened.
 #[test]
 fn a_head_that_could_not_get_space_gets_it_later() {
     let setup = Setup::default();
     let disk = setup.image();
     // Room for the other superblock and no more.
     disk.set_capacity(Some(disk.allocated_bytes().unwrap() + 4096));
-    let story = Story::new(vec![0; (setup.blocks * BLOCK_SECTORS) as usize], 1);
-    let mut rig = Rig::open(&disk, setup, story, 1).unwrap();
+    let model = HistoryModel::new(vec![0; (setup.blocks * BLOCK_SECTORS) as usize], 1);
+    let mut fixture = Fixture::open(&disk, setup, model, 1).unwrap();
     for _ in 0..3 {
-        assert_eq!(rig.write_blocks(0..4), Err(Errno::NOSPC));
+        assert_eq!(fixture.write_blocks(0..4), Err(Errno::NOSPC));
     }
     disk.set_capacity(None);
-    assert!(comes_back(&mut rig), "the image has not noticed that there is room");
-    rig.check();
+    assert!(comes_back(&mut fixture), "the image has not noticed that there is room");
+    fixture.check();
 }
 
-/// A host that cannot reserve space (ZFS, NFS, a thin volume): what it says when it is asked for some
-/// means nothing, and records find it full. Once new heads could not be started, nothing was written
-/// until the image was opened anew.
+/// A host that cannot reserve space (ZFS, NFS, a thin volume): what it says when it is asked for
+/// some means nothing, and records find it full. Once new heads could not be started, nothing was
+/// written until the image was opened anew.
 #[test]
 fn a_host_without_reserved_space_that_was_full_for_a_moment_takes_writes_again() {
     for seed in 0..4 {
         let _tell = Tell(format!("seed {seed}"));
         let setup = Setup { blocks: 1024, split: seed % 2 == 1, ..Setup::default() };
-        let mut rig = setup.rig(seed);
+        let mut fixture = setup.fixture(seed);
         // What such a host does when it is asked: the file is as long as it must be, and sparse.
-        rig.disk.set_size(64 * SEGMENT_BYTES).unwrap();
-        rig.disk.inject(Fault::lose().on(Call::Allocate).always());
+        fixture.disk.set_size(64 * SEGMENT_BYTES).unwrap();
+        fixture.disk.inject(Fault::lose().on(Call::Allocate).always());
         for moment in 0..3 {
-            rig.disk
-                .set_capacity(Some(rig.disk.allocated_bytes().unwrap() + (9 + seed * 7) * 4096));
+            fixture.disk.set_capacity(Some(
+                fixture.disk.allocated_bytes().unwrap() + (9 + seed * 7) * 4096,
+            ));
             let failed = (0..20_000).find_map(|round| {
                 let lba = round * 7 % (setup.blocks - 4);
-                rig.write_blocks(lba..lba + 4).err()
+                fixture.write_blocks(lba..lba + 4).err()
             });
             assert_eq!(failed, Some(Errno::NOSPC));
             for round in 0..12 {
-                let _ = rig.write_blocks(round..round + 4);
+                let _ = fixture.write_blocks(round..round + 4);
                 if round == 5 {
                     // It is asked again meanwhile, in vain, and more than once.
                     sleep(ASK_AGAIN);
                 }
             }
-            assert!(rig.guests().failures.iter().all(|it| it.errno == Errno::NOSPC));
-            rig.check();
-            rig.disk.set_capacity(None);
-            assert!(comes_back(&mut rig), "no writes though there is room, moment {moment}");
-            rig.flush().unwrap();
-            rig.check();
+            assert!(fixture.guests().failures.iter().all(|it| it.errno == Errno::NOSPC));
+            fixture.check();
+            fixture.disk.set_capacity(None);
+            assert!(comes_back(&mut fixture), "no writes though there is room, moment {moment}");
+            fixture.flush().unwrap();
+            fixture.check();
         }
-        let (disk, story) = rig.abandon();
+        let (disk, model) = fixture.abandon();
         let now = disk.now();
         let crashed = disk.crash_at(now, &mut Fate::nothing_more());
-        recover(&crashed, setup, &story, now, End::PowerCut, seed).check();
+        recover(&crashed, setup, &model, now, End::PowerCut, seed).check();
     }
 }
 
-/// The map that a checkpoint writes may still name what died after its first step, and what took its place
-/// need not be durable: such a segment waits for the next checkpoint.
+/// The map that a checkpoint writes may still name what died after its first step, and what took
+/// its place need not be durable: such a segment waits for the next checkpoint.
 #[test]
 fn a_segment_that_dies_while_a_checkpoint_is_made_is_not_freed_by_it() {
     let died = (0..12).filter(|waits| dies_in_checkpoint(*waits)).count();
@@ -267,21 +268,21 @@ fn a_segment_that_dies_while_a_checkpoint_is_made_is_not_freed_by_it() {
 /// The segment dies when the checkpoint has waited so often for the host; whether it lived so long.
 fn dies_in_checkpoint(mut waits: u32) -> bool {
     let setup = Setup { blocks: 2048, ..Setup::default() };
-    let mut rig = setup.rig(1);
-    rig.write_blocks(0..8).unwrap();
-    let first = rig.core.map.get(0).address();
+    let mut fixture = setup.fixture(1);
+    fixture.write_blocks(0..8).unwrap();
+    let first = fixture.core.map.get(0).address();
     for lba in (8..256).step_by(8) {
-        rig.write_blocks(lba..lba + 8).unwrap();
+        fixture.write_blocks(lba..lba + 8).unwrap();
     }
-    rig.flush().unwrap();
-    let victim = rig.core.shape.segment_of(first);
-    let in_victim = |rig: &Rig, lba: u64| {
-        let word = rig.core.map.get(lba);
-        word.is_mapped() && rig.core.shape.segment_of(word.address()) == victim
+    fixture.flush().unwrap();
+    let victim = fixture.core.shape.segment_of(first);
+    let in_victim = |fixture: &Fixture, lba: u64| {
+        let map_entry = fixture.core.map.get(lba);
+        map_entry.is_mapped() && fixture.core.shape.segment_of(map_entry.address()) == victim
     };
-    let overwritten: Vec<u64> = (0..256).filter(|lba| in_victim(&rig, *lba)).collect();
-    assert_eq!(rig.core.tail().segments.get(victim).state, State::Sealed);
-    let guests = Rc::clone(&rig.guests);
+    let overwritten: Vec<u64> = (0..256).filter(|lba| in_victim(&fixture, *lba)).collect();
+    assert_eq!(fixture.core.append_state().segments.get(victim).state, State::Sealed);
+    let guests = Rc::clone(&fixture.guests);
     let mut once = Some(overwritten);
     let overwrite = move || {
         if waits > 0 {
@@ -298,64 +299,66 @@ fn dies_in_checkpoint(mut waits: u32) -> bool {
             guests.reap(0);
         }
     };
-    with_hook(overwrite, || rig.keeper.checkpoint(CheckpointKind::Running)).unwrap();
-    if rig.core.tail().segments.get(victim).live > 0 {
+    with_hook(overwrite, || fixture.maintenance.checkpoint(CheckpointKind::Running)).unwrap();
+    if fixture.core.append_state().segments.get(victim).live > 0 {
         return false;
     }
     for round in 0..200 {
         let lba = 300 + round * 8 % 800;
-        rig.write_blocks(lba..lba + 8).unwrap();
+        fixture.write_blocks(lba..lba + 8).unwrap();
         if round % 20 == 0 {
-            let now = rig.disk.now();
+            let now = fixture.disk.now();
             // What was written there again may be on the medium, and what took its place not.
             for seed in 0..6 {
-                let crashed = rig.disk.crash_at(now, &mut Fate::seeded(seed));
+                let crashed = fixture.disk.crash_at(now, &mut Fate::seeded(seed));
                 let seen = contents_read_only(&crashed).unwrap();
-                rig.guests().story.judge(&seen, now, End::PowerCut).unwrap();
+                fixture.guests().model.judge(&seen, now, End::PowerCut).unwrap();
             }
         }
     }
     true
 }
 
-/// A device, or a file of limited size, that ends before the image's last segment would: an image that
-/// an earlier version has made there, with fewer segments. The segment that is not there stood at the
-/// front of the free ones, and those behind it, in which nothing was any more, were never asked for.
+/// A device, or a file of limited size, that ends before the image's last segment would: an image
+/// that an earlier version has made there, with fewer segments. The segment that is not there stood
+/// at the front of the free ones, and those behind it, in which nothing was any more, were never
+/// asked for.
 #[test]
 fn a_segment_that_the_host_never_has_does_not_hide_free_ones() {
     for missing in 1..4 {
         let _tell = Tell(format!("{missing} segments are missing"));
         let setup = Setup { blocks: 1024, ..Setup::default() };
-        let mut rig = setup.rig(missing);
-        let limit = u64::from(rig.core.tail().segments.limit());
+        let mut fixture = setup.fixture(missing);
+        let limit = u64::from(fixture.core.append_state().segments.limit());
         let end = (limit - missing) * SEGMENT_BYTES;
-        rig.disk
+        fixture
+            .disk
             .inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).within(end..u64::MAX).always());
         // All segments that there are come to be used.
         for round in 0..6 {
             for first in (0..setup.blocks).step_by(4) {
-                let wrote = rig.write_blocks(first..first + 4);
-                assert_eq!(wrote, Ok(()), "round {round}, block {first}: {}", rig.describe());
+                let wrote = fixture.write_blocks(first..first + 4);
+                assert_eq!(wrote, Ok(()), "round {round}, block {first}: {}", fixture.describe());
             }
         }
-        rig.flush().unwrap();
-        rig.zero(0..setup.blocks * BLOCK_SECTORS).unwrap();
-        rig.checkpoint().unwrap();
-        rig.checkpoint().unwrap();
-        rig.quiet();
+        fixture.flush().unwrap();
+        fixture.zero(0..setup.blocks * BLOCK_SECTORS).unwrap();
+        fixture.checkpoint().unwrap();
+        fixture.checkpoint().unwrap();
+        fixture.quiet();
         // As in a pause: the host gets back what is not needed.
-        rig.keeper(|keeper| keeper.trim_reserve());
+        fixture.maintenance(|maintenance| maintenance.trim_reserve());
         sleep(ASK_AGAIN);
         for first in (0..setup.blocks).step_by(4) {
-            let wrote = rig.write_blocks(first..first + 4);
-            assert_eq!(wrote, Ok(()), "block {first} of an empty disk: {}", rig.describe());
+            let wrote = fixture.write_blocks(first..first + 4);
+            assert_eq!(wrote, Ok(()), "block {first} of an empty disk: {}", fixture.describe());
         }
-        rig.check();
+        fixture.check();
     }
 }
 
-/// The host gets room while the guest is quiet. Its first write was refused all the same, by what the
-/// keeper had last heard of the host; a guest that retries soon never saw it.
+/// The host gets room while the guest is quiet. Its first write was refused all the same, by what
+/// the maintenance worker had last heard of the host; a guest that retries soon never saw it.
 #[test]
 fn the_first_write_after_the_host_has_room_again_is_taken() {
     for reserves in [true, false] {

@@ -1,5 +1,5 @@
-//! Real threads: queues and the keeper sleep, and whoever has news for them wakes them. What the
-//! other tests cannot show is a bell that is not rung.
+//! Real threads: queues and the maintenance worker sleep until another thread wakes them.
+//! What the other tests cannot show is a bell that is not rung.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use flowstone_block::{BlockingDisk, Extent, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
 use flowstone_fileio::sim::{Schedule, SimDisk};
 
-use super::driver::{BLOCK_SECTORS, Setup};
-use super::oracle::{read_stamps, stamp};
+use super::fixture::{BLOCK_SECTORS, Setup};
+use super::history_model::{read_stamps, stamp};
 use crate::log::disk::LogImage;
-use crate::log::keeper::SETTLE_TIME;
+use crate::log::maintenance::QUIET_TIME;
 use crate::{DiscardMode, Image};
 
 /// Longer than all of them take, by far.
@@ -75,9 +75,10 @@ fn nobody_sleeps_through_what_it_waits_for() {
     }
 }
 
-/// The keeper had decided how long to sleep before there was anything to give back, and slept on.
+/// The maintenance worker had decided how long to sleep before there was anything to give back, and
+/// slept on.
 #[test]
-fn a_keeper_that_has_nothing_to_do_hears_of_segments_that_die() {
+fn idle_maintenance_is_woken_when_segments_die() {
     let disk = Setup::default().image();
     let image = open(&disk);
     let mut guest = BlockingDisk::new(&*image).unwrap();
@@ -92,7 +93,7 @@ fn a_keeper_that_has_nothing_to_do_hears_of_segments_that_die() {
     assert!(dead() > 0, "nothing died");
     let start = Instant::now();
     while dead() > 0 {
-        assert!(start.elapsed() < SETTLE_TIME / 2, "nobody gives back what is dead");
+        assert!(start.elapsed() < QUIET_TIME / 2, "nobody gives back what is dead");
         thread::sleep(Duration::from_millis(20));
     }
 }

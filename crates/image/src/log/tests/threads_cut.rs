@@ -1,5 +1,5 @@
-//! Queues and the keeper on threads of their own, and power cut at moments of that run: the other crash
-//! tests do everything on one thread.
+//! Queues and the maintenance worker on threads of their own, and power cut at moments of that run:
+//! the other crash tests do everything on one thread.
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
@@ -10,8 +10,8 @@ use flowstone_fileio::Access;
 use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
 
 use super::crash::{CRASHES, Tell};
-use super::driver::{Setup, contents_read_only};
-use super::oracle::{Stamp, read_stamps, stamp};
+use super::fixture::{Setup, contents_read_only};
+use super::history_model::{Stamp, read_stamps, stamp};
 use crate::DiscardMode;
 use crate::log::disk::LogImage;
 
@@ -129,7 +129,7 @@ pub fn run(seed: u64, rounds: u64, cuts: usize) {
 }
 
 #[test]
-fn queues_and_keeper_on_threads_of_their_own_survive_power_cuts() {
+fn queues_and_maintenance_on_threads_of_their_own_survive_power_cuts() {
     for seed in 0..3 {
         run(seed, 250, 40);
     }

@@ -1,8 +1,10 @@
-//! A real file, the default shape for its size, and a disk that is full to its last block: three queues
-//! overwrite and trim it at random, faster than the cleaner can follow. No request is ever refused.
+//! A real file, the default shape for its size, and a disk that is full to its last block: three
+//! queues overwrite and trim it at random, faster than the cleaner can follow. No request is ever
+//! refused.
 //!
 //! A record that only trimmed opened one of the last segments, writes filled it, and the next trim
-//! opened another one, until the cleaner had no room: no space for ever on a disk that was not full.
+//! opened another one, until the cleaner had no room: no space for ever on a disk that was not
+//! full.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,7 +13,7 @@ use fastrand::Rng;
 use flowstone_block::{BlockingDisk, Errno, Extent, Layer, Op, Sector, SectorCount};
 use flowstone_fileio::{Access, OpenOptions};
 
-use super::driver::BLOCK_SECTORS;
+use super::fixture::BLOCK_SECTORS;
 use crate::{CreateOptions, Format, ImageOptions};
 
 /// How long to go on, and with how many trims.

@@ -1,5 +1,5 @@
-//! A block of a crashed image cannot be read, each in its turn. In free space that must not matter; where
-//! a durable record is, the image must not be opened without it.
+//! A block of a crashed image cannot be read, each in its turn. In free space that must not matter;
+//! where a durable record is, the image must not be opened without it.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,11 @@ use flowstone_block::Errno;
 use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
 
 use super::crash::Tell;
-use super::driver::{Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only, readable_contents};
-use super::oracle::{Stamp, Story};
+use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only, readable_contents};
+use super::history_model::{HistoryModel, Stamp};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::disk::prepare;
+use crate::log::ids::SegmentId;
 use crate::log::load::load;
 use crate::log::record::Kind;
 use crate::log::segments::State;
@@ -19,16 +20,16 @@ const BLOCK: u64 = BLOCK_BYTES as u64;
 
 /// An image that was flushed and then lost power, and what it holds.
 fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
-    let mut rig = setup.rig(seed);
-    rig.guests().mix = Mix::writes(0..setup.blocks - 8);
-    rig.run(500);
-    rig.checkpoint().unwrap();
-    rig.run(60);
-    rig.flush().unwrap();
-    rig.write_blocks(setup.blocks - 1..setup.blocks).unwrap();
-    rig.flush().unwrap();
-    let (disk, story) = rig.abandon();
-    (disk.crash_at(disk.now(), &mut Fate::everything()), story.latest())
+    let mut fixture = setup.fixture(seed);
+    fixture.guests().mix = Mix::writes(0..setup.blocks - 8);
+    fixture.run(500);
+    fixture.checkpoint().unwrap();
+    fixture.run(60);
+    fixture.flush().unwrap();
+    fixture.write_blocks(setup.blocks - 1..setup.blocks).unwrap();
+    fixture.flush().unwrap();
+    let (disk, model) = fixture.abandon();
+    (disk.crash_at(disk.now(), &mut Fate::everything()), model.latest())
 }
 
 /// The same disk with a block that cannot be read.
@@ -43,7 +44,8 @@ fn without_block(disk: &SimDisk, block: u64) -> SimDisk {
 fn places(disk: &SimDisk) -> (Vec<u64>, BTreeSet<u64>) {
     let loaded = load(disk).unwrap();
     let per_segment = SEGMENT_BYTES / BLOCK;
-    let is_free = |number: &u64| loaded.segments.get(*number as u32).state == State::Free;
+    let is_free =
+        |number: &u64| loaded.segments.get(SegmentId::new(*number as u32)).state == State::Free;
     let segments = disk.to_bytes().len() as u64 / SEGMENT_BYTES;
     let free =
         (1..segments).filter(is_free).flat_map(|it| it * per_segment..(it + 1) * per_segment);
@@ -52,11 +54,11 @@ fn places(disk: &SimDisk) -> (Vec<u64>, BTreeSet<u64>) {
         let mut bytes = [0; BLOCK_BYTES];
         disk.read_at(block * BLOCK, &mut bytes);
         let header = loaded.codec.decode(&bytes, &mut Vec::new());
-        let segment = loaded.segments.get((block / per_segment) as u32);
+        let segment = loaded.segments.get(SegmentId::new((block / per_segment) as u32));
         header.is_some_and(|it| {
-            segment.serial == it.serial
+            segment.incarnation == it.incarnation
                 && matches!(it.kind, Kind::Writes | Kind::Seal)
-                && segment.class <= 1
+                && segment.lifetime <= 1
                 && replayed.contains(&it.sequence)
         })
     };
@@ -78,8 +80,10 @@ fn an_unreadable_block_of_free_space_keeps_no_crashed_image_from_opening() {
             let _tell = Tell(format!("seed {seed}, block {block}"));
             let bad = without_block(&disk, block);
             assert_eq!(contents_read_only(&bad).unwrap(), expected);
-            let rig = Rig::open(&bad, setup, Story::new(expected.clone(), 1 << 32), 1).unwrap();
-            assert_eq!(rig.contents(), expected);
+            let fixture =
+                Fixture::open(&bad, setup, HistoryModel::new(expected.clone(), 1 << 32), 1)
+                    .unwrap();
+            assert_eq!(fixture.contents(), expected);
         }
     }
 }

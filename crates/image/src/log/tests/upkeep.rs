@@ -6,8 +6,8 @@ use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::Fate;
 
 use super::crash::{Tell, some_moments};
-use super::driver::{BLOCK_SECTORS, Mix, Rig, SEGMENT_BYTES, Setup, contents_read_only};
-use super::oracle::{End, Story};
+use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};
+use super::history_model::{End, HistoryModel};
 use crate::log::load::load;
 use crate::log::map::LEAF_BLOCKS;
 
@@ -19,31 +19,31 @@ fn wide() -> Setup {
 }
 
 /// Writes a block in each of eight other leaves, as one record if the queue is idle.
-fn scatter(rig: &mut Rig, round: u64) -> Result<(), Errno> {
-    let before = rig.guests().failures.len();
+fn scatter(fixture: &mut Fixture, round: u64) -> Result<(), Errno> {
+    let before = fixture.guests().failures.len();
     for index in 0..8 {
         let number = round * 8 + index;
         let lba = number % LEAVES * LEAF_BLOCKS + number / LEAVES;
-        rig.guests().write(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
+        fixture.guests().write(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
     }
-    rig.guests().kick(0);
-    rig.settle();
-    let failure = rig.guests().failures.get(before).map(|failure| failure.errno);
+    fixture.guests().kick(0);
+    fixture.drain();
+    let failure = fixture.guests().failures.get(before).map(|failure| failure.errno);
     failure.map_or(Ok(()), Err)
 }
 
 /// On a host with room for so many segments: every record changes eight leaves, and a checkpoint is
 /// made shortly before the head is full. Returns when the host refuses.
-fn scattered(segments: u64) -> Rig {
-    let mut rig = wide().rig(segments);
-    rig.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
+fn scattered(segments: u64) -> Fixture {
+    let mut fixture = wide().fixture(segments);
+    fixture.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
     for round in 0..3000 {
-        let head = rig.core.tail().heads[0].place;
+        let head = fixture.core.append_state().heads[0].place;
         if (46..54).contains(&head.block) {
-            let _ = rig.checkpoint();
+            let _ = fixture.checkpoint();
         }
-        if scatter(&mut rig, round).is_err() {
-            return rig;
+        if scatter(&mut fixture, round).is_err() {
+            return fixture;
         }
     }
     panic!("the host is never full");
@@ -56,17 +56,17 @@ fn scattered(segments: u64) -> Rig {
 fn leaves_changed_since_the_head_was_opened_have_room_in_the_next_checkpoint() {
     for segments in 10..26 {
         let _tell = Tell(format!("{segments} segments"));
-        let mut rig = scattered(segments);
-        rig.flush().unwrap();
-        let latest = rig.guests().story.latest();
-        let next = rig.guests().story.next_stamp();
-        let described = rig.describe();
-        let changed = rig.core.map.changed_count();
-        let now = rig.disk.now();
-        let crashed = rig.disk.crash_at(now, &mut Fate::everything());
+        let mut fixture = scattered(segments);
+        fixture.flush().unwrap();
+        let latest = fixture.guests().model.latest();
+        let next = fixture.guests().model.next_stamp();
+        let described = fixture.describe();
+        let changed = fixture.core.map.changed_count();
+        let now = fixture.disk.now();
+        let crashed = fixture.disk.crash_at(now, &mut Fate::everything());
         crashed.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
-        drop(rig);
-        let opened = Rig::open(&crashed, wide(), Story::new(latest, next), 1);
+        drop(fixture);
+        let opened = Fixture::open(&crashed, wide(), HistoryModel::new(latest, next), 1);
         let Err(error) = opened else { continue };
         panic!("{error}: {changed} leaves had changed; {described}");
     }
@@ -79,22 +79,26 @@ fn a_full_host_takes_trims() {
         for blocks in 1..4 {
             let _tell = Tell(format!("{segments} segments, {blocks} blocks"));
             let setup = Setup { blocks: 1024, ..Setup::default() };
-            let mut rig = setup.rig(segments);
-            rig.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
+            let mut fixture = setup.fixture(segments);
+            fixture.disk.set_capacity(Some(segments * SEGMENT_BYTES + 17 * 4096));
             let mut refused = 0;
             for round in 0..20_000 {
                 let lba = round * 7 % (setup.blocks - 4);
-                refused += u32::from(rig.write_blocks(lba..lba + blocks).is_err());
+                refused += u32::from(fixture.write_blocks(lba..lba + blocks).is_err());
                 if refused > 40 {
                     break;
                 }
             }
             for lba in (0..setup.blocks).step_by(16) {
-                rig.zero(lba * BLOCK_SECTORS..(lba + 16) * BLOCK_SECTORS).unwrap();
+                fixture.zero(lba * BLOCK_SECTORS..(lba + 16) * BLOCK_SECTORS).unwrap();
             }
             std::thread::sleep(std::time::Duration::from_millis(120));
-            rig.flush().unwrap();
-            assert!((0..8).any(|lba| rig.write_blocks(lba..lba + 1).is_ok()), "{}", rig.describe());
+            fixture.flush().unwrap();
+            assert!(
+                (0..8).any(|lba| fixture.write_blocks(lba..lba + 1).is_ok()),
+                "{}",
+                fixture.describe()
+            );
         }
     }
 }
@@ -108,10 +112,10 @@ fn an_image_on_a_full_host_that_is_only_looked_at_is_closed_in_order() {
     // Room for the other superblock and no more.
     disk.set_capacity(Some(disk.allocated_bytes().unwrap() + 4096));
     for _ in 0..3 {
-        let story = Story::new(vec![0; setup.sectors() as usize], 1);
-        let mut rig = Rig::open(&disk, setup, story, 1).unwrap();
-        rig.read(0..8).unwrap();
-        rig.close();
+        let model = HistoryModel::new(vec![0; setup.sectors() as usize], 1);
+        let mut fixture = Fixture::open(&disk, setup, model, 1).unwrap();
+        fixture.read(0..8).unwrap();
+        fixture.close();
         assert!(load(&disk).unwrap().superblock.clean);
     }
 }
@@ -124,24 +128,25 @@ fn a_wide_disk_on_a_full_host_opens_after_any_power_cut() {
         let segments = 14 + seed * 5;
         let room = Some(segments * SEGMENT_BYTES + 17 * 4096);
         let setup = Setup { split: seed % 2 == 1, ..wide() };
-        let mut rig = setup.rig(seed);
-        rig.disk.set_capacity(room);
-        rig.guests().mix = Mix { depth: 16, zero_percent: 8, ..Mix::writes(0..setup.blocks) };
-        rig.run(1500);
-        assert!(rig.guests().failures.iter().all(|failure| failure.errno == Errno::NOSPC));
-        assert!(!rig.guests().failures.is_empty(), "the host was never full");
-        let (disk, story) = rig.abandon();
-        let next = story.next_stamp();
+        let mut fixture = setup.fixture(seed);
+        fixture.disk.set_capacity(room);
+        fixture.guests().mix = Mix { depth: 16, zero_percent: 8, ..Mix::writes(0..setup.blocks) };
+        fixture.run(1500);
+        assert!(fixture.guests().failures.iter().all(|failure| failure.errno == Errno::NOSPC));
+        assert!(!fixture.guests().failures.is_empty(), "the host was never full");
+        let (disk, model) = fixture.abandon();
+        let next = model.next_stamp();
         for (index, moment) in some_moments(&disk, 60).enumerate() {
             let _tell = Tell(format!("seed {seed}, {segments} segments, cut at {moment:?}"));
             let crashed = disk.crash_at(moment, &mut Fate::seeded(index as u64));
             crashed.set_capacity(room);
             let seen = contents_read_only(&crashed).unwrap();
             if index % 12 == 0 {
-                story.judge(&seen, moment, End::PowerCut).unwrap();
+                model.judge(&seen, moment, End::PowerCut).unwrap();
             }
-            let mut rig = Rig::open(&crashed, setup, Story::new(seen, next), 1).unwrap();
-            rig.run(10);
+            let mut fixture =
+                Fixture::open(&crashed, setup, HistoryModel::new(seen, next), 1).unwrap();
+            fixture.run(10);
         }
     }
 }
@@ -150,12 +155,12 @@ fn a_wide_disk_on_a_full_host_opens_after_any_power_cut() {
 #[test]
 fn a_full_disk_of_small_segments_with_little_reserve_is_overwritten() {
     let setup = Setup { blocks: 6000, reserve: Some(3), ..Setup::default() };
-    let mut rig = setup.rig(1);
+    let mut fixture = setup.fixture(1);
     for lba in (0..setup.blocks).step_by(60) {
-        rig.write_blocks(lba..lba + 60).unwrap();
+        fixture.write_blocks(lba..lba + 60).unwrap();
     }
-    rig.guests().mix = Mix { depth: 16, blocks_max: 2, ..Mix::writes(0..setup.blocks) };
-    rig.run(6000);
-    assert_eq!(rig.guests().failures, [], "{}", rig.describe());
-    rig.check();
+    fixture.guests().mix = Mix { depth: 16, blocks_max: 2, ..Mix::writes(0..setup.blocks) };
+    fixture.run(6000);
+    assert_eq!(fixture.guests().failures, [], "{}", fixture.describe());
+    fixture.check();
 }

@@ -1,5 +1,5 @@
 //! Flushes of one queue. If no metadata waits to be written, a flush is a sync of the file, shared
-//! by those that wait together; else it waits for a commit of the keeper's.
+//! by those that wait together; else it waits for a commit of the maintenance worker's.
 
 use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{FileChannel, FileOp, FileRequest, MemoryList};
@@ -26,10 +26,10 @@ impl Flushes {
         core: &Core,
         file: &mut dyn FileChannel,
         completion: Completion,
-        settled: &mut Vec<Completion>,
+        completed: &mut Vec<Completion>,
     ) {
         if core.commits.has_failed() {
-            settled.push(Completion { outcome: Err(Errno::IO), ..completion });
+            completed.push(Completion { outcome: Err(Errno::IO), ..completion });
         } else if !core.meta().is_clean() && !mutant("qcow2.flush.syncs-without-a-commit") {
             self.waiting.push((core.commits.ask(), completion));
         } else {
@@ -52,36 +52,36 @@ impl Flushes {
         core: &Core,
         file: &mut dyn FileChannel,
         outcome: Outcome,
-        settled: &mut Vec<Completion>,
+        completed: &mut Vec<Completion>,
     ) {
         if let Err(errno) = outcome
             && !mutant("qcow2.flush.forgets-a-failed-sync")
         {
             core.fail(&format!("a sync of the image has failed: {errno}"));
         }
-        // Another queue may have heard of a failure that concerns us too.
+        // The host may have reported a failure that concerns us to another queue.
         let outcome = if core.commits.has_failed() { Err(Errno::IO) } else { outcome };
         let served = self.syncing.take().unwrap_or_default();
-        settled.extend(served.into_iter().map(|completion| Completion { outcome, ..completion }));
+        completed.extend(served.into_iter().map(|completion| Completion { outcome, ..completion }));
         if !self.gathered.is_empty() {
             self.start_sync(file);
         }
     }
 
     /// Completes what commits have served.
-    pub fn collect(&mut self, core: &Core, settled: &mut Vec<Completion>) {
+    pub fn collect(&mut self, core: &Core, completed: &mut Vec<Completion>) {
         if self.waiting.is_empty() {
             return;
         }
         let served =
             self.waiting.extract_if(.., |(ticket, _)| core.commits.outcome(ticket).is_some());
-        settled.extend(served.map(|(ticket, completion)| {
+        completed.extend(served.map(|(ticket, completion)| {
             let outcome = core.commits.outcome(&ticket).unwrap_or(Err(Errno::IO));
             Completion { outcome, ..completion }
         }));
     }
 
-    pub fn has_news(&self, core: &Core) -> bool {
+    pub fn can_advance(&self, core: &Core) -> bool {
         self.waiting.iter().any(|(ticket, _)| core.commits.outcome(ticket).is_some())
     }
 

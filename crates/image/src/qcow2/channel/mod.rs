@@ -1,6 +1,6 @@
 //! One queue of a qcow2 image. What needs no more than a look at tables in memory is carried out
 //! here, in the queue's own ring: reads of data and zeroes, writes in place, and writes to clusters
-//! that have had nothing in them. Everything else goes to the [`Lane`], which may block.
+//! that have had nothing in them. Everything else goes to the [`SlowPath`], which may block.
 
 mod flushes;
 mod plan;
@@ -17,44 +17,44 @@ use slab::Slab;
 use self::flushes::Flushes;
 use self::plan::{Piece, Plan};
 use super::core::Core;
-use super::flights::FlightLog;
-use super::lane::Lane;
+use super::epochs::EpochPins;
 use super::shape::GuestCluster;
+use super::slow_path::SlowPath;
 use crate::DiscardMode;
-use crate::mailbox::Mailbox;
-use crate::pace::Pulse;
+use crate::completion_queue::CompletionQueue;
+use crate::pace::ActivityCounter;
 use crate::trims::Trims;
 use crate::waker::Waker;
 
 /// One queue's way into a qcow2 image.
 pub struct Qcow2Channel {
     core: Arc<Core>,
-    lane: Arc<Lane>,
+    slow_path: Arc<SlowPath>,
     trims: Arc<Trims>,
-    pulse: Arc<Pulse>,
+    activity: Arc<ActivityCounter>,
     waker: Arc<Waker>,
     file: Box<dyn FileChannel>,
     /// Where others put what they have done for us.
-    mailbox: Arc<Mailbox>,
+    completions: Arc<CompletionQueue>,
     /// Requests that others have.
     handed_over: usize,
     /// Whether the thread that discards has yet to be told.
     trims_queued: bool,
-    log: FlightLog,
-    flights: Slab<Flight>,
+    pins: EpochPins,
+    active: Slab<ActiveRequest>,
     flushes: Flushes,
     /// Used again for each request.
     plan: Plan,
     done: Vec<FileCompletion>,
     /// Requests that are done.
-    settled: Vec<Completion>,
+    completed: Vec<Completion>,
 }
 
 /// A request that file requests are on their way for.
-struct Flight {
+struct ActiveRequest {
     request: Box<Request>,
     /// When it looked into the map.
-    generation: u64,
+    epoch: u64,
     /// File requests that are not back yet.
     pieces: usize,
     outcome: Outcome,
@@ -70,31 +70,31 @@ const SYNC_TAG: usize = usize::MAX;
 impl Qcow2Channel {
     pub fn new(
         core: Arc<Core>,
-        lane: Arc<Lane>,
+        slow_path: Arc<SlowPath>,
         trims: Arc<Trims>,
         depth: QueueDepth,
     ) -> io::Result<Self> {
         let file = core.file.channel(depth)?;
         let waker = core.new_waker()?;
-        let mailbox = Arc::new(Mailbox::new(Arc::clone(&waker)));
-        let log = core.flights.log();
-        let pulse = core.activity.join();
+        let completions = Arc::new(CompletionQueue::new(Arc::clone(&waker)));
+        let pins = core.epochs.register();
+        let activity = core.activity.counter();
         Ok(Self {
             core,
-            lane,
+            slow_path,
             trims,
-            pulse,
+            activity,
             waker,
             file,
-            mailbox,
+            completions,
             handed_over: 0,
             trims_queued: false,
-            log,
-            flights: Slab::with_capacity(usize::from(depth.0)),
+            pins,
+            active: Slab::with_capacity(usize::from(depth.0)),
             flushes: Flushes::default(),
             plan: Plan::default(),
             done: Vec::new(),
-            settled: Vec::new(),
+            completed: Vec::new(),
         })
     }
 
@@ -104,19 +104,19 @@ impl Qcow2Channel {
             drop(meta);
             return self.hand_over(request);
         }
-        let generation = meta.generation;
+        let epoch = meta.epoch;
         if !self.plan.pieces.is_empty() {
-            self.log.enter(generation);
+            self.pins.pin(epoch);
         }
         drop(meta);
         for zero in self.plan.zeroes.drain(..) {
             request.fill_zero(zero);
         }
         if self.plan.pieces.is_empty() {
-            self.settled.push(Completion { request, outcome: Ok(()) });
+            self.completed.push(Completion { request, outcome: Ok(()) });
             return;
         }
-        self.start(request, generation, |offset, bytes| FileOp::Read { offset, bytes });
+        self.start(request, epoch, |offset, bytes| FileOp::Read { offset, bytes });
     }
 
     fn write(&mut self, request: Box<Request>, extent: Extent) {
@@ -125,48 +125,43 @@ impl Qcow2Channel {
             drop(meta);
             return self.hand_over(request);
         }
-        let generation = meta.generation;
-        self.log.enter(generation);
+        let epoch = meta.epoch;
+        self.pins.pin(epoch);
         let low = meta.space.unused_end() < self.core.room_low();
         drop(meta);
         if low && !self.plan.fills.is_empty() {
             self.core.commits.hint_room();
         }
         let durable = false;
-        self.start(request, generation, |offset, bytes| FileOp::Write { offset, bytes, durable });
+        self.start(request, epoch, |offset, bytes| FileOp::Write { offset, bytes, durable });
     }
 
     /// Submits the pieces of the plan.
-    fn start(
-        &mut self,
-        request: Box<Request>,
-        generation: u64,
-        op: impl Fn(FileOffset, u64) -> FileOp,
-    ) {
+    fn start(&mut self, request: Box<Request>, epoch: u64, op: impl Fn(FileOffset, u64) -> FileOp) {
         let pieces = self.plan.pieces.len();
         let fills = std::mem::take(&mut self.plan.fills);
         let whole = request.op.bytes();
-        let tag = self.flights.insert(Flight {
+        let tag = self.active.insert(ActiveRequest {
             request,
-            generation,
+            epoch,
             pieces,
             outcome: Ok(()),
             fills,
             lists: Vec::new(),
         });
-        let flight = &mut self.flights[tag];
+        let active = &mut self.active[tag];
         for Piece { at, bytes, offset } in self.plan.pieces.drain(..) {
             let memory = if bytes == whole {
-                // SAFETY: the request stays in `flights`, its box and list unmoved, until the file
+                // SAFETY: the request stays in `active`, its box and list unmoved, until the file
                 // request completes; dropping the channel waits for that.
-                unsafe { MemoryList::new(&flight.request.memory) }
+                unsafe { MemoryList::new(&active.request.memory) }
             } else {
                 let mut list = Vec::new();
                 let range = at as usize..(at + bytes) as usize;
-                flight.request.for_each_piece(range, |piece| list.push(piece));
-                flight.lists.push(list.into());
-                let list = flight.lists.last().expect("just pushed");
-                // SAFETY: as above; the boxed list stays where it is when the flight moves.
+                active.request.for_each_piece(range, |piece| list.push(piece));
+                active.lists.push(list.into());
+                let list = active.lists.last().expect("just pushed");
+                // SAFETY: as above; the boxed list stays where it is when the request moves.
                 unsafe { MemoryList::new(list) }
             };
             let op = op(FileOffset::new(offset), bytes);
@@ -176,35 +171,35 @@ impl Qcow2Channel {
 
     fn hand_over(&mut self, request: Box<Request>) {
         self.handed_over += 1;
-        self.lane.submit(request, &self.mailbox);
+        self.slow_path.submit(request, &self.completions);
     }
 
     fn finish(&mut self, completion: FileCompletion) {
         if completion.tag == SYNC_TAG {
-            let Self { core, file, flushes, settled, .. } = self;
-            return flushes.finish_sync(core, &mut **file, completion.outcome, settled);
+            let Self { core, file, flushes, completed, .. } = self;
+            return flushes.finish_sync(core, &mut **file, completion.outcome, completed);
         }
-        let flight = &mut self.flights[completion.tag];
-        flight.outcome = flight.outcome.and(completion.outcome);
-        flight.pieces -= 1;
-        if flight.pieces > 0 {
+        let active = &mut self.active[completion.tag];
+        active.outcome = active.outcome.and(completion.outcome);
+        active.pieces -= 1;
+        if active.pieces > 0 {
             return;
         }
-        let flight = self.flights.remove(completion.tag);
-        self.log.leave(flight.generation);
-        self.fill(&flight);
-        self.complete(Completion { request: flight.request, outcome: flight.outcome });
+        let active = self.active.remove(completion.tag);
+        self.pins.unpin(active.epoch);
+        self.fill(&active);
+        self.complete(Completion { request: active.request, outcome: active.outcome });
     }
 
     /// The map is to name the clusters that have got their first data.
-    fn fill(&mut self, flight: &Flight) {
-        if flight.fills.is_empty() {
+    fn fill(&mut self, active: &ActiveRequest) {
+        if active.fills.is_empty() {
             return;
         }
         let mut meta = self.core.meta();
         let mut ended = false;
-        for guest in &flight.fills {
-            ended |= meta.filled(*guest, flight.outcome.is_ok());
+        for guest in &active.fills {
+            ended |= meta.filled(*guest, active.outcome.is_ok());
         }
         let crowded = meta.is_crowded();
         drop(meta);
@@ -222,10 +217,10 @@ impl Qcow2Channel {
         let request = &completion.request;
         let durable = request.durable && request.op.modifies() && completion.outcome.is_ok();
         if durable || request.op == Op::Flush {
-            let Self { core, file, flushes, settled, .. } = self;
-            flushes.submit(core, &mut **file, completion, settled);
+            let Self { core, file, flushes, completed, .. } = self;
+            flushes.submit(core, &mut **file, completion, completed);
         } else {
-            self.settled.push(completion);
+            self.completed.push(completion);
         }
     }
 
@@ -236,7 +231,7 @@ impl Qcow2Channel {
     }
 
     fn collect_from_others(&mut self) {
-        for completion in self.mailbox.take() {
+        for completion in self.completions.take() {
             self.handed_over -= 1;
             self.complete(completion);
         }
@@ -261,11 +256,11 @@ impl Channel for Qcow2Channel {
             _ => None,
         };
         if let Some(outcome) = refused {
-            self.settled.push(Completion { request, outcome });
+            self.completed.push(Completion { request, outcome });
             return;
         }
         if !matches!(request.op, Op::Discard(_)) {
-            self.pulse.beat();
+            self.activity.count();
         }
         let deallocate = self.core.discard == DiscardMode::Deallocate;
         match request.op {
@@ -275,9 +270,9 @@ impl Channel for Qcow2Channel {
             Op::Discard(_) | Op::WriteZeroes { unmap: true, .. } if deallocate => {
                 self.handed_over += 1;
                 self.trims_queued = true;
-                self.trims.submit(request, &self.mailbox);
+                self.trims.submit(request, &self.completions);
             }
-            Op::Discard(_) => self.settled.push(Completion { request, outcome: Ok(()) }),
+            Op::Discard(_) => self.completed.push(Completion { request, outcome: Ok(()) }),
             Op::WriteZeroes { .. } => self.hand_over(request),
         }
     }
@@ -289,25 +284,25 @@ impl Channel for Qcow2Channel {
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         self.collect_from_file();
-        if self.mailbox.has_mail() {
+        if self.completions.has_completions() {
             self.collect_from_others();
         }
-        self.flushes.collect(&self.core, &mut self.settled);
+        self.flushes.collect(&self.core, &mut self.completed);
         if self.flushes.take_started() {
             self.file.kick();
         }
-        done.append(&mut self.settled);
+        done.append(&mut self.completed);
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.kick_trims();
-        if !self.settled.is_empty() {
+        if !self.completed.is_empty() {
             self.file.kick();
             return;
         }
-        let Self { core, waker, mailbox, flushes, file, .. } = self;
-        let has_news = || mailbox.has_mail() || flushes.has_news(core);
-        if !waker.sleep(bells, has_news, |bells| file.sleep(bells)) {
+        let Self { core, waker, completions, flushes, file, .. } = self;
+        let can_advance = || completions.has_completions() || flushes.can_advance(core);
+        if !waker.sleep(doorbells, can_advance, |doorbells| file.sleep(doorbells)) {
             file.kick();
         }
     }
@@ -316,8 +311,8 @@ impl Channel for Qcow2Channel {
 impl Drop for Qcow2Channel {
     /// Waits for what is on its way: it uses the requests' memory, and others wait for its claims.
     fn drop(&mut self) {
-        while !self.flights.is_empty() || self.handed_over > 0 || self.flushes.is_syncing() {
-            self.settled.clear();
+        while !self.active.is_empty() || self.handed_over > 0 || self.flushes.is_syncing() {
+            self.completed.clear();
             self.sleep(&Doorbells { fds: &[], deadline: None });
             let mut done = Vec::new();
             self.reap(&mut done);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use flowstone_block::Extent;
 
 use super::super::entry::Mapping;
-use super::super::meta::{Filling, Meta, Part, Source};
+use super::super::meta::{Filling, MappedPart, Meta, Source};
 use super::super::shape::GuestCluster;
 
 /// What is to be done for a request.
@@ -34,7 +34,7 @@ impl Plan {
         self.clear();
         let mut at = 0;
         while at < extent.bytes() {
-            let Ok(Part { source, bytes }) =
+            let Ok(MappedPart { source, bytes }) =
                 meta.find(extent.start_bytes() + at, extent.bytes() - at)
             else {
                 return false;
@@ -74,7 +74,7 @@ impl Plan {
                 Ok(Some(Mapping::Zero { reserved: None })) => wanted += 1,
                 _ => return false,
             }
-            if meta.is_claimed_alone(guest) {
+            if meta.is_locked_exclusively(guest) {
                 return false;
             }
         }

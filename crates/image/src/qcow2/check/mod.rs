@@ -1,7 +1,7 @@
 //! Checking an image, as `qemu-img check` does: every reference to a host cluster is counted, and
 //! compared with its refcount.
 //!
-//! A refcount that is too high is a leak: space that nobody uses. One that is too low is an error:
+//! A refcount that is too high is a leak: space without a use. One that is too low is an error:
 //! software that trusts it would give a cluster away that is in use. So is an entry that names
 //! nothing possible, or says wrongly whether its cluster may be written in place.
 
@@ -21,7 +21,7 @@ use super::refcounts::Refcounts;
 use super::replay;
 use super::shape::{HostCluster, Shape};
 use super::space::merged;
-use super::survey::Refusal;
+use super::survey::SurveyError;
 use crate::report::{CheckOptions, CheckProgress, CheckReport};
 
 /// Host clusters that are counted in one pass: a byte of memory each.
@@ -35,7 +35,8 @@ struct Checker<'a> {
     header: Header,
     l1: Vec<u64>,
     refcounts: Refcounts,
-    /// Clusters that only a killed daemon's changes name: in use, whether they are counted yet or not.
+    /// Clusters that only a killed daemon's changes name: in use, whether they are counted yet or
+    /// not.
     promised: HashSet<HostCluster>,
     report: CheckReport,
     progress: CheckProgress<'a>,
@@ -106,8 +107,8 @@ pub fn check_beside(
     let file_bytes = file.size().map_err(host)?;
     let mut reader = BlockingFile::new(file).map_err(host)?;
     let l1 = read_l1(&mut reader, &header, file_bytes).map_err(|refusal| match refusal {
-        Refusal::Host(errno) => host(errno.into()),
-        Refusal::Damaged(why) => refuse(format!("the image is damaged: {why}")),
+        SurveyError::Host(errno) => host(errno.into()),
+        SurveyError::Damaged(why) => refuse(format!("the image is damaged: {why}")),
     })?;
     let (table, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
     let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters)
@@ -230,8 +231,8 @@ impl Checker<'_> {
             }
         })?;
         let raised = self.set_all(&low)?;
-        // What a killed daemon has written may not be durable, and the entries on the medium be older
-        // ones that name what is going to be free.
+        // What a killed daemon has written may not be durable, and the entries on the medium be
+        // older ones that name what is going to be free.
         if !mutant("qcow2.repair.counts-down-before-a-sync") {
             self.file.sync()?;
         }

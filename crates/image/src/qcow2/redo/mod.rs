@@ -1,14 +1,16 @@
-//! What a killed daemon remembers: changes of the map that are not on the medium yet.
+//! The redo file: changes of the map that are not on the medium yet, for the daemon after a killed
+//! one.
 //!
-//! A write is done when its data is in the file; the map that names it is written at the next commit.
-//! A daemon that is killed in between would forget the write, although the guest lives on and has
-//! been told that it is done. So each change of the map also goes to a small file beside the image,
-//! which is mapped into memory: the kernel keeps what was stored there when the process is gone.
+//! A write is done when its data is in the file; the map that names it is written at the next
+//! commit. A write would be lost if the daemon was killed in between, although the guest goes on
+//! and the write has completed. So each change of the map also goes to a small file beside the
+//! image, which is mapped into memory: the kernel keeps what was stored there when the process is
+//! gone.
 //!
-//! Nothing is ever synced there, for nothing there may survive a power cut, which may have taken the
-//! data: the file says for which boot of the host it is good, for which file, and which session of
-//! it, as the header of the image does ([`mark`](super::mark)). What is made of a file that is
-//! found, and when an image is refused: [`recall()`].
+//! Nothing is ever synced there, for nothing there may survive a power cut, which may have taken
+//! the data: the file says for which boot of the host it is good, for which file, and which session
+//! of it, as the header of the image does ([`mark`](super::mark)). How a file that is found is
+//! used, and when an image is refused: [`recall()`].
 
 mod recall;
 
@@ -58,7 +60,7 @@ unsafe impl Send for Redo {}
 
 /// A change of the map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
+pub struct RedoRecord {
     pub guest: GuestCluster,
     pub entry: u64,
 }
@@ -82,8 +84,8 @@ fn slot(position: u64) -> usize {
 }
 
 impl Redo {
-    /// Begins a session of the image at `image`, whose header must have no mark: whatever is there is
-    /// void. The header is to have [`mark`](Self::mark) before the first change.
+    /// Begins a session of the image at `image`, whose header must have no mark: whatever is there
+    /// is void. The header is to have [`mark`](Self::mark) before the first change.
     pub fn begin(image: &Path) -> io::Result<Self> {
         let (boot, place, mark) = (boot_number()?, place_of(image)?, Mark::begin()?);
         let mut redo = Self::map(path_of(image)?, mark)?;
@@ -154,7 +156,7 @@ impl Redo {
     ///
     /// # Panics
     /// If there is no [`room`](Self::room).
-    pub fn append(&mut self, record: Record) {
+    pub fn append(&mut self, record: RedoRecord) {
         assert!(self.room() > 0, "room for a change of the map");
         let slot = slot(self.end);
         self.store(slot, record.guest.0);
@@ -175,7 +177,7 @@ impl Redo {
     }
 
     /// A commit has made durable what comes before this position, and the header has this mark.
-    pub fn settle(&mut self, mark: Mark, position: u64) {
+    pub fn set_committed(&mut self, mark: Mark, position: u64) {
         self.mark = mark;
         self.store(MARK_WORD, mark.bits());
         self.forget_before(position);
@@ -187,7 +189,7 @@ impl Redo {
         self.store(START_WORD, position);
     }
 
-    /// The image is closed in order: the file has nothing to say any more.
+    /// Removes the file: the image has been closed in order and is complete by itself.
     pub fn remove(self) -> io::Result<()> {
         std::fs::remove_file(&self.path)
     }
@@ -218,8 +220,8 @@ mod tests {
     use super::recall::Lost;
     use super::*;
 
-    fn record(number: u64) -> Record {
-        Record { guest: GuestCluster(number), entry: number << 16 }
+    fn record(number: u64) -> RedoRecord {
+        RedoRecord { guest: GuestCluster(number), entry: number << 16 }
     }
 
     fn place() -> (tempfile::TempDir, PathBuf) {
@@ -275,7 +277,7 @@ mod tests {
         assert_eq!(redo.room(), 0);
         let found = left(&image, mark).unwrap();
         assert_eq!(found.changes().last(), Some(&record(RECORDS - 4)));
-        redo.settle(mark.next(), redo.end());
+        redo.set_committed(mark.next(), redo.end());
         assert_eq!(redo.room(), RECORDS);
         assert_eq!(left(&image, mark.next()).unwrap(), Left::Changes(vec![]));
         redo.remove().unwrap();
@@ -288,7 +290,7 @@ mod tests {
         let mut redo = Redo::begin(&image).unwrap();
         let first = redo.mark();
         redo.append(record(1));
-        redo.settle(first.next().next(), 0);
+        redo.set_committed(first.next().next(), 0);
         assert_eq!(left(&image, first).unwrap(), Left::Nothing, "an earlier state of the image");
         assert!(matches!(left(&image, Mark::begin().unwrap()), Err(Lost::Other)));
         assert_eq!(recall(Memory::Beside(&image), 0).unwrap(), Left::Nothing, "not marked");

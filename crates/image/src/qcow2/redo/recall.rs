@@ -1,7 +1,7 @@
-//! What a killed daemon has left, judged by what the header says of it and before anything is
-//! written. If it cannot be told whether changes are missing, the image is refused: to go on
-//! without them would take completed writes from the guest, and to believe those of another session
-//! would put two clusters of the disk into one of the file.
+//! Reads the redo file that a killed daemon has left, and compares it with the header before
+//! anything is written. If changes may be missing, the image is refused: without them completed
+//! writes would be lost, and with those of another session two clusters of the disk would share one
+//! of the file.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -15,7 +15,7 @@ use tracing::warn;
 use super::super::mark::{Mark, boot_number};
 use super::super::shape::GuestCluster;
 use super::{
-    BOOT_WORD, END_WORD, MAGIC, MARK_WORD, OLD_MAGIC, PLACE_WORD, RECORDS, Record, START_WORD,
+    BOOT_WORD, END_WORD, MAGIC, MARK_WORD, OLD_MAGIC, PLACE_WORD, RECORDS, RedoRecord, START_WORD,
     WORDS, path_of, place_of, slot,
 };
 
@@ -46,11 +46,11 @@ pub enum Left {
     /// Nothing: the image by itself is all there is.
     Nothing,
     /// Changes of the map that the image may not have yet, from the oldest on.
-    Changes(Vec<Record>),
+    Changes(Vec<RedoRecord>),
 }
 
 impl Left {
-    pub fn changes(&self) -> &[Record] {
+    pub fn changes(&self) -> &[RedoRecord] {
         match self {
             Self::Nothing => &[],
             Self::Changes(changes) => changes,
@@ -58,7 +58,7 @@ impl Left {
     }
 }
 
-/// Why it cannot be told what a killed daemon has left.
+/// Why the redo file of a killed daemon cannot be used.
 #[derive(Debug)]
 pub enum Lost {
     Missing,
@@ -73,7 +73,8 @@ pub enum Lost {
 }
 
 impl Lost {
-    /// Whether what is lost is lost for good, as far as we can see: a repair may go on without it.
+    /// Whether a repair may go on without the redo file: it will not be found again, as far as is
+    /// known.
     pub fn may_be_given_up(&self) -> bool {
         matches!(self, Self::Missing | Self::Other)
     }
@@ -194,14 +195,14 @@ impl Found {
         self.records().map(Left::Changes)
     }
 
-    fn records(&self) -> Result<Vec<Record>, Lost> {
+    fn records(&self) -> Result<Vec<RedoRecord>, Lost> {
         let (start, end) = (self.word(START_WORD), self.word(END_WORD));
         if start > end || end - start > RECORDS {
             return Err(Lost::Strange);
         }
         let record = |position| {
             let slot = slot(position);
-            Record { guest: GuestCluster(self.word(slot)), entry: self.word(slot + 1) }
+            RedoRecord { guest: GuestCluster(self.word(slot)), entry: self.word(slot + 1) }
         };
         Ok((start..end).map(record).collect())
     }

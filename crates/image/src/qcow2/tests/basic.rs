@@ -4,7 +4,7 @@ use fastrand::Rng;
 use flowstone_block::{Layer, Op, SectorCount};
 use flowstone_fileio::FileIo;
 
-use super::rig::{Guest, assert_clean, contents, extent, new_disk, open, open_read_only};
+use super::fixture::{Guest, assert_clean, contents, extent, new_disk, open, open_read_only};
 use crate::Image;
 
 const SECTORS: u64 = 2048;

@@ -6,11 +6,11 @@ use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fate, Fault, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
-use super::rig::{
+use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, open, open_on,
     open_read_only, raw,
 };
-use super::story::{stamped, stamps_of};
+use super::history_model::{stamped, stamps_of};
 use crate::Image;
 
 /// Writes most of the clusters of a disk in any order, and discards some of them again.
@@ -59,12 +59,12 @@ fn runs(disk: &SimDisk) -> u64 {
 fn places(disk: &SimDisk) -> Vec<u64> {
     let image = open_read_only(disk).unwrap();
     let shape = image.core.shape;
-    let mut worker = super::super::lane::Worker::new(image.core.clone()).unwrap();
+    let mut worker = super::super::slow_path::SlowPathWorker::new(image.core.clone()).unwrap();
     let clusters = shape.clusters(image.core.capacity().bytes());
     (0..clusters)
         .filter_map(|cluster| {
-            let (part, generation) = worker.find(cluster * shape.cluster_bytes(), 1).unwrap();
-            worker.leave(generation);
+            let (part, epoch) = worker.find(cluster * shape.cluster_bytes(), 1).unwrap();
+            worker.unpin(epoch);
             match part.source {
                 super::super::meta::Source::File { offset, .. } => Some(offset),
                 _ => None,

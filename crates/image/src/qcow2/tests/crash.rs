@@ -8,11 +8,11 @@ use flowstone_block::{Extent, Layer, Op, SectorCount};
 use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
-use super::rig::{
+use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, open_on,
     open_read_only_on, raw,
 };
-use super::story::{Open, Story, stamped, stamps_of};
+use super::history_model::{HistoryModel, Open, stamped, stamps_of};
 use crate::Image;
 
 /// What is run, and on what.
@@ -91,17 +91,17 @@ impl Setup {
 }
 
 /// A run of requests, several at a time, of which no two overlap.
-struct Run<'a> {
+struct CrashRun<'a> {
     setup: Setup,
     disk: &'a SimDisk,
     guest: Guest,
-    story: Story,
+    model: HistoryModel,
     open: HashMap<u32, (Open, Option<Extent>)>,
     random: Rng,
     stamp: u32,
 }
 
-impl Run<'_> {
+impl CrashRun<'_> {
     fn go(&mut self) {
         for _ in 0..self.setup.requests {
             while self.open.len() >= self.setup.depth {
@@ -132,7 +132,7 @@ impl Run<'_> {
             _ => (0, Vec::new()),
         };
         let durable = op.modifies() && self.random.u8(..12) == 0;
-        let open = self.story.submit(self.disk, op, stamp, durable);
+        let open = self.model.submit(self.disk, op, stamp, durable);
         let tag = self.guest.submit_data(op, &data, durable);
         self.open.insert(tag, (open, op.extent()));
     }
@@ -141,38 +141,38 @@ impl Run<'_> {
         let completion = self.guest.next();
         completion.outcome.unwrap();
         let (open, _) = self.open.remove(&completion.request.tag).unwrap();
-        self.story.complete(self.disk, &open);
+        self.model.complete(self.disk, &open);
     }
 }
 
 /// Runs a setup on a disk with an image; returns what happened. The image is closed.
-fn run_on(setup: Setup, disk: &SimDisk, seed: u64) -> Story {
+fn run_on(setup: Setup, disk: &SimDisk, seed: u64) -> HistoryModel {
     disk.set_schedule(Schedule::Shuffled { seed });
     let before = setup.read(disk);
     let stamp = before.iter().copied().max().unwrap_or(0);
     let image = setup.open(disk);
     assert_eq!(image.geometry().capacity.get(), setup.sectors);
     let guest = Guest::new(&image);
-    let story = Story::new(&before, disk);
+    let model = HistoryModel::new(&before, disk);
     let random = Rng::with_seed(seed);
-    let mut run = Run { setup, disk, guest, story, open: HashMap::new(), random, stamp };
+    let mut run = CrashRun { setup, disk, guest, model, open: HashMap::new(), random, stamp };
     run.go();
-    let Run { guest, story, .. } = run;
+    let CrashRun { guest, model, .. } = run;
     drop(guest);
     if setup.compacts {
         image.compact(&mut |_, _| {}).unwrap();
     }
-    assert_eq!(stamps_of(&contents(&image)), story.latest());
+    assert_eq!(stamps_of(&contents(&image)), model.latest());
     drop(image);
     assert_clean(disk);
-    assert_eq!(setup.read(disk), story.latest(), "after it was closed");
-    story
+    assert_eq!(setup.read(disk), model.latest(), "after it was closed");
+    model
 }
 
 /// What is found after a crash must be right, and must be right to go on with.
-fn recover(setup: Setup, crashed: &SimDisk, story: &Story, moment: Moment, go_on: bool) {
+fn recover(setup: Setup, crashed: &SimDisk, model: &HistoryModel, moment: Moment, go_on: bool) {
     let found = setup.read(crashed);
-    story.judge(&found, moment);
+    model.judge(&found, moment);
     let report = checked(crashed, false);
     assert_eq!(report.errors, Vec::<String>::new());
     if go_on {
@@ -194,7 +194,7 @@ fn crash_everywhere(setup: Setup, has_past: bool) {
         run_on(setup, &disk, setup.seed ^ 0x55);
     }
     disk = SimDisk::from_bytes(&disk.to_bytes());
-    let story = run_on(setup, &disk, setup.seed);
+    let model = run_on(setup, &disk, setup.seed);
     for (index, moment) in disk.crash_points().enumerate() {
         let fate = match index % 3 {
             0 => Fate::nothing_more(),
@@ -203,10 +203,10 @@ fn crash_everywhere(setup: Setup, has_past: bool) {
         };
         let _tell = Tell(format!("{setup:?}, {fate:?} at {moment:?}"));
         let crashed = disk.crash_at(moment, &mut fate.clone());
-        recover(setup, &crashed, &story, moment, index % 29 == 0);
+        recover(setup, &crashed, &model, moment, index % 29 == 0);
         let seed = setup.seed * 2000 + index as u64;
         let crashed = disk.crash_at(moment, &mut Fate::seeded(seed));
-        recover(setup, &crashed, &story, moment, false);
+        recover(setup, &crashed, &model, moment, false);
     }
 }
 

@@ -1,9 +1,9 @@
-//! Images that are damaged, or that somebody has made to do damage.
+//! Images that are damaged, or that an attacker has made.
 
 use fastrand::Rng;
 
 use super::super::fuzzing::{Patch, small_image, survive};
-use super::rig::{assert_clean, checked, contents, number, open, open_read_only};
+use super::fixture::{assert_clean, checked, contents, number, open, open_read_only};
 use flowstone_block::{BlockingDisk, Errno, Sector};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::SimDisk;

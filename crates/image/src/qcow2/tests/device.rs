@@ -9,7 +9,7 @@ use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fault, SimDisk};
 
 use super::basic::any_change;
-use super::rig::{Guest, checked, contents, extent, new_disk, open};
+use super::fixture::{Guest, checked, contents, extent, new_disk, open};
 
 const SECTORS: u64 = 500;
 const CLUSTER_BYTES: u64 = 4096;

@@ -4,7 +4,7 @@ use flowstone_block::{Errno, Layer, Op, SectorCount};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
 
-use super::rig::{
+use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, number, open, open_on,
     open_read_only, open_read_only_on, open_with_much_memory, raw,
 };
@@ -48,7 +48,8 @@ fn a_file_that_cannot_grow_keeps_room_for_refcounts() {
     assert_clean(&disk);
 }
 
-/// A flush waits, and its outcome is not looked up while more commits fail than were once remembered.
+/// A flush waits, and its outcome is not looked up while more commits fail than were once
+/// remembered.
 #[test]
 fn a_flush_whose_commit_failed_is_never_told_that_it_is_done() {
     let disk = new_disk(8 * 64, 4096);
@@ -98,8 +99,8 @@ fn after_a_commit_that_failed_half_way_entries_wait_for_their_refcounts() {
     }
 }
 
-/// The header that should name the new L1 table could not be written. Later commits wrote to the new
-/// table all the same, which nothing named after a power cut.
+/// The header that should name the new L1 table could not be written. Later commits wrote to the
+/// new table all the same, which nothing named after a power cut.
 #[test]
 fn a_resize_that_failed_does_not_cost_flushed_writes() {
     for struck in 0..3 {
@@ -194,8 +195,8 @@ fn disk_with_a_full_refcount_table() -> SimDisk {
     SimDisk::from_bytes(&disk.to_bytes())
 }
 
-/// The table is written where nothing names it, before the header names it; also if any write of that
-/// fails, and power is cut then.
+/// The table is written where nothing names it, before the header names it; also if any write of
+/// that fails, and power is cut then.
 #[test]
 fn a_refcount_table_that_moves_survives_power_cuts_and_failures() {
     let full = disk_with_a_full_refcount_table().to_bytes();

@@ -6,7 +6,9 @@ use flowstone_block::{Errno, Layer, Op, QueueDepth};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fault};
 
-use super::rig::{Guest, assert_clean, checked, contents, extent, new_disk, open, open_read_only};
+use super::fixture::{
+    Guest, assert_clean, checked, contents, extent, new_disk, open, open_read_only,
+};
 
 const CLUSTER: u64 = 8;
 
@@ -65,7 +67,7 @@ fn a_full_host_loses_nothing_and_recovers() {
 }
 
 /// The commit that would have given discarded clusters back had found no room for a table, and
-/// nobody asked for another.
+/// no flush asked for another.
 #[test]
 fn a_commit_that_found_no_room_is_tried_again_when_nobody_asks() {
     let disk = new_disk(256 * CLUSTER, CLUSTER * 512);

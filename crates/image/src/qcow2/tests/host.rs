@@ -8,7 +8,7 @@ use flowstone_fileio::Access;
 use flowstone_fileio::sim::{Fate, SimDisk};
 
 use super::super::{Memory, Qcow2Image};
-use super::rig::{checked_beside, contents, number};
+use super::fixture::{checked_beside, contents, number};
 use crate::report::CheckReport;
 use crate::{DiscardMode, Image};
 

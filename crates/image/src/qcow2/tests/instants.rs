@@ -7,8 +7,8 @@ use fastrand::Rng;
 use flowstone_block::Op;
 use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
 
+use super::fixture::{Guest, checked, contents, extent, new_disk};
 use super::host::Host;
-use super::rig::{Guest, checked, contents, extent, new_disk};
 
 const SECTORS: u64 = 500;
 const OPS: u8 = 70;
@@ -22,7 +22,7 @@ struct Caught {
 }
 
 /// Requests, and what the disk holds before the first one and after each.
-fn story(random: &mut Rng) -> (Vec<(Op, u8)>, Vec<Vec<u8>>) {
+fn history(random: &mut Rng) -> (Vec<(Op, u8)>, Vec<Vec<u8>>) {
     let mut models = vec![vec![0; SECTORS as usize * 512]];
     let ops = (1..=OPS).map(|stamp| {
         let start = random.u64(..SECTORS);
@@ -84,7 +84,7 @@ fn killed_at_any_instant(seed: u64, cluster_bytes: u64) -> usize {
     let (host, mut random) = (Host::new(), Rng::with_seed(seed));
     let disk = new_disk(SECTORS, cluster_bytes);
     disk.set_schedule(Schedule::Shuffled { seed });
-    let (ops, models) = story(&mut random);
+    let (ops, models) = history(&mut random);
     let mut caught = run_and_catch(&host, &disk, &ops);
     random.shuffle(&mut caught);
     caught.truncate(40);

@@ -11,7 +11,7 @@ use flowstone_fileio::sim::{Fate, SimDisk};
 use super::super::{Memory, Qcow2Image};
 use super::basic::any_change;
 use super::compact::disorder;
-use super::rig::{Guest, checked, contents, new_disk};
+use super::fixture::{Guest, checked, contents, new_disk};
 use crate::{DiscardMode, Image};
 
 const SECTORS: u64 = 1500;
@@ -68,7 +68,7 @@ fn killed_again_and_again(seed: u64, cluster_bytes: u64) {
             }
         }
         if random.bool() {
-            // The keeper is somewhere in a commit.
+            // The maintenance worker is somewhere in a commit.
             guest.submit(Op::Flush, 0);
             for _ in 0..random.u32(..40_000) {
                 std::hint::spin_loop();
@@ -134,11 +134,11 @@ fn what_other_software_has_written_since_is_left_alone() {
     let disk = new_disk(SECTORS, 4096);
     let image = open(&disk, &path);
     let mut guest = Guest::new(&image);
-    guest.run(Op::Write(super::rig::extent(0, 8)), 1).unwrap();
+    guest.run(Op::Write(super::fixture::extent(0, 8)), 1).unwrap();
     let killed = kill(&disk, &path, 1);
     drop((guest, image));
     std::fs::rename(path.with_extension("kept"), redo_of(&path)).unwrap();
-    assert_eq!(super::rig::number(&killed, 88) >> 63, 1);
+    assert_eq!(super::fixture::number(&killed, 88) >> 63, 1);
     killed.write_at(88, &[0; 8]);
     let image = open(&killed, &path);
     assert!(contents(&image).iter().all(|byte| *byte == 0));

@@ -1,5 +1,5 @@
-//! Between a kill and the restart: what is beside the image is believed if it is of its last session,
-//! nothing else is, and no tool destroys what it names.
+//! Between a kill and the restart: what is beside the image is believed if it is of its last
+//! session, nothing else is, and no tool destroys what it names.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -7,11 +7,11 @@ use flowstone_block::{Errno, Layer, Op, SectorCount};
 use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
 
-use super::host::{Host, reboot};
-use super::rig::open_read_only;
-use super::rig::{
+use super::fixture::open_read_only;
+use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, number, raw,
 };
+use super::host::{Host, reboot};
 use crate::Image;
 
 const SECTORS: u64 = 1500;
@@ -159,7 +159,8 @@ fn a_redo_file_of_an_earlier_session_is_not_believed() {
 }
 
 /// A copy that was made while the daemon ran is put back into the same file after the daemon was
-/// killed. Host clusters that the later state had used again were given to two clusters of the disk.
+/// killed. Host clusters that the later state had used again were given to two clusters of the
+/// disk.
 #[test]
 fn a_redo_file_is_not_believed_of_a_restored_backup() {
     let host = Host::new();
@@ -256,8 +257,8 @@ fn changes_that_are_missing_are_given_up_by_repair_alone() {
     assert_clean(&disk);
 }
 
-/// A power cut may have taken the data, and the commits made the image consistent by itself: its redo
-/// file is void, be it there or not.
+/// A power cut may have taken the data, and the commits made the image consistent by itself: its
+/// redo file is void, be it there or not.
 #[test]
 fn after_a_reboot_the_image_by_itself_is_what_counts() {
     let host = Host::new();

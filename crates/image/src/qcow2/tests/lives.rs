@@ -7,9 +7,9 @@ use flowstone_fileio::FileIo;
 use flowstone_fileio::sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
+use super::fixture::{Guest, checked, contents, extent, new_disk, number, open, open_read_only};
+use super::history_model::{HistoryModel, stamped, stamps_of};
 use super::host::{Host, reboot};
-use super::rig::{Guest, checked, contents, extent, new_disk, number, open, open_read_only};
-use super::story::{Story, stamped, stamps_of};
 use crate::Image;
 
 /// What a guest does.
@@ -128,7 +128,7 @@ pub struct Life {
     trouble: Trouble,
     host: Option<Host>,
     random: Rng,
-    story: Story,
+    model: HistoryModel,
     sizes: Vec<Size>,
     kills: Vec<Kill>,
     /// What the redo file had after the image was closed, if it was still there.
@@ -145,7 +145,7 @@ impl Life {
         let [sectors, other] = script.sizes;
         let disk = SimDisk::from_bytes(&new_disk(sectors, script.cluster_bytes).to_bytes());
         disk.set_schedule(Schedule::Shuffled { seed: script.seed });
-        let story = Story::new(&vec![0; sectors.max(other) as usize], &disk);
+        let model = HistoryModel::new(&vec![0; sectors.max(other) as usize], &disk);
         let begun = disk.now();
         let size = Size { sectors, asked: begun, told: Some(begun), failed: None, forgotten: None };
         let mut life = Self {
@@ -153,7 +153,7 @@ impl Life {
             trouble,
             host: script.remembers.then(Host::new),
             random: Rng::with_seed(script.seed),
-            story,
+            model,
             sizes: vec![size],
             kills: Vec::new(),
             left: None,
@@ -179,7 +179,7 @@ impl Life {
     fn open(&self) -> flowstone_block::Result<Qcow2Image> {
         match &self.host {
             Some(host) => host.open_by(host.path(), &self.disk, None),
-            None => super::rig::try_open(&self.disk),
+            None => super::fixture::try_open(&self.disk),
         }
     }
 
@@ -226,7 +226,7 @@ impl Life {
         let _tell = Tell(format!("{:?} {:?} served", self.script, self.trouble));
         let mut served = stamps_of(&contents(image));
         served.resize(self.script.sizes.into_iter().max().unwrap() as usize, 0);
-        self.story.judge_since(&served, self.disk.now(), self.story.events());
+        self.model.judge_since(&served, self.disk.now(), self.model.events());
     }
 
     fn any_op(&mut self, sectors: u64) -> Op {
@@ -253,19 +253,19 @@ impl Life {
             }
             _ => (0, Vec::new()),
         };
-        let open = self.story.submit(&self.disk, op, stamp, durable);
+        let open = self.model.submit(&self.disk, op, stamp, durable);
         guest.submit_data(op, &data, durable);
         let outcome = guest.next().outcome;
         self.expect(outcome);
         if outcome.is_ok() {
-            self.story.complete(&self.disk, &open);
+            self.model.complete(&self.disk, &open);
         }
     }
 
     fn flush(&mut self, guest: &mut Guest) -> Outcome {
         let redo = self.host.as_ref().map(Host::remembered);
-        let (before, events) = (self.disk.now(), self.story.events());
-        let open = self.story.submit(&self.disk, Op::Flush, 0, false);
+        let (before, events) = (self.disk.now(), self.model.events());
+        let open = self.model.submit(&self.disk, Op::Flush, 0, false);
         let outcome = guest.run(Op::Flush, 0);
         self.expect(outcome);
         let after = self.disk.now();
@@ -275,7 +275,7 @@ impl Life {
             self.kills.push(Kill { moments: [before, after], redo, events: events + 1 });
         }
         if outcome.is_ok() {
-            self.story.complete(&self.disk, &open);
+            self.model.complete(&self.disk, &open);
             let failed = self.sizes.iter_mut().filter(|size| size.told.is_none());
             failed.for_each(|size| size.forgotten = size.forgotten.or(Some(after)));
         }
@@ -343,14 +343,14 @@ impl Life {
         let mut all = held.clone();
         all.resize(self.script.sizes.into_iter().max().unwrap() as usize, 0);
         match killed {
-            Some((_, events)) => self.story.judge_since(&all, moment, events),
-            None => self.story.judge(&all, moment),
+            Some((_, events)) => self.model.judge_since(&all, moment, events),
+            None => self.model.judge(&all, moment),
         }
         held
     }
 
-    /// A size that could not be had is forgotten at once by the host, and when something is promised
-    /// again by the medium.
+    /// A size that could not be had is forgotten at once by the host, and when something is
+    /// promised again by the medium.
     fn judge_size(&self, found: u64, moment: Moment, killed: bool) {
         let told = |size: &Size| size.told.is_some_and(|told| told <= moment);
         let last = self.sizes.iter().rposition(told).unwrap();
@@ -436,7 +436,7 @@ impl Life {
             Some(redo) => host.remember(redo),
             None => std::fs::remove_file(host.redo()).unwrap_or_default(),
         }
-        let found = self.judge(&disk, now, Some((host, self.story.events())));
+        let found = self.judge(&disk, now, Some((host, self.model.events())));
         self.restart(host, &disk, &found);
     }
 }

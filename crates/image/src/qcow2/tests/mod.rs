@@ -1,5 +1,5 @@
-//! What a qcow2 image promises, tested on a simulated disk: docs/qcow2.md is the argument, these are
-//! the attempts to refute it.
+//! What a qcow2 image promises, tested on a simulated disk: docs/qcow2.md is the argument, these
+//! are the attempts to refute it.
 
 mod basic;
 mod compact;
@@ -8,12 +8,12 @@ mod damage;
 mod device;
 mod failures;
 mod faults;
+mod fixture;
+mod history_model;
 mod host;
 mod instants;
 mod kill;
 mod killed;
 mod lives;
 mod races;
-mod rig;
 mod steps;
-mod story;

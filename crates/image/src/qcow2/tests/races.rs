@@ -7,12 +7,12 @@ use flowstone_block::Op;
 use flowstone_fileio::sim::Schedule;
 
 use super::basic::any_change;
-use super::rig::{Guest, assert_clean, contents, extent, new_disk, open};
+use super::fixture::{Guest, assert_clean, contents, extent, new_disk, open};
 
 const CLUSTER: u64 = 8;
 
-/// Long enough for the keeper to do whatever it wants to do.
-fn let_the_keeper_work() {
+/// Long enough for the maintenance worker to do whatever it wants to do.
+fn let_maintenance_work() {
     std::thread::sleep(Duration::from_millis(60));
 }
 
@@ -30,7 +30,7 @@ fn overtaken(op: Op) -> (Vec<u8>, Vec<u8>) {
     other.run(Op::Discard(extent(0, CLUSTER)), 0).unwrap();
     for round in 0..3 {
         other.run(Op::Flush, 0).unwrap();
-        let_the_keeper_work();
+        let_maintenance_work();
         other.run(Op::Write(extent((2 * round + 1) * CLUSTER, 2 * CLUSTER)), 5).unwrap();
     }
     slow.next().outcome.unwrap();

@@ -87,7 +87,7 @@ impl FileChannel for RecorderChannel {
         }
     }
 
-    fn sleep(&mut self, _bells: &Doorbells<'_>) {}
+    fn sleep(&mut self, _doorbells: &Doorbells<'_>) {}
 }
 
 fn extent(start: u64, count: u64) -> Extent {

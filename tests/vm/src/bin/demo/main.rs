@@ -70,7 +70,7 @@ fn run() -> Result<()> {
     chapters::log_image(&mut guest, &mut log_daemon, &log_image)?;
     heading("The daemons are killed under load");
     chapters::survive(&mut guest, &mut daemon, &mut log_daemon)?;
-    heading("Everybody goes home");
+    heading("Clean up");
     chapters::finish(guest, [&mut daemon, &mut log_daemon], &image, &log_image)?;
     invite(&lab, &Lab::machine(&daemon, QUEUES))?;
     println!("\nAll of this in {:.0} s.", start.elapsed().as_secs_f64());

@@ -1,0 +1,40 @@
+//! Requests that other threads have carried out for a queue.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flowstone_block::Completion;
+
+use crate::waker::Waker;
+
+/// See the module.
+pub struct CompletionQueue {
+    waker: Arc<Waker>,
+    done: Mutex<Vec<Completion>>,
+    full: AtomicBool,
+}
+
+impl CompletionQueue {
+    /// Empty; a completion wakes `waker`.
+    pub fn new(waker: Arc<Waker>) -> Self {
+        Self { waker, done: Mutex::default(), full: AtomicBool::new(false) }
+    }
+
+    /// Gives a request back.
+    pub fn put(&self, completion: Completion) {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
+        self.full.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether there may be something in it.
+    pub fn has_completions(&self) -> bool {
+        self.full.load(Ordering::Acquire)
+    }
+
+    /// Everything that is in it.
+    pub fn take(&self) -> Vec<Completion> {
+        self.full.store(false, Ordering::Release);
+        std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}

@@ -1,0 +1,185 @@
+//! One request that changes blocks: which part of it is in a record already, and how the rest gets
+//! into one.
+
+use flowstone_block::{Extent, Outcome, Request};
+
+use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS};
+use super::super::record::{ENTRIES_MAX, Entry, TRIM_BLOCKS_MAX};
+use super::Queue;
+use super::partial::PartialBlock;
+use super::pending_record::PendingRecord;
+use crate::discards::Waiting;
+
+/// Blocks that all trim entries of a record cover at most: they are unmapped under the lock.
+const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;
+
+/// A request that changes blocks.
+pub struct PendingWrite {
+    pub request: Box<Request>,
+    /// If it is a discard.
+    pub waiting: Option<Waiting>,
+    /// Zeroes instead of the request's memory.
+    pub zeroes: bool,
+    /// Guest bytes that change, and the blocks they lie in.
+    pub extent: Extent,
+    pub end: u64,
+    /// The first block that is in no record yet.
+    pub cursor: u64,
+    /// Its first and its last block, if only a part of them changes.
+    pub partials: [Option<Box<PartialBlock>>; 2],
+    pub partials_missing: u32,
+    /// Records on their way that carry a share of it.
+    pub shares_left: u32,
+    pub outcome: Outcome,
+}
+
+impl PendingWrite {
+    pub fn new(request: Box<Request>, extent: Extent, zeroes: bool) -> Self {
+        let (start, end) = (extent.start().get(), extent.end().get());
+        let cursor = start / BLOCK_SECTORS;
+        let end_block = end.div_ceil(BLOCK_SECTORS);
+        // Also where the disk ends inside a block: it may grow before the block gets its place.
+        let open_end = !end.is_multiple_of(BLOCK_SECTORS);
+        let open_start = !start.is_multiple_of(BLOCK_SECTORS);
+        let single = end_block == cursor + 1;
+        let first = (open_start || single && open_end).then(|| PartialBlock::new(cursor));
+        let last = (open_end && !single).then(|| PartialBlock::new(end_block - 1));
+        Self {
+            request,
+            waiting: None,
+            zeroes,
+            extent,
+            end: end_block,
+            cursor,
+            partials: [first, last],
+            partials_missing: 0,
+            shares_left: 0,
+            outcome: Ok(()),
+        }
+    }
+
+    /// Whether it may bring data: parts of blocks that become zeroes are written.
+    pub fn brings_data(&self) -> bool {
+        !self.zeroes || self.partials.iter().any(Option::is_some)
+    }
+
+    /// The part of a block that changes, in bytes.
+    fn part_of(&self, lba: u64) -> std::ops::Range<usize> {
+        let block = lba * BLOCK_SECTORS;
+        let from = self.extent.start().get().max(block) - block;
+        let to = self.extent.end().get().min(block + BLOCK_SECTORS) - block;
+        from as usize * 512..to as usize * 512
+    }
+
+    /// Where a block's changed part begins in the request's memory.
+    fn memory_at(&self, lba: u64) -> usize {
+        let start = self.extent.start().get();
+        ((lba * BLOCK_SECTORS).saturating_sub(start) * 512) as usize
+    }
+
+    /// Puts blocks into the record from the cursor on; returns whether all of them are in.
+    pub fn fill(&mut self, record: &mut PendingRecord, queue: &Queue, payload_max: u32) -> bool {
+        while self.cursor < self.end {
+            if record.payload == payload_max || record.entries.len() == ENTRIES_MAX {
+                return false;
+            }
+            let lba = self.cursor;
+            let partial = self.partials.iter().flatten().position(|partial| partial.lba == lba);
+            if partial.is_some() {
+                self.put_part(record, lba);
+                self.cursor += 1;
+            } else if self.zeroes {
+                if !self.put_trim(record, queue) {
+                    return false;
+                }
+            } else {
+                self.put_run(record, payload_max);
+            }
+        }
+        true
+    }
+
+    /// A block that changes in part: as it was, with the new part on top.
+    fn put_part(&self, record: &mut PendingRecord, lba: u64) {
+        let Some(partial) = self.partials.iter().flatten().find(|partial| partial.lba == lba)
+        else {
+            return;
+        };
+        let mentioned = record.mentions(lba);
+        let part = self.part_of(lba);
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        let leaves_nothing = mentioned.is_none()
+            && self.zeroes
+            && is_zero(&partial.content[..part.start])
+            && is_zero(&partial.content[part.end..]);
+        if leaves_nothing {
+            record.entries.push(Entry::Trim { lba, count: 1 });
+            record.trimmed += 1;
+            record.expected.push((lba, partial.expected.unwrap_or_default()));
+            return;
+        }
+        let block = if let Some(Some(block)) = mentioned {
+            block
+        } else {
+            let block = record.payload;
+            record.payload += 1;
+            record.entries.push(Entry::Data { lba, checksum: 0 });
+            match mentioned {
+                Some(_) => record.block(block).fill(0),
+                None => {
+                    record.block(block).copy_from_slice(&partial.content);
+                    record.expected.push((lba, partial.expected.unwrap_or_default()));
+                }
+            }
+            block
+        };
+        let target = &mut record.block(block)[part];
+        if self.zeroes {
+            target.fill(0);
+        } else {
+            self.request.copy_out(self.memory_at(lba), target);
+        }
+    }
+
+    /// As many whole blocks as there are and fit.
+    fn put_run(&mut self, record: &mut PendingRecord, payload_max: u32) {
+        let last_partial = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
+        let room = (payload_max - record.payload).min((ENTRIES_MAX - record.entries.len()) as u32);
+        let count = (last_partial - self.cursor).min(u64::from(room)) as u32;
+        let (first, after) = (self.cursor, self.cursor + u64::from(count));
+        let at = self.memory_at(first);
+        let bytes = self.memory_bytes().min(at + count as usize * BLOCK_BYTES) - at;
+        let target = record.blocks(record.payload, count);
+        self.request.copy_out(at, &mut target[..bytes]);
+        // Only the last block of a disk can be shorter than a block.
+        target[bytes..].fill(0);
+        record.entries.extend((first..after).map(|lba| Entry::Data { lba, checksum: 0 }));
+        record.payload += count;
+        self.cursor = after;
+    }
+
+    fn memory_bytes(&self) -> usize {
+        self.extent.bytes() as usize
+    }
+
+    /// The next mapped stretch of the range, if there is one; returns whether the record had room.
+    fn put_trim(&mut self, record: &mut PendingRecord, queue: &Queue) -> bool {
+        let end = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
+        let lba = match queue.core.unmapped_is_zero() {
+            true => queue.core.map.next_mapped(self.cursor..end),
+            false => (self.cursor < end).then_some(self.cursor),
+        };
+        let Some(lba) = lba else {
+            self.cursor = end;
+            return true;
+        };
+        if record.trimmed >= RECORD_TRIM_BLOCKS_MAX {
+            return false;
+        }
+        let count = (end - lba).min(TRIM_BLOCKS_MAX.into());
+        record.entries.push(Entry::Trim { lba, count: count as u32 });
+        record.trimmed += count;
+        self.cursor = lba + count;
+        true
+    }
+}

@@ -1,0 +1,476 @@
+//! Writes, discards and zeroes of one queue: from requests to records, and back when they commit.
+//!
+//! A request waits until the rest of the blocks it changes in part has been read. Then its blocks
+//! are copied into a draft, together with those of other requests; the draft gets its place under
+//! the log's lock and is written with one write. A request is done when every record that carries
+//! a share of it has committed.
+
+use std::collections::VecDeque;
+
+use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
+use flowstone_fileio::{FileOp, FileRequest, MemoryList};
+use slab::Slab;
+
+use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
+use super::super::append::{Draft, PlaceError, Placed, Seal};
+use super::super::core::Core;
+use super::super::ids::Sequence;
+use super::super::record::Entry;
+use super::super::shape::Shape;
+use super::flushes::Flushes;
+use super::partial::{PartialBlock, PartialCache};
+use super::pending_record::{PendingRecord, Share};
+use super::pending_write::PendingWrite;
+use super::{Purpose, Queue};
+
+/// Records of one queue that are being written at once. With fewer, the device is idle at times.
+const RECORDS_MAX: usize = 3;
+/// Another record is started beside those on their way only for at least this share of what they
+/// carry. Else every completion of a small record would be answered by a small record, for ever.
+const BESIDE_MIN_PERCENT: usize = 50;
+const TRIES_MAX: u32 = 2;
+
+#[expect(
+    clippy::vec_box,
+    reason = "records move between lists as boxes: the kernel has their address"
+)]
+pub struct WriteQueue {
+    shape: Shape,
+    requests: Slab<PendingWrite>,
+    /// Ready to be put into a record, in order of arrival.
+    waiting: VecDeque<usize>,
+    /// A block of theirs is in another record in flight: they read it again when that has
+    /// committed.
+    conflicted: Vec<usize>,
+    /// Made, and without a place yet.
+    draft: Option<Box<PendingRecord>>,
+    records: Slab<Box<PendingRecord>>,
+    /// How many of `records` are being written.
+    being_written: usize,
+    spare: Vec<Box<PendingRecord>>,
+    recent: PartialCache,
+    /// [`Core::room_made`] when the draft was refused a place.
+    refused_at: u64,
+    /// What had committed when conflicts were last looked at.
+    conflicts_at: Sequence,
+}
+
+/// How placing a draft went.
+enum Step {
+    /// The draft has been placed, refused, or taken apart.
+    Done,
+    /// It must wait.
+    Stuck,
+}
+
+impl WriteQueue {
+    pub fn new(shape: Shape) -> Self {
+        Self {
+            shape,
+            requests: Slab::new(),
+            waiting: VecDeque::new(),
+            conflicted: Vec::new(),
+            draft: None,
+            records: Slab::new(),
+            being_written: 0,
+            spare: Vec::new(),
+            recent: PartialCache::default(),
+            refused_at: 0,
+            conflicts_at: Sequence::default(),
+        }
+    }
+
+    pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
+        let core = &queue.core;
+        if !extent.fits(core.capacity()) {
+            queue.completed.push(Completion { request, outcome: Err(Errno::INVAL) });
+            return;
+        }
+        let pending = PendingWrite::new(request, extent, false);
+        self.begin(queue, pending);
+    }
+
+    /// Discards and zeroes: whole blocks lose their place, parts of blocks become zeroes.
+    pub fn submit_zeroes(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
+        let core = &queue.core;
+        if !extent.fits(core.capacity()) {
+            queue.completed.push(Completion { request, outcome: Err(Errno::INVAL) });
+            return;
+        }
+        let waiting = core.discards.come_in(request.op);
+        let mut pending = PendingWrite { waiting, ..PendingWrite::new(request, extent, true) };
+        // What is not mapped reads as zeroes already. Such a block is left out: by the time the
+        // rest is put into a record, another request may have written its other part.
+        let known = core.unmapped_is_zero();
+        let [first, last] = &mut pending.partials;
+        if first.take_if(|partial| known && !core.map.get(partial.lba).is_mapped()).is_some() {
+            pending.cursor += 1;
+        }
+        if last.take_if(|partial| known && !core.map.get(partial.lba).is_mapped()).is_some() {
+            pending.end -= 1;
+        }
+        self.begin(queue, pending);
+    }
+
+    fn begin(&mut self, queue: &mut Queue, pending: PendingWrite) {
+        let index = self.requests.insert(pending);
+        self.fetch_partials(queue, index);
+    }
+
+    /// Gets the rest of the blocks that the request changes in part.
+    fn fetch_partials(&mut self, queue: &mut Queue, index: usize) {
+        let pending = &mut self.requests[index];
+        pending.partials_missing = 0;
+        for (number, slot) in pending.partials.iter_mut().enumerate() {
+            let Some(partial) = slot.as_mut().filter(|partial| partial.expected.is_none()) else {
+                continue;
+            };
+            let map_entry = queue.core.map.get(partial.lba);
+            if !map_entry.is_mapped() {
+                partial.content.fill(0);
+                partial.expected = Some(map_entry);
+            } else if let Some(content) = self.recent.get(partial.lba, map_entry) {
+                partial.content.copy_from_slice(content);
+                partial.expected = Some(map_entry);
+            } else {
+                pending.partials_missing += 1;
+                read_partial(queue, partial, map_entry, index * 2 + number);
+            }
+        }
+        if pending.partials_missing == 0 {
+            self.waiting.push_back(index);
+        }
+    }
+
+    pub fn finish_partial(&mut self, queue: &mut Queue, tag: usize, outcome: Outcome) {
+        let (index, number) = (tag / 2, tag % 2);
+        let pending = &mut self.requests[index];
+        let Some(partial) = &mut pending.partials[number] else { return };
+        let fits = crc32c::crc32c(&partial.content) == partial.reading.checksum();
+        let map_entry = queue.core.map.get(partial.lba);
+        let gone = map_entry == partial.reading && partial.tries >= TRIES_MAX;
+        // What the disk has of its last block is covered: nothing of it is to be kept.
+        let covered = pending.extent.end().get() == queue.core.capacity().get()
+            && pending.extent.start().get() <= partial.lba * BLOCK_SECTORS;
+        if outcome.is_ok() && fits {
+            partial.expected = Some(partial.reading);
+        } else if !map_entry.is_mapped() || gone && covered {
+            partial.content.fill(0);
+            partial.expected = Some(map_entry);
+        } else if gone {
+            queue.core.report_damage(
+                partial.lba,
+                map_entry,
+                "a part is written and the rest is unreadable",
+            );
+            // The other partial block may still be in flight: the request ends when nothing is.
+            pending.outcome = Err(outcome.err().unwrap_or(Errno::IO));
+            partial.expected = Some(map_entry);
+            pending.cursor = pending.end;
+        } else {
+            if map_entry != partial.reading {
+                partial.tries = 0;
+            }
+            return read_partial(queue, partial, map_entry, tag);
+        }
+        pending.partials_missing -= 1;
+        if pending.partials_missing == 0 {
+            self.waiting.push_back(index);
+        }
+    }
+
+    /// Makes records of the requests that wait, and starts writing them.
+    pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+        loop {
+            if self.draft.is_none() {
+                if self.waiting.is_empty() || !self.may_begin() {
+                    return;
+                }
+                self.assemble(queue, flushes);
+            }
+            match self.place_draft(queue, flushes) {
+                Step::Done => {}
+                Step::Stuck => return,
+            }
+        }
+    }
+
+    /// Whether it is time for another record.
+    fn may_begin(&self) -> bool {
+        if self.being_written == 0 {
+            return true;
+        }
+        let under_way = self.records.iter().filter(|(_, record)| !record.written);
+        let requests: usize = under_way.map(|(_, record)| record.shares.len()).sum();
+        self.being_written < RECORDS_MAX
+            && self.waiting.len() * 100 >= requests * BESIDE_MIN_PERCENT
+    }
+
+    /// Fills a draft with what waits, as far as it goes.
+    fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+        let mut record = self.spare.pop().unwrap_or_else(|| PendingRecord::new(self.shape));
+        record.clear();
+        while let Some(&index) = self.waiting.front() {
+            let pending = &mut self.requests[index];
+            let stream = stream_of(pending.request.class, self.shape);
+            if record.shares.is_empty() {
+                record.stream = stream;
+            } else if record.stream != stream {
+                break;
+            }
+            if !pending.extent.fits(queue.core.capacity()) {
+                // The disk has become smaller meanwhile.
+                pending.outcome = Err(Errno::INVAL);
+                pending.cursor = pending.end;
+            }
+            let first = pending.cursor;
+            let whole = pending.fill(&mut record, queue, self.shape.record_payload_max());
+            if pending.cursor > first && !record.entries.is_empty() {
+                pending.shares_left += 1;
+                record.shares.push(Share { write: index, first });
+            }
+            if !whole {
+                break;
+            }
+            self.waiting.pop_front();
+            self.finish_if_done(queue, flushes, index);
+        }
+        record.sum();
+        if record.entries.is_empty() {
+            self.spare.push(record);
+        } else {
+            self.draft = Some(record);
+        }
+    }
+
+    fn place_draft(&mut self, queue: &mut Queue, flushes: &mut Flushes) -> Step {
+        let Some(mut record) = self.draft.take() else { return Step::Done };
+        let draft = Draft {
+            stream: record.stream,
+            entries: &record.entries,
+            payload_blocks: record.payload,
+            expected: &record.expected,
+            only_trims: record.only_trims(),
+        };
+        self.refused_at = queue.core.room_made();
+        match queue.core.place(&draft, &queue.waker) {
+            Ok(Placed { header, address, seal }) => {
+                if let Some(seal) = seal {
+                    self.write_seal(queue, &seal);
+                }
+                record.sequence = header.sequence;
+                record.address = address;
+                queue.core.codec.encode(
+                    &header,
+                    &record.entries,
+                    &mut record.buffer[..BLOCK_BYTES],
+                );
+                self.write(queue, record);
+                Step::Done
+            }
+            Err(PlaceError::Wait) => {
+                self.draft = Some(record);
+                Step::Stuck
+            }
+            Err(PlaceError::Stale { lba, in_flight }) => {
+                let stale = self.take_apart(record, Some(lba));
+                if let Some(committed) = in_flight {
+                    self.conflicts_at = committed;
+                    self.conflicted.extend(stale);
+                } else {
+                    stale.into_iter().for_each(|index| self.fetch_partials(queue, index));
+                }
+                Step::Done
+            }
+            Err(PlaceError::Full(errno)) => {
+                self.refuse(queue, flushes, record, errno);
+                Step::Done
+            }
+        }
+    }
+
+    fn write_seal(&mut self, queue: &mut Queue, seal: &Seal) {
+        let mut record = self.spare.pop().unwrap_or_else(|| PendingRecord::new(self.shape));
+        record.clear();
+        record.entries.push(Entry::Next { incarnation: seal.next_incarnation });
+        record.sequence = seal.header.sequence;
+        record.address = seal.address;
+        queue.core.codec.encode(&seal.header, &record.entries, &mut record.buffer[..BLOCK_BYTES]);
+        self.write(queue, record);
+    }
+
+    fn write(&mut self, queue: &mut Queue, mut record: Box<PendingRecord>) {
+        let bytes = record.bytes();
+        // SAFETY: the buffer lives in the record, in the slab, until the write completes.
+        record.memory = [unsafe { IoVec::of(&mut record.buffer[..bytes]) }];
+        // SAFETY: the record is boxed: the list does not move.
+        let memory = unsafe { MemoryList::new(&record.memory) };
+        let offset = record.address.offset();
+        let tag = Purpose::Record.tag(self.records.insert(record));
+        self.being_written += 1;
+        let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
+        queue.file.submit(FileRequest { op, memory, tag });
+    }
+
+    /// Undoes a draft: its requests wait again, in their order, except those whose block `stale`
+    /// has changed since it was read. These are returned.
+    fn take_apart(&mut self, mut record: Box<PendingRecord>, stale: Option<u64>) -> Vec<usize> {
+        let mut again = Vec::new();
+        while let Some(Share { write, first }) = record.shares.pop() {
+            let pending = &mut self.requests[write];
+            pending.cursor = first;
+            pending.shares_left -= 1;
+            if self.waiting.front() == Some(&write) {
+                self.waiting.pop_front();
+            }
+            let partials = pending.partials.iter_mut().flatten();
+            match partials.into_iter().find(|partial| Some(partial.lba) == stale) {
+                Some(partial) => {
+                    partial.expected = None;
+                    partial.tries = 0;
+                    again.push(write);
+                }
+                None => self.waiting.push_front(write),
+            }
+        }
+        self.spare.push(record);
+        again
+    }
+
+    /// There is no room: what needs some fails; what gives some up goes on.
+    fn refuse(
+        &mut self,
+        queue: &mut Queue,
+        flushes: &mut Flushes,
+        record: Box<PendingRecord>,
+        errno: Errno,
+    ) {
+        let shares: Vec<usize> = record.shares.iter().map(|share| share.write).collect();
+        let only_trims = record.only_trims();
+        self.take_apart(record, None);
+        for index in shares {
+            let pending = &mut self.requests[index];
+            if only_trims || pending.brings_data() {
+                pending.outcome = Err(errno);
+                pending.cursor = pending.end;
+                self.finish_if_done(queue, flushes, index);
+            }
+        }
+    }
+
+    pub fn finish_record(&mut self, queue: &mut Queue, index: usize, outcome: Outcome) {
+        let record = &mut self.records[index];
+        record.written = true;
+        record.failure = outcome.err();
+        self.being_written -= 1;
+        queue.core.written(record.sequence, outcome.is_ok(), &queue.waker);
+    }
+
+    /// Completes what has committed, or never will.
+    pub fn collect_committed(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
+        let ended: Vec<usize> = self
+            .records
+            .iter()
+            .filter(|(_, record)| record.has_ended(&queue.core))
+            .map(|(index, _)| index)
+            .collect();
+        for index in ended {
+            let record = self.records.remove(index);
+            let committed =
+                queue.core.has_committed(record.sequence) || queue.core.give_up(record.sequence);
+            let outcome = if committed { Ok(()) } else { Err(record.failure.unwrap_or(Errno::IO)) };
+            if committed {
+                self.remember_partials(&record);
+            }
+            for share in &record.shares {
+                let pending = &mut self.requests[share.write];
+                pending.shares_left -= 1;
+                if let Err(errno) = outcome {
+                    pending.outcome = Err(errno);
+                    pending.cursor = pending.end;
+                }
+                self.finish_if_done(queue, flushes, share.write);
+            }
+            self.spare.push(record);
+        }
+        if !self.conflicted.is_empty() && queue.core.commits() != self.conflicts_at {
+            self.conflicts_at = queue.core.commits();
+            for index in std::mem::take(&mut self.conflicted) {
+                self.fetch_partials(queue, index);
+            }
+        }
+    }
+
+    /// Keeps what was written in part: the guest will come back to it.
+    fn remember_partials(&mut self, record: &PendingRecord) {
+        if record.expected.is_empty() {
+            return;
+        }
+        let mut payload = 0;
+        for entry in &record.entries {
+            if let Entry::Data { lba, checksum } = *entry {
+                if record.expected.iter().any(|(partial, _)| *partial == lba) {
+                    let map_entry = MapEntry::new(record.address.forward(1 + payload), checksum);
+                    let start = (1 + payload as usize) * BLOCK_BYTES;
+                    self.recent.put(lba, map_entry, &record.buffer[start..start + BLOCK_BYTES]);
+                }
+                payload += 1;
+            }
+        }
+    }
+
+    fn finish_if_done(&mut self, queue: &mut Queue, flushes: &mut Flushes, index: usize) {
+        let pending = &self.requests[index];
+        if pending.cursor < pending.end || pending.shares_left > 0 || pending.partials_missing > 0 {
+            return;
+        }
+        if pending.outcome.is_err() {
+            self.waiting.retain(|waiting| *waiting != index);
+            self.conflicted.retain(|conflicted| *conflicted != index);
+        }
+        let PendingWrite { request, waiting, outcome, .. } = self.requests.remove(index);
+        drop(waiting);
+        let durable = request.durable;
+        let completion = Completion { request, outcome };
+        if durable && outcome.is_ok() && !mutant("log.write-through.skips-sync") {
+            flushes.submit(queue, completion);
+        } else {
+            queue.completed.push(completion);
+        }
+    }
+
+    /// Whether another thread has done something that a request waits for.
+    pub fn can_advance(&self, core: &Core) -> bool {
+        self.records.iter().any(|(_, record)| record.has_ended(core))
+            || self.draft.is_some() && core.room_made() != self.refused_at
+            || !self.conflicted.is_empty() && core.commits() != self.conflicts_at
+    }
+
+    /// Whether the file works on a record of ours.
+    pub fn in_flight(&self) -> bool {
+        self.being_written > 0
+    }
+
+    /// The queue is being dropped: no request waits for its records any more.
+    pub fn abandon(&mut self, core: &Core) {
+        for record in self.records.drain() {
+            if !core.has_committed(record.sequence) {
+                core.give_up(record.sequence);
+            }
+        }
+    }
+}
+
+fn read_partial(queue: &mut Queue, partial: &mut PartialBlock, map_entry: MapEntry, tag: usize) {
+    partial.reading = map_entry;
+    partial.tries += 1;
+    // SAFETY: the edge is boxed and stays with its request until the read completes.
+    let memory = unsafe { MemoryList::new(&partial.memory) };
+    let op = FileOp::Read { offset: map_entry.address().offset(), bytes: BLOCK_BYTES as u64 };
+    queue.file.submit(FileRequest { op, memory, tag: Purpose::Partial.tag(tag) });
+}
+
+fn stream_of(class: Class, shape: Shape) -> usize {
+    let metadata = matches!(class, Class::Metadata | Class::Journal);
+    usize::from(metadata && shape.streams > 1)
+}

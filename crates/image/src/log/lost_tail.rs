@@ -1,0 +1,160 @@
+//! Finds records beyond the replayed end that were promised durable. They prove that the medium has
+//! lost a part of the log; going on would lose what lies behind.
+//!
+//! Every record of guest writes says up to where everything was durable when it was made. No log
+//! ends before that.
+//!
+//! A block that cannot be read is an error where the log would go on. Elsewhere it proves nothing,
+//! and the other blocks of its segment are read (docs/format.md section 8).
+
+use flowstone_block::{AlignedBuf, Errno, mutant};
+use flowstone_fileio::{BlockingFile, FileOffset};
+
+use super::address::BLOCK_BYTES;
+use super::append::STREAMS_MAX;
+use super::ids::{SegmentId, Sequence};
+use super::record::{Codec, Header, Kind};
+use super::replay::Replay;
+use super::segments::SegmentTable;
+use super::shape::Shape;
+use super::superblock::Superblock;
+use super::window::Window;
+
+/// Segments looked at together.
+const BATCH: usize = 64;
+
+/// Finds such records.
+pub struct LostTailScan<'a> {
+    pub reader: &'a mut BlockingFile,
+    pub shape: Shape,
+    pub codec: Codec,
+    pub file_blocks: u64,
+}
+
+impl LostTailScan<'_> {
+    /// Reads the places where the log would have gone on; returns what is wrong.
+    pub fn find(
+        &mut self,
+        superblock: &Superblock,
+        replay: &Replay,
+        segments: &SegmentTable,
+    ) -> Result<Option<String>, Errno> {
+        if superblock.clean { self.behind_heads(superblock) } else { self.astray(replay, segments) }
+    }
+
+    /// Nothing is appended after a clean superblock: the next session writes a newer one first.
+    fn behind_heads(&mut self, superblock: &Superblock) -> Result<Option<String>, Errno> {
+        for head in
+            superblock.heads[..STREAMS_MAX].iter().filter(|head| !head.incarnation.is_none())
+        {
+            let found = self.header(head.segment, head.block)?;
+            let appended = |it: Header| matches!(it.kind, Kind::Writes | Kind::Seal);
+            if found.is_some_and(|it| it.incarnation == head.incarnation && appended(it)) {
+                return Ok(Some("it was written to after the newest superblock found".into()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The seal that led to a segment may be gone: reads the segments that nothing leads to.
+    fn astray(
+        &mut self,
+        replay: &Replay,
+        segments: &SegmentTable,
+    ) -> Result<Option<String>, Errno> {
+        let in_file = (self.file_blocks / u64::from(self.shape.segment_blocks)) as u32;
+        let limit = segments.limit().min(in_file);
+        // All but those that were replayed: one that the map root names may have died since, and
+        // have been used again.
+        let unused: Vec<SegmentId> =
+            SegmentId::range(1..limit).filter(|number| !segments.get(*number).pinned).collect();
+        let mut buffer = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
+        for batch in unused.chunks(BATCH) {
+            let place = |segment: &SegmentId| self.shape.address(*segment, 0).offset();
+            let mut reads: Vec<(FileOffset, &mut [u8])> =
+                batch.iter().map(place).zip(buffer.chunks_exact_mut(BLOCK_BYTES)).collect();
+            let mut all_read = self.reader.read_many(&mut reads);
+            if mutant("log.lost-tail.unreadable-free-space-is-the-end") {
+                all_read?;
+                all_read = Ok(());
+            }
+            for (segment, block) in batch.iter().zip(buffer.chunks_exact_mut(BLOCK_BYTES)) {
+                let at = self.shape.address(*segment, 0).offset();
+                let read = all_read.or_else(|_| self.reader.read(at, block));
+                let first = self.codec.decode(block, &mut Vec::new()).filter(|_| read.is_ok());
+                let later = first.filter(|it| is_guests(it) && it.sequence >= replay.next_sequence);
+                if read.is_ok() && later.is_none() {
+                    continue;
+                }
+                let promise = self.promise_of(*segment);
+                if promise > replay.next_sequence {
+                    return Ok(Some(format!(
+                        "record {} is damaged, and everything before record {promise} was durable: \
+                         flushed writes would be lost",
+                        replay.next_sequence
+                    )));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// What the records of a segment know to be durable. If one of its blocks cannot be read, all
+    /// others are read: no record, of whatever incarnation, has ever known more than was so.
+    fn promise_of(&mut self, segment: SegmentId) -> Sequence {
+        self.promise_of_chain(segment).unwrap_or_else(|_| self.promise_of_blocks(segment))
+    }
+
+    /// Record by record.
+    fn promise_of_chain(&mut self, segment: SegmentId) -> Result<Sequence, Errno> {
+        let mut window = Window::default();
+        let mut entries = Vec::new();
+        let (mut block, mut promise, mut incarnation) = (0, Sequence::default(), None);
+        let Self { reader, shape, codec, file_blocks } = self;
+        while window.show(reader, *shape, *file_blocks, segment, block, 1)? {
+            let Some(header) = codec.decode(window.block(block), &mut entries) else { break };
+            let belongs = header.position == block
+                && *incarnation.get_or_insert(header.incarnation) == header.incarnation;
+            if !belongs || !is_guests(&header) {
+                break;
+            }
+            promise = promise.max(header.durable);
+            block = block.saturating_add(header.record_blocks());
+        }
+        Ok(promise)
+    }
+
+    /// Block by block.
+    fn promise_of_blocks(&mut self, segment: SegmentId) -> Sequence {
+        let mut window = Window::default();
+        let mut entries = Vec::new();
+        let mut promise = Sequence::default();
+        let Self { reader, shape, codec, file_blocks } = self;
+        for block in 0..shape.segment_blocks {
+            match window.show(reader, *shape, *file_blocks, segment, block, 1) {
+                Ok(false) => break,
+                Err(_) => continue,
+                Ok(true) => {}
+            }
+            let header = codec.decode(window.block(block), &mut entries);
+            let found = header.filter(|it| it.position == block && is_guests(it));
+            promise = promise.max(found.map_or(promise, |it| it.durable));
+        }
+        promise
+    }
+
+    fn header(&mut self, segment: SegmentId, block: u32) -> Result<Option<Header>, Errno> {
+        let mut window = Window::default();
+        if !window.show(self.reader, self.shape, self.file_blocks, segment, block, 1)? {
+            return Ok(None);
+        }
+        let header = self.codec.decode(window.block(block), &mut Vec::new());
+        Ok(header.filter(|header| header.position == block))
+    }
+}
+
+/// Whether the record is in the order of guest writes. The seals of copies are not: `durable` means
+/// something else in them.
+fn is_guests(header: &Header) -> bool {
+    header.kind == Kind::Writes
+}

@@ -1,0 +1,168 @@
+//! `compact`: live blocks are rewritten in the order of their LBAs, so that what a guest reads in
+//! sequence lies in sequence, and dead space goes back to the host.
+//!
+//! It needs room: a segment dies only when its last block has moved, so for a while the image may
+//! be twice as large, beyond its usual limit. Where the host has no such room, segments are packed
+//! instead of sorted: that gives dead space back and leaves the order as it was.
+
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_fileio::FileOffset;
+
+use super::cleaner::Move;
+use super::record_builder::RecordBuilder;
+use super::{CheckpointKind, Maintenance};
+use crate::log::address::BLOCK_BYTES;
+use crate::log::ids::SegmentId;
+use crate::log::policy::LIFETIME_SORTED;
+use crate::log::record::{Entry, Kind};
+use crate::log::reserve::SLACK_SEGMENTS;
+
+/// Blocks read at once, from wherever they lie.
+const BATCH_BLOCKS: usize = 1024;
+
+impl Maintenance {
+    /// Puts the whole image in order.
+    pub fn compact(&mut self) -> Outcome {
+        let limit = self.core.append_state().segments.limit();
+        let most = limit.saturating_add(self.sorted_segments());
+        self.core.append_state().segments.set_limit(most);
+        // The superblock must know of a borrowed segment before it is used: guests may get
+        // one, and replay does not follow a seal to where the image has nothing.
+        let sorted = self.checkpoint(CheckpointKind::Running).and_then(|()| self.sort());
+        self.seal_stream(LIFETIME_SORTED);
+        // What has been sorted is kept, even if not all is. Once that is durable there are segments
+        // enough for the usual limit, or for nearly that, if all of them are in use.
+        let durable = self.checkpoint(CheckpointKind::Running);
+        {
+            let mut state = self.core.append_state();
+            state.segments.set_limit(limit);
+            // If it failed, no superblock need know of more.
+            if durable.is_ok() {
+                let wanted = state.kept_from_writes(&self.core.map) + SLACK_SEGMENTS;
+                state.segments.raise_limit_for(wanted, most);
+            }
+        }
+        durable?;
+        match sorted {
+            Err(Errno::NOSPC) => self.pack(),
+            outcome => outcome,
+        }?;
+        self.checkpoint(CheckpointKind::Running)?;
+        self.trim_reserve();
+        Ok(())
+    }
+
+    /// Segments that all live blocks take, one after the other, with what is kept for checkpoints;
+    /// as many as an image can have.
+    fn sorted_segments(&self) -> u32 {
+        let shape = self.core.shape;
+        let wanted = self.core.map.mapped().div_ceil(u64::from(shape.data_blocks_packed())) + 1;
+        let most = u64::from(shape.segments_most(self.core.blocks()));
+        let state = self.core.append_state();
+        let kept = u64::from(state.kept_from_writes(&self.core.map));
+        let limit = u64::from(state.segments.limit());
+        (wanted + 2 * kept).min(most.saturating_sub(limit)) as u32
+    }
+
+    /// Rewrites what is not in order yet.
+    fn sort(&mut self) -> Outcome {
+        let blocks = self.core.blocks();
+        let mut buffer = AlignedBuf::zeroed(BATCH_BLOCKS * BLOCK_BYTES);
+        let mut next = 0;
+        while let Some(moves) = self.next_batch(&mut next, blocks) {
+            if !is_in_order(&moves) {
+                self.rewrite(&moves, &mut buffer)?;
+            }
+            self.core.inbox.set_sorted(next);
+            if self.core.inbox.is_stopping() {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The next live blocks of the disk, in the order of their LBAs.
+    fn next_batch(&self, next: &mut u64, end: u64) -> Option<Vec<Move>> {
+        let mut moves = Vec::with_capacity(BATCH_BLOCKS);
+        while moves.len() < BATCH_BLOCKS {
+            let Some(lba) = self.core.map.next_mapped(*next..end) else { break };
+            moves.push(Move { lba, old: self.core.map.get(lba) });
+            *next = lba + 1;
+        }
+        (!moves.is_empty()).then_some(moves)
+    }
+
+    fn rewrite(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
+        let mut reads: Vec<(FileOffset, &mut [u8])> = moves
+            .iter()
+            .zip(buffer.chunks_exact_mut(BLOCK_BYTES))
+            .map(|(moved, target)| (moved.old.address().offset(), target))
+            .collect();
+        self.file.read_many(&mut reads)?;
+        let mut builder = RecordBuilder::new(self.core.shape.record_payload_max());
+        let mut pending = Vec::new();
+        for (moved, block) in moves.iter().zip(buffer.chunks_exact(BLOCK_BYTES)) {
+            let checksum = moved.old.checksum();
+            if crc32c::crc32c(block) != checksum {
+                // It was overwritten and its place used again meanwhile, or it is damaged: it is
+                // not moved.
+                continue;
+            }
+            if !builder.has_room_for(1) {
+                self.append_sorted(&mut builder, &mut pending)?;
+            }
+            let entry = Entry::Moved { lba: moved.lba, from: moved.old.address(), checksum };
+            builder.push(entry).copy_from_slice(block);
+            pending.push(*moved);
+        }
+        self.append_sorted(&mut builder, &mut pending)
+    }
+
+    /// Copies from many segments at once are not replayed: their sources wait for a checkpoint.
+    fn append_sorted(&mut self, builder: &mut RecordBuilder, moves: &mut Vec<Move>) -> Outcome {
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let sources: Vec<SegmentId> =
+            moves.iter().map(|it| self.core.shape.segment_of(it.old.address())).collect();
+        let header = match self.append(LIFETIME_SORTED, Kind::Relocated, 0, builder) {
+            Err(Errno::NOSPC) => {
+                self.checkpoint(CheckpointKind::Running)?;
+                self.append(LIFETIME_SORTED, Kind::Relocated, 0, builder)?
+            }
+            other => other?,
+        };
+        let mut state = self.core.append_state();
+        if !mutant("log.compact.does-not-pin-sources") {
+            sources.into_iter().for_each(|segment| state.segments.pin(segment));
+        }
+        let birth = state.clock;
+        drop(state);
+        self.apply_moves(LIFETIME_SORTED, header, builder, moves, birth);
+        Ok(())
+    }
+
+    /// Cleans every segment that is not packed, where there is no room to sort.
+    fn pack(&mut self) -> Outcome {
+        let most = self.core.append_state().segments.used();
+        for _ in 0..most {
+            let Some((victim, segment)) = self.choose_victim() else { break };
+            let Err(errno) = self.clean(victim, segment) else { continue };
+            let before = self.core.append_state().segments.ready_or_obtainable();
+            self.checkpoint(CheckpointKind::Running)?;
+            if errno != Errno::NOSPC {
+                return Err(errno);
+            }
+            if self.core.append_state().segments.ready_or_obtainable() <= before {
+                // No room to go on with, and nothing lost: the rest stays as it was.
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the blocks lie one after the other already.
+fn is_in_order(moves: &[Move]) -> bool {
+    moves.windows(2).all(|pair| pair[0].old.address().is_followed_by(pair[1].old.address()))
+}

@@ -1,0 +1,329 @@
+//! The maintenance worker: the thread behind an image that is open for writing. It gets segments
+//! ready, makes checkpoints, cleans, and starts the log anew after a failed write. It sleeps when
+//! nothing is due.
+
+mod checkpoint;
+mod cleaner;
+mod compact;
+mod record_builder;
+mod restart;
+mod space;
+mod stream;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_fileio::BlockingFile;
+use tracing::{error, info, warn};
+
+use self::stream::AppendStream;
+use super::address::Address;
+use super::append::{Full, Health};
+use super::core::Core;
+use super::ids::Sequence;
+use super::inbox::{Command, PendingWork};
+use super::load::LeafPlaces;
+use super::policy::{CostBenefit, LIFETIMES, Lifetimes, VictimPolicy};
+use super::shape::blocks_of_sectors;
+use super::superblock::{RootPlace, Superblock};
+
+pub use self::checkpoint::CheckpointKind;
+
+/// A checkpoint is due after so many times the size of the map: it may write the whole map. And
+/// after at least and at most so much log, in blocks: a start after a crash replays it, half a
+/// gigabyte in a second.
+const INTERVAL_MAPS: u64 = 20;
+const INTERVAL_MIN_BLOCKS: u64 = (256 << 20) / 4096;
+const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
+/// How long after the last write a checkpoint is made, so that the next start is quick.
+pub const QUIET_TIME: Duration = Duration::from_secs(20);
+/// The same where the checkpoint gives space back.
+const RELEASE_TIME: Duration = Duration::from_secs(2);
+
+/// The state of the file that the maintenance worker has besides what it shares with the queues.
+pub struct Knowledge {
+    /// The newest superblock.
+    pub superblock: Superblock,
+    /// Where the leaves of its map are.
+    pub leaves: LeafPlaces,
+}
+
+/// See the module.
+pub struct Maintenance {
+    core: Arc<Core>,
+    file: BlockingFile,
+    superblock: Superblock,
+    leaves: LeafPlaces,
+    root: RootPlace,
+    /// Places of leaves and roots that the newest superblock still names and the next will not.
+    outdated: Vec<(Address, u32)>,
+    streams: [Option<AppendStream>; LIFETIMES],
+    policy: Box<dyn VictimPolicy>,
+    lifetimes: Lifetimes,
+    /// Records written, which numbers them.
+    records: u64,
+    /// The lifetime whose stream is being filled.
+    filling: Option<u8>,
+    /// When the host last said that it has no space.
+    host_full: Option<Instant>,
+    /// When the host had no space for new heads.
+    restart_tried: Option<Instant>,
+    /// What had committed at the last check, to detect a pause.
+    seen: Sequence,
+    /// What had committed when a sparse segment could not be cleaned.
+    sparse_tried: Option<Sequence>,
+}
+
+/// Whether a step of the maintenance worker did anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    Made,
+    Idle,
+}
+
+impl Maintenance {
+    pub fn new(core: Arc<Core>, knowledge: Knowledge) -> std::io::Result<Self> {
+        let file = BlockingFile::new(&*core.file)?;
+        let Knowledge { superblock, leaves } = knowledge;
+        Ok(Self {
+            core,
+            file,
+            root: superblock.root,
+            superblock,
+            leaves,
+            outdated: Vec::new(),
+            streams: Default::default(),
+            policy: Box::new(CostBenefit),
+            lifetimes: Lifetimes::default(),
+            records: 0,
+            filling: None,
+            host_full: None,
+            restart_tried: None,
+            seen: Sequence::default(),
+            sparse_tried: None,
+        })
+    }
+
+    /// What another maintenance worker needs to go on.
+    pub fn into_knowledge(mut self) -> Knowledge {
+        // The other appends to segments of its own.
+        (0..LIFETIMES as u8).for_each(|lifetime| self.seal_stream(lifetime));
+        Knowledge { superblock: self.superblock, leaves: self.leaves }
+    }
+
+    /// Makes sure that serials of this session are new, before the first is used.
+    pub fn begin_session(&mut self) -> Outcome {
+        // What a killed daemon has left need not be durable, its last superblock included: that
+        // must not be lost together with the one that we are about to write into the other slot.
+        if !mutant("log.session.skips-first-sync") {
+            self.file.sync()?;
+        }
+        let mut superblock = self.superblock.clone();
+        superblock.session += u64::from(!mutant("log.session.reuses-incarnations"));
+        superblock.clean = false;
+        self.write_superblock(superblock)?;
+        self.core.append_state().generation = self.superblock.generation;
+        Ok(())
+    }
+
+    /// Works until it is told to stop, then makes a last checkpoint.
+    pub fn run(mut self) {
+        let mut deadline = None;
+        loop {
+            let pending_work = self.core.inbox.wait(deadline);
+            self.run_commands();
+            while self.step() == Progress::Made {
+                self.run_commands();
+                if self.core.inbox.is_stopping() {
+                    break;
+                }
+            }
+            if pending_work.stop {
+                break;
+            }
+            if pending_work == PendingWork::default() {
+                self.pause();
+            }
+            deadline = self.next_pause();
+        }
+        self.close();
+    }
+
+    /// A last checkpoint: the next start reads the map and nothing else.
+    pub fn close(&mut self) {
+        let (changed, healthy) = {
+            let state = self.core.append_state();
+            (state.changed, state.health == Health::Running && !self.core.sync.has_failed())
+        };
+        if !healthy || !changed && self.superblock.clean {
+            return;
+        }
+        let mut closed = self.checkpoint(CheckpointKind::Last);
+        if closed.is_err() && !changed {
+            closed = self.close_as_it_was();
+        }
+        match closed {
+            // Nothing is left to recover: the reserve for that goes back, too.
+            Ok(()) => self.release_reserve(),
+            Err(errno) => {
+                let name = &self.core.name;
+                warn!("{name}: no checkpoint at the end ({errno}); the next start takes longer");
+            }
+        }
+    }
+
+    /// There may be no room for a map, but the newest superblock still tells everything.
+    fn close_as_it_was(&mut self) -> Outcome {
+        {
+            let mut state = self.core.append_state();
+            if state.next_sequence() != self.superblock.next_sequence {
+                return Err(Errno::BUSY);
+            }
+            state.health = Health::Stopped;
+            self.core.show(&state);
+        }
+        self.sync()?;
+        self.write_superblock(Superblock { clean: true, ..self.superblock.clone() })
+    }
+
+    pub fn run_commands(&mut self) {
+        while let Some((command, reply)) = self.core.inbox.next_command() {
+            let outcome = match command {
+                Command::Resize { capacity, segments } => self.resize(capacity, segments),
+                Command::Compact => self.compact(),
+            };
+            // The sender may have stopped waiting.
+            let _ = reply.send(outcome);
+        }
+    }
+
+    fn resize(&mut self, capacity: u64, segments: u32) -> Outcome {
+        let before = self.superblock.clone();
+        let limit = self.core.append_state().segments.limit();
+        let segments = {
+            let mut state = self.core.append_state();
+            let ends = blocks_of_sectors(capacity)..blocks_of_sectors(before.capacity_sectors);
+            if state.is_any_in_flight(ends.clone()) || self.core.map.next_mapped(ends).is_some() {
+                // Written since the caller checked; from now on nothing more can be.
+                return Err(Errno::BUSY);
+            }
+            // Segments may have been opened since the caller checked.
+            let segments = segments.max(state.segments.highest_used().get() + 1);
+            state.segments.set_limit(segments);
+            let most = self.core.shape.segments_most(blocks_of_sectors(capacity));
+            let wanted = state.kept_from_writes(&self.core.map);
+            state.segments.raise_limit_for(wanted, most);
+            state.segments.limit()
+        };
+        self.superblock.capacity_sectors = capacity;
+        self.superblock.segments = segments;
+        let resized = self.checkpoint(CheckpointKind::Running);
+        if resized.is_err() {
+            // A later checkpoint must not carry out a resize that was reported as failed.
+            self.superblock.capacity_sectors = before.capacity_sectors;
+            self.superblock.segments = before.segments;
+            // Segments that no superblock knows of must not be used.
+            self.core.append_state().segments.set_limit(limit);
+        }
+        resized
+    }
+
+    /// Carries out one step of a maintenance pass.
+    pub fn step(&mut self) -> Progress {
+        let health = self.core.append_state().health;
+        match health {
+            Health::Stopped => return Progress::Idle,
+            Health::Restarting => return self.restart_when_given_up(),
+            Health::Running => {}
+        }
+        if self.core.sync.has_failed() {
+            // Nothing can be made durable, so nothing can be freed.
+            self.give_up_waiting(Errno::IO);
+            return Progress::Idle;
+        }
+        if self.provide() == Progress::Made {
+            return Progress::Made;
+        }
+        let due = self.core.append_state().since_checkpoint >= self.interval();
+        if due {
+            return self.try_checkpoint();
+        }
+        self.make_room()
+    }
+
+    fn interval(&self) -> u64 {
+        let map = self.leaves.len() as u64 * 4 + u64::from(self.root.blocks);
+        (INTERVAL_MAPS * map).clamp(INTERVAL_MIN_BLOCKS, INTERVAL_MAX_BLOCKS)
+    }
+
+    fn try_checkpoint(&mut self) -> Progress {
+        match self.checkpoint(CheckpointKind::Running) {
+            Ok(()) => Progress::Made,
+            Err(errno) => {
+                error!("{}: a checkpoint failed: {errno}", self.core.name);
+                self.give_up_waiting(errno);
+                Progress::Idle
+            }
+        }
+    }
+
+    /// When to check whether the guest pauses.
+    fn next_pause(&mut self) -> Option<Instant> {
+        let is_sparse = self.sparsest().is_some();
+        let state = self.core.append_state();
+        if state.health != Health::Running || self.core.sync.has_failed() {
+            return None;
+        }
+        self.seen = state.committed();
+        let gives_back = is_sparse || state.segments.dead().0 > 0 || self.has_surplus(&state);
+        let wait = if gives_back { RELEASE_TIME } else { QUIET_TIME };
+        (gives_back || state.changed).then(|| Instant::now() + wait)
+    }
+
+    /// Does work that was put off: no request came for a while.
+    fn pause(&mut self) {
+        self.clean_sparse();
+        let (committed, wanted, dead) = {
+            let state = self.core.append_state();
+            (state.committed(), state.changed, state.segments.dead().0)
+        };
+        if (wanted && committed == self.seen) || dead > 0 {
+            self.try_checkpoint();
+        }
+        self.trim_reserve();
+    }
+
+    fn announce_room(&mut self) {
+        {
+            let mut state = self.core.append_state();
+            (state.writes.starved, state.trims.starved) = (false, false);
+            let told = [state.writes.full.take(), state.trims.full.take()];
+            if told.iter().any(Option::is_some) {
+                info!("{}: there is room for writes again", self.core.name);
+            }
+        }
+        self.core.announce_room();
+    }
+
+    /// Fails the requests that wait for room: waiting brings none.
+    fn give_up_waiting(&mut self, errno: Errno) {
+        let told = {
+            let mut state = self.core.append_state();
+            let state = &mut *state;
+            let mut told = false;
+            for (want, what) in [(&mut state.writes, "writes"), (&mut state.trims, "trims")] {
+                if std::mem::take(&mut want.starved) {
+                    if want.full.replace(Full::now(errno)).is_none() {
+                        warn!("{}: no room for {what}: {errno}", self.core.name);
+                    }
+                    told = true;
+                }
+            }
+            told
+        };
+        if told {
+            self.core.announce_room();
+        }
+    }
+}

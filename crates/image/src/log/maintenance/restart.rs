@@ -1,0 +1,117 @@
+//! The log starts anew: after a failed record, and after a crash.
+
+use std::time::Instant;
+
+use flowstone_block::{Errno, Outcome, mutant};
+use tracing::{error, info, warn};
+
+use super::{CheckpointKind, Maintenance, Progress};
+use crate::log::append::{FULL_RETRY, Full, Head, Health};
+use crate::log::reserve::Opener;
+use crate::log::segments::State;
+use crate::log::superblock::HeadPlace;
+
+impl Maintenance {
+    /// After a failed record: once the owners of all records have given them up, opens new heads
+    /// and makes a checkpoint that names them. A full host is asked again when a guest writes.
+    pub fn restart_when_given_up(&mut self) -> Progress {
+        let waits = self.restart_tried.is_some_and(|at| at.elapsed() < FULL_RETRY);
+        if waits || !self.core.append_state().all_given_up() {
+            return Progress::Idle;
+        }
+        let (health, full) = match self.restart() {
+            Ok(()) => {
+                info!("{}: writing goes on in a new place", self.core.name);
+                (Health::Running, None)
+            }
+            Err(errno) if is_lack_of_space(errno) && !self.core.sync.has_failed() => {
+                if self.restart_tried.is_none() {
+                    warn!("{}: the host has no space to go on in: {errno}", self.core.name);
+                }
+                (Health::Restarting, Some(errno))
+            }
+            Err(errno) => {
+                error!("{}: cannot start anew ({errno}); no writes until reopened", self.core.name);
+                (Health::Stopped, None)
+            }
+        };
+        self.restart_tried = full.map(|_| Instant::now());
+        {
+            let mut state = self.core.append_state();
+            state.health = health;
+            state.restart_full = full.map(Full::now);
+            self.core.show(&state);
+        }
+        self.core.announce_room();
+        if full.is_some() { Progress::Idle } else { Progress::Made }
+    }
+
+    /// Starts every stream in a fresh segment and makes that durable.
+    pub fn restart(&mut self) -> Outcome {
+        self.end_heads();
+        self.release_freeable()?;
+        for stream in 0..self.core.shape.streams as u8 {
+            if self.is_fresh(stream) {
+                continue;
+            }
+            let for_trims = {
+                let state = self.core.append_state();
+                let reserve = state.reserve(&self.core.map, true);
+                let available = self.available(&state);
+                !reserve.may_open(Opener::Write, available, state.trim_heads())
+            };
+            let (segment, incarnation) = self.take_segment(stream)?;
+            let place = HeadPlace { incarnation, segment, block: 0 };
+            let head = Head { place, has_space: true, for_trims };
+            self.core.append_state().heads[usize::from(stream)] = head;
+        }
+        let map_segments = self.core.append_state().segments.used_for_maps();
+        if map_segments > self.core.append_state().reserve(&self.core.map, true).map_full {
+            // Each start takes a segment for the map, and there may be many before the next
+            // cleaning.
+            self.outdate_sparse_map();
+        }
+        self.checkpoint(CheckpointKind::Running)?;
+        let mut state = self.core.append_state();
+        state.health = Health::Running;
+        self.core.show(&state);
+        Ok(())
+    }
+
+    /// Nothing is appended any more where a record could not be written.
+    fn end_heads(&mut self) {
+        let fresh: Vec<bool> =
+            (0..self.core.shape.streams as u8).map(|stream| self.is_fresh(stream)).collect();
+        let mut state = self.core.append_state();
+        state.forget();
+        let clock = state.clock;
+        for (stream, fresh) in fresh.into_iter().enumerate() {
+            let segment = state.heads[stream].place.segment;
+            if fresh {
+                continue;
+            }
+            state.heads[stream].for_trims = false;
+            // After a crash they are sealed already.
+            if state.segments.get(segment).state == State::Open {
+                state.segments.seal(segment, clock);
+            }
+        }
+    }
+
+    /// Whether the head is one that a restart which failed has left, and nothing was written to: to
+    /// take another one for each attempt would use up what is kept for them.
+    fn is_fresh(&self, stream: u8) -> bool {
+        let state = self.core.append_state();
+        let place = state.heads[usize::from(stream)].place;
+        let segment = state.segments.get(place.segment);
+        self.restart_tried.is_some()
+            && place.block == 0
+            && segment.state == State::Open
+            && segment.incarnation == place.incarnation
+    }
+}
+
+/// Errors that may pass without an operator's help.
+fn is_lack_of_space(errno: Errno) -> bool {
+    matches!(errno, Errno::NOSPC | Errno::DQUOT) && !mutant("log.restart.full-host-is-the-end")
+}

@@ -1,0 +1,191 @@
+//! Records that the maintenance worker writes: copies of live blocks, and maps. They are outside
+//! the order of guest writes and are never replayed.
+
+use flowstone_block::{AlignedBuf, Errno};
+
+use super::Maintenance;
+use super::record_builder::RecordBuilder;
+use crate::log::address::{Address, BLOCK_BYTES};
+use crate::log::ids::{Incarnation, SegmentId, Sequence};
+use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
+use crate::log::record::{Entry, Header, Kind};
+use crate::log::reserve::Opener;
+
+/// A segment that the maintenance worker appends to.
+#[derive(Clone, Copy, Debug)]
+pub struct AppendStream {
+    pub segment: SegmentId,
+    pub incarnation: Incarnation,
+    pub block: u32,
+    /// Sum of the births of the blocks in it, and their number: copies keep their age.
+    pub births: u128,
+    pub copies: u64,
+    /// Whether replay finds it: the newest superblock names this place in its stream, or one that
+    /// leads here by seals.
+    pub replayable: bool,
+}
+
+impl AppendStream {
+    /// Blocks that records may take; the last one is for the seal.
+    fn room(&self, segment_blocks: u32) -> u32 {
+        segment_blocks - 1 - self.block
+    }
+}
+
+impl Maintenance {
+    /// Appends a record to the stream of a lifetime; returns the address of its header.
+    pub fn append(
+        &mut self,
+        lifetime: u8,
+        kind: Kind,
+        link: u64,
+        builder: &mut RecordBuilder,
+    ) -> Result<Address, Errno> {
+        let blocks = 1 + builder.payload;
+        let mut stream = self.stream_with_room(lifetime, blocks)?;
+        let address = self.core.shape.address(stream.segment, stream.block);
+        let mut header = self.header(kind, &stream);
+        header.payload_blocks = builder.payload;
+        header.link = link;
+        let buffer = &mut builder.buffer[..blocks as usize * BLOCK_BYTES];
+        self.core.codec.encode(&header, &builder.entries, &mut buffer[..BLOCK_BYTES]);
+        if let Err(errno) = self.file.write(address.offset(), buffer) {
+            self.abandon_stream(lifetime, stream);
+            return Err(errno);
+        }
+        stream.block += blocks;
+        self.streams[usize::from(lifetime)] = Some(stream);
+        let mut state = self.core.append_state();
+        state.since_checkpoint += u64::from(blocks);
+        state.totals.appended_blocks += u64::from(blocks);
+        match kind {
+            Kind::Map => state.totals.map_blocks += u64::from(blocks),
+            _ => state.totals.relocated_blocks += u64::from(blocks),
+        }
+        Ok(address)
+    }
+
+    /// A header for the next record of a stream, without payload.
+    fn header(&mut self, kind: Kind, stream: &AppendStream) -> Header {
+        self.records += 1;
+        Header {
+            incarnation: stream.incarnation,
+            sequence: Sequence::new(self.records),
+            // For copies: what the guest had committed when they were made.
+            durable: self.core.append_state().committed(),
+            generation: self.superblock.generation,
+            position: stream.block,
+            kind,
+            payload_blocks: 0,
+            link: 0,
+        }
+    }
+
+    /// Makes sure that the next record of `blocks` blocks fits into the stream as it is.
+    pub fn reserve_stream(&mut self, lifetime: u8, blocks: u32) -> Result<(), Errno> {
+        let stream = self.stream_with_room(lifetime, blocks)?;
+        self.streams[usize::from(lifetime)] = Some(stream);
+        Ok(())
+    }
+
+    /// The stream of a lifetime, in a new segment if what is left of the old one is too little.
+    fn stream_with_room(&mut self, lifetime: u8, blocks: u32) -> Result<AppendStream, Errno> {
+        let old = self.streams[usize::from(lifetime)];
+        if let Some(stream) = old.filter(|it| it.room(self.core.shape.segment_blocks) >= blocks) {
+            return Ok(stream);
+        }
+        if !self.may_open(lifetime, old.is_some()) {
+            return Err(Errno::NOSPC);
+        }
+        let (segment, incarnation) = self.take_segment(lifetime)?;
+        let replayable = match old {
+            None => false,
+            Some(old) => {
+                if let Err(errno) = self.write_seal(&old, segment, incarnation) {
+                    let mut state = self.core.append_state();
+                    let clock = state.clock;
+                    state.segments.seal(segment, clock);
+                    drop(state);
+                    self.seal_stream(lifetime);
+                    return Err(errno);
+                }
+                self.seal_stream(lifetime);
+                old.replayable
+            }
+        };
+        Ok(AppendStream { segment, incarnation, block: 0, births: 0, copies: 0, replayable })
+    }
+
+    /// Whether a segment of this lifetime may be opened, in place of one that is full or in
+    /// addition.
+    fn may_open(&self, lifetime: u8, replaces: bool) -> bool {
+        let state = self.core.append_state();
+        let reserve = state.reserve(&self.core.map, replaces);
+        let (opener, available) = match lifetime {
+            // The last resort asks a full host once more.
+            LIFETIME_MAP => (Opener::Map, state.segments.ready_or_obtainable()),
+            _ => (Opener::Copy, self.available(&state)),
+        };
+        reserve.may_open(opener, available, state.trim_heads())
+    }
+
+    /// Tells replay where the stream goes on.
+    fn write_seal(
+        &mut self,
+        stream: &AppendStream,
+        segment: SegmentId,
+        incarnation: Incarnation,
+    ) -> Result<(), Errno> {
+        let mut header = self.header(Kind::Seal, stream);
+        header.link = segment.get().into();
+        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+        self.core.codec.encode(&header, &[Entry::Next { incarnation }], &mut block);
+        let address = self.core.shape.address(stream.segment, stream.block);
+        self.file.write(address.offset(), &mut block)
+    }
+
+    /// A write to a stream failed. The next attempt uses another segment, since the place may be
+    /// bad. A segment to which nothing was written is given back, so that repeated failures use up
+    /// no segments.
+    fn abandon_stream(&mut self, lifetime: u8, stream: AppendStream) {
+        if stream.block == 0 && !stream.replayable {
+            self.core.append_state().segments.give_back(stream.segment);
+            self.streams[usize::from(lifetime)] = None;
+        } else {
+            self.streams[usize::from(lifetime)] = Some(stream);
+            self.seal_stream(lifetime);
+        }
+    }
+
+    /// Ends the stream of a lifetime. Everything in it has been put into the map.
+    pub fn seal_stream(&mut self, lifetime: u8) {
+        let Some(stream) = self.streams[usize::from(lifetime)].take() else { return };
+        let mut state = self.core.append_state();
+        let birth = match stream.copies {
+            0 => state.clock,
+            copies => (stream.births / u128::from(copies)) as u64,
+        };
+        state.segments.seal(stream.segment, birth);
+    }
+
+    /// The lifetime whose stream takes copies when segments are short, instead of this one's: that
+    /// with most room. The other streams are sealed, so that cleaning can win what they lack.
+    pub fn merge_streams(&mut self, lifetime: u8) -> u8 {
+        let room = |lifetime: &u8| {
+            let stream = self.streams[usize::from(*lifetime)]?;
+            Some(stream.room(self.core.shape.segment_blocks))
+        };
+        let open = (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|lifetime| room(lifetime).is_some());
+        let Some(roomiest) = open.max_by_key(room) else { return lifetime };
+        let others = (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|other| *other != roomiest);
+        others.for_each(|other| self.seal_stream(other));
+        roomiest
+    }
+
+    /// Whether the stream has no room for another full record.
+    pub fn is_stream_full(&self, lifetime: u8) -> bool {
+        let blocks = 1 + self.core.shape.record_payload_max();
+        self.streams[usize::from(lifetime)]
+            .is_none_or(|stream| stream.room(self.core.shape.segment_blocks) < blocks)
+    }
+}

@@ -1,0 +1,712 @@
+//! An image on a simulated disk with everything that uses it on one thread: guests, their queues,
+//! and the maintenance worker. What happens next is drawn from a seed, so every run can be
+//! repeated.
+//!
+//! The maintenance worker works only when it has been called, as its thread would, and guests go on
+//! while it waits for I/O (see `scheduler`). When nothing moves any more although something is in
+//! flight, that is a hang, and the test fails.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use fastrand::Rng;
+use flowstone_block::{
+    Channel, Class, Completion, Doorbells, Errno, Extent, IoVec, Op, Outcome, QueueDepth, Request,
+    Result, Sector, SectorCount,
+};
+use flowstone_fileio::sim::{Moment, SimDisk};
+
+use super::history_model::{HistoryModel, SECTOR, Stamp, read_stamps, stamp};
+use super::scheduler::{Scheduled, with_hook};
+use crate::log::address::Address;
+use crate::log::channel::LogChannel;
+use crate::log::core::Core;
+use crate::log::disk::{LogOptions, create, prepare};
+use crate::log::ids::SegmentId;
+use crate::log::maintenance::{CheckpointKind, Maintenance, Progress};
+use crate::log::policy::{LIFETIME_MAP, LIFETIMES};
+use crate::log::segments::{Segment, State};
+use crate::log::superblock::SUPERBLOCK_AREA_BYTES;
+
+/// The smallest segment there is, so that little data fills many.
+pub const SEGMENT_BYTES: u64 = 256 << 10;
+pub const BLOCK_SECTORS: u64 = 8;
+/// Turns without any progress after which a request counts as stuck.
+const STUCK_TURNS: u32 = 60;
+/// Steps the maintenance worker may make without anything else happening before it counts as going
+/// in circles.
+const CIRCLE_STEPS: u32 = 400;
+
+/// What guests do.
+#[derive(Clone, Debug)]
+pub struct Mix {
+    /// Out of all changes, how many are not aligned to blocks, and how many make zeroes.
+    pub unaligned_percent: u32,
+    pub zero_percent: u32,
+    pub flush_percent: u32,
+    pub read_percent: u32,
+    pub durable_percent: u32,
+    /// Blocks of the largest change.
+    pub blocks_max: u64,
+    /// Where changes are made, in blocks.
+    pub region: Range<u64>,
+    /// Requests in flight at once.
+    pub depth: usize,
+}
+
+impl Mix {
+    /// A bit of everything, on the first `blocks` blocks.
+    pub fn on(blocks: u64) -> Self {
+        Self {
+            unaligned_percent: 30,
+            zero_percent: 15,
+            flush_percent: 8,
+            read_percent: 15,
+            durable_percent: 5,
+            blocks_max: 9,
+            region: 0..blocks,
+            depth: 8,
+        }
+    }
+
+    /// Whole blocks, written and nothing else.
+    pub fn writes(region: Range<u64>) -> Self {
+        Self {
+            unaligned_percent: 0,
+            zero_percent: 0,
+            flush_percent: 1,
+            read_percent: 0,
+            durable_percent: 0,
+            region,
+            ..Self::on(0)
+        }
+    }
+}
+
+/// An image and how it is used.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub blocks: u64,
+    /// Sectors that the last block lacks: the disk ends inside it.
+    pub cut: u64,
+    pub split: bool,
+    pub queues: usize,
+    pub segment_bytes: u64,
+    pub reserve: Option<u32>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let segment_bytes = SEGMENT_BYTES;
+        Self { blocks: 256, cut: 0, split: false, queues: 2, segment_bytes, reserve: None }
+    }
+}
+
+impl Setup {
+    /// Sectors of the disk.
+    pub fn sectors(self) -> u64 {
+        self.blocks * BLOCK_SECTORS - self.cut
+    }
+
+    /// A disk that holds an empty image, and has no history yet.
+    pub fn image(self) -> SimDisk {
+        let disk = SimDisk::new(SUPERBLOCK_AREA_BYTES);
+        let options = LogOptions {
+            segment_bytes: Some(self.segment_bytes),
+            reserve_percent: self.reserve,
+            split_streams: self.split,
+        };
+        create("image", &disk, SectorCount::new(self.sectors()), options).unwrap();
+        without_history(&disk)
+    }
+
+    /// An empty image in use.
+    pub fn fixture(self, seed: u64) -> Fixture {
+        let model = HistoryModel::new(vec![0; self.sectors() as usize], 1);
+        Fixture::open(&self.image(), self, model, seed).unwrap()
+    }
+}
+
+/// The same disk, all of it durable.
+pub fn without_history(disk: &SimDisk) -> SimDisk {
+    SimDisk::from_bytes(&disk.to_bytes())
+}
+
+/// A request on its way.
+struct Pending {
+    purpose: Purpose,
+    sectors: Range<u64>,
+    buffer: Box<[u8]>,
+}
+
+enum Purpose {
+    Change(usize),
+    Flush(usize),
+    /// With the oldest version of each sector that may be seen.
+    Read(Vec<usize>),
+}
+
+/// What became of a request that did not end well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub kind: flowstone_block::OpKind,
+    pub errno: Errno,
+}
+
+/// The guests of an image, and their queues.
+pub struct Guests {
+    // Dropped first: queues wait for their own I/O, whose memory is below.
+    queues: Vec<LogChannel>,
+    pending: BTreeMap<u32, Pending>,
+    done: Vec<Completion>,
+    disk: SimDisk,
+    pub model: HistoryModel,
+    pub random: Rng,
+    pub mix: Mix,
+    /// Requests that guests will still make by themselves.
+    pub quota: u32,
+    pub failures: Vec<Failure>,
+    pub completions: u64,
+    next_tag: u32,
+}
+
+impl Guests {
+    /// Submits a change; `None` if it would overlap one in flight.
+    pub fn change(
+        &mut self,
+        queue: usize,
+        sectors: Range<u64>,
+        zeroes: bool,
+        shape: impl FnOnce(&mut Request),
+    ) -> Option<u32> {
+        let overlaps = |it: &Pending| {
+            matches!(it.purpose, Purpose::Change(_))
+                && it.sectors.start < sectors.end
+                && sectors.start < it.sectors.end
+        };
+        if self.pending.values().any(overlaps) {
+            return None;
+        }
+        Some(self.change_anyway(queue, sectors, zeroes, shape))
+    }
+
+    /// The same, whatever is in flight: then the model cannot say what becomes of it.
+    pub fn change_anyway(
+        &mut self,
+        queue: usize,
+        sectors: Range<u64>,
+        zeroes: bool,
+        shape: impl FnOnce(&mut Request),
+    ) -> u32 {
+        let extent = extent(&sectors);
+        let op = match zeroes {
+            false => Op::Write(extent),
+            true if self.random.bool() => Op::Discard(extent),
+            true => Op::WriteZeroes { extent, unmap: self.random.bool() },
+        };
+        let mut request = Request::new(op, self.next_tag);
+        shape(&mut request);
+        let durable = request.durable;
+        let change = self.model.begin(sectors.clone(), zeroes, durable, self.disk.now());
+        let mut buffer = Vec::new();
+        if !zeroes {
+            buffer = vec![0; (sectors.end - sectors.start) as usize * SECTOR];
+            stamp(&mut buffer, sectors.start, self.model.stamp_of(change));
+        }
+        self.submit(queue, request, Purpose::Change(change), sectors, buffer.into())
+    }
+
+    pub fn write(&mut self, queue: usize, sectors: Range<u64>) -> u32 {
+        self.change(queue, sectors, false, |_| ()).expect("nothing overlaps")
+    }
+
+    pub fn zero(&mut self, queue: usize, sectors: Range<u64>) -> u32 {
+        self.change(queue, sectors, true, |_| ()).expect("nothing overlaps")
+    }
+
+    pub fn flush(&mut self, queue: usize) -> u32 {
+        let flush = self.model.begin_flush(self.disk.now());
+        let request = Request::new(Op::Flush, self.next_tag);
+        self.submit(queue, request, Purpose::Flush(flush), 0..0, Box::default())
+    }
+
+    pub fn read(&mut self, queue: usize, sectors: Range<u64>) -> u32 {
+        let oldest = sectors.clone().map(|at| self.model.completed_version(at)).collect();
+        let request = Request::new(Op::Read(extent(&sectors)), self.next_tag);
+        let buffer = vec![0xaa; (sectors.end - sectors.start) as usize * SECTOR];
+        self.submit(queue, request, Purpose::Read(oldest), sectors, buffer.into())
+    }
+
+    fn submit(
+        &mut self,
+        queue: usize,
+        mut request: Box<Request>,
+        purpose: Purpose,
+        sectors: Range<u64>,
+        mut buffer: Box<[u8]>,
+    ) -> u32 {
+        let tag = self.next_tag;
+        self.next_tag += 1;
+        if !buffer.is_empty() {
+            // In two pieces, as guests have it.
+            let cut = self.random.usize(..buffer.len());
+            let (head, tail) = buffer.split_at_mut(cut);
+            for piece in [head, tail].into_iter().filter(|piece| !piece.is_empty()) {
+                // SAFETY: the buffer is kept in `pending` until the request comes back.
+                request.memory.push(unsafe { IoVec::of(piece) });
+            }
+        }
+        self.pending.insert(tag, Pending { purpose, sectors, buffer });
+        self.queues[queue].submit(request);
+        tag
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    pub fn is_in_flight(&self, tag: u32) -> bool {
+        self.pending.contains_key(&tag)
+    }
+
+    pub fn kick(&mut self, queue: usize) {
+        self.queues[queue].kick();
+    }
+
+    /// Takes what a queue has done, and returns whether that was anything.
+    pub fn reap(&mut self, queue: usize) -> bool {
+        let mut done = std::mem::take(&mut self.done);
+        self.queues[queue].reap(&mut done);
+        let any = !done.is_empty();
+        for completion in done.drain(..) {
+            self.finish(completion);
+        }
+        self.done = done;
+        any
+    }
+
+    /// Lets a queue sleep, but not for long.
+    pub fn nap(&mut self, queue: usize) {
+        self.queues[queue].sleep(&Doorbells { fds: &[], deadline: Some(Instant::now()) });
+    }
+
+    fn finish(&mut self, completion: Completion) {
+        let Completion { request, outcome } = completion;
+        let pending = self.pending.remove(&request.tag).expect("a request comes back once");
+        self.completions += 1;
+        if let Err(errno) = outcome {
+            self.failures.push(Failure { kind: request.op.kind(), errno });
+            return;
+        }
+        let now = self.disk.now();
+        match pending.purpose {
+            Purpose::Change(change) => self.model.end(change, now),
+            Purpose::Flush(flush) => self.model.end_flush(flush, now),
+            Purpose::Read(oldest) => {
+                let start = pending.sectors.start;
+                let seen = read_stamps(&pending.buffer, start).unwrap();
+                for ((sector, oldest), seen) in (start..).zip(oldest).zip(seen) {
+                    let fits = self.model.may_hold(sector, oldest, seen);
+                    assert!(fits, "a read of sector {sector} found {seen}");
+                }
+            }
+        }
+    }
+
+    /// One thing happens, whatever it is.
+    pub fn turn(&mut self) {
+        let queue = self.random.usize(..self.queues.len());
+        match self.random.u8(..8) {
+            0..3 if self.quota > 0 && self.in_flight() < self.mix.depth => self.act(queue),
+            0..4 => self.kick(queue),
+            4 => self.nap(queue),
+            _ => drop(self.reap(queue)),
+        }
+    }
+
+    /// A guest does something of its own.
+    fn act(&mut self, queue: usize) {
+        let percent = |random: &mut Rng, share: u32| random.u32(..100) < share;
+        self.quota -= 1;
+        if percent(&mut self.random, self.mix.flush_percent) {
+            self.flush(queue);
+            return;
+        }
+        let sectors = self.any_sectors();
+        if percent(&mut self.random, self.mix.read_percent) {
+            self.read(queue, sectors);
+            return;
+        }
+        let zeroes = percent(&mut self.random, self.mix.zero_percent);
+        let durable = percent(&mut self.random, self.mix.durable_percent);
+        let class = if self.random.bool() { Class::Metadata } else { Class::default() };
+        self.change(queue, sectors, zeroes, |request| {
+            request.durable = durable;
+            request.class = class;
+        });
+    }
+
+    fn any_sectors(&mut self) -> Range<u64> {
+        let Range { start, end } = self.any_sectors_of_blocks();
+        // The disk may end inside its last block.
+        let last = self.model.sectors();
+        start.min(last - 1)..end.min(last)
+    }
+
+    fn any_sectors_of_blocks(&mut self) -> Range<u64> {
+        let random = &mut self.random;
+        let Range { start, end } = self.mix.region;
+        // Some blocks are used far more than others.
+        let hot = start..end.min(start + 6);
+        let first = if random.u8(..3) == 0 { random.u64(hot) } else { random.u64(start..end) };
+        if random.u32(..100) < self.mix.unaligned_percent {
+            let from = first * BLOCK_SECTORS + random.u64(..BLOCK_SECTORS);
+            let most = (end * BLOCK_SECTORS - from).min(20);
+            return from..from + random.u64(1..=most);
+        }
+        let most = self.mix.blocks_max.min(end - first);
+        let count = if random.u8(..3) == 0 { random.u64(1..=most) } else { 1 };
+        first * BLOCK_SECTORS..(first + count) * BLOCK_SECTORS
+    }
+}
+
+pub fn extent(sectors: &Range<u64>) -> Extent {
+    Extent::new(Sector::new(sectors.start), SectorCount::new(sectors.end - sectors.start)).unwrap()
+}
+
+/// An image in use.
+pub struct Fixture {
+    pub guests: Rc<RefCell<Guests>>,
+    pub maintenance: Maintenance,
+    pub core: Arc<Core>,
+    pub disk: SimDisk,
+    pub setup: Setup,
+    /// When it had been opened: from then on all that it held was durable.
+    pub opened: Moment,
+    /// The maintenance worker has been called, and has not found yet that nothing is due.
+    awake: bool,
+}
+
+impl Fixture {
+    /// Opens for writing what `model` is about.
+    pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
+        let file = Box::new(Scheduled(disk.clone()));
+        let (core, knowledge) = prepare("image".into(), file, false)?;
+        let maintenance = Maintenance::new(Arc::clone(&core), knowledge.unwrap()).unwrap();
+        let queues = (0..setup.queues).map(|_| queue(&core, false)).collect();
+        let guests = Guests {
+            queues,
+            pending: BTreeMap::new(),
+            done: Vec::new(),
+            disk: disk.clone(),
+            model,
+            random: Rng::with_seed(seed),
+            mix: Mix::on(setup.blocks),
+            quota: 0,
+            failures: Vec::new(),
+            completions: 0,
+            next_tag: 0,
+        };
+        let guests = Rc::new(RefCell::new(guests));
+        let opened = disk.now();
+        Ok(Self { guests, maintenance, core, disk: disk.clone(), setup, opened, awake: false })
+    }
+
+    /// The guests, to tell them what to do.
+    pub fn guests(&self) -> std::cell::RefMut<'_, Guests> {
+        self.guests.borrow_mut()
+    }
+
+    /// Something of the maintenance worker's, while guests go on.
+    pub fn maintenance<T>(&mut self, work: impl FnOnce(&mut Maintenance) -> T) -> T {
+        let guests = Rc::clone(&self.guests);
+        let hook = move || {
+            let mut guests = guests.borrow_mut();
+            for _ in 0..guests.random.u8(..4) {
+                guests.turn();
+            }
+        };
+        with_hook(hook, || work(&mut self.maintenance))
+    }
+
+    /// The maintenance worker does one thing, if it has been called; whether it did.
+    pub fn step(&mut self) -> bool {
+        let pending_work = self.core.inbox.wait(Some(Instant::now()));
+        self.awake |= pending_work.pass;
+        if self.awake {
+            self.maintenance(Maintenance::run_commands);
+            self.awake = self.maintenance(Maintenance::step) == Progress::Made;
+        }
+        self.awake
+    }
+
+    /// As [`step`](Self::step), with no other requests meanwhile.
+    pub fn step_alone(&mut self) {
+        let pending_work = self.core.inbox.wait(Some(Instant::now()));
+        self.awake = (self.awake || pending_work.pass) && self.maintenance.step() == Progress::Made;
+    }
+
+    /// Whether a place holds a block of another LBA.
+    pub fn in_use_again(&self, place: Address) -> bool {
+        (10..self.core.blocks()).any(|lba| self.core.map.get(lba).address() == place)
+    }
+
+    /// Guests make so many requests; returns when all have come back.
+    pub fn run(&mut self, requests: u32) {
+        self.guests().quota += requests;
+        while self.guests().quota > 0 {
+            self.guests().turn();
+            if self.guests().random.u8(..6) == 0 {
+                self.step();
+            }
+            let depth = self.guests().mix.depth;
+            self.drain_below(depth);
+        }
+        self.drain();
+    }
+
+    /// Returns when nothing is in flight.
+    ///
+    /// # Panics
+    /// If something never comes back.
+    pub fn drain(&mut self) {
+        self.drain_below(1);
+    }
+
+    /// Returns when less than `count` requests are in flight.
+    pub fn drain_below(&mut self, count: usize) {
+        let (mut idle, mut steps) = (0, 0);
+        while self.guests().in_flight() >= count {
+            let before = self.guests().completions;
+            for queue in 0..self.setup.queues {
+                let mut guests = self.guests();
+                guests.kick(queue);
+                guests.nap(queue);
+                guests.reap(queue);
+            }
+            let stepped = self.step();
+            let moved = self.guests().completions != before;
+            idle = if moved || stepped { 0 } else { idle + 1 };
+            steps = if stepped && !moved { steps + 1 } else { 0 };
+            let health = self.core.append_state().health;
+            assert!(idle < STUCK_TURNS, "a request hangs and maintenance sleeps ({health:?})");
+            assert!(
+                steps < CIRCLE_STEPS,
+                "a request hangs and maintenance makes no progress: {}",
+                self.describe()
+            );
+        }
+    }
+
+    /// What there is of space, for messages.
+    pub fn describe(&self) -> String {
+        let state = self.core.append_state();
+        let (ready, dead, obtainable) =
+            (state.segments.ready(), state.segments.dead(), state.segments.obtainable());
+        let keep = state.kept_from_writes(&self.core.map);
+        let (writes, trims, heads) = (state.writes, state.trims, state.trim_heads());
+        let used: Vec<String> = state
+            .segments
+            .iter()
+            .filter(|(_, it)| it.state != State::Free)
+            .map(|(n, it)| format!("{n}:{:?}/{}/{}", it.state, it.lifetime, it.live))
+            .collect();
+        format!(
+            "ready {ready} dead {dead:?} obtainable {obtainable} keep {keep} trim heads {heads} \
+             {writes:?} {trims:?} segments {used:?}"
+        )
+    }
+
+    /// The maintenance worker does all that is due.
+    pub fn quiet(&mut self) {
+        for _ in 0..CIRCLE_STEPS {
+            if !self.step() {
+                return;
+            }
+        }
+        panic!("maintenance makes no progress");
+    }
+
+    pub fn checkpoint(&mut self) -> Outcome {
+        self.maintenance(|maintenance| maintenance.checkpoint(CheckpointKind::Running))
+    }
+
+    /// One request by itself.
+    pub fn alone(&mut self, submit: impl FnOnce(&mut Guests) -> u32) -> Outcome {
+        let before = self.guests().failures.len();
+        let tag = submit(&mut self.guests());
+        self.guests().kick(0);
+        self.drain();
+        assert!(!self.guests().is_in_flight(tag));
+        let failure = self.guests().failures.get(before).map(|failure| failure.errno);
+        failure.map_or(Ok(()), Err)
+    }
+
+    pub fn write(&mut self, sectors: Range<u64>) -> Outcome {
+        self.alone(|guests| guests.write(0, sectors))
+    }
+
+    pub fn zero(&mut self, sectors: Range<u64>) -> Outcome {
+        self.alone(|guests| guests.zero(0, sectors))
+    }
+
+    pub fn flush(&mut self) -> Outcome {
+        self.alone(|guests| guests.flush(0))
+    }
+
+    pub fn read(&mut self, sectors: Range<u64>) -> Outcome {
+        self.alone(|guests| guests.read(0, sectors))
+    }
+
+    /// Whole blocks.
+    pub fn write_blocks(&mut self, blocks: Range<u64>) -> Outcome {
+        self.write(blocks.start * BLOCK_SECTORS..blocks.end * BLOCK_SECTORS)
+    }
+
+    pub fn contents(&self) -> Vec<Stamp> {
+        contents(&self.core)
+    }
+
+    /// Everything that can be read is as the guests have left it, and the books are right.
+    pub fn check(&mut self) {
+        self.drain();
+        let seen = self.contents();
+        let moment = self.disk.now();
+        self.guests().model.judge(&seen, moment, super::history_model::End::Kill).unwrap();
+        self.audit();
+    }
+
+    /// Checks the accounts of space against the map.
+    pub fn audit(&self) {
+        assert_eq!(self.guests().in_flight(), 0);
+        let state = self.core.append_state();
+        let shape = self.core.shape;
+        let mut live = BTreeMap::<SegmentId, u32>::new();
+        let mut places = std::collections::BTreeSet::new();
+        for lba in 0..self.core.blocks() {
+            let map_entry = self.core.map.get(lba);
+            if map_entry.is_mapped() {
+                assert!(places.insert(map_entry.address().get()), "block {lba} shares its place");
+                *live.entry(shape.segment_of(map_entry.address())).or_default() += 1;
+            }
+        }
+        assert_eq!(places.len() as u64, self.core.map.mapped());
+        let mut ready = 0;
+        for (number, segment) in state.segments.iter() {
+            let live = live.remove(&number).unwrap_or(0);
+            match segment.state {
+                State::Free | State::Ready | State::Dead => {
+                    assert_eq!((live, segment.live), (0, 0), "segment {number} {segment:?}");
+                }
+                _ if segment.lifetime == LIFETIME_MAP => {
+                    assert_eq!(live, 0, "guest data in map segment {number}");
+                }
+                State::Open | State::Sealed => {
+                    assert_eq!(live, segment.live, "segment {number} {segment:?}");
+                }
+            }
+            ready += u32::from(segment.state == State::Ready);
+        }
+        assert!(live.is_empty(), "data in segments that nobody knows");
+        for lifetime in 0..LIFETIMES as u8 {
+            let open =
+                |(_, it): &(SegmentId, Segment)| it.state == State::Open && it.lifetime == lifetime;
+            let open = state.segments.iter().filter(open).count();
+            assert!(open <= 1, "{open} segments of class {lifetime} are open");
+        }
+        assert_eq!(ready, state.segments.ready(), "the list of ready segments");
+    }
+
+    /// Closes the image in order.
+    pub fn close(mut self) -> (SimDisk, HistoryModel) {
+        self.drain();
+        self.maintenance.close();
+        self.abandon()
+    }
+
+    /// Closes the image in order, and opens it again.
+    pub fn reopen(self) -> Result<Self> {
+        let (setup, seed) = (self.setup, self.guests().random.u64(..));
+        let (disk, model) = self.close();
+        Self::open(&disk, setup, model, seed)
+    }
+
+    /// Leaves the image as a process that dies does; what it did is in the disk's history.
+    pub fn abandon(self) -> (SimDisk, HistoryModel) {
+        let Self { guests, maintenance, core, disk, .. } = self;
+        drop((maintenance, core));
+        let guests = Rc::into_inner(guests).expect("nobody else has it").into_inner();
+        let Guests { queues, model, .. } = guests;
+        drop(queues);
+        (disk, model)
+    }
+}
+
+fn queue(core: &Arc<Core>, readonly: bool) -> LogChannel {
+    LogChannel::new(Arc::clone(core), QueueDepth(64), readonly).unwrap()
+}
+
+/// Everything on a disk, by sector. What is not mapped holds zeroes and is not read.
+pub fn contents(core: &Arc<Core>) -> Vec<Stamp> {
+    let mut seen = vec![0; core.capacity().get() as usize];
+    let mut channel = queue(core, true);
+    let mut at = 0;
+    while let Some(first) = core.map.next_mapped(at..core.blocks()) {
+        let end = core.map.next_unmapped(first..core.blocks()).unwrap_or(core.blocks());
+        at = end.min(first + 32);
+        let sectors = first * BLOCK_SECTORS..(at * BLOCK_SECTORS).min(core.capacity().get());
+        let bytes = read_now(&mut channel, &sectors).unwrap_or_else(|errno| {
+            panic!("reading {sectors:?}: {errno}");
+        });
+        let stamps = read_stamps(&bytes, sectors.start).unwrap();
+        seen[sectors.start as usize..sectors.end as usize].copy_from_slice(&stamps);
+    }
+    seen
+}
+
+/// Reads with nothing else going on.
+pub fn read_now(
+    channel: &mut LogChannel,
+    sectors: &Range<u64>,
+) -> std::result::Result<Vec<u8>, Errno> {
+    let mut bytes = vec![0xaa; (sectors.end - sectors.start) as usize * SECTOR];
+    let mut request = Request::new(Op::Read(extent(sectors)), 0);
+    // SAFETY: the request comes back before this function returns.
+    request.memory.push(unsafe { IoVec::of(&mut bytes) });
+    channel.submit(request);
+    channel.kick();
+    let mut done = Vec::new();
+    while done.is_empty() {
+        channel.sleep(&Doorbells { fds: &[], deadline: Some(Instant::now()) });
+        channel.reap(&mut done);
+    }
+    done[0].outcome.map(|()| bytes)
+}
+
+/// Everything on a disk, block by block; a block that cannot be read is `None`.
+///
+/// # Panics
+/// If a block holds what was never meant to be there.
+pub fn readable_contents(core: &Arc<Core>) -> Vec<Option<Vec<Stamp>>> {
+    let mut channel = queue(core, true);
+    let read = |lba| {
+        let sectors = lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS;
+        let bytes = read_now(&mut channel, &sectors).ok()?;
+        Some(read_stamps(&bytes, sectors.start).unwrap())
+    };
+    (0..core.blocks()).map(read).collect()
+}
+
+/// What a read-only open finds on a disk.
+pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
+    let before = disk.now();
+    let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true)?;
+    assert!(knowledge.is_none());
+    let seen = contents(&core);
+    assert_eq!(disk.now(), before, "a reader has changed the disk");
+    Ok(seen)
+}

@@ -1,0 +1,87 @@
+//! A simulated disk that lets guests go on while the maintenance worker waits for its I/O.
+//!
+//! The maintenance worker blocks; in a test with one thread nothing else would happen meanwhile.
+//! Here, whenever it waits, a hook of the test runs first. So guests write, read and flush in the
+//! middle of checkpoints and of cleaning, and each run can be repeated.
+
+use std::cell::RefCell;
+use std::io;
+use std::ops::Range;
+
+use flowstone_block::{Doorbells, QueueDepth};
+use flowstone_fileio::sim::SimDisk;
+use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOffset, FileRequest};
+
+thread_local! {
+    static HOOK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };
+}
+
+/// Runs `work`, and `hook` whenever `work` waits for I/O.
+pub fn with_hook<T>(hook: impl FnMut() + 'static, work: impl FnOnce() -> T) -> T {
+    HOOK.with_borrow_mut(|slot| *slot = Some(Box::new(hook)));
+    let done = work();
+    HOOK.with_borrow_mut(|slot| *slot = None);
+    done
+}
+
+fn run_hook() {
+    // Taken out meanwhile: what the hook waits for runs no hook.
+    let Some(mut hook) = HOOK.with_borrow_mut(Option::take) else { return };
+    hook();
+    HOOK.with_borrow_mut(|slot| *slot = Some(hook));
+}
+
+/// See the module.
+#[derive(Clone)]
+pub struct Scheduled(pub SimDisk);
+
+struct Queue(Box<dyn FileChannel>);
+
+impl FileIo for Scheduled {
+    fn size(&self) -> io::Result<u64> {
+        self.0.size()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.0.set_size(bytes)
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        self.0.allocated_bytes()
+    }
+
+    fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
+        self.0.next_data(from)
+    }
+
+    fn block_bytes(&self) -> u32 {
+        self.0.block_bytes()
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+        Ok(Box::new(Queue(self.0.channel(depth)?)))
+    }
+}
+
+impl FileChannel for Queue {
+    fn submit(&mut self, request: FileRequest) {
+        self.0.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.0.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<FileCompletion>) {
+        self.0.reap(done);
+    }
+
+    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+        run_hook();
+        self.0.sleep(doorbells);
+    }
+}

@@ -1,0 +1,92 @@
+//! Which host clusters requests may still use although the map has dropped them.
+//!
+//! Time is cut into epochs; a commit begins a new one. A request pins the present epoch when it
+//! reads the map, under the map's lock, and unpins it when its I/O is done. A cluster that the map
+//! dropped in some epoch may be used again when that epoch and all before it are without pins.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+/// The pins of all queues and threads of an image.
+#[derive(Default)]
+pub struct Epochs {
+    registered: Mutex<Vec<Weak<AtomicU64>>>,
+}
+
+/// The pins of one queue or thread.
+pub struct EpochPins {
+    /// Epochs with pins, and how many, from the oldest on.
+    counts: VecDeque<(u64, usize)>,
+    /// The oldest of them, for other threads to read.
+    oldest: Arc<AtomicU64>,
+}
+
+const NONE: u64 = u64::MAX;
+
+impl Epochs {
+    /// Registers another queue or thread.
+    pub fn register(&self) -> EpochPins {
+        let oldest = Arc::new(AtomicU64::new(NONE));
+        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        registered.retain(|oldest| oldest.strong_count() > 0);
+        registered.push(Arc::downgrade(&oldest));
+        EpochPins { counts: VecDeque::new(), oldest }
+    }
+
+    /// The oldest epoch with a pin. To be called after the map's lock has been taken and given back
+    /// since the epoch in question ended.
+    pub fn oldest(&self) -> u64 {
+        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
+        let alive = registered.iter().filter_map(Weak::upgrade);
+        alive.map(|oldest| oldest.load(Ordering::Acquire)).min().unwrap_or(NONE)
+    }
+}
+
+impl EpochPins {
+    /// Pins an epoch for a request. To be called under the map's lock; `epoch` is the present one.
+    pub fn pin(&mut self, epoch: u64) {
+        match self.counts.back_mut() {
+            Some((last, count)) if *last == epoch => *count += 1,
+            _ => self.counts.push_back((epoch, 1)),
+        }
+        self.publish();
+    }
+
+    /// A request that pinned this epoch is done with its I/O.
+    pub fn unpin(&mut self, epoch: u64) {
+        let found = self.counts.iter_mut().find(|(pinned, _)| *pinned == epoch);
+        found.expect("a request leaves after it has entered").1 -= 1;
+        while self.counts.front().is_some_and(|(_, count)| *count == 0) {
+            self.counts.pop_front();
+        }
+        self.publish();
+    }
+
+    fn publish(&self) {
+        let oldest = self.counts.front().map_or(NONE, |(epoch, _)| *epoch);
+        self.oldest.store(oldest, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_oldest_generation_ends_when_its_last_request_leaves() {
+        let epochs = Epochs::default();
+        let (mut one, mut other) = (epochs.register(), epochs.register());
+        assert_eq!(epochs.oldest(), NONE);
+        one.pin(3);
+        one.pin(3);
+        other.pin(4);
+        one.pin(5);
+        one.unpin(3);
+        assert_eq!(epochs.oldest(), 3);
+        one.unpin(3);
+        assert_eq!(epochs.oldest(), 4);
+        drop(other);
+        assert_eq!(epochs.oldest(), 5);
+    }
+}

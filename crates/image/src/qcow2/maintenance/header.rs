@@ -1,0 +1,37 @@
+//! The fields of the header that change: all in its first sector, which is written as a whole.
+
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_fileio::FileOffset;
+
+use super::super::header::Header;
+use super::super::shape::SECTOR_BYTES;
+use super::Maintenance;
+
+impl Maintenance {
+    /// Changes the header, durably. If that fails, the medium has one of the two, and
+    /// `self.header` is the old one.
+    pub(super) fn write_header(&mut self, header: Header) -> Outcome {
+        self.write_first_sector(&header)?;
+        self.sync()?;
+        self.header = header;
+        Ok(())
+    }
+
+    /// The first sector of the file, with this header.
+    pub(super) fn first_sector(&self, header: &Header) -> Vec<u8> {
+        let mut sector = self.first_sector.clone();
+        header.update(&mut sector);
+        sector
+    }
+
+    pub(super) fn write_first_sector(&mut self, header: &Header) -> Outcome {
+        self.write_at(0, &self.first_sector(header))
+    }
+
+    /// Whether the file has the header that it is to have.
+    pub(super) fn has_header(&mut self) -> Result<bool, Errno> {
+        let mut found = AlignedBuf::zeroed(SECTOR_BYTES);
+        self.file.read(FileOffset::new(0), &mut found)?;
+        Ok(found[..] == self.first_sector(&self.header)[..])
+    }
+}

@@ -1,0 +1,135 @@
+//! The slow-path pool: threads for requests that a queue cannot carry out without waiting: those
+//! that need a table from the medium, the backing file, a compressed cluster, a copy, or free
+//! clusters that are not there yet; and zeroes that stay allocated. There are no threads before the
+//! first such request.
+
+mod tables;
+mod worker;
+mod zeroes;
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use flowstone_block::{Completion, Errno, Request};
+use tracing::error;
+
+pub use self::tables::load;
+pub use self::worker::SlowPathWorker;
+use super::core::Core;
+use crate::completion_queue::CompletionQueue;
+
+/// Requests that the slow-path pool carries out at once.
+const THREADS_MAX: usize = 16;
+
+/// The threads, and what waits for them.
+pub struct SlowPath {
+    core: Arc<Core>,
+    state: Mutex<State>,
+    wakeup: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    stopping: bool,
+}
+
+struct Job {
+    request: Box<Request>,
+    reply_to: Arc<CompletionQueue>,
+}
+
+impl SlowPath {
+    pub fn new(core: Arc<Core>) -> Arc<Self> {
+        Arc::new(Self { core, state: Mutex::default(), wakeup: Condvar::new() })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a request over; it comes back in the completion queue.
+    pub fn submit(self: &Arc<Self>, request: Box<Request>, reply_to: &Arc<CompletionQueue>) {
+        let mut state = self.state();
+        state.jobs.push_back(Job { request, reply_to: Arc::clone(reply_to) });
+        if state.idle >= state.jobs.len() {
+            self.wakeup.notify_one();
+        } else if state.threads.len() < THREADS_MAX {
+            let slow_path = Arc::clone(self);
+            let spawned = Builder::new()
+                .name("slow-path".into())
+                .stack_size(256 << 10)
+                .spawn(move || slow_path.run());
+            match spawned {
+                Ok(thread) => state.threads.push(thread),
+                Err(error) if state.threads.is_empty() => {
+                    error!("{}: cannot start a thread: {error}", self.core.name);
+                    let jobs: Vec<Job> = state.jobs.drain(..).collect();
+                    jobs.into_iter().for_each(|job| job.reply(Err(Errno::AGAIN)));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    fn run(&self) {
+        let mut worker = None;
+        while let Some(job) = self.next() {
+            job.serve(&self.core, &mut worker);
+        }
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            if state.stopping {
+                return None;
+            }
+            state.idle += 1;
+            state = self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state.idle -= 1;
+        }
+    }
+
+    /// Ends the threads. Nothing may be submitted any more.
+    pub fn stop(&self) {
+        let threads = {
+            let mut state = self.state();
+            state.stopping = true;
+            std::mem::take(&mut state.threads)
+        };
+        self.wakeup.notify_all();
+        for thread in threads {
+            if thread.join().is_err() {
+                error!("{}: a thread of the slow-path pool has panicked", self.core.name);
+            }
+        }
+    }
+}
+
+impl Job {
+    fn serve(mut self, core: &Arc<Core>, worker: &mut Option<SlowPathWorker>) {
+        if worker.is_none() {
+            match SlowPathWorker::new(Arc::clone(core)) {
+                Ok(new) => *worker = Some(new),
+                Err(error) => {
+                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                    return self.reply(Err(errno));
+                }
+            }
+        }
+        let worker = worker.as_mut().expect("made above");
+        let outcome = worker.serve(&mut self.request);
+        self.reply(outcome);
+    }
+
+    fn reply(self, outcome: flowstone_block::Outcome) {
+        self.reply_to.put(Completion { request: self.request, outcome });
+    }
+}
