@@ -17,7 +17,9 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result, parse_size};
-use flowstone_fileio::{Access, DirectChoice, EngineChoice, OpenOptions};
+use flowstone_fileio::{
+    Access, DirectChoice, EngineChoice, FileOpener, OpenOptions, open_host_file,
+};
 use flowstone_image::{DiscardMode, Format, ImageOptions};
 use flowstone_layers::{DelayRange, DetectZeroes, ErrorRule};
 use serde::{Deserialize, Deserializer};
@@ -91,6 +93,9 @@ pub struct DiskConfig {
     /// Diagnosis layers, from the lowest up.
     #[serde(default, deserialize_with = "texts")]
     pub layers: Vec<LayerSpec>,
+    /// What opens the image's file.
+    #[serde(skip, default = "opener_default")]
+    pub opener: FileOpener,
 }
 
 /// When a queue looks for work by itself.
@@ -217,6 +222,7 @@ impl DiskConfig {
             readonly: false,
             backing_dirs: Vec::new(),
             layers: Vec::new(),
+            opener: opener_default(),
         }
     }
 
@@ -263,7 +269,12 @@ impl DiskConfig {
             ..OpenOptions::new(access)
         };
         let backing_dirs = self.backing_dirs.clone();
-        ImageOptions { discard: self.discard, backing_dirs, ..ImageOptions::new(file) }
+        ImageOptions {
+            discard: self.discard,
+            opener: self.opener,
+            backing_dirs,
+            ..ImageOptions::new(file)
+        }
     }
 }
 
@@ -323,7 +334,6 @@ impl FromStr for Choice<EngineChoice> {
             "auto" => Ok(Self(EngineChoice::Auto)),
             "uring" => Ok(Self(EngineChoice::Uring)),
             "sync" => Ok(Self(EngineChoice::Sync)),
-            "volatile" => Ok(Self(EngineChoice::Volatile)),
             _ => Err(format!("`{text}` is not an engine; use auto, uring or sync")),
         }
     }
@@ -358,6 +368,10 @@ fn check_name(name: &str) -> std::result::Result<(), String> {
 
 fn queues_default() -> u16 {
     QUEUES_DEFAULT
+}
+
+fn opener_default() -> FileOpener {
+    open_host_file
 }
 
 fn parsed<'de, D, T>(text: &str) -> std::result::Result<T, D::Error>

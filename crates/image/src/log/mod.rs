@@ -11,6 +11,7 @@ mod channel;
 mod check;
 mod core;
 mod disk;
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod doctor;
 mod inbox;
 mod inspect;

@@ -16,7 +16,7 @@ mod create;
 mod disk;
 mod entry;
 mod flights;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 mod header;
 mod inspect;

@@ -369,7 +369,7 @@ pub fn put_refcount(block: &mut [u8], order: u32, slot: usize, value: u64) {
 
 #[cfg(test)]
 mod tests {
-    use flowstone_fileio::sim::{Call, Fault, SimDisk};
+    use flowstone_sim::{Call, Fault, SimDisk};
 
     use super::*;
 

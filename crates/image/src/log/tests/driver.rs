@@ -17,7 +17,7 @@ use flowstone_block::{
     Channel, Class, Completion, Doorbells, Errno, Extent, IoVec, Op, Outcome, QueueDepth, Request,
     Result, Sector, SectorCount,
 };
-use flowstone_fileio::sim::{Moment, SimDisk};
+use flowstone_sim::{Moment, SimDisk};
 
 use super::interleave::{Interleaved, with_hook};
 use super::oracle::{SECTOR, Stamp, Story, read_stamps, stamp};

@@ -1,7 +1,7 @@
 //! Changes in flight that overlap, from several queues, which the oracle never makes: in which order they
 //! take effect is not known, but whatever a reader sees after a flush is there after a power cut.
 
-use flowstone_fileio::sim::{Fate, Schedule};
+use flowstone_sim::{Fate, Schedule};
 
 use super::crash::Tell;
 use super::driver::{Rig, Setup, contents_read_only};

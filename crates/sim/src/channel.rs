@@ -3,12 +3,11 @@
 use std::mem;
 
 use fastrand::Rng;
-use flowstone_block::{Doorbells, Errno, poll_doorbells};
+use flowstone_block::{Doorbells, Errno, gather, poll_doorbells, scatter};
+use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 
 use super::disk::SimDisk;
 use super::state::Work;
-use crate::direct::{gather, scatter};
-use crate::{FileChannel, FileCompletion, FileOp, FileRequest};
 
 /// When a channel carries its requests out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

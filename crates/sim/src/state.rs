@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use flowstone_block::{Errno, Outcome};
+use flowstone_fileio::FileOp;
 
 use super::change::Change;
 use super::channel::Schedule;
 use super::faults::{Call, Effect, Faults, call_of};
 use super::history::{History, OpId};
 use super::medium::{Medium, PAGE_BYTES};
-use crate::FileOp;
 
 /// Unit in which the file is read and written, in bytes: what direct I/O demands of requests.
 pub const BLOCK_BYTES: u32 = 512;

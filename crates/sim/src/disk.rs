@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastrand::Rng;
 use flowstone_block::{Outcome, QueueDepth};
+use flowstone_fileio::{FileChannel, FileIo, FileOffset, FileOp};
 
 use super::change::Change;
 use super::channel::{Schedule, SimChannel};
@@ -13,7 +14,6 @@ use super::faults::Fault;
 use super::history::History;
 use super::medium::Medium;
 use super::state::{BLOCK_BYTES, State};
-use crate::{FileChannel, FileIo, FileOffset, FileOp};
 
 /// A disk in memory that remembers how it became what it is, and what of that is durable.
 ///
