@@ -21,10 +21,10 @@ use flowstone_fileio::{
     Access, DirectChoice, EngineChoice, FileOpener, OpenOptions, open_host_file,
 };
 use flowstone_image::{DiscardMode, Format, ImageOptions};
-use flowstone_layers::{DelayRange, DetectZeroes, ErrorRule};
 use serde::{Deserialize, Deserializer};
 
 use crate::CpuList;
+use crate::layer_spec::{DetectZeroes, LayerSpec};
 
 /// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
 pub const QUEUES_DEFAULT: u16 = 64;
@@ -117,21 +117,6 @@ pub enum Backend {
     Null(u64),
     /// Keeps data in the daemon's memory.
     Mem(u64),
-}
-
-/// A diagnosis layer and its parameter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LayerSpec {
-    /// `delay=2ms`, `delay=0-5ms`
-    Delay(DelayRange),
-    /// `error=OP[:ERRNO[:EVERY]]`
-    Error(ErrorRule),
-    /// `log=PATH`
-    Log(PathBuf),
-    /// `stats`
-    Stats,
-    /// `verify`
-    Verify,
 }
 
 /// Where a disk's data is.
@@ -299,24 +284,6 @@ impl FromStr for Backend {
             Some(("null", size)) => Ok(Self::Null(parse_size(size)?)),
             Some(("mem", size)) => Ok(Self::Mem(parse_size(size)?)),
             _ => Err(format!("`{text}` is not a backend; use null:SIZE or mem:SIZE")),
-        }
-    }
-}
-
-impl FromStr for LayerSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text.split_once('=') {
-            None if text == "verify" => Ok(Self::Verify),
-            None if text == "stats" => Ok(Self::Stats),
-            Some(("delay", range)) => Ok(Self::Delay(range.parse()?)),
-            Some(("error", rule)) => Ok(Self::Error(rule.parse()?)),
-            Some(("log", path)) if !path.is_empty() => Ok(Self::Log(path.into())),
-            _ => Err(format!(
-                "`{text}` is not a layer; use delay=TIME, error=OP[:ERRNO[:EVERY]], log=PATH, \
-                 stats or verify"
-            )),
         }
     }
 }

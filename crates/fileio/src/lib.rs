@@ -20,6 +20,7 @@ mod pool;
 mod request;
 mod seam;
 mod uring;
+mod zeroes;
 
 pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};

@@ -52,16 +52,17 @@ mod fate;
 mod faults;
 mod history;
 mod medium;
+mod schedule;
 mod state;
 mod volatile;
 
 #[cfg(test)]
 mod tests;
 
-pub use channel::Schedule;
 pub use crash::EXHAUSTIVE_MAX;
 pub use disk::SimDisk;
 pub use fate::Fate;
 pub use faults::{Call, Fault};
 pub use history::Moment;
+pub use schedule::Schedule;
 pub use volatile::{VolatileFile, open_volatile};
