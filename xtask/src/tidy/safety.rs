@@ -30,7 +30,7 @@ fn is_explained(lines: &[&str]) -> bool {
     if last.contains("// SAFETY:") {
         return true;
     }
-    let ends = |line: &str| line.ends_with([';', '}']) || line.is_empty();
+    let ends = |line: &str| line.ends_with([';', '{', '}']) || line.is_empty();
     let is_comment = |line: &&&str| line.starts_with("//");
     let within = above.iter().rev().take(STATEMENT_LINES_MAX);
     let code = within.take_while(|line| !is_comment(line) && !ends(line)).count();
@@ -76,6 +76,8 @@ mod tests {
         assert_eq!(of("// sound, believe me\nunsafe impl Send for It {}"), 1);
         let other = "fn f() {\n    // SAFETY: of g.\n    unsafe { g() };\n    unsafe { h() };\n}";
         assert_eq!(of(other), 1, "a reason is for one block");
+        let far = "// SAFETY: of something else.\nfn f() {\n    unsafe { g() };\n}";
+        assert_eq!(of(far), 1, "a reason stands inside the function");
     }
 
     #[test]
