@@ -25,6 +25,7 @@ test: ## Check everything: style, documentation, licences, all tests, real guest
 	shellcheck scripts/*
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy -p flowstone-cli -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	cargo deny check licenses bans sources
 	cargo build --workspace --bins

@@ -1,40 +1,10 @@
-//! The command line: what was typed, nothing decided yet.
+//! Options of the comparison and of a load by hand: what was typed, nothing decided yet.
 
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::Args;
 
-use crate::log_image::LogArgs;
 use crate::size::parse_size;
-
-/// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
-#[derive(Debug, Parser)]
-#[command(version, about)]
-pub struct Cli {
-    /// Something else than the comparison.
-    #[command(subcommand)]
-    pub command: Option<Command>,
-    /// Options of the comparison.
-    #[command(flatten)]
-    pub compare: CompareArgs,
-}
-
-/// What can be done besides comparing.
-#[derive(Debug, Subcommand)]
-pub enum Command {
-    /// Run one workload against any vhost-user-blk socket and print the result as JSON.
-    Load(Box<LoadArgs>),
-    /// Log images beside raw ones and qcow2.
-    Log(LogArgs),
-    /// Measure qcow2 images beside qemu-storage-daemon.
-    Qcow2(crate::qcow2_image::Qcow2Args),
-    /// Measure what a storm of small discards does to the writes beside it.
-    Storm(crate::storm::StormArgs),
-    /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
-    Compact(crate::compact::CompactArgs),
-    /// List the points of the comparison.
-    List,
-}
 
 /// Options of the comparison.
 #[derive(Clone, Debug, Args)]

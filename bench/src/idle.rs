@@ -4,7 +4,7 @@
 //! of a guest that sleeps. Then nothing happens for a while, and nothing is what it should cost.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -14,7 +14,7 @@ use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Status};
 use serde::Serialize;
 
 use crate::args::CompareArgs;
-use crate::server::{Server, flowstone_idle, qsd_idle};
+use crate::server::{IdleDisk, Server, flowstone_idle, qsd_idle};
 
 /// Name for `--only`.
 pub const NAME: &str = "idle-8";
@@ -22,17 +22,6 @@ const DISKS: usize = 8;
 const DISK_BYTES: u64 = 64 << 20;
 const QUIET_TIME: Duration = Duration::from_secs(1);
 const WATCH: Duration = Duration::from_secs(5);
-
-/// A disk that is not in use.
-#[derive(Clone, Debug)]
-pub struct IdleDisk {
-    /// Its name.
-    pub name: String,
-    /// Its image.
-    pub image: PathBuf,
-    /// Its socket.
-    pub socket: PathBuf,
-}
 
 /// What doing nothing costs.
 #[derive(Clone, Debug, Serialize)]

@@ -25,15 +25,44 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use serde_json::json;
 
-use args::{Cli, Command, CompareArgs};
+use args::{CompareArgs, LoadArgs};
 use compare::{IdleResult, PointResult, compare, compare_idle};
 use host::Host;
 use image::Images;
 use markdown::Report;
 use point::{Point, selected};
+
+/// Compares Flowstone, qemu-storage-daemon and plain fio in one interleaved run.
+#[derive(Debug, Parser)]
+#[command(version, about)]
+struct Cli {
+    /// Something else than the comparison.
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Options of the comparison.
+    #[command(flatten)]
+    compare: CompareArgs,
+}
+
+/// What can be done besides comparing.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run one workload against any vhost-user-blk socket and print the result as JSON.
+    Load(Box<LoadArgs>),
+    /// Log images beside raw ones and qcow2.
+    Log(log_image::LogArgs),
+    /// Measure qcow2 images beside qemu-storage-daemon.
+    Qcow2(qcow2_image::Qcow2Args),
+    /// Measure what a storm of small discards does to the writes beside it.
+    Storm(storm::StormArgs),
+    /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
+    Compact(compact::CompactArgs),
+    /// List the points of the comparison.
+    List,
+}
 
 fn main() -> ExitCode {
     let cli = Cli::parse();

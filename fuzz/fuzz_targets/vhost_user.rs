@@ -66,6 +66,8 @@ impl QueueRunner for Inline {
         Ok(())
     }
 
+    fn begin_stop(&mut self, _index: usize) {}
+
     fn stop(&mut self, _index: usize) -> Option<u16> {
         Some(0)
     }

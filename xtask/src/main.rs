@@ -1,11 +1,13 @@
 //! Work on the tree that is no part of the product.
 //!
 //! * `cargo xtask dist`: man pages and shell completions into `target/dist`.
+//! * `cargo xtask tidy`: what must stay true of the tree and no compiler checks; a test runs it too.
 //! * `cargo xtask mutants [NAME-PART…]`: runs the tests against each protocol mutant, and writes the
 //!   table in docs/testing.md if none was left out.
 
 mod dist;
 mod mutants;
+mod tidy;
 
 use std::path::{Path, PathBuf};
 
@@ -15,8 +17,9 @@ fn main() -> Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     match words.split_first() {
         Some((task, [])) if task == "dist" => dist::dist(&workspace().join("target/dist")),
+        Some((task, [])) if task == "tidy" => tidy::run(&workspace()),
         Some((task, wanted)) if task == "mutants" => mutants::run(&workspace(), wanted),
-        _ => bail!("usage: cargo xtask dist | mutants [NAME-PART...]"),
+        _ => bail!("usage: cargo xtask dist | tidy | mutants [NAME-PART...]"),
     }
 }
 

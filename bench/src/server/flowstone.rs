@@ -7,9 +7,8 @@ use anyhow::{Context, Result};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::process::{Ready, flowstone_binary};
 
-use super::{Setting, socket};
+use super::{IdleDisk, Setting, socket};
 use crate::args::CompareArgs;
-use crate::idle::IdleDisk;
 use crate::point::Backend;
 
 /// Size of the disk that does nothing.

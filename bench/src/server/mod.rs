@@ -23,6 +23,17 @@ use crate::sample::Sample;
 pub use flowstone::idle_command as flowstone_idle;
 pub use qsd::idle_command as qsd_idle;
 
+/// A disk nobody uses.
+#[derive(Clone, Debug)]
+pub struct IdleDisk {
+    /// Its name.
+    pub name: String,
+    /// Its image.
+    pub image: PathBuf,
+    /// Its socket.
+    pub socket: PathBuf,
+}
+
 /// How qemu-storage-daemon does its file I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Aio {

@@ -6,9 +6,8 @@ use anyhow::{Context, Result};
 use flowstone_testkit::DaemonCommand;
 use flowstone_testkit::process::Ready;
 
-use super::{Aio, Setting, socket};
+use super::{Aio, IdleDisk, Setting, socket};
 use crate::args::CompareArgs;
-use crate::idle::IdleDisk;
 use crate::point::Backend;
 
 /// The program.

@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 
 /// One contiguous piece of a request's memory, laid out as the kernel's `struct iovec`.
 ///
@@ -64,6 +64,26 @@ impl IoVec {
     pub fn truncate(self, bytes: usize) -> Self {
         // SAFETY: stays inside the piece, whose maker vouched for it.
         unsafe { Self::new(self.address(), self.bytes().min(bytes)) }
+    }
+}
+
+/// Copies the memory of a write, piece by piece, to `target`, which has its length.
+pub fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
+    for piece in pieces {
+        let (part, rest) = target.split_at_mut(piece.bytes());
+        // SAFETY: the maker of the piece keeps it valid, and the target is memory of our own.
+        unsafe { ptr::copy_nonoverlapping(piece.address(), part.as_mut_ptr(), part.len()) };
+        target = rest;
+    }
+}
+
+/// Copies `source` to the memory of a read, which has its length.
+pub fn scatter(mut source: &[u8], pieces: &[IoVec]) {
+    for piece in pieces {
+        let (part, rest) = source.split_at(piece.bytes());
+        // SAFETY: as for gather, the other way round.
+        unsafe { ptr::copy_nonoverlapping(part.as_ptr(), piece.address(), part.len()) };
+        source = rest;
     }
 }
 

@@ -17,7 +17,7 @@ mod request;
 mod size;
 
 pub use blocking::BlockingDisk;
-pub use buffer::{AlignedBuf, IoVec};
+pub use buffer::{AlignedBuf, IoVec, gather, scatter};
 pub use class::{Class, IoPriority};
 pub use doorbell::{Doorbells, poll_doorbells};
 pub use error::{Error, ErrorKind, Result};

@@ -294,8 +294,7 @@ pub struct Serve {
     /// data), unmap (the host gets their space back, too) [default: off]
     #[arg(long, value_name = "MODE")]
     pub detect_zeroes: Option<DetectZeroes>,
-    /// How requests reach the host file: auto, uring or sync (threads); for tests, volatile (when
-    /// killed, loses what was not flushed, as a power cut would)
+    /// How requests reach the host file: auto, uring or sync (threads)
     #[arg(long)]
     pub engine: Option<Choice<EngineChoice>>,
     /// Bypass the host's page cache: auto (where the file system can), on or off

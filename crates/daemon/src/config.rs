@@ -17,12 +17,14 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result, parse_size};
-use flowstone_fileio::{Access, DirectChoice, EngineChoice, OpenOptions};
+use flowstone_fileio::{
+    Access, DirectChoice, EngineChoice, FileOpener, OpenOptions, open_host_file,
+};
 use flowstone_image::{DiscardMode, Format, ImageOptions};
-use flowstone_layers::{DelayRange, DetectZeroes, ErrorRule};
 use serde::{Deserialize, Deserializer};
 
 use crate::CpuList;
+use crate::layer_spec::{DetectZeroes, LayerSpec};
 
 /// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
 pub const QUEUES_DEFAULT: u16 = 64;
@@ -91,6 +93,9 @@ pub struct DiskConfig {
     /// Diagnosis layers, from the lowest up.
     #[serde(default, deserialize_with = "texts")]
     pub layers: Vec<LayerSpec>,
+    /// What opens the image's file.
+    #[serde(skip, default = "opener_default")]
+    pub opener: FileOpener,
 }
 
 /// When a queue looks for work by itself.
@@ -112,21 +117,6 @@ pub enum Backend {
     Null(u64),
     /// Keeps data in the daemon's memory.
     Mem(u64),
-}
-
-/// A diagnosis layer and its parameter.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LayerSpec {
-    /// `delay=2ms`, `delay=0-5ms`
-    Delay(DelayRange),
-    /// `error=OP[:ERRNO[:EVERY]]`
-    Error(ErrorRule),
-    /// `log=PATH`
-    Log(PathBuf),
-    /// `stats`
-    Stats,
-    /// `verify`
-    Verify,
 }
 
 /// Where a disk's data is.
@@ -217,6 +207,7 @@ impl DiskConfig {
             readonly: false,
             backing_dirs: Vec::new(),
             layers: Vec::new(),
+            opener: opener_default(),
         }
     }
 
@@ -263,7 +254,12 @@ impl DiskConfig {
             ..OpenOptions::new(access)
         };
         let backing_dirs = self.backing_dirs.clone();
-        ImageOptions { discard: self.discard, backing_dirs, ..ImageOptions::new(file) }
+        ImageOptions {
+            discard: self.discard,
+            opener: self.opener,
+            backing_dirs,
+            ..ImageOptions::new(file)
+        }
     }
 }
 
@@ -292,24 +288,6 @@ impl FromStr for Backend {
     }
 }
 
-impl FromStr for LayerSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text.split_once('=') {
-            None if text == "verify" => Ok(Self::Verify),
-            None if text == "stats" => Ok(Self::Stats),
-            Some(("delay", range)) => Ok(Self::Delay(range.parse()?)),
-            Some(("error", rule)) => Ok(Self::Error(rule.parse()?)),
-            Some(("log", path)) if !path.is_empty() => Ok(Self::Log(path.into())),
-            _ => Err(format!(
-                "`{text}` is not a layer; use delay=TIME, error=OP[:ERRNO[:EVERY]], log=PATH, \
-                 stats or verify"
-            )),
-        }
-    }
-}
-
 /// A choice of the file I/O stage, with the words of the command line, which that stage does not
 /// know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -323,7 +301,6 @@ impl FromStr for Choice<EngineChoice> {
             "auto" => Ok(Self(EngineChoice::Auto)),
             "uring" => Ok(Self(EngineChoice::Uring)),
             "sync" => Ok(Self(EngineChoice::Sync)),
-            "volatile" => Ok(Self(EngineChoice::Volatile)),
             _ => Err(format!("`{text}` is not an engine; use auto, uring or sync")),
         }
     }
@@ -358,6 +335,10 @@ fn check_name(name: &str) -> std::result::Result<(), String> {
 
 fn queues_default() -> u16 {
     QUEUES_DEFAULT
+}
+
+fn opener_default() -> FileOpener {
+    open_host_file
 }
 
 fn parsed<'de, D, T>(text: &str) -> std::result::Result<T, D::Error>

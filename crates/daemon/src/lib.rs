@@ -1,6 +1,6 @@
 //! The daemon: wires stages into disks, runs their queues, and answers operators.
 //!
-//! `stack` is the only file that names more than one stage. A `Disk` is a stack with a socket;
+//! `stack` is the only file that names more than one stage (front end, layers, images). A `Disk` is a stack with a socket;
 //! [`serve()`] runs all disks of a configuration until a signal ends them.
 
 mod config;
@@ -9,6 +9,8 @@ mod counters;
 mod cpus;
 mod disk;
 mod histogram;
+mod image_report;
+mod layer_spec;
 mod open_files;
 mod report;
 mod runner;
@@ -17,8 +19,8 @@ mod spin;
 mod stack;
 mod worker;
 
-pub use config::{Backend, Choice, Config, DiskConfig, LayerSpec, PollMode, Source};
+pub use config::{Backend, Choice, Config, DiskConfig, PollMode, Source};
 pub use control::{Client, Command};
 pub use cpus::CpuList;
-pub use flowstone_layers::DetectZeroes;
+pub use layer_spec::{DetectZeroes, LayerSpec};
 pub use serve::serve;

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use flowstone_block::OpKind;
-use flowstone_image::{Discards, Image, LogState};
 use flowstone_layers::LayerCounters;
 use serde::Serialize;
 
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
 use crate::histogram::Snapshot;
+use crate::image_report::{DiscardReport, LogReport, SpaceReport};
 
 /// The whole daemon.
 #[derive(Serialize)]
@@ -51,80 +51,9 @@ struct DiskReport {
 }
 
 #[derive(Serialize)]
-struct LogReport {
-    live_bytes: u64,
-    map_memory_bytes: u64,
-    segments_limit: u32,
-    segments_used: u32,
-    segments_ready: u32,
-    segments_dead: u32,
-    guest_blocks: u64,
-    appended_blocks: u64,
-    relocated_blocks: u64,
-    map_blocks: u64,
-    write_amplification: f64,
-    checkpoint: u64,
-    since_checkpoint_blocks: u64,
-    full: bool,
-}
-
-#[derive(Serialize)]
 struct DetectedZeroes {
     requests: u64,
     bytes: u64,
-}
-
-#[derive(Serialize)]
-struct SpaceReport {
-    virtual_bytes: u64,
-    /// Null where the image does not know.
-    live_bytes: Option<u64>,
-    allocated_bytes: u64,
-    /// Absent from formats that leave nothing dead.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    dead_bytes: Option<u64>,
-    reclaimed_bytes: u64,
-}
-
-impl SpaceReport {
-    fn of(image: &dyn Image) -> Option<Self> {
-        let space = image.space().ok()?;
-        Some(Self {
-            virtual_bytes: space.virtual_bytes,
-            live_bytes: space.live_bytes,
-            allocated_bytes: space.allocated_bytes,
-            dead_bytes: space.dead_bytes,
-            reclaimed_bytes: image.discards().reclaimed_bytes,
-        })
-    }
-}
-
-#[derive(Serialize)]
-struct DiscardReport {
-    requests: u64,
-    ranges: u64,
-    bytes: u64,
-    merged: u64,
-    merge_ratio: f64,
-    waiting: u64,
-    punches: u64,
-    punched_bytes: u64,
-}
-
-impl DiscardReport {
-    /// The image sees ranges; how many requests brought them, the queues know.
-    fn of(requests: u64, counted: Discards) -> Self {
-        Self {
-            requests,
-            ranges: counted.ranges,
-            bytes: counted.bytes,
-            merged: counted.merged,
-            merge_ratio: counted.ranges as f64 / counted.merged.max(1) as f64,
-            waiting: counted.waiting,
-            punches: counted.punches,
-            punched_bytes: counted.punched_bytes,
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -230,27 +159,6 @@ impl DiskReport {
                 .map(|(index, counters)| QueueReport::of(Some(*index), &[counters]))
                 .collect(),
             layers: disk.stack.counters.iter().map(|counters| layer_report(counters)).collect(),
-        }
-    }
-}
-
-impl From<LogState> for LogReport {
-    fn from(state: LogState) -> Self {
-        Self {
-            live_bytes: state.live_bytes,
-            map_memory_bytes: state.map_memory_bytes,
-            segments_limit: state.segments_limit,
-            segments_used: state.segments_used,
-            segments_ready: state.segments_ready,
-            segments_dead: state.segments_dead,
-            guest_blocks: state.guest_blocks,
-            appended_blocks: state.appended_blocks,
-            relocated_blocks: state.relocated_blocks,
-            map_blocks: state.map_blocks,
-            write_amplification: state.appended_blocks as f64 / state.guest_blocks.max(1) as f64,
-            checkpoint: state.checkpoint,
-            since_checkpoint_blocks: state.since_checkpoint_blocks,
-            full: state.full,
         }
     }
 }

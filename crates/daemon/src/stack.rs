@@ -11,7 +11,8 @@ use flowstone_layers::{
     Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
 };
 
-use crate::config::{DiskConfig, LayerSpec, Source};
+use crate::config::{DiskConfig, Source};
+use crate::layer_spec::LayerSpec;
 
 /// A disk, from its image up.
 pub struct Stack {

@@ -44,12 +44,18 @@ impl BlockingFile {
         self.transfer(op, &mut [])
     }
 
-    fn transfer(&mut self, op: FileOp, memory: &mut [u8]) -> Outcome {
+    /// Carries out an operation with this memory.
+    pub fn transfer(&mut self, op: FileOp, memory: &mut [u8]) -> Outcome {
         // SAFETY: the request completes before this call returns.
         let list = [unsafe { IoVec::of(memory) }];
         // SAFETY: as above. An operation without memory has an empty list.
         let memory = unsafe { MemoryList::new(&list[..usize::from(!memory.is_empty())]) };
-        self.channel.submit(FileRequest { op, memory, tag: 0 });
+        self.carry_out(FileRequest { op, memory, tag: 0 })
+    }
+
+    /// Carries out a request of somebody else's, and waits for its completion.
+    pub fn carry_out(&mut self, request: FileRequest) -> Outcome {
+        self.channel.submit(request);
         loop {
             if let Some(completion) = self.next() {
                 return completion.outcome;

@@ -10,9 +10,8 @@
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
-use std::ptr;
 
-use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES};
+use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES, gather, scatter};
 use rustix::fs::{AtFlags, StatxFlags, ioctl_blksszget, statx};
 
 use crate::{FileOp, FileRequest, MemoryList};
@@ -194,26 +193,6 @@ impl Bounces {
         let next = self.waiting.pop_front()?;
         self.started += 1;
         Some(next)
-    }
-}
-
-/// Copies the memory of a write, piece by piece, to `target`, which has its length.
-pub fn gather(pieces: &[IoVec], mut target: &mut [u8]) {
-    for piece in pieces {
-        let (part, rest) = target.split_at_mut(piece.bytes());
-        // SAFETY: the piece is valid for its length, and the target is memory of our own.
-        unsafe { ptr::copy_nonoverlapping(piece.address(), part.as_mut_ptr(), part.len()) };
-        target = rest;
-    }
-}
-
-/// Copies `source` to the memory of a read, which has its length.
-pub fn scatter(mut source: &[u8], pieces: &[IoVec]) {
-    for piece in pieces {
-        let (part, rest) = source.split_at(piece.bytes());
-        // SAFETY: as for gather, the other way round.
-        unsafe { ptr::copy_nonoverlapping(part.as_ptr(), piece.address(), part.len()) };
-        source = rest;
     }
 }
 

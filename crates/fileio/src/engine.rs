@@ -17,8 +17,6 @@ pub enum EngineChoice {
     Uring,
     /// Threads.
     Sync,
-    /// For tests: a drive's write cache, which a killed process takes with it.
-    Volatile,
 }
 
 /// How requests reach the file.
@@ -30,8 +28,6 @@ pub enum Engine {
     Sync,
     /// Calls on the queue's own thread: the file is memory, a call never waits for a device.
     Inline,
-    /// As inline, behind a write cache that a sync empties: being killed is a power cut.
-    Volatile,
 }
 
 impl fmt::Display for Engine {
@@ -40,7 +36,6 @@ impl fmt::Display for Engine {
             Self::Uring => "uring",
             Self::Sync => "sync",
             Self::Inline => "inline",
-            Self::Volatile => "volatile",
         })
     }
 }
@@ -50,7 +45,6 @@ impl EngineChoice {
     pub fn resolve(self, file: &File) -> Result<Engine> {
         match self {
             Self::Sync => Ok(Engine::Sync),
-            Self::Volatile => Ok(Engine::Volatile),
             Self::Auto if is_memory(file) => Ok(Engine::Inline),
             Self::Auto => Ok(if uring_works() { Engine::Uring } else { Engine::Sync }),
             Self::Uring if uring_works() => Ok(Engine::Uring),

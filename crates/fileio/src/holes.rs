@@ -19,8 +19,8 @@ use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 
 use crate::FileOffset;
 use crate::block_device;
-use crate::blocking::{is_unsupported, zero, zero_fallback};
 use crate::descriptor::{Descriptors, FileKind};
+use crate::zeroes::{is_unsupported, zero, zero_fallback};
 
 /// Most that is punched with one call: a fragmented file stays locked all the while.
 const BYTES_PER_PUNCH: u64 = 128 << 20;

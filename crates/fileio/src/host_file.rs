@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, MutexGuard, OnceLock};
+use std::sync::{Arc, OnceLock};
 
 use flowstone_block::QueueDepth;
 use rustix::fs::{SeekFrom, fstatfs, seek};
@@ -14,7 +14,6 @@ use crate::descriptor::{Descriptors, FileKind, QueueFile};
 use crate::inline::InlineChannel;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
-use crate::volatile::{self, Volatile};
 use crate::{Engine, FileChannel, FileIo, FileOffset, Punched, holes};
 
 /// From linux/magic.h, bcachefs and OpenZFS.
@@ -27,33 +26,11 @@ pub struct HostFile {
     engine: Engine,
     /// Started when the first channel asks for it: an io_uring disk may never need it.
     pool: OnceLock<Arc<Pool>>,
-    /// What engine `volatile` holds back.
-    cache: Option<Arc<Volatile>>,
 }
 
 impl HostFile {
-    pub(crate) fn new(files: Descriptors, engine: Engine) -> io::Result<Self> {
-        let files = Arc::new(files);
-        let cache = match engine {
-            Engine::Volatile => Some(Arc::new(Volatile::new(&files)?)),
-            Engine::Uring | Engine::Sync | Engine::Inline => None,
-        };
-        Ok(Self { files, engine, pool: OnceLock::new(), cache })
-    }
-
-    /// Holds nothing back while the answer lives.
-    fn written_back(&self) -> io::Result<Option<MutexGuard<'_, volatile::State>>> {
-        self.cache.as_ref().map(|cache| cache.write_back()).transpose()
-    }
-
-    /// The file system below, if it is one that writes what is replaced to another place: space
-    /// that is kept for a range does not serve the data to come.
-    pub fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
-        if self.is_block_device() {
-            return Ok(None);
-        }
-        let magic = fstatfs(&self.files.file)?.f_type as u64;
-        Ok(COPY_ON_WRITE.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name))
+    pub(crate) fn new(files: Descriptors, engine: Engine) -> Self {
+        Self { files: Arc::new(files), engine, pool: OnceLock::new() }
     }
 
     fn is_block_device(&self) -> bool {
@@ -68,15 +45,13 @@ impl HostFile {
 
 impl FileIo for HostFile {
     fn size(&self) -> io::Result<u64> {
-        let bytes = self.files.size()?;
-        Ok(self.cache.as_ref().map_or(bytes, |cache| cache.size(bytes)))
+        self.files.size()
     }
 
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         if self.is_block_device() {
             return Err(Errno::OPNOTSUPP.into());
         }
-        let _written_back = self.written_back()?;
         self.files.file.set_len(bytes)?;
         self.files.file.sync_all()
     }
@@ -89,7 +64,6 @@ impl FileIo for HostFile {
     }
 
     fn next_data(&self, from: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
-        let _written_back = self.written_back()?;
         let end = self.files.size()?;
         if from.get() >= end {
             return Ok(None);
@@ -120,6 +94,14 @@ impl FileIo for HostFile {
         self.files.discards_to_zeroes()
     }
 
+    fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
+        if self.is_block_device() {
+            return Ok(None);
+        }
+        let magic = fstatfs(&self.files.file)?.f_type as u64;
+        Ok(COPY_ON_WRITE.iter().find(|(number, _)| *number == magic).map(|(_, name)| *name))
+    }
+
     fn punched(&self) -> Punched {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         Punched {
@@ -135,11 +117,7 @@ impl FileIo for HostFile {
 
     fn describe(&self) -> String {
         let cache = if self.is_direct() { "direct I/O" } else { "page cache" };
-        let warning = match self.engine {
-            Engine::Volatile => " (when killed, loses what was not flushed)",
-            Engine::Uring | Engine::Sync | Engine::Inline => "",
-        };
-        format!("{cache}, engine {}{warning}", self.engine)
+        format!("{cache}, engine {}", self.engine)
     }
 
     fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
@@ -150,9 +128,7 @@ impl FileIo for HostFile {
                 Box::new(UringChannel::new(file, pool, depth)?)
             }
             Engine::Sync => Box::new(self.pool_channel(&file)?),
-            Engine::Inline | Engine::Volatile => {
-                Box::new(InlineChannel::new(file, self.cache.clone()))
-            }
+            Engine::Inline => Box::new(InlineChannel::new(file)),
         })
     }
 }

@@ -1,7 +1,6 @@
 //! The engine for files in memory: each request is a plain call on the queue's own thread.
 //!
-//! io_uring hands requests on tmpfs to worker threads, which costs more than the copy itself. The
-//! `volatile` engine is this one with a write cache between it and the file.
+//! io_uring hands requests on tmpfs to worker threads, which costs more than the copy itself.
 
 use std::sync::Arc;
 
@@ -9,28 +8,23 @@ use flowstone_block::{Doorbells, poll_doorbells};
 
 use crate::blocking::execute;
 use crate::descriptor::QueueFile;
-use crate::volatile::Volatile;
 use crate::{FileChannel, FileCompletion, FileRequest};
 
 /// A queue's way into a file in memory.
 pub(crate) struct InlineChannel {
     file: Arc<QueueFile>,
-    cache: Option<Arc<Volatile>>,
     done: Vec<FileCompletion>,
 }
 
 impl InlineChannel {
-    pub fn new(file: Arc<QueueFile>, cache: Option<Arc<Volatile>>) -> Self {
-        Self { file, cache, done: Vec::new() }
+    pub fn new(file: Arc<QueueFile>) -> Self {
+        Self { file, done: Vec::new() }
     }
 }
 
 impl FileChannel for InlineChannel {
     fn submit(&mut self, request: FileRequest) {
-        let outcome = match &self.cache {
-            None => execute(&self.file, &request),
-            Some(cache) => cache.execute(&self.file, &request),
-        };
+        let outcome = execute(&self.file, &request);
         self.done.push(FileCompletion { tag: request.tag, outcome });
     }
 

@@ -3,8 +3,7 @@
 //!
 //! Three engines serve the seam and behave alike: `uring` (one io_uring per queue), `sync` (a
 //! pool of threads, for hosts where io_uring is switched off), and `inline` (plain calls on the
-//! queue's own thread, for memory file systems, where a call never waits for a device). A fourth,
-//! `volatile`, is for tests: it forgets what was not synced when the process is killed.
+//! queue's own thread, for memory file systems, where a call never waits for a device).
 
 mod block_device;
 mod blocking;
@@ -20,13 +19,12 @@ mod open;
 mod pool;
 mod request;
 mod seam;
-pub mod sim;
 mod uring;
-mod volatile;
+mod zeroes;
 
 pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
 pub use host_file::HostFile;
-pub use open::{Access, DirectChoice, OpenOptions, create_sparse};
+pub use open::{Access, DirectChoice, FileOpener, OpenOptions, create_sparse, open_host_file};
 pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 pub use seam::{FileChannel, FileIo, Punched};

@@ -12,11 +12,11 @@ use flowstone_block::{Error, ErrorKind, Result};
 use rustix::fs::{OFlags, fcntl_setfl};
 use tracing::info;
 
-use crate::EngineChoice;
 use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
 use crate::host_file::HostFile;
 use crate::lock::{Sharing, lock};
+use crate::{EngineChoice, FileIo};
 
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
@@ -87,8 +87,7 @@ impl OpenOptions {
         }
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;
-        HostFile::new(Descriptors::new(file, direct, kind), engine)
-            .map_err(|error| explain(&name, error))
+        Ok(HostFile::new(Descriptors::new(file, direct, kind), engine))
     }
 
     fn open_file(self, path: &Path, name: &str) -> Result<File> {
@@ -135,6 +134,15 @@ impl OpenOptions {
             },
         }
     }
+}
+
+/// How an image gets its host file: [`open_host_file`], but for tests that put something between the
+/// two.
+pub type FileOpener = fn(&Path, OpenOptions) -> Result<Box<dyn FileIo>>;
+
+/// Opens the file at `path` as it is.
+pub fn open_host_file(path: &Path, options: OpenOptions) -> Result<Box<dyn FileIo>> {
+    Ok(Box::new(options.open(path)?))
 }
 
 /// Tries again while another user has the file, until `give_up`.

@@ -51,6 +51,18 @@ pub trait FileIo: Send + Sync {
         true
     }
 
+    /// Whether a completed write is still there when the process is killed before it is flushed. The
+    /// host's file is; what tests put before it need not be.
+    fn survives_a_kill(&self) -> bool {
+        true
+    }
+
+    /// The host's file system, if it is one that writes what is replaced to another place: space that
+    /// is kept for a range does not serve the data to come.
+    fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
+        Ok(None)
+    }
+
     /// What has been given back to the host since the file was opened.
     fn punched(&self) -> Punched {
         Punched::default()

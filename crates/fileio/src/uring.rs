@@ -19,10 +19,11 @@ use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
 use io_uring::{EnterFlags, IoUring, opcode, squeue};
 use slab::Slab;
 
-use crate::blocking::{is_unsupported, skip};
+use crate::blocking::skip;
 use crate::descriptor::QueueFile;
 use crate::direct::{Bounce, Bounces};
 use crate::pool::PoolChannel;
+use crate::zeroes::is_unsupported;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 
 /// Marks of doorbell polls lie above every slab index.

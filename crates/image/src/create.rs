@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{
-    Access, BlockingFile, DirectChoice, EngineChoice, FileIo, FileOffset, HostFile, OpenOptions,
-    create_sparse,
+    Access, BlockingFile, DirectChoice, FileIo, FileOffset, FileOpener, OpenOptions, create_sparse,
+    open_host_file,
 };
 use tracing::warn;
 
@@ -23,6 +23,8 @@ use crate::{DiscardMode, Format, Image, Space};
 pub struct ImageOptions {
     /// How to open its host file.
     pub file: OpenOptions,
+    /// What opens it.
+    pub opener: FileOpener,
     /// What discards do.
     pub discard: DiscardMode,
     /// Where the backing file of a qcow2 image may be, besides the directory of the image.
@@ -35,7 +37,8 @@ impl ImageOptions {
     /// To open the host file like this, with everything else left to its default.
     pub fn new(file: OpenOptions) -> Self {
         let discard = DiscardMode::Deallocate;
-        Self { file, discard, backing_dirs: Vec::new(), chain_depth: 0 }
+        let opener = open_host_file;
+        Self { file, opener, discard, backing_dirs: Vec::new(), chain_depth: 0 }
     }
 }
 
@@ -196,11 +199,11 @@ pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
 
 /// Opens the image at `path`; [`inspect`] is for images that another process may be writing.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
-    let file = Box::new(file_options(path, format, options.file).open(path)?);
+    let file = (options.opener)(path, file_options(path, format, options.file))?;
     match format {
         Format::Raw => {
             if options.discard == DiscardMode::Keep {
-                check_keeps(path, &file)?;
+                check_keeps(path, &*file)?;
             }
             let image = RawImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))
@@ -233,7 +236,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let backing =
                 backing.map(|backing| qcow2::open_backing(path, backing, &options)).transpose()?;
             let access = options.file.access;
-            let memory = remember(path, options.file);
+            let memory = remember(path, &*file, access);
             let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
             Ok(Box::new(image))
         }
@@ -241,7 +244,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
 }
 
 /// Space is kept so that writes never meet a full host.
-fn check_keeps(path: &Path, file: &HostFile) -> Result<()> {
+fn check_keeps(path: &Path, file: &dyn FileIo) -> Result<()> {
     let name = path.display().to_string();
     let found = file
         .copies_on_write()
@@ -259,15 +262,15 @@ fn check_keeps(path: &Path, file: &HostFile) -> Result<()> {
 }
 
 /// Where the daemon's knowledge survives it. An image can be served without.
-fn remember(path: &Path, options: OpenOptions) -> qcow2::Memory<'_> {
-    // With engine `volatile`, being killed is a power cut: the data would not be there.
-    if options.engine == EngineChoice::Volatile {
+fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Memory<'a> {
+    // What it knows of data that is not there any more would be wrong.
+    if !file.survives_a_kill() {
         return qcow2::Memory::None;
     }
     if !is_block_device(path) {
         return qcow2::Memory::Beside(path);
     }
-    if options.access == Access::Write {
+    if access == Access::Write {
         warn!(
             "{}: a block device: if the daemon is killed, it forgets writes that were not flushed",
             path.display()

@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 use flowstone_block::{
     BlockingDisk, Channel, Extent, IoVec, Layer, Op, QueueDepth, Request, Sector, SectorCount,
 };
-use flowstone_fileio::sim::{Fate, SimDisk};
 use flowstone_fileio::{Access, FileIo};
+use flowstone_sim::{Fate, SimDisk};
 
 use crate::log::corrupter::Corrupter;
 use crate::log::maintenance::Maintenance;

@@ -10,7 +10,7 @@ mod convert;
 mod create;
 mod discards;
 mod format;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 mod image;
 pub mod log;

@@ -13,13 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
-use flowstone_fileio::{Access, OpenOptions};
+use flowstone_fileio::{Access, FileOpener, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
 
 use crate::args::Command;
 
-/// Carries out what was typed.
-pub fn run(command: Command) -> Result<ExitCode> {
+/// Carries out what was typed. What is served is opened by `opener`.
+pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
     match command {
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
@@ -27,7 +27,7 @@ pub fn run(command: Command) -> Result<ExitCode> {
         Command::Compact(args) => compact::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Resize(args) => resize::run(&args),
-        Command::Serve(args) => serve::run(args),
+        Command::Serve(args) => serve::run(args, opener),
         Command::Stats(args) => stats::run(&args),
     }
 }

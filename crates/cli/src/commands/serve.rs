@@ -5,13 +5,18 @@ use std::process::ExitCode;
 
 use flowstone_block::Result;
 use flowstone_daemon::{Config, DiskConfig};
+use flowstone_fileio::FileOpener;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Serve;
 
-pub fn run(args: Serve) -> Result<ExitCode> {
+pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
     start_log();
-    flowstone_daemon::serve(config(args)?)?;
+    let mut config = config(args)?;
+    for disk in &mut config.disks {
+        disk.opener = opener;
+    }
+    flowstone_daemon::serve(config)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -62,22 +62,6 @@ fn detected_zeroes_take_no_room_and_read_as_zeroes() {
 }
 
 #[test]
-fn detected_zeroes_of_a_write_through_disk_are_durable() {
-    let place = Place::new();
-    place.image("1M");
-    // What has not been flushed dies with this daemon.
-    let mut daemon = place.serve(&["--engine", "volatile", "--detect-zeroes", "unmap", "disk.raw"]);
-    let mut client = place.client();
-    client.set_wce(false).unwrap();
-    assert_eq!(client.write(0, &[1; 8192]).unwrap(), Status::Ok);
-    assert_eq!(client.write(0, &[0; 4096]).unwrap(), Status::Ok);
-    daemon.kill().unwrap();
-    let bytes = std::fs::read(place.path("disk.raw")).unwrap();
-    assert!(bytes[..4096].iter().all(|byte| *byte == 0), "a durable write was lost");
-    assert!(bytes[4096..8192].iter().all(|byte| *byte == 1));
-}
-
-#[test]
 fn zeroes_are_not_unmapped_where_discards_may_not_be() {
     let place = Place::new();
     place.image("1M");

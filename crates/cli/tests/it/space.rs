@@ -17,65 +17,69 @@ const OVERHEAD: u64 = 16 * MIB;
 fn every_format_reports_what_it_takes_and_gives_back() {
     for image in ["disk.raw", "disk.qcow2", "disk.flow"] {
         println!("{image}");
-        let place = Place::new();
-        place.succeed(&["create", "--size", "64M", image]);
-        let daemon = place.serve(&[image]);
-        let mut client = place.client();
-        let disk = || place.stats()["disks"][0].clone();
-        let bytes = |value: &Value, key: &str| value[key].as_u64().unwrap();
-        let data = vec![1; MIB as usize];
-        for n in 0..WRITTEN_MIB {
-            assert_eq!(client.write(n * 2048, &data).unwrap(), Status::Ok);
-        }
-        assert_eq!(client.flush().unwrap(), Status::Ok);
-        let full = disk()["space"].clone();
-        assert_eq!(full["virtual_bytes"], 64 * MIB);
-        assert_eq!(bytes(&full, "live_bytes") / MIB, WRITTEN_MIB);
-        let took = bytes(&full, "allocated_bytes");
-        assert!((WRITTEN_MIB * MIB..WRITTEN_MIB * MIB + OVERHEAD).contains(&took), "{full}");
-
-        // Eight requests of two ranges: all but the first eight MiB, from both ends.
-        for n in 0..8 {
-            let ranges = [((8 + n) * 2048, 2048), ((23 - n) * 2048, 2048)];
-            assert_eq!(client.discard(&ranges).unwrap(), Status::Ok);
-        }
-        assert_eq!(client.write_zeroes(&[(0, 2048)], true).unwrap(), Status::Ok);
-        assert_eq!(client.flush().unwrap(), Status::Ok);
-        let (live, gone) = (7 * MIB, (WRITTEN_MIB - 7) * MIB);
-        wait_until("the host has its space back", || {
-            bytes(&disk()["space"], "reclaimed_bytes") >= gone - MIB
-        });
-        let space = disk()["space"].clone();
-        println!("{space}");
-        // Of the last cluster and the last segment, some may stay.
-        let known = bytes(&space, "live_bytes");
-        assert!((live..live + MIB / 4).contains(&known), "{space}");
-        let path = place.path(image);
-        assert_eq!(bytes(&space, "allocated_bytes"), path.metadata().unwrap().blocks() * 512);
-        assert_eq!(space.get("dead_bytes").is_some(), image != "disk.raw");
-        let discards = disk()["discards"].clone();
-        println!("{discards}");
-        let counted = ["requests", "ranges", "bytes", "waiting"].map(|key| bytes(&discards, key));
-        // The ranges of the last request touch, and are one.
-        assert_eq!(counted, [8, 15 + 1, 17 * MIB, 0]);
-        for key in ["merged", "punches"] {
-            assert!(bytes(&discards, key) > 0, "{key}");
-        }
-        assert!(bytes(&discards, "punched_bytes") >= bytes(&space, "reclaimed_bytes"));
-        let said = place.succeed(&["stats", "--control", &place.text("control.sock")]);
-        assert!(said.contains("space: 64 MiB virtual, ") && said.contains(" reclaimed"), "{said}");
-        assert!(said.contains("discards: 8 requests, 16 ranges (17 MiB), 0 waiting"), "{said}");
-        drop(client);
-        stop(daemon);
-
-        let info: Value = serde_json::from_str(&place.succeed(&["info", "--json", image])).unwrap();
-        println!("{info}");
-        assert_eq!(info["virtual_bytes"], 64 * MIB);
-        let known = bytes(&info, "live_bytes");
-        assert!((live..live + MIB / 4).contains(&known), "{info}");
-        assert_eq!(bytes(&info, "allocated_bytes"), path.metadata().unwrap().blocks() * 512);
-        assert!(place.succeed(&["info", image]).contains("\nlive        7"), "{info}");
+        reports_what_it_takes_and_gives_back(image);
     }
+}
+
+fn reports_what_it_takes_and_gives_back(image: &str) {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "64M", image]);
+    let daemon = place.serve(&[image]);
+    let mut client = place.client();
+    let disk = || place.stats()["disks"][0].clone();
+    let bytes = |value: &Value, key: &str| value[key].as_u64().unwrap();
+    let data = vec![1; MIB as usize];
+    for n in 0..WRITTEN_MIB {
+        assert_eq!(client.write(n * 2048, &data).unwrap(), Status::Ok);
+    }
+    assert_eq!(client.flush().unwrap(), Status::Ok);
+    let full = disk()["space"].clone();
+    assert_eq!(full["virtual_bytes"], 64 * MIB);
+    assert_eq!(bytes(&full, "live_bytes") / MIB, WRITTEN_MIB);
+    let took = bytes(&full, "allocated_bytes");
+    assert!((WRITTEN_MIB * MIB..WRITTEN_MIB * MIB + OVERHEAD).contains(&took), "{full}");
+
+    // Eight requests of two ranges: all but the first eight MiB, from both ends.
+    for n in 0..8 {
+        let ranges = [((8 + n) * 2048, 2048), ((23 - n) * 2048, 2048)];
+        assert_eq!(client.discard(&ranges).unwrap(), Status::Ok);
+    }
+    assert_eq!(client.write_zeroes(&[(0, 2048)], true).unwrap(), Status::Ok);
+    assert_eq!(client.flush().unwrap(), Status::Ok);
+    let (live, gone) = (7 * MIB, (WRITTEN_MIB - 7) * MIB);
+    wait_until("the host has its space back", || {
+        bytes(&disk()["space"], "reclaimed_bytes") >= gone - MIB
+    });
+    let space = disk()["space"].clone();
+    println!("{space}");
+    // Of the last cluster and the last segment, some may stay.
+    let known = bytes(&space, "live_bytes");
+    assert!((live..live + MIB / 4).contains(&known), "{space}");
+    let path = place.path(image);
+    assert_eq!(bytes(&space, "allocated_bytes"), path.metadata().unwrap().blocks() * 512);
+    assert_eq!(space.get("dead_bytes").is_some(), image != "disk.raw");
+    let discards = disk()["discards"].clone();
+    println!("{discards}");
+    let counted = ["requests", "ranges", "bytes", "waiting"].map(|key| bytes(&discards, key));
+    // The ranges of the last request touch, and are one.
+    assert_eq!(counted, [8, 15 + 1, 17 * MIB, 0]);
+    for key in ["merged", "punches"] {
+        assert!(bytes(&discards, key) > 0, "{key}");
+    }
+    assert!(bytes(&discards, "punched_bytes") >= bytes(&space, "reclaimed_bytes"));
+    let said = place.succeed(&["stats", "--control", &place.text("control.sock")]);
+    assert!(said.contains("space: 64 MiB virtual, ") && said.contains(" reclaimed"), "{said}");
+    assert!(said.contains("discards: 8 requests, 16 ranges (17 MiB), 0 waiting"), "{said}");
+    drop(client);
+    stop(daemon);
+
+    let info: Value = serde_json::from_str(&place.succeed(&["info", "--json", image])).unwrap();
+    println!("{info}");
+    assert_eq!(info["virtual_bytes"], 64 * MIB);
+    let known = bytes(&info, "live_bytes");
+    assert!((live..live + MIB / 4).contains(&known), "{info}");
+    assert_eq!(bytes(&info, "allocated_bytes"), path.metadata().unwrap().blocks() * 512);
+    assert!(place.succeed(&["info", image]).contains("\nlive        7"), "{info}");
 }
 
 fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {

@@ -4,4 +4,3 @@
 
 mod engines;
 mod opening;
-mod volatile;

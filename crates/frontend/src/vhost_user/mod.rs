@@ -24,5 +24,5 @@ pub use queue::{QueueFault, Signal, VirtQueue};
 pub use server::{HangUp, Server};
 pub use shared::DeviceShared;
 
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;

@@ -370,17 +370,22 @@ impl VirtQueue {
         false
     }
 
-    /// Returns whether the disk has something to do for it. If it is `deadly` it is answered with
-    /// an error.
-    fn start(&mut self, head: u16, deadly: bool, submit: &mut impl FnMut(Box<Request>)) -> bool {
-        let slot = &mut self.slots[usize::from(head)];
-        let mut request =
-            slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
-        let limits = Limits {
+    /// What a request must keep to.
+    fn limits(&self) -> Limits {
+        Limits {
             capacity: self.parts.shared.capacity(),
             readonly: self.parts.readonly,
             discards: self.parts.discards,
-        };
+        }
+    }
+
+    /// Returns whether the disk has something to do for it. If it is `deadly` it is answered with
+    /// an error.
+    fn start(&mut self, head: u16, deadly: bool, submit: &mut impl FnMut(Box<Request>)) -> bool {
+        let limits = self.limits();
+        let slot = &mut self.slots[usize::from(head)];
+        let mut request =
+            slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
         let parsed = parse(&self.parts.ring, head, &mut request, limits, &self.parts.id);
         let Parsed { status, verdict } = match parsed {
             Ok(parsed) => parsed,

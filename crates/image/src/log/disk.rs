@@ -169,6 +169,7 @@ impl LogImage {
 
     /// Opens for writing without the maintenance worker's thread, for images that must come out the
     /// same every time: the caller lets the maintenance worker work.
+    #[cfg(any(test, feature = "testing"))]
     pub(crate) fn open_by_hand(path: &Path, file: Box<dyn FileIo>) -> Result<(Self, Maintenance)> {
         let name = path.display().to_string();
         let (core, knowledge) = prepare(name.clone(), file, false)?;

@@ -11,6 +11,7 @@ mod append;
 mod channel;
 mod check;
 mod core;
+#[cfg(any(test, feature = "testing"))]
 pub(crate) mod corrupter;
 mod disk;
 mod ids;

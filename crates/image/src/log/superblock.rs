@@ -225,6 +225,7 @@ impl Superblock {
     }
 
     /// Makes the checksum of a slot fit what is in it.
+    #[cfg(any(test, feature = "testing"))]
     pub fn seal(block: &mut [u8; BLOCK_BYTES]) {
         let raw: &mut Raw = zerocopy::transmute_mut!(block);
         raw.checksum = checksum(raw).into();

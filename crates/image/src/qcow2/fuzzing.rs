@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use flowstone_block::{BlockingDisk, Extent, Layer, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::SimDisk;
+use flowstone_sim::SimDisk;
 
 use super::{Memory, Qcow2Image, Qcow2Options, check, create};
 use crate::report::CheckOptions;

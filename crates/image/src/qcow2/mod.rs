@@ -17,7 +17,7 @@ mod create;
 mod disk;
 mod entry;
 mod epochs;
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 mod header;
 mod inspect;

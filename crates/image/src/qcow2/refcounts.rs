@@ -372,7 +372,7 @@ mod model;
 
 #[cfg(test)]
 mod tests {
-    use flowstone_fileio::sim::{Call, Fault, SimDisk};
+    use flowstone_sim::{Call, Fault, SimDisk};
 
     use super::*;
 

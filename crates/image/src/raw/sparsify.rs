@@ -5,11 +5,8 @@
 use std::io;
 use std::ops::Range;
 
-use flowstone_block::{
-    AlignedBuf, BlockingDisk, Extent, Layer, Op, SECTOR_BYTES, Sector, SectorCount,
-};
+use flowstone_block::{AlignedBuf, BlockingDisk, Extent, Op, SECTOR_BYTES, Sector, SectorCount};
 
-use super::RawImage;
 use crate::convert::{CHUNK_BYTES, chunks, is_zero};
 use crate::{CompactProgress, Image};
 
@@ -18,7 +15,7 @@ use crate::{CompactProgress, Image};
 const HOLE_BYTES_MIN: usize = 64 << 10;
 
 /// Reads what the host has given space for, and gives back what is zero.
-pub fn sparsify(image: &RawImage, progress: CompactProgress<'_>) -> io::Result<()> {
+pub fn sparsify(image: &dyn Image, progress: CompactProgress<'_>) -> io::Result<()> {
     let capacity_bytes = image.geometry().capacity.bytes();
     let mut disk = BlockingDisk::new(image)?;
     let mut buffer = AlignedBuf::zeroed(CHUNK_BYTES as usize);

@@ -9,31 +9,15 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 
 use super::buffers::Buffers;
+use super::completion::{Completion, Ticket};
 use super::event::wait_readable;
 use super::request_queue::RequestQueue;
 use super::{
     BackendChannel, BlkConfig, ClientOptions, InflightArea, Negotiated, ProtocolFeatures, Request,
-    Ring, Session, Shape, Status,
+    Ring, Session, Shape,
 };
 use crate::driver::{Memory, MemoryLayout};
 use crate::{Error, Result};
-
-/// Names a submitted request until its completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Ticket(pub u64);
-
-/// The answer to a request.
-#[derive(Clone, Debug)]
-pub struct Completion {
-    /// Which request.
-    pub ticket: Ticket,
-    /// The status byte.
-    pub status: Status,
-    /// What the device wrote, status not counted; as long as the request asked for.
-    pub data: Vec<u8>,
-    /// How many bytes the device claims to have written, status counted.
-    pub written_bytes: u32,
-}
 
 /// A vhost-user-blk front end.
 #[derive(Debug)]

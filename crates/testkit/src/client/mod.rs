@@ -8,6 +8,7 @@
 mod backend_channel;
 mod blocking;
 mod buffers;
+mod completion;
 mod config;
 mod core;
 mod deadline;
@@ -21,9 +22,10 @@ mod session;
 #[cfg(test)]
 mod tests;
 
-pub use self::core::{Client, Completion, Ticket};
+pub use self::core::Client;
 pub use backend_channel::BackendChannel;
 pub use buffers::Shape;
+pub use completion::{Completion, Ticket};
 pub use config::{BlkConfig, Geometry, Topology, WCE_OFFSET};
 pub use event::Event;
 pub(crate) use event::wait_readable;

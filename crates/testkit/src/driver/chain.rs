@@ -5,15 +5,10 @@
 
 use std::sync::atomic::Ordering;
 
-use super::queue::{DriverQueue, Head, Segment};
+use super::queue::{DESCRIPTOR_BYTES, DriverQueue, Head, INDIRECT_LEN, Segment};
 use super::{GuestAddress, Slice};
 use crate::virtio::{DESC_INDIRECT, DESC_NEXT, DESC_WRITE};
 use crate::{Error, Result};
-
-/// Size of one descriptor.
-pub(super) const DESCRIPTOR_BYTES: usize = 16;
-/// Longest chain that goes into one indirect table: 126 segments, header, status, and slack.
-pub(super) const INDIRECT_LEN: usize = 132;
 
 impl DriverQueue {
     /// Writes a chain into free descriptors; nothing changes when it does not fit.

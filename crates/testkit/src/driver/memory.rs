@@ -1,36 +1,18 @@
-//! Guest memory: memfd-backed regions that a backend can map, and slices of them.
+//! Guest memory: regions that a backend can map, and slices of them.
 //!
 //! Guest-physical addresses are unlike the mapping's own addresses, so that a backend which mixes
 //! the two up fails at once. Memory is handed out by bump allocation and never taken back; it is
 //! unmapped when the last slice is gone. How the bytes are accessed is `slice`'s business; it knows
 //! nothing of rings.
 
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 
-use rustix::fs::MemfdFlags;
-use rustix::mm::{MapFlags, ProtFlags};
-
-use super::Slice;
+use super::region::{GuestAddress, MemoryRegion, Region};
+use super::slice::Slice;
 use crate::{Error, Result};
 
 /// Where the first region lies for the guest.
 const GUEST_BASE: u64 = 0x4000_0000;
-/// Regions are multiples of this, as QEMU's are.
-const REGION_ALIGN: usize = 2 << 20;
-
-/// A guest-physical address, as it stands in descriptors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GuestAddress(pub u64);
-
-impl GuestAddress {
-    /// The address `bytes` further on, wrapping at 2^64 as hostile tests want.
-    pub fn plus(self, bytes: u64) -> Self {
-        GuestAddress(self.0.wrapping_add(bytes))
-    }
-}
 
 /// How the guest's memory is cut up.
 #[derive(Clone, Copy, Debug)]
@@ -55,36 +37,6 @@ impl MemoryLayout {
 pub struct Memory {
     regions: Arc<[Arc<Region>]>,
 }
-
-/// One region as a backend has to be told about it.
-#[derive(Clone, Copy, Debug)]
-pub struct MemoryRegion {
-    /// First guest-physical address.
-    pub guest: GuestAddress,
-    /// Length.
-    pub bytes: u64,
-    /// First address in this process, the "userspace address" of vhost-user.
-    pub user: u64,
-    /// The file behind it, valid as long as the `Memory` lives.
-    pub fd: RawFd,
-}
-
-/// One mapping. Never handed out as such: slices keep it alive.
-#[derive(Debug)]
-pub(super) struct Region {
-    fd: OwnedFd,
-    pub(super) base: NonNull<u8>,
-    pub(super) bytes: usize,
-    pub(super) guest: GuestAddress,
-    /// Bytes handed out so far.
-    pub(super) used: AtomicUsize,
-}
-
-// SAFETY: the mapping is owned by the region and shared with another process anyway; all access
-// goes through atomics or copies of bytes that the ring protocol gives to one side at a time.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
 
 impl Memory {
     /// Maps fresh, zeroed memory. Pages are populated on first use.
@@ -156,37 +108,5 @@ impl Memory {
         let start = (address.0 - region.guest.0) as usize;
         let room = region.bytes - start;
         Ok((Slice::of(region, start, room), room))
-    }
-}
-
-impl Region {
-    fn map(guest: GuestAddress, bytes: usize) -> Result<Self> {
-        let bytes = bytes.max(1).next_multiple_of(REGION_ALIGN);
-        let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC)
-            .map_err(|e| Error::io("create a memfd", e))?;
-        rustix::fs::ftruncate(&fd, bytes as u64).map_err(|e| Error::io("size the memfd", e))?;
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-        let base =
-            unsafe { rustix::mm::mmap(ptr::null_mut(), bytes, access, MapFlags::SHARED, &fd, 0) }
-                .map_err(|e| Error::io("map the memfd", e))?;
-        let base = NonNull::new(base.cast()).expect("mmap never returns address zero");
-        Ok(Region { fd, base, bytes, guest, used: AtomicUsize::new(0) })
-    }
-
-    fn describe(&self) -> MemoryRegion {
-        MemoryRegion {
-            guest: self.guest,
-            bytes: self.bytes as u64,
-            user: self.base.as_ptr() as u64,
-            fd: self.fd.as_raw_fd(),
-        }
-    }
-}
-
-impl Drop for Region {
-    fn drop(&mut self) {
-        // SAFETY: base and bytes are what mmap returned, and no slice is left (they hold an Arc).
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

@@ -10,13 +10,16 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::chain::{DESCRIPTOR_BYTES, INDIRECT_LEN};
 use super::{GuestAddress, Memory, Slice, need_event};
 use crate::virtio::{AVAIL_NO_INTERRUPT, USED_NO_NOTIFY};
 use crate::{Error, Result};
 
 /// Rings start on pages of their own, as a guest's do.
 const PAGE: usize = 4096;
+/// Size of one descriptor.
+pub(super) const DESCRIPTOR_BYTES: usize = 16;
+/// Longest chain that goes into one indirect table: 126 segments, header, status, and slack.
+pub(super) const INDIRECT_LEN: usize = 132;
 
 /// Shape of a queue.
 #[derive(Clone, Copy, Debug)]

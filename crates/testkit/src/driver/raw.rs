@@ -5,7 +5,8 @@
 
 use std::sync::atomic::Ordering;
 
-use super::chain::{DESCRIPTOR_BYTES, store_descriptor};
+use super::chain::store_descriptor;
+use super::queue::DESCRIPTOR_BYTES;
 use super::{DriverQueue, GuestAddress, Slice};
 
 /// A descriptor, field by field.

@@ -8,8 +8,7 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use super::GuestAddress;
-use super::memory::Region;
+use super::region::{GuestAddress, Region};
 
 /// A piece of guest memory. Clones name the same bytes.
 #[derive(Clone, Debug)]

@@ -32,7 +32,16 @@ pub struct Daemon {
 impl Daemon {
     /// Serves `image` with further `options` of `flowstone serve` and waits until it listens.
     pub fn serve(image: &Path, options: &[&str], folder: &Path) -> Result<Self> {
-        let binary = workspace::flowstone()?;
+        Self::serve_with(workspace::flowstone()?, image, options, folder)
+    }
+
+    /// Serves `image` with a binary that is used like `flowstone`.
+    pub fn serve_with(
+        binary: PathBuf,
+        image: &Path,
+        options: &[&str],
+        folder: &Path,
+    ) -> Result<Self> {
         let socket = folder.join("disk.sock");
         let control = folder.join("control.sock");
         let log = folder.join("daemon.log");
@@ -70,6 +79,12 @@ impl Daemon {
     /// Starts the daemon again with other options.
     pub fn restart_with(&mut self, options: &[&str]) -> Result<()> {
         self.args = serve_args(&self.socket, &self.control, options, &self.image);
+        self.restart()
+    }
+
+    /// Starts the daemon again with another binary.
+    pub fn restart_as(&mut self, binary: PathBuf) -> Result<()> {
+        self.binary = binary;
         self.restart()
     }
 

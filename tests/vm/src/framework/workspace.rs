@@ -33,6 +33,11 @@ pub fn flowstone() -> Result<PathBuf> {
     beside("flowstone").context("no flowstone binary here (cargo build -p flowstone-cli)")
 }
 
+/// `flowstone` with a drive's write cache in it, which dies with the process.
+pub fn power_cut() -> Result<PathBuf> {
+    beside("flowstone-power-cut")
+}
+
 /// A binary that cargo built beside this program.
 pub fn beside(name: &str) -> Result<PathBuf> {
     let this = std::env::current_exe().context("where this program is")?;

@@ -1,5 +1,5 @@
 //! The power fails: guest and daemon are gone at once, and with them everything that the disk's
-//! write cache held (`--engine volatile`). What the guest has made durable must be there.
+//! write cache held (`flowstone-power-cut`). What the guest has made durable must be there.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,13 +9,13 @@ use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::daemon::Daemon;
 use flowstone_vmtest::framework::guest::Guest;
 use flowstone_vmtest::framework::lab::{Format, Lab};
+use flowstone_vmtest::framework::workspace;
 
 use crate::disk_errors;
 use crate::load::check_sound;
 use crate::soak::{seeded, soak_deadline};
 
-const POWER_CAN_FAIL: [&str; 4] = ["--queues", "2", "--engine", "volatile"];
-const POWER_IS_SAFE: [&str; 2] = ["--queues", "2"];
+const OPTIONS: [&str; 2] = ["--queues", "2"];
 /// Durable files before the power fails, at least and at most.
 const FILES_BEFORE_CUT: std::ops::Range<usize> = 30..90;
 
@@ -113,7 +113,8 @@ fn power_cuts(
     random: &mut fastrand::Rng,
 ) -> Result<()> {
     let image = lab.image_of(format, system.disk_size, &[])?;
-    let mut daemon = lab.serve(&image, &POWER_CAN_FAIL)?;
+    let power_can_fail = workspace::power_cut()?;
+    let mut daemon = Daemon::serve_with(power_can_fail.clone(), &image, &OPTIONS, lab.folder())?;
     let mut guest = lab.boot(&daemon, 2)?;
     guest.run(system.make)?;
     let mut promises = Promises::default();
@@ -122,7 +123,8 @@ fn power_cuts(
         promises.hear(&load_until_power_fails(guest, &mut daemon, system, enough)?)?;
         check_sound(&image)?;
         // In between, what recovery itself has not made durable may be lost again.
-        daemon.restart_with(if cut < cuts { &POWER_CAN_FAIL } else { &POWER_IS_SAFE })?;
+        let next = if cut < cuts { power_can_fail.clone() } else { workspace::flowstone()? };
+        daemon.restart_as(next)?;
         guest = lab.boot(&daemon, 2)?;
         promises.check(&guest.run(&look_around(system))?)?;
         guest.run(system.check)?;

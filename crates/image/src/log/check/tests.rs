@@ -2,7 +2,7 @@ use std::path::Path;
 
 use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::SimDisk;
+use flowstone_sim::SimDisk;
 
 use super::*;
 use crate::DiscardMode;
@@ -410,7 +410,7 @@ fn images_cut_short_are_refused() {
 #[test]
 fn host_errors_are_reported_where_they_are() {
     use flowstone_block::Errno;
-    use flowstone_fileio::sim::{Call, Fault};
+    use flowstone_sim::{Call, Fault};
     let (lba, map_entry) = a_live_block(small_image(Left::Closed));
     let disk = SimDisk::from_bytes(small_image(Left::Closed));
     let at = map_entry.address().offset().get();

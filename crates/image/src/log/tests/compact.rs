@@ -2,7 +2,7 @@
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Call, Fate, Fault, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Schedule, SimDisk};
 
 use super::crash::{Tell, go_on, recover, some_moments};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, without_history};

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use flowstone_fileio::sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
 
 use super::fixture::{Fixture, Mix, Setup, contents_read_only, without_history};
 use super::history_model::{End, HistoryModel, Stamp};

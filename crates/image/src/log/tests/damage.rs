@@ -2,7 +2,7 @@
 //! is refused, and never wrong data.
 
 use flowstone_fileio::FileOffset;
-use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, SimDisk};
 
 use super::crash::Tell;
 use super::fixture::{

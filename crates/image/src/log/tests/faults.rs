@@ -1,7 +1,7 @@
 //! The host fails: a write of a record, a write of a checkpoint, a sync.
 
 use flowstone_block::{Errno, OpKind};
-use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
+use flowstone_sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};

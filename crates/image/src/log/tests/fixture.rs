@@ -18,7 +18,7 @@ use flowstone_block::{
     Channel, Class, Completion, Doorbells, Errno, Extent, IoVec, Op, Outcome, QueueDepth, Request,
     Result, Sector, SectorCount,
 };
-use flowstone_fileio::sim::{Moment, SimDisk};
+use flowstone_sim::{Moment, SimDisk};
 
 use super::history_model::{HistoryModel, SECTOR, Stamp, read_stamps, stamp};
 use super::scheduler::{Scheduled, with_hook};

@@ -12,7 +12,7 @@
 
 use std::ops::Range;
 
-use flowstone_fileio::sim::Moment;
+use flowstone_sim::Moment;
 
 pub const SECTOR: usize = 512;
 const BLOCK_SECTORS: u64 = 8;
@@ -344,7 +344,7 @@ fn read_stamp(bytes: &[u8], sector: u64) -> Result<Stamp, String> {
 
 #[cfg(test)]
 mod tests {
-    use flowstone_fileio::sim::SimDisk;
+    use flowstone_sim::SimDisk;
 
     use super::*;
 

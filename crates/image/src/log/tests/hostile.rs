@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::SimDisk;
+use flowstone_sim::SimDisk;
 
 use crate::DiscardMode;
 use crate::fuzzing::{Left, small_image};

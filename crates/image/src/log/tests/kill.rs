@@ -1,7 +1,7 @@
 //! The daemon is killed and its host lives: everything that had completed is there, at every
 //! moment. What was not durable may still be lost to a power cut afterwards.
 
-use flowstone_fileio::sim::{Fate, Schedule, SimDisk};
+use flowstone_sim::{Fate, Schedule, SimDisk};
 
 use super::crash::{Tell, go_on, recover, some_moments, three_fates};
 use super::fixture::{Fixture, Mix, Setup, contents_read_only};

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use flowstone_block::{BlockingDisk, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::{Fate, Schedule};
+use flowstone_sim::{Fate, Schedule};
 
 use super::crash::{Tell, go_on, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Mix, Setup};

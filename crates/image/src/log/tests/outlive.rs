@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use flowstone_block::{BlockingDisk, Errno, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::SimDisk;
+use flowstone_sim::SimDisk;
 
 use super::fixture::{BLOCK_SECTORS, Setup};
 use super::history_model::{read_stamps, stamp};

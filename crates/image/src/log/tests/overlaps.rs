@@ -2,7 +2,7 @@
 //! order they take effect is not known, but whatever a reader sees after a flush is there after a
 //! power cut.
 
-use flowstone_fileio::sim::{Fate, Schedule};
+use flowstone_sim::{Fate, Schedule};
 
 use super::crash::Tell;
 use super::fixture::{Fixture, Setup, contents_read_only};

@@ -1,6 +1,6 @@
 //! Requests that meet in one block, or meet the cleaner.
 
-use flowstone_fileio::sim::Schedule;
+use flowstone_sim::Schedule;
 
 use super::crash::Tell;
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, Setup};

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use flowstone_block::{Errno, OpKind, Outcome, SectorCount};
-use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
+use flowstone_sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, go_on, recover};
 use super::fixture::{

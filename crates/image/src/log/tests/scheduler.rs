@@ -9,8 +9,8 @@ use std::io;
 use std::ops::Range;
 
 use flowstone_block::{Doorbells, QueueDepth};
-use flowstone_fileio::sim::SimDisk;
 use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOffset, FileRequest};
+use flowstone_sim::SimDisk;
 
 thread_local! {
     static HOOK: RefCell<Option<Box<dyn FnMut()>>> = const { RefCell::new(None) };

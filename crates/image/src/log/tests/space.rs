@@ -6,8 +6,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use flowstone_block::{BlockingDisk, Errno, Sector};
-use flowstone_fileio::sim::{Call, Fate, Fault, Schedule};
 use flowstone_fileio::{Access, FileIo};
+use flowstone_sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};

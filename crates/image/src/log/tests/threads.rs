@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use flowstone_block::{BlockingDisk, Extent, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::{Schedule, SimDisk};
+use flowstone_sim::{Schedule, SimDisk};
 
 use super::fixture::{BLOCK_SECTORS, Setup};
 use super::history_model::{read_stamps, stamp};

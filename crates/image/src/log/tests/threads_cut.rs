@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use fastrand::Rng;
 use flowstone_block::{BlockingDisk, Extent, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
+use flowstone_sim::{Fate, Moment, Schedule, SimDisk};
 
 use super::crash::{CRASHES, Tell};
 use super::fixture::{Setup, contents_read_only};

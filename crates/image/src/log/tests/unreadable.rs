@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use flowstone_block::Errno;
-use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, SimDisk};
 
 use super::crash::Tell;
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only, readable_contents};

@@ -3,7 +3,7 @@
 
 use flowstone_block::Errno;
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::Fate;
+use flowstone_sim::Fate;
 
 use super::crash::{Tell, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
-use flowstone_fileio::sim::{Call, Fault, SimDisk};
+use flowstone_sim::{Call, Fault, SimDisk};
 
 use super::*;
 
@@ -55,7 +55,7 @@ impl Model {
             next += count;
             Some(next - count..next)
         };
-        self.refcounts.claim_owed(&mut self.file, &mut take).unwrap();
+        self.refcounts.count_owed(&mut self.file, &mut take).unwrap();
         let count = next - self.end;
         self.take(count);
         count

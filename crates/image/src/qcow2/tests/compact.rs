@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use flowstone_block::{Errno, Layer, Op};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Call, Fate, Fault, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
 use super::fixture::{

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use fastrand::Rng;
 use flowstone_block::{Extent, Layer, Op, SectorCount};
-use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
+use flowstone_sim::{Fate, Moment, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
 use super::fixture::{

@@ -6,7 +6,7 @@ use super::super::fuzzing::{Patch, small_image, survive};
 use super::fixture::{assert_clean, checked, contents, number, open, open_read_only};
 use flowstone_block::{BlockingDisk, Errno, Sector};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::SimDisk;
+use flowstone_sim::SimDisk;
 
 const CLUSTER: u64 = 4096;
 

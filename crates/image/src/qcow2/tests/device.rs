@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use fastrand::Rng;
 use flowstone_block::{Errno, Op};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Call, Fault, SimDisk};
+use flowstone_sim::{Call, Fault, SimDisk};
 
 use super::basic::any_change;
 use super::fixture::{Guest, checked, contents, extent, new_disk, open};

@@ -2,7 +2,7 @@
 
 use flowstone_block::{Errno, Layer, Op, SectorCount};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, SimDisk};
 
 use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, number, open, open_on,

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Layer, Op, QueueDepth};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Call, Fault};
+use flowstone_sim::{Call, Fault};
 
 use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, open, open_read_only,

@@ -7,7 +7,7 @@ use flowstone_block::{
     Request, Sector, SectorCount,
 };
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::SimDisk;
+use flowstone_sim::SimDisk;
 
 use super::super::{Backing, Memory, Qcow2Image, Qcow2Options, check, create};
 use crate::raw::RawImage;

@@ -4,7 +4,7 @@
 //! the wrong place is known when it is seen.
 
 use flowstone_block::Op;
-use flowstone_fileio::sim::{Moment, SimDisk};
+use flowstone_sim::{Moment, SimDisk};
 
 const SECTOR: usize = 512;
 

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::{Fate, SimDisk};
+use flowstone_sim::{Fate, SimDisk};
 
 use super::super::{Memory, Qcow2Image};
 use super::fixture::{checked_beside, contents, number};

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use fastrand::Rng;
 use flowstone_block::Op;
-use flowstone_fileio::sim::{Fate, Moment, Schedule, SimDisk};
+use flowstone_sim::{Fate, Moment, Schedule, SimDisk};
 
 use super::fixture::{Guest, checked, contents, extent, new_disk};
 use super::host::Host;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use fastrand::Rng;
 use flowstone_block::Op;
 use flowstone_fileio::Access;
-use flowstone_fileio::sim::{Fate, SimDisk};
+use flowstone_sim::{Fate, SimDisk};
 
 use super::super::{Memory, Qcow2Image};
 use super::basic::any_change;

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use flowstone_block::{Errno, Layer, Op, SectorCount};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Call, Fate, Fault, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, SimDisk};
 
 use super::fixture::open_read_only;
 use super::fixture::{

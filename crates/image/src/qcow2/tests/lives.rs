@@ -4,7 +4,7 @@
 use fastrand::Rng;
 use flowstone_block::{Errno, Layer, Op, Outcome, SectorCount};
 use flowstone_fileio::FileIo;
-use flowstone_fileio::sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
 use super::fixture::{Guest, checked, contents, extent, new_disk, number, open, open_read_only};

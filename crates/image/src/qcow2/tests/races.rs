@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use flowstone_block::Op;
-use flowstone_fileio::sim::Schedule;
+use flowstone_sim::Schedule;
 
 use super::basic::any_change;
 use super::fixture::{Guest, assert_clean, contents, extent, new_disk, open};

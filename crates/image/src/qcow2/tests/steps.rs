@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use flowstone_block::Errno;
-use flowstone_fileio::sim::Call;
+use flowstone_sim::Call;
 
 use super::lives::{Life, Script, Times, Trouble};
 

@@ -2,8 +2,8 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use flowstone_block::{AlignedBuf, BlockingDisk, Doorbells, Errno, IoVec, Op, Outcome, Request};
-use flowstone_fileio::sim::{Call, Fault, SimDisk};
 use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
+use flowstone_sim::{Call, Fault, SimDisk};
 
 use super::*;
 

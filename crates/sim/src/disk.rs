@@ -2,25 +2,26 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use fastrand::Rng;
 use flowstone_block::{Outcome, QueueDepth};
+use flowstone_fileio::{FileChannel, FileIo, FileOffset, FileOp};
 
 use super::change::Change;
-use super::channel::{Schedule, SimChannel};
+use super::channel::SimChannel;
 use super::faults::Fault;
 use super::history::History;
 use super::medium::Medium;
-use super::state::{BLOCK_BYTES, State};
-use crate::{FileChannel, FileIo, FileOffset, FileOp};
+use super::schedule::Schedule;
+use super::state::{BLOCK_BYTES, Shared, State};
 
 /// A disk in memory that remembers how it became what it is, and what of that is durable.
 ///
 /// A clone is another handle to the same disk.
 #[derive(Clone)]
 pub struct SimDisk {
-    state: Arc<Mutex<State>>,
+    state: Shared,
 }
 
 impl SimDisk {
@@ -39,12 +40,11 @@ impl SimDisk {
     }
 
     pub(super) fn with_state(state: State) -> Self {
-        Self { state: Arc::new(Mutex::new(state)) }
+        Self { state: Shared::new(state) }
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        // A test that panicked may still want to look at the disk.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Channels made from now on carry their requests out in this order.
@@ -160,6 +160,6 @@ impl FileIo for SimDisk {
         let mut state = self.state();
         let number = state.channels;
         state.channels += 1;
-        Ok(Box::new(SimChannel::new(self.clone(), state.schedule, number)))
+        Ok(Box::new(SimChannel::new(self.state.clone(), state.schedule, number)))
     }
 }

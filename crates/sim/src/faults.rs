@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use flowstone_block::Errno;
-
-use crate::{FileOffset, FileOp};
+use flowstone_fileio::{FileOffset, FileOp};
 
 /// What can be asked of the file, without its operands: what faults are chosen by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +20,7 @@ pub enum Call {
     Zero,
     /// [`FileOp::Allocate`]
     Allocate,
-    /// [`FileIo::set_size`](crate::FileIo::set_size)
+    /// [`FileIo::set_size`](flowstone_fileio::FileIo::set_size)
     SetSize,
 }
 

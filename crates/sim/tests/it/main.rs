@@ -1,19 +1,20 @@
-//! What engine `volatile` promises besides being an engine: a kill is a power cut.
+//! What a volatile file promises besides being a file: a kill is a power cut.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::path::{Path, PathBuf};
 use std::thread;
 
 use flowstone_fileio::{
-    Access, BlockingFile, EngineChoice, FileIo, FileOffset, FileOp, HostFile, OpenOptions,
-    create_sparse,
+    Access, BlockingFile, FileIo, FileOffset, FileOp, OpenOptions, create_sparse,
 };
+use flowstone_sim::open_volatile;
 
 const BLOCK_BYTES: u64 = 4096;
 const BLOCKS: u64 = 512;
 
-fn open_volatile(path: &Path) -> HostFile {
-    let options = OpenOptions { engine: EngineChoice::Volatile, ..OpenOptions::new(Access::Write) };
-    options.open(path).unwrap()
+fn open(path: &Path) -> Box<dyn FileIo> {
+    open_volatile(path, OpenOptions::new(Access::Write)).unwrap()
 }
 
 fn empty_file(dir: &tempfile::TempDir) -> PathBuf {
@@ -37,10 +38,10 @@ fn blocks(path: &Path) -> Vec<Vec<u8>> {
 fn what_was_synced_is_in_the_file_and_of_the_rest_any_part() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = empty_file(&dir);
-    let file = open_volatile(&path);
-    let mut queue = BlockingFile::new(&file).unwrap();
+    let file = open(&path);
+    let mut queue = BlockingFile::new(&*file).unwrap();
     write_all(&mut queue, 1);
-    BlockingFile::new(&file).unwrap().sync().unwrap(); // another queue's flush
+    BlockingFile::new(&*file).unwrap().sync().unwrap(); // another queue's flush
     assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 1), "a sync promises");
 
     write_all(&mut queue, 2);
@@ -65,11 +66,11 @@ fn what_was_synced_is_in_the_file_and_of_the_rest_any_part() {
 fn a_durable_write_waits_for_no_flush() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = empty_file(&dir);
-    let file = open_volatile(&path);
+    let file = open(&path);
     let mut channel = file.channel(flowstone_block::QueueDepth(1)).unwrap();
-    write_all(&mut BlockingFile::new(&file).unwrap(), 1);
+    write_all(&mut BlockingFile::new(&*file).unwrap(), 1);
     let mut block = vec![3; BLOCK_BYTES as usize];
-    // SAFETY: block and list outlive the requests, which complete in submit: this engine does its
+    // SAFETY: block and list outlive the requests, which complete in submit: such a file does its
     // work on the thread that asks.
     let list = [unsafe { flowstone_block::IoVec::of(&mut block) }];
     for index in 0..BLOCKS {
@@ -83,7 +84,7 @@ fn a_durable_write_waits_for_no_flush() {
     channel.reap(&mut done);
     assert!(done.len() == BLOCKS as usize && done.iter().all(|it| it.outcome.is_ok()));
     assert!(blocks(&path).iter().flatten().all(|byte| *byte == 3));
-    assert!(BlockingFile::new(&file).unwrap().sync().is_ok());
+    assert!(BlockingFile::new(&*file).unwrap().sync().is_ok());
     assert!(blocks(&path).iter().flatten().all(|byte| *byte == 3), "older data came back");
 }
 
@@ -93,12 +94,12 @@ fn queues_that_do_everything_at_once_read_what_they_wrote() {
     const QUEUES: u64 = 4;
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = empty_file(&dir);
-    let file = open_volatile(&path);
+    let file = open(&path);
     let seed = fastrand::u64(..);
     println!("seed {seed:#x}");
     let models: Vec<Vec<u8>> = thread::scope(|scope| {
         let queues = (0..QUEUES).map(|queue| {
-            let file = &file;
+            let file = &*file;
             scope.spawn(move || play(file, queue, QUEUES, seed ^ queue))
         });
         let queues: Vec<_> = queues.collect();
@@ -112,7 +113,7 @@ fn queues_that_do_everything_at_once_read_what_they_wrote() {
 }
 
 /// Random operations on one queue's blocks; returns the value of each.
-fn play(file: &HostFile, queue: u64, queues: u64, seed: u64) -> Vec<u8> {
+fn play(file: &dyn FileIo, queue: u64, queues: u64, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut channel = BlockingFile::new(file).unwrap();
     let mut model = vec![0; (BLOCKS / queues) as usize];

@@ -8,7 +8,7 @@ use flowstone_block::{Doorbells, Errno};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::*;
-use crate::sim::Schedule;
+use crate::Schedule;
 
 const NO_DOORBELLS: Doorbells<'_> = Doorbells { fds: &[], deadline: None };
 

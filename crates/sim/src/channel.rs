@@ -3,30 +3,15 @@
 use std::mem;
 
 use fastrand::Rng;
-use flowstone_block::{Doorbells, Errno, poll_doorbells};
+use flowstone_block::{Doorbells, Errno, gather, poll_doorbells, scatter};
+use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 
-use super::disk::SimDisk;
-use super::state::Work;
-use crate::direct::{gather, scatter};
-use crate::{FileChannel, FileCompletion, FileOp, FileRequest};
+use super::schedule::Schedule;
+use super::state::{Shared, Work};
 
-/// When a channel carries its requests out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
-    /// At the kick, in the order of submission.
-    InOrder,
-    /// At each reap some of them, none or all among them, in any order; a sleep carries out at
-    /// least one. Each channel of a disk has a random order of its own, made from the seed and
-    /// the channel's number.
-    Shuffled {
-        /// Where the random numbers begin.
-        seed: u64,
-    },
-}
-
-/// A queue's way into a [`SimDisk`].
+/// A queue's way into a [`SimDisk`](super::SimDisk).
 pub struct SimChannel {
-    disk: SimDisk,
+    state: Shared,
     /// Absent where requests are carried out in order.
     random: Option<Rng>,
     submitted: Vec<InFlight>,
@@ -41,19 +26,19 @@ struct InFlight {
 
 impl SimChannel {
     /// The `number`-th channel of a disk.
-    pub fn new(disk: SimDisk, schedule: Schedule, number: u64) -> Self {
+    pub fn new(state: Shared, schedule: Schedule, number: u64) -> Self {
         let random = match schedule {
             Schedule::InOrder => None,
             // Seeds next to each other lead to unlike numbers, so a sum will do.
             Schedule::Shuffled { seed } => Some(Rng::with_seed(seed.wrapping_add(number << 32))),
         };
         let (submitted, started, done) = Default::default();
-        Self { disk, random, submitted, started, done }
+        Self { state, random, submitted, started, done }
     }
 
     fn complete(&mut self, in_flight: InFlight) {
         let InFlight { request, work } = in_flight;
-        let outcome = self.disk.state().complete(work, |found| {
+        let outcome = self.state.lock().complete(work, |found| {
             scatter(found, request.memory.pieces());
         });
         self.done.push(FileCompletion { tag: request.tag, outcome });
@@ -90,7 +75,7 @@ impl FileChannel for SimChannel {
             FileOp::Read { bytes, .. } | FileOp::Write { bytes, .. } if bytes != held as u64 => {
                 Work::Answer(Err(Errno::INVAL))
             }
-            op => self.disk.state().begin(op, || {
+            op => self.state.lock().begin(op, || {
                 let mut data = vec![0; held];
                 gather(pieces, &mut data);
                 data.into()

@@ -1,5 +1,9 @@
-//! A simulated disk, for tests and tools: the seam [`FileIo`] in memory, with a history from which
-//! crashes are made and with faults on demand. It never serves a guest.
+//! Files for tests, below the seam [`FileIo`]; nothing that is released depends on this crate.
+//!
+//! * [`SimDisk`]: a disk in memory, with a history from which crashes are made and with faults on
+//!   demand. It never serves a guest.
+//! * [`VolatileFile`]: a drive's write cache over a real file, in this process: killing the process is
+//!   a power cut. The daemon in `tests/power_cut` serves guests from it.
 //!
 //! A [`SimDisk`] is used like any host file. Meanwhile it writes down everything that changes it.
 //! Afterwards, or in between, [`crash_at`](SimDisk::crash_at) makes another disk, which holds what
@@ -19,7 +23,7 @@
 //! * The file is as long as what survived makes it, and its new parts read as zeroes.
 //!
 //! ```
-//! use flowstone_fileio::sim::{Fate, SimDisk};
+//! use flowstone_sim::{Fate, SimDisk};
 //! use flowstone_fileio::{FileOffset, FileOp};
 //!
 //! let write = |at| FileOp::Write { offset: FileOffset::new(at), bytes: 512, durable: false };
@@ -38,7 +42,7 @@
 //! }
 //! ```
 //!
-//! [`FileIo`]: crate::FileIo
+//! [`FileIo`]: flowstone_fileio::FileIo
 
 mod change;
 mod channel;
@@ -48,14 +52,17 @@ mod fate;
 mod faults;
 mod history;
 mod medium;
+mod schedule;
 mod state;
+mod volatile;
 
 #[cfg(test)]
 mod tests;
 
-pub use channel::Schedule;
 pub use crash::EXHAUSTIVE_MAX;
 pub use disk::SimDisk;
 pub use fate::Fate;
 pub use faults::{Call, Fault};
 pub use history::Moment;
+pub use schedule::Schedule;
+pub use volatile::{VolatileFile, open_volatile};

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::sim::{EXHAUSTIVE_MAX, Fate, Moment};
+use crate::{EXHAUSTIVE_MAX, Fate, Moment};
 
 const SEEDS: u64 = 200;
 

@@ -1,20 +1,37 @@
 //! What one operation does to a simulated disk, from its submission to its completion.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fastrand::Rng;
 use flowstone_block::{Errno, Outcome};
+use flowstone_fileio::FileOp;
 
 use super::change::Change;
-use super::channel::Schedule;
 use super::faults::{Call, Effect, Faults, call_of};
 use super::history::{History, OpId};
 use super::medium::{Medium, PAGE_BYTES};
-use crate::FileOp;
+use super::schedule::Schedule;
 
 /// Unit in which the file is read and written, in bytes: what direct I/O demands of requests.
 pub const BLOCK_BYTES: u32 = 512;
+
+/// The state of a disk, which its handles and its channels share.
+#[derive(Clone)]
+pub struct Shared(Arc<Mutex<State>>);
+
+impl Shared {
+    /// Shares a state.
+    pub fn new(state: State) -> Self {
+        Self(Arc::new(Mutex::new(state)))
+    }
+
+    /// The state, for one at a time.
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        // A test that panicked may still want to look at the disk.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 /// Everything about a disk, behind its lock.
 pub struct State {

@@ -6,9 +6,11 @@ mod oracle;
 mod queues;
 
 use flowstone_block::{IoVec, QueueDepth};
+use flowstone_fileio::{
+    FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList,
+};
 
 use super::SimDisk;
-use crate::{FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList};
 
 /// A channel with the memory of its requests; a request's tag is its number.
 struct Queue {

@@ -1,4 +1,4 @@
-//! The `volatile` engine: a drive with a write cache, to test what a power cut leaves.
+//! A file behind a drive's write cache, to test what a power cut leaves.
 //!
 //! Of what is written, a part stays in this process until the next sync, a part goes to the file
 //! at once, and some of it does so in torn pieces; all by a seed that is new in each process. A
@@ -14,23 +14,21 @@
 //!
 //! All queues share one lock, also while the host works: a tool for tests, not for speed.
 
+mod file;
 mod pieces;
 
-use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use fastrand::Rng;
-use flowstone_block::{AlignedBuf, Errno, IoVec, Outcome};
-use rustix::fs::{OFlags, fcntl_getfl};
+use flowstone_block::{AlignedBuf, Errno, Outcome, gather, scatter};
+use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp, FileRequest};
 use tracing::{info, warn};
 
 use self::pieces::{Content, Pieces};
-use crate::blocking;
-use crate::descriptor::{Descriptors, FileKind, QueueFile};
-use crate::direct::{gather, scatter};
-use crate::{FileOffset, FileOp, FileRequest, MemoryList};
+
+pub use self::file::{VolatileFile, open_volatile};
 
 /// With more than this held, a drive would have to begin writing: all of it goes to the file.
 const HELD_BYTES_MAX: u64 = 256 << 20;
@@ -38,8 +36,7 @@ const HELD_BYTES_MAX: u64 = 256 << 20;
 const WRITE_BYTES_MAX: usize = 1 << 20;
 /// More requests for space than this are not put off.
 const ALLOCATIONS_MAX: usize = 64;
-/// Smallest unit that a drive writes or does not write, and the one that most drives have inside.
-const SECTOR_BYTES: u64 = 512;
+/// The unit that most drives write inside, whatever they say.
 const PAGE_BYTES: u64 = 4096;
 /// A torn write falls into about so many pieces.
 const TORN_PIECES: u64 = 8;
@@ -51,20 +48,22 @@ const TORN_PERCENT: u8 = 15;
 const AT_ONCE_PERCENT: [u8; 4] = [50, 50, 10, 90];
 
 /// The write cache of one file.
-pub(crate) struct Volatile {
-    file: Arc<QueueFile>,
+struct Cache {
+    file: Box<dyn FileIo>,
     writable: bool,
-    /// A write is torn at multiples of this.
-    tear_bytes: u64,
+    /// Whether the file gets space when it is written: a device has the space that it has.
+    is_regular: bool,
     state: Mutex<State>,
 }
 
-pub(crate) struct State {
+struct State {
     pieces: Pieces,
     /// Space that was asked for and has not been yet of the host.
     allocations: Vec<Range<u64>>,
     random: Rng,
     at_once_percent: u8,
+    /// A write is torn at multiples of this.
+    tear_bytes: u64,
 }
 
 /// What is to become of a change before the next sync.
@@ -75,26 +74,23 @@ enum Fate {
     Torn,
 }
 
-impl Volatile {
-    pub fn new(files: &Arc<Descriptors>) -> io::Result<Self> {
+impl Cache {
+    fn new(file: Box<dyn FileIo>, access: Access, is_regular: bool) -> Self {
         let seed = fastrand::u64(..);
         let mut random = Rng::with_seed(seed);
         let at_once_percent = *random.choice(&AT_ONCE_PERCENT).expect("not empty");
         info!(
-            "volatile engine, seed {seed:#x}: {at_once_percent} % of what is written goes to the \
+            "volatile file, seed {seed:#x}: {at_once_percent} % of what is written goes to the \
              file before a flush; if this process is killed, the rest is lost"
         );
-        Ok(Self {
-            file: QueueFile::new(files)?,
-            writable: is_writable(&files.file)?,
-            tear_bytes: files.direct.map_or(0, |limits| limits.offset_bytes).max(SECTOR_BYTES),
-            state: Mutex::new(State {
-                pieces: Pieces::default(),
-                allocations: Vec::new(),
-                random,
-                at_once_percent,
-            }),
-        })
+        let state = State {
+            pieces: Pieces::default(),
+            allocations: Vec::new(),
+            random,
+            at_once_percent,
+            tear_bytes: u64::from(file.block_bytes()),
+        };
+        Self { file, writable: access == Access::Write, is_regular, state: Mutex::new(state) }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -102,25 +98,21 @@ impl Volatile {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Size of a file of `bytes` bytes with what is held.
-    pub fn size(&self, bytes: u64) -> u64 {
-        self.state().size(bytes)
-    }
-
     /// Moves all that is held to the file, and keeps others out while the answer lives.
-    pub fn write_back(&self) -> io::Result<MutexGuard<'_, State>> {
+    fn write_back(&self) -> io::Result<MutexGuard<'_, State>> {
+        let mut file = BlockingFile::new(&*self.file)?;
         let mut state = self.state();
-        state.write_out(&self.file)?;
+        state.write_out(&mut file)?;
         Ok(state)
     }
 
     /// Carries out a request of the queue that owns `file`.
-    pub fn execute(&self, file: &QueueFile, request: &FileRequest) -> Outcome {
+    fn execute(&self, file: &mut BlockingFile, request: FileRequest) -> Outcome {
         match request.op {
             FileOp::Read { offset, .. } => self.read(file, request, offset.get()),
             FileOp::Datasync => {
                 self.state().write_out(file)?;
-                blocking::execute(file, request)
+                file.carry_out(request)
             }
             _ if !self.writable => Err(Errno::BADF),
             FileOp::Write { offset, durable, .. } => {
@@ -139,14 +131,14 @@ impl Volatile {
         }
     }
 
-    fn read(&self, file: &QueueFile, request: &FileRequest, at: u64) -> Outcome {
+    fn read(&self, file: &mut BlockingFile, request: FileRequest, at: u64) -> Outcome {
         let memory = request.memory.pieces();
         let end = at + memory.iter().map(|piece| piece.bytes() as u64).sum::<u64>();
         let state = self.state();
-        let in_file = file.shared.size().map_err(|error| errno_of(&error))?;
+        let in_file = self.file.size().map_err(|error| errno_of(&error))?;
         let past_the_end = end > in_file && end <= state.size(in_file);
         if !past_the_end && !state.pieces.touch(&(at..end)) {
-            return blocking::execute(file, request);
+            return file.carry_out(request);
         }
         if end > state.size(in_file) {
             return Err(Errno::IO);
@@ -156,14 +148,20 @@ impl Volatile {
         if from_file > 0 {
             let offset = FileOffset::new(at);
             let op = FileOp::Read { offset, bytes: from_file as u64 };
-            transfer(file, op, &mut buffer[..from_file])?;
+            file.transfer(op, &mut buffer[..from_file])?;
         }
         state.pieces.read(at, &mut buffer);
         scatter(&buffer, memory);
         Ok(())
     }
 
-    fn write(&self, file: &QueueFile, request: &FileRequest, at: u64, durable: bool) -> Outcome {
+    fn write(
+        &self,
+        file: &mut BlockingFile,
+        request: FileRequest,
+        at: u64,
+        durable: bool,
+    ) -> Outcome {
         let memory = request.memory.pieces();
         // A copy, so that a guest that changes its memory meanwhile is not seen twice.
         let mut data = AlignedBuf::zeroed(memory.iter().map(|piece| piece.bytes()).sum());
@@ -176,7 +174,7 @@ impl Volatile {
             fate if durable || fate == Fate::AtOnce => {
                 state.write_now(file, at, &mut data, durable)?;
             }
-            Fate::Torn => state.write_torn(file, at, &mut data, self.tear_bytes)?,
+            Fate::Torn => state.write_torn(file, at, &mut data)?,
             _ => state.pieces.put_data(at, &data),
         }
         if state.pieces.data_bytes() > HELD_BYTES_MAX {
@@ -187,15 +185,15 @@ impl Volatile {
 
     fn zero(
         &self,
-        file: &QueueFile,
-        request: &FileRequest,
+        file: &mut BlockingFile,
+        request: FileRequest,
         range: Range<u64>,
         content: Content,
     ) -> Outcome {
         let mut state = self.state();
         state.allocate_now(file, &range)?;
         if state.fate() == Fate::AtOnce {
-            blocking::execute(file, request)?;
+            file.carry_out(request)?;
             state.pieces.forget(range);
         } else {
             state.pieces.put_zeroes(range, content);
@@ -203,26 +201,33 @@ impl Volatile {
         Ok(())
     }
 
-    fn allocate(&self, file: &QueueFile, request: &FileRequest, range: Range<u64>) -> Outcome {
+    fn allocate(
+        &self,
+        file: &mut BlockingFile,
+        request: FileRequest,
+        range: Range<u64>,
+    ) -> Outcome {
         let mut state = self.state();
         for (range, content) in state.pieces.zeroes_in(&range) {
             state.zero_now(file, range, &content)?;
         }
         // A device has the space that it has, and says at once what it has not.
-        let can_wait = file.shared.kind == FileKind::Regular;
-        if can_wait && state.fate() != Fate::AtOnce && state.allocations.len() < ALLOCATIONS_MAX {
+        if self.is_regular
+            && state.fate() != Fate::AtOnce
+            && state.allocations.len() < ALLOCATIONS_MAX
+        {
             state.allocations.push(range);
             return Ok(());
         }
-        blocking::execute(file, request)
+        file.carry_out(request)
     }
 }
 
-impl Drop for Volatile {
+impl Drop for Cache {
     /// A file that is closed keeps what was written: only being killed is a power cut.
     fn drop(&mut self) {
         if let Err(error) = self.write_back() {
-            warn!("what the volatile engine held is lost: {error}");
+            warn!("what a volatile file held is lost: {error}");
         }
     }
 }
@@ -244,7 +249,7 @@ impl State {
     }
 
     /// Moves everything held to the file. What fails stays held.
-    fn write_out(&mut self, file: &QueueFile) -> Outcome {
+    fn write_out(&mut self, file: &mut BlockingFile) -> Outcome {
         self.allocate_now(file, &(0..u64::MAX))?;
         while let Some((range, content)) = self.pieces.first(WRITE_BYTES_MAX) {
             match content {
@@ -260,43 +265,49 @@ impl State {
     }
 
     /// Asks the host for the space that is wanted anywhere in `range`.
-    fn allocate_now(&mut self, file: &QueueFile, range: &Range<u64>) -> Outcome {
+    fn allocate_now(&mut self, file: &mut BlockingFile, range: &Range<u64>) -> Outcome {
         let meets = |it: &Range<u64>| it.start < range.end && range.start < it.end;
         while let Some(index) = self.allocations.iter().position(meets) {
             let Range { start, end } = self.allocations[index];
             let offset = FileOffset::new(start);
-            transfer(file, FileOp::Allocate { offset, bytes: end - start }, &mut [])?;
+            file.run(FileOp::Allocate { offset, bytes: end - start })?;
             self.allocations.remove(index);
         }
         Ok(())
     }
 
-    fn zero_now(&mut self, file: &QueueFile, range: Range<u64>, content: &Content) -> Outcome {
+    fn zero_now(
+        &mut self,
+        file: &mut BlockingFile,
+        range: Range<u64>,
+        content: &Content,
+    ) -> Outcome {
         let (offset, bytes) = (FileOffset::new(range.start), range.end - range.start);
         let op = match content {
             Content::Punch => FileOp::Punch { offset, bytes },
             _ => FileOp::Zero { offset, bytes },
         };
-        transfer(file, op, &mut [])?;
+        file.run(op)?;
         self.pieces.forget(range);
         Ok(())
     }
 
-    fn write_now(&mut self, file: &QueueFile, at: u64, data: &mut [u8], durable: bool) -> Outcome {
+    fn write_now(
+        &mut self,
+        file: &mut BlockingFile,
+        at: u64,
+        data: &mut [u8],
+        durable: bool,
+    ) -> Outcome {
         let (offset, bytes) = (FileOffset::new(at), data.len() as u64);
-        transfer(file, FileOp::Write { offset, bytes, durable }, data)?;
+        file.transfer(FileOp::Write { offset, bytes, durable }, data)?;
         self.pieces.forget(at..at + bytes);
         Ok(())
     }
 
     /// Some pieces of the write go to the file, and those between them are held.
-    fn write_torn(
-        &mut self,
-        file: &QueueFile,
-        at: u64,
-        mut data: &mut [u8],
-        tear_bytes: u64,
-    ) -> Outcome {
+    fn write_torn(&mut self, file: &mut BlockingFile, at: u64, mut data: &mut [u8]) -> Outcome {
+        let tear_bytes = self.tear_bytes;
         let unit = if self.random.bool() { tear_bytes } else { tear_bytes.max(PAGE_BYTES) };
         let longest = (data.len() as u64 / unit * 2 / TORN_PIECES).max(1);
         let (mut start, mut to_file) = (at, self.random.bool());
@@ -313,20 +324,6 @@ impl State {
         }
         Ok(())
     }
-}
-
-/// One request of our own to the host.
-fn transfer(file: &QueueFile, op: FileOp, memory: &mut [u8]) -> Outcome {
-    let count = usize::from(!memory.is_empty());
-    // SAFETY: the request has completed when this call returns.
-    let list = [unsafe { IoVec::of(memory) }];
-    // SAFETY: as above.
-    let memory = unsafe { MemoryList::new(&list[..count]) };
-    blocking::execute(file, &FileRequest { op, memory, tag: 0 })
-}
-
-fn is_writable(file: &File) -> io::Result<bool> {
-    Ok(fcntl_getfl(file)?.intersects(OFlags::WRONLY | OFlags::RDWR))
 }
 
 fn errno_of(error: &io::Error) -> Errno {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use fastrand::Rng;
 
 use super::*;
-use crate::sim::{Fate, Moment, Schedule};
+use crate::{Fate, Moment, Schedule};
 
 const SECTORS: u64 = 32;
 const BYTES: u64 = SECTORS * 512;

@@ -5,7 +5,7 @@ use std::io;
 use flowstone_block::{Errno, Outcome};
 
 use super::*;
-use crate::sim::{Call, Fate, Fault};
+use crate::{Call, Fate, Fault};
 
 fn try_put(disk: &SimDisk, at: u64, bytes: u64, fill: u8) -> Outcome {
     disk.run(write(at, bytes), &mut vec![fill; bytes as usize])

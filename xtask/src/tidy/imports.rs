@@ -1,0 +1,286 @@
+//! Modules of a crate import each other in one direction.
+//!
+//! A file is a module. It depends on the files whose items its paths name (`crate::…`, `super::…`,
+//! `self::…`, or a child's name), in a `use` or anywhere else; what a module re-exports is looked up
+//! where it is defined, and a re-export by itself is no dependency. A module and its parts are one: what
+//! a part needs of the modules around it does not count. Nor does code for tests, or what stands in
+//! macros.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use syn::visit::{self, Visit};
+use syn::{Item, ItemFn, ItemMod, ItemUse, Path, UseTree, Visibility};
+
+use super::lists::List;
+use super::source::{Source, is_for_tests};
+
+/// Circles of files in each crate.
+pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
+    let mut crates: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
+    for source in sources.iter().filter(|source| !source.is_test) {
+        if let Some((root, _)) = source.path.split_once("/src/") {
+            crates.entry(root).or_default().push(source);
+        }
+    }
+    let circles = crates.values().flat_map(|files| Crate::new(files).circles());
+    let describe = |circle: Vec<String>| {
+        let files = circle.join(" ");
+        (files.clone(), format!("import circle: {files}"))
+    };
+    excused.judge(&circles.map(describe).collect::<Vec<_>>())
+}
+
+/// A module path from the root of the crate.
+type Name = Vec<String>;
+
+/// Where an imported or exported name comes from, by the words of a path.
+#[derive(Default)]
+struct Module {
+    file: String,
+    /// Re-exports and imports: name here, and the path that was written.
+    names: BTreeMap<String, Vec<String>>,
+    /// Paths that it depends on.
+    paths: Vec<Vec<String>>,
+}
+
+struct Crate {
+    modules: BTreeMap<Name, Module>,
+}
+
+impl Crate {
+    fn new(files: &[&Source]) -> Self {
+        let read = |source: &&Source| {
+            let mut reader = Reader::default();
+            reader.visit_file(&source.file);
+            reader.module.file = source.path.clone();
+            (module_name(&source.path), reader.module)
+        };
+        Self { modules: files.iter().map(read).collect() }
+    }
+
+    /// Groups of files that depend on each other in a circle.
+    fn circles(&self) -> Vec<Vec<String>> {
+        let edges: BTreeMap<&str, BTreeSet<&str>> = self
+            .modules
+            .iter()
+            .map(|(name, module)| (&*module.file, self.needs(name, module)))
+            .collect();
+        let reached = |from: &str| {
+            let mut seen = BTreeSet::new();
+            let mut next: Vec<&str> = edges[from].iter().copied().collect();
+            while let Some(file) = next.pop() {
+                if seen.insert(file) {
+                    next.extend(edges[file].iter().copied());
+                }
+            }
+            seen
+        };
+        let reach: BTreeMap<&str, BTreeSet<&str>> =
+            edges.keys().map(|file| (*file, reached(file))).collect();
+        let mut circles = BTreeSet::new();
+        for (file, seen) in reach.iter().filter(|(file, seen)| seen.contains(*file)) {
+            let back = seen.iter().filter(|other| reach[**other].contains(file));
+            circles.insert(back.map(|other| (*other).to_owned()).collect::<Vec<_>>());
+        }
+        circles.into_iter().collect()
+    }
+
+    /// The files that a module depends on.
+    fn needs<'a>(&'a self, name: &Name, module: &'a Module) -> BTreeSet<&'a str> {
+        let around: Vec<&str> = (0..=name.len())
+            .filter_map(|words| self.modules.get(&name[..words]))
+            .map(|module| &*module.file)
+            .collect();
+        let defined = |path: &Vec<String>| self.file_of(name, path, 0);
+        module.paths.iter().filter_map(defined).filter(|file| !around.contains(file)).collect()
+    }
+
+    /// The file that defines what `path` means in module `at`, if it is one of this crate.
+    fn file_of(&self, at: &Name, path: &[String], depth: usize) -> Option<&str> {
+        const REEXPORTS_MAX: usize = 16;
+        let mut words = path.iter();
+        let mut here = at.clone();
+        let mut rest: Vec<&String> = Vec::new();
+        match words.next()?.as_str() {
+            "crate" => here = self.root_of(at),
+            "self" => {}
+            "super" => drop(here.pop()?),
+            word => {
+                here.push(word.to_owned());
+                self.modules.get(&here)?;
+            }
+        }
+        for word in words {
+            here.push(word.clone());
+            if word == "super" {
+                here.truncate(here.len() - 2);
+            } else if !rest.is_empty() || !self.modules.contains_key(&here) {
+                here.pop();
+                rest.push(word);
+            }
+        }
+        let module = self.modules.get(&here)?;
+        let Some(item) = rest.first() else { return Some(&module.file) };
+        if depth < REEXPORTS_MAX {
+            let known =
+                module.names.get(*item).and_then(|from| self.file_of(&here, from, depth + 1));
+            if known.is_some() {
+                return known;
+            }
+        }
+        Some(&module.file)
+    }
+
+    /// Programs of a crate have roots of their own.
+    fn root_of(&self, at: &Name) -> Name {
+        let program = at.iter().take(2).cloned().collect::<Name>();
+        if at.first().is_some_and(|word| word == "bin") { program } else { Vec::new() }
+    }
+}
+
+/// `crates/a/src/b/mod.rs` is module `b`, as `crates/a/src/b.rs` is.
+fn module_name(path: &str) -> Name {
+    let (_, inside) = path.split_once("/src/").unwrap_or(("", path));
+    let words: Vec<&str> = inside.trim_end_matches(".rs").split('/').collect();
+    let words = match words.split_last() {
+        Some((&("mod" | "lib"), above)) => above,
+        Some((&"main", above)) if above.is_empty() => above,
+        Some((&"main", above)) if above[0] == "bin" => above,
+        _ => &words,
+    };
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// Collects what a file names.
+#[derive(Default)]
+struct Reader {
+    module: Module,
+}
+
+impl<'ast> Visit<'ast> for Reader {
+    fn visit_item(&mut self, item: &'ast Item) {
+        let attributes = match item {
+            Item::Impl(it) => &it.attrs,
+            Item::Struct(it) => &it.attrs,
+            _ => return visit::visit_item(self, item),
+        };
+        if !is_for_tests(attributes) {
+            visit::visit_item(self, item);
+        }
+    }
+
+    fn visit_item_fn(&mut self, function: &'ast ItemFn) {
+        if !is_for_tests(&function.attrs) {
+            visit::visit_item_fn(self, function);
+        }
+    }
+
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        if !is_for_tests(&module.attrs) {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        if is_for_tests(&item.attrs) {
+            return;
+        }
+        let is_private = matches!(item.vis, Visibility::Inherited);
+        self.add(&item.tree, &mut Vec::new(), is_private);
+    }
+
+    fn visit_path(&mut self, path: &'ast Path) {
+        if path.segments.len() > 1 {
+            self.module.paths.push(path.segments.iter().map(|it| it.ident.to_string()).collect());
+        }
+        visit::visit_path(self, path);
+    }
+}
+
+impl Reader {
+    fn add(&mut self, tree: &UseTree, above: &mut Vec<String>, is_private: bool) {
+        match tree {
+            UseTree::Path(path) => {
+                above.push(path.ident.to_string());
+                self.add(&path.tree, above, is_private);
+                above.pop();
+            }
+            UseTree::Group(group) => {
+                for tree in &group.items {
+                    self.add(tree, above, is_private);
+                }
+            }
+            UseTree::Name(name) => self.name(&name.ident, &name.ident, above, is_private),
+            UseTree::Rename(name) => self.name(&name.ident, &name.rename, above, is_private),
+            UseTree::Glob(_) if is_private => self.module.paths.push(above.clone()),
+            UseTree::Glob(_) => {}
+        }
+    }
+
+    fn name(&mut self, from: &syn::Ident, to: &syn::Ident, above: &[String], is_private: bool) {
+        let mut path = above.to_vec();
+        if from != "self" {
+            path.push(from.to_string());
+        }
+        self.module.names.insert(to.to_string(), path.clone());
+        if is_private {
+            self.module.paths.push(path);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn circles(files: &[(&str, &str)]) -> Vec<String> {
+        let parse = |(path, text): &(&str, &str)| Source::parse(&format!("a/src/{path}"), text);
+        let files: Vec<Source> = files.iter().map(|file| parse(file).unwrap()).collect();
+        check(&files, &List::default())
+    }
+
+    #[test]
+    fn modules_that_import_each_other_are_refused() {
+        let files = [
+            ("lib.rs", "mod b; mod c; mod d;"),
+            ("b.rs", "use crate::c::C;\npub struct B;"),
+            ("c.rs", "use super::d;\npub struct C;"),
+            ("d.rs", "fn f() { crate::b::B; }"),
+        ];
+        assert_eq!(circles(&files), ["import circle: a/src/b.rs a/src/c.rs a/src/d.rs"]);
+        assert_eq!(circles(&files[..3]), [""; 0]);
+    }
+
+    #[test]
+    fn a_module_and_its_parts_are_one() {
+        let files = [
+            ("b/mod.rs", "mod c; mod d;\nfn f() { c::g() }"),
+            ("b/c.rs", "use super::f; use super::d::D;"),
+            ("b/d.rs", "pub struct D;"),
+        ];
+        assert_eq!(circles(&files), [""; 0]);
+        let siblings = [files[0], files[1], ("b/d.rs", "use super::c::C; pub struct D;")];
+        assert_eq!(circles(&siblings), ["import circle: a/src/b/c.rs a/src/b/d.rs"]);
+    }
+
+    #[test]
+    fn what_is_re_exported_belongs_to_the_file_that_has_it() {
+        let files = [
+            ("lib.rs", "mod b; mod c; pub use b::B;"),
+            ("b.rs", "pub struct B;"),
+            ("c.rs", "use crate::B;"),
+        ];
+        assert_eq!(circles(&files), [""; 0]);
+        let back = [files[0], ("b.rs", "use crate::c; pub struct B;"), files[2]];
+        assert_eq!(circles(&back), ["import circle: a/src/b.rs a/src/c.rs"]);
+    }
+
+    #[test]
+    fn tests_may_import_what_they_like() {
+        let files = [
+            ("b.rs", "pub struct B;\n#[cfg(test)]\nmod tests { use crate::c::C; }"),
+            ("c.rs", "use crate::b::B;"),
+        ];
+        assert_eq!(circles(&files), [""; 0]);
+    }
+}

@@ -1,0 +1,47 @@
+//! Habits that the tree keeps: what a reader may rely on, and no compiler checks.
+//!
+//! Each rule reads the tree and says what breaks it, one line for each place. It has a test with a
+//! small bad sample, which it must refuse.
+
+mod documents;
+mod functions;
+mod imports;
+mod lists;
+mod safety;
+mod sizes;
+mod source;
+mod stages;
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+
+use self::lists::List;
+
+/// Fails with all that is untidy in the tree.
+pub fn run(workspace: &Path) -> Result<()> {
+    let sources = source::read_all(workspace)?;
+    let list = |name: &str| List::read(&workspace.join("xtask/tidy").join(name));
+    let complaints = [
+        imports::check(&sources, &list("import-circles")?),
+        functions::check(&sources, &list("long-functions")?),
+        sizes::check(&sources, &list("long-files")?),
+        safety::check(&sources),
+        stages::check_dependencies(workspace)?,
+        stages::check_wiring(&sources),
+        documents::check(workspace)?,
+    ];
+    let complaints = complaints.concat();
+    ensure!(complaints.is_empty(), "the tree is not tidy:\n{}", complaints.join("\n"));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_tree_is_tidy() {
+        if let Err(untidy) = super::run(&crate::workspace()) {
+            panic!("{untidy}");
+        }
+    }
+}

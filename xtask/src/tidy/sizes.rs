@@ -1,0 +1,60 @@
+//! A file tells one story.
+
+use syn::Item;
+use syn::spanned::Spanned;
+
+use super::lists::List;
+use super::source::{Source, is_for_tests};
+
+/// Most lines of a file without its tests.
+const LINES_MAX: usize = 400;
+
+/// Files that are too long and are not in `excused`, and those in it that are not too long.
+pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
+    let lines = sources.iter().filter(|source| !source.is_test).map(|it| (lines_of(it), it));
+    let long = lines.filter(|(lines, _)| *lines > LINES_MAX).map(|(lines, source)| {
+        let complaint = format!("{}: {lines} lines, more than {LINES_MAX}", source.path);
+        (source.path.clone(), complaint)
+    });
+    excused.judge(&long.collect::<Vec<_>>())
+}
+
+/// Lines that are not part of a test module or a test.
+fn lines_of(source: &Source) -> usize {
+    let tests = source.file.items.iter().filter(|item| is_for_tests(attributes(item)));
+    let lines = |item: &Item| item.span().end().line - item.span().start().line + 1;
+    source.text.lines().count() - tests.map(lines).sum::<usize>()
+}
+
+fn attributes(item: &Item) -> &[syn::Attribute] {
+    match item {
+        Item::Fn(it) => &it.attrs,
+        Item::Impl(it) => &it.attrs,
+        Item::Mod(it) => &it.attrs,
+        Item::Struct(it) => &it.attrs,
+        Item::Use(it) => &it.attrs,
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(path: &str, lines: usize) -> Source {
+        let tests = "#[cfg(test)]\nmod tests {\n    fn it() {}\n}\n";
+        Source::parse(path, &("// a line\n".repeat(lines) + tests)).unwrap()
+    }
+
+    #[test]
+    fn a_long_file_is_refused_unless_it_is_listed_and_tests_do_not_count() {
+        let files = [
+            source("a.rs", LINES_MAX + 1),
+            source("b.rs", LINES_MAX),
+            source("x/tests/c.rs", LINES_MAX + 1),
+        ];
+        assert_eq!(check(&files, &List::default()), ["a.rs: 401 lines, more than 400"]);
+        assert_eq!(check(&files, &List::parse("list", "a.rs")), [""; 0]);
+        assert_eq!(check(&files[1..], &List::parse("list", "a.rs")).len(), 1);
+    }
+}

@@ -1,0 +1,113 @@
+//! The Rust files of the tree, parsed.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use syn::{Attribute, File, Item, Meta};
+
+/// Folders with Rust code, below the top of the tree.
+const FOLDERS: [&str; 5] = ["crates", "tests", "bench", "fuzz", "xtask"];
+
+/// A Rust file.
+pub struct Source {
+    /// From the top of the tree, with `/`.
+    pub path: String,
+    pub text: String,
+    pub file: File,
+    /// Whether it is compiled for tests only.
+    pub is_test: bool,
+}
+
+impl Source {
+    /// Parses a text.
+    pub fn parse(path: &str, text: &str) -> Result<Self> {
+        let file = syn::parse_file(text).with_context(|| path.to_owned())?;
+        let mut folders = path.split('/');
+        let is_test = folders.any(|folder| folder == "tests" || folder == "tests.rs");
+        Ok(Self { path: path.to_owned(), text: text.to_owned(), file, is_test })
+    }
+
+    /// Paths, without their ending, of the modules that this one has for tests only.
+    fn test_modules(&self) -> Vec<String> {
+        let place = self.path.trim_end_matches(".rs");
+        let folder = ["/mod", "/lib", "/main"].iter().find_map(|end| place.strip_suffix(end));
+        let modules = self.file.items.iter().filter_map(|item| match item {
+            Item::Mod(module) if is_for_tests(&module.attrs) => Some(&module.ident),
+            _ => None,
+        });
+        modules.map(|name| format!("{}/{name}", folder.unwrap_or(place))).collect()
+    }
+}
+
+/// All Rust files of the tree.
+pub fn read_all(workspace: &Path) -> Result<Vec<Source>> {
+    let mut sources = Vec::new();
+    for path in FOLDERS.iter().map(|folder| files(&workspace.join(folder), "rs")) {
+        for path in path? {
+            let name = relative(workspace, &path);
+            sources.push(Source::parse(&name, &fs::read_to_string(&path)?)?);
+        }
+    }
+    let for_tests: Vec<String> = sources.iter().flat_map(Source::test_modules).collect();
+    for source in &mut sources {
+        let is_in = |module: &String| {
+            let rest = source.path.strip_prefix(module.as_str());
+            rest.is_some_and(|rest| rest.starts_with(['.', '/']))
+        };
+        source.is_test |= for_tests.iter().any(is_in);
+    }
+    Ok(sources)
+}
+
+/// The path from the top of the tree.
+pub fn relative(workspace: &Path, path: &Path) -> String {
+    path.strip_prefix(workspace).unwrap_or(path).to_string_lossy().into_owned()
+}
+
+/// All files below `folder` with this extension, in order; without what builds leave.
+pub fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
+    let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    paths.sort();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() && name != "target" && !name.starts_with('.') {
+            found.extend(files(&path, extension)?);
+        } else if path.is_file() && path.extension().is_some_and(|it| it == extension) {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// Whether an item is compiled for tests only: `#[test]`, `#[cfg(test)]`, and what the feature
+/// `testing` has too.
+pub fn is_for_tests(attributes: &[Attribute]) -> bool {
+    attributes.iter().any(|attribute| match &attribute.meta {
+        Meta::Path(path) => path.is_ident("test"),
+        Meta::List(list) if list.path.is_ident("cfg") => {
+            let condition = list.tokens.to_string();
+            condition == "test" || condition.starts_with("any (test ,")
+        }
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_for_tests_is_told_by_its_attributes() {
+        let is = |text: &str| match &syn::parse_str(text).unwrap() {
+            Item::Mod(module) => is_for_tests(&module.attrs),
+            _ => unreachable!("only modules"),
+        };
+        assert!(is("#[cfg(test)] mod a;") && is("#[cfg(any(test, feature = \"testing\"))] mod a;"));
+        assert!(!is("#[cfg(not(test))] mod a;") && !is("#[cfg(feature = \"test\")] mod a;"));
+        let source = Source::parse("crates/a/src/b.rs", "#[cfg(test)] mod c; mod d;").unwrap();
+        assert_eq!(source.test_modules(), ["crates/a/src/b/c"]);
+    }
+}

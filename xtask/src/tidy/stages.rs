@@ -1,0 +1,174 @@
+//! Stages do not name each other: the packages that each may depend on, and, in the daemon, the one
+//! file that names two stages.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use proc_macro2::Ident;
+use serde_json::Value;
+use syn::visit::Visit;
+
+use super::source::Source;
+
+/// What the packages of the product, and of `crates/`, may depend on. An optional dependency is for
+/// tests.
+const MAY_KNOW: [(&str, &[&str]); 9] = [
+    ("block", &[]),
+    ("fileio", &["block"]),
+    ("image", &["block", "fileio"]),
+    ("layers", &["block"]),
+    ("frontend", &["block"]),
+    ("daemon", &["block", "fileio", "image", "layers", "frontend"]),
+    ("cli", &["block", "fileio", "image", "daemon"]),
+    ("testkit", &[]),
+    ("sim", &["block", "fileio"]),
+];
+
+/// The feature that test machinery is behind.
+const TESTING: &str = "testing";
+
+/// The stages. A file is the image's own business.
+const STAGES: [(&str, &str); 4] = [
+    ("flowstone_frontend", "frontend"),
+    ("flowstone_layers", "layers"),
+    ("flowstone_image", "image"),
+    ("flowstone_fileio", "image"),
+];
+/// The file that may name all of them.
+const WIRING: &str = "crates/daemon/src/stack.rs";
+
+/// Dependencies between packages that should not be.
+pub fn check_dependencies(workspace: &Path) -> Result<Vec<String>> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version=1", "--no-deps", "--offline"])
+        .current_dir(workspace)
+        .output()
+        .context("run cargo metadata")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo metadata: {said}");
+    Ok(judge(&serde_json::from_slice(&output.stdout)?))
+}
+
+fn judge(metadata: &Value) -> Vec<String> {
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    packages.flat_map(complaints).collect()
+}
+
+/// What is wrong with the dependencies of a package that is released, or that others stand on.
+fn complaints(package: &Value) -> Vec<String> {
+    let Some(name) = package["manifest_path"].as_str().and_then(folder_in_crates) else {
+        return Vec::new();
+    };
+    let Some((_, known)) = MAY_KNOW.iter().find(|(it, _)| *it == name) else {
+        return vec![format!("crates/{name}: say in xtask/src/tidy/stages.rs what it may know")];
+    };
+    let dependencies = package["dependencies"].as_array().into_iter().flatten();
+    let mut found = Vec::new();
+    for dependency in dependencies.filter(|it| it["kind"].is_null() && it["optional"] == false) {
+        let Some(other) = text(&dependency["name"]).strip_prefix("flowstone-") else { continue };
+        if !known.contains(&other) {
+            found.push(format!("crates/{name} depends on {other}"));
+        }
+        let features = dependency["features"].as_array().into_iter().flatten();
+        if features.map(text).any(|feature| feature == TESTING) {
+            found.push(format!("crates/{name} enables the feature {TESTING} of {other}"));
+        }
+    }
+    if package["features"]["default"].as_array().into_iter().flatten().any(|it| it == TESTING) {
+        found.push(format!("crates/{name} enables its feature {TESTING} by default"));
+    }
+    found
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// `/…/crates/NAME/Cargo.toml`
+fn folder_in_crates(manifest: &str) -> Option<&str> {
+    let folder = Path::new(manifest).parent()?;
+    let above = folder.parent()?.file_name()?;
+    (above == "crates").then(|| folder.file_name()?.to_str()).flatten()
+}
+
+/// Files of the daemon, other than the wiring, that name two stages.
+pub fn check_wiring(sources: &[Source]) -> Vec<String> {
+    let daemon = sources.iter().filter(|source| {
+        source.path.starts_with("crates/daemon/src/") && source.path != WIRING && !source.is_test
+    });
+    let named = daemon.map(|source| {
+        let mut stages = Stages::default();
+        stages.visit_file(&source.file);
+        (source, stages.found)
+    });
+    let two = named.filter(|(_, stages)| stages.len() > 1);
+    two.map(|(source, stages)| {
+        let stages = Vec::from_iter(stages).join(" and ");
+        format!("{}: names {stages}, as only {WIRING} may", source.path)
+    })
+    .collect()
+}
+
+/// The stages that a file names.
+#[derive(Default)]
+struct Stages {
+    found: BTreeSet<&'static str>,
+}
+
+impl<'ast> Visit<'ast> for Stages {
+    fn visit_ident(&mut self, word: &'ast Ident) {
+        self.found.extend(STAGES.iter().filter(|(it, _)| word == it).map(|(_, stage)| stage));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn package(name: &str, dependency: &Value, features: &Value) -> Vec<String> {
+        let manifest = format!("/x/crates/{name}/Cargo.toml");
+        let package =
+            json!({"manifest_path": manifest, "dependencies": [dependency], "features": features});
+        judge(&json!({ "packages": [package] }))
+    }
+
+    #[test]
+    fn a_stage_that_depends_on_another_is_refused() {
+        let depends = |on: &str, kind: Value, optional: bool| {
+            let name = format!("flowstone-{on}");
+            json!({"name": name, "kind": kind, "optional": optional, "features": []})
+        };
+        let of = |name, dependency: Value| package(name, &dependency, &json!({}));
+        assert_eq!(of("image", depends("fileio", Value::Null, false)), [""; 0]);
+        let complaint = ["crates/image depends on frontend"];
+        assert_eq!(of("image", depends("frontend", Value::Null, false)), complaint);
+        assert_eq!(of("image", depends("sim", "dev".into(), false)), [""; 0]);
+        assert_eq!(of("image", depends("sim", Value::Null, true)), [""; 0]);
+        assert_eq!(of("image", depends("sim", Value::Null, false)).len(), 1);
+        assert_eq!(of("unheard", depends("block", Value::Null, false)).len(), 1);
+    }
+
+    #[test]
+    fn test_machinery_in_the_product_is_refused() {
+        let dependency = |features: Value| json!({"name": "flowstone-image", "kind": null, "optional": false, "features": features});
+        let of = |features, own| package("daemon", &dependency(features), &own);
+        assert_eq!(of(json!([]), json!({"testing": []})), [""; 0]);
+        assert_eq!(of(json!(["testing"]), json!({})).len(), 1);
+        assert_eq!(of(json!([]), json!({"default": ["testing"]})).len(), 1);
+    }
+
+    #[test]
+    fn two_stages_in_a_file_that_is_not_the_wiring_are_refused() {
+        let text = "use flowstone_image::Image;\nfn f() { flowstone_layers::null() }";
+        let of = |path, text| check_wiring(&[Source::parse(path, text).unwrap()]).len();
+        assert_eq!(of("crates/daemon/src/report.rs", text), 1);
+        assert_eq!(of(WIRING, text), 0);
+        let text = "use flowstone_image::Image;\nuse flowstone_fileio::FileIo;";
+        assert_eq!(of("crates/daemon/src/report.rs", text), 0);
+    }
+}
