@@ -17,8 +17,9 @@ mod spin;
 mod stack;
 mod worker;
 
-pub use config::{Backend, Choice, Config, DiskConfig, LayerSpec, PollMode, Source};
+pub use config::{Backend, Choice, Config, DiskConfig, LayerSpec, PollMode, Source, keys};
 pub use control::{Client, Command};
 pub use cpus::CpuList;
+pub use flowstone_frontend::{SocketGroup, SocketMode};
 pub use flowstone_layers::DetectZeroes;
 pub use serve::serve;

@@ -27,6 +27,6 @@ mod volatile;
 pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
 pub use host_file::HostFile;
-pub use open::{Access, DirectChoice, OpenOptions, create_sparse};
+pub use open::{Access, DirectChoice, LockPatience, OpenOptions, create_sparse};
 pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 pub use seam::{FileChannel, FileIo, Punched};
