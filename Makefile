@@ -58,6 +58,7 @@ install: ## Install binary, manual pages and completions below PREFIX=/usr/local
 	cargo xtask dist
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(TARGET)/release/flowstone
 	install -D -m 644 -t $(SHARE)/man/man1 target/dist/man/*.1
+	install -D -m 644 -t $(SHARE)/man/man5 target/dist/man/*.5
 	install -D -m 644 target/dist/completions/flowstone.bash $(SHARE)/bash-completion/completions/flowstone
 	install -D -m 644 -t $(SHARE)/zsh/site-functions target/dist/completions/_flowstone
 	install -D -m 644 -t $(SHARE)/fish/vendor_completions.d target/dist/completions/flowstone.fish
