@@ -22,7 +22,7 @@ demo: ## Boot a real Linux guest on a flowstone disk and show what happens
 
 test: ## Check everything: style, documentation, licences, all tests, real guests
 	scripts/setup --ci
-	shellcheck scripts/*
+	shellcheck scripts/* tests/vm/libvirt
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
