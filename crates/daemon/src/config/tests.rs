@@ -151,7 +151,8 @@ fn every_key_may_be_spelt_with_hyphens_or_underscores() {
         }
     }
     let disk = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\n";
-    let lines: [(&str, fn(&DiskConfig) -> bool); 6] = [
+    type IsRead = fn(&DiskConfig) -> bool;
+    let lines: [(&str, IsRead); 6] = [
         ("detect_zeroes = 'on'", |disk| disk.detect_zeroes == DetectZeroes::On),
         ("detect-zeroes = 'on'", |disk| disk.detect_zeroes == DetectZeroes::On),
         ("backing_dirs = ['/b']", |disk| disk.backing_dirs.len() == 1),
