@@ -22,7 +22,7 @@ demo: ## Boot a real Linux guest on a flowstone disk and show what happens
 
 test: ## Check everything: style, documentation, licences, all tests, real guests
 	scripts/setup --ci
-	shellcheck scripts/*
+	shellcheck scripts/* tests/vm/libvirt
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p flowstone-cli -- -D warnings
@@ -57,6 +57,7 @@ install: ## Install binary, manual pages and completions below PREFIX=/usr/local
 	cargo xtask dist
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(TARGET)/release/flowstone
 	install -D -m 644 -t $(SHARE)/man/man1 target/dist/man/*.1
+	install -D -m 644 -t $(SHARE)/man/man5 target/dist/man/*.5
 	install -D -m 644 target/dist/completions/flowstone.bash $(SHARE)/bash-completion/completions/flowstone
 	install -D -m 644 -t $(SHARE)/zsh/site-functions target/dist/completions/_flowstone
 	install -D -m 644 -t $(SHARE)/fish/vendor_completions.d target/dist/completions/flowstone.fish

@@ -8,6 +8,11 @@ use clap::CommandFactory;
 use clap_complete::{Shell, generate_to};
 use flowstone_cli::args::Args;
 
+use crate::config_page;
+
+/// The configuration file of `serve`.
+const CONFIG_PAGE: &str = "flowstone.toml.5";
+
 /// Writes them to `man` and `completions` below `target`.
 pub fn dist(target: &Path) -> Result<()> {
     let (man, completions) = (target.join("man"), target.join("completions"));
@@ -20,6 +25,7 @@ pub fn dist(target: &Path) -> Result<()> {
     }
     // One page for the command and one for each subcommand, as `man flowstone-serve` finds them.
     clap_mangen::generate_to(command, &man)?;
+    fs::write(man.join(CONFIG_PAGE), config_page::page()?).context(CONFIG_PAGE)?;
     println!("man pages and completions are in {}", target.display());
     Ok(())
 }
@@ -37,6 +43,7 @@ mod tests {
             let text = fs::read_to_string(&page).unwrap();
             assert!(text.contains(".SH SYNOPSIS"), "{} is empty", page.display());
         }
+        assert!(dir.path().join("man").join(CONFIG_PAGE).is_file());
         assert_eq!(fs::read_dir(dir.path().join("completions")).unwrap().count(), 3);
     }
 }

@@ -5,6 +5,7 @@
 //! * `cargo xtask mutants [NAME-PART…]`: runs the tests against each protocol mutant, and writes the
 //!   table in docs/testing.md if none was left out.
 
+mod config_page;
 mod dist;
 mod mutants;
 mod tidy;

@@ -27,7 +27,7 @@ pub use layer::{Channel, Layer, QueueDepth};
 pub use log_budget::LogBudget;
 pub use mutant::mutant;
 pub use request::{Completion, Op, OpKind, Outcome, Request};
-pub use size::{format_size, parse_size};
+pub use size::{SizeChange, format_size, parse_size};
 
 /// The host's error number, kept unchanged from the failing call to the completion.
 pub use rustix::io::Errno;

@@ -7,15 +7,16 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
-use flowstone_block::parse_size;
-use flowstone_daemon::{Backend, Choice};
+use flowstone_block::{SizeChange, parse_size};
+use flowstone_daemon::{Backend, Choice, SocketGroup, SocketMode};
 use flowstone_daemon::{CpuList, DetectZeroes, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{Backing, CreateOptions, DiscardMode, Format, LogOptions, Qcow2Options};
 
 /// Virtual disks for QEMU/KVM guests, served over vhost-user-blk
 ///
-/// Sizes take K, M, G or T (powers of 1024). The image format comes from --format or the file's
+/// Sizes take K, M, G or T (powers of 1024; also KiB, MiB, GiB, TiB) and decimals, e.g. 1.5G; a
+/// fraction that is no whole number of sectors is rounded up to one. The image format comes from --format or the file's
 /// name (.raw, .img, .qcow2, .flow), never from the file's content. Exit status: 0 done, 1 failed, 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "flowstone", version, propagate_version = true, max_term_width = 100)]
@@ -61,7 +62,7 @@ pub struct Create {
     /// Image format: raw (the disk's sectors as they are), qcow2 (as QEMU's) or log (small random
     /// writes become large sequential ones, with checksums); if the name does not tell (.raw, .img,
     /// .qcow2, .flow)
-    #[arg(long)]
+    #[arg(short, long)]
     pub format: Option<Format>,
     /// How a log image is laid out.
     #[command(flatten)]
@@ -71,10 +72,10 @@ pub struct Create {
     pub qcow2: Qcow2Args,
     /// qcow2 images: what the disk holds until it is written; the name is recorded as it is, and
     /// means a file relative to the directory of IMAGE
-    #[arg(long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE")]
     pub backing: Option<PathBuf>,
     /// Format of the backing file, raw or qcow2, if its name does not tell
-    #[arg(long, value_name = "FORMAT", requires = "backing")]
+    #[arg(short = 'F', long, value_name = "FORMAT", requires = "backing")]
     pub backing_format: Option<Format>,
     /// The file to make, which must not exist; or, for a log image, an empty block device
     pub image: PathBuf,
@@ -176,7 +177,7 @@ pub struct Info {
     #[arg(long)]
     pub json: bool,
     /// Image format, raw, qcow2 or log, if the file's name does not tell
-    #[arg(long)]
+    #[arg(short, long)]
     pub format: Option<Format>,
     /// The image
     pub image: PathBuf,
@@ -195,7 +196,7 @@ pub struct Check {
     #[arg(long)]
     pub json: bool,
     /// Image format, raw, qcow2 or log, if the file's name does not tell
-    #[arg(long)]
+    #[arg(short, long)]
     pub format: Option<Format>,
     /// The image
     pub image: PathBuf,
@@ -205,10 +206,10 @@ pub struct Check {
 #[derive(Debug, ClapArgs)]
 pub struct Convert {
     /// Format of the new image, raw, qcow2 or log, if its name does not tell
-    #[arg(long)]
+    #[arg(short = 'O', long)]
     pub format: Option<Format>,
     /// Format of the source, raw, qcow2 or log, if its name does not tell
-    #[arg(long)]
+    #[arg(short = 'f', long)]
     pub source_format: Option<Format>,
     /// How a new log image is laid out.
     #[command(flatten)]
@@ -232,23 +233,24 @@ pub struct Resize {
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
     /// Image format, raw, qcow2 or log, if the file's name does not tell
-    #[arg(long)]
+    #[arg(short, long)]
     pub format: Option<Format>,
     /// Follow backing files into this directory too, besides that of the image; repeat for several
     #[arg(long = "backing-dir", value_name = "DIR")]
     pub backing_dirs: Vec<PathBuf>,
     /// The image; with --control, also the disk's name
     pub image: PathBuf,
-    /// The new size, e.g. 16G; shrinking is refused where there is data
-    #[arg(value_parser = parse_size)]
-    pub size: u64,
+    /// The new size, e.g. 16G, or +1G or -1G for so much more or less; shrinking is refused where
+    /// there is data
+    #[arg(value_parser = SizeChange::parse, allow_hyphen_values = true)]
+    pub size: SizeChange,
 }
 
 /// Arguments of `compact`.
 #[derive(Debug, ClapArgs)]
 pub struct Compact {
     /// Image format, if the file's name does not tell
-    #[arg(long)]
+    #[arg(short, long)]
     pub format: Option<Format>,
     /// Follow backing files into this directory too, besides that of the image; repeat for several
     #[arg(long = "backing-dir", value_name = "DIR")]
@@ -262,20 +264,31 @@ pub struct Compact {
 #[command(group(ArgGroup::new("what").required(true).multiple(false)
     .args(["config", "image", "backend"])))]
 pub struct Serve {
-    /// Serve the disks of this file; see the manual for its keys
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "name", "format", "queues",
-        "cpus", "poll", "discard", "detect_zeroes", "engine", "direct", "readonly", "backing_dirs",
+    /// Serve the disks of this file; flowstone.toml(5) lists its keys
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
+        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "engine", "direct", "readonly", "backing_dirs",
         "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
     pub socket: Option<PathBuf>,
-    /// Name of the disk in statistics, and its serial number in the guest; at most 20 bytes
-    /// [default: from IMAGE]
+    /// Group of the socket, by name or number: libvirt's QEMU is another user, who must be in it
+    /// [default: that of the daemon]
+    #[arg(long, value_name = "GROUP")]
+    pub socket_group: Option<SocketGroup>,
+    /// Mode of the socket, in octal; who may write it may connect [default: 0660 with
+    /// --socket-group, else 0777 less the umask]
+    #[arg(long, value_name = "MODE")]
+    pub socket_mode: Option<SocketMode>,
+    /// Name of the disk in messages, statistics and commands; at most 128 bytes [default: from IMAGE]
     #[arg(long)]
     pub name: Option<String>,
-    /// Image format, raw, qcow2 or log, if the file's name does not tell
+    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, or as much of it
+    /// as there is room for]
     #[arg(long)]
+    pub serial: Option<String>,
+    /// Image format, raw, qcow2 or log, if the file's name does not tell
+    #[arg(short, long)]
     pub format: Option<Format>,
     /// Most queues the guest may use [default: 64]
     #[arg(long, value_name = "N")]

@@ -8,40 +8,51 @@
 //! image = "/var/lib/flowstone/vm1.raw"
 //! socket = "/run/flowstone/vm1.sock"
 //! ```
-//! Keys have the names of the `serve` options; a key that is not known is an error, since a
-//! misspelt one would silently not do what it says.
+//! Keys have the names of the `serve` options, with hyphens or underscores; a key that is not known is
+//! an error, since a misspelt one would silently not do what it says. flowstone.toml(5) lists them: it
+//! is made from these structures and the help of `serve`.
 
-use std::fmt::Display;
+pub mod keys;
+mod text;
+
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::time::Duration;
 
 use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{
-    Access, DirectChoice, EngineChoice, FileOpener, OpenOptions, open_host_file,
+    Access, DirectChoice, EngineChoice, FileOpener, LockPatience, OpenOptions, open_host_file,
 };
 use flowstone_image::{DiscardMode, Format, ImageOptions};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use tracing::info;
 
-use crate::CpuList;
+use self::text::{one_line, optional_text, text_or_default, texts};
 use crate::layer_spec::{DetectZeroes, LayerSpec};
+use crate::{CpuList, SocketGroup, SocketMode};
 
 /// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
 pub const QUEUES_DEFAULT: u16 = 64;
 /// The vhost-user protocol numbers rings with eight bits, of which crate `vhost` leaves fewer.
 pub const QUEUES_MAX: u16 = 128;
-/// A guest reads this much of a name (virtio 1.2, 5.2.6: the device's identity).
-const NAME_BYTES_MAX: usize = 20;
-
-/// How long a starting daemon waits for the last requests of a killed one.
-const LOCK_PATIENCE: Duration = Duration::from_secs(5);
+/// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
+const SERIAL_BYTES_MAX: usize = 20;
+/// Room for a UUID and more; a name is part of many lines.
+const NAME_BYTES_MAX: usize = 128;
 
 /// Everything one daemon serves.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Where the control socket goes; none without it.
     pub control: Option<PathBuf>,
+    /// Group of the disks' sockets, where a disk does not say.
+    #[serde(default, deserialize_with = "optional_text", rename = "socket-group")]
+    #[serde(alias = "socket_group")]
+    pub socket_group: Option<SocketGroup>,
+    /// Mode of the disks' sockets, where a disk does not say.
+    #[serde(default, deserialize_with = "optional_text", rename = "socket-mode")]
+    #[serde(alias = "socket_mode")]
+    pub socket_mode: Option<SocketMode>,
     /// The disks.
     #[serde(rename = "disk", default)]
     pub disks: Vec<DiskConfig>,
@@ -51,8 +62,10 @@ pub struct Config {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DiskConfig {
-    /// What messages and statistics call it; the guest reads it as the serial number.
+    /// What messages and statistics call it.
     pub name: String,
+    /// What the guest reads as its serial number; else as much of the name as that can hold.
+    pub serial: Option<String>,
     /// The image file or block device.
     pub image: Option<PathBuf>,
     /// Instead of an image: `null:SIZE` or `mem:SIZE`.
@@ -60,6 +73,14 @@ pub struct DiskConfig {
     pub backend: Option<Backend>,
     /// The vhost-user socket.
     pub socket: PathBuf,
+    /// The group that the socket belongs to.
+    #[serde(default, deserialize_with = "optional_text", rename = "socket-group")]
+    #[serde(alias = "socket_group")]
+    pub socket_group: Option<SocketGroup>,
+    /// Who may connect to the socket.
+    #[serde(default, deserialize_with = "optional_text", rename = "socket-mode")]
+    #[serde(alias = "socket_mode")]
+    pub socket_mode: Option<SocketMode>,
     /// Image format, if the file's name does not tell.
     #[serde(default, deserialize_with = "optional_text")]
     pub format: Option<Format>,
@@ -77,6 +98,7 @@ pub struct DiskConfig {
     pub discard: DiscardMode,
     /// What becomes of writes that are all zero.
     #[serde(default, deserialize_with = "text_or_default", rename = "detect-zeroes")]
+    #[serde(alias = "detect_zeroes")]
     pub detect_zeroes: DetectZeroes,
     /// How requests reach the host file.
     #[serde(default, deserialize_with = "text_or_default")]
@@ -88,7 +110,7 @@ pub struct DiskConfig {
     #[serde(default)]
     pub readonly: bool,
     /// Where backing files may be, besides the directory of the image that names them.
-    #[serde(default)]
+    #[serde(default, rename = "backing-dirs", alias = "backing_dirs")]
     pub backing_dirs: Vec<PathBuf>,
     /// Diagnosis layers, from the lowest up.
     #[serde(default, deserialize_with = "texts")]
@@ -143,19 +165,27 @@ impl Config {
         let name = || format!("configuration {}", path.display());
         let text = std::fs::read_to_string(path)
             .map_err(|error| Error::invalid(name(), error, "check the path"))?;
-        let config: Self = toml::from_str(&text).map_err(|error| {
+        let mut config: Self = toml::from_str(&text).map_err(|error| {
             let why = one_line(&error.to_string());
-            Error::invalid(name(), why, "see `man flowstone-serve` for the keys")
+            Error::invalid(name(), why, "see `man flowstone.toml` for the keys")
         })?;
+        config.pass_on_defaults();
         config.check().map_err(|why| Error::invalid(name(), why, "correct the file"))?;
         Ok(config)
     }
 
     /// One disk, checked.
     pub fn single(control: Option<PathBuf>, disk: DiskConfig) -> Result<Self> {
-        let config = Self { control, disks: vec![disk] };
+        let config = Self { control, disks: vec![disk], ..Self::default() };
         config.check().map_err(|why| Error::invalid("serve", why, "choose another one"))?;
         Ok(config)
+    }
+
+    fn pass_on_defaults(&mut self) {
+        for disk in &mut self.disks {
+            disk.socket_group = disk.socket_group.or(self.socket_group);
+            disk.socket_mode = disk.socket_mode.or(self.socket_mode);
+        }
     }
 
     fn check(&self) -> std::result::Result<(), String> {
@@ -163,7 +193,10 @@ impl Config {
             return Err("it has no [[disk]]".into());
         }
         for (index, disk) in self.disks.iter().enumerate() {
-            check_name(&disk.name)?;
+            check_label("name", &disk.name, NAME_BYTES_MAX)?;
+            if let Some(serial) = &disk.serial {
+                check_label("serial", serial, SERIAL_BYTES_MAX)?;
+            }
             if self.control.as_ref() == Some(&disk.socket) {
                 let path = disk.socket.display();
                 return Err(format!("{path} is both a disk's socket and the control socket"));
@@ -189,13 +222,22 @@ impl DiskConfig {
         name
     }
 
+    /// What the guest reads as the disk's serial number.
+    pub fn serial(&self) -> &str {
+        let of_name = || &self.name[..self.name.floor_char_boundary(SERIAL_BYTES_MAX)];
+        self.serial.as_deref().unwrap_or_else(of_name)
+    }
+
     /// A disk with everything left to its default.
     pub fn new(name: String, socket: PathBuf) -> Self {
         Self {
             name,
+            serial: None,
             image: None,
             backend: None,
             socket,
+            socket_group: None,
+            socket_mode: None,
             format: None,
             queues: QUEUES_DEFAULT,
             cpus: CpuList::default(),
@@ -250,7 +292,7 @@ impl DiskConfig {
         let file = OpenOptions {
             direct: self.direct.0,
             engine: self.engine.0,
-            lock_patience: LOCK_PATIENCE,
+            lock_patience: LockPatience::telling(|text| info!("{text}")),
             ..OpenOptions::new(access)
         };
         let backing_dirs = self.backing_dirs.clone();
@@ -319,15 +361,15 @@ impl FromStr for Choice<DirectChoice> {
     }
 }
 
-/// A guest would read a longer name as another one, and threads cannot be called just anything.
-fn check_name(name: &str) -> std::result::Result<(), String> {
-    match name {
-        "" => Err("the name of a disk is empty".into()),
-        _ if name.len() > NAME_BYTES_MAX => {
-            Err(format!("the disk name {name:?} is longer than {NAME_BYTES_MAX} bytes"))
+/// A guest would read a longer serial as another one, and threads cannot be called just anything.
+fn check_label(what: &str, text: &str, bytes_max: usize) -> std::result::Result<(), String> {
+    match text {
+        "" => Err(format!("the {what} of a disk is empty")),
+        _ if text.len() > bytes_max => {
+            Err(format!("the disk's {what} {text:?} is longer than {bytes_max} bytes"))
         }
-        _ if name.contains(char::is_control) => {
-            Err(format!("the disk name {name:?} has control characters"))
+        _ if text.contains(char::is_control) => {
+            Err(format!("the disk's {what} {text:?} has control characters"))
         }
         _ => Ok(()),
     }
@@ -339,45 +381,6 @@ fn queues_default() -> u16 {
 
 fn opener_default() -> FileOpener {
     open_host_file
-}
-
-fn parsed<'de, D, T>(text: &str) -> std::result::Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr<Err: Display>,
-{
-    text.parse().map_err(serde::de::Error::custom)
-}
-
-fn text_or_default<'de, D, T>(deserializer: D) -> std::result::Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr<Err: Display>,
-{
-    parsed::<D, T>(&String::deserialize(deserializer)?)
-}
-
-fn optional_text<'de, D, T>(deserializer: D) -> std::result::Result<Option<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr<Err: Display>,
-{
-    text_or_default(deserializer).map(Some)
-}
-
-fn texts<'de, D, T>(deserializer: D) -> std::result::Result<Vec<T>, D::Error>
-where
-    D: Deserializer<'de>,
-    T: FromStr<Err: Display>,
-{
-    let list = Vec::<String>::deserialize(deserializer)?;
-    list.iter().map(|text| parsed::<D, T>(text)).collect()
-}
-
-/// The parser draws a picture of the file; an error is one line.
-fn one_line(text: &str) -> String {
-    let lines = text.lines().filter(|line| !line.contains('|') && !line.trim().is_empty());
-    lines.collect::<Vec<_>>().join(", ").replace("TOML parse error at ", "")
 }
 
 #[cfg(test)]

@@ -5,13 +5,14 @@
 //! <- {"ok":{"version":"0.1.0","disks":[...]}}
 //! -> {"command":"resize","disk":"vm1","bytes":17179869184}
 //! <- {"error":{"what":"resize vm1","why":"...","advice":"..."}}
+//! -> {"command":"resize","disk":"vm1","add_bytes":1073741824}
+//! <- {"ok":{"capacity_bytes":18253611008,"guest_told":true}}
 //! ```
 //! A unix socket that only its owner may use. Not on the data path: a slow client waits alone.
 //! Clients are bounded in number, and a command in the time that its line may take.
 
 use std::error::Error as _;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, LogBudget, Result};
-use flowstone_frontend::{BoundSocket, bind_socket};
+use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tracing::warn;
@@ -46,9 +47,25 @@ pub enum Command {
         /// The image that `disk` is where the client runs; `disk` is then no path to us.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         path: Option<PathBuf>,
-        /// The new size.
-        bytes: u64,
+        /// The new size; or
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+        /// how much larger it becomes. The daemon adds it up: of two clients, both are right.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        add_bytes: Option<u64>,
     },
+}
+
+impl Command {
+    /// Makes a disk so large.
+    pub fn resize(disk: String, path: Option<PathBuf>, bytes: u64) -> Self {
+        Self::Resize { disk, path, bytes: Some(bytes), add_bytes: None }
+    }
+
+    /// Makes a disk so much larger.
+    pub fn grow(disk: String, path: Option<PathBuf>, add_bytes: u64) -> Self {
+        Self::Resize { disk, path, bytes: None, add_bytes: Some(add_bytes) }
+    }
 }
 
 #[derive(Deserialize, Serialize)]
@@ -97,12 +114,8 @@ pub struct ControlServer {
 impl ControlServer {
     /// Listens at `path` on a thread of its own.
     pub fn start(path: &Path, handler: Arc<Handler>) -> Result<Self> {
-        let socket = bind_socket("control socket", path)?;
+        let socket = bind_socket("control socket", path, SocketAccess::OWNER)?;
         let name = || format!("control socket {}", path.display());
-        // Not by the umask, which belongs to all threads. Until here the umask alone says who may
-        // connect: a folder that is the daemon's own closes that moment.
-        std::fs::set_permissions(path, PermissionsExt::from_mode(0o600))
-            .map_err(|error| Error::host(name(), error, "choose a folder of your own"))?;
         let listener = socket.listener().try_clone();
         listener
             .and_then(|listener| {

@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount, mutant};
+use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount, SizeChange, mutant};
+use flowstone_frontend::SocketAccess;
 use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, HangUp, Server};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
@@ -21,6 +22,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// A disk that is listening.
 pub struct Disk {
     pub name: String,
+    pub serial: String,
     pub image_path: Option<PathBuf>,
     pub socket: PathBuf,
     pub stack: Stack,
@@ -54,10 +56,11 @@ impl Disk {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),
             queues_max: config.queues,
-            id: config.name.clone(),
+            id: config.serial().to_owned(),
         };
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| host(e.into()))?);
-        let server = Server::bind(&config.socket, options, Box::new(runner))?;
+        let access = SocketAccess { group: config.socket_group, mode: config.socket_mode };
+        let server = Server::bind(&config.socket, access, options, Box::new(runner))?;
         let hang_up = server.hang_up();
         let thread_stop = Arc::clone(&stop);
         let thread = Builder::new()
@@ -66,6 +69,7 @@ impl Disk {
             .spawn(move || server.run(&thread_stop))
             .map_err(host)?;
         Ok(Self {
+            serial: config.serial().to_owned(),
             name: config.name,
             image_path: config.image,
             socket: config.socket,
@@ -84,8 +88,9 @@ impl Disk {
         self.name == name || self.image_path.as_deref().is_some_and(|mine| same(mine, path))
     }
 
-    /// Makes the disk larger while its guest runs. Returns whether a guest was told.
-    pub fn grow(&self, bytes: u64) -> Result<bool> {
+    /// Makes the disk larger while its guest runs. Returns how large it is, and whether a guest was
+    /// told.
+    pub fn grow(&self, change: SizeChange) -> Result<(SectorCount, bool)> {
         let what = || format!("resize {}", self.name);
         // Not to be waited for: the one before may hang, and each that waits has a thread.
         let _alone = match self.growing.try_lock() {
@@ -103,17 +108,21 @@ impl Disk {
             let why = "it is served read-only";
             return Err(Error::invalid(what(), why, "serve it without readonly to grow it"));
         }
-        let capacity = SectorCount::from_bytes(bytes).ok_or_else(|| {
+        let now = image.geometry().capacity;
+        let bytes = change.apply(now.bytes());
+        let capacity = bytes.and_then(SectorCount::from_bytes).ok_or_else(|| {
             Error::invalid(what(), "the size is not a multiple of 512 bytes", "round it")
         })?;
-        if capacity < image.geometry().capacity {
+        if capacity < now {
             let why = "a guest would lose the end of a disk it is using";
             return Err(Error::invalid(what(), why, "stop the daemon to shrink an image"));
         }
         image.resize(capacity)?;
-        self.shared
+        let told = self
+            .shared
             .announce_capacity(capacity)
-            .map_err(|error| Error::host(what(), error, "reboot the guest to show it the size"))
+            .map_err(|error| Error::host(what(), error, "reboot the guest to show it the size"))?;
+        Ok((capacity, told))
     }
 
     /// Asks the disk to stop taking requests; does not wait.

@@ -19,8 +19,9 @@ mod spin;
 mod stack;
 mod worker;
 
-pub use config::{Backend, Choice, Config, DiskConfig, PollMode, Source};
+pub use config::{Backend, Choice, Config, DiskConfig, PollMode, Source, keys};
 pub use control::{Client, Command};
 pub use cpus::CpuList;
+pub use flowstone_frontend::{SocketGroup, SocketMode};
 pub use layer_spec::{DetectZeroes, LayerSpec};
 pub use serve::serve;

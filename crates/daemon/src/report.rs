@@ -25,6 +25,7 @@ pub struct Report {
 #[derive(Serialize)]
 struct DiskReport {
     name: String,
+    serial: String,
     image: Option<String>,
     socket: String,
     serving: String,
@@ -138,6 +139,7 @@ impl DiskReport {
         let total = QueueReport::of(None, &all);
         Self {
             name: disk.name.clone(),
+            serial: disk.serial.clone(),
             image: disk.image_path.as_ref().map(|path| path.display().to_string()),
             socket: disk.socket.display().to_string(),
             serving: image.map_or_else(|| "no image".into(), |image| image.serving()),

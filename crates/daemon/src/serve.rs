@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Error, Result};
+use flowstone_block::{Errno, Error, Result, SizeChange};
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info};
 
@@ -47,7 +47,7 @@ pub fn serve(config: Config) -> Result<()> {
 }
 
 fn run(config: Config) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT])
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
     let daemon = Arc::new(Daemon { start: Instant::now(), disks: Mutex::default() });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
@@ -56,13 +56,22 @@ fn run(config: Config) -> Result<()> {
         Some(path) => Some(start_control(path, &daemon)?),
     };
     let opener = daemon.open_beside(config.disks, signals.handle())?;
-    let Some(signal) = signals.forever().next() else {
+    let Some(signal) = signals.forever().find(|signal| is_the_end(*signal)) else {
         // Nothing can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
     };
     info!(signal, "stopping");
     drop(control);
     daemon.stop()
+}
+
+/// SIGHUP ends nothing: a terminal that closes must not take guests' disks away, and there is nothing
+/// to read again.
+fn is_the_end(signal: i32) -> bool {
+    if signal == SIGHUP {
+        info!("SIGHUP has no effect; SIGTERM stops the daemon");
+    }
+    signal != SIGHUP
 }
 
 fn start_control(path: &Path, daemon: &Arc<Daemon>) -> Result<ControlServer> {
@@ -151,11 +160,12 @@ impl Daemon {
                 let report = Report::of(&disks, self.start.elapsed());
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
-            Command::Resize { disk: name, path, bytes } => {
+            Command::Resize { disk: name, path, bytes, add_bytes } => {
+                let change = size_change(&name, bytes, add_bytes)?;
                 // It may take for ever, and nothing but that disk may wait for it.
                 let disk = find(&self.disks().served, &name, path.as_deref())?;
-                let told = disk.grow(bytes)?;
-                Ok(json!({ "capacity_bytes": bytes, "guest_told": told }))
+                let (capacity, told) = disk.grow(change)?;
+                Ok(json!({ "capacity_bytes": capacity.bytes(), "guest_told": told }))
             }
         }
     }
@@ -204,6 +214,18 @@ impl Stop {
         match self {
             Self::Beside(thread) => thread.join().unwrap_or_else(|_| Err(died("stopping a disk"))),
             Self::Later(disk) => disk.stop(deadline),
+        }
+    }
+}
+
+/// What a `resize` command asks for.
+fn size_change(name: &str, bytes: Option<u64>, add_bytes: Option<u64>) -> Result<SizeChange> {
+    match (bytes, add_bytes) {
+        (Some(bytes), None) => Ok(SizeChange::To(bytes)),
+        (None, Some(bytes)) => Ok(SizeChange::Grow(bytes)),
+        _ => {
+            let why = "it needs the new size or the difference";
+            Err(Error::invalid(format!("resize {name}"), why, "send either bytes or add_bytes"))
         }
     }
 }

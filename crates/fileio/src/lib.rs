@@ -25,6 +25,8 @@ mod zeroes;
 pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
 pub use host_file::HostFile;
-pub use open::{Access, DirectChoice, FileOpener, OpenOptions, create_sparse, open_host_file};
+pub use open::{
+    Access, DirectChoice, FileOpener, LockPatience, OpenOptions, create_sparse, open_host_file,
+};
 pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 pub use seam::{FileChannel, FileIo, Punched};

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, ErrorKind, Result};
 use rustix::fs::{OFlags, fcntl_setfl};
-use tracing::info;
 
 use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
@@ -43,6 +42,45 @@ pub enum DirectChoice {
     Off,
 }
 
+/// How long to wait for a lock that another process holds, and how to tell of it. The lock of a killed
+/// daemon lives until its last request has left the kernel, which may be a moment after its process.
+#[derive(Clone, Copy, Debug)]
+pub struct LockPatience {
+    /// Then it is an error.
+    pub time: Duration,
+    /// Hears what is waited for, once.
+    pub tell: fn(&str),
+}
+
+impl LockPatience {
+    /// No waiting.
+    pub const NONE: Self = Self { time: Duration::ZERO, tell: |_| {} };
+
+    /// As long as the last requests of a killed daemon may take.
+    pub const fn telling(tell: fn(&str)) -> Self {
+        Self { time: Duration::from_secs(5), tell }
+    }
+
+    /// Tries again while another user has the file called `name`.
+    fn wait<T>(self, name: &str, start: Instant, attempt: impl Fn() -> Result<T>) -> Result<T> {
+        let mut told = false;
+        loop {
+            match attempt() {
+                Err(error) if error.kind() == ErrorKind::Locked && start.elapsed() < self.time => {
+                    if !std::mem::replace(&mut told, true) {
+                        let time = self.time.as_secs();
+                        (self.tell)(&format!(
+                            "{name} is locked; waiting up to {time} s for its last user to let go"
+                        ));
+                    }
+                    std::thread::sleep(LOCK_RETRY);
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
 /// How to open a host file.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
@@ -52,9 +90,8 @@ pub struct OpenOptions {
     pub direct: DirectChoice,
     /// Which engine serves it.
     pub engine: EngineChoice,
-    /// How long to wait for a lock that another process holds. The lock of a killed daemon lives
-    /// until its last request has left the kernel, which may be a moment after its process.
-    pub lock_patience: Duration,
+    /// How long to wait for a lock that another process holds.
+    pub lock_patience: LockPatience,
 }
 
 impl OpenOptions {
@@ -64,25 +101,25 @@ impl OpenOptions {
             access,
             direct: DirectChoice::default(),
             engine: EngineChoice::default(),
-            lock_patience: Duration::ZERO,
+            lock_patience: LockPatience::NONE,
         }
     }
 
     /// Opens the file at `path`, locks it, and picks its engine.
     pub fn open(self, path: &Path) -> Result<HostFile> {
         let name = path.display().to_string();
-        // The lock of a killed daemon lives until its last request has left the kernel.
-        let give_up = Instant::now() + self.lock_patience;
-        let file = patiently(&name, give_up, || self.open_file(path, &name))?;
+        // Opening a device and locking it share one patience.
+        let (patience, start) = (self.lock_patience, Instant::now());
+        let file = patience.wait(&name, start, || self.open_file(path, &name))?;
         let metadata = file.metadata().map_err(|error| explain(&name, error))?;
         let kind = kind_of(&metadata, &name)?;
         match self.access {
             Access::Inspect => {}
             Access::Read => {
-                patiently(&name, give_up, || lock(file.as_fd(), Sharing::Readers, &name))?;
+                patience.wait(&name, start, || lock(file.as_fd(), Sharing::Readers, &name))?;
             }
             Access::Write => {
-                patiently(&name, give_up, || lock(file.as_fd(), Sharing::Exclusive, &name))?;
+                patience.wait(&name, start, || lock(file.as_fd(), Sharing::Exclusive, &name))?;
             }
         }
         let direct = self.go_direct(&file, &name)?;
@@ -143,22 +180,6 @@ pub type FileOpener = fn(&Path, OpenOptions) -> Result<Box<dyn FileIo>>;
 /// Opens the file at `path` as it is.
 pub fn open_host_file(path: &Path, options: OpenOptions) -> Result<Box<dyn FileIo>> {
     Ok(Box::new(options.open(path)?))
-}
-
-/// Tries again while another user has the file, until `give_up`.
-fn patiently<T>(name: &str, give_up: Instant, attempt: impl Fn() -> Result<T>) -> Result<T> {
-    let mut told = false;
-    loop {
-        match attempt() {
-            Err(error) if error.kind() == ErrorKind::Locked && Instant::now() < give_up => {
-                if !std::mem::replace(&mut told, true) {
-                    info!("{name} is locked; waiting for its last user to let go");
-                }
-                std::thread::sleep(LOCK_RETRY);
-            }
-            outcome => return outcome,
-        }
-    }
 }
 
 /// Creates a new file of `bytes` bytes that occupies no space yet.

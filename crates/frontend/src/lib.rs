@@ -5,6 +5,8 @@
 //! entries. Who runs the queues is not its business: see [`vhost_user::QueueRunner`].
 
 mod socket;
+mod socket_access;
 pub mod vhost_user;
 
 pub use socket::{BoundSocket, bind_socket};
+pub use socket_access::{SocketAccess, SocketGroup, SocketMode};

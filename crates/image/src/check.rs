@@ -3,21 +3,22 @@
 use std::path::Path;
 
 use flowstone_block::Result;
-use flowstone_fileio::{Access, OpenOptions};
+use flowstone_fileio::{Access, LockPatience, OpenOptions};
 
 use crate::report::{CheckOptions, CheckProgress, CheckReport};
 use crate::{Format, log, qcow2, raw};
 
 /// Checks the image at `path`, which must not be written meanwhile; for a repair it must not be in
-/// use. Also checks images that are too damaged to be opened.
+/// use. Waits for a lock for `lock_patience`. Also checks images that are too damaged to be opened.
 pub fn check(
     path: &Path,
     format: Format,
     options: CheckOptions,
+    lock_patience: LockPatience,
     progress: CheckProgress<'_>,
 ) -> Result<CheckReport> {
     let access = if options.repair { Access::Write } else { Access::Read };
-    let file = Box::new(OpenOptions::new(access).open(path)?);
+    let file = Box::new(OpenOptions { lock_patience, ..OpenOptions::new(access) }.open(path)?);
     match format {
         Format::Raw => raw::check(path, file, access, progress),
         Format::Qcow2 => {

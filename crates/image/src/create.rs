@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{
-    Access, BlockingFile, DirectChoice, FileIo, FileOffset, FileOpener, OpenOptions, create_sparse,
-    open_host_file,
+    Access, BlockingFile, DirectChoice, FileIo, FileOffset, FileOpener, LockPatience, OpenOptions,
+    create_sparse, open_host_file,
 };
 use tracing::warn;
 
@@ -75,8 +75,14 @@ impl CreateOptions {
     }
 }
 
-/// Makes a new, empty image of `bytes` bytes.
-pub fn create(path: &Path, format: Format, bytes: u64, options: &CreateOptions) -> Result<()> {
+/// Makes a new, empty image of `bytes` bytes. Waits for the lock of a device for `lock_patience`.
+pub fn create(
+    path: &Path,
+    format: Format,
+    bytes: u64,
+    options: &CreateOptions,
+    lock_patience: LockPatience,
+) -> Result<()> {
     let name = format!("create {}", path.display());
     let capacity = valid_capacity(bytes)
         .map_err(|why| Error::invalid(name.clone(), why, "give a --size such as 8G or 512M"))?;
@@ -84,7 +90,7 @@ pub fn create(path: &Path, format: Format, bytes: u64, options: &CreateOptions) 
     match format {
         Format::Raw => create_sparse(path, capacity.bytes()),
         Format::Qcow2 => create_qcow2(&name, path, capacity, &options.qcow2),
-        Format::Log => create_log(&name, path, capacity, options.log),
+        Format::Log => create_log(&name, path, capacity, options.log, lock_patience),
     }
 }
 
@@ -119,12 +125,19 @@ fn check_backing(name: &str, path: &Path, backing: &Backing) -> Result<()> {
     inspect(&target, backing.format).map(|_| ())
 }
 
-fn create_log(name: &str, path: &Path, capacity: SectorCount, options: LogOptions) -> Result<()> {
+fn create_log(
+    name: &str,
+    path: &Path,
+    capacity: SectorCount,
+    options: LogOptions,
+    lock_patience: LockPatience,
+) -> Result<()> {
     let on_device = is_block_device(path);
     if !on_device {
         create_sparse(path, log::SUPERBLOCK_AREA_BYTES)?;
     }
-    let made = OpenOptions::new(Access::Write).open(path).and_then(|file| {
+    let open = OpenOptions { lock_patience, ..OpenOptions::new(Access::Write) };
+    let made = open.open(path).and_then(|file| {
         if on_device {
             check_blank(name, &file)?;
         }

@@ -9,10 +9,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use super::source::{files, relative};
-
-/// Endings of files that the tree has.
-const ENDINGS: [&str; 5] = [".rs", ".md", ".toml", ".txt", ".json"];
+use super::source::{all_files, files, relative};
 
 /// Paths in tables that lead nowhere.
 pub fn check(workspace: &Path) -> Result<Vec<String>> {
@@ -32,11 +29,7 @@ struct Known {
 
 impl Known {
     fn of(workspace: &Path) -> Result<Self> {
-        let mut all = Vec::new();
-        for ending in ENDINGS {
-            all.extend(files(workspace, ending.trim_start_matches('.'))?);
-        }
-        Ok(Self::new(all.iter().map(|path| relative(workspace, path))))
+        Ok(Self::new(all_files(workspace)?.iter().map(|path| relative(workspace, path))))
     }
 
     fn new(files: impl Iterator<Item = String>) -> Self {
@@ -102,7 +95,7 @@ fn is_path(text: &str) -> bool {
         ["crates/", "docs/", "tests/", "bench/", "fuzz/", "scripts/", "xtask/", "src/"];
     let plain = |letter: char| letter.is_ascii_alphanumeric() || "/._-*".contains(letter);
     let begins = FOLDERS.iter().any(|folder| text.starts_with(folder));
-    let ends = text.ends_with('/') || ENDINGS[..2].iter().any(|ending| text.ends_with(ending));
+    let ends = text.ends_with('/') || [".rs", ".md"].iter().any(|ending| text.ends_with(ending));
     text.chars().all(plain) && !text.starts_with(['/', '.']) && (begins || ends)
 }
 

@@ -67,6 +67,13 @@ pub fn relative(workspace: &Path, path: &Path) -> String {
 
 /// All files below `folder` with this extension, in order; without what builds leave.
 pub fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
+    let mut files = all_files(folder)?;
+    files.retain(|path| path.extension().is_some_and(|it| it == extension));
+    Ok(files)
+}
+
+/// All files below `folder`, in order; without what builds leave.
+pub fn all_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let entries = fs::read_dir(folder).with_context(|| folder.display().to_string())?;
     let mut paths = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
@@ -74,8 +81,8 @@ pub fn files(folder: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     for path in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_dir() && name != "target" && !name.starts_with('.') {
-            found.extend(files(&path, extension)?);
-        } else if path.is_file() && path.extension().is_some_and(|it| it == extension) {
+            found.extend(all_files(&path)?);
+        } else if path.is_file() {
             found.push(path);
         }
     }

@@ -6,7 +6,7 @@ use flowstone_block::{Result, format_size};
 use flowstone_image::{CheckOptions, CheckReport, Format, check};
 use serde::Serialize;
 
-use super::print_json;
+use super::{LOCK_PATIENCE, print_json};
 use crate::args::Check;
 use crate::progress::bytes_bar;
 
@@ -30,7 +30,7 @@ pub fn run(args: &Check) -> Result<ExitCode> {
     let format = Format::choose(args.format, &args.image)?;
     let bar = bytes_bar("checking", 0);
     let options = CheckOptions { data: args.data, repair: args.repair };
-    let found = check(&args.image, format, options, &mut |done, total| {
+    let found = check(&args.image, format, options, LOCK_PATIENCE, &mut |done, total| {
         bar.set_length(total);
         bar.set_position(done);
     });

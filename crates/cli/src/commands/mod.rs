@@ -13,10 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
-use flowstone_fileio::{Access, FileOpener, OpenOptions};
+use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
 
 use crate::args::Command;
+
+/// A tool that comes right after the kill of a daemon waits for it as the next daemon would.
+const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flowstone: {what}"));
 
 /// Carries out what was typed. What is served is opened by `opener`.
 pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
@@ -41,7 +44,8 @@ fn open_image(
 ) -> Result<Box<dyn Image>> {
     let format = Format::choose(format, path)?;
     let backing_dirs = backing_dirs.to_vec();
-    let options = ImageOptions { backing_dirs, ..ImageOptions::new(OpenOptions::new(access)) };
+    let file = OpenOptions { lock_patience: LOCK_PATIENCE, ..OpenOptions::new(access) };
+    let options = ImageOptions { backing_dirs, ..ImageOptions::new(file) };
     flowstone_image::open(path, format, options)
 }
 

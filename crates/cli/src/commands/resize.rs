@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use flowstone_block::{Error, ErrorKind, Result, format_size};
+use flowstone_block::{Error, ErrorKind, Result, SizeChange, format_size};
 use flowstone_daemon::{Client, Command};
 use flowstone_fileio::Access;
 
@@ -11,17 +11,27 @@ use super::{open_image, sector_count};
 use crate::args::Resize;
 
 pub fn run(args: &Resize) -> Result<ExitCode> {
-    let what = format!("resize {}", args.image.display());
-    let capacity = sector_count(&what, args.size)?;
     match &args.control {
         Some(control) => grow_live(args, control)?,
-        None => {
-            let image = open_image(&args.image, args.format, Access::Write, &args.backing_dirs);
-            let image = image.map_err(in_use)?;
-            image.resize(capacity)?;
-        }
+        None => resize_image(args)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The size is reckoned from that of the open image: it is locked, so no one else changes it.
+fn resize_image(args: &Resize) -> Result<()> {
+    let what = format!("resize {}", args.image.display());
+    if let SizeChange::To(bytes) = args.size {
+        sector_count(&what, bytes)?;
+    }
+    let image = open_image(&args.image, args.format, Access::Write, &args.backing_dirs);
+    let image = image.map_err(in_use)?;
+    let now = image.geometry().capacity.bytes();
+    let bytes = args.size.apply(now).ok_or_else(|| {
+        let why = format!("the disk has {}, which leaves no size for it", format_size(now));
+        Error::invalid(&what, why, "give a smaller difference, or the new size")
+    })?;
+    image.resize(sector_count(&what, bytes)?)
 }
 
 fn grow_live(args: &Resize, control: &Path) -> Result<()> {
@@ -29,14 +39,24 @@ fn grow_live(args: &Resize, control: &Path) -> Result<()> {
     // of them it serves.
     let disk = args.image.display().to_string();
     let path = std::fs::canonicalize(&args.image).ok();
-    let command = Command::Resize { disk, path, bytes: args.size };
+    let command = match args.size {
+        SizeChange::To(bytes) => Command::resize(disk, path, bytes),
+        SizeChange::Grow(bytes) => Command::grow(disk, path, bytes),
+        SizeChange::Shrink(_) => return Err(no_live_shrink(&disk)),
+    };
     let answer = Client::connect(control)?.run(&command)?;
     let seen = match answer["guest_told"].as_bool() {
         Some(true) => "the guest has been told",
         _ => "no guest is connected",
     };
-    println!("{} is {} now; {seen}", args.image.display(), format_size(args.size));
+    let size = answer["capacity_bytes"].as_u64().map_or_else(|| "larger".into(), format_size);
+    println!("{} is {size} now; {seen}", args.image.display());
     Ok(())
+}
+
+fn no_live_shrink(disk: &str) -> Error {
+    let why = "a guest would lose the end of a disk it is using";
+    Error::invalid(format!("resize {disk}"), why, "stop the daemon to shrink an image")
 }
 
 fn in_use(error: Error) -> Error {

@@ -1,5 +1,6 @@
 //! `flowstone serve`: from what was typed to what it means.
 
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -23,7 +24,20 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
 /// Logs to standard error; FLOWSTONE_LOG selects, e.g. `debug` or `flowstone_frontend=debug`.
 fn start_log() {
     let filter = EnvFilter::try_from_env("FLOWSTONE_LOG").unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(wants_colours())
+        // A log that cannot be written (its reader or terminal is gone) is reported to standard
+        // error, which fails too, and that would be a panic of the thread that wrote the line.
+        .log_internal_errors(false)
+        .init();
+}
+
+/// On a terminal, unless NO_COLOR (no-color.org) says not to.
+fn wants_colours() -> bool {
+    let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    std::io::stderr().is_terminal() && !refused
 }
 
 fn config(args: Serve) -> Result<Config> {
@@ -41,6 +55,9 @@ fn disk(args: Serve) -> DiskConfig {
     let socket = args.socket.expect("clap demands --socket where there is no --config");
     let defaults = DiskConfig::new(name, socket);
     DiskConfig {
+        serial: args.serial,
+        socket_group: args.socket_group,
+        socket_mode: args.socket_mode,
         image: args.image,
         backend: args.backend,
         format: args.format,

@@ -168,13 +168,29 @@ fn only_its_owner_may_use_the_control_socket() {
 fn names_that_no_disk_can_have_are_refused() {
     let place = Place::new();
     place.image("1M");
+    let long = "x".repeat(129);
     for (name, why) in [
         ("", "is empty"),
-        ("a-name-of-more-than-20", "is longer than 20 bytes"),
+        (long.as_str(), "is longer than 128 bytes"),
         ("two\nlines", "has control characters"),
     ] {
         let refusal = place.refused(&["serve", "--socket", "s.sock", "--name", name, "disk.raw"]);
         assert!(refusal.contains(why), "{refusal}");
+        assert!(!place.path("s.sock").exists());
+    }
+}
+
+#[test]
+fn serials_that_a_guest_cannot_read_are_refused() {
+    let place = Place::new();
+    for (serial, why) in [
+        ("", "is empty"),
+        ("a-serial-of-more-than-20", "is longer than 20 bytes"),
+        ("two\nlines", "has control characters"),
+    ] {
+        let serve = ["serve", "--socket", "s.sock", "--backend", "null:1M", "--serial", serial];
+        let refusal = place.refused(&serve);
+        assert!(refusal.contains("serial") && refusal.contains(why), "{refusal}");
         assert!(!place.path("s.sock").exists());
     }
 }

@@ -396,3 +396,23 @@ fn a_queue_does_not_count_its_work_as_looking_for_work() {
     drop(client);
     stop(daemon);
 }
+
+/// A name was what the guest reads as serial number, so that it could have 20 bytes only.
+#[test]
+fn a_name_may_be_a_uuid_and_the_serial_is_another_thing() {
+    const NAME: &str = "6a0a2b3c-8d1e-4f5a-9b6c-7d8e9f0a1b2c";
+    let place = Place::new();
+    for (args, serial) in [
+        (&["--name", NAME, "--serial", "WD-WX12A34"][..], "WD-WX12A34"),
+        (&["--name", NAME], &NAME[..20]),
+        (&["--name", "short"], "short"),
+    ] {
+        let daemon = place.serve(&[args, &["--backend", "null:1M"]].concat());
+        let (status, id) = place.client().get_id().unwrap();
+        assert_eq!((status, id.as_str()), (Status::Ok, serial));
+        let stats = place.stats();
+        assert_eq!(stats["disks"][0]["name"], args[1]);
+        assert_eq!(stats["disks"][0]["serial"], serial);
+        stop(daemon);
+    }
+}

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::fixture::{Place, pattern};
+use crate::fixture::{Place, pattern, stop};
 
 #[test]
 fn a_new_image_has_its_size_and_takes_no_room() {
@@ -33,6 +33,70 @@ fn resize_grows_and_shrinks_but_not_over_data() {
     assert_eq!(path.metadata().unwrap().len(), 8 << 20);
     place.succeed(&["resize", "disk.raw", "4M"]);
     assert_eq!(path.metadata().unwrap().len(), 4 << 20);
+}
+
+#[test]
+fn resize_takes_a_difference_and_is_as_careful_with_it() {
+    let place = Place::new();
+    for name in ["disk.raw", "disk.qcow2", "disk.flow"] {
+        place.succeed(&["create", "--size", "8M", name]);
+        let size = || {
+            let info: Value =
+                serde_json::from_str(&place.succeed(&["info", "--json", name])).unwrap();
+            info["virtual_bytes"].as_u64().unwrap()
+        };
+        place.succeed(&["resize", name, "+1.5M"]);
+        assert_eq!(size(), 19 << 19);
+        place.succeed(&["resize", name, "-512KiB"]);
+        assert_eq!(size(), 9 << 20);
+        let refusal = place.refused(&["resize", name, "-10M"]);
+        assert!(refusal.contains("the disk has 9 MiB"), "{refusal}");
+        assert_eq!(size(), 9 << 20);
+        // Options are still options, wherever they are.
+        let format = if name == "disk.flow" { "log" } else { &name[5..] };
+        place.succeed(&["resize", name, "+1M", "--format", format]);
+        place.succeed(&["resize", name, "-f", format, "-1M"]);
+        assert_eq!(size(), 9 << 20);
+        assert_eq!(place.run(&["resize", name, "+1X"]).status.code(), Some(2));
+        assert_eq!(place.run(&["resize", name, "--fromat"]).status.code(), Some(2));
+    }
+    let file = std::fs::File::options().write(true).open(place.path("disk.raw")).unwrap();
+    file.write_all_at(&[1; 4096], 8 << 20).unwrap();
+    let refusal = place.refused(&["resize", "disk.raw", "-1M"]);
+    assert!(refusal.contains("data beyond the new end"), "{refusal}");
+    assert_eq!(file.metadata().unwrap().len(), 9 << 20);
+}
+
+#[test]
+fn a_served_disk_grows_by_a_difference_and_does_not_shrink_by_one() {
+    let place = Place::new();
+    let image = place.image("1M");
+    let daemon = place.serve(&["disk.raw"]);
+    let resize = ["resize", "--control", &place.text("control.sock"), "disk"];
+    for size in [5 << 19, 4 << 20] {
+        let said = place.succeed(&[&resize[..], &["+1.5M"]].concat());
+        assert!(said.contains("no guest is connected"), "{said}");
+        assert_eq!(image.metadata().unwrap().len(), size);
+    }
+    let refusal = place.refused(&[&resize[..], &["-1M"]].concat());
+    assert!(refusal.contains("a guest would lose the end of a disk it is using"), "{refusal}");
+    assert_eq!(image.metadata().unwrap().len(), 4 << 20);
+    stop(daemon);
+}
+
+#[test]
+fn the_short_options_of_qemu_img_mean_the_same_here() {
+    let place = Place::new();
+    place.succeed(&["create", "-f", "raw", "--size", "1M", "base"]);
+    place.succeed(&["create", "-f", "qcow2", "-b", "base", "-F", "raw", "--size", "1M", "top"]);
+    place.succeed(&["convert", "-f", "qcow2", "-O", "log", "top", "copy"]);
+    let info = |format: &str, name: &str| place.succeed(&["info", "-f", format, name]);
+    assert!(info("log", "copy").contains("1 MiB"));
+    assert!(info("qcow2", "top").contains("base"));
+    place.succeed(&["check", "-f", "log", "copy"]);
+    place.succeed(&["compact", "-f", "log", "copy"]);
+    let daemon = place.serve(&["-f", "log", "copy"]);
+    stop(daemon);
 }
 
 #[test]

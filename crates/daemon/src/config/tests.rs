@@ -41,6 +41,10 @@ fn every_key_is_read() {
         cpus = "2-5"
         poll = "never"
         discard = "ignore"
+        serial = "WD-WX12A34"
+        socket-group = "0"
+        socket-mode = "0660"
+        backing-dirs = ["/images"]
         detect-zeroes = "on"
         engine = "sync"
         direct = "off"
@@ -96,10 +100,10 @@ fn a_disk_has_an_image_or_a_backend() {
 /// A name with a NUL made the daemon panic, and a long one was cut silently.
 #[test]
 fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
-    let longest = "x".repeat(20);
+    let longest = "x".repeat(128);
     for (name, expected) in [
         ("", "is empty"),
-        (&format!("{longest}y"), "is longer than 20 bytes"),
+        (&format!("{longest}y"), "is longer than 128 bytes"),
         ("nul\\u0000", "has control characters"),
         ("two\\nlines", "has control characters"),
     ] {
@@ -113,13 +117,87 @@ fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
 
 #[test]
 fn a_name_made_from_an_image_is_one_that_a_disk_can_have() {
+    let almost = "x".repeat(127);
     for (image, name) in [
         ("/images/vm1.raw", "vm1"),
-        ("/images/an-image-with-a-long-name.raw", "an-image-with-a-long"),
-        ("/images/1234567890123456789\u{e9}.raw", "1234567890123456789"),
+        ("/images/an-image-with-a-long-name.raw", "an-image-with-a-long-name"),
+        (&format!("/images/{almost}\u{e9}.raw"), &almost),
         ("/images/two\nlines.raw", "two_lines"),
         ("/", "disk"),
     ] {
         assert_eq!(DiskConfig::name_from(Path::new(image)), name);
     }
+}
+
+#[test]
+fn a_serial_is_the_name_or_as_much_of_it_as_a_guest_reads() {
+    for (name, serial) in [
+        ("vm1", "vm1"),
+        ("6a0a2b3c-8d1e-4f5a-9b6c-7d8e9f0a1b2c", "6a0a2b3c-8d1e-4f5a-9"),
+        ("1234567890123456789\u{e9}", "1234567890123456789"),
+    ] {
+        assert_eq!(DiskConfig::new(name.into(), "s".into()).serial(), serial);
+    }
+}
+
+/// `backing_dirs` stood beside `detect-zeroes`, and each was refused in the other's spelling.
+#[test]
+fn every_key_may_be_spelt_with_hyphens_or_underscores() {
+    for keys in [keys::every_spelling::<Config>(), keys::every_spelling::<DiskConfig>()] {
+        assert!(keys.contains(&"socket-group"), "{keys:?}");
+        for key in keys {
+            assert!(keys.contains(&&*key.replace('_', "-")), "{key} needs a hyphen");
+            assert!(keys.contains(&&*key.replace('-', "_")), "{key} needs an alias");
+        }
+    }
+    let disk = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\n";
+    type IsRead = fn(&DiskConfig) -> bool;
+    let lines: [(&str, IsRead); 6] = [
+        ("detect_zeroes = 'on'", |disk| disk.detect_zeroes == DetectZeroes::On),
+        ("detect-zeroes = 'on'", |disk| disk.detect_zeroes == DetectZeroes::On),
+        ("backing_dirs = ['/b']", |disk| disk.backing_dirs.len() == 1),
+        ("backing-dirs = ['/b']", |disk| disk.backing_dirs.len() == 1),
+        ("socket_mode = '0600'", |disk| disk.socket_mode.is_some()),
+        ("socket-mode = '0600'", |disk| disk.socket_mode.is_some()),
+    ];
+    for (line, is_read) in lines {
+        let config = read(&format!("{disk}{line}\n")).unwrap();
+        assert!(is_read(&config.disks[0]), "{line}");
+    }
+}
+
+#[test]
+fn a_key_that_is_given_in_both_spellings_is_refused() {
+    let disk = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\n";
+    let twice = "detect-zeroes = 'on'\ndetect_zeroes = 'off'\n";
+    let message = refusal(&format!("{disk}{twice}"));
+    assert!(message.contains("duplicate field `detect-zeroes`"), "{message}");
+    let message = refusal(&format!("socket-mode = '0600'\nsocket_mode = '0600'\n{disk}"));
+    assert!(message.contains("duplicate field `socket-mode`"), "{message}");
+}
+
+#[test]
+fn sockets_are_as_the_file_says_where_their_disks_do_not() {
+    let config = read(
+        r#"
+        socket-mode = "0600"
+        socket-group = "7"
+        [[disk]]
+        name = "a"
+        backend = "mem:1M"
+        socket = "a.sock"
+        [[disk]]
+        name = "b"
+        backend = "mem:1M"
+        socket = "b.sock"
+        socket-mode = "0666"
+        "#,
+    )
+    .unwrap();
+    for (disk, mode) in config.disks.iter().zip(["0600", "0666"]) {
+        assert_eq!(disk.socket_group, Some("7".parse().unwrap()));
+        assert_eq!(disk.socket_mode, Some(mode.parse().unwrap()));
+    }
+    let decimal = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\nsocket-mode = 432\n";
+    assert!(refusal(decimal).contains("expected a string"));
 }

@@ -17,7 +17,7 @@ use vhost::vhost_user::BackendReqHandler;
 
 use super::device::{Device, DeviceOptions, QueueRunner};
 use super::shared::DeviceShared;
-use crate::{BoundSocket, bind_socket};
+use crate::{BoundSocket, SocketAccess, bind_socket};
 
 /// A monitor that does not read our answers is dropped after this.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,9 +51,14 @@ impl HangUp {
 }
 
 impl Server {
-    /// Binds the socket.
-    pub fn bind(path: &Path, options: DeviceOptions, runner: Box<dyn QueueRunner>) -> Result<Self> {
-        let socket = bind_socket("socket", path)?;
+    /// Binds the socket, for those whom `access` allows.
+    pub fn bind(
+        path: &Path,
+        access: SocketAccess,
+        options: DeviceOptions,
+        runner: Box<dyn QueueRunner>,
+    ) -> Result<Self> {
+        let socket = bind_socket("socket", path, access)?;
         let shared = Arc::clone(&options.shared);
         let device = Arc::new(Mutex::new(Device::new(options, runner)));
         Ok(Self { socket, device, shared, connection: HangUp::default() })

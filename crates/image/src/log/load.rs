@@ -228,17 +228,7 @@ pub fn load_from(
         .segments_for(blocks_of_sectors(superblock.capacity_sectors))
         .map_or(superblock.segments, |own| own.min(superblock.segments));
     let mut segments = SegmentTable::new(shape, limit, superblock.session + 1);
-    for note in &root.segments {
-        check_note(note, &superblock, file_blocks)?;
-        let segment = Segment {
-            state: State::Sealed,
-            lifetime: note.lifetime as u8,
-            incarnation: note.incarnation,
-            birth: note.birth,
-            ..Segment::default()
-        };
-        segments.set(note.segment, segment);
-    }
+    note_sealed(&root, &superblock, file_blocks, &mut segments)?;
     let mut replay = if superblock.clean {
         Replay::nothing(&superblock)
     } else {
@@ -250,12 +240,42 @@ pub fn load_from(
         replay.is_stale = superblock.clean && replay.damage.is_some();
     }
     count_live(&map, &superblock, &leaves, file_blocks, shape, &mut segments)?;
+    if superblock.clean {
+        reopen(&replay, &mut segments);
+    }
+    segments.rebuild_lists();
+    Ok(Loaded { superblock, shape, codec, map, segments, leaves, replay })
+}
+
+/// The segments that the checkpoint names.
+fn note_sealed(
+    root: &Root,
+    superblock: &Superblock,
+    file_blocks: u64,
+    segments: &mut SegmentTable,
+) -> Result<(), LoadError> {
+    for note in &root.segments {
+        check_note(note, superblock, file_blocks)?;
+        let segment = Segment {
+            state: State::Sealed,
+            lifetime: note.lifetime as u8,
+            incarnation: note.incarnation,
+            birth: note.birth,
+            ..Segment::default()
+        };
+        segments.set(note.segment, segment);
+    }
+    Ok(())
+}
+
+/// The segments that an image was closed with go on. They are pinned: replay must find what is
+/// appended from now on.
+fn reopen(replay: &Replay, segments: &mut SegmentTable) {
     for (lifetime, head) in (0..).zip(replay.heads) {
-        if head.incarnation.is_none() || !superblock.clean {
+        if head.incarnation.is_none() {
             continue;
         }
         let segment = segments.get(head.segment);
-        // Pinned: replay must find what is appended from now on.
         let open = Segment {
             state: State::Open,
             lifetime,
@@ -265,8 +285,6 @@ pub fn load_from(
         };
         segments.set(head.segment, open);
     }
-    segments.rebuild_lists();
-    Ok(Loaded { superblock, shape, codec, map, segments, leaves, replay })
 }
 
 /// A segment in use had all its space when the checkpoint was made, unless it had never been

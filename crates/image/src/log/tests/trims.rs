@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use flowstone_block::{BlockingDisk, Errno, Extent, Layer, Op, Sector, SectorCount};
-use flowstone_fileio::{Access, OpenOptions};
+use flowstone_fileio::{Access, LockPatience, OpenOptions};
 
 use super::fixture::BLOCK_SECTORS;
 use crate::{CreateOptions, Format, ImageOptions};
@@ -40,7 +40,7 @@ impl Load {
         let path = place.path().join("full.flow");
         let mut create = CreateOptions::default();
         create.log.segment_bytes = self.segment_bytes;
-        crate::create(&path, Format::Log, self.bytes, &create).unwrap();
+        crate::create(&path, Format::Log, self.bytes, &create, LockPatience::NONE).unwrap();
         let options = ImageOptions::new(OpenOptions::new(Access::Write));
         let image = crate::open(&path, Format::Log, options).unwrap();
         let image: &dyn Layer = &*image;
