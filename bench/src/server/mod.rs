@@ -23,7 +23,7 @@ use crate::sample::Sample;
 pub use flowstone::idle_command as flowstone_idle;
 pub use qsd::idle_command as qsd_idle;
 
-/// A disk nobody uses.
+/// A disk that is not in use.
 #[derive(Clone, Debug)]
 pub struct IdleDisk {
     /// Its name.

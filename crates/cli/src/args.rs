@@ -255,7 +255,7 @@ pub struct Compact {
     /// Follow backing files into this directory too, besides that of the image; repeat for several
     #[arg(long = "backing-dir", value_name = "DIR")]
     pub backing_dirs: Vec<PathBuf>,
-    /// The image; nobody may be using it
+    /// The image; it must not be in use
     pub image: PathBuf,
 }
 

@@ -53,7 +53,7 @@ impl BlockingFile {
         self.carry_out(FileRequest { op, memory, tag: 0 })
     }
 
-    /// Carries out a request of somebody else's, and waits for its completion.
+    /// Carries out a request of another channel's, and waits for its completion.
     pub fn carry_out(&mut self, request: FileRequest) -> Outcome {
         self.channel.submit(request);
         loop {

@@ -103,8 +103,8 @@ pub fn clear(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     Ok(())
 }
 
-/// Where the first space of the file in `at..end` begins; `end` if there is none, `at` if nobody
-/// can tell.
+/// Where the first space of the file in `at..end` begins; `end` if there is none, `at` if
+/// the file system does not tell.
 fn first_extent(file: &File, at: u64, end: u64) -> u64 {
     let listed = match first_listed(file, at, end) {
         Some(listed) if listed > at => listed,

@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_rests_for_guests_that_have_been_quiet_for_a_while() {
+    fn no_worker_rests_for_guests_that_have_been_quiet_for_a_while() {
         let (activity, mut pace, now) = (Activity::default(), Pace::default(), Instant::now());
         let counters = [activity.counter(), activity.counter()];
         let mut rest = |now| pace.rest(WORK, now, &activity);

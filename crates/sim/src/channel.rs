@@ -99,7 +99,7 @@ impl FileChannel for SimChannel {
     }
 
     /// # Panics
-    /// If nothing is in flight and there is neither a doorbell nor a deadline: nobody could end
+    /// If nothing is in flight and there is neither a doorbell nor a deadline: nothing could end
     /// this sleep.
     fn sleep(&mut self, doorbells: &Doorbells<'_>) {
         self.kick();

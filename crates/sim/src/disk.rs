@@ -107,7 +107,7 @@ impl SimDisk {
     }
 
     /// Turns bit `bit` (0 is the lowest) of the byte at `offset` on the medium, so that it is
-    /// turned after every later crash too, as long as nobody writes there. A byte that has no
+    /// turned after every later crash too, as long as nothing is written there. A byte that has no
     /// space has no bits to turn.
     ///
     /// # Panics

@@ -6,7 +6,7 @@ use fastrand::Rng;
 
 use super::change::Change;
 
-/// More pieces than this are cut once or twice and not scattered: somebody has to list them.
+/// More pieces than this are cut once or twice and not scattered: the list would be long.
 const SCATTERED_MAX: u64 = 4096;
 
 /// Decides what a power cut or a killed process leaves of operations that were not durable.

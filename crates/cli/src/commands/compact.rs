@@ -31,7 +31,7 @@ pub fn run(args: &Compact) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What an image looks like to somebody who only reads it.
+/// What an image looks like to a reader.
 struct Sight {
     layout: Layout,
     /// Nothing where the page cache would answer.

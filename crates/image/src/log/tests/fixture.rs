@@ -611,7 +611,7 @@ impl Fixture {
             }
             ready += u32::from(segment.state == State::Ready);
         }
-        assert!(live.is_empty(), "data in segments that nobody knows");
+        assert!(live.is_empty(), "data in segments that are not known");
         for lifetime in 0..LIFETIMES as u8 {
             let open =
                 |(_, it): &(SegmentId, Segment)| it.state == State::Open && it.lifetime == lifetime;
@@ -639,7 +639,7 @@ impl Fixture {
     pub fn abandon(self) -> (SimDisk, HistoryModel) {
         let Self { guests, maintenance, core, disk, .. } = self;
         drop((maintenance, core));
-        let guests = Rc::into_inner(guests).expect("nobody else has it").into_inner();
+        let guests = Rc::into_inner(guests).expect("the only owner").into_inner();
         let Guests { queues, model, .. } = guests;
         drop(queues);
         (disk, model)

@@ -51,7 +51,7 @@ fn guest(image: &LogImage, first: u64, blocks: u64, rounds: u64) {
 }
 
 #[test]
-fn nobody_sleeps_through_what_it_waits_for() {
+fn no_thread_sleeps_through_what_it_waits_for() {
     for schedule in [Schedule::InOrder, Schedule::Shuffled { seed: 1 }] {
         let setup = Setup::default();
         let disk = setup.image();
@@ -93,7 +93,7 @@ fn idle_maintenance_is_woken_when_segments_die() {
     assert!(dead() > 0, "nothing died");
     let start = Instant::now();
     while dead() > 0 {
-        assert!(start.elapsed() < QUIET_TIME / 2, "nobody gives back what is dead");
+        assert!(start.elapsed() < QUIET_TIME / 2, "dead space is not given back");
         thread::sleep(Duration::from_millis(20));
     }
 }

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn records_outlive_whoever_wrote_them() {
+    fn records_outlive_the_process_that_wrote_them() {
         let (_place, image) = place();
         let mut redo = Redo::begin(&image).unwrap();
         (0..5).for_each(|number| redo.append(record(number)));

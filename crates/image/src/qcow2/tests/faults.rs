@@ -69,7 +69,7 @@ fn a_full_host_loses_nothing_and_recovers() {
 /// The commit that would have given discarded clusters back had found no room for a table, and
 /// no flush asked for another.
 #[test]
-fn a_commit_that_found_no_room_is_tried_again_when_nobody_asks() {
+fn a_commit_that_found_no_room_is_tried_again_without_being_asked() {
     let disk = new_disk(256 * CLUSTER, CLUSTER * 512);
     let image = open(&disk);
     let mut guest = Guest::new(&image);

@@ -305,6 +305,26 @@ fn images_of_earlier_versions_open() {
     assert!(!host.redo().exists());
 }
 
+/// A redo file with a record that cannot be is damage, and no part of it is taken over.
+#[test]
+fn a_redo_file_that_says_what_cannot_be_is_refused() {
+    let host = Host::new();
+    let disk = killed_in_a_commit(&host);
+    let kept = std::fs::read(host.redo()).unwrap();
+    // The first record that counts: a cluster of the disk, and its entry.
+    let start = u64::from_ne_bytes(kept[48..56].try_into().unwrap());
+    let record = 4096 + 16 * start as usize;
+    for (word, value) in [(0, u64::MAX), (0, 1 << 40), (8, 1 << 63 | 513), (8, 1 << 63 | 1 << 55)] {
+        let mut redo = kept.clone();
+        redo[record + word..record + word + 8].copy_from_slice(&u64::to_ne_bytes(value));
+        std::fs::write(host.redo(), &redo).unwrap();
+        let refusal = host.refusal(&disk);
+        assert!(refusal.contains("the redo file says what cannot be"), "{value:#x}: {refusal}");
+    }
+    std::fs::write(host.redo(), &kept).unwrap();
+    assert_eq!(contents(&host.open(&disk))[0], 7);
+}
+
 /// A folder that cannot be written is no reason to forget what is in it.
 #[test]
 fn a_redo_file_that_can_only_be_read_is_not_passed_over() {

@@ -172,7 +172,7 @@ fn write_through_requests_are_durable_by_themselves() {
 }
 
 #[test]
-fn discards_that_wait_together_become_few_calls_and_delay_nobody_else() {
+fn discards_that_wait_together_become_few_calls_and_delay_nothing_else() {
     let file = Recorder::default();
     let image = file.image();
     let mut queues = [(); 2].map(|()| image.channel(QueueDepth(32)).unwrap());
