@@ -46,7 +46,7 @@ pub fn run_with_map(
         act.lanes = sweep.lanes;
     }
     (act.stats.errors, act.stats.first_error) = errors;
-    stage.shut_down(&act.lanes)?;
+    stage.shut_down(options, &act.lanes)?;
     Ok(act.report(options, &stage))
 }
 

@@ -88,8 +88,20 @@ impl Stage {
         Ok(())
     }
 
-    /// Stops all rings; each must stand where its driver stands.
-    pub(super) fn shut_down(&mut self, lanes: &[Lane]) -> Result<()> {
+    /// Stops all rings; each must stand where its driver stands. A backend that dies meanwhile leaves
+    /// that to the next one.
+    pub(super) fn shut_down(&mut self, options: &LoadOptions, lanes: &[Lane]) -> Result<()> {
+        loop {
+            match self.stop_rings(lanes) {
+                Err(Error::Disconnected(_)) if options.reconnect.is_some() => {
+                    self.recover(options)?;
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn stop_rings(&mut self, lanes: &[Lane]) -> Result<()> {
         for (index, lane) in lanes.iter().enumerate() {
             let (base, avail) = (self.session.stop_ring(index)?, lane.ring.queue.avail_index());
             if base != avail {
