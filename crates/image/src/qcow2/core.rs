@@ -102,7 +102,7 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// A bell for a new queue.
+    /// A waker for a new queue.
     pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
         let waker = Arc::new(Waker::new()?);
         let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
 //! Real threads: queues and the maintenance worker sleep until another thread wakes them.
-//! What the other tests cannot show is a bell that is not rung.
+//! Only threads that really sleep can show a wake-up that is missing.
 
 use std::path::Path;
 use std::sync::Arc;
