@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use arbitrary::Arbitrary;
-use flowstone_block::{Layer, QueueDepth, SectorCount};
+use flowstone_block::{Layer, QueueContext, QueueDepth, SectorCount};
 use flowstone_frontend::vhost_user::fuzzing::Device;
 use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, VirtQueue};
 use flowstone_layers::Null;
@@ -55,7 +55,7 @@ struct Inline(Arc<Null>);
 
 impl QueueRunner for Inline {
     fn start(&mut self, _index: usize, mut queue: VirtQueue) -> io::Result<()> {
-        let mut channel = self.0.channel(QueueDepth(queue.size()))?;
+        let mut channel = self.0.channel(&QueueContext::alone(QueueDepth(queue.size()))?)?;
         let mut done = Vec::new();
         queue.take(u16::MAX, || true, |request| channel.submit(request));
         channel.reap(&mut done);

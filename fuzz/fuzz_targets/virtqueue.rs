@@ -11,8 +11,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use arbitrary::Arbitrary;
-use flowstone_block::{Layer, QueueDepth};
-use flowstone_block::{Request, SectorCount};
+use flowstone_block::{Layer, QueueContext, QueueDepth, Request, SectorCount};
 use flowstone_frontend::vhost_user::VirtQueue;
 use flowstone_frontend::vhost_user::fuzzing::{DISK, REQUEST_BYTES_MAX, log_for, queue_over};
 use flowstone_layers::{Mem, Null};
@@ -139,7 +138,8 @@ impl Load {
 
 /// Carries out everything that comes; `false` if it is to die with all of it in flight.
 fn live(queue: &mut VirtQueue, disk: &dyn Layer, size: u16, dies: bool) {
-    let mut channel = disk.channel(QueueDepth(size)).expect("a channel");
+    let context = QueueContext::alone(QueueDepth(size)).expect("a reactor");
+    let mut channel = disk.channel(&context).expect("a channel");
     let mut done = Vec::new();
     for _ in 0..ROUNDS {
         let mut load = Load::default();

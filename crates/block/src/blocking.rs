@@ -4,20 +4,23 @@
 use std::io;
 
 use crate::{
-    Channel, Completion, Doorbells, Extent, IoVec, Layer, Op, Outcome, QueueDepth, Request,
-    SECTOR_BYTES, Sector, SectorCount,
+    Channel, Completion, Extent, IoVec, Layer, Op, Outcome, QueueContext, QueueDepth, Reactor,
+    Request, SECTOR_BYTES, Sector, SectorCount,
 };
 
 /// A disk with blocking calls. Stays on the thread that made it, like the channel inside.
 pub struct BlockingDisk {
     channel: Box<dyn Channel>,
+    reactor: Reactor,
     done: Vec<Completion>,
 }
 
 impl BlockingDisk {
     /// Opens a queue of one into `layer`.
     pub fn new(layer: &dyn Layer) -> io::Result<Self> {
-        Ok(Self { channel: layer.channel(QueueDepth(1))?, done: Vec::new() })
+        let context = QueueContext::alone(QueueDepth(1))?;
+        let channel = layer.channel(&context)?;
+        Ok(Self { channel, reactor: context.reactor, done: Vec::new() })
     }
 
     /// Reads whole sectors from `start` on.
@@ -48,7 +51,7 @@ impl BlockingDisk {
             if let Some(completion) = self.done.pop() {
                 return completion.outcome;
             }
-            self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+            self.reactor.sleep(|| self.channel.next_look());
         }
     }
 }

@@ -6,28 +6,32 @@
 mod blocking;
 mod buffer;
 mod class;
-mod doorbell;
 mod error;
 mod extent;
 mod geometry;
 mod layer;
 mod log_budget;
 mod mutant;
+mod origin;
 mod request;
 mod size;
+mod token;
 
 pub use blocking::BlockingDisk;
 pub use buffer::{AlignedBuf, IoVec, gather, scatter};
 pub use class::{Class, IoPriority};
-pub use doorbell::{Doorbells, poll_doorbells};
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, SECTOR_BYTES, Sector, SectorCount};
 pub use geometry::Geometry;
-pub use layer::{Channel, Layer, QueueDepth};
+pub use layer::{Channel, Layer, QueueContext, QueueDepth};
 pub use log_budget::LogBudget;
 pub use mutant::mutant;
+pub use origin::Origin;
 pub use request::{Completion, Op, OpKind, Outcome, Request};
 pub use size::{SizeChange, format_size, parse_size};
+pub use token::{Token, TokenSource};
+
+pub use flowstone_reactor::{NextLook, Reactor, Waker};
 
 /// The host's error number, kept unchanged from the failing call to the completion.
 pub use rustix::io::Errno;

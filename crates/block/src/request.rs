@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::ptr;
 
-use crate::{Class, Errno, Extent, IoPriority, IoVec, SECTOR_BYTES};
+use crate::{Class, Errno, Extent, IoPriority, IoVec, Origin, SECTOR_BYTES, Token};
 
 /// How much is looked at for zeroes at a time: what a few vector instructions take.
 const ZERO_TEST_BYTES: usize = 256;
@@ -111,8 +111,12 @@ pub struct Request {
     pub class: Class,
     /// The guest's own hint.
     pub priority: IoPriority,
+    /// Where it comes from.
+    pub origin: Origin,
     /// The submitter's mark, returned unchanged.
     pub tag: u32,
+    /// The mark of a layer that has made or changed it, returned unchanged.
+    pub token: Token,
 }
 
 impl Request {
@@ -124,8 +128,35 @@ impl Request {
             durable: false,
             class: Class::default(),
             priority: IoPriority::default(),
+            origin: Origin::default(),
             tag,
+            token: Token::default(),
         })
+    }
+
+    /// Makes a used request a new one of the same submitter. Of its last use nothing is left but the
+    /// room of its memory list.
+    pub fn reset(&mut self) {
+        // All fields by name: one that is added must be thought of here.
+        let Self { op, memory, durable, class, priority, origin: _, tag: _, token } = self;
+        memory.clear();
+        (*op, *durable) = (Op::Flush, false);
+        (*class, *priority, *token) = (Class::default(), IoPriority::default(), Token::default());
+    }
+
+    /// Another request on behalf of the same one of the guest: it has everything of it but what to
+    /// do and the memory.
+    pub fn part(&self, op: Op) -> Box<Self> {
+        let mut part = Self::new(op, self.tag);
+        part.inherit(self, op);
+        part
+    }
+
+    /// Makes a used request such a part. Its memory stays as it is.
+    pub fn inherit(&mut self, whole: &Self, op: Op) {
+        let Self { op: _, memory: _, durable, class, priority, origin, tag, token } = *whole;
+        let memory = std::mem::take(&mut self.memory);
+        *self = Self { op, memory, durable, class, priority, origin, tag, token };
     }
 
     /// Calls `visit` with the pieces of memory that make up `range`, a range of the request's
@@ -241,6 +272,38 @@ pub struct Completion {
 mod tests {
     use super::*;
     use crate::{Sector, SectorCount};
+
+    fn telling(op: Op) -> Box<Request> {
+        let mut request = Request::new(op, 7);
+        request.durable = true;
+        request.class = Class::Journal;
+        request.priority = IoPriority(3);
+        request.origin = Origin::Queue { disk: 2, queue: 5 };
+        request.token = crate::TokenSource::new().token(4);
+        request
+    }
+
+    /// What a request was told for its first use held for the next one.
+    #[test]
+    fn a_request_that_is_used_again_remembers_its_submitter_only() {
+        let mut request = telling(Op::Flush);
+        // SAFETY: nothing is read or written there.
+        request.memory.push(unsafe { IoVec::of(&mut [0; 16]) });
+        request.reset();
+        let mut fresh = Request::new(Op::Flush, 7);
+        fresh.origin = Origin::Queue { disk: 2, queue: 5 };
+        assert_eq!(format!("{request:?}"), format!("{fresh:?}"));
+    }
+
+    #[test]
+    fn a_part_has_everything_of_the_whole_but_what_to_do() {
+        let extent = Extent::new(Sector::new(0), SectorCount::new(2)).unwrap();
+        let whole = telling(Op::Flush);
+        let mut part = whole.part(Op::Discard(extent));
+        assert_eq!(part.op, Op::Discard(extent));
+        part.op = Op::Flush;
+        assert_eq!(format!("{part:?}"), format!("{whole:?}"));
+    }
 
     #[test]
     fn sectors_are_whole_even_when_memory_is_cut_at_odd_places() {

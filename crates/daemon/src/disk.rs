@@ -36,8 +36,8 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens the disk and starts listening.
-    pub fn start(config: DiskConfig) -> Result<Self> {
+    /// Opens the disk and starts listening. `number` is its place among the disks of the daemon.
+    pub fn start(number: u32, config: DiskConfig) -> Result<Self> {
         let host = |error| Error::host(format!("disk {}", config.name), error, "free resources");
         let stack = Stack::build(&config)?;
         if let Some(image) = &stack.image {
@@ -47,6 +47,7 @@ impl Disk {
         let queues = Arc::new(QueueTable::default());
         let runner = ThreadRunner::new(
             config.name.clone(),
+            number,
             Arc::clone(&stack.top),
             config.poll,
             config.cpus.clone(),

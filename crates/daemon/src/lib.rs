@@ -12,12 +12,13 @@ mod histogram;
 mod image_report;
 mod layer_spec;
 mod open_files;
+mod poller;
+mod queue_task;
 mod report;
 mod runner;
 mod serve;
 mod spin;
 mod stack;
-mod worker;
 
 pub use config::{Backend, Choice, Config, DiskConfig, PollMode, Source, keys};
 pub use control::{Client, Command};

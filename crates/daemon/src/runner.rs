@@ -1,21 +1,16 @@
 //! A thread for each running queue of a disk.
 
 use std::io;
-use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
 
-use flowstone_block::{Layer, QueueDepth};
+use flowstone_block::{Layer, Origin};
 use flowstone_frontend::vhost_user::{QueueRunner, VirtQueue};
-use tracing::{error, warn};
+use tracing::error;
 
 use crate::PollMode;
 use crate::counters::QueueCounters;
-use crate::cpus::{CpuList, pin_this_thread};
-use crate::worker::{StopFlag, Worker};
-
-/// Queue threads recurse nowhere and keep nothing large on the stack.
-const STACK_BYTES: usize = 256 << 10;
+use crate::cpus::CpuList;
+use crate::poller::{Assignment, PollerThread, RunningQueue};
 
 /// The counters of a disk's queues, by queue number; queues that never ran have none.
 #[derive(Default)]
@@ -45,9 +40,11 @@ impl QueueTable {
     }
 }
 
-/// Runs the queues of one disk.
+/// Runs the queues of one disk, each on a thread of its own.
 pub struct ThreadRunner {
     name: String,
+    /// The disk's number in the daemon.
+    number: u32,
     layer: Arc<dyn Layer>,
     poll: PollMode,
     cpus: CpuList,
@@ -56,77 +53,55 @@ pub struct ThreadRunner {
 }
 
 struct Running {
-    stop: Arc<StopFlag>,
-    thread: JoinHandle<u16>,
+    queue: RunningQueue,
+    /// Ends with its queue.
+    _thread: PollerThread,
 }
 
 impl ThreadRunner {
     /// For the queues of the disk called `name`, whose stack begins at `layer`.
     pub fn new(
         name: String,
+        number: u32,
         layer: Arc<dyn Layer>,
         poll: PollMode,
         cpus: CpuList,
         table: Arc<QueueTable>,
     ) -> Self {
-        Self { name, layer, poll, cpus, table, running: Vec::new() }
+        Self { name, number, layer, poll, cpus, table, running: Vec::new() }
     }
 }
 
 impl QueueRunner for ThreadRunner {
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()> {
-        let stop = Arc::new(StopFlag::new()?);
-        let counters = self.table.of(index);
-        let layer = Arc::clone(&self.layer);
-        let poll = self.poll;
-        let cpu = self.cpus.for_queue(index);
-        let (report, started) = sync_channel(1);
-        let thread_stop = Arc::clone(&stop);
-        let run = move || {
-            if let Some(cpu) = cpu
-                && let Err(error) = pin_this_thread(cpu)
-            {
-                warn!(cpu, %error, "cannot pin a queue to its CPU; it runs anywhere");
-            }
-            let next_avail = queue.next_avail();
-            // Channels stay on the thread that makes them.
-            let channel = match layer.channel(QueueDepth(queue.size())) {
-                Ok(channel) => channel,
-                Err(error) => {
-                    let _ = report.send(Err(error));
-                    return next_avail;
-                }
-            };
-            let _ = report.send(Ok(()));
-            Worker::new(queue, channel, thread_stop, counters, poll).run()
-        };
-        let thread = Builder::new()
-            .name(format!("{}/q{index}", self.name))
-            .stack_size(STACK_BYTES)
-            .spawn(run)?;
-        started.recv().map_err(|_| io::Error::other("a queue's thread died at its start"))??;
+        let thread =
+            PollerThread::spawn(format!("{}/q{index}", self.name), self.cpus.for_queue(index))?;
+        let queue = thread.assign(Assignment {
+            queue,
+            layer: Arc::clone(&self.layer),
+            origin: Origin::Queue { disk: self.number, queue: index as u16 },
+            counters: self.table.of(index),
+            poll: self.poll,
+        })?;
         if self.running.len() <= index {
             self.running.resize_with(index + 1, || None);
         }
-        self.running[index] = Some(Running { stop, thread });
+        self.running[index] = Some(Running { queue, _thread: thread });
         Ok(())
     }
 
     fn begin_stop(&mut self, index: usize) {
         if let Some(Some(running)) = self.running.get(index) {
-            running.stop.raise();
+            running.queue.begin_stop();
         }
     }
 
     fn stop(&mut self, index: usize) -> Option<u16> {
         let running = self.running.get_mut(index)?.take()?;
-        running.stop.raise();
-        match running.thread.join() {
-            Ok(next_avail) => Some(next_avail),
-            Err(_) => {
-                error!(disk = self.name, queue = index, "a queue's thread has panicked");
-                None
-            }
+        let queue = running.queue.stop();
+        if queue.is_none() {
+            error!(disk = self.name, queue = index, "a queue's thread has panicked");
         }
+        queue.map(|queue| queue.next_avail())
     }
 }

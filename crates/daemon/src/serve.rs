@@ -112,8 +112,8 @@ impl Daemon {
     fn open(&self, configs: Vec<DiskConfig>) -> Result<()> {
         let mut failure = None;
         let count = configs.len();
-        for config in configs {
-            match Disk::start(config).map_err(name_the_limit) {
+        for (number, config) in (0..).zip(configs) {
+            match Disk::start(number, config).map_err(name_the_limit) {
                 Ok(disk) => self.add(Arc::new(disk)),
                 Err(error) => {
                     if count > 1 {

@@ -3,13 +3,14 @@
 
 use std::io;
 
-use flowstone_block::{Doorbells, IoVec, Outcome, QueueDepth};
+use flowstone_block::{IoVec, Outcome, QueueContext, QueueDepth, Reactor};
 
 use crate::{FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList};
 
 /// A file with blocking calls. Stays on the thread that made it, like the channel inside.
 pub struct BlockingFile {
     channel: Box<dyn FileChannel>,
+    reactor: Reactor,
     done: Vec<FileCompletion>,
 }
 
@@ -19,7 +20,9 @@ const DEPTH: usize = 32;
 impl BlockingFile {
     /// Opens a queue into `file`.
     pub fn new(file: &dyn FileIo) -> io::Result<Self> {
-        Ok(Self { channel: file.channel(QueueDepth(DEPTH as u16))?, done: Vec::new() })
+        let context = QueueContext::alone(QueueDepth(DEPTH as u16))?;
+        let channel = file.channel(&context)?;
+        Ok(Self { channel, reactor: context.reactor, done: Vec::new() })
     }
 
     /// Fills `target` from the file.
@@ -107,7 +110,7 @@ impl BlockingFile {
     /// The next completion; `None` if it woke up without one.
     fn next(&mut self) -> Option<FileCompletion> {
         if self.done.is_empty() {
-            self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+            self.reactor.sleep(|| self.channel.next_look());
             self.channel.reap(&mut self.done);
         }
         self.done.pop()

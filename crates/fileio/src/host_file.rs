@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use flowstone_block::QueueDepth;
+use flowstone_block::{QueueContext, Reactor};
 use rustix::fs::{SeekFrom, fstatfs, seek};
 use rustix::io::Errno;
 
@@ -37,9 +37,9 @@ impl HostFile {
         self.files.kind == FileKind::BlockDevice
     }
 
-    fn pool_channel(&self, file: &Arc<QueueFile>) -> io::Result<PoolChannel> {
+    fn pool_channel(&self, file: &Arc<QueueFile>, reactor: &Reactor) -> PoolChannel {
         let pool = self.pool.get_or_init(Arc::default);
-        PoolChannel::new(Arc::clone(pool), Arc::clone(file))
+        PoolChannel::new(Arc::clone(pool), Arc::clone(file), reactor)
     }
 }
 
@@ -120,14 +120,15 @@ impl FileIo for HostFile {
         format!("{cache}, engine {}", self.engine)
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
         let file = QueueFile::new(&self.files)?;
+        let QueueContext { depth, reactor, .. } = context;
         Ok(match self.engine {
             Engine::Uring => {
-                let pool = self.pool_channel(&file)?;
-                Box::new(UringChannel::new(file, pool, depth)?)
+                let pool = self.pool_channel(&file, reactor);
+                Box::new(UringChannel::new(file, pool, *depth, reactor)?)
             }
-            Engine::Sync => Box::new(self.pool_channel(&file)?),
+            Engine::Sync => Box::new(self.pool_channel(&file, reactor)),
             Engine::Inline => Box::new(InlineChannel::new(file)),
         })
     }

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{Doorbells, poll_doorbells};
+use flowstone_block::NextLook;
 
 use crate::blocking::execute;
 use crate::descriptor::QueueFile;
@@ -34,9 +34,7 @@ impl FileChannel for InlineChannel {
         done.append(&mut self.done);
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        if self.done.is_empty() {
-            poll_doorbells(doorbells, None);
-        }
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.done.is_empty())
     }
 }

@@ -6,13 +6,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use flowstone_block::{Doorbells, poll_doorbells};
-use rustix::event::{EventfdFlags, eventfd};
+use flowstone_block::{NextLook, Reactor, Waker};
 
 use crate::blocking;
 use crate::descriptor::QueueFile;
@@ -55,7 +54,9 @@ struct Job {
 /// Where threads leave completions for one channel.
 struct CompletionQueue {
     done: Mutex<Vec<FileCompletion>>,
-    event: OwnedFd,
+    /// Whether there is something in it.
+    full: AtomicBool,
+    waker: Arc<Waker>,
 }
 
 impl Job {
@@ -128,11 +129,17 @@ impl Pool {
 impl CompletionQueue {
     fn deliver(&self, completion: FileCompletion) {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).push(completion);
-        // Only a full counter (2^64 - 2 deliveries not yet seen) could refuse this.
-        let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+        self.full.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    fn has_completions(&self) -> bool {
+        self.full.load(Ordering::Acquire)
     }
 
     fn take(&self, done: &mut Vec<FileCompletion>) -> usize {
+        // Before the list is taken: what comes later raises it again.
+        self.full.store(false, Ordering::Release);
         let mut mine = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         let count = mine.len();
         done.append(&mut mine);
@@ -145,31 +152,17 @@ pub(crate) struct PoolChannel {
     pool: Arc<Pool>,
     file: Arc<QueueFile>,
     completions: Arc<CompletionQueue>,
+    reactor: Reactor,
     batch: Vec<FileRequest>,
     in_flight: usize,
 }
 
 impl PoolChannel {
-    pub fn new(pool: Arc<Pool>, file: Arc<QueueFile>) -> io::Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let completions = Arc::new(CompletionQueue { done: Mutex::default(), event });
-        Ok(Self { pool, file, completions, batch: Vec::new(), in_flight: 0 })
-    }
-
-    /// Readable when there is something to reap.
-    pub fn completion_event(&self) -> BorrowedFd<'_> {
-        self.completions.event.as_fd()
-    }
-
-    /// Makes the event unreadable until the next delivery. Deliveries before this call are found
-    /// by a later [`reap`](FileChannel::reap).
-    pub fn clear_event(&self) {
-        let _ = rustix::io::read(&self.completions.event, &mut [0; 8]);
-    }
-
-    /// How many requests have not been reaped yet.
-    pub fn in_flight(&self) -> usize {
-        self.in_flight + self.batch.len()
+    pub fn new(pool: Arc<Pool>, file: Arc<QueueFile>, reactor: &Reactor) -> Self {
+        let (done, full, waker) = (Mutex::default(), AtomicBool::new(false), reactor.waker());
+        let completions = Arc::new(CompletionQueue { done, full, waker });
+        let reactor = reactor.clone();
+        Self { pool, file, completions, reactor, batch: Vec::new(), in_flight: 0 }
     }
 }
 
@@ -198,25 +191,14 @@ impl FileChannel for PoolChannel {
     }
 
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
-        if self.in_flight == 0 {
-            return;
-        }
-        match self.completions.take(done) {
-            0 => {}
-            taken => {
-                self.in_flight -= taken;
-                // Or the next sleep would end at once, for what is known already. A delivery in
-                // between is found below; one after that rings again.
-                self.clear_event();
-                self.in_flight -= self.completions.take(done);
-            }
+        if self.completions.has_completions() {
+            self.in_flight -= self.completions.take(done);
         }
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+    fn next_look(&mut self) -> NextLook {
         self.kick();
-        poll_doorbells(doorbells, Some(self.completions.event.as_fd()));
-        self.clear_event();
+        NextLook::now_if(self.completions.has_completions())
     }
 }
 
@@ -229,7 +211,8 @@ impl Drop for PoolChannel {
             if self.in_flight == 0 {
                 break;
             }
-            self.sleep(&Doorbells { fds: &[], deadline: None });
+            let reactor = self.reactor.clone();
+            reactor.sleep(|| self.next_look());
         }
     }
 }
@@ -256,7 +239,8 @@ mod tests {
         let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
         let zeroes = Descriptors::new(File::open("/dev/zero").unwrap(), None, FileKind::Regular);
         let file = QueueFile::new(&Arc::new(zeroes)).unwrap();
-        let mut channel = PoolChannel::new(Arc::clone(&pool), Arc::clone(&file)).unwrap();
+        let reactor = Reactor::new().unwrap();
+        let mut channel = PoolChannel::new(Arc::clone(&pool), Arc::clone(&file), &reactor);
         let mut buffer = AlignedBuf::zeroed(PIECE_BYTES);
         let list: Vec<IoVec> = (0..PIECES)
             // SAFETY: the buffer outlives the request; nothing looks at what it holds.

@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use flowstone_block::{Doorbells, QueueDepth};
+use flowstone_block::{NextLook, QueueContext};
 
 use crate::{FileCompletion, FileOffset, FileRequest};
 
@@ -74,8 +74,9 @@ pub trait FileIo: Send + Sync {
     /// How the file is accessed, in a few words for an operator.
     fn describe(&self) -> String;
 
-    /// A way to submit requests from one thread, which is the one that called this.
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>>;
+    /// A way to submit requests from the thread of `context.reactor`, which is the one that called
+    /// this.
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>>;
 }
 
 /// One queue's way into a host file. Every request submitted comes back from
@@ -92,7 +93,8 @@ pub trait FileChannel {
     /// Appends what has completed. Does not wait.
     fn reap(&mut self, done: &mut Vec<FileCompletion>);
 
-    /// Starts what has been submitted, and sleeps until there may be a completion to reap or a
-    /// doorbell rings. May wake up early.
-    fn sleep(&mut self, doorbells: &Doorbells<'_>);
+    /// When the channel wants to be looked at again, that is, [`reap`](Self::reap) to be called.
+    /// Asked as the last look before the thread sleeps
+    /// ([`Reactor::sleep`](flowstone_block::Reactor::sleep)), which starts what has been submitted.
+    fn next_look(&mut self) -> NextLook;
 }

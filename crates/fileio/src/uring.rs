@@ -1,22 +1,23 @@
-//! The `uring` engine: one io_uring per queue, no runtime.
+//! The `uring` engine: the io_uring of the queue's thread, no runtime.
 //!
 //! A batch is submitted with one `io_uring_enter`, which also runs the ring's deferred completion
-//! work, so finished requests are reaped in the issue context. A sleep is one `io_uring_enter`
-//! too: doorbells are polls in the same ring. The ring defers its work to the thread that owns it
-//! (`DEFER_TASKRUN`), so a look at the completion queue shows nothing until that thread enters
-//! the kernel; the `TASKRUN` flag in shared memory says when entering is worth it.
+//! work, so finished requests are reaped in the issue context. The thread's sleep is one
+//! `io_uring_enter` too, in the same ring.
 //!
-//! What the ring cannot do goes to the pool of the `sync` engine, whose event is one more poll.
+//! What the ring cannot do goes to the pool of the `sync` engine, which wakes the thread.
+//!
+//! The file is named by its descriptor and not registered with the ring: a ring that several disks
+//! share would keep the files of all of them, and their locks, until the slowest request of a
+//! killed daemon has ended. So each request holds its own file, and nothing else does.
 
 use std::io;
-use std::mem;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use flowstone_block::{Doorbells, Errno, IoVec, Outcome, QueueDepth};
-use io_uring::types::{Fd, Fixed, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, opcode, squeue};
+use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor};
+use flowstone_reactor::RingUser;
+use io_uring::types::{Fd, FsyncFlags};
+use io_uring::{opcode, squeue};
 use slab::Slab;
 
 use crate::blocking::skip;
@@ -26,21 +27,9 @@ use crate::pool::PoolChannel;
 use crate::zeroes::is_unsupported;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 
-/// Marks of doorbell polls lie above every slab index.
-const DOORBELL_BASE: u64 = 1 << 32;
-/// Doorbells per ring: those of the caller, and the pool's.
-const DOORBELLS_MAX: usize = 4;
-const POOL_DOORBELL: usize = DOORBELLS_MAX - 1;
-
-/// Places of a queue's two descriptors among the ring's registered files.
-const SHARED_FILE: u32 = 0;
-const SYNC_FILE: u32 = 1;
-
-const POLL_IN: u32 = libc::POLLIN as u32;
-
-/// A queue's ring.
+/// A queue's share of its thread's ring.
 pub(crate) struct UringChannel {
-    ring: IoUring,
+    ring: RingUser,
     file: Arc<QueueFile>,
     pool: PoolChannel,
     in_flight: Slab<InFlight>,
@@ -48,9 +37,6 @@ pub(crate) struct UringChannel {
     bounces: Bounces,
     /// Completions of requests that could not be started.
     refused: Vec<FileCompletion>,
-    armed: [bool; DOORBELLS_MAX],
-    /// Submissions in the queue that the kernel has not been told of.
-    queued: usize,
 }
 
 /// A request the kernel works on.
@@ -65,35 +51,22 @@ struct InFlight {
 }
 
 impl UringChannel {
-    pub fn new(file: Arc<QueueFile>, pool: PoolChannel, depth: QueueDepth) -> io::Result<Self> {
-        let entries = u32::from(depth.0.max(8)).next_power_of_two() + DOORBELLS_MAX as u32;
-        let ring = build_ring(entries)?;
-        ring.submitter().register_files(&[file.shared.file.as_raw_fd(), file.sync.as_raw_fd()])?;
+    pub fn new(
+        file: Arc<QueueFile>,
+        pool: PoolChannel,
+        depth: QueueDepth,
+        reactor: &Reactor,
+    ) -> io::Result<Self> {
+        let ring = RingUser::new(reactor, u32::from(depth.0.max(8)).next_power_of_two())?;
         let in_flight = Slab::with_capacity(usize::from(depth.0));
-        Ok(Self {
-            ring,
-            file,
-            pool,
-            in_flight,
-            bounces: Bounces::default(),
-            refused: Vec::new(),
-            armed: [false; DOORBELLS_MAX],
-            queued: 0,
-        })
-    }
-
-    fn push(&mut self, entry: squeue::Entry) {
-        // SAFETY: memory named by the entry lives in `in_flight` or is vouched for by the
-        // request's MemoryList, and both outlast the completion (see Drop).
-        while unsafe { self.ring.submission().push(&entry) }.is_err() {
-            self.enter(0, None);
-        }
-        self.queued += 1;
+        Ok(Self { ring, file, pool, in_flight, bounces: Bounces::default(), refused: Vec::new() })
     }
 
     fn start(&mut self, index: usize) {
-        let entry = entry_for(&self.in_flight[index]).user_data(index as u64);
-        self.push(entry);
+        let entry = entry_for(&self.file, &self.in_flight[index]);
+        // SAFETY: memory named by the entry lives in `in_flight` or is vouched for by the
+        // request's MemoryList, and both outlast the completion (see Drop), as does the file.
+        unsafe { self.ring.push(entry, index as u32) };
     }
 
     /// Starts a request whose memory needs a stand-in. A refusal makes room for the next one.
@@ -128,64 +101,7 @@ impl UringChannel {
         request
     }
 
-    /// Hands what is queued to the kernel, runs completion work, and waits for `wanted`
-    /// completions or the deadline.
-    fn enter(&mut self, wanted: u32, deadline: Option<Instant>) {
-        let entered = match deadline {
-            None => {
-                let flags = EnterFlags::GETEVENTS.bits();
-                // SAFETY: no argument is passed, and the entries were vouched for in `push`.
-                unsafe {
-                    self.ring.submitter().enter::<libc::sigset_t>(
-                        self.queued as u32,
-                        wanted,
-                        flags,
-                        None,
-                    )
-                }
-            }
-            Some(at) => {
-                let timeout = timespec(at.saturating_duration_since(Instant::now()));
-                let arguments = SubmitArgs::new().timespec(&timeout);
-                self.ring.submitter().submit_with_args(wanted as usize, &arguments)
-            }
-        };
-        match entered {
-            Ok(accepted) => self.queued -= accepted.min(self.queued),
-            // Interrupted, timed out, or out of room until completions are reaped: the kernel has
-            // taken what it took; count what is left in the queue.
-            Err(_) => self.queued = self.ring.submission().len(),
-        }
-    }
-
-    /// Whether the kernel holds completions that only entering it brings out: their work waits for
-    /// this thread, or the completion queue was full when they came.
-    fn has_more_inside(&mut self) -> bool {
-        let queue = self.ring.submission();
-        queue.taskrun() || queue.cq_overflow()
-    }
-
-    fn arm(&mut self, doorbell: usize, fd: RawFd) {
-        if mem::replace(&mut self.armed[doorbell], true) {
-            return;
-        }
-        let poll = opcode::PollAdd::new(Fd(fd), POLL_IN).build();
-        self.push(poll.user_data(DOORBELL_BASE + doorbell as u64));
-    }
-
-    fn rung(&mut self, doorbell: usize) {
-        self.armed[doorbell] = false;
-        if doorbell == POOL_DOORBELL {
-            // Before the completion queue is read: a later delivery rings again.
-            self.pool.clear_event();
-        }
-    }
-
-    fn finish(&mut self, mark: u64, result: i32, done: &mut Vec<FileCompletion>) {
-        if mark >= DOORBELL_BASE {
-            return self.rung((mark - DOORBELL_BASE) as usize);
-        }
-        let index = mark as usize;
+    fn finish(&mut self, index: usize, result: i32, done: &mut Vec<FileCompletion>) {
         match self.in_flight[index].advance(result) {
             Progress::Done(outcome) => {
                 let request = self.remove(index);
@@ -201,8 +117,8 @@ impl UringChannel {
     }
 
     fn collect(&mut self, done: &mut Vec<FileCompletion>) {
-        while let Some(entry) = { self.ring.completion().next() } {
-            self.finish(entry.user_data(), entry.result(), done);
+        while let Some((mark, result)) = self.ring.next_completion() {
+            self.finish(mark as usize, result, done);
         }
     }
 }
@@ -222,37 +138,23 @@ impl FileChannel for UringChannel {
 
     fn kick(&mut self) {
         self.pool.kick();
-        if self.queued > 0 {
-            self.enter(0, None);
-        }
+        self.ring.submit();
     }
 
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
         self.collect(done);
-        if self.has_more_inside() {
-            self.enter(0, None);
+        if self.ring.bring_out() {
             self.collect(done);
         }
-        if self.pool.in_flight() > 0 {
-            self.pool.reap(done);
-        }
+        self.pool.reap(done);
         done.append(&mut self.refused);
         // A resumed transfer must not wait for the next batch.
         self.kick();
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        self.pool.kick();
-        assert!(doorbells.fds.len() < DOORBELLS_MAX, "more doorbells than a ring has room for");
-        for (doorbell, fd) in doorbells.fds.iter().enumerate() {
-            self.arm(doorbell, fd.as_raw_fd());
-        }
-        if self.pool.in_flight() > 0 {
-            self.arm(POOL_DOORBELL, self.pool.completion_event().as_raw_fd());
-        }
-        // What was refused is a completion already.
-        let wanted = u32::from(self.refused.is_empty());
-        self.enter(wanted, doorbells.deadline);
+    fn next_look(&mut self) -> NextLook {
+        let has_something = !self.refused.is_empty() || self.ring.has_mail();
+        NextLook::now_if(has_something).min(self.pool.next_look())
     }
 }
 
@@ -262,7 +164,7 @@ impl Drop for UringChannel {
         let mut done = Vec::new();
         self.kick();
         while !self.in_flight.is_empty() {
-            self.enter(1, None);
+            self.ring.wait();
             self.collect(&mut done);
         }
     }
@@ -329,9 +231,9 @@ const fn goes_to_the_pool(op: FileOp) -> bool {
 }
 
 /// The submission for what is left of a request.
-fn entry_for(in_flight: &InFlight) -> squeue::Entry {
+fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
     let request = remaining(in_flight);
-    let file = Fixed(SHARED_FILE);
+    let file = Fd(files.shared.file.as_raw_fd());
     let pieces = request.memory.pieces();
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
@@ -356,7 +258,7 @@ fn entry_for(in_flight: &InFlight) -> squeue::Entry {
             }
         }
         FileOp::Datasync => {
-            opcode::Fsync::new(Fixed(SYNC_FILE)).flags(FsyncFlags::DATASYNC).build()
+            opcode::Fsync::new(Fd(files.sync.as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
         }
         FileOp::Punch { .. } | FileOp::Discard { .. } | FileOp::Clear { .. } => {
             unreachable!("given to the pool")
@@ -391,21 +293,4 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     // stays where it is while the slab entry itself moves.
     request.memory = unsafe { MemoryList::new(in_flight.pieces()) };
     request
-}
-
-fn build_ring(entries: u32) -> io::Result<IoUring> {
-    let deferred = IoUring::builder()
-        .setup_single_issuer()
-        .setup_coop_taskrun()
-        .setup_defer_taskrun()
-        .setup_taskrun_flag()
-        .setup_submit_all()
-        .setup_clamp()
-        .build(entries);
-    // Kernels before 6.1 do not know these flags; the plain ring works the same, a little slower.
-    deferred.or_else(|_| IoUring::builder().setup_clamp().build(entries))
-}
-
-fn timespec(duration: Duration) -> Timespec {
-    Timespec::new().sec(duration.as_secs()).nsec(duration.subsec_nanos())
 }

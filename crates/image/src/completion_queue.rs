@@ -5,18 +5,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flowstone_block::Completion;
 
-use crate::waker::Waker;
+use crate::wakers::QueueWaker;
 
 /// See the module.
 pub struct CompletionQueue {
-    waker: Arc<Waker>,
+    waker: Arc<QueueWaker>,
     done: Mutex<Vec<Completion>>,
     full: AtomicBool,
 }
 
 impl CompletionQueue {
     /// Empty; a completion wakes `waker`.
-    pub fn new(waker: Arc<Waker>) -> Self {
+    pub fn new(waker: Arc<QueueWaker>) -> Self {
         Self { waker, done: Mutex::default(), full: AtomicBool::new(false) }
     }
 

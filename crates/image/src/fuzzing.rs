@@ -6,7 +6,8 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use flowstone_block::{
-    BlockingDisk, Channel, Extent, IoVec, Layer, Op, QueueDepth, Request, Sector, SectorCount,
+    BlockingDisk, Channel, Extent, IoVec, Layer, Op, QueueContext, QueueDepth, Request, Sector,
+    SectorCount,
 };
 use flowstone_fileio::{Access, FileIo};
 use flowstone_sim::{Fate, SimDisk};
@@ -85,7 +86,8 @@ impl Scene {
         let file = Box::new(disk.clone());
         let opened = LogImage::open_by_hand(Path::new("small.flow"), file);
         let (image, maintenance) = opened.expect("a sound image opens");
-        Self { guest: image.channel(QueueDepth(1)).expect("a channel"), maintenance }
+        let context = QueueContext::alone(QueueDepth(1)).expect("a reactor");
+        Self { guest: image.channel(&context).expect("a channel"), maintenance }
     }
 
     fn write(&mut self, lba: u64, blocks: &mut [u8]) {

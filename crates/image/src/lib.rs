@@ -20,7 +20,7 @@ pub mod raw;
 mod report;
 mod sample;
 mod trims;
-mod waker;
+mod wakers;
 
 pub use check::check;
 pub use convert::convert;

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Channel, Completion, Doorbells, Geometry, Layer, QueueDepth, Request};
+use flowstone_block::{Channel, Completion, Geometry, Layer, NextLook, QueueContext, Request};
 
 /// How much later, at least and at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,9 +69,9 @@ impl Layer for Delay {
         self.base.geometry()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(DelayChannel {
-            base: self.base.channel(depth)?,
+            base: self.base.channel(context)?,
             range: self.range,
             random: fastrand::Rng::new(),
             held: BinaryHeap::new(),
@@ -117,9 +117,9 @@ impl Channel for DelayChannel {
         }
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        let next = self.held.peek().map(|held| held.0.due);
-        self.base.sleep(&doorbells.no_later_than(next));
+    fn next_look(&mut self) -> NextLook {
+        let due = self.held.peek().map_or(NextLook::OnWake, |held| NextLook::At(held.0.due));
+        due.min(self.base.next_look())
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Errno, Geometry, Layer, OpKind, QueueDepth, Request,
+    Channel, Completion, Errno, Geometry, Layer, NextLook, OpKind, QueueContext, Request,
 };
 
 /// Which requests fail, and how.
@@ -86,9 +86,9 @@ impl Layer for Errors {
         self.base.geometry()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(ErrorsChannel {
-            base: self.base.channel(depth)?,
+            base: self.base.channel(context)?,
             rule: self.rule,
             seen: Arc::clone(&self.seen),
             failed: Vec::new(),
@@ -121,10 +121,8 @@ impl Channel for ErrorsChannel {
         self.base.reap(done);
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        if self.failed.is_empty() {
-            self.base.sleep(doorbells);
-        }
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.failed.is_empty()).min(self.base.next_look())
     }
 }
 

@@ -4,23 +4,23 @@
 //! 0.001234567 q1 submit 17 write sectors 2048+8 priority 0x4003
 //! 0.001345678 q1 finish 17 ok
 //! ```
-//! Times are seconds since the layer was made, `q` is the channel in order of creation, and the
-//! number is the request's tag.
+//! Times are seconds since the layer was made, `q1` is queue 1 of the disk, `own` stands for what no
+//! guest asked for, and the number is the request's tag.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use flowstone_block::{Channel, Completion, Doorbells, Geometry, Layer, QueueDepth, Request};
+use flowstone_block::{
+    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
+};
 
 /// The layer.
 pub struct Log {
     base: Arc<dyn Layer>,
     sink: Arc<Sink>,
-    channels: AtomicUsize,
 }
 
 struct Sink {
@@ -31,7 +31,6 @@ struct Sink {
 struct LogChannel {
     base: Box<dyn Channel>,
     sink: Arc<Sink>,
-    number: usize,
 }
 
 impl Log {
@@ -39,16 +38,16 @@ impl Log {
     pub fn new(base: Arc<dyn Layer>, path: &Path) -> io::Result<Self> {
         let file = Mutex::new(BufWriter::new(File::create(path)?));
         let sink = Arc::new(Sink { start: Instant::now(), file });
-        Ok(Self { base, sink, channels: AtomicUsize::new(0) })
+        Ok(Self { base, sink })
     }
 }
 
 impl Sink {
-    fn line(&self, number: usize, words: std::fmt::Arguments<'_>) {
+    fn line(&self, origin: Origin, words: std::fmt::Arguments<'_>) {
         let time = self.start.elapsed();
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         // A full disk under the log must not stop the guest: the log then ends early.
-        let _ = writeln!(file, "{}.{:09} q{number} {words}", time.as_secs(), time.subsec_nanos());
+        let _ = writeln!(file, "{}.{:09} {origin} {words}", time.as_secs(), time.subsec_nanos());
     }
 
     fn flush(&self) {
@@ -61,24 +60,20 @@ impl Layer for Log {
         self.base.geometry()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(LogChannel {
-            base: self.base.channel(depth)?,
-            sink: Arc::clone(&self.sink),
-            number: self.channels.fetch_add(1, Ordering::Relaxed),
-        }))
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(LogChannel { base: self.base.channel(context)?, sink: Arc::clone(&self.sink) }))
     }
 }
 
 impl Channel for LogChannel {
     fn submit(&mut self, request: Box<Request>) {
         let (tag, name, priority) = (request.tag, request.op.kind().name(), request.priority.0);
+        let origin = request.origin;
         match request.op.extent() {
-            Some(extent) => self.sink.line(
-                self.number,
-                format_args!("submit {tag} {name} {extent} priority {priority:#x}"),
-            ),
-            None => self.sink.line(self.number, format_args!("submit {tag} {name}")),
+            Some(extent) => self
+                .sink
+                .line(origin, format_args!("submit {tag} {name} {extent} priority {priority:#x}")),
+            None => self.sink.line(origin, format_args!("submit {tag} {name}")),
         }
         self.base.submit(request);
     }
@@ -91,17 +86,17 @@ impl Channel for LogChannel {
         let before = done.len();
         self.base.reap(done);
         for completion in &done[before..] {
-            let tag = completion.request.tag;
+            let (tag, origin) = (completion.request.tag, completion.request.origin);
             match completion.outcome {
-                Ok(()) => self.sink.line(self.number, format_args!("finish {tag} ok")),
-                Err(errno) => self.sink.line(self.number, format_args!("finish {tag} {errno}")),
+                Ok(()) => self.sink.line(origin, format_args!("finish {tag} ok")),
+                Err(errno) => self.sink.line(origin, format_args!("finish {tag} {errno}")),
             }
         }
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+    fn next_look(&mut self) -> NextLook {
         self.sink.flush();
-        self.base.sleep(doorbells);
+        self.base.next_look()
     }
 }
 

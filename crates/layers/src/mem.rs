@@ -9,8 +9,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Extent, Geometry, Layer, Op, QueueDepth, Request, SectorCount,
-    poll_doorbells,
+    Channel, Completion, Extent, Geometry, Layer, NextLook, Op, QueueContext, Request, SectorCount,
 };
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -110,7 +109,7 @@ impl Layer for Mem {
         self.geometry
     }
 
-    fn channel(&self, _depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(MemChannel { store: Arc::clone(&self.store), done: Vec::new() }))
     }
 }
@@ -132,9 +131,7 @@ impl Channel for MemChannel {
         done.append(&mut self.done);
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        if self.done.is_empty() {
-            poll_doorbells(doorbells, None);
-        }
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.done.is_empty())
     }
 }

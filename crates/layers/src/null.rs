@@ -5,8 +5,7 @@
 use std::io;
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Geometry, Layer, QueueDepth, Request, SectorCount,
-    poll_doorbells,
+    Channel, Completion, Geometry, Layer, NextLook, QueueContext, Request, SectorCount,
 };
 
 /// The disk that does nothing.
@@ -30,8 +29,8 @@ impl Layer for Null {
         self.geometry
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(NullChannel { done: Vec::with_capacity(usize::from(depth.0)) }))
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(NullChannel { done: Vec::with_capacity(usize::from(context.depth.0)) }))
     }
 }
 
@@ -46,9 +45,7 @@ impl Channel for NullChannel {
         done.append(&mut self.done);
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        if self.done.is_empty() {
-            poll_doorbells(doorbells, None);
-        }
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.done.is_empty())
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Geometry, Layer, OpKind, QueueDepth, Request,
+    Channel, Completion, Geometry, Layer, NextLook, OpKind, QueueContext, Request,
 };
 
 /// Requests, bytes and errors by kind of operation, indexed by [`OpKind`].
@@ -52,9 +52,9 @@ impl Layer for Stats {
         self.base.geometry()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let counters = Arc::clone(&self.counters);
-        Ok(Box::new(StatsChannel { base: self.base.channel(depth)?, counters }))
+        Ok(Box::new(StatsChannel { base: self.base.channel(context)?, counters }))
     }
 }
 
@@ -81,7 +81,7 @@ impl Channel for StatsChannel {
         }
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        self.base.sleep(doorbells);
+    fn next_look(&mut self) -> NextLook {
+        self.base.next_look()
     }
 }

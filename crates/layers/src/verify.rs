@@ -5,14 +5,14 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crc32c::crc32c;
 use flowstone_block::{
-    Channel, Completion, Doorbells, Errno, Extent, Geometry, Layer, Op, QueueDepth, Request,
-    SECTOR_BYTES,
+    Channel, Completion, Errno, Extent, Geometry, Layer, NextLook, Op, QueueContext, Request,
+    SECTOR_BYTES, Token, TokenSource,
 };
+use slab::Slab;
 use tracing::error;
 
 /// What is known of a sector.
@@ -43,9 +43,16 @@ pub struct Verify {
 struct VerifyChannel {
     base: Box<dyn Channel>,
     knowledge: Arc<Mutex<Knowledge>>,
-    /// What was known of the sectors of each request in flight when it was submitted. Parts of one
-    /// guest request share a tag, so a request is known by where it lives.
-    submitted: HashMap<*const Request, Vec<Known>>,
+    submitted: Slab<Submitted>,
+    tokens: TokenSource,
+}
+
+/// What is kept about a request in flight.
+struct Submitted {
+    /// What was known of its sectors when it was submitted.
+    known: Vec<Known>,
+    /// The mark that it had.
+    token: Token,
 }
 
 impl Verify {
@@ -60,11 +67,12 @@ impl Layer for Verify {
         self.base.geometry()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(VerifyChannel {
-            base: self.base.channel(depth)?,
+            base: self.base.channel(context)?,
             knowledge: Arc::clone(&self.knowledge),
-            submitted: HashMap::new(),
+            submitted: Slab::new(),
+            tokens: TokenSource::new(),
         }))
     }
 }
@@ -152,10 +160,10 @@ impl VerifyChannel {
     }
 
     fn judge(&mut self, completion: &mut Completion) {
-        let request = &completion.request;
-        let Some(before) = self.submitted.remove(&ptr::from_ref(&**request)) else {
-            return;
-        };
+        let request = &mut completion.request;
+        let Some(index) = self.tokens.index_of(request.token) else { return };
+        let Submitted { known: before, token } = self.submitted.remove(index);
+        request.token = token;
         match request.op {
             Op::Write(extent) => self.end_write(extent, &before, completion.outcome.is_ok()),
             Op::Discard(extent) | Op::WriteZeroes { extent, .. } => self.end_zero(extent),
@@ -172,7 +180,7 @@ impl VerifyChannel {
 }
 
 impl Channel for VerifyChannel {
-    fn submit(&mut self, request: Box<Request>) {
+    fn submit(&mut self, mut request: Box<Request>) {
         let known = match request.op {
             Op::Read(extent) => self.begin_read(extent),
             Op::Write(extent) => self.begin_write(extent, &request),
@@ -182,7 +190,9 @@ impl Channel for VerifyChannel {
             }
             Op::Flush => Vec::new(),
         };
-        self.submitted.insert(ptr::from_ref(&*request), known);
+        let entry = self.submitted.vacant_entry();
+        let token = std::mem::replace(&mut request.token, self.tokens.token(entry.key()));
+        entry.insert(Submitted { known, token });
         self.base.submit(request);
     }
 
@@ -198,7 +208,7 @@ impl Channel for VerifyChannel {
         }
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        self.base.sleep(doorbells);
+    fn next_look(&mut self) -> NextLook {
+        self.base.next_look()
     }
 }

@@ -16,8 +16,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Extent, Geometry, IoVec, Layer, Op, QueueDepth, Request,
+    Channel, Completion, Extent, Geometry, IoVec, Layer, NextLook, Op, QueueContext, Request,
+    Token, TokenSource,
 };
+use slab::Slab;
 
 /// What becomes of writes that are all zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -71,13 +73,15 @@ struct ZeroesChannel {
     granularity: u64,
     counters: Arc<ZeroCounters>,
     /// What was made into write-zeroes, and is to come back as it went.
-    disguised: Vec<Disguised>,
+    disguised: Slab<Disguised>,
+    tokens: TokenSource,
 }
 
-/// A write on its way as something else. The box that a request travels in is its identity.
+/// A write on its way as something else.
 struct Disguised {
-    identity: *const Request,
     memory: Vec<IoVec>,
+    /// The mark that it had.
+    token: Token,
 }
 
 impl Zeroes {
@@ -97,13 +101,14 @@ impl Layer for Zeroes {
         self.base.geometry()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(ZeroesChannel {
-            base: self.base.channel(depth)?,
+            base: self.base.channel(context)?,
             unmap: self.unmap,
             granularity: u64::from(self.base.geometry().discard_granularity_bytes),
             counters: Arc::clone(&self.counters),
-            disguised: Vec::with_capacity(usize::from(depth.0)),
+            disguised: Slab::with_capacity(usize::from(context.depth.0)),
+            tokens: TokenSource::new(),
         }))
     }
 }
@@ -114,19 +119,20 @@ impl ZeroesChannel {
     }
 
     fn disguise(&mut self, request: &mut Box<Request>, extent: Extent) {
-        let identity = std::ptr::from_ref(&**request);
-        self.disguised.push(Disguised { identity, memory: std::mem::take(&mut request.memory) });
+        let entry = self.disguised.vacant_entry();
+        let token = std::mem::replace(&mut request.token, self.tokens.token(entry.key()));
+        entry.insert(Disguised { memory: std::mem::take(&mut request.memory), token });
         request.op = Op::WriteZeroes { extent, unmap: self.unmap };
         self.counters.requests.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(extent.bytes(), Ordering::Relaxed);
     }
 
     fn undisguise(&mut self, request: &mut Box<Request>) {
-        let identity = std::ptr::from_ref(&**request);
-        let found = self.disguised.iter().position(|hidden| hidden.identity == identity);
-        if let (Op::WriteZeroes { extent, .. }, Some(index)) = (request.op, found) {
+        let index = self.tokens.index_of(request.token);
+        if let (Op::WriteZeroes { extent, .. }, Some(index)) = (request.op, index) {
             request.op = Op::Write(extent);
-            request.memory = self.disguised.swap_remove(index).memory;
+            Disguised { memory: request.memory, token: request.token } =
+                self.disguised.remove(index);
         }
     }
 }
@@ -157,7 +163,7 @@ impl Channel for ZeroesChannel {
         }
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        self.base.sleep(doorbells);
+    fn next_look(&mut self) -> NextLook {
+        self.base.next_look()
     }
 }

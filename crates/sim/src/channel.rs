@@ -3,7 +3,7 @@
 use std::mem;
 
 use fastrand::Rng;
-use flowstone_block::{Doorbells, Errno, gather, poll_doorbells, scatter};
+use flowstone_block::{Errno, NextLook, gather, scatter};
 use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 
 use super::schedule::Schedule;
@@ -98,17 +98,11 @@ impl FileChannel for SimChannel {
         done.append(&mut self.done);
     }
 
-    /// # Panics
-    /// If nothing is in flight and there is neither a doorbell nor a deadline: nothing could end
-    /// this sleep.
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+    /// A thread that is about to sleep gives the disk the time to carry out something.
+    fn next_look(&mut self) -> NextLook {
         self.kick();
         self.complete_any(1);
-        if self.done.is_empty() {
-            let endless = doorbells.fds.is_empty() && doorbells.deadline.is_none();
-            assert!(!endless, "a sleep that nothing can end");
-            poll_doorbells(doorbells, None);
-        }
+        NextLook::now_if(!self.done.is_empty())
     }
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, MutexGuard};
 
 use fastrand::Rng;
-use flowstone_block::{Outcome, QueueDepth};
+use flowstone_block::{Outcome, QueueContext};
 use flowstone_fileio::{FileChannel, FileIo, FileOffset, FileOp};
 
 use super::change::Change;
@@ -156,7 +156,7 @@ impl FileIo for SimDisk {
         "simulated disk".into()
     }
 
-    fn channel(&self, _depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
         let mut state = self.state();
         let number = state.channels;
         state.channels += 1;

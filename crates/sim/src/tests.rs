@@ -5,7 +5,7 @@ mod faults;
 mod oracle;
 mod queues;
 
-use flowstone_block::{IoVec, QueueDepth};
+use flowstone_block::{IoVec, QueueContext, QueueDepth};
 use flowstone_fileio::{
     FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList,
 };
@@ -21,7 +21,8 @@ struct Queue {
 
 impl Queue {
     fn new(disk: &SimDisk) -> Self {
-        Self { channel: disk.channel(QueueDepth(32)).unwrap(), held: Vec::new() }
+        let context = QueueContext::alone(QueueDepth(32)).unwrap();
+        Self { channel: disk.channel(&context).unwrap(), held: Vec::new() }
     }
 
     fn submit(&mut self, op: FileOp, fill: u8) {

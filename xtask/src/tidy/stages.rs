@@ -14,13 +14,14 @@ use super::source::Source;
 
 /// What the packages of the product, and of `crates/`, may depend on. An optional dependency is for
 /// tests.
-const MAY_KNOW: [(&str, &[&str]); 9] = [
-    ("block", &[]),
-    ("fileio", &["block"]),
+const MAY_KNOW: [(&str, &[&str]); 10] = [
+    ("reactor", &[]),
+    ("block", &["reactor"]),
+    ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),
     ("layers", &["block"]),
     ("frontend", &["block"]),
-    ("daemon", &["block", "fileio", "image", "layers", "frontend"]),
+    ("daemon", &["reactor", "block", "fileio", "image", "layers", "frontend"]),
     ("cli", &["block", "fileio", "image", "daemon"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),

@@ -319,7 +319,7 @@ fn the_switch_to_write_through_waits_for_what_is_on_its_way_and_flushes_it() {
     let of_the_queue = |word: &str| words.iter().position(|it| it[0] == "q0" && it[1] == word);
     let written = of_the_queue("finish").unwrap();
     let flush = words.iter().position(|it| it[1] == "submit" && it[3] == "flush").unwrap();
-    assert!(written < flush && words[flush][0] == "q1", "{log}");
+    assert!(written < flush && words[flush][0] == "own", "{log}");
 }
 
 /// The driver switched to write-through, the flush before it failed, and the connection was

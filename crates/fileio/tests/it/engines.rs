@@ -1,15 +1,20 @@
 //! One behaviour: of all engines, and of the write cache that tests put before a file.
 
-use std::os::fd::AsFd;
+use std::fs::File;
+use std::ops::{Deref, DerefMut};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{AlignedBuf, Doorbells, Errno, IoVec, Outcome, QueueDepth};
+use flowstone_block::{
+    AlignedBuf, Errno, IoVec, NextLook, Outcome, QueueContext, QueueDepth, Reactor,
+};
 use flowstone_fileio::{
     Access, BlockingFile, DirectChoice, EngineChoice, FileChannel, FileCompletion, FileIo,
     FileOffset, FileOp, FileOpener, FileRequest, MemoryList, OpenOptions, create_sparse,
     open_host_file,
 };
+use flowstone_reactor::Watch;
 use flowstone_sim::open_volatile;
 use rustix::event::{EventfdFlags, eventfd};
 
@@ -75,21 +80,52 @@ impl Case {
     }
 }
 
-fn wait_for(channel: &mut dyn FileChannel, count: usize) -> Vec<FileCompletion> {
+/// A channel that has a thread to itself.
+struct Queue {
+    channel: Box<dyn FileChannel>,
+    reactor: Reactor,
+}
+
+impl Queue {
+    fn new(file: &dyn FileIo, depth: QueueDepth) -> Self {
+        let context = QueueContext::alone(depth).unwrap();
+        Self { channel: file.channel(&context).unwrap(), reactor: context.reactor }
+    }
+
+    fn sleep(&mut self) {
+        self.reactor.sleep(|| self.channel.next_look());
+    }
+}
+
+impl Deref for Queue {
+    type Target = dyn FileChannel;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.channel
+    }
+}
+
+impl DerefMut for Queue {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut *self.channel
+    }
+}
+
+fn wait_for(channel: &mut Queue, count: usize) -> Vec<FileCompletion> {
     let mut done = Vec::new();
     let start = Instant::now();
     channel.kick();
     while done.len() < count {
         channel.reap(&mut done);
         if done.len() < count {
-            channel.sleep(&Doorbells { fds: &[], deadline: None });
+            channel.sleep();
         }
         assert!(start.elapsed() < Duration::from_secs(30), "requests got lost");
     }
     done
 }
 
-fn run(channel: &mut dyn FileChannel, op: FileOp, memory: &mut [u8]) -> Outcome {
+fn run(channel: &mut Queue, op: FileOp, memory: &mut [u8]) -> Outcome {
     let list = [
         // SAFETY: the memory outlives the request, which completes in wait_for.
         unsafe { IoVec::of(memory) },
@@ -122,7 +158,7 @@ fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
 fn aligned_and_odd_transfers_read_back_what_was_written() {
     for case in cases() {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         for (offset, bytes, shift) in [
             (0, 4096, 0),
             (8192, 65536, 0),
@@ -134,12 +170,12 @@ fn aligned_and_odd_transfers_read_back_what_was_written() {
         ] {
             let mut buffer = AlignedBuf::zeroed(bytes + shift);
             buffer[shift..].copy_from_slice(&pattern(bytes, shift as u8));
-            run(&mut *channel, write_op(offset, bytes), &mut buffer[shift..]).unwrap();
+            run(&mut channel, write_op(offset, bytes), &mut buffer[shift..]).unwrap();
             let mut back = AlignedBuf::zeroed(bytes + shift);
-            run(&mut *channel, read_op(offset, bytes), &mut back[shift..]).unwrap();
+            run(&mut channel, read_op(offset, bytes), &mut back[shift..]).unwrap();
             assert!(buffer[..] == back[..], "{}: {bytes} bytes at {offset}", case.name);
         }
-        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        run(&mut channel, FileOp::Datasync, &mut []).unwrap();
     }
 }
 
@@ -147,17 +183,17 @@ fn aligned_and_odd_transfers_read_back_what_was_written() {
 fn scattered_memory_is_filled_in_order() {
     for case in cases() {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         let mut source = AlignedBuf::zeroed(8192);
         source.copy_from_slice(&pattern(8192, 5));
-        run(&mut *channel, write_op(4096, 8192), &mut source).unwrap();
+        run(&mut channel, write_op(4096, 8192), &mut source).unwrap();
         let (mut first, mut second) = (AlignedBuf::zeroed(4096), AlignedBuf::zeroed(4096));
         // SAFETY: both buffers and the list outlive the request, which completes below.
         let list = unsafe { [IoVec::of(&mut first), IoVec::of(&mut second)] };
         // SAFETY: as above.
         let memory = unsafe { MemoryList::new(&list) };
         channel.submit(FileRequest { op: read_op(4096, 8192), memory, tag: 1 });
-        wait_for(&mut *channel, 1)[0].outcome.unwrap();
+        wait_for(&mut channel, 1)[0].outcome.unwrap();
         assert!(first[..] == source[..4096] && second[..] == source[4096..], "{}", case.name);
     }
 }
@@ -166,7 +202,7 @@ fn scattered_memory_is_filled_in_order() {
 fn a_full_queue_completes_every_request_once() {
     for case in cases() {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         let mut buffers: Vec<AlignedBuf> = (0..200).map(|_| AlignedBuf::zeroed(4096)).collect();
         // SAFETY: the buffers outlive the requests, which complete below.
         let lists: Vec<[IoVec; 1]> =
@@ -178,7 +214,7 @@ fn a_full_queue_completes_every_request_once() {
             let op = write_op(tag as u64 * 4096, 4096);
             channel.submit(FileRequest { op, memory, tag });
         }
-        let mut tags: Vec<usize> = wait_for(&mut *channel, 200)
+        let mut tags: Vec<usize> = wait_for(&mut channel, 200)
             .iter()
             .map(|completion| {
                 completion.outcome.unwrap();
@@ -194,20 +230,20 @@ fn a_full_queue_completes_every_request_once() {
 fn punched_and_zeroed_ranges_read_zero_and_punching_frees_space() {
     for case in cases() {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         let mut buffer = AlignedBuf::zeroed(1 << 20);
         buffer.fill(0xaa);
-        run(&mut *channel, write_op(0, 1 << 20), &mut buffer).unwrap();
-        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        run(&mut channel, write_op(0, 1 << 20), &mut buffer).unwrap();
+        run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         let before = file.allocated_bytes().unwrap();
         let zero = FileOp::Zero { offset: FileOffset::new(4096), bytes: 8192 };
-        run(&mut *channel, zero, &mut []).unwrap();
+        run(&mut channel, zero, &mut []).unwrap();
         let punch = FileOp::Punch { offset: FileOffset::new(512 << 10), bytes: 512 << 10 };
-        run(&mut *channel, punch, &mut []).unwrap();
+        run(&mut channel, punch, &mut []).unwrap();
         // A volatile file may have told the host nothing yet.
-        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         assert!(file.allocated_bytes().unwrap() + (500 << 10) < before, "{}", case.name);
-        run(&mut *channel, read_op(0, 1 << 20), &mut buffer).unwrap();
+        run(&mut channel, read_op(0, 1 << 20), &mut buffer).unwrap();
         assert!(buffer[..4096].iter().all(|byte| *byte == 0xaa), "{}", case.name);
         assert!(buffer[4096..12288].iter().all(|byte| *byte == 0), "{}", case.name);
         assert!(buffer[12288..512 << 10].iter().all(|byte| *byte == 0xaa), "{}", case.name);
@@ -220,22 +256,22 @@ fn cleared_ranges_read_zero_and_space_stays_as_it_was() {
     // A volatile file may give holes space: it does not know yet what will be one.
     for case in cases().into_iter().filter(|case| !case.holds_back()) {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         let mut buffer = AlignedBuf::zeroed(1 << 20);
         for at in [0, 2 << 20] {
             buffer.fill(0xaa);
-            run(&mut *channel, write_op(at, 1 << 20), &mut buffer).unwrap();
+            run(&mut channel, write_op(at, 1 << 20), &mut buffer).unwrap();
         }
-        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         let before = file.allocated_bytes().unwrap();
         // From inside a block, over data, a hole, data, and the hole at the end.
         let clear = FileOp::Clear { offset: FileOffset::new(512), bytes: FILE_BYTES - 512 };
-        run(&mut *channel, clear, &mut []).unwrap();
-        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        run(&mut channel, clear, &mut []).unwrap();
+        run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         let after = file.allocated_bytes().unwrap();
         assert!(after.abs_diff(before) <= 64 << 10, "{}: {before} became {after}", case.name);
         for at in (0..FILE_BYTES).step_by(1 << 20) {
-            run(&mut *channel, read_op(at, 1 << 20), &mut buffer).unwrap();
+            run(&mut channel, read_op(at, 1 << 20), &mut buffer).unwrap();
             let kept = if at == 0 { 512 } else { 0 };
             assert!(buffer[..kept].iter().all(|byte| *byte == 0xaa), "{}: {at}", case.name);
             assert!(buffer[kept..].iter().all(|byte| *byte == 0), "{}: {at}", case.name);
@@ -247,24 +283,24 @@ fn cleared_ranges_read_zero_and_space_stays_as_it_was() {
 fn allocated_ranges_have_space_and_keep_their_content() {
     for case in cases() {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         let mut buffer = AlignedBuf::zeroed(8192);
         buffer.fill(0x3d);
-        run(&mut *channel, write_op(1 << 20, 8192), &mut buffer).unwrap();
-        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        run(&mut channel, write_op(1 << 20, 8192), &mut buffer).unwrap();
+        run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         let before = file.allocated_bytes().unwrap();
         // Around the content, and past the end of the file.
         for (offset, bytes) in [(0, 2 << 20), (FILE_BYTES - 4096, 1 << 20)] {
             let op = FileOp::Allocate { offset: FileOffset::new(offset), bytes };
-            run(&mut *channel, op, &mut []).unwrap();
+            run(&mut channel, op, &mut []).unwrap();
         }
-        run(&mut *channel, FileOp::Datasync, &mut []).unwrap();
+        run(&mut channel, FileOp::Datasync, &mut []).unwrap();
         let given = file.allocated_bytes().unwrap() - before;
         assert!(given >= (3 << 20) - 16384, "{}: {given} bytes", case.name);
         assert_eq!(file.size().unwrap(), FILE_BYTES - 4096 + (1 << 20), "{}", case.name);
-        run(&mut *channel, read_op(1 << 20, 8192), &mut buffer).unwrap();
+        run(&mut channel, read_op(1 << 20, 8192), &mut buffer).unwrap();
         assert!(buffer.iter().all(|byte| *byte == 0x3d), "{}", case.name);
-        run(&mut *channel, read_op(FILE_BYTES, 8192), &mut buffer).unwrap();
+        run(&mut channel, read_op(FILE_BYTES, 8192), &mut buffer).unwrap();
         assert!(buffer.iter().all(|byte| *byte == 0), "{}", case.name);
     }
 }
@@ -273,11 +309,11 @@ fn allocated_ranges_have_space_and_keep_their_content() {
 fn a_file_truncated_under_us_is_an_error_not_a_short_read() {
     for case in cases() {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         let shorter = FILE_BYTES - 4096;
-        std::fs::File::options().write(true).open(case.path()).unwrap().set_len(shorter).unwrap();
+        File::options().write(true).open(case.path()).unwrap().set_len(shorter).unwrap();
         let mut buffer = AlignedBuf::zeroed(8192);
-        let outcome = run(&mut *channel, read_op(shorter - 4096, 8192), &mut buffer);
+        let outcome = run(&mut channel, read_op(shorter - 4096, 8192), &mut buffer);
         assert_eq!(outcome, Err(Errno::IO), "{}", case.name);
     }
 }
@@ -287,28 +323,31 @@ fn the_errno_of_a_refused_write_reaches_the_completion() {
     for case in cases() {
         drop(case.create());
         let file = case.open(Access::Read);
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         let mut buffer = AlignedBuf::zeroed(4096);
-        let outcome = run(&mut *channel, write_op(0, 4096), &mut buffer);
+        let outcome = run(&mut channel, write_op(0, 4096), &mut buffer);
         assert_eq!(outcome, Err(Errno::BADF), "{}", case.name);
     }
 }
 
 #[test]
-fn a_sleep_ends_at_a_doorbell_and_at_its_deadline() {
+fn a_sleep_ends_at_a_watched_descriptor_and_at_its_deadline() {
     for case in cases() {
         let file = case.create();
-        let mut channel = file.channel(DEPTH).unwrap();
-        let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        let fds = [doorbell.as_fd()];
+        let mut channel = Queue::new(&*file, DEPTH);
+        let event = Arc::new(File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap()));
+        let watch = Watch::new(&channel.reactor, Arc::clone(&event));
         let soon = Instant::now() + Duration::from_millis(20);
-        channel.sleep(&Doorbells { fds: &fds, deadline: Some(soon) });
+        let Queue { channel, reactor } = &mut channel;
+        reactor.sleep(|| channel.next_look().min(NextLook::At(soon)));
         channel.reap(&mut Vec::new());
         assert!(Instant::now() >= soon, "{}: woke early", case.name);
         for _ in 0..3 {
-            rustix::io::write(&doorbell, &1u64.to_ne_bytes()).unwrap();
-            channel.sleep(&Doorbells { fds: &fds, deadline: None });
-            rustix::io::read(&doorbell, &mut [0; 8]).unwrap();
+            rustix::io::write(&*event, &1u64.to_ne_bytes()).unwrap();
+            while !watch.take_ready() {
+                reactor.sleep(|| channel.next_look());
+            }
+            rustix::io::read(&*event, &mut [0; 8]).unwrap();
             channel.reap(&mut Vec::new());
         }
     }
@@ -322,13 +361,13 @@ fn dropping_a_channel_waits_for_what_is_in_flight() {
         buffer.fill(0x5c);
         // SAFETY: buffer and list outlive the channel, whose drop waits.
         let list = [unsafe { IoVec::of(&mut buffer) }];
-        let mut channel = file.channel(DEPTH).unwrap();
+        let mut channel = Queue::new(&*file, DEPTH);
         // SAFETY: as above.
         let memory = unsafe { MemoryList::new(&list) };
         channel.submit(FileRequest { op: write_op(0, 1 << 20), memory, tag: 0 });
         drop(channel);
         let mut back = AlignedBuf::zeroed(1 << 20);
-        run(&mut *file.channel(DEPTH).unwrap(), read_op(0, 1 << 20), &mut back).unwrap();
+        run(&mut Queue::new(&*file, DEPTH), read_op(0, 1 << 20), &mut back).unwrap();
         assert!(back.iter().all(|byte| *byte == 0x5c), "{}", case.name);
     }
 }
@@ -356,8 +395,8 @@ fn more_completions_than_a_ring_has_room_for_come_without_a_sleep() {
         let file = case.create();
         let mut buffer = AlignedBuf::zeroed(4096);
         // Buffered reads of what is in the page cache complete while they are submitted.
-        run(&mut *file.channel(DEPTH).unwrap(), write_op(0, 4096), &mut buffer).unwrap();
-        let mut channel = file.channel(QueueDepth(8)).unwrap();
+        run(&mut Queue::new(&*file, DEPTH), write_op(0, 4096), &mut buffer).unwrap();
+        let mut channel = Queue::new(&*file, QueueDepth(8));
         // SAFETY: buffer and list outlive the requests; all of them read the same bytes.
         let list = [unsafe { IoVec::of(&mut buffer) }];
         for tag in 0..REQUESTS {

@@ -9,7 +9,6 @@
 //! queue with requests in flight must have stopped them first.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -223,8 +222,8 @@ impl VirtQueue {
     }
 
     /// Readable when the driver has notified us.
-    pub fn kick_event(&self) -> BorrowedFd<'_> {
-        self.parts.kick.as_fd()
+    pub fn kick(&self) -> &Arc<File> {
+        &self.parts.kick
     }
 
     /// Forgets the driver's notifications and says how many there were.
@@ -386,6 +385,7 @@ impl VirtQueue {
         let slot = &mut self.slots[usize::from(head)];
         let mut request =
             slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
+        request.reset();
         let parsed = parse(&self.parts.ring, head, &mut request, limits, &self.parts.id);
         let Parsed { status, verdict } = match parsed {
             Ok(parsed) => parsed,
@@ -423,10 +423,8 @@ impl VirtQueue {
                 slot.weight = slot.parts as u32 * PART_WEIGHT;
                 self.weight += slot.weight;
                 for op in others {
-                    let mut part = Request::new(op, request.tag);
-                    let durable =
-                        request.durable && !mutant("frontend.queue.parts-are-not-durable");
-                    (part.durable, part.priority) = (durable, request.priority);
+                    let mut part = request.part(op);
+                    part.durable &= !mutant("frontend.queue.parts-are-not-durable");
                     submit(part);
                 }
                 request.op = first;

@@ -18,7 +18,7 @@ use super::reserve::{Demand, Opener, Reserve};
 use super::segments::SegmentTable;
 use super::shape::Shape;
 use super::superblock::{HeadPlace, Totals};
-use crate::waker::Waker;
+use crate::wakers::QueueWaker;
 
 /// Streams of guest data.
 pub const STREAMS_MAX: usize = 2;
@@ -127,7 +127,7 @@ pub struct Seal {
 }
 
 struct InFlightRecord {
-    owner: Arc<Waker>,
+    owner: Arc<QueueWaker>,
     address: Address,
     kind: Kind,
     entries: Vec<Entry>,
@@ -164,14 +164,14 @@ pub struct AppendState {
     in_flight: VecDeque<InFlightRecord>,
     spare_entries: Vec<Vec<Entry>>,
     /// Queues that wait for a block which is on its way.
-    watchers: Vec<Arc<Waker>>,
+    watchers: Vec<Arc<QueueWaker>>,
 }
 
 /// Effects to apply after the lock is released.
 #[derive(Default)]
 pub struct Effects {
     /// Owners whose records have committed or failed.
-    pub wake: Vec<Arc<Waker>>,
+    pub wake: Vec<Arc<QueueWaker>>,
     /// A maintenance pass is due.
     pub wake_maintenance: bool,
 }
@@ -275,7 +275,7 @@ impl AppendState {
         draft: &Draft<'_>,
         map: &BlockMap,
         blocks: u64,
-        owner: &Arc<Waker>,
+        owner: &Arc<QueueWaker>,
         effects: &mut Effects,
     ) -> Result<Placed, PlaceError> {
         match self.health {
@@ -329,7 +329,7 @@ impl AppendState {
         }
     }
 
-    fn push(&mut self, owner: &Arc<Waker>, address: Address, kind: Kind, entries: &[Entry]) {
+    fn push(&mut self, owner: &Arc<QueueWaker>, address: Address, kind: Kind, entries: &[Entry]) {
         let mut kept = self.spare_entries();
         kept.clear();
         kept.extend_from_slice(entries);
@@ -372,7 +372,7 @@ impl AppendState {
         draft: &Draft<'_>,
         blocks: u32,
         map: &BlockMap,
-        owner: &Arc<Waker>,
+        owner: &Arc<QueueWaker>,
         effects: &mut Effects,
     ) -> Result<Option<Seal>, PlaceError> {
         let opener = draft.opener();

@@ -1,7 +1,7 @@
 //! What the queues of a log image and its maintenance worker share.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Outcome, SectorCount, mutant};
 use flowstone_fileio::FileIo;
@@ -16,7 +16,7 @@ use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
 use super::sync::GroupSync;
 use crate::discards::DiscardCounters;
-use crate::waker::Waker;
+use crate::wakers::{QueueWaker, Wakers};
 
 /// The shared part of an open log image.
 pub struct Core {
@@ -37,7 +37,7 @@ pub struct Core {
     broken: AtomicBool,
     /// Counts the times that the maintenance worker has made room, or started new heads.
     room_made: AtomicU64,
-    wakers: Mutex<Vec<Weak<Waker>>>,
+    pub wakers: Wakers,
 }
 
 impl Core {
@@ -64,7 +64,7 @@ impl Core {
             broken: AtomicBool::new(state.health != Health::Running),
             room_made: AtomicU64::new(0),
             state: Mutex::new(state),
-            wakers: Mutex::default(),
+            wakers: Wakers::default(),
         }
     }
 
@@ -125,7 +125,7 @@ impl Core {
     /// Makes all requests that wait for a place try again.
     pub fn announce_room(&self) {
         self.room_made.fetch_add(1, Ordering::Release);
-        self.wake_all();
+        self.wakers.wake_all();
     }
 
     /// Whether no record can commit any more before the maintenance worker has started new heads.
@@ -141,23 +141,8 @@ impl Core {
         !self.is_broken() || mutant("log.trim.ignores-failed-records")
     }
 
-    /// A waker for a new queue.
-    pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
-        let waker = Arc::new(Waker::new()?);
-        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
-        wakers.retain(|waker| waker.strong_count() > 0);
-        wakers.push(Arc::downgrade(&waker));
-        Ok(waker)
-    }
-
-    /// Wakes every queue: something has changed that any of them may wait for.
-    pub fn wake_all(&self) {
-        let wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
-        wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
-    }
-
     /// Gives a record its place in the order and in the file.
-    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<Waker>) -> Result<Placed, PlaceError> {
+    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<QueueWaker>) -> Result<Placed, PlaceError> {
         let mut effects = Effects::default();
         let placed = {
             let mut state = self.append_state();
@@ -170,7 +155,7 @@ impl Core {
     }
 
     /// A record of `owner` is in the file, or could not be written.
-    pub fn written(&self, sequence: Sequence, succeeded: bool, owner: &Arc<Waker>) {
+    pub fn written(&self, sequence: Sequence, succeeded: bool, owner: &Arc<QueueWaker>) {
         let mut effects = Effects::default();
         {
             let mut state = self.append_state();
@@ -212,7 +197,7 @@ impl Core {
         self.broken.store(state.health != Health::Running, Ordering::Release);
     }
 
-    fn apply_effects(&self, effects: Effects, except: &Arc<Waker>) {
+    fn apply_effects(&self, effects: Effects, except: &Arc<QueueWaker>) {
         if effects.wake_maintenance {
             self.inbox.schedule_pass();
         }

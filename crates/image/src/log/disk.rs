@@ -8,8 +8,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Channel, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result,
-    SECTOR_BYTES, Sector, SectorCount,
+    AlignedBuf, BlockingDisk, Channel, Error, Extent, Geometry, Layer, Outcome, QueueContext,
+    Result, SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo};
 use tracing::{error, info};
@@ -332,8 +332,8 @@ impl Layer for LogImage {
         }
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(LogChannel::new(Arc::clone(&self.core), depth, self.readonly)?))
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(LogChannel::new(Arc::clone(&self.core), context, self.readonly)?))
     }
 }
 

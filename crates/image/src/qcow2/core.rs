@@ -1,7 +1,7 @@
 //! What the queues of an image, its slow-path pool and its maintenance worker share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::SectorCount;
 use flowstone_fileio::FileIo;
@@ -13,7 +13,7 @@ use super::meta::Meta;
 use super::shape::Shape;
 use crate::discards::DiscardCounters;
 use crate::pace::Activity;
-use crate::waker::Waker;
+use crate::wakers::Wakers;
 use crate::{DiscardMode, Image};
 
 /// The shared part of an open qcow2 image.
@@ -35,7 +35,7 @@ pub struct Core {
     meta: Mutex<Meta>,
     /// Rings when a claim ends, when there is room, and when there will be none.
     changed: Condvar,
-    wakers: Mutex<Vec<Weak<Waker>>>,
+    pub wakers: Wakers,
 }
 
 impl Core {
@@ -62,7 +62,7 @@ impl Core {
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),
-            wakers: Mutex::default(),
+            wakers: Wakers::default(),
         }
     }
 
@@ -100,21 +100,6 @@ impl Core {
     /// A claim has ended, or there is news about room.
     pub fn tell_changed(&self) {
         self.changed.notify_all();
-    }
-
-    /// A waker for a new queue.
-    pub fn new_waker(&self) -> std::io::Result<Arc<Waker>> {
-        let waker = Arc::new(Waker::new()?);
-        let mut wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
-        wakers.retain(|waker| waker.strong_count() > 0);
-        wakers.push(Arc::downgrade(&waker));
-        Ok(waker)
-    }
-
-    /// Wakes every queue: a commit that any of them may wait for has ended.
-    pub fn wake_all(&self) {
-        let wakers = self.wakers.lock().unwrap_or_else(PoisonError::into_inner);
-        wakers.iter().filter_map(Weak::upgrade).for_each(|waker| waker.wake());
     }
 
     /// The content of the medium is unknown: from now on nothing is promised.

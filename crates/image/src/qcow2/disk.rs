@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use flowstone_block::{
-    Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueDepth, Result, SECTOR_BYTES,
+    Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result, SECTOR_BYTES,
     Sector, SectorCount,
 };
 use tracing::error;
@@ -64,10 +64,10 @@ impl Layer for Qcow2Image {
         }
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let (core, slow_path, trims) =
             (Arc::clone(&self.core), Arc::clone(&self.slow_path), Arc::clone(&self.trims));
-        Ok(Box::new(Qcow2Channel::new(core, slow_path, trims, depth)?))
+        Ok(Box::new(Qcow2Channel::new(core, slow_path, trims, context)?))
     }
 }
 

@@ -240,6 +240,6 @@ fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinH
         // No thread may wait for it any more.
         core.commits.abandon();
         core.tell_changed();
-        core.wake_all();
+        core.wakers.wake_all();
     })
 }

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Errno, Extent, Op, Outcome, QueueDepth, Request, mutant,
+    Channel, Completion, Errno, Extent, NextLook, Op, Outcome, QueueContext, Reactor, Request,
+    mutant,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
@@ -21,7 +22,7 @@ use crate::DiscardMode;
 use crate::completion_queue::CompletionQueue;
 use crate::pace::ActivityCounter;
 use crate::trims::Trims;
-use crate::waker::Waker;
+use crate::wakers::QueueWaker;
 
 #[expect(clippy::vec_box, reason = "requests travel as boxes: a move is a pointer")]
 pub(crate) struct RawChannel {
@@ -33,7 +34,7 @@ pub(crate) struct RawChannel {
     in_flight: Slab<Box<Request>>,
     trims: Arc<Trims>,
     activity: Arc<ActivityCounter>,
-    waker: Arc<Waker>,
+    reactor: Reactor,
     /// Where discards come back.
     completions: Arc<CompletionQueue>,
     /// Discards that are not back yet.
@@ -60,7 +61,6 @@ pub(crate) struct RawParts {
     pub sync_failed: Arc<AtomicBool>,
     pub trims: Arc<Trims>,
     pub activity: Arc<ActivityCounter>,
-    pub waker: Arc<Waker>,
 }
 
 /// How a request is carried out.
@@ -73,10 +73,9 @@ enum Plan {
 }
 
 impl RawChannel {
-    pub fn new(parts: RawParts, depth: QueueDepth) -> Self {
-        let RawParts { file, discard, discards_to_zeroes, sync_failed, trims, activity, waker } =
-            parts;
-        let depth = usize::from(depth.0);
+    pub fn new(parts: RawParts, context: &QueueContext) -> Self {
+        let RawParts { file, discard, discards_to_zeroes, sync_failed, trims, activity } = parts;
+        let depth = usize::from(context.depth.0);
         Self {
             file,
             discard,
@@ -85,8 +84,8 @@ impl RawChannel {
             in_flight: Slab::with_capacity(depth),
             trims,
             activity,
-            completions: Arc::new(CompletionQueue::new(Arc::clone(&waker))),
-            waker,
+            completions: Arc::new(CompletionQueue::new(QueueWaker::new(&context.reactor))),
+            reactor: context.reactor.clone(),
             handed_over: 0,
             trims_queued: false,
             done: Vec::with_capacity(depth),
@@ -257,19 +256,10 @@ impl Channel for RawChannel {
         }
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+    fn next_look(&mut self) -> NextLook {
         self.kick_trims();
-        if !self.completed.is_empty() {
-            return;
-        }
-        let Self { file, waker, completions, .. } = self;
-        if !waker.sleep(
-            doorbells,
-            || completions.has_completions(),
-            |doorbells| file.sleep(doorbells),
-        ) {
-            file.kick();
-        }
+        let has_something = !self.completed.is_empty() || self.completions.has_completions();
+        NextLook::now_if(has_something).min(self.file.next_look())
     }
 }
 
@@ -279,7 +269,8 @@ impl Drop for RawChannel {
         let mut done = Vec::new();
         while self.handed_over > 0 {
             self.completed.clear();
-            self.sleep(&Doorbells { fds: &[], deadline: None });
+            let reactor = self.reactor.clone();
+            reactor.sleep(|| self.next_look());
             self.reap(&mut done);
             done.clear();
         }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use flowstone_block::{
-    Channel, Error, Extent, Geometry, Layer, QueueDepth, Result, SECTOR_BYTES, Sector, SectorCount,
+    Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES, Sector,
+    SectorCount,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 
@@ -16,7 +17,6 @@ use crate::capacity::valid_capacity;
 use crate::discards::DiscardCounters;
 use crate::pace::Activity;
 use crate::trims::Trims;
-use crate::waker::Waker;
 use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// An open raw image.
@@ -114,17 +114,16 @@ impl Layer for RawImage {
         }
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let parts = RawParts {
-            file: self.file.channel(depth)?,
+            file: self.file.channel(context)?,
             discard: self.discard,
             discards_to_zeroes: self.file.discards_to_zeroes(),
             sync_failed: Arc::clone(&self.sync_failed),
             trims: Arc::clone(&self.trims),
             activity: self.activity.counter(),
-            waker: Arc::new(Waker::new()?),
         };
-        Ok(Box::new(RawChannel::new(parts, depth)))
+        Ok(Box::new(RawChannel::new(parts, context)))
     }
 }
 

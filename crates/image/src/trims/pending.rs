@@ -81,16 +81,16 @@ impl Pending {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flowstone_block::{Op, Sector, SectorCount};
+    use flowstone_block::{Op, Reactor, Sector, SectorCount};
 
-    use crate::waker::Waker;
+    use crate::wakers::QueueWaker;
 
     fn extent(start: u64, count: u64) -> Extent {
         Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
     }
 
     fn add(pending: &mut Pending, ranges: &[(u64, u64)]) {
-        let waker = Arc::new(Waker::new().unwrap());
+        let waker = QueueWaker::new(&Reactor::new().unwrap());
         let completions = Arc::new(CompletionQueue::new(waker));
         for (tag, (start, count)) in ranges.iter().enumerate() {
             let extent = extent(*start, *count);

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    BlockingDisk, Channel, Completion, Doorbells, Errno, Extent, Geometry, IoVec, Layer, Op,
-    OpKind, Outcome, QueueDepth, Request, Sector, SectorCount,
+    BlockingDisk, Channel, Completion, Errno, Extent, Geometry, IoVec, Layer, NextLook, Op, OpKind,
+    Outcome, QueueContext, QueueDepth, Request, Sector, SectorCount,
 };
 use flowstone_layers::{Delay, Errors, Log, Mem, Stats, Verify};
 
@@ -40,7 +40,8 @@ fn a_memory_disk_keeps_what_is_written_and_zeroes_what_is_discarded() {
 #[test]
 fn random_delays_complete_out_of_order_and_lose_nothing() {
     let layer = Delay::new(mem(), "0-5ms".parse().unwrap());
-    let mut channel = layer.channel(QueueDepth(64)).unwrap();
+    let context = QueueContext::alone(QueueDepth(64)).unwrap();
+    let mut channel = layer.channel(&context).unwrap();
     for tag in 0..64 {
         channel.submit(Request::new(Op::Flush, tag));
     }
@@ -49,7 +50,7 @@ fn random_delays_complete_out_of_order_and_lose_nothing() {
     while done.len() < 64 {
         channel.reap(&mut done);
         if done.len() < 64 {
-            channel.sleep(&Doorbells { fds: &[], deadline: None });
+            context.reactor.sleep(|| channel.next_look());
         }
     }
     let tags: Vec<u32> = done.iter().map(|completion| completion.request.tag).collect();
@@ -93,8 +94,8 @@ fn the_log_has_a_line_for_each_request_and_each_completion() {
     let text = std::fs::read_to_string(&path).unwrap();
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 4, "{text}");
-    assert!(lines[0].contains("q0 submit 0 write sectors 8+1 priority 0x0"), "{text}");
-    assert!(lines[3].ends_with("q0 finish 0 ok"), "{text}");
+    assert!(lines[0].contains("own submit 0 write sectors 8+1 priority 0x0"), "{text}");
+    assert!(lines[3].ends_with("own finish 0 ok"), "{text}");
 }
 
 #[test]
@@ -128,8 +129,8 @@ impl Layer for Backwards {
         self.0.geometry()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(BackwardsChannel { base: self.0.channel(depth)?, batch: Vec::new() }))
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(BackwardsChannel { base: self.0.channel(context)?, batch: Vec::new() }))
     }
 }
 
@@ -149,15 +150,15 @@ impl Channel for BackwardsChannel {
         done[before..].reverse();
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+    fn next_look(&mut self) -> NextLook {
         self.kick();
-        self.base.sleep(doorbells);
+        self.base.next_look()
     }
 }
 
 /// Carries out requests at once, each with a buffer, and returns how they ended.
 fn run_at_once(layer: &Verify, requests: &mut [(Op, [u8; 512])]) -> Vec<Outcome> {
-    let mut channel = layer.channel(QueueDepth(64)).unwrap();
+    let mut channel = layer.channel(&QueueContext::alone(QueueDepth(64)).unwrap()).unwrap();
     for (tag, (op, buffer)) in requests.iter_mut().enumerate() {
         let mut request = Request::new(*op, tag as u32);
         if matches!(op, Op::Read(_) | Op::Write(_)) {

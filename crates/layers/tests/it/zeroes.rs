@@ -17,7 +17,7 @@ impl Layer for Spy {
         Geometry::with_capacity(SectorCount::new(2048))
     }
 
-    fn channel(&self, _depth: QueueDepth) -> io::Result<Box<dyn Channel>> {
+    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         Ok(Box::new(SpyChannel(self.clone(), Vec::new())))
     }
 }
@@ -37,7 +37,9 @@ impl Channel for SpyChannel {
         done.extend(self.1.drain(..).rev());
     }
 
-    fn sleep(&mut self, _doorbells: &Doorbells<'_>) {}
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.1.is_empty())
+    }
 }
 
 fn what_reaches_the_disk(unmap: bool, at: u64, mut data: Vec<u8>) -> Op {
@@ -66,7 +68,7 @@ fn only_whole_aligned_zero_writes_become_write_zeroes() {
 #[test]
 fn a_write_comes_back_as_the_write_it_was() {
     let layer = Zeroes::new(Arc::new(Spy::default()), true);
-    let mut channel = layer.channel(QueueDepth(8)).unwrap();
+    let mut channel = layer.channel(&QueueContext::alone(QueueDepth(8)).unwrap()).unwrap();
     let mut buffers: Vec<Vec<u8>> = (0..4).map(|n| vec![n % 2; 4096]).collect();
     let addresses: Vec<*mut u8> = buffers.iter_mut().map(|buffer| buffer.as_mut_ptr()).collect();
     for (n, buffer) in buffers.iter_mut().enumerate() {
@@ -110,7 +112,7 @@ fn a_buffer_that_changes_meanwhile_is_written_as_something_it_was() {
                 }
             }
         });
-        let mut channel = layer.channel(QueueDepth(1)).unwrap();
+        let mut channel = layer.channel(&QueueContext::alone(QueueDepth(1)).unwrap()).unwrap();
         let mut disk = BlockingDisk::new(&*mem).unwrap();
         for _ in 0..2000 {
             disk.write(Sector::new(0), &mut [0xff; 4096]).unwrap();

@@ -1,16 +1,11 @@
-//! Channels: order, visibility, sleep, threads.
+//! Channels: order, visibility, threads.
 
-use std::os::fd::AsFd;
 use std::thread;
-use std::time::{Duration, Instant};
 
-use flowstone_block::{Doorbells, Errno};
-use rustix::event::{EventfdFlags, eventfd};
+use flowstone_block::{Errno, NextLook};
 
 use super::*;
 use crate::Schedule;
-
-const NO_DOORBELLS: Doorbells<'_> = Doorbells { fds: &[], deadline: None };
 
 fn shuffled(bytes: u64, seed: u64) -> SimDisk {
     let disk = SimDisk::new(bytes);
@@ -91,29 +86,16 @@ fn what_direct_io_would_refuse_is_refused() {
 }
 
 #[test]
-fn a_sleep_completes_something_or_waits_for_a_doorbell() {
+fn a_thread_that_is_about_to_sleep_gives_the_disk_time() {
     let disk = shuffled(1 << 20, 5);
     let mut queue = Queue::new(&disk);
-    let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let fds = [doorbell.as_fd()];
     let mut done = Vec::new();
     queue.submit(write(0, 512), 1);
-    queue.channel.sleep(&NO_DOORBELLS);
-    assert_eq!(look(&disk, 0), 1, "slept without doing anything");
+    assert_eq!(queue.channel.next_look(), NextLook::Now);
+    assert_eq!(look(&disk, 0), 1, "nothing was done");
     queue.channel.reap(&mut done);
     assert_eq!(done.len(), 1);
-
-    let soon = Instant::now() + Duration::from_millis(5);
-    queue.channel.sleep(&Doorbells { fds: &fds, deadline: Some(soon) });
-    assert!(Instant::now() >= soon, "woke early");
-    rustix::io::write(&doorbell, &1u64.to_ne_bytes()).unwrap();
-    queue.channel.sleep(&Doorbells { fds: &fds, deadline: None });
-}
-
-#[test]
-#[should_panic(expected = "a sleep that nothing can end")]
-fn a_sleep_that_nothing_can_end_is_a_mistake() {
-    Queue::new(&SimDisk::new(512)).channel.sleep(&NO_DOORBELLS);
+    assert_eq!(queue.channel.next_look(), NextLook::OnWake, "nothing is in flight");
 }
 
 #[test]

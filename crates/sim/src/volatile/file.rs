@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard};
 
-use flowstone_block::{Doorbells, QueueDepth, Result, poll_doorbells};
+use flowstone_block::{NextLook, QueueContext, Result};
 use flowstone_fileio::{
     BlockingFile, FileChannel, FileCompletion, FileIo, FileOffset, FileRequest, OpenOptions,
     Punched,
@@ -89,7 +89,7 @@ impl FileIo for VolatileFile {
         format!("{} (when killed, loses what was not flushed)", self.cache.file.describe())
     }
 
-    fn channel(&self, _depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
         Ok(Box::new(VolatileChannel {
             file: BlockingFile::new(&*self.cache.file)?,
             cache: Arc::clone(&self.cache),
@@ -117,9 +117,7 @@ impl FileChannel for VolatileChannel {
         done.append(&mut self.done);
     }
 
-    fn sleep(&mut self, bells: &Doorbells<'_>) {
-        if self.done.is_empty() {
-            poll_doorbells(bells, None);
-        }
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.done.is_empty())
     }
 }

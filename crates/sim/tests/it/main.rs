@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use flowstone_block::{QueueContext, QueueDepth};
 use flowstone_fileio::{
     Access, BlockingFile, FileIo, FileOffset, FileOp, OpenOptions, create_sparse,
 };
@@ -67,7 +68,8 @@ fn a_durable_write_waits_for_no_flush() {
     let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let path = empty_file(&dir);
     let file = open(&path);
-    let mut channel = file.channel(flowstone_block::QueueDepth(1)).unwrap();
+    let context = QueueContext::alone(QueueDepth(1)).unwrap();
+    let mut channel = file.channel(&context).unwrap();
     write_all(&mut BlockingFile::new(&*file).unwrap(), 1);
     let mut block = vec![3; BLOCK_BYTES as usize];
     // SAFETY: block and list outlive the requests, which complete in submit: such a file does its

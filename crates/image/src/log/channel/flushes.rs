@@ -55,7 +55,7 @@ impl Flushes {
         if queue.core.sync.finish(outcome.is_ok()) {
             self.start(queue);
         }
-        queue.core.wake_all();
+        queue.core.wakers.wake_all();
     }
 
     /// Completes what has been served.

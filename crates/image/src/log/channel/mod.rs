@@ -14,14 +14,14 @@ mod write_queue;
 use std::io;
 use std::sync::Arc;
 
-use flowstone_block::{Channel, Completion, Doorbells, Errno, Op, QueueDepth, Request};
+use flowstone_block::{Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request};
 use flowstone_fileio::{FileChannel, FileCompletion};
 
 use self::flushes::Flushes;
 use self::reads::Reads;
 use self::write_queue::WriteQueue;
 use super::core::Core;
-use crate::waker::Waker;
+use crate::wakers::QueueWaker;
 
 /// What a file request is for, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Purpose {
 /// What every part of a queue works with.
 struct Queue {
     core: Arc<Core>,
-    waker: Arc<Waker>,
+    waker: Arc<QueueWaker>,
     file: Box<dyn FileChannel>,
     /// Requests that are done.
     completed: Vec<Completion>,
@@ -68,12 +68,13 @@ pub struct LogChannel {
     flushes: Flushes,
     done: Vec<FileCompletion>,
     readonly: bool,
+    reactor: Reactor,
 }
 
 impl LogChannel {
-    pub fn new(core: Arc<Core>, depth: QueueDepth, readonly: bool) -> io::Result<Self> {
-        let file = core.file.channel(depth)?;
-        let waker = core.new_waker()?;
+    pub fn new(core: Arc<Core>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
+        let file = core.file.channel(context)?;
+        let waker = core.wakers.add(&context.reactor);
         let writes = WriteQueue::new(core.shape);
         Ok(Self {
             queue: Queue { core, waker, file, completed: Vec::new() },
@@ -82,6 +83,7 @@ impl LogChannel {
             flushes: Flushes::default(),
             done: Vec::new(),
             readonly,
+            reactor: context.reactor.clone(),
         })
     }
 
@@ -146,20 +148,12 @@ impl Channel for LogChannel {
         done.append(&mut self.queue.completed);
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
-        self.writes.stage(&mut self.queue, &mut self.flushes);
-        if !self.queue.completed.is_empty() {
-            self.queue.file.kick();
-            return;
-        }
-        let Self { queue: Queue { core, file, waker, .. }, writes, flushes, .. } = self;
-        if !waker.sleep(
-            doorbells,
-            || can_advance(core, writes, flushes),
-            |doorbells| file.sleep(doorbells),
-        ) {
-            file.kick();
-        }
+    fn next_look(&mut self) -> NextLook {
+        let Self { queue, writes, flushes, .. } = self;
+        writes.stage(queue, flushes);
+        let has_something =
+            !queue.completed.is_empty() || can_advance(&queue.core, writes, flushes);
+        NextLook::now_if(has_something).min(queue.file.next_look())
     }
 }
 
@@ -167,7 +161,7 @@ impl Drop for LogChannel {
     /// Waits for our own I/O, so that records behind ours can commit.
     fn drop(&mut self) {
         while self.writes.in_flight() || self.flushes.leading() {
-            self.queue.file.sleep(&Doorbells { fds: &[], deadline: None });
+            self.reactor.sleep(|| self.queue.file.next_look());
             let mut finished = Vec::new();
             self.queue.file.reap(&mut finished);
             finished.into_iter().for_each(|completion| self.finish(completion));

@@ -242,7 +242,7 @@ impl Maintenance {
         }
         if outcome.is_err() && !mutant("log.sync.forgets-failure") {
             self.core.sync.fail();
-            self.core.wake_all();
+            self.core.wakers.wake_all();
         }
         outcome
     }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fastrand::Rng;
+use flowstone_block::Reactor;
 
 use super::*;
 use crate::log::address::{Address, MapEntry};
@@ -18,7 +19,7 @@ use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIME
 use crate::log::record::{Entry, LEAF_ON_DISK_BLOCKS};
 use crate::log::segments::{Segment, SegmentTable, State};
 use crate::log::superblock::HeadPlace;
-use crate::waker::Waker;
+use crate::wakers::QueueWaker;
 
 /// Steps of the maintenance worker for one record, after which it counts as going in circles.
 const CIRCLE_STEPS: u32 = 2000;
@@ -33,7 +34,7 @@ struct Model {
     state: AppendState,
     map: BlockMap,
     blocks: u64,
-    waker: Arc<Waker>,
+    waker: Arc<QueueWaker>,
     copy_streams: [Option<CopyStream>; LIFETIMES],
     leaves: BTreeMap<u32, Address>,
     root: Option<(Address, u32)>,
@@ -67,7 +68,7 @@ impl Model {
             state,
             map: BlockMap::default(),
             blocks,
-            waker: Arc::new(Waker::new().unwrap()),
+            waker: QueueWaker::new(&Reactor::new().unwrap()),
             copy_streams: [None; LIFETIMES],
             leaves: BTreeMap::new(),
             root: None,

@@ -1,6 +1,6 @@
 //! The host fails: a write of a record, a write of a checkpoint, a sync.
 
-use flowstone_block::{Errno, OpKind};
+use flowstone_block::{Errno, OpKind, Reactor};
 use flowstone_sim::{Call, Fate, Fault, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
@@ -10,6 +10,7 @@ use crate::log::append::Draft;
 use crate::log::maintenance::CheckpointKind;
 use crate::log::record::Entry;
 use crate::log::segments::State;
+use crate::wakers::QueueWaker;
 
 /// The bytes of all segments.
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
@@ -71,7 +72,7 @@ fn after_a_failed_record_the_log_goes_on_elsewhere() {
 fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     let mut fixture = Setup::default().fixture(1);
     fixture.write_blocks(0..4).unwrap();
-    let owner = fixture.core.new_waker().unwrap();
+    let owner = QueueWaker::new(&Reactor::new().unwrap());
     let entries = [Entry::Data { lba: 5, checksum: 1 }];
     let draft =
         Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };

@@ -15,8 +15,8 @@ use std::time::Instant;
 
 use fastrand::Rng;
 use flowstone_block::{
-    Channel, Class, Completion, Doorbells, Errno, Extent, IoVec, Op, Outcome, QueueDepth, Request,
-    Result, Sector, SectorCount,
+    Channel, Class, Completion, Errno, Extent, IoVec, Op, Outcome, QueueContext, QueueDepth,
+    Request, Result, Sector, SectorCount,
 };
 use flowstone_sim::{Moment, SimDisk};
 
@@ -289,9 +289,9 @@ impl Guests {
         any
     }
 
-    /// Lets a queue sleep, but not for long.
+    /// What a queue does before its thread sleeps.
     pub fn nap(&mut self, queue: usize) {
-        self.queues[queue].sleep(&Doorbells { fds: &[], deadline: Some(Instant::now()) });
+        self.queues[queue].next_look();
     }
 
     fn finish(&mut self, completion: Completion) {
@@ -646,8 +646,9 @@ impl Fixture {
     }
 }
 
-fn queue(core: &Arc<Core>, readonly: bool) -> LogChannel {
-    LogChannel::new(Arc::clone(core), QueueDepth(64), readonly).unwrap()
+pub fn queue(core: &Arc<Core>, readonly: bool) -> LogChannel {
+    let context = QueueContext::alone(QueueDepth(64)).unwrap();
+    LogChannel::new(Arc::clone(core), &context, readonly).unwrap()
 }
 
 /// Everything on a disk, by sector. What is not mapped holds zeroes and is not read.
@@ -681,7 +682,7 @@ pub fn read_now(
     channel.kick();
     let mut done = Vec::new();
     while done.is_empty() {
-        channel.sleep(&Doorbells { fds: &[], deadline: Some(Instant::now()) });
+        channel.next_look();
         channel.reap(&mut done);
     }
     done[0].outcome.map(|()| bytes)

@@ -1,12 +1,10 @@
 //! Parts of blocks written onto data that has rotted: an error, unless nothing of it is kept.
 
 use std::ops::Range;
-use std::sync::Arc;
 
-use flowstone_block::{Errno, QueueDepth};
+use flowstone_block::Errno;
 
-use super::fixture::{BLOCK_SECTORS, Fixture, Setup, read_now};
-use crate::log::channel::LogChannel;
+use super::fixture::{BLOCK_SECTORS, Fixture, Setup, queue, read_now};
 use crate::log::maintenance::Maintenance;
 
 /// An image in whose block 3 a bit has turned while it was closed, so that no cache has the old
@@ -22,7 +20,7 @@ fn rotted(setup: Setup, lba: u64) -> Fixture {
 }
 
 fn try_read(fixture: &Fixture, sectors: Range<u64>) -> Result<Vec<u8>, Errno> {
-    let mut channel = LogChannel::new(Arc::clone(&fixture.core), QueueDepth(8), true).unwrap();
+    let mut channel = queue(&fixture.core, true);
     read_now(&mut channel, &sectors)
 }
 

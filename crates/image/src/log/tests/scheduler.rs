@@ -8,7 +8,7 @@ use std::cell::RefCell;
 use std::io;
 use std::ops::Range;
 
-use flowstone_block::{Doorbells, QueueDepth};
+use flowstone_block::{NextLook, QueueContext};
 use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOffset, FileRequest};
 use flowstone_sim::SimDisk;
 
@@ -62,8 +62,8 @@ impl FileIo for Scheduled {
         self.0.describe()
     }
 
-    fn channel(&self, depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
-        Ok(Box::new(Queue(self.0.channel(depth)?)))
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
+        Ok(Box::new(Queue(self.0.channel(context)?)))
     }
 }
 
@@ -80,8 +80,8 @@ impl FileChannel for Queue {
         self.0.reap(done);
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+    fn next_look(&mut self) -> NextLook {
         run_hook();
-        self.0.sleep(doorbells);
+        self.0.next_look()
     }
 }

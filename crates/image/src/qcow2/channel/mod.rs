@@ -9,7 +9,8 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    Channel, Completion, Doorbells, Errno, Extent, IoVec, Op, Outcome, QueueDepth, Request,
+    Channel, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
+    Request,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
@@ -24,7 +25,6 @@ use crate::DiscardMode;
 use crate::completion_queue::CompletionQueue;
 use crate::pace::ActivityCounter;
 use crate::trims::Trims;
-use crate::waker::Waker;
 
 /// One queue's way into a qcow2 image.
 pub struct Qcow2Channel {
@@ -32,7 +32,7 @@ pub struct Qcow2Channel {
     slow_path: Arc<SlowPath>,
     trims: Arc<Trims>,
     activity: Arc<ActivityCounter>,
-    waker: Arc<Waker>,
+    reactor: Reactor,
     file: Box<dyn FileChannel>,
     /// Where others put what they have done for us.
     completions: Arc<CompletionQueue>,
@@ -72,11 +72,11 @@ impl Qcow2Channel {
         core: Arc<Core>,
         slow_path: Arc<SlowPath>,
         trims: Arc<Trims>,
-        depth: QueueDepth,
+        context: &QueueContext,
     ) -> io::Result<Self> {
-        let file = core.file.channel(depth)?;
-        let waker = core.new_waker()?;
-        let completions = Arc::new(CompletionQueue::new(Arc::clone(&waker)));
+        let file = core.file.channel(context)?;
+        let waker = core.wakers.add(&context.reactor);
+        let completions = Arc::new(CompletionQueue::new(waker));
         let pins = core.epochs.register();
         let activity = core.activity.counter();
         Ok(Self {
@@ -84,13 +84,13 @@ impl Qcow2Channel {
             slow_path,
             trims,
             activity,
-            waker,
+            reactor: context.reactor.clone(),
             file,
             completions,
             handed_over: 0,
             trims_queued: false,
             pins,
-            active: Slab::with_capacity(usize::from(depth.0)),
+            active: Slab::with_capacity(usize::from(context.depth.0)),
             flushes: Flushes::default(),
             plan: Plan::default(),
             done: Vec::new(),
@@ -294,17 +294,12 @@ impl Channel for Qcow2Channel {
         done.append(&mut self.completed);
     }
 
-    fn sleep(&mut self, doorbells: &Doorbells<'_>) {
+    fn next_look(&mut self) -> NextLook {
         self.kick_trims();
-        if !self.completed.is_empty() {
-            self.file.kick();
-            return;
-        }
-        let Self { core, waker, completions, flushes, file, .. } = self;
-        let can_advance = || completions.has_completions() || flushes.can_advance(core);
-        if !waker.sleep(doorbells, can_advance, |doorbells| file.sleep(doorbells)) {
-            file.kick();
-        }
+        let has_something = !self.completed.is_empty()
+            || self.completions.has_completions()
+            || self.flushes.can_advance(&self.core);
+        NextLook::now_if(has_something).min(self.file.next_look())
     }
 }
 
@@ -313,7 +308,8 @@ impl Drop for Qcow2Channel {
     fn drop(&mut self) {
         while !self.active.is_empty() || self.handed_over > 0 || self.flushes.is_syncing() {
             self.completed.clear();
-            self.sleep(&Doorbells { fds: &[], deadline: None });
+            let reactor = self.reactor.clone();
+            reactor.sleep(|| self.next_look());
             let mut done = Vec::new();
             self.reap(&mut done);
         }

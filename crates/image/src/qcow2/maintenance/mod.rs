@@ -176,7 +176,7 @@ impl Maintenance {
         self.core.commits.begin();
         let outcome = self.commit();
         self.core.commits.end(outcome);
-        self.core.wake_all();
+        self.core.wakers.wake_all();
         if outcome.is_err() && !self.core.commits.has_failed() {
             // The commit is tried again without a flush, so that space that was given up goes back
             // to the host.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Layer, Op, QueueDepth};
+use flowstone_block::{Errno, Layer, Op, QueueContext, QueueDepth};
 use flowstone_fileio::FileIo;
 use flowstone_sim::{Call, Fault};
 
@@ -122,7 +122,7 @@ fn a_channel_that_is_dropped_waits_for_what_it_has_begun() {
         guest.submit(Op::Discard(extent((20 + cluster) * CLUSTER, 3)), 0);
     }
     drop(guest);
-    drop(image.channel(QueueDepth(1)).unwrap());
+    drop(image.channel(&QueueContext::alone(QueueDepth(1)).unwrap()).unwrap());
     drop(image);
     assert_clean(&disk);
 }

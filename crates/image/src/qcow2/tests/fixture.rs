@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use flowstone_block::{
-    AlignedBuf, Channel, Completion, Doorbells, Extent, IoVec, Layer, Op, Outcome, QueueDepth,
-    Request, Sector, SectorCount,
+    AlignedBuf, Channel, Completion, Extent, IoVec, Layer, Op, Outcome, QueueContext, QueueDepth,
+    Reactor, Request, Sector, SectorCount,
 };
 use flowstone_fileio::Access;
 use flowstone_sim::SimDisk;
@@ -123,6 +123,7 @@ pub fn contents(image: &dyn Layer) -> Vec<u8> {
 /// A queue with requests of its own memory, several at a time.
 pub struct Guest {
     channel: Box<dyn Channel>,
+    reactor: Reactor,
     buffers: Vec<AlignedBuf>,
     done: Vec<Completion>,
     pub in_flight: usize,
@@ -130,8 +131,15 @@ pub struct Guest {
 
 impl Guest {
     pub fn new(image: &dyn Layer) -> Self {
-        let channel = image.channel(QueueDepth(32)).unwrap();
-        Self { channel, buffers: Vec::new(), done: Vec::new(), in_flight: 0 }
+        let context = QueueContext::alone(QueueDepth(32)).unwrap();
+        let channel = image.channel(&context).unwrap();
+        Self {
+            channel,
+            reactor: context.reactor,
+            buffers: Vec::new(),
+            done: Vec::new(),
+            in_flight: 0,
+        }
     }
 
     /// Submits a request; a write puts `stamp` into every byte.
@@ -164,7 +172,7 @@ impl Guest {
             if let Some(completion) = self.poll() {
                 return completion;
             }
-            self.channel.sleep(&Doorbells { fds: &[], deadline: None });
+            self.reactor.sleep(|| self.channel.next_look());
         }
     }
 

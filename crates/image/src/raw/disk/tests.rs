@@ -1,7 +1,10 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use flowstone_block::{AlignedBuf, BlockingDisk, Doorbells, Errno, IoVec, Op, Outcome, Request};
+use flowstone_block::{
+    AlignedBuf, BlockingDisk, Errno, IoVec, NextLook, Op, Outcome, QueueContext, QueueDepth,
+    Request,
+};
 use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 use flowstone_sim::{Call, Fault, SimDisk};
 
@@ -59,7 +62,7 @@ impl FileIo for Recorder {
         "a test".into()
     }
 
-    fn channel(&self, _depth: QueueDepth) -> io::Result<Box<dyn FileChannel>> {
+    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
         Ok(Box::new(RecorderChannel { file: self.clone(), done: Vec::new() }))
     }
 }
@@ -87,11 +90,17 @@ impl FileChannel for RecorderChannel {
         }
     }
 
-    fn sleep(&mut self, _doorbells: &Doorbells<'_>) {}
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.done.is_empty())
+    }
 }
 
 fn extent(start: u64, count: u64) -> Extent {
     Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
+}
+
+fn queue(image: &RawImage, depth: u16) -> Box<dyn Channel> {
+    image.channel(&QueueContext::alone(QueueDepth(depth)).unwrap()).unwrap()
 }
 
 fn submit(channel: &mut dyn Channel, op: Op, durable: bool) {
@@ -139,7 +148,7 @@ fn after_a_failed_flush_no_queue_promises_anything() {
 fn flushes_that_wait_together_share_one_and_its_failure() {
     let file = Recorder::default();
     let image = file.image();
-    let mut channel = image.channel(QueueDepth(8)).unwrap();
+    let mut channel = queue(&image, 8);
     file.held.store(true, Ordering::Relaxed);
     (0..4).for_each(|_| submit(&mut *channel, Op::Flush, false));
     // The first has begun; the other three came too late for it.
@@ -154,7 +163,7 @@ fn flushes_that_wait_together_share_one_and_its_failure() {
 fn write_through_requests_are_durable_by_themselves() {
     let file = Recorder::default();
     let image = file.image();
-    let mut channel = image.channel(QueueDepth(8)).unwrap();
+    let mut channel = queue(&image, 8);
     let offset = FileOffset::new(4096);
     submit(&mut *channel, Op::Write(extent(8, 1)), true);
     assert_eq!(reap(&mut *channel), [Ok(())]);
@@ -175,7 +184,7 @@ fn write_through_requests_are_durable_by_themselves() {
 fn discards_that_wait_together_become_few_calls_and_delay_nothing_else() {
     let file = Recorder::default();
     let image = file.image();
-    let mut queues = [(); 2].map(|()| image.channel(QueueDepth(32)).unwrap());
+    let mut queues = [(); 2].map(|()| queue(&image, 32));
     let punch = |at, bytes| FileOp::Discard { offset: FileOffset::new(at), bytes };
     file.held.store(true, Ordering::Relaxed);
     // A lone one starts at once; those of both queues wait for it, a write does not.
@@ -206,7 +215,7 @@ fn discards_that_wait_together_become_few_calls_and_delay_nothing_else() {
 fn ranges_that_share_a_failure_are_tried_by_themselves() {
     let file = Recorder::default();
     let image = file.image();
-    let mut channel = image.channel(QueueDepth(8)).unwrap();
+    let mut channel = queue(&image, 8);
     *file.bad_punch.lock().unwrap() = Some(FileOffset::new(4096));
     for start in [0, 8, 16] {
         channel.submit(Request::new(Op::Discard(extent(start, 8)), start as u32));
@@ -227,7 +236,7 @@ fn ranges_that_share_a_failure_are_tried_by_themselves() {
 fn a_queue_that_goes_away_waits_for_its_discards() {
     let file = Recorder::default();
     let image = file.image();
-    let mut channel = image.channel(QueueDepth(8)).unwrap();
+    let mut channel = queue(&image, 8);
     (0..4).for_each(|n| submit(&mut *channel, Op::Discard(extent(n * 16, 8)), false));
     drop(channel);
     assert_eq!(file.take().len(), 4);
@@ -244,7 +253,7 @@ fn raw(disk: &SimDisk) -> RawImage {
 fn a_failed_read_of_a_write_through_disk_does_not_stop_writes() {
     let disk = SimDisk::new(1 << 20);
     let image = raw(&disk);
-    let mut channel = image.channel(QueueDepth(4)).unwrap();
+    let mut channel = queue(&image, 4);
     let mut memory = AlignedBuf::zeroed(512);
     let mut run = |op| {
         let mut request = Request::new(op, 0);

@@ -1,20 +1,12 @@
-//! How one thread wakes a queue of an image.
-//!
-//! A queue's own I/O ends its sleep by itself. This is for what other threads do, e.g. a record of
-//! another queue has committed that ours waits behind, a sync of another queue covers our flush,
-//! the maintenance worker has made room.
+//! How any thread ends the sleep of one.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use flowstone_block::Doorbells;
 use rustix::event::{EventfdFlags, eventfd};
 
-/// Most doorbells besides ours that end a sleep.
-const OTHERS_MAX: usize = 3;
-
-/// Ends the sleep of one queue.
+/// Ends the sleep of one thread. Costs a fence and a load while that thread is awake.
 pub struct Waker {
     event: OwnedFd,
     asleep: AtomicBool,
@@ -22,7 +14,8 @@ pub struct Waker {
 }
 
 impl Waker {
-    pub fn new() -> io::Result<Self> {
+    /// Of a thread that is awake.
+    pub(crate) fn new() -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
             event: eventfd(0, flags)?,
@@ -31,9 +24,9 @@ impl Waker {
         })
     }
 
-    /// Wakes the owner if it sleeps. What it will find must have been stored before.
+    /// Wakes the thread if it sleeps. What it will find must have been stored before.
     pub fn wake(&self) {
-        // Pairs with the fence in `fall_asleep`: either we see that it sleeps, or its last check
+        // Pairs with the fence in `fall_asleep`: either we see that it sleeps, or its last look
         // sees what we have stored.
         fence(Ordering::SeqCst);
         if self.asleep.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::AcqRel) {
@@ -42,33 +35,14 @@ impl Waker {
         }
     }
 
-    /// Lets the owner sleep by `sleep`, unless it can go on already. Returns whether it slept. Our
-    /// event comes first: it must have the same place however many doorbells there are.
-    pub fn sleep(
-        &self,
-        others: &Doorbells<'_>,
-        can_advance: impl FnOnce() -> bool,
-        sleep: impl FnOnce(&Doorbells<'_>),
-    ) -> bool {
-        self.fall_asleep();
-        let quiet = !can_advance();
-        if quiet {
-            let mut fds = [self.event(); 1 + OTHERS_MAX];
-            fds[1..=others.fds.len()].copy_from_slice(others.fds);
-            sleep(&Doorbells { fds: &fds[..=others.fds.len()], deadline: others.deadline });
-        }
-        self.wake_up();
-        quiet
-    }
-
-    /// To be followed by a last check, then the sleep, then `wake_up`.
-    fn fall_asleep(&self) {
+    /// To be followed by a last look, then the sleep, then `wake_up`.
+    pub(crate) fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// The owner is awake again.
-    fn wake_up(&self) {
+    /// The thread is awake again.
+    pub(crate) fn wake_up(&self) {
         self.asleep.store(false, Ordering::Relaxed);
         // `wake` sets the mark before it writes the event. Until the event has come the mark stays,
         // or the event would come later, never be read, and end every sleep from then on.
@@ -78,7 +52,7 @@ impl Waker {
     }
 
     /// Readable when rung.
-    fn event(&self) -> BorrowedFd<'_> {
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
 }

@@ -1,0 +1,249 @@
+//! One queue at work: take a batch, submit it, reap, publish, and signal at most once.
+//!
+//! A task never waits. Its [`Poller`](crate::poller::Poller) gives it turns and sleeps for it. A task
+//! that has been stopped takes nothing more; when nothing is in flight it is over, and its queue may
+//! go to another thread, or back to the monitor.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request, Waker};
+use flowstone_frontend::vhost_user::{Signal, VirtQueue};
+use flowstone_reactor::Watch;
+
+use crate::PollMode;
+use crate::counters::QueueCounters;
+use crate::histogram::add;
+use crate::spin::SpinBudget;
+
+/// Requests that the first submission after a pause carries; each following one may carry twice as
+/// many. The disk gets something to do early, and long batches still cost few system calls.
+const BATCH_FIRST: u16 = 4;
+
+/// Tells a task to stop, and wakes its thread up to hear it.
+pub struct StopFlag {
+    raised: AtomicBool,
+    waker: Arc<Waker>,
+}
+
+impl StopFlag {
+    /// Not raised; for a task on the thread of `waker`.
+    pub fn new(waker: Arc<Waker>) -> Self {
+        Self { raised: AtomicBool::new(false), waker }
+    }
+
+    /// Raises it. It stays raised.
+    pub fn raise(&self) {
+        self.raised.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire)
+    }
+}
+
+/// A queue and what it needs to run. Stays on the thread that makes it.
+pub struct QueueTask {
+    // Before the queue: dropping the channel waits for requests that use the queue's memory.
+    channel: Box<dyn Channel>,
+    kicks: Watch,
+    queue: VirtQueue,
+    origin: Origin,
+    stop: Arc<StopFlag>,
+    counters: Arc<QueueCounters>,
+    /// How long to look for work when only the driver can bring it.
+    spin_for_driver: SpinBudget,
+    /// How long to look for work when the disk is busy for us.
+    spin_for_disk: SpinBudget,
+    /// The most requests that the next submission carries.
+    batch_max: u16,
+    /// When the request with a certain tag was submitted.
+    submitted: Box<[Instant]>,
+    done: Vec<Completion>,
+    /// Since its thread had nothing to do, if this task has not had anything since.
+    idle: Option<Idle>,
+}
+
+#[derive(Clone, Copy)]
+struct Idle {
+    since: Instant,
+    disk_is_busy: bool,
+}
+
+impl QueueTask {
+    /// Brings a queue and a channel together, on the thread of the context's reactor.
+    pub fn new(
+        queue: VirtQueue,
+        channel: Box<dyn Channel>,
+        context: &QueueContext,
+        stop: Arc<StopFlag>,
+        counters: Arc<QueueCounters>,
+        poll: PollMode,
+    ) -> Self {
+        let size = usize::from(queue.size());
+        queue.refuse_kicks();
+        Self {
+            channel,
+            kicks: Watch::new(&context.reactor, Arc::clone(queue.kick())),
+            queue,
+            origin: context.origin,
+            stop,
+            counters,
+            spin_for_driver: SpinBudget::new(poll),
+            spin_for_disk: SpinBudget::new(poll),
+            batch_max: BATCH_FIRST,
+            submitted: vec![Instant::now(); size].into_boxed_slice(),
+            done: Vec::with_capacity(size),
+            idle: None,
+        }
+    }
+
+    /// One pass over ring and channel. Returns when it found work, if it did.
+    pub fn turn(&mut self) -> Option<Instant> {
+        let submitted = self.submit_available();
+        let completed = self.collect_completed();
+        let found = submitted.or(completed)?;
+        if let Some(idle) = self.idle.take() {
+            self.spin(idle).learn(found - idle.since);
+        }
+        Some(found)
+    }
+
+    /// Whether it has been stopped and has nothing left to do.
+    pub fn is_over(&self) -> bool {
+        self.stop.is_raised() && self.queue.in_flight() == 0 && !self.queue.has_undone()
+    }
+
+    /// The queue of a task that is over.
+    pub fn into_queue(self) -> VirtQueue {
+        assert!(self.queue.in_flight() == 0, "a queue leaves its thread with requests in flight");
+        drop(self.channel);
+        self.queue
+    }
+
+    /// Whether there is something to submit. A task that has been stopped takes nothing but what an
+    /// earlier life left undone: the monitor may not keep the log of that any longer. (It is no
+    /// more than a queue holds in flight.)
+    fn has_available(&self) -> bool {
+        let wanted = !self.stop.is_raised() || self.queue.has_undone();
+        wanted && self.queue.has_available()
+    }
+
+    fn submit_available(&mut self) -> Option<Instant> {
+        if !self.has_available() {
+            return None;
+        }
+        let Self { channel, queue, origin, stop, submitted, batch_max, .. } = self;
+        let start = Instant::now();
+        let submit = |mut request: Box<Request>| {
+            submitted[request.tag as usize] = start;
+            request.origin = *origin;
+            channel.submit(request);
+        };
+        let taken = if stop.is_raised() {
+            // New ones are left alone.
+            queue.take_undone(submit)
+        } else {
+            queue.take(*batch_max, || !stop.is_raised(), submit)
+        };
+        channel.kick();
+        queue.handed_over();
+        *batch_max = batch_max.saturating_mul(2);
+        self.counters.submit.record(start.elapsed());
+        add(&self.counters.answered, taken.answered as u64);
+        if taken.answered > 0 {
+            self.publish();
+        }
+        Some(start)
+    }
+
+    fn collect_completed(&mut self) -> Option<Instant> {
+        let mut done = std::mem::take(&mut self.done);
+        self.channel.reap(&mut done);
+        let found = (!done.is_empty()).then(Instant::now);
+        if let Some(now) = found {
+            self.finish(&mut done, now);
+            self.publish();
+            self.counters.publish.record(now.elapsed());
+        }
+        self.done = done;
+        found
+    }
+
+    fn finish(&mut self, done: &mut Vec<Completion>, now: Instant) {
+        for completion in done.drain(..) {
+            let tag = completion.request.tag as usize;
+            let op = completion.request.op;
+            self.counters.came_back(op, now - self.submitted[tag]);
+            if let Some(outcome) = self.queue.complete(completion) {
+                self.counters.completed(op.kind(), outcome.is_err());
+            }
+        }
+    }
+
+    fn publish(&mut self) {
+        if self.queue.publish() == Signal::Sent {
+            add(&self.counters.calls, 1);
+        }
+    }
+
+    /// Its thread has nothing to do: says how long it is worth looking for work. Gaps in which only
+    /// the driver can bring work and gaps in which the disk is busy are learnt apart: a driver that
+    /// answers at once must not be slept through because the disk takes its time, nor the other way
+    /// round.
+    pub fn begin_idle(&mut self, now: Instant) -> Duration {
+        self.batch_max = BATCH_FIRST;
+        let disk_is_busy = self.queue.in_flight() > 0;
+        let idle = *self.idle.get_or_insert(Idle { since: now, disk_is_busy });
+        self.spin(idle).budget()
+    }
+
+    fn spin(&mut self, idle: Idle) -> &mut SpinBudget {
+        if idle.disk_is_busy { &mut self.spin_for_disk } else { &mut self.spin_for_driver }
+    }
+
+    /// Its thread has looked for work that long.
+    pub fn count_looking(&self, time: Duration) {
+        add(&self.counters.spin_ns, nanos(time));
+    }
+
+    /// Its thread is about to sleep: the driver is to notify us. Returns whether there is something
+    /// to do already; in any case, [`unpark`](Self::unpark) is to follow.
+    pub fn park(&mut self) -> bool {
+        // A notification from before would keep the next one from being noticed.
+        self.take_kicks();
+        if self.stop.is_raised() {
+            return self.is_over() || self.has_available();
+        }
+        self.queue.ask_for_kicks()
+    }
+
+    /// When it has to be looked at again, as the last look before a sleep.
+    pub fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(self.is_over()).min(self.channel.next_look())
+    }
+
+    /// Its thread is awake.
+    pub fn unpark(&mut self) {
+        self.queue.refuse_kicks();
+        self.take_kicks();
+    }
+
+    /// Its thread has slept for that long.
+    pub fn count_sleep(&self, time: Duration) {
+        add(&self.counters.sleeps, 1);
+        add(&self.counters.sleep_ns, nanos(time));
+    }
+
+    fn take_kicks(&self) {
+        if self.kicks.take_ready() {
+            add(&self.counters.kicks, self.queue.clear_kicks());
+        }
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

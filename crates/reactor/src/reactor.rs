@@ -1,0 +1,256 @@
+//! A thread's reactor: whose completion it is, and the sleep.
+
+use std::cell::{RefCell, RefMut};
+use std::collections::VecDeque;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use io_uring::opcode::{PollAdd, PollRemove};
+use io_uring::types::Fd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use slab::Slab;
+
+use crate::ring::Ring;
+use crate::{NextLook, Waker};
+
+const POLL_IN: u32 = libc::POLLIN as u32;
+
+/// What one thread waits for. A handle: its clones are the same reactor, and stay on its thread.
+#[derive(Clone)]
+pub struct Reactor(Rc<Inner>);
+
+struct Inner {
+    waker: Arc<Waker>,
+    state: RefCell<State>,
+}
+
+/// Everything that completions change.
+#[derive(Default)]
+pub(crate) struct State {
+    ring: Option<Ring>,
+    /// Completions that somebody else's look has brought out, for each user of the ring.
+    pub(crate) mailboxes: Slab<VecDeque<(u32, i32)>>,
+    watches: Slab<Watched>,
+    /// Whether the ring polls the waker's event.
+    waker_armed: bool,
+}
+
+/// A watched descriptor. Its place is kept until the kernel has given its poll back, so that a late
+/// completion is never taken for a later watch's.
+struct Watched {
+    file: Arc<File>,
+    /// Whether the ring polls it.
+    armed: bool,
+    /// Readable, and its owner has not looked yet: no sleep waits for it meanwhile.
+    ready: bool,
+    /// Whether the owner is gone.
+    dropped: bool,
+}
+
+/// Whose completion it is, in the upper half of its mark; the lower half is the owner's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    User(usize),
+    Watch(usize),
+    Waker,
+    /// An answer that nobody needs: a poll is being taken back.
+    Nobody,
+}
+
+const WATCH_BIT: u32 = 1 << 31;
+const WAKER: u32 = u32::MAX;
+const NOBODY: u32 = u32::MAX - 1;
+
+impl Owner {
+    fn mark(self, own: u32) -> u64 {
+        let owner = match self {
+            Self::User(slot) => slot as u32,
+            Self::Watch(slot) => slot as u32 | WATCH_BIT,
+            Self::Waker => WAKER,
+            Self::Nobody => NOBODY,
+        };
+        u64::from(owner) << 32 | u64::from(own)
+    }
+
+    fn of(mark: u64) -> (Self, u32) {
+        let owner = match (mark >> 32) as u32 {
+            WAKER => Self::Waker,
+            NOBODY => Self::Nobody,
+            watch if watch & WATCH_BIT != 0 => Self::Watch((watch & !WATCH_BIT) as usize),
+            user => Self::User(user as usize),
+        };
+        (owner, mark as u32)
+    }
+}
+
+/// The mark of a submission of the user at `slot`.
+pub(crate) fn user_mark(slot: usize, own: u32) -> u64 {
+    Owner::User(slot).mark(own)
+}
+
+impl Reactor {
+    /// For the calling thread.
+    pub fn new() -> io::Result<Self> {
+        let waker = Arc::new(Waker::new()?);
+        Ok(Self(Rc::new(Inner { waker, state: RefCell::default() })))
+    }
+
+    /// Ends this thread's sleep, from any thread.
+    pub fn waker(&self) -> Arc<Waker> {
+        Arc::clone(&self.0.waker)
+    }
+
+    pub(crate) fn state(&self) -> RefMut<'_, State> {
+        self.0.state.borrow_mut()
+    }
+
+    /// Starts what has been submitted, and sleeps until there may be something to do: a completion,
+    /// a readable descriptor, another thread's wake-up, or the time that `last_look` names. Wakes up
+    /// early at times.
+    ///
+    /// `last_look` is called when other threads know that they have to wake us. So it must look at
+    /// everything that they may have left.
+    pub fn sleep(&self, last_look: impl FnOnce() -> NextLook) {
+        self.0.waker.fall_asleep();
+        match last_look() {
+            NextLook::Now => self.state().submit(),
+            NextLook::At(deadline) => self.wait(Some(deadline)),
+            NextLook::OnWake => self.wait(None),
+        }
+        self.0.waker.wake_up();
+    }
+
+    fn wait(&self, deadline: Option<Instant>) {
+        let mut state = self.state();
+        if state.ring.is_some() {
+            state.wait_in_ring(&self.0.waker, deadline);
+        } else {
+            state.wait_in_poll(&self.0.waker, deadline);
+        }
+    }
+}
+
+impl State {
+    /// Makes the ring if this is its first user, with room for so many submissions at once.
+    pub fn add_user(&mut self, entries: u32) -> io::Result<usize> {
+        if self.ring.is_none() {
+            self.ring = Some(Ring::new(entries)?);
+        }
+        Ok(self.mailboxes.insert(VecDeque::new()))
+    }
+
+    /// The ring of a state that has users.
+    pub fn ring(&mut self) -> &mut Ring {
+        self.ring.as_mut().expect("made with the first user")
+    }
+
+    pub fn submit(&mut self) {
+        if let Some(ring) = &mut self.ring {
+            ring.submit();
+        }
+    }
+
+    /// The next completion of the user at `slot`; those of others go into their mailboxes.
+    pub fn next_for(&mut self, slot: usize) -> Option<(u32, i32)> {
+        if let Some(kept) = self.mailboxes[slot].pop_front() {
+            return Some(kept);
+        }
+        while let Some((mark, result)) = self.ring().next() {
+            match Owner::of(mark) {
+                (Owner::User(user), own) if user == slot => return Some((own, result)),
+                (owner, own) => self.deliver(owner, own, result),
+            }
+        }
+        None
+    }
+
+    /// Brings every completion to where its owner looks.
+    pub fn deliver_all(&mut self) {
+        while let Some((mark, result)) = self.ring.as_mut().and_then(Ring::next) {
+            let (owner, own) = Owner::of(mark);
+            self.deliver(owner, own, result);
+        }
+    }
+
+    fn deliver(&mut self, owner: Owner, own: u32, result: i32) {
+        match owner {
+            Owner::User(slot) => self.mailboxes[slot].push_back((own, result)),
+            Owner::Waker => self.waker_armed = false,
+            Owner::Nobody => {}
+            Owner::Watch(slot) => {
+                let watched = &mut self.watches[slot];
+                (watched.armed, watched.ready) = (false, true);
+                if watched.dropped {
+                    self.watches.remove(slot);
+                }
+            }
+        }
+    }
+
+    fn wait_in_ring(&mut self, waker: &Waker, deadline: Option<Instant>) {
+        let Some(ring) = &mut self.ring else { return };
+        let mut arm = |fd, owner: Owner| {
+            let poll = PollAdd::new(Fd(fd), POLL_IN).build().user_data(owner.mark(0));
+            // SAFETY: a poll names no memory; the kernel holds the file until the poll is back.
+            unsafe { ring.push(&poll) };
+        };
+        if !self.waker_armed {
+            self.waker_armed = true;
+            arm(waker.event().as_raw_fd(), Owner::Waker);
+        }
+        for (slot, watched) in &mut self.watches {
+            if !watched.armed && !watched.ready {
+                watched.armed = true;
+                arm(watched.file.as_raw_fd(), Owner::Watch(slot));
+            }
+        }
+        ring.enter(1, deadline);
+        self.deliver_all();
+    }
+
+    fn wait_in_poll(&mut self, waker: &Waker, deadline: Option<Instant>) {
+        let event = waker.event();
+        let mut fds = vec![PollFd::from_borrowed_fd(event, PollFlags::IN)];
+        let mut slots = Vec::new();
+        for (slot, watched) in self.watches.iter().filter(|(_, watched)| !watched.ready) {
+            slots.push(slot);
+            fds.push(PollFd::new(&*watched.file, PollFlags::IN));
+        }
+        let timeout = deadline.map(|at| {
+            let left = at.saturating_duration_since(Instant::now());
+            let tv_sec = i64::try_from(left.as_secs()).unwrap_or(i64::MAX);
+            Timespec { tv_sec, tv_nsec: i64::from(left.subsec_nanos()) }
+        });
+        // An interrupted or failed poll is an early wake-up: the caller looks again.
+        let _ = poll(&mut fds, timeout.as_ref());
+        let readable: Vec<bool> = fds[1..].iter().map(|fd| !fd.revents().is_empty()).collect();
+        for (slot, readable) in slots.into_iter().zip(readable) {
+            self.watches[slot].ready = readable;
+        }
+    }
+
+    pub fn add_watch(&mut self, file: Arc<File>) -> usize {
+        self.watches.insert(Watched { file, armed: false, ready: false, dropped: false })
+    }
+
+    /// Whether the descriptor has become readable since the last call; sleeps wait for it again.
+    pub fn take_ready(&mut self, slot: usize) -> bool {
+        std::mem::take(&mut self.watches[slot].ready)
+    }
+
+    pub fn remove_watch(&mut self, slot: usize) {
+        let watched = &mut self.watches[slot];
+        if !watched.armed {
+            self.watches.remove(slot);
+            return;
+        }
+        watched.dropped = true;
+        let cancel = PollRemove::new(Owner::Watch(slot).mark(0)).build();
+        // SAFETY: a cancellation names no memory.
+        unsafe { self.ring().push(&cancel.user_data(Owner::Nobody.mark(0))) };
+    }
+}

@@ -1,0 +1,96 @@
+//! An io_uring and what its kernel side has not been told yet.
+//!
+//! It defers its work to the thread that owns it (`DEFER_TASKRUN`), so a look at the completion
+//! queue shows nothing until that thread enters the kernel; the `TASKRUN` flag in shared memory says
+//! when entering is worth it.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use io_uring::types::{SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, squeue};
+
+pub struct Ring {
+    ring: IoUring,
+    /// Submissions in the queue that the kernel has not been told of.
+    queued: usize,
+}
+
+impl Ring {
+    /// With room for so many submissions; more than that at once cost another call.
+    pub fn new(entries: u32) -> io::Result<Self> {
+        let deferred = IoUring::builder()
+            .setup_single_issuer()
+            .setup_coop_taskrun()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_clamp()
+            .build(entries);
+        // Kernels before 6.1 do not know these flags; the plain ring works the same, a little
+        // slower.
+        let ring = deferred.or_else(|_| IoUring::builder().setup_clamp().build(entries))?;
+        Ok(Self { ring, queued: 0 })
+    }
+
+    /// Queues a submission.
+    ///
+    /// # Safety
+    /// What the entry names, memory and descriptor, must stay valid until its completion has been
+    /// taken.
+    pub unsafe fn push(&mut self, entry: &squeue::Entry) {
+        // SAFETY: the caller vouches for the entry.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.enter(0, None);
+        }
+        self.queued += 1;
+    }
+
+    /// Tells the kernel of what is queued.
+    pub fn submit(&mut self) {
+        if self.queued > 0 {
+            self.enter(0, None);
+        }
+    }
+
+    /// Tells the kernel of what is queued, runs completion work, and waits for `wanted`
+    /// completions or the deadline.
+    pub fn enter(&mut self, wanted: u32, deadline: Option<Instant>) {
+        let entered = match deadline {
+            None => {
+                let (queued, flags) = (self.queued as u32, EnterFlags::GETEVENTS.bits());
+                // SAFETY: no argument is passed, and the entries were vouched for in `push`.
+                unsafe {
+                    self.ring.submitter().enter::<libc::sigset_t>(queued, wanted, flags, None)
+                }
+            }
+            Some(at) => {
+                let timeout = timespec(at.saturating_duration_since(Instant::now()));
+                let arguments = SubmitArgs::new().timespec(&timeout);
+                self.ring.submitter().submit_with_args(wanted as usize, &arguments)
+            }
+        };
+        match entered {
+            Ok(accepted) => self.queued -= accepted.min(self.queued),
+            // Interrupted, timed out, or out of room until completions are reaped: the kernel has
+            // taken what it took; count what is left in the queue.
+            Err(_) => self.queued = self.ring.submission().len(),
+        }
+    }
+
+    /// Whether the kernel holds completions that only entering it brings out: their work waits for
+    /// this thread, or the completion queue was full when they came.
+    pub fn has_more_inside(&mut self) -> bool {
+        let queue = self.ring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// The next completion: the mark of its submission, and its result.
+    pub fn next(&mut self) -> Option<(u64, i32)> {
+        self.ring.completion().next().map(|entry| (entry.user_data(), entry.result()))
+    }
+}
+
+fn timespec(duration: Duration) -> Timespec {
+    Timespec::new().sec(duration.as_secs()).nsec(duration.subsec_nanos())
+}

@@ -1,0 +1,254 @@
+//! Each promise of the reactor, with a ring and without one.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use io_uring::opcode;
+use io_uring::types::{Fd, Timespec};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::{NextLook, Reactor, RingUser, Watch};
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(20);
+
+fn event() -> Arc<File> {
+    Arc::new(File::from(eventfd(0, EventfdFlags::NONBLOCK).unwrap()))
+}
+
+fn ring_it(event: &File) {
+    rustix::io::write(event, &1u64.to_ne_bytes()).unwrap();
+}
+
+fn clear(event: &File) {
+    rustix::io::read(event, &mut [0; 8]).unwrap();
+}
+
+/// A reactor that sleeps in `poll(2)`, and one that sleeps in its ring.
+fn both() -> [(Reactor, Option<RingUser>); 2] {
+    let (plain, with_ring) = (Reactor::new().unwrap(), Reactor::new().unwrap());
+    let user = RingUser::new(&with_ring, 8).unwrap();
+    [(plain, None), (with_ring, Some(user))]
+}
+
+/// Sleeps until `over`, which nothing but a wake-up makes true.
+fn sleep_until(reactor: &Reactor, mut over: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !over() {
+        reactor.sleep(|| NextLook::At(Instant::now() + LONG));
+        assert!(start.elapsed() < LONG, "nothing ended the sleep");
+    }
+}
+
+/// How long a sleep lasts that nothing but a deadline ends.
+fn nap(reactor: &Reactor) -> Duration {
+    let start = Instant::now();
+    reactor.sleep(|| NextLook::At(start + SHORT));
+    start.elapsed()
+}
+
+fn push_nop(user: &mut RingUser, mark: u32) {
+    // SAFETY: it names nothing.
+    unsafe { user.push(opcode::Nop::new().build(), mark) };
+}
+
+#[test]
+fn a_deadline_ends_a_sleep_and_nothing_ends_it_before() {
+    for (reactor, _user) in both() {
+        let _watches: Vec<Watch> = (0..9).map(|_| Watch::new(&reactor, event())).collect();
+        for _ in 0..3 {
+            assert!(nap(&reactor) >= SHORT);
+        }
+    }
+}
+
+#[test]
+fn what_can_go_on_does_not_sleep() {
+    for (reactor, _user) in both() {
+        let start = Instant::now();
+        reactor.sleep(|| NextLook::Now);
+        reactor.sleep(|| NextLook::OnWake.min(NextLook::At(start + LONG)).min(NextLook::Now));
+        assert!(start.elapsed() < LONG);
+    }
+}
+
+/// There were four once, and a fifth was a panic.
+#[test]
+fn any_number_of_descriptors_end_a_sleep_each() {
+    for (reactor, _user) in both() {
+        let events: Vec<Arc<File>> = (0..200).map(|_| event()).collect();
+        let watches: Vec<Watch> =
+            events.iter().map(|event| Watch::new(&reactor, Arc::clone(event))).collect();
+        for n in [199, 0, 57, 57] {
+            ring_it(&events[n]);
+            sleep_until(&reactor, || watches[n].take_ready());
+            clear(&events[n]);
+            assert!(watches.iter().all(|watch| !watch.take_ready()), "one was rung");
+        }
+    }
+}
+
+/// A queue that drains leaves its notifications unread. They must not keep its thread awake.
+#[test]
+fn a_descriptor_that_stays_readable_ends_one_sleep() {
+    for (reactor, _user) in both() {
+        let event = event();
+        let watch = Watch::new(&reactor, Arc::clone(&event));
+        ring_it(&event);
+        reactor.sleep(|| NextLook::At(Instant::now() + LONG));
+        assert!(nap(&reactor) >= SHORT, "its owner has not looked");
+        assert!(watch.take_ready());
+        // It has looked, and the descriptor is still readable.
+        sleep_until(&reactor, || watch.take_ready());
+    }
+}
+
+#[test]
+fn a_watch_that_is_gone_ends_no_sleep_and_its_place_is_used_again() {
+    for (reactor, _user) in both() {
+        let old = event();
+        for _ in 0..50 {
+            let watch = Watch::new(&reactor, Arc::clone(&old));
+            nap_shortly(&reactor);
+            drop(watch);
+            let fresh = event();
+            let other = Watch::new(&reactor, Arc::clone(&fresh));
+            ring_it(&old);
+            nap_shortly(&reactor);
+            assert!(!other.take_ready(), "a late completion of the watch before");
+            ring_it(&fresh);
+            sleep_until(&reactor, || other.take_ready());
+            clear(&old);
+        }
+    }
+}
+
+fn nap_shortly(reactor: &Reactor) {
+    reactor.sleep(|| NextLook::At(Instant::now() + Duration::from_micros(200)));
+}
+
+/// Each value is left, then the waker called: the owner sees every one of them, and sleeps between.
+#[test]
+fn no_wake_up_of_another_thread_is_lost() {
+    for (reactor, _user) in both() {
+        let (waker, left, seen) = (reactor.waker(), AtomicBool::new(false), AtomicBool::new(true));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..20_000 {
+                    while !seen.swap(false, Ordering::AcqRel) {
+                        std::hint::spin_loop();
+                    }
+                    left.store(true, Ordering::Release);
+                    waker.wake();
+                }
+            });
+            for _ in 0..20_000 {
+                sleep_until_left(&reactor, &left);
+                seen.store(true, Ordering::Release);
+            }
+        });
+    }
+}
+
+fn sleep_until_left(reactor: &Reactor, left: &AtomicBool) {
+    let start = Instant::now();
+    while !left.swap(false, Ordering::AcqRel) {
+        reactor.sleep(|| match left.load(Ordering::Acquire) {
+            true => NextLook::Now,
+            false => NextLook::At(start + LONG),
+        });
+        assert!(start.elapsed() < LONG, "a wake-up was lost");
+    }
+}
+
+#[test]
+fn each_user_of_a_ring_gets_its_own_completions() {
+    let reactor = Reactor::new().unwrap();
+    let mut users: Vec<RingUser> = (0..5).map(|_| RingUser::new(&reactor, 8).unwrap()).collect();
+    for mark in 0..40 {
+        for user in &mut users {
+            push_nop(user, mark);
+        }
+    }
+    users[0].submit();
+    // The last one's look brings out what belongs to the others.
+    for n in [4, 0, 1, 2, 3] {
+        assert_eq!(users[n].has_mail(), n != 4);
+        let mut marks: Vec<u32> = Vec::new();
+        while marks.len() < 40 {
+            match users[n].next_completion() {
+                Some((mark, result)) => {
+                    assert_eq!(result, 0);
+                    marks.push(mark);
+                }
+                None => assert!(users[n].bring_out(), "{} of 40 are lost", 40 - marks.len()),
+            }
+        }
+        assert!(marks.into_iter().eq(0..40));
+        assert!(users[n].next_completion().is_none());
+    }
+}
+
+#[test]
+fn a_sleep_starts_what_has_been_submitted_and_ends_with_its_completion() {
+    let reactor = Reactor::new().unwrap();
+    let mut user = RingUser::new(&reactor, 8).unwrap();
+    push_nop(&mut user, 7);
+    reactor.sleep(|| NextLook::At(Instant::now() + LONG));
+    assert_eq!(user.next_completion(), Some((7, 0)));
+    // Also if it turns out that there is no time to sleep.
+    push_nop(&mut user, 8);
+    reactor.sleep(|| NextLook::Now);
+    user.bring_out();
+    assert_eq!(user.next_completion(), Some((8, 0)));
+}
+
+/// A user that goes while another one has submissions in flight leaves them alone.
+#[test]
+fn a_user_that_waits_for_the_kernel_loses_nothing_of_others() {
+    let reactor = Reactor::new().unwrap();
+    let (mut slow, mut other) =
+        (RingUser::new(&reactor, 8).unwrap(), RingUser::new(&reactor, 8).unwrap());
+    let time = Timespec::new().nsec(20_000_000);
+    // SAFETY: the time outlives the request, which completes below.
+    unsafe { slow.push(opcode::Timeout::new(&raw const time).build(), 1) };
+    push_nop(&mut other, 2);
+    let ended = loop {
+        if let Some(ended) = slow.next_completion() {
+            break ended;
+        }
+        slow.wait();
+    };
+    assert_eq!(ended, (1, -libc::ETIME));
+    drop(slow);
+    assert_eq!(other.next_completion(), Some((2, 0)));
+    // Its place is used again.
+    let mut third = RingUser::new(&reactor, 8).unwrap();
+    push_nop(&mut third, 3);
+    third.wait();
+    assert_eq!(third.next_completion(), Some((3, 0)));
+    assert_eq!(other.next_completion(), None);
+}
+
+/// The ring comes into being while descriptors are being watched.
+#[test]
+fn a_ring_that_comes_late_watches_what_was_watched() {
+    let reactor = Reactor::new().unwrap();
+    let event = event();
+    let watch = Watch::new(&reactor, Arc::clone(&event));
+    assert!(nap(&reactor) >= SHORT);
+    let mut user = RingUser::new(&reactor, 8).unwrap();
+    ring_it(&event);
+    sleep_until(&reactor, || watch.take_ready());
+    // A poll of the user's own is not mistaken for the watch's.
+    let poll = opcode::PollAdd::new(Fd(event.as_raw_fd()), libc::POLLIN as u32).build();
+    // SAFETY: the event outlives the poll, which completes below.
+    unsafe { user.push(poll, 9) };
+    user.wait();
+    assert_eq!(user.next_completion().map(|(mark, _)| mark), Some(9));
+    assert!(!watch.take_ready());
+}
