@@ -12,6 +12,7 @@ mod discards;
 mod format;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
+mod group_sync;
 mod image;
 pub mod log;
 mod pace;

@@ -14,8 +14,8 @@ use super::inbox::Inbox;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
-use super::sync::GroupSync;
 use crate::discards::DiscardCounters;
+use crate::group_sync::GroupSync;
 use crate::wakers::{QueueWaker, Wakers};
 
 /// The shared part of an open log image.

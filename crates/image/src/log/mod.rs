@@ -29,7 +29,6 @@ mod root;
 mod segments;
 mod shape;
 mod superblock;
-mod sync;
 mod window;
 
 pub use address::{Address, MapEntry};

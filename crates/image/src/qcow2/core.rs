@@ -12,6 +12,7 @@ use super::epochs::Epochs;
 use super::meta::Meta;
 use super::shape::Shape;
 use crate::discards::DiscardCounters;
+use crate::group_sync::GroupSync;
 use crate::pace::Activity;
 use crate::wakers::Wakers;
 use crate::{DiscardMode, Image};
@@ -26,6 +27,8 @@ pub struct Core {
     pub discard: DiscardMode,
     pub backing: Option<Box<dyn Image>>,
     pub commits: Commits,
+    /// Flushes that need no commit.
+    pub sync: GroupSync,
     pub epochs: Epochs,
     /// Whether guests are at work.
     pub activity: Arc<Activity>,
@@ -56,6 +59,7 @@ impl Core {
             discard,
             backing,
             commits: Commits::default(),
+            sync: GroupSync::default(),
             epochs: Epochs::default(),
             activity: Arc::default(),
             discards: Arc::default(),

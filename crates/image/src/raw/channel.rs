@@ -1,15 +1,13 @@
 //! One queue of a raw image: each request becomes one file request, but discards are handed over
 //! (see [`Trims`]).
 //!
-//! Flushes that wait together share one: while one is on its way, later ones gather, and go
-//! together when it is back, since it may have begun too early for them.
+//! Flushes of all queues share syncs (see [`GroupSync`]).
 //!
 //! After a failed flush the content of the disk is unknown, and the kernel reports the failure only
 //! once. So the image stops promising: every later flush and write-through request fails, on all
 //! queues, until the image is opened anew. Reads and plain writes go on.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use flowstone_block::{
     Channel, Completion, Errno, Extent, NextLook, Op, Outcome, QueueContext, Reactor, Request,
@@ -20,17 +18,17 @@ use slab::Slab;
 
 use crate::DiscardMode;
 use crate::completion_queue::CompletionQueue;
+use crate::group_sync::{Flushes, GroupSync, sync_request};
 use crate::pace::ActivityCounter;
 use crate::trims::Trims;
-use crate::wakers::QueueWaker;
+use crate::wakers::Wakers;
 
-#[expect(clippy::vec_box, reason = "requests travel as boxes: a move is a pointer")]
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,
     discard: DiscardMode,
     /// Else zeroes have to be written, and are not merged with discards.
     discards_to_zeroes: bool,
-    sync_failed: Arc<AtomicBool>,
+    shared: Arc<RawShared>,
     in_flight: Slab<Box<Request>>,
     trims: Arc<Trims>,
     activity: Arc<ActivityCounter>,
@@ -44,10 +42,15 @@ pub(crate) struct RawChannel {
     done: Vec<FileCompletion>,
     /// Completed without the file's help.
     completed: Vec<Completion>,
-    /// Whether a flush of the file is on its way, and who waits for it.
-    syncing: Option<Vec<Box<Request>>>,
-    /// Who waits for the next one.
-    unsynced: Vec<Box<Request>>,
+    flushes: Flushes,
+}
+
+/// What the queues of an image share besides the file.
+#[derive(Default)]
+pub(crate) struct RawShared {
+    /// Fails for good with the first sync, or durable write, that fails.
+    pub sync: GroupSync,
+    pub wakers: Wakers,
 }
 
 /// The tag of the file's flush, which serves several requests.
@@ -58,7 +61,7 @@ pub(crate) struct RawParts {
     pub file: Box<dyn FileChannel>,
     pub discard: DiscardMode,
     pub discards_to_zeroes: bool,
-    pub sync_failed: Arc<AtomicBool>,
+    pub shared: Arc<RawShared>,
     pub trims: Arc<Trims>,
     pub activity: Arc<ActivityCounter>,
 }
@@ -74,24 +77,24 @@ enum Plan {
 
 impl RawChannel {
     pub fn new(parts: RawParts, context: &QueueContext) -> Self {
-        let RawParts { file, discard, discards_to_zeroes, sync_failed, trims, activity } = parts;
+        let RawParts { file, discard, discards_to_zeroes, shared, trims, activity } = parts;
+        let waker = shared.wakers.add(&context.reactor);
         let depth = usize::from(context.depth.0);
         Self {
             file,
             discard,
             discards_to_zeroes,
-            sync_failed,
+            shared,
             in_flight: Slab::with_capacity(depth),
             trims,
             activity,
-            completions: Arc::new(CompletionQueue::new(QueueWaker::new(&context.reactor))),
+            completions: Arc::new(CompletionQueue::new(waker)),
             reactor: context.reactor.clone(),
             handed_over: 0,
             trims_queued: false,
             done: Vec::with_capacity(depth),
             completed: Vec::new(),
-            syncing: None,
-            unsynced: Vec::new(),
+            flushes: Flushes::default(),
         }
     }
 
@@ -146,44 +149,33 @@ impl RawChannel {
     }
 
     fn has_failed(&self) -> bool {
-        self.sync_failed.load(Ordering::Relaxed)
+        self.shared.sync.has_failed()
     }
 
     /// Makes everything that has completed so far durable on behalf of `request`.
     fn sync(&mut self, request: Box<Request>) {
-        match &mut self.syncing {
-            Some(served) if mutant("raw.flush.joins-a-sync-that-has-begun") => served.push(request),
-            Some(_) => self.unsynced.push(request),
-            None => {
-                self.unsynced.push(request);
-                self.start_sync();
-            }
+        if self.flushes.submit(&self.shared.sync, Completion { request, outcome: Ok(()) }) {
+            self.file.submit(sync_request(SYNC_TAG));
         }
     }
 
-    fn start_sync(&mut self) {
-        self.syncing = Some(std::mem::take(&mut self.unsynced));
-        let op = FileOp::Datasync;
-        self.file.submit(FileRequest { op, memory: MemoryList::EMPTY, tag: SYNC_TAG });
-    }
-
-    fn finish_sync(&mut self, outcome: Outcome, done: &mut Vec<Completion>) {
-        if outcome.is_err() && !mutant("raw.flush.failure-forgotten") {
-            self.sync_failed.store(true, Ordering::Relaxed);
-        }
-        // The host may have reported a failure that concerns us to another queue.
-        let outcome = if self.has_failed() { Err(Errno::IO) } else { outcome };
-        let served = self.syncing.take().unwrap_or_default();
-        done.extend(served.into_iter().map(|request| Completion { request, outcome }));
-        if !self.unsynced.is_empty() {
-            self.start_sync();
+    fn finish_sync(&mut self, outcome: Outcome) {
+        let outcome = if mutant("raw.flush.failure-forgotten") { Ok(()) } else { outcome };
+        if self.flushes.finish(&self.shared.sync, outcome) {
+            self.file.submit(sync_request(SYNC_TAG));
             self.file.kick();
         }
+        self.shared.wakers.wake_all();
+    }
+
+    fn collect_flushes(&mut self, done: &mut Vec<Completion>) {
+        let outcome = if self.has_failed() { Err(Errno::IO) } else { Ok(()) };
+        self.flushes.collect(&self.shared.sync, outcome, done);
     }
 
     fn finish(&mut self, completion: FileCompletion, done: &mut Vec<Completion>) {
         if completion.tag == SYNC_TAG {
-            return self.finish_sync(completion.outcome, done);
+            return self.finish_sync(completion.outcome);
         }
         let request = self.in_flight.remove(completion.tag);
         self.complete(request, completion.outcome, done);
@@ -205,7 +197,7 @@ impl RawChannel {
             // A write that did not fit has lost nothing; one that the disk refused may have. A
             // read has nothing to lose.
             Err(Errno::IO) if request.durable && request.op.modifies() => {
-                self.sync_failed.store(true, Ordering::Relaxed);
+                self.shared.sync.fail();
                 done.push(Completion { request, outcome });
             }
             outcome => done.push(Completion { request, outcome }),
@@ -254,20 +246,26 @@ impl Channel for RawChannel {
         if self.completions.has_completions() {
             self.collect_trims(done);
         }
+        if self.flushes.can_advance(&self.shared.sync) {
+            self.collect_flushes(done);
+        }
     }
 
     fn next_look(&mut self) -> NextLook {
         self.kick_trims();
-        let has_something = !self.completed.is_empty() || self.completions.has_completions();
+        let has_something = !self.completed.is_empty()
+            || self.completions.has_completions()
+            || self.flushes.can_advance(&self.shared.sync);
         NextLook::now_if(has_something).min(self.file.next_look())
     }
 }
 
 impl Drop for RawChannel {
-    /// Waits for discards: the disk must not change for a queue that is gone.
+    /// Waits for discards: the disk must not change for a queue that is gone. And for a sync of ours:
+    /// other queues wait for it.
     fn drop(&mut self) {
         let mut done = Vec::new();
-        while self.handed_over > 0 {
+        while self.handed_over > 0 || self.flushes.is_leading() {
             self.completed.clear();
             let reactor = self.reactor.clone();
             reactor.sleep(|| self.next_look());

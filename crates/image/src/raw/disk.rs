@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
     Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES, Sector,
@@ -11,7 +11,7 @@ use flowstone_block::{
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 
-use super::channel::{RawChannel, RawParts};
+use super::channel::{RawChannel, RawParts, RawShared};
 use super::sparsify::sparsify;
 use crate::capacity::valid_capacity;
 use crate::discards::DiscardCounters;
@@ -28,8 +28,7 @@ pub struct RawImage {
     capacity: AtomicU64,
     discard: DiscardMode,
     readonly: bool,
-    /// Set when a flush has failed; see [`RawChannel`].
-    sync_failed: Arc<AtomicBool>,
+    shared: Arc<RawShared>,
     activity: Arc<Activity>,
     discards: Arc<DiscardCounters>,
     trims: Arc<Trims>,
@@ -64,7 +63,7 @@ impl RawImage {
             capacity: AtomicU64::new(capacity.get()),
             discard,
             readonly: access != Access::Write,
-            sync_failed: Arc::default(),
+            shared: Arc::default(),
             activity,
             discards,
             trims,
@@ -119,7 +118,7 @@ impl Layer for RawImage {
             file: self.file.channel(context)?,
             discard: self.discard,
             discards_to_zeroes: self.file.discards_to_zeroes(),
-            sync_failed: Arc::clone(&self.sync_failed),
+            shared: Arc::clone(&self.shared),
             trims: Arc::clone(&self.trims),
             activity: self.activity.counter(),
         };

@@ -1,19 +1,19 @@
-//! Flushes of one queue: each waits for the sync that its ticket names.
+//! Flushes of one queue, and what a sync says about the log: what had committed when it began is
+//! durable when it has ended.
 
 use flowstone_block::{Completion, Errno, Outcome, mutant};
-use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 
 use super::super::core::Core;
 use super::super::ids::Sequence;
-use super::super::sync::Ticket;
 use super::{Purpose, Queue};
+use crate::group_sync::{self, sync_request};
 
 #[derive(Default)]
 pub struct Flushes {
-    waiting: Vec<(Ticket, Completion)>,
+    group: group_sync::Flushes,
     /// While we carry out a sync: everything before this sequence number was in the file when it
     /// began.
-    leading: Option<Sequence>,
+    covered: Option<Sequence>,
 }
 
 impl Flushes {
@@ -27,24 +27,20 @@ impl Flushes {
             queue.completed.push(completion);
             return;
         }
-        let (ticket, lead) = queue.core.sync.request();
-        self.waiting.push((ticket, completion));
-        if lead {
+        if self.group.submit(&queue.core.sync, completion) {
             self.start(queue);
         }
     }
 
     fn start(&mut self, queue: &mut Queue) {
-        self.leading = Some(queue.core.append_state().committed());
-        let op = FileOp::Datasync;
-        let tag = Purpose::Sync.tag(0);
-        queue.file.submit(FileRequest { op, memory: MemoryList::EMPTY, tag });
+        self.covered = Some(queue.core.append_state().committed());
+        queue.file.submit(sync_request(Purpose::Sync.tag(0)));
     }
 
     pub fn finish_sync(&mut self, queue: &mut Queue, outcome: Outcome) {
         // After a failed sync a later one says nothing about what the first has lost.
         let promises = outcome.is_ok() && !queue.core.sync.has_failed();
-        if let Some(durable) = self.leading.take().filter(|_| promises) {
+        if let Some(durable) = self.covered.take().filter(|_| promises) {
             let mut state = queue.core.append_state();
             let durable = match mutant("log.flush.promises-what-came-later") {
                 true => state.committed(),
@@ -52,7 +48,7 @@ impl Flushes {
             };
             state.durable = state.durable.max(durable);
         }
-        if queue.core.sync.finish(outcome.is_ok()) {
+        if self.group.finish(&queue.core.sync, outcome) {
             self.start(queue);
         }
         queue.core.wakers.wake_all();
@@ -62,16 +58,15 @@ impl Flushes {
     pub fn collect(&mut self, queue: &mut Queue) {
         let sync = &queue.core.sync;
         let outcome = if sync.has_failed() { Err(Errno::IO) } else { Ok(()) };
-        let served = self.waiting.extract_if(.., |(ticket, _)| sync.is_served(*ticket));
-        queue.completed.extend(served.map(|(_, completion)| Completion { outcome, ..completion }));
+        self.group.collect(sync, outcome, &mut queue.completed);
     }
 
     pub fn can_advance(&self, core: &Core) -> bool {
-        self.waiting.iter().any(|(ticket, _)| core.sync.is_served(*ticket))
+        self.group.can_advance(&core.sync)
     }
 
     /// Whether a sync of ours is on its way.
-    pub fn leading(&self) -> bool {
-        self.leading.is_some()
+    pub fn is_leading(&self) -> bool {
+        self.group.is_leading()
     }
 }

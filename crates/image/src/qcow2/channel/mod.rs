@@ -176,8 +176,8 @@ impl Qcow2Channel {
 
     fn finish(&mut self, completion: FileCompletion) {
         if completion.tag == SYNC_TAG {
-            let Self { core, file, flushes, completed, .. } = self;
-            return flushes.finish_sync(core, &mut **file, completion.outcome, completed);
+            let Self { core, file, flushes, .. } = self;
+            return flushes.finish_sync(core, &mut **file, completion.outcome);
         }
         let active = &mut self.active[completion.tag];
         active.outcome = active.outcome.and(completion.outcome);
@@ -306,7 +306,7 @@ impl Channel for Qcow2Channel {
 impl Drop for Qcow2Channel {
     /// Waits for what is on its way: it uses the requests' memory, and others wait for its claims.
     fn drop(&mut self) {
-        while !self.active.is_empty() || self.handed_over > 0 || self.flushes.is_syncing() {
+        while !self.active.is_empty() || self.handed_over > 0 || self.flushes.is_leading() {
             self.completed.clear();
             let reactor = self.reactor.clone();
             reactor.sleep(|| self.next_look());

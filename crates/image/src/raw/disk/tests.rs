@@ -1,5 +1,6 @@
 use std::ops::Range;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 use flowstone_block::{
     AlignedBuf, BlockingDisk, Errno, IoVec, NextLook, Op, Outcome, QueueContext, QueueDepth,
@@ -157,6 +158,48 @@ fn flushes_that_wait_together_share_one_and_its_failure() {
     file.held.store(false, Ordering::Relaxed);
     assert_eq!(reap(&mut *channel), [Ok(()), Err(Errno::IO), Err(Errno::IO), Err(Errno::IO)]);
     assert_eq!(file.take(), [FileOp::Datasync]);
+}
+
+/// The queue that leads syncs for all of them, and goes on for those that came too late.
+#[test]
+fn flushes_of_several_queues_share_one_and_its_failure() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut queues = [(); 3].map(|()| queue(&image, 8));
+    file.held.store(true, Ordering::Relaxed);
+    for n in [0, 1, 2, 1] {
+        submit(&mut *queues[n], Op::Flush, false);
+    }
+    let [mut leader, mut second, mut third] = queues;
+    assert_eq!(file.take(), [FileOp::Datasync], "three came too late for it");
+    file.held.store(false, Ordering::Relaxed);
+    let mut done = Vec::new();
+    leader.reap(&mut done);
+    assert_eq!(done.len(), 1);
+    assert_eq!(file.take(), [FileOp::Datasync], "one for the three");
+    assert_eq!([reap(&mut *second), reap(&mut *third)], [[], []], "it is not back yet");
+    assert_eq!(reap(&mut *leader), [], "what it leads is for others");
+    assert_eq!(reap(&mut *second), [Ok(()), Ok(())]);
+    assert_eq!(reap(&mut *third), [Ok(())]);
+    file.bad_sync.store(true, Ordering::Relaxed);
+    submit(&mut *third, Op::Flush, false);
+    submit(&mut *leader, Op::Flush, false);
+    assert_eq!(file.take(), [FileOp::Datasync]);
+    assert_eq!(reap(&mut *third), [Err(Errno::IO)]);
+    assert_eq!(reap(&mut *leader), [Err(Errno::IO)]);
+}
+
+/// Other queues wait for the sync that a queue leads.
+#[test]
+fn a_queue_that_goes_away_finishes_the_sync_that_it_leads() {
+    let file = Recorder::default();
+    let image = file.image();
+    let [mut leader, mut other] = [(); 2].map(|()| queue(&image, 8));
+    submit(&mut *leader, Op::Flush, false);
+    submit(&mut *other, Op::Flush, false);
+    drop(leader);
+    assert_eq!(file.take(), [FileOp::Datasync, FileOp::Datasync]);
+    assert_eq!(reap(&mut *other), [Ok(())]);
 }
 
 #[test]

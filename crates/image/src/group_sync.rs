@@ -1,8 +1,14 @@
-//! Group commit: all flushes that wait when an fdatasync starts share it, whichever queues they
-//! came from.
+//! One `fdatasync` for all flushes that wait when it starts, whichever queues of an image they came
+//! from.
+//!
+//! The queue that asks while none runs carries it out (it *leads*), and goes on for those who came
+//! meanwhile. The others sleep until it is done.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use flowstone_block::{Completion, Outcome, mutant};
+use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 
 /// The number of the sync that will serve a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,6 +39,9 @@ impl GroupSync {
     /// Asks for a sync that starts from now on. With `true`, the caller is to carry it out.
     pub fn request(&self) -> (Ticket, bool) {
         let mut state = self.state();
+        if state.running && mutant("image.group-sync.joins-one-that-has-begun") {
+            return (Ticket(state.started), false);
+        }
         if state.running {
             state.wanted = true;
             return (Ticket(state.started + 1), false);
@@ -68,6 +77,54 @@ impl GroupSync {
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
     }
+}
+
+/// The flushes of one queue. The queue starts a sync of the file when [`submit`](Self::submit) or
+/// [`finish`](Self::finish) says so, and wakes all queues of the image after each `finish`.
+#[derive(Default)]
+pub struct Flushes {
+    waiting: Vec<(Ticket, Completion)>,
+    leading: bool,
+}
+
+impl Flushes {
+    /// Takes a request that is done once everything that has completed by now is durable. With
+    /// `true`, the caller is to start a sync.
+    #[must_use]
+    pub fn submit(&mut self, sync: &GroupSync, completion: Completion) -> bool {
+        let (ticket, lead) = sync.request();
+        self.waiting.push((ticket, completion));
+        self.leading |= lead;
+        lead
+    }
+
+    /// The sync that the caller started has ended. With `true`, it is to start another.
+    #[must_use]
+    pub fn finish(&mut self, sync: &GroupSync, outcome: Outcome) -> bool {
+        self.leading = sync.finish(outcome.is_ok());
+        self.leading
+    }
+
+    /// Moves what has been served to `completed`, with `outcome`.
+    pub fn collect(&mut self, sync: &GroupSync, outcome: Outcome, completed: &mut Vec<Completion>) {
+        let served = self.waiting.extract_if(.., |(ticket, _)| sync.is_served(*ticket));
+        completed.extend(served.map(|(_, completion)| Completion { outcome, ..completion }));
+    }
+
+    /// Whether something has been served.
+    pub fn can_advance(&self, sync: &GroupSync) -> bool {
+        self.waiting.iter().any(|(ticket, _)| sync.is_served(*ticket))
+    }
+
+    /// Whether a sync of ours is on its way.
+    pub fn is_leading(&self) -> bool {
+        self.leading
+    }
+}
+
+/// The request for a sync that a queue starts.
+pub fn sync_request(tag: usize) -> FileRequest {
+    FileRequest { op: FileOp::Datasync, memory: MemoryList::EMPTY, tag }
 }
 
 #[cfg(test)]
