@@ -14,6 +14,7 @@ mod load;
 mod log_image;
 mod markdown;
 mod noise;
+mod overlay;
 mod point;
 mod qcow2_image;
 mod sample;
@@ -56,6 +57,8 @@ enum Command {
     Log(log_image::LogArgs),
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(qcow2_image::Qcow2Args),
+    /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base itself.
+    Overlay(overlay::OverlayArgs),
     /// Measure what a storm of small discards does to the writes beside it.
     Storm(storm::StormArgs),
     /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
@@ -70,6 +73,7 @@ fn main() -> ExitCode {
         Some(Command::Load(args)) => load::load(&args),
         Some(Command::Log(args)) => log_image::log(&args),
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
+        Some(Command::Overlay(args)) => overlay::overlay(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::List) => {

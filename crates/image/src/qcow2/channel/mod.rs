@@ -1,7 +1,9 @@
 //! One queue of a qcow2 image. What needs no more than a look at tables in memory is carried out
-//! here, in the queue's own ring: reads of data and zeroes, writes in place, and writes to clusters
-//! that have had nothing in them. Everything else goes to the [`SlowPath`], which may block.
+//! here, in the queue's own ring: reads of data and zeroes, and from the backing file, writes in
+//! place, and writes to clusters that have had nothing in them. Everything else goes to the
+//! [`SlowPath`], which may block.
 
+mod backing;
 mod flushes;
 mod plan;
 
@@ -10,11 +12,12 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
-    Request,
+    Request, SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
+use self::backing::BackingReads;
 use self::flushes::Flushes;
 use self::plan::{Piece, Plan};
 use super::core::Core;
@@ -34,6 +37,7 @@ pub struct Qcow2Channel {
     activity: Arc<ActivityCounter>,
     reactor: Reactor,
     file: Box<dyn FileChannel>,
+    backing: Option<BackingReads>,
     /// Where others put what they have done for us.
     completions: Arc<CompletionQueue>,
     /// Requests that others have.
@@ -50,13 +54,13 @@ pub struct Qcow2Channel {
     completed: Vec<Completion>,
 }
 
-/// A request that file requests are on their way for.
+/// A request that transfers are on their way for.
 struct ActiveRequest {
     request: Box<Request>,
     /// When it looked into the map.
     epoch: u64,
-    /// File requests that are not back yet.
-    pieces: usize,
+    /// Transfers that are not back yet.
+    transfers: usize,
     outcome: Outcome,
     /// Clusters that get their first data.
     fills: Vec<GuestCluster>,
@@ -75,6 +79,7 @@ impl Qcow2Channel {
         context: &QueueContext,
     ) -> io::Result<Self> {
         let file = core.file.channel(context)?;
+        let backing = BackingReads::open(&core, context)?;
         let waker = core.wakers.add(&context.reactor);
         let completions = Arc::new(CompletionQueue::new(waker));
         let pins = core.epochs.register();
@@ -86,6 +91,7 @@ impl Qcow2Channel {
             activity,
             reactor: context.reactor.clone(),
             file,
+            backing,
             completions,
             handed_over: 0,
             trims_queued: false,
@@ -105,18 +111,20 @@ impl Qcow2Channel {
             return self.hand_over(request);
         }
         let epoch = meta.epoch;
-        if !self.plan.pieces.is_empty() {
+        let transfers = self.plan.transfers();
+        if transfers > 0 {
             self.pins.pin(epoch);
         }
         drop(meta);
         for zero in self.plan.zeroes.drain(..) {
             request.fill_zero(zero);
         }
-        if self.plan.pieces.is_empty() {
+        if transfers == 0 {
             self.completed.push(Completion { request, outcome: Ok(()) });
             return;
         }
-        self.start(request, epoch, |offset, bytes| FileOp::Read { offset, bytes });
+        let tag = self.start(request, epoch, |offset, bytes| FileOp::Read { offset, bytes });
+        self.start_below(tag, extent);
     }
 
     fn write(&mut self, request: Box<Request>, extent: Extent) {
@@ -136,15 +144,20 @@ impl Qcow2Channel {
         self.start(request, epoch, |offset, bytes| FileOp::Write { offset, bytes, durable });
     }
 
-    /// Submits the pieces of the plan.
-    fn start(&mut self, request: Box<Request>, epoch: u64, op: impl Fn(FileOffset, u64) -> FileOp) {
-        let pieces = self.plan.pieces.len();
+    /// Submits the pieces of the plan. Returns the tag of what is in flight.
+    fn start(
+        &mut self,
+        request: Box<Request>,
+        epoch: u64,
+        op: impl Fn(FileOffset, u64) -> FileOp,
+    ) -> usize {
+        let transfers = self.plan.transfers();
         let fills = std::mem::take(&mut self.plan.fills);
         let whole = request.op.bytes();
         let tag = self.active.insert(ActiveRequest {
             request,
             epoch,
-            pieces,
+            transfers,
             outcome: Ok(()),
             fills,
             lists: Vec::new(),
@@ -167,6 +180,20 @@ impl Qcow2Channel {
             let op = op(FileOffset::new(offset), bytes);
             self.file.submit(FileRequest { op, memory, tag });
         }
+        tag
+    }
+
+    /// Reads what the plan of a read of `extent` leaves to the backing file.
+    fn start_below(&mut self, tag: usize, extent: Extent) {
+        let Self { plan, backing, active, .. } = self;
+        for range in plan.below.drain(..) {
+            let backing = backing.as_mut().expect("the map knows that there is one");
+            let start = Sector::new((extent.start_bytes() + range.start) / SECTOR_BYTES);
+            let count = SectorCount::new((range.end - range.start) / SECTOR_BYTES);
+            let part = Extent::new(start, count).expect("part of a request, not empty");
+            let memory = range.start as usize..range.end as usize;
+            backing.submit(&active[tag].request, part, memory, tag as u32);
+        }
     }
 
     fn hand_over(&mut self, request: Box<Request>) {
@@ -179,13 +206,17 @@ impl Qcow2Channel {
             let Self { core, file, flushes, .. } = self;
             return flushes.finish_sync(core, &mut **file, completion.outcome);
         }
-        let active = &mut self.active[completion.tag];
-        active.outcome = active.outcome.and(completion.outcome);
-        active.pieces -= 1;
-        if active.pieces > 0 {
+        self.finish_transfer(completion.tag, completion.outcome);
+    }
+
+    fn finish_transfer(&mut self, tag: usize, outcome: Outcome) {
+        let active = &mut self.active[tag];
+        active.outcome = active.outcome.and(outcome);
+        active.transfers -= 1;
+        if active.transfers > 0 {
             return;
         }
-        let active = self.active.remove(completion.tag);
+        let active = self.active.remove(tag);
         self.pins.unpin(active.epoch);
         self.fill(&active);
         self.complete(Completion { request: active.request, outcome: active.outcome });
@@ -244,6 +275,14 @@ impl Qcow2Channel {
         finished.drain(..).for_each(|completion| self.finish(completion));
         self.done = finished;
     }
+
+    /// Takes what the backing file has done.
+    fn collect_from_backing(&mut self) {
+        if let Some(mut backing) = self.backing.take() {
+            backing.reap(|tag, outcome| self.finish_transfer(tag as usize, outcome));
+            self.backing = Some(backing);
+        }
+    }
 }
 
 impl Channel for Qcow2Channel {
@@ -280,10 +319,14 @@ impl Channel for Qcow2Channel {
     fn kick(&mut self) {
         self.kick_trims();
         self.file.kick();
+        if let Some(backing) = &mut self.backing {
+            backing.kick();
+        }
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         self.collect_from_file();
+        self.collect_from_backing();
         if self.completions.has_completions() {
             self.collect_from_others();
         }
@@ -299,7 +342,8 @@ impl Channel for Qcow2Channel {
         let has_something = !self.completed.is_empty()
             || self.completions.has_completions()
             || self.flushes.can_advance(&self.core);
-        NextLook::now_if(has_something).min(self.file.next_look())
+        let backing = self.backing.as_mut().map_or(NextLook::OnWake, BackingReads::next_look);
+        NextLook::now_if(has_something).min(self.file.next_look()).min(backing)
     }
 }
 

@@ -13,6 +13,8 @@ use super::super::shape::GuestCluster;
 pub struct Plan {
     /// Transfers.
     pub pieces: Vec<Piece>,
+    /// Ranges of the request that the backing file answers.
+    pub below: Vec<Range<u64>>,
     /// Ranges of the request's memory that are zero.
     pub zeroes: Vec<Range<usize>>,
     /// Clusters that get their first data.
@@ -29,6 +31,11 @@ pub struct Piece {
 }
 
 impl Plan {
+    /// How many transfers it needs.
+    pub fn transfers(&self) -> usize {
+        self.pieces.len() + self.below.len()
+    }
+
     /// Plans a read. If it is not so simple, returns `false`.
     pub fn read(&mut self, meta: &mut Meta, extent: Extent) -> bool {
         self.clear();
@@ -42,7 +49,8 @@ impl Plan {
             match source {
                 Source::File { offset, .. } => self.pieces.push(Piece { at, bytes, offset }),
                 Source::Zero => self.zeroes.push(at as usize..(at + bytes) as usize),
-                Source::Backing | Source::Compressed(_) | Source::Damaged => return false,
+                Source::Backing => self.below.push(at..at + bytes),
+                Source::Compressed(_) | Source::Damaged => return false,
             }
             at += bytes;
         }
@@ -107,6 +115,7 @@ impl Plan {
 
     fn clear(&mut self) {
         self.pieces.clear();
+        self.below.clear();
         self.zeroes.clear();
         self.fills.clear();
     }

@@ -75,6 +75,12 @@ impl SlowPath {
         }
     }
 
+    /// How many threads there are.
+    #[cfg(test)]
+    pub fn threads(&self) -> usize {
+        self.state().threads.len()
+    }
+
     fn run(&self) {
         let mut worker = None;
         while let Some(job) = self.next() {

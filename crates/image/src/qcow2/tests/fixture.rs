@@ -166,6 +166,19 @@ impl Guest {
         tag
     }
 
+    /// What is in the memory of a request.
+    pub fn data(&self, tag: u32) -> &[u8] {
+        &self.buffers[tag as usize]
+    }
+
+    /// Closes the queue with requests in flight, and returns the memory of one of them.
+    pub fn close(self, tag: u32) -> Vec<u8> {
+        let Self { mut channel, mut buffers, .. } = self;
+        channel.kick();
+        drop(channel);
+        buffers.swap_remove(tag as usize).to_vec()
+    }
+
     /// Waits for a completion.
     pub fn next(&mut self) -> Completion {
         loop {

@@ -1,6 +1,7 @@
 //! What a qcow2 image promises, tested on a simulated disk: docs/qcow2.md is the argument, these
 //! are the attempts to refute it.
 
+mod backing;
 mod basic;
 mod compact;
 mod crash;
