@@ -552,3 +552,6 @@ pub fn apply_entries(
         payload += entry.payload_blocks();
     }
 }
+
+#[cfg(test)]
+mod tests;
