@@ -37,7 +37,7 @@ pub struct Assignment {
     pub poll: PollMode,
 }
 
-/// A queue that runs on a poller. Dropped without [`stop`](Self::stop), it runs on.
+/// A queue that runs on a poller. Dropped without [`stop`](Self::stop), it stops by itself.
 pub struct RunningQueue {
     stop: Arc<StopFlag>,
     ended: Receiver<VirtQueue>,
@@ -51,8 +51,15 @@ impl RunningQueue {
 
     /// Waits until nothing is in flight, and gives the queue back; `None` if its thread has died.
     pub fn stop(self) -> Option<VirtQueue> {
-        self.stop.raise();
+        self.begin_stop();
         self.ended.recv().ok()
+    }
+}
+
+impl Drop for RunningQueue {
+    fn drop(&mut self) {
+        // Its thread, which may be waited for next, ends with its queues.
+        self.begin_stop();
     }
 }
 

@@ -190,6 +190,25 @@ fn eight_queues_of_four_disks_share_one_thread() {
     });
 }
 
+/// A runner that is dropped with queues running waits for their thread: they have to end.
+#[test]
+fn a_queue_that_nobody_holds_any_more_ends() {
+    let dir = on_disk();
+    let config = disk(dir.path(), "dropped.raw", EngineChoice::Auto, DirectChoice::Auto);
+    let shared = Shared::new(1);
+    let disk = Served::new(0, &config, &shared);
+    let mut options = flowstone_testkit::ClientOptions::new(&disk.socket);
+    options.queues = usize::from(QUEUES);
+    let client = flowstone_testkit::Client::connect(options).unwrap();
+    while shared.running.lock().unwrap().len() < usize::from(QUEUES) {
+        thread::yield_now();
+    }
+    shared.running.lock().unwrap().clear();
+    drop((client, disk));
+    // Waits for the thread.
+    drop(Arc::into_inner(shared).expect("its disks are gone"));
+}
+
 /// A queue goes to and fro between threads while its guest writes, reads and flushes.
 #[test]
 fn a_queue_moves_a_thousand_times_under_load() {
