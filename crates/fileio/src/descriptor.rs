@@ -22,7 +22,7 @@ pub(crate) enum FileKind {
 
 /// An open file, as its engines see it.
 ///
-/// There is one descriptor, and every ring of the file holds it: so the lock on it outlives even
+/// There is one descriptor, and every request of the file holds it: so the lock on it outlives even
 /// a killed process until the kernel is done with the last request, and a new daemon cannot
 /// overtake an old write.
 pub(crate) struct Descriptors {

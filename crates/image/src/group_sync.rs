@@ -2,23 +2,31 @@
 //! from.
 //!
 //! The queue that asks while none runs carries it out (it *leads*), and goes on for those who came
-//! meanwhile. The others sleep until it is done.
+//! meanwhile. The others sleep until it is done, and only they are woken. A queue that goes leaves the
+//! lead to one of them.
+//!
+//! One at a time: of two that run at once on one open file description, one would hear of a failed
+//! write-back and the other would not.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{Completion, Outcome, mutant};
+use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
+
+use crate::wakers::QueueWaker;
 
 /// The number of the sync that will serve a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Ticket(u64);
+struct Ticket(u64);
 
 /// The syncs of one image.
 #[derive(Default)]
 pub struct GroupSync {
     state: Mutex<State>,
     finished: AtomicU64,
+    /// Flushes wait for a sync that nobody leads: the queue that led has gone.
+    orphaned: AtomicBool,
     /// After a failed sync the content of the medium is unknown: nothing is promised any more.
     failed: AtomicBool,
 }
@@ -27,8 +35,19 @@ pub struct GroupSync {
 struct State {
     running: bool,
     started: u64,
-    /// A flush waits for the sync after the one that runs.
-    wanted: bool,
+    /// Who waits for the sync that runs, besides the queue that leads it.
+    waiting: Vec<Arc<QueueWaker>>,
+    /// Who waits for the one after it.
+    late: Vec<Arc<QueueWaker>>,
+}
+
+impl State {
+    /// A sync begins, for those who came too late for the one before.
+    fn start(&mut self) {
+        self.running = true;
+        self.started += 1;
+        self.waiting = std::mem::take(&mut self.late);
+    }
 }
 
 impl GroupSync {
@@ -36,36 +55,59 @@ impl GroupSync {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Asks for a sync that starts from now on. With `true`, the caller is to carry it out.
-    pub fn request(&self) -> (Ticket, bool) {
+    /// Asks for a sync that starts from now on. With `true`, the caller is to carry it out; else
+    /// `waker` is woken when it has ended.
+    fn request(&self, waker: &Arc<QueueWaker>) -> (Ticket, bool) {
         let mut state = self.state();
-        if state.running && mutant("image.group-sync.joins-one-that-has-begun") {
-            return (Ticket(state.started), false);
+        if !state.running {
+            state.start();
+            self.orphaned.store(false, Ordering::Release);
+            return (Ticket(state.started), true);
         }
-        if state.running {
-            state.wanted = true;
-            return (Ticket(state.started + 1), false);
-        }
-        state.running = true;
-        state.started += 1;
-        (Ticket(state.started), true)
+        let joins = mutant("image.group-sync.joins-one-that-has-begun");
+        state.late.push(Arc::clone(waker));
+        (Ticket(state.started + u64::from(!joins)), false)
     }
 
-    /// The sync that the caller carried out has ended. With `true`, it is to carry out another,
-    /// for flushes that came meanwhile.
-    pub fn finish(&self, succeeded: bool) -> bool {
+    /// The sync that the caller carried out has ended. With `true`, it is to carry out another, for
+    /// flushes that came meanwhile; a caller that is `leaving` leaves that to one of these.
+    fn finish(&self, succeeded: bool, leaving: bool) -> bool {
         if !succeeded {
+            // Before the flushes are told that they have been served.
             self.fail();
         }
         let mut state = self.state();
         self.finished.store(state.started, Ordering::Release);
-        state.running = std::mem::take(&mut state.wanted);
-        state.started += u64::from(state.running);
-        state.running
+        let mut served = std::mem::take(&mut state.waiting);
+        state.running = false;
+        let goes_on = !state.late.is_empty() && !leaving;
+        if goes_on {
+            state.start();
+        } else if !state.late.is_empty() {
+            self.orphaned.store(true, Ordering::Release);
+            served.extend(state.late.iter().cloned());
+        }
+        drop(state);
+        served.iter().for_each(|waker| waker.wake());
+        goes_on
     }
 
-    /// Whether the flush has been served; `failed` tells how.
-    pub fn is_served(&self, ticket: Ticket) -> bool {
+    /// Takes the lead that another queue has left. With `true`, the caller is to carry out a sync.
+    fn take_over(&self) -> bool {
+        let mut state = self.state();
+        let orphaned = self.orphaned.swap(false, Ordering::AcqRel) && !state.running;
+        if orphaned {
+            state.start();
+        }
+        orphaned
+    }
+
+    fn is_orphaned(&self) -> bool {
+        self.orphaned.load(Ordering::Acquire)
+    }
+
+    /// Whether the flush has been served; `has_failed`, asked afterwards, tells how.
+    fn is_served(&self, ticket: Ticket) -> bool {
         self.finished.load(Ordering::Acquire) >= ticket.0
     }
 
@@ -79,20 +121,26 @@ impl GroupSync {
     }
 }
 
-/// The flushes of one queue. The queue starts a sync of the file when [`submit`](Self::submit) or
-/// [`finish`](Self::finish) says so, and wakes all queues of the image after each `finish`.
+/// The flushes of one queue. The queue starts a sync of the file when [`submit`](Self::submit),
+/// [`finish`](Self::finish) or [`take_over`](Self::take_over) says so.
 #[derive(Default)]
 pub struct Flushes {
     waiting: Vec<(Ticket, Completion)>,
     leading: bool,
+    leaving: bool,
 }
 
 impl Flushes {
     /// Takes a request that is done once everything that has completed by now is durable. With
     /// `true`, the caller is to start a sync.
     #[must_use]
-    pub fn submit(&mut self, sync: &GroupSync, completion: Completion) -> bool {
-        let (ticket, lead) = sync.request();
+    pub fn submit(
+        &mut self,
+        sync: &GroupSync,
+        completion: Completion,
+        waker: &Arc<QueueWaker>,
+    ) -> bool {
+        let (ticket, lead) = sync.request(waker);
         self.waiting.push((ticket, completion));
         self.leading |= lead;
         lead
@@ -101,19 +149,45 @@ impl Flushes {
     /// The sync that the caller started has ended. With `true`, it is to start another.
     #[must_use]
     pub fn finish(&mut self, sync: &GroupSync, outcome: Outcome) -> bool {
-        self.leading = sync.finish(outcome.is_ok());
+        self.leading = sync.finish(outcome.is_ok(), self.leaving);
         self.leading
     }
 
-    /// Moves what has been served to `completed`, with `outcome`.
-    pub fn collect(&mut self, sync: &GroupSync, outcome: Outcome, completed: &mut Vec<Completion>) {
-        let served = self.waiting.extract_if(.., |(ticket, _)| sync.is_served(*ticket));
-        completed.extend(served.map(|(_, completion)| Completion { outcome, ..completion }));
+    /// With `true`, the queue that led has gone, and the caller is to start a sync.
+    #[must_use]
+    pub fn take_over(&mut self, sync: &GroupSync) -> bool {
+        let takes_over = self.is_left_alone(sync) && sync.take_over();
+        self.leading |= takes_over;
+        takes_over
     }
 
-    /// Whether something has been served.
+    fn is_left_alone(&self, sync: &GroupSync) -> bool {
+        !self.waiting.is_empty() && sync.is_orphaned()
+    }
+
+    /// The queue is going: the sync that it leads now is its last.
+    pub fn leave(&mut self) {
+        self.leaving = true;
+    }
+
+    /// Moves what has been served to `completed`. `has_failed` is asked after each flush has been
+    /// found to be served: a sync that failed says so before it says that it has ended.
+    pub fn collect(
+        &mut self,
+        sync: &GroupSync,
+        has_failed: impl Fn() -> bool,
+        completed: &mut Vec<Completion>,
+    ) {
+        let served = self.waiting.extract_if(.., |(ticket, _)| sync.is_served(*ticket));
+        completed.extend(served.map(|(_, completion)| {
+            let outcome = if has_failed() { Err(Errno::IO) } else { Ok(()) };
+            Completion { outcome, ..completion }
+        }));
+    }
+
+    /// Whether something has been served, or waits for somebody to lead.
     pub fn can_advance(&self, sync: &GroupSync) -> bool {
-        self.waiting.iter().any(|(ticket, _)| sync.is_served(*ticket))
+        self.is_left_alone(sync) || self.waiting.iter().any(|(ticket, _)| sync.is_served(*ticket))
     }
 
     /// Whether a sync of ours is on its way.
@@ -129,30 +203,103 @@ pub fn sync_request(tag: usize) -> FileRequest {
 
 #[cfg(test)]
 mod tests {
+    use flowstone_block::{Op, Reactor, Request};
+
     use super::*;
+
+    fn waker() -> Arc<QueueWaker> {
+        QueueWaker::new(&Reactor::new().unwrap())
+    }
+
+    fn flush() -> Completion {
+        Completion { request: Request::new(Op::Flush, 0), outcome: Ok(()) }
+    }
+
+    fn collected(flushes: &mut Flushes, sync: &GroupSync) -> Vec<Outcome> {
+        let mut completed = Vec::new();
+        flushes.collect(sync, || sync.has_failed(), &mut completed);
+        completed.iter().map(|completion| completion.outcome).collect()
+    }
 
     #[test]
     fn those_who_come_while_a_sync_runs_share_the_next_one() {
-        let sync = GroupSync::default();
-        let (first, lead) = sync.request();
+        let (sync, waker) = (GroupSync::default(), waker());
+        let (first, lead) = sync.request(&waker);
         assert!(lead);
-        let (second, lead) = sync.request();
+        let (second, lead) = sync.request(&waker);
         assert!(!lead);
-        assert_eq!(sync.request(), (second, false));
-        assert!(sync.finish(true), "the leader goes on");
+        assert_eq!(sync.request(&waker), (second, false));
+        assert!(sync.finish(true, false), "the leader goes on");
         assert!(sync.is_served(first) && !sync.is_served(second));
-        assert!(!sync.finish(true));
+        assert!(!sync.finish(true, false));
         assert!(sync.is_served(second));
     }
 
     #[test]
     fn failure_is_remembered() {
-        let sync = GroupSync::default();
-        let (ticket, _) = sync.request();
-        sync.finish(false);
+        let (sync, waker) = (GroupSync::default(), waker());
+        let (ticket, _) = sync.request(&waker);
+        sync.finish(false, false);
         assert!(sync.is_served(ticket) && sync.has_failed());
-        sync.request();
-        sync.finish(true);
+        sync.request(&waker);
+        sync.finish(true, false);
         assert!(sync.has_failed());
+    }
+
+    /// A queue looked whether a sync had failed, then another thread's sync failed, then the queue
+    /// looked which of its flushes had been served: those of the failed sync were told that all was
+    /// well.
+    #[test]
+    fn a_flush_hears_of_the_failure_of_the_sync_that_served_it() {
+        let (sync, waker) = (GroupSync::default(), waker());
+        let (mut leader, mut other) = (Flushes::default(), Flushes::default());
+        assert!(leader.submit(&sync, flush(), &waker));
+        assert!(!other.submit(&sync, flush(), &waker));
+        assert!(leader.finish(&sync, Ok(())), "it leads for the other one");
+        let ended = std::cell::Cell::new(false);
+        let mut completed = Vec::new();
+        // The sync fails as late as it can before the flush counts as served.
+        assert!(!leader.finish(&sync, Err(Errno::IO)));
+        let has_failed = || {
+            ended.set(true);
+            sync.has_failed()
+        };
+        other.collect(&sync, has_failed, &mut completed);
+        assert!(ended.get() && completed[0].outcome == Err(Errno::IO));
+        // And is not asked before there is one.
+        other.collect(&sync, || unreachable!("nothing has been served"), &mut completed);
+    }
+
+    /// Two programs that flush over and over kept a queue that led, and was to go, for as long as
+    /// they liked.
+    #[test]
+    fn a_queue_that_goes_leaves_the_lead_to_one_that_waits() {
+        let (sync, waker) = (GroupSync::default(), waker());
+        let [mut leader, mut second, mut third] = [(); 3].map(|()| Flushes::default());
+        assert!(leader.submit(&sync, flush(), &waker));
+        assert!(!second.submit(&sync, flush(), &waker) && !third.submit(&sync, flush(), &waker));
+        leader.leave();
+        assert!(!leader.finish(&sync, Ok(())) && !leader.is_leading());
+        assert_eq!(collected(&mut leader, &sync), [Ok(())]);
+        assert!(!second.take_over(&GroupSync::default()) && !leader.take_over(&sync));
+        assert!(second.can_advance(&sync) && third.can_advance(&sync));
+        assert!(second.take_over(&sync) && second.is_leading());
+        assert!(!third.take_over(&sync) && !third.can_advance(&sync));
+        assert!(!second.finish(&sync, Ok(())));
+        assert_eq!([collected(&mut second, &sync), collected(&mut third, &sync)], [[Ok(())]; 2]);
+    }
+
+    #[test]
+    fn a_new_flush_leads_for_those_that_were_left_alone() {
+        let (sync, waker) = (GroupSync::default(), waker());
+        let [mut leader, mut waiting, mut fresh] = [(); 3].map(|()| Flushes::default());
+        assert!(leader.submit(&sync, flush(), &waker));
+        assert!(!waiting.submit(&sync, flush(), &waker));
+        leader.leave();
+        assert!(!leader.finish(&sync, Ok(())));
+        assert!(fresh.submit(&sync, flush(), &waker));
+        assert!(!waiting.can_advance(&sync) && !waiting.take_over(&sync));
+        assert!(!fresh.finish(&sync, Ok(())));
+        assert_eq!([collected(&mut waiting, &sync), collected(&mut fresh, &sync)], [[Ok(())]; 2]);
     }
 }

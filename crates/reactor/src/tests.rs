@@ -252,3 +252,42 @@ fn a_ring_that_comes_late_watches_what_was_watched() {
     assert_eq!(user.next_completion().map(|(mark, _)| mark), Some(9));
     assert!(!watch.take_ready());
 }
+
+#[test]
+fn a_user_whose_completion_has_come_does_not_wait() {
+    let reactor = Reactor::new().unwrap();
+    let (mut first, mut second) =
+        (RingUser::new(&reactor, 8).unwrap(), RingUser::new(&reactor, 8).unwrap());
+    push_nop(&mut first, 1);
+    first.submit();
+    second.bring_out();
+    assert_eq!(second.next_completion(), None);
+    assert!(first.has_mail());
+    // So that a wait for nothing ends.
+    let time = Timespec::new().sec(3);
+    // SAFETY: the time outlives the request, which completes below.
+    unsafe { second.push(opcode::Timeout::new(&raw const time).build(), 2) };
+    let start = Instant::now();
+    first.wait();
+    let took = start.elapsed();
+    assert_eq!(first.next_completion(), Some((1, 0)));
+    while second.next_completion().is_none() {
+        second.wait();
+    }
+    assert!(took < Duration::from_secs(1), "it waited for another one's");
+}
+
+#[test]
+fn a_watch_that_is_gone_lets_go_of_its_descriptor() {
+    for (reactor, _user) in both() {
+        let event = event();
+        let watch = Watch::new(&reactor, Arc::clone(&event));
+        nap_shortly(&reactor);
+        drop(watch);
+        let start = Instant::now();
+        while Arc::strong_count(&event) > 1 && start.elapsed() < Duration::from_secs(1) {
+            nap_shortly(&reactor);
+        }
+        assert_eq!(Arc::strong_count(&event), 1);
+    }
+}

@@ -21,7 +21,7 @@ use crate::completion_queue::CompletionQueue;
 use crate::group_sync::{Flushes, GroupSync, sync_request};
 use crate::pace::ActivityCounter;
 use crate::trims::Trims;
-use crate::wakers::Wakers;
+use crate::wakers::QueueWaker;
 
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,
@@ -33,6 +33,7 @@ pub(crate) struct RawChannel {
     trims: Arc<Trims>,
     activity: Arc<ActivityCounter>,
     reactor: Reactor,
+    waker: Arc<QueueWaker>,
     /// Where discards come back.
     completions: Arc<CompletionQueue>,
     /// Discards that are not back yet.
@@ -50,7 +51,6 @@ pub(crate) struct RawChannel {
 pub(crate) struct RawShared {
     /// Fails for good with the first sync, or durable write, that fails.
     pub sync: GroupSync,
-    pub wakers: Wakers,
 }
 
 /// The tag of the file's flush, which serves several requests.
@@ -78,7 +78,7 @@ enum Plan {
 impl RawChannel {
     pub fn new(parts: RawParts, context: &QueueContext) -> Self {
         let RawParts { file, discard, discards_to_zeroes, shared, trims, activity } = parts;
-        let waker = shared.wakers.add(&context.reactor);
+        let waker = QueueWaker::new(&context.reactor);
         let depth = usize::from(context.depth.0);
         Self {
             file,
@@ -88,8 +88,9 @@ impl RawChannel {
             in_flight: Slab::with_capacity(depth),
             trims,
             activity,
-            completions: Arc::new(CompletionQueue::new(waker)),
+            completions: Arc::new(CompletionQueue::new(Arc::clone(&waker))),
             reactor: context.reactor.clone(),
+            waker,
             handed_over: 0,
             trims_queued: false,
             done: Vec::with_capacity(depth),
@@ -154,7 +155,8 @@ impl RawChannel {
 
     /// Makes everything that has completed so far durable on behalf of `request`.
     fn sync(&mut self, request: Box<Request>) {
-        if self.flushes.submit(&self.shared.sync, Completion { request, outcome: Ok(()) }) {
+        let completion = Completion { request, outcome: Ok(()) };
+        if self.flushes.submit(&self.shared.sync, completion, &self.waker) {
             self.file.submit(sync_request(SYNC_TAG));
         }
     }
@@ -165,12 +167,15 @@ impl RawChannel {
             self.file.submit(sync_request(SYNC_TAG));
             self.file.kick();
         }
-        self.shared.wakers.wake_all();
     }
 
     fn collect_flushes(&mut self, done: &mut Vec<Completion>) {
-        let outcome = if self.has_failed() { Err(Errno::IO) } else { Ok(()) };
-        self.flushes.collect(&self.shared.sync, outcome, done);
+        let sync = &self.shared.sync;
+        if self.flushes.take_over(sync) {
+            self.file.submit(sync_request(SYNC_TAG));
+            self.file.kick();
+        }
+        self.flushes.collect(sync, || sync.has_failed(), done);
     }
 
     fn finish(&mut self, completion: FileCompletion, done: &mut Vec<Completion>) {
@@ -265,6 +270,7 @@ impl Drop for RawChannel {
     /// other queues wait for it.
     fn drop(&mut self) {
         let mut done = Vec::new();
+        self.flushes.leave();
         while self.handed_over > 0 || self.flushes.is_leading() {
             self.completed.clear();
             let reactor = self.reactor.clone();

@@ -132,3 +132,28 @@ fn a_buffer_that_changes_meanwhile_is_written_as_something_it_was() {
         over.store(true, Ordering::Relaxed);
     });
 }
+
+/// Layers above use marks, too.
+#[test]
+fn a_request_comes_back_with_the_mark_it_had() {
+    use flowstone_block::TokenSource;
+    let mem: Arc<dyn Layer> = Arc::new(Mem::new(SectorCount::new(2048)).unwrap());
+    let layers: [Box<dyn Layer>; 2] =
+        [Box::new(Zeroes::new(Arc::clone(&mem), true)), Box::new(Verify::new(Arc::clone(&mem)))];
+    let mark = TokenSource::new().token(5);
+    for layer in layers {
+        let mut channel = layer.channel(&QueueContext::alone(QueueDepth(8)).unwrap()).unwrap();
+        let mut zeroes = vec![0; 4096];
+        let mut request = Request::new(Op::Write(extent(8, 8)), 7);
+        // SAFETY: the buffer outlives the request, which completes below.
+        request.memory.push(unsafe { IoVec::of(&mut zeroes) });
+        request.token = mark;
+        channel.submit(request);
+        channel.kick();
+        let mut done = Vec::new();
+        while done.is_empty() {
+            channel.reap(&mut done);
+        }
+        assert_eq!(done[0].request.token, mark);
+    }
+}

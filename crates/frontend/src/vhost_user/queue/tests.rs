@@ -607,3 +607,19 @@ fn a_batch_ends_when_it_is_told_to() {
     assert_eq!((taken.chains, queue.next_avail()), (2, 2));
     assert!(queue.has_available());
 }
+
+#[test]
+fn a_slot_whose_request_is_used_again_starts_anew() {
+    let mut guest = Guest::new(8);
+    let mut queue = guest.queue();
+    guest.offer(1, request_type::FLUSH, 0, &[]);
+    let mut request = take(&mut queue).remove(0);
+    let fresh = format!("{request:?}");
+    request.class = flowstone_block::Class::Journal;
+    request.priority = flowstone_block::IoPriority(3);
+    request.token = flowstone_block::TokenSource::new().token(4);
+    finish(&mut queue, request);
+    queue.publish();
+    guest.offer(1, request_type::FLUSH, 0, &[]);
+    assert_eq!(format!("{:?}", take(&mut queue)[0]), fresh);
+}

@@ -27,7 +27,7 @@ impl Flushes {
             queue.completed.push(completion);
             return;
         }
-        if self.group.submit(&queue.core.sync, completion) {
+        if self.group.submit(&queue.core.sync, completion, &queue.waker) {
             self.start(queue);
         }
     }
@@ -51,18 +51,24 @@ impl Flushes {
         if self.group.finish(&queue.core.sync, outcome) {
             self.start(queue);
         }
-        queue.core.wakers.wake_all();
     }
 
     /// Completes what has been served.
     pub fn collect(&mut self, queue: &mut Queue) {
+        if self.group.take_over(&queue.core.sync) {
+            self.start(queue);
+        }
         let sync = &queue.core.sync;
-        let outcome = if sync.has_failed() { Err(Errno::IO) } else { Ok(()) };
-        self.group.collect(sync, outcome, &mut queue.completed);
+        self.group.collect(sync, || sync.has_failed(), &mut queue.completed);
     }
 
     pub fn can_advance(&self, core: &Core) -> bool {
         self.group.can_advance(&core.sync)
+    }
+
+    /// The queue is going.
+    pub fn leave(&mut self) {
+        self.group.leave();
     }
 
     /// Whether a sync of ours is on its way.

@@ -160,6 +160,7 @@ impl Channel for LogChannel {
 impl Drop for LogChannel {
     /// Waits for our own I/O, so that records behind ours can commit.
     fn drop(&mut self) {
+        self.flushes.leave();
         while self.writes.in_flight() || self.flushes.is_leading() {
             self.reactor.sleep(|| self.queue.file.next_look());
             let mut finished = Vec::new();

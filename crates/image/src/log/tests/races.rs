@@ -123,3 +123,38 @@ fn a_read_finds_its_block_though_its_place_is_used_again_meanwhile() {
     assert!(fixture.guests().failures.is_empty());
     fixture.check();
 }
+
+#[test]
+fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    use flowstone_block::{Channel, NextLook, Op, QueueContext, QueueDepth, Request};
+
+    use crate::log::channel::LogChannel;
+
+    const LONG: Duration = Duration::from_secs(5);
+    let fixture = Setup::default().fixture(1);
+    let contexts = [(); 2].map(|()| QueueContext::alone(QueueDepth(8)).unwrap());
+    let [mut leader, mut other] = [0, 1]
+        .map(|n: usize| LogChannel::new(Arc::clone(&fixture.core), &contexts[n], false).unwrap());
+    for channel in [&mut leader, &mut other] {
+        channel.submit(Request::new(Op::Flush, 0));
+        channel.kick();
+    }
+    assert_eq!(other.next_look(), NextLook::OnWake);
+    let start = Instant::now();
+    contexts[1].reactor.sleep(|| {
+        let mut done = Vec::new();
+        for _ in 0..3 {
+            leader.reap(&mut done);
+        }
+        assert_eq!(done.len(), 1);
+        NextLook::At(start + LONG)
+    });
+    assert!(start.elapsed() < LONG, "nobody woke it");
+    assert_eq!(other.next_look(), NextLook::Now);
+    let mut done = Vec::new();
+    other.reap(&mut done);
+    assert_eq!(done[0].outcome, Ok(()));
+}

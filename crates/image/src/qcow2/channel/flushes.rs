@@ -1,6 +1,8 @@
 //! Flushes of one queue. If no metadata waits to be written, a flush is a sync of the file, shared
 //! by those that wait together, of all queues; else it waits for a commit of the maintenance worker's.
 
+use std::sync::Arc;
+
 use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::FileChannel;
 
@@ -8,6 +10,7 @@ use super::super::commits::Ticket;
 use super::super::core::Core;
 use super::SYNC_TAG;
 use crate::group_sync::{self, sync_request};
+use crate::wakers::QueueWaker;
 
 #[derive(Default)]
 pub struct Flushes {
@@ -25,13 +28,14 @@ impl Flushes {
         core: &Core,
         file: &mut dyn FileChannel,
         completion: Completion,
+        waker: &Arc<QueueWaker>,
         completed: &mut Vec<Completion>,
     ) {
         if core.commits.has_failed() {
             completed.push(Completion { outcome: Err(Errno::IO), ..completion });
         } else if !core.meta().is_clean() && !mutant("qcow2.flush.syncs-without-a-commit") {
             self.waiting.push((core.commits.ask(), completion));
-        } else if self.group.submit(&core.sync, completion) {
+        } else if self.group.submit(&core.sync, completion, waker) {
             self.start_sync(file);
         }
     }
@@ -50,13 +54,19 @@ impl Flushes {
         if self.group.finish(&core.sync, outcome) {
             self.start_sync(file);
         }
-        core.wakers.wake_all();
     }
 
     /// Completes what syncs and commits have served.
-    pub fn collect(&mut self, core: &Core, completed: &mut Vec<Completion>) {
-        let outcome = if core.commits.has_failed() { Err(Errno::IO) } else { Ok(()) };
-        self.group.collect(&core.sync, outcome, completed);
+    pub fn collect(
+        &mut self,
+        core: &Core,
+        file: &mut dyn FileChannel,
+        completed: &mut Vec<Completion>,
+    ) {
+        if self.group.take_over(&core.sync) {
+            self.start_sync(file);
+        }
+        self.group.collect(&core.sync, || core.commits.has_failed(), completed);
         if self.waiting.is_empty() {
             return;
         }
@@ -71,6 +81,11 @@ impl Flushes {
     pub fn can_advance(&self, core: &Core) -> bool {
         self.group.can_advance(&core.sync)
             || self.waiting.iter().any(|(ticket, _)| core.commits.outcome(ticket).is_some())
+    }
+
+    /// The queue is going.
+    pub fn leave(&mut self) {
+        self.group.leave();
     }
 
     /// Whether a sync of ours is on its way.

@@ -28,6 +28,7 @@ use crate::DiscardMode;
 use crate::completion_queue::CompletionQueue;
 use crate::pace::ActivityCounter;
 use crate::trims::Trims;
+use crate::wakers::QueueWaker;
 
 /// One queue's way into a qcow2 image.
 pub struct Qcow2Channel {
@@ -36,6 +37,7 @@ pub struct Qcow2Channel {
     trims: Arc<Trims>,
     activity: Arc<ActivityCounter>,
     reactor: Reactor,
+    waker: Arc<QueueWaker>,
     file: Box<dyn FileChannel>,
     backing: Option<BackingReads>,
     /// Where others put what they have done for us.
@@ -81,7 +83,7 @@ impl Qcow2Channel {
         let file = core.file.channel(context)?;
         let backing = BackingReads::open(&core, context)?;
         let waker = core.wakers.add(&context.reactor);
-        let completions = Arc::new(CompletionQueue::new(waker));
+        let completions = Arc::new(CompletionQueue::new(Arc::clone(&waker)));
         let pins = core.epochs.register();
         let activity = core.activity.counter();
         Ok(Self {
@@ -90,6 +92,7 @@ impl Qcow2Channel {
             trims,
             activity,
             reactor: context.reactor.clone(),
+            waker,
             file,
             backing,
             completions,
@@ -248,8 +251,8 @@ impl Qcow2Channel {
         let request = &completion.request;
         let durable = request.durable && request.op.modifies() && completion.outcome.is_ok();
         if durable || request.op == Op::Flush {
-            let Self { core, file, flushes, completed, .. } = self;
-            flushes.submit(core, &mut **file, completion, completed);
+            let Self { core, file, flushes, waker, completed, .. } = self;
+            flushes.submit(core, &mut **file, completion, waker, completed);
         } else {
             self.completed.push(completion);
         }
@@ -330,7 +333,7 @@ impl Channel for Qcow2Channel {
         if self.completions.has_completions() {
             self.collect_from_others();
         }
-        self.flushes.collect(&self.core, &mut self.completed);
+        self.flushes.collect(&self.core, &mut *self.file, &mut self.completed);
         if self.flushes.take_started() {
             self.file.kick();
         }
@@ -350,6 +353,7 @@ impl Channel for Qcow2Channel {
 impl Drop for Qcow2Channel {
     /// Waits for what is on its way: it uses the requests' memory, and others wait for its claims.
     fn drop(&mut self) {
+        self.flushes.leave();
         while !self.active.is_empty() || self.handed_over > 0 || self.flushes.is_leading() {
             self.completed.clear();
             let reactor = self.reactor.clone();

@@ -88,3 +88,27 @@ fn a_queue_that_goes_away_waits_for_its_reads_from_below() {
     let data = guest.close(tag);
     assert!(data == expected[..16 * SECTOR]);
 }
+
+#[test]
+fn a_kick_starts_what_is_read_from_below() {
+    use flowstone_block::{AlignedBuf, IoVec, Layer, QueueContext, QueueDepth, Request};
+
+    let (below, _) = base();
+    let disk = new_overlay(SECTORS, CLUSTER);
+    let image = open_on(&disk, Some(raw(&below)));
+    // The table comes into memory.
+    Guest::new(&image).run(Op::Read(extent(0, 8)), 0).unwrap();
+    let mut memory = AlignedBuf::zeroed(8 * SECTOR);
+    let mut channel = image.channel(&QueueContext::alone(QueueDepth(8)).unwrap()).unwrap();
+    let mut request = Request::new(Op::Read(extent(0, 8)), 0);
+    // SAFETY: the memory outlives the channel.
+    request.memory.push(unsafe { IoVec::of(&mut memory) });
+    channel.submit(request);
+    channel.kick();
+    // No look before a sleep comes in between.
+    let mut done = Vec::new();
+    channel.reap(&mut done);
+    let outcomes: Vec<_> = done.iter().map(|completion| completion.outcome).collect();
+    drop(channel);
+    assert_eq!(outcomes, [Ok(())]);
+}

@@ -121,3 +121,46 @@ fn shifted(op: Op, by: u64) -> Op {
         Op::Read(_) | Op::Flush => op,
     }
 }
+
+#[test]
+fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
+    use std::time::{Duration, Instant};
+
+    use flowstone_block::{Layer, NextLook, QueueContext, QueueDepth, Request};
+
+    const LONG: Duration = Duration::from_secs(5);
+    let disk = new_disk(8 * CLUSTER, CLUSTER * 512);
+    let image = open(&disk);
+    let contexts = [(); 2].map(|()| QueueContext::alone(QueueDepth(8)).unwrap());
+    let [mut leader, mut other] = [0, 1].map(|n: usize| image.channel(&contexts[n]).unwrap());
+    for channel in [&mut leader, &mut other] {
+        channel.submit(Request::new(Op::Flush, 0));
+        channel.kick();
+    }
+    assert_eq!(other.next_look(), NextLook::OnWake);
+    let start = Instant::now();
+    contexts[1].reactor.sleep(|| {
+        let mut done = Vec::new();
+        for _ in 0..3 {
+            leader.reap(&mut done);
+        }
+        assert_eq!(done.len(), 1);
+        NextLook::At(start + LONG)
+    });
+    assert!(start.elapsed() < LONG, "nobody woke it");
+    assert_eq!(other.next_look(), NextLook::Now);
+    let mut done = Vec::new();
+    other.reap(&mut done);
+    assert_eq!(done[0].outcome, Ok(()));
+}
+
+#[test]
+fn a_queue_that_goes_away_finishes_the_sync_that_it_leads() {
+    let disk = new_disk(8 * CLUSTER, CLUSTER * 512);
+    let image = open(&disk);
+    let (mut leader, mut other) = (Guest::new(&image), Guest::new(&image));
+    let tag = leader.submit(Op::Flush, 0);
+    other.submit(Op::Flush, 0);
+    leader.close(tag);
+    assert!((0..1000).any(|_| other.poll().is_some()), "its leader is gone");
+}

@@ -1,3 +1,5 @@
+mod waiting;
+
 use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
