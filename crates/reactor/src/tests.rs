@@ -140,7 +140,7 @@ fn no_wake_up_of_another_thread_is_lost() {
             scope.spawn(|| {
                 for _ in 0..20_000 {
                     while !seen.swap(false, Ordering::AcqRel) {
-                        std::hint::spin_loop();
+                        thread::yield_now();
                     }
                     left.store(true, Ordering::Release);
                     waker.wake();
