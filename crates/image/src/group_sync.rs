@@ -72,12 +72,17 @@ impl GroupSync {
     /// The sync that the caller carried out has ended. With `true`, it is to carry out another, for
     /// flushes that came meanwhile; a caller that is `leaving` leaves that to one of these.
     fn finish(&self, succeeded: bool, leaving: bool) -> bool {
-        if !succeeded {
+        let late = mutant("image.group-sync.ends-before-it-fails");
+        if !succeeded && !late {
             // Before the flushes are told that they have been served.
             self.fail();
         }
         let mut state = self.state();
         self.finished.store(state.started, Ordering::Release);
+        if !succeeded && late {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            self.fail();
+        }
         let mut served = std::mem::take(&mut state.waiting);
         state.running = false;
         let goes_on = !state.late.is_empty() && !leaving;
@@ -88,7 +93,9 @@ impl GroupSync {
             served.extend(state.late.iter().cloned());
         }
         drop(state);
-        served.iter().for_each(|waker| waker.wake());
+        if !mutant("image.group-sync.wakes-nobody") {
+            served.iter().for_each(|waker| waker.wake());
+        }
         goes_on
     }
 
@@ -178,9 +185,11 @@ impl Flushes {
         has_failed: impl Fn() -> bool,
         completed: &mut Vec<Completion>,
     ) {
+        let early = mutant("image.group-sync.asks-before-it-looks").then(&has_failed);
         let served = self.waiting.extract_if(.., |(ticket, _)| sync.is_served(*ticket));
         completed.extend(served.map(|(_, completion)| {
-            let outcome = if has_failed() { Err(Errno::IO) } else { Ok(()) };
+            let failed = early.unwrap_or_else(&has_failed);
+            let outcome = if failed { Err(Errno::IO) } else { Ok(()) };
             Completion { outcome, ..completion }
         }));
     }
@@ -256,18 +265,16 @@ mod tests {
         assert!(leader.submit(&sync, flush(), &waker));
         assert!(!other.submit(&sync, flush(), &waker));
         assert!(leader.finish(&sync, Ok(())), "it leads for the other one");
-        let ended = std::cell::Cell::new(false);
         let mut completed = Vec::new();
-        // The sync fails as late as it can before the flush counts as served.
-        assert!(!leader.finish(&sync, Err(Errno::IO)));
-        let has_failed = || {
-            ended.set(true);
-            sync.has_failed()
-        };
-        other.collect(&sync, has_failed, &mut completed);
-        assert!(ended.get() && completed[0].outcome == Err(Errno::IO));
-        // And is not asked before there is one.
         other.collect(&sync, || unreachable!("nothing has been served"), &mut completed);
+        let outcomes = std::thread::scope(|scope| {
+            scope.spawn(|| assert!(!leader.finish(&sync, Err(Errno::IO))));
+            while !other.can_advance(&sync) {
+                std::hint::spin_loop();
+            }
+            collected(&mut other, &sync)
+        });
+        assert_eq!(outcomes, [Err(Errno::IO)]);
     }
 
     /// Two programs that flush over and over kept a queue that led, and was to go, for as long as

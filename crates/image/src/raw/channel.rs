@@ -28,7 +28,8 @@ pub(crate) struct RawChannel {
     discard: DiscardMode,
     /// Else zeroes have to be written, and are not merged with discards.
     discards_to_zeroes: bool,
-    shared: Arc<RawShared>,
+    /// Fail for good with the first sync, or durable write, that fails.
+    syncs: Arc<GroupSync>,
     in_flight: Slab<Box<Request>>,
     trims: Arc<Trims>,
     activity: Arc<ActivityCounter>,
@@ -46,13 +47,6 @@ pub(crate) struct RawChannel {
     flushes: Flushes,
 }
 
-/// What the queues of an image share besides the file.
-#[derive(Default)]
-pub(crate) struct RawShared {
-    /// Fails for good with the first sync, or durable write, that fails.
-    pub sync: GroupSync,
-}
-
 /// The tag of the file's flush, which serves several requests.
 const SYNC_TAG: usize = usize::MAX;
 
@@ -61,7 +55,7 @@ pub(crate) struct RawParts {
     pub file: Box<dyn FileChannel>,
     pub discard: DiscardMode,
     pub discards_to_zeroes: bool,
-    pub shared: Arc<RawShared>,
+    pub syncs: Arc<GroupSync>,
     pub trims: Arc<Trims>,
     pub activity: Arc<ActivityCounter>,
 }
@@ -77,14 +71,14 @@ enum Plan {
 
 impl RawChannel {
     pub fn new(parts: RawParts, context: &QueueContext) -> Self {
-        let RawParts { file, discard, discards_to_zeroes, shared, trims, activity } = parts;
+        let RawParts { file, discard, discards_to_zeroes, syncs, trims, activity } = parts;
         let waker = QueueWaker::new(&context.reactor);
         let depth = usize::from(context.depth.0);
         Self {
             file,
             discard,
             discards_to_zeroes,
-            shared,
+            syncs,
             in_flight: Slab::with_capacity(depth),
             trims,
             activity,
@@ -150,27 +144,27 @@ impl RawChannel {
     }
 
     fn has_failed(&self) -> bool {
-        self.shared.sync.has_failed()
+        self.syncs.has_failed()
     }
 
     /// Makes everything that has completed so far durable on behalf of `request`.
     fn sync(&mut self, request: Box<Request>) {
         let completion = Completion { request, outcome: Ok(()) };
-        if self.flushes.submit(&self.shared.sync, completion, &self.waker) {
+        if self.flushes.submit(&self.syncs, completion, &self.waker) {
             self.file.submit(sync_request(SYNC_TAG));
         }
     }
 
     fn finish_sync(&mut self, outcome: Outcome) {
         let outcome = if mutant("raw.flush.failure-forgotten") { Ok(()) } else { outcome };
-        if self.flushes.finish(&self.shared.sync, outcome) {
+        if self.flushes.finish(&self.syncs, outcome) {
             self.file.submit(sync_request(SYNC_TAG));
             self.file.kick();
         }
     }
 
     fn collect_flushes(&mut self, done: &mut Vec<Completion>) {
-        let sync = &self.shared.sync;
+        let sync = &self.syncs;
         if self.flushes.take_over(sync) {
             self.file.submit(sync_request(SYNC_TAG));
             self.file.kick();
@@ -202,7 +196,7 @@ impl RawChannel {
             // A write that did not fit has lost nothing; one that the disk refused may have. A
             // read has nothing to lose.
             Err(Errno::IO) if request.durable && request.op.modifies() => {
-                self.shared.sync.fail();
+                self.syncs.fail();
                 done.push(Completion { request, outcome });
             }
             outcome => done.push(Completion { request, outcome }),
@@ -251,7 +245,7 @@ impl Channel for RawChannel {
         if self.completions.has_completions() {
             self.collect_trims(done);
         }
-        if self.flushes.can_advance(&self.shared.sync) {
+        if self.flushes.can_advance(&self.syncs) {
             self.collect_flushes(done);
         }
     }
@@ -260,7 +254,7 @@ impl Channel for RawChannel {
         self.kick_trims();
         let has_something = !self.completed.is_empty()
             || self.completions.has_completions()
-            || self.flushes.can_advance(&self.shared.sync);
+            || self.flushes.can_advance(&self.syncs);
         NextLook::now_if(has_something).min(self.file.next_look())
     }
 }

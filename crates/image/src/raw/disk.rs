@@ -11,10 +11,11 @@ use flowstone_block::{
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 
-use super::channel::{RawChannel, RawParts, RawShared};
+use super::channel::{RawChannel, RawParts};
 use super::sparsify::sparsify;
 use crate::capacity::valid_capacity;
 use crate::discards::DiscardCounters;
+use crate::group_sync::GroupSync;
 use crate::pace::Activity;
 use crate::trims::Trims;
 use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
@@ -28,7 +29,7 @@ pub struct RawImage {
     capacity: AtomicU64,
     discard: DiscardMode,
     readonly: bool,
-    shared: Arc<RawShared>,
+    syncs: Arc<GroupSync>,
     activity: Arc<Activity>,
     discards: Arc<DiscardCounters>,
     trims: Arc<Trims>,
@@ -63,7 +64,7 @@ impl RawImage {
             capacity: AtomicU64::new(capacity.get()),
             discard,
             readonly: access != Access::Write,
-            shared: Arc::default(),
+            syncs: Arc::default(),
             activity,
             discards,
             trims,
@@ -118,7 +119,7 @@ impl Layer for RawImage {
             file: self.file.channel(context)?,
             discard: self.discard,
             discards_to_zeroes: self.file.discards_to_zeroes(),
-            shared: Arc::clone(&self.shared),
+            syncs: Arc::clone(&self.syncs),
             trims: Arc::clone(&self.trims),
             activity: self.activity.counter(),
         };
