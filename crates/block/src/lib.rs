@@ -6,6 +6,7 @@
 mod blocking;
 mod buffer;
 mod class;
+mod damage;
 mod error;
 mod extent;
 mod geometry;
@@ -20,6 +21,7 @@ mod token;
 pub use blocking::BlockingDisk;
 pub use buffer::{AlignedBuf, IoVec, gather, scatter};
 pub use class::{Class, IoPriority};
+pub use damage::Damage;
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, SECTOR_BYTES, Sector, SectorCount};
 pub use geometry::Geometry;

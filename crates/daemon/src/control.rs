@@ -4,7 +4,7 @@
 //! -> {"command":"stats"}
 //! <- {"ok":{"version":"0.1.0","disks":[...]}}
 //! -> {"command":"resize","disk":"vm1","bytes":17179869184}
-//! <- {"error":{"what":"resize vm1","why":"...","advice":"..."}}
+//! <- {"error":{"kind":"busy","what":"resize vm1","why":"...","advice":"..."}}
 //! -> {"command":"resize","disk":"vm1","add_bytes":1073741824}
 //! <- {"ok":{"capacity_bytes":18253611008,"guest_told":true}}
 //! ```
@@ -12,14 +12,14 @@
 //! Clients are bounded in number, and a command in the time that its line may take.
 
 use std::error::Error as _;
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, LogBudget, Result};
+use flowstone_block::{Error, ErrorKind, LogBudget, Result};
 use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -78,6 +78,7 @@ enum Reply {
 /// The parts of an [`Error`], so that the other end can show the same line.
 #[derive(Deserialize, Serialize)]
 struct Failure {
+    kind: String,
     what: String,
     why: String,
     advice: String,
@@ -86,6 +87,7 @@ struct Failure {
 impl From<Result<Value>> for Reply {
     fn from(outcome: Result<Value>) -> Self {
         let failure = |error: &Error| Failure {
+            kind: error.kind().name().into(),
             what: error.what().into(),
             why: error.source().map(ToString::to_string).unwrap_or_default(),
             advice: error.advice().to_owned(),
@@ -98,7 +100,10 @@ impl From<Reply> for Result<Value> {
     fn from(reply: Reply) -> Self {
         match reply {
             Reply::Ok(value) => Ok(value),
-            Reply::Error(Failure { what, why, advice }) => Err(Error::invalid(what, why, advice)),
+            Reply::Error(Failure { kind, what, why, advice }) => {
+                let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Host);
+                Err(Error::new(kind, what, why, advice))
+            }
         }
     }
 }
@@ -156,7 +161,7 @@ fn accept(listener: &UnixListener, handler: &Arc<Handler>) {
 fn send_away(mut stream: UnixStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     let why = format!("{CLIENTS_MAX} clients are being served");
-    let refusal = Error::invalid("control socket", why, "try again later");
+    let refusal = Error::busy("control socket", why, "try again later");
     let _ = stream.write_all(answer(Err(refusal)).as_bytes());
     Ok(())
 }
@@ -183,7 +188,7 @@ impl Read for Until {
     fn read(&mut self, target: &mut [u8]) -> io::Result<usize> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(ErrorKind::TimedOut.into());
+            return Err(io::ErrorKind::TimedOut.into());
         }
         self.stream.set_read_timeout(Some(left))?;
         self.stream.read(target)
@@ -246,10 +251,10 @@ impl Client {
         self.stream.get_mut().write_all(format!("{line}\n").as_bytes())?;
         let mut answer = String::new();
         match self.stream.read_line(&mut answer) {
-            Ok(0) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the daemon hung up")),
+            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon hung up")),
             Ok(_) => Ok(serde_json::from_str(&answer)?),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                Err(io::Error::new(ErrorKind::TimedOut, "the daemon does not answer"))
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer"))
             }
             Err(error) => Err(error),
         }

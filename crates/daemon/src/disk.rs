@@ -99,11 +99,11 @@ impl Disk {
             Err(TryLockError::Poisoned(alone)) => alone.into_inner(),
             Err(TryLockError::WouldBlock) => {
                 let why = "another resize of it is on its way";
-                return Err(Error::invalid(what(), why, "try again later"));
+                return Err(Error::busy(what(), why, "try again later"));
             }
         };
         let Some(image) = &self.stack.image else {
-            return Err(Error::invalid(what(), "it has no image", "restart it with another size"));
+            return Err(Error::unsupported(what(), "it has no image", "restart it with another size"));
         };
         if image.geometry().readonly {
             let why = "it is served read-only";

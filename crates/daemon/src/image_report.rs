@@ -1,6 +1,7 @@
 //! What `stats --json` says of an image.
 
-use flowstone_image::{Discards, Image, LogState};
+use flowstone_block::{Damage, Sector};
+use flowstone_image::{Damages, Discards, Image, LogState};
 use serde::Serialize;
 
 /// What a log image does.
@@ -96,5 +97,32 @@ impl DiscardReport {
             punches: counted.punches,
             punched_bytes: counted.punched_bytes,
         }
+    }
+}
+
+/// Damage that requests or maintenance have met.
+#[derive(Serialize)]
+pub struct DamageReport {
+    met: u64,
+    recent: Vec<DamagedPlace>,
+}
+
+#[derive(Serialize)]
+struct DamagedPlace {
+    what: String,
+    /// Null if it is not known which sectors of the disk are lost.
+    lba: Option<u64>,
+    /// Null if it is nowhere in the file.
+    offset: Option<u64>,
+}
+
+impl From<Damages> for DamageReport {
+    fn from(damages: Damages) -> Self {
+        let place = |Damage { what, lba, offset, .. }| DamagedPlace {
+            what,
+            lba: lba.map(Sector::get),
+            offset,
+        };
+        Self { met: damages.met, recent: damages.recent.into_iter().map(place).collect() }
     }
 }

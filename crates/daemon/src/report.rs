@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
 use crate::histogram::Snapshot;
-use crate::image_report::{DiscardReport, LogReport, SpaceReport};
+use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
 
 /// The whole daemon.
 #[derive(Serialize)]
@@ -46,6 +46,9 @@ struct DiskReport {
     /// What became of discards; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     discards: Option<DiscardReport>,
+    /// What has been found damaged while it is served; absent where there is no image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    damage: Option<DamageReport>,
     total: QueueReport,
     queues: Vec<QueueReport>,
     layers: Vec<ByKind<LayerReport>>,
@@ -155,6 +158,7 @@ impl DiskReport {
             }),
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
+            damage: image.map(|image| DamageReport::from(image.damages())),
             total,
             queues: queues
                 .iter()

@@ -48,7 +48,7 @@ impl EngineChoice {
             Self::Auto if is_memory(file) => Ok(Engine::Inline),
             Self::Auto => Ok(if uring_works() { Engine::Uring } else { Engine::Sync }),
             Self::Uring if uring_works() => Ok(Engine::Uring),
-            Self::Uring => Err(Error::host(
+            Self::Uring => Err(Error::unsupported(
                 "io_uring",
                 "this kernel does not offer it or it is disabled (kernel.io_uring_disabled)",
                 "use --engine auto or --engine sync",

@@ -44,7 +44,7 @@ pub fn lock(file: BorrowedFd<'_>, sharing: Sharing, name: &str) -> Result<()> {
             .and_then(|()| refuse_if_locked(file, QEMU_WRITES)),
     };
     locked.map_err(|error| match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Error::locked(
+        Some(libc::EAGAIN | libc::EACCES) => Error::busy(
             name,
             "another process is using this image",
             "stop that process, or talk to it through its --control socket",

@@ -66,7 +66,7 @@ impl LockPatience {
         let mut told = false;
         loop {
             match attempt() {
-                Err(error) if error.kind() == ErrorKind::Locked && start.elapsed() < self.time => {
+                Err(error) if error.kind() == ErrorKind::Busy && start.elapsed() < self.time => {
                     if !std::mem::replace(&mut told, true) {
                         let time = self.time.as_secs();
                         (self.tell)(&format!(
@@ -139,7 +139,7 @@ impl OpenOptions {
             .custom_flags(libc::O_NONBLOCK | exclusive)
             .open(path);
         opened.map_err(|error| match error.kind() {
-            io::ErrorKind::ResourceBusy => Error::locked(
+            io::ErrorKind::ResourceBusy => Error::busy(
                 name,
                 "the device is mounted, part of another device, or served already",
                 "unmount it, or stop what uses it (lsblk shows what is on it)",
@@ -160,7 +160,7 @@ impl OpenOptions {
         let usable = limits.filter(|_| set(OFlags::DIRECT).is_ok());
         match (usable, self.direct) {
             (Some(limits), _) => Ok(Some(limits)),
-            (None, DirectChoice::On) => Err(Error::invalid(
+            (None, DirectChoice::On) => Err(Error::unsupported(
                 name,
                 "its file system has no direct I/O",
                 "use --direct auto or --direct off",

@@ -119,7 +119,7 @@ fn create_qcow2(
 fn check_backing(name: &str, path: &Path, backing: &Backing) -> Result<()> {
     if !matches!(backing.format, Format::Raw | Format::Qcow2) {
         let why = format!("a {} image cannot be a backing file", backing.format);
-        return Err(Error::invalid(name, why, "use a raw or a qcow2 backing file"));
+        return Err(Error::unsupported(name, why, "use a raw or a qcow2 backing file"));
     }
     let target = path.parent().unwrap_or(Path::new("")).join(&backing.path);
     inspect(&target, backing.format).map(|_| ())
@@ -229,12 +229,12 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             ))
         }
         // It writes elsewhere anyway: space kept for a discarded block would have no use.
-        Format::Log if options.discard == DiscardMode::Keep => Err(Error::invalid(
+        Format::Log if options.discard == DiscardMode::Keep => Err(Error::unsupported(
             path.display().to_string(),
             "a log image keeps no space for a discarded block, which it would write elsewhere",
             "use --discard deallocate or ignore, or a raw image",
         )),
-        Format::Qcow2 if options.discard == DiscardMode::Keep => Err(Error::invalid(
+        Format::Qcow2 if options.discard == DiscardMode::Keep => Err(Error::unsupported(
             path.display().to_string(),
             "a qcow2 image gives the space of whole clusters back, or keeps it as it is",
             "use --discard deallocate or ignore, or a raw image",
@@ -263,7 +263,7 @@ fn check_keeps(path: &Path, file: &dyn FileIo) -> Result<()> {
         .copies_on_write()
         .map_err(|error| Error::host(&name, error, "check the host's file system"))?;
     match found {
-        Some(system) => Err(Error::invalid(
+        Some(system) => Err(Error::unsupported(
             name,
             format!(
                 "{system} writes data elsewhere each time, so that space kept for it is no use"

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
 use flowstone_fileio::FileIo;
 
-use crate::{Format, LogState};
+use crate::{Damages, Format, LogState};
 
 /// What becomes of the space behind a discarded range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -120,6 +120,11 @@ pub trait Image: Layer {
     /// Gives the host back what holds no data, and puts the rest in order where its place can be
     /// chosen. The image must not be in use.
     fn compact(&self, progress: CompactProgress<'_>) -> Result<()>;
+
+    /// Damage that was met since it was opened; a raw image cannot know.
+    fn damages(&self) -> Damages {
+        Damages::default()
+    }
 
     /// What only a log image can tell.
     fn log_state(&self) -> Option<LogState> {

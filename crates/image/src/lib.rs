@@ -8,6 +8,7 @@ mod check;
 mod completion_queue;
 mod convert;
 mod create;
+mod damage;
 mod discards;
 mod format;
 #[cfg(any(test, feature = "testing"))]
@@ -26,6 +27,7 @@ mod wakers;
 pub use check::check;
 pub use convert::convert;
 pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
+pub use damage::Damages;
 pub use format::Format;
 pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, Space};
 pub use log::{LogInfo, LogOptions, LogState};

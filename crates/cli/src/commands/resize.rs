@@ -61,11 +61,11 @@ fn no_live_shrink(disk: &str) -> Error {
 
 fn in_use(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::Locked => Error::locked(
+        ErrorKind::Busy => Error::busy(
             "resize",
             "a process is using the image",
             "add --control SOCK to grow it while it is served, or stop that process",
         ),
-        ErrorKind::Invalid | ErrorKind::Host => error,
+        _ => error,
     }
 }

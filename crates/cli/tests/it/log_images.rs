@@ -250,6 +250,31 @@ fn repair_says_what_it_has_done_and_does_it_once() {
     assert!(text.contains("not repaired: it is not certain"), "{text}");
 }
 
+/// A block rots while its image is served: its readers get an error, and the operator learns where.
+#[test]
+fn statistics_tell_where_a_served_image_is_damaged() {
+    let place = Place::new();
+    let path = place.log_image("8M");
+    let content = pattern(4096, 7);
+    let daemon = place.serve(&["disk.flow"]);
+    let mut guest = place.client();
+    assert_eq!(guest.write(80, &content).unwrap(), Status::Ok);
+    let damage = || place.stats()["disks"][0]["damage"].clone();
+    assert_eq!(damage(), serde_json::json!({ "met": 0, "recent": [] }));
+    let bytes = std::fs::read(&path).unwrap();
+    let offset = bytes.windows(4096).position(|window| window == content).unwrap() as u64;
+    let file = std::fs::File::options().write(true).open(&path).unwrap();
+    file.write_all_at(&[!content[0]], offset).unwrap();
+    for met in 1..=2 {
+        assert_eq!(guest.read(80, &mut [0; 4096]).unwrap(), Status::IoErr);
+        let what = "the checksum of a block does not fit";
+        let recent = serde_json::json!([{ "what": what, "lba": 80, "offset": offset }]);
+        assert_eq!(damage(), serde_json::json!({ "met": met, "recent": recent }));
+    }
+    drop(guest);
+    stop(daemon);
+}
+
 #[test]
 fn log_images_that_are_none_are_refused() {
     let place = Place::new();

@@ -32,9 +32,9 @@ fn a_second_writer_is_kept_out_and_an_inspector_is_not() {
     create_sparse(&path, 1 << 20).unwrap();
     let first = OpenOptions::new(Access::Write).open(&path).unwrap();
     let second = OpenOptions::new(Access::Write).open(&path).err().expect("locked");
-    assert_eq!(second.kind(), ErrorKind::Locked);
+    assert_eq!(second.kind(), ErrorKind::Busy);
     let reader = OpenOptions::new(Access::Read).open(&path).err().expect("locked");
-    assert_eq!(reader.kind(), ErrorKind::Locked);
+    assert_eq!(reader.kind(), ErrorKind::Busy);
     assert!(OpenOptions::new(Access::Inspect).open(&path).is_ok());
     drop(first);
     let one = OpenOptions::new(Access::Read).open(&path).unwrap();
@@ -59,7 +59,7 @@ fn qemu_and_we_keep_each_other_from_writing() {
     writer.stdout.as_mut().unwrap().read_exact(&mut prompt).unwrap();
     for access in [Access::Read, Access::Write] {
         let refused = OpenOptions::new(access).open(&path).err().expect("qemu-io writes");
-        assert_eq!(refused.kind(), ErrorKind::Locked, "{access:?}");
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{access:?}");
     }
     writer.kill().unwrap();
     writer.wait().unwrap();
@@ -114,7 +114,7 @@ fn a_device_has_one_writer_by_whatever_node() {
     let first = OpenOptions::new(Access::Write).open(&device.0).unwrap();
     for node in [&device.0, &other] {
         let refused = OpenOptions::new(Access::Write).open(node).err().expect("a refusal");
-        assert_eq!(refused.kind(), ErrorKind::Locked, "{refused}");
+        assert_eq!(refused.kind(), ErrorKind::Busy, "{refused}");
     }
     assert!(first.discards_to_zeroes(), "a loop device punches its file");
     drop(first);

@@ -3,17 +3,18 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{Outcome, SectorCount, mutant};
+use flowstone_block::{Outcome, Sector, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
-use super::address::{BLOCK_BYTES, MapEntry};
+use super::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use super::append::{AppendState, Draft, Effects, Health, PlaceError, Placed};
 use super::ids::Sequence;
 use super::inbox::Inbox;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
+use crate::damage::{DamageList, Flaw};
 use crate::discards::DiscardCounters;
 use crate::group_sync::GroupSync;
 use crate::wakers::{QueueWaker, Wakers};
@@ -29,6 +30,7 @@ pub struct Core {
     pub sync: GroupSync,
     pub inbox: Inbox,
     pub discards: Arc<DiscardCounters>,
+    pub damages: DamageList,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     state: Mutex<AppendState>,
@@ -59,6 +61,7 @@ impl Core {
             sync: GroupSync::default(),
             inbox: Inbox::default(),
             discards: Arc::default(),
+            damages: DamageList::default(),
             capacity: AtomicU64::new(capacity.get()),
             committed: AtomicU64::new(state.committed().get()),
             broken: AtomicBool::new(state.health != Health::Running),
@@ -208,14 +211,10 @@ impl Core {
             .for_each(|waker| waker.wake());
     }
 
-    /// Logs an I/O error with image, guest block and place.
+    /// A block of the disk is lost.
     pub fn report_damage(&self, lba: u64, map_entry: MapEntry, what: &str) {
-        error!(
-            "{}: block {lba} (guest byte {}) at file offset {}: {what}; run `flowstone check --data`",
-            self.name,
-            lba * BLOCK_BYTES as u64,
-            map_entry.address().offset().get(),
-        );
+        let flaw = Flaw::new(what).at(map_entry.address().offset());
+        self.damages.add(&self.name, flaw.of(Sector::new(lba * BLOCK_SECTORS)));
     }
 }
 

@@ -8,8 +8,8 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Channel, Error, Extent, Geometry, Layer, Outcome, QueueContext,
-    Result, SECTOR_BYTES, Sector, SectorCount,
+    AlignedBuf, BlockingDisk, Channel, Damage, Error, Extent, Geometry, Layer, Outcome,
+    QueueContext, Result, SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo};
 use tracing::{error, info};
@@ -27,7 +27,7 @@ use super::map::LEAF_BLOCKS;
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
 use super::superblock::{HeadPlace, Superblock, Totals};
 use crate::capacity::valid_capacity;
-use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
+use crate::{CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// What can be chosen when a log image is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -235,7 +235,7 @@ pub fn prepare(
 ) -> Result<(Arc<Core>, Option<Knowledge>)> {
     let loaded = load(&*file).map_err(|error| explain(&name, error))?;
     if let Some(damage) = &loaded.replay.damage {
-        return Err(refused(&name, damage));
+        return Err(refused(damage.clone().in_image(&name)));
     }
     prepare_loaded(name, file, loaded, readonly)
 }
@@ -250,7 +250,7 @@ pub fn prepare_loaded(
     let features = loaded.superblock.readonly_features();
     if features != 0 && !readonly {
         let why = format!("it uses features {features:#x} that this version can only read");
-        return Err(Error::invalid(name, why, "open it read-only, or use a newer version"));
+        return Err(Error::unsupported(name, why, "open it read-only, or use a newer version"));
     }
     let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
     let crashed = !superblock.clean;
@@ -293,18 +293,18 @@ pub fn prepare_loaded(
     Ok((core, Some(maintenance.into_knowledge())))
 }
 
-fn refused(name: &str, damage: &str) -> Error {
-    let why = format!("the image is damaged: {damage}");
-    Error::invalid(name, why, "restore it from a backup, or see `flowstone check --repair`")
+fn refused(damage: Damage) -> Error {
+    Error::damaged(damage, "restore it from a backup, or see `flowstone check --repair`")
 }
 
 /// What is wrong, for a person.
 pub fn explain(name: &str, error: LoadError) -> Error {
     match error {
-        LoadError::Unusable(why) => {
-            Error::invalid(name, why, "give the right file or --format, or use a newer version")
+        LoadError::Foreign => {
+            Error::invalid(name, "it is not a log image", "give the right file or --format")
         }
-        LoadError::Damaged(why) => refused(name, &why),
+        LoadError::Unsupported(why) => Error::unsupported(name, why, "use a newer version"),
+        LoadError::Damaged(flaw) => refused(flaw.in_image(name)),
         LoadError::Host(errno) => Error::host(name, errno, "check the host's file system"),
     }
 }
@@ -360,6 +360,10 @@ impl Image for LogImage {
         let first = (start * BLOCK_SECTORS).max(from.get());
         let last = (end * BLOCK_SECTORS).min(self.core.capacity().get());
         Ok(Extent::new(Sector::new(first), SectorCount::new(last - first)))
+    }
+
+    fn damages(&self) -> Damages {
+        self.core.damages.get()
     }
 
     fn resize(&self, capacity: SectorCount) -> Result<()> {

@@ -5,10 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use flowstone_block::{AlignedBuf, Errno, mutant};
+use flowstone_block::{AlignedBuf, Errno, Sector, mutant};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
-use super::address::{Address, BLOCK_BYTES, MapEntry};
+use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use super::append::STREAMS_MAX;
 use super::ids::SegmentId;
 use super::lost_tail::LostTailScan;
@@ -19,6 +19,7 @@ use super::root::{Bounds, LeafPlace, Root, SegmentNote};
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of_sectors, root_blocks};
 use super::superblock::{HeadPlace, RootPlace, SLOTS, Superblock, SuperblockError};
+use crate::damage::Flaw;
 
 /// Where the leaves of the newest checkpoint are.
 pub type LeafPlaces = BTreeMap<u32, (Address, u32)>;
@@ -37,10 +38,12 @@ pub struct Loaded {
 /// Why an image cannot be opened.
 #[derive(Debug)]
 pub enum LoadError {
-    /// It is not a log image, or of a later version.
-    Unusable(String),
+    /// It is not a log image.
+    Foreign,
+    /// It is of a later version.
+    Unsupported(String),
     /// It is one, and something in it is not as it was written.
-    Damaged(String),
+    Damaged(Flaw),
     /// The host could not read it.
     Host(Errno),
 }
@@ -51,8 +54,12 @@ impl From<Errno> for LoadError {
     }
 }
 
-fn damaged(why: impl Into<String>) -> LoadError {
-    LoadError::Damaged(why.into())
+fn damaged(what: impl Into<String>) -> LoadError {
+    LoadError::Damaged(Flaw::new(what))
+}
+
+fn damaged_at(place: Address, what: impl Into<String>) -> LoadError {
+    LoadError::Damaged(Flaw::new(what).at(place.offset()))
 }
 
 /// What is in the two slots for superblocks.
@@ -80,7 +87,7 @@ pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
     if let Some(SuperblockError::Future(why)) =
         refusals().find(|it| matches!(it, SuperblockError::Future(_)))
     {
-        return Err(LoadError::Unusable(why.clone()));
+        return Err(LoadError::Unsupported(why.clone()));
     }
     let whole = slots.iter().filter_map(|slot| slot.as_ref().ok());
     if let Some(superblock) = whole.max_by_key(|superblock| superblock.generation) {
@@ -91,7 +98,7 @@ pub fn newest(slots: &Slots) -> Result<&Superblock, LoadError> {
         SuperblockError::Damaged(why) if *refusal != SuperblockError::SHORT => Some(*why),
         _ => None,
     });
-    Err(broken.map_or_else(|| LoadError::Unusable("it is not a log image".into()), damaged))
+    Err(broken.map_or(LoadError::Foreign, damaged))
 }
 
 /// The superblock to open an image with: the newest, if it is certain which one that is.
@@ -104,10 +111,13 @@ fn read_superblock(file: &dyn FileIo) -> Result<Superblock, LoadError> {
     let superblock = newest(&slots)?;
     match lost_slot(&slots).filter(|_| !mutant("log.open.lost-superblock-unchecked")) {
         None => Ok(superblock.clone()),
-        Some(slot) => Err(damaged(format!(
-            "superblock {slot} is damaged or missing, and the one that is left need not be the \
-             newest"
-        ))),
+        Some(slot) => Err(damaged_at(
+            SLOTS[usize::from(slot == 'B')],
+            format!(
+                "superblock {slot} is damaged or missing, and the one that is left need not be \
+                 the newest"
+            ),
+        )),
     }
 }
 
@@ -317,9 +327,9 @@ fn read_root(
     let mut buffer = AlignedBuf::zeroed(blocks as usize * BLOCK_BYTES);
     reader.read(address.offset(), &mut buffer)?;
     if crc32c::crc32c(&buffer) != checksum {
-        return Err(damaged("the checksum of the map root does not fit"));
+        return Err(damaged_at(address, "the checksum of the map root does not fit"));
     }
-    Root::decode(&buffer[..bytes as usize], bounds).map_err(damaged)
+    Root::decode(&buffer[..bytes as usize], bounds).map_err(|what| damaged_at(address, what))
 }
 
 fn check_inside(at: Address, blocks: u64, file_blocks: u64, what: &str) -> Result<(), LoadError> {
@@ -328,7 +338,7 @@ fn check_inside(at: Address, blocks: u64, file_blocks: u64, what: &str) -> Resul
         return Ok(());
     }
     let missing = (end - file_blocks) * BLOCK_BYTES as u64;
-    Err(damaged(format!("the file is cut short: {what} ends {missing} bytes after it")))
+    Err(damaged_at(at, format!("the file is cut short: {what} ends {missing} bytes after it")))
 }
 
 /// Leaves read at once: the buffer they share.
@@ -379,11 +389,15 @@ fn read_leaves(
 /// A leaf is what the root says, and every entry of it names a place in a segment, or nothing.
 fn check_leaf(place: &LeafPlace, bytes: &[u8], bounds: Bounds) -> Result<(), LoadError> {
     let leaf = place.leaf;
+    let first = u64::from(leaf) * LEAF_BLOCKS;
+    let damaged = |what: String| {
+        let flaw = Flaw::new(what).at(place.address.offset());
+        LoadError::Damaged(flaw.of(Sector::new(first * BLOCK_SECTORS)))
+    };
     if crc32c::crc32c(bytes) != place.checksum {
         return Err(damaged(format!("the checksum of map leaf {leaf} does not fit")));
     }
     let end = u64::from(bounds.segments) * u64::from(bounds.segment_blocks);
-    let first = u64::from(leaf) * LEAF_BLOCKS;
     let mut mapped = 0;
     for (lba, bytes) in (first..).zip(bytes.chunks_exact(8)) {
         let bits = u64::from_le_bytes(bytes.try_into().expect("chunks of 8 bytes"));

@@ -19,6 +19,7 @@ use super::segments::SegmentTable;
 use super::shape::Shape;
 use super::superblock::Superblock;
 use super::window::Window;
+use crate::damage::Flaw;
 
 /// Segments looked at together.
 const BATCH: usize = 64;
@@ -38,30 +39,27 @@ impl LostTailScan<'_> {
         superblock: &Superblock,
         replay: &Replay,
         segments: &SegmentTable,
-    ) -> Result<Option<String>, Errno> {
+    ) -> Result<Option<Flaw>, Errno> {
         if superblock.clean { self.behind_heads(superblock) } else { self.astray(replay, segments) }
     }
 
     /// Nothing is appended after a clean superblock: the next session writes a newer one first.
-    fn behind_heads(&mut self, superblock: &Superblock) -> Result<Option<String>, Errno> {
+    fn behind_heads(&mut self, superblock: &Superblock) -> Result<Option<Flaw>, Errno> {
         for head in
             superblock.heads[..STREAMS_MAX].iter().filter(|head| !head.incarnation.is_none())
         {
             let found = self.header(head.segment, head.block)?;
             let appended = |it: Header| matches!(it.kind, Kind::Writes | Kind::Seal);
             if found.is_some_and(|it| it.incarnation == head.incarnation && appended(it)) {
-                return Ok(Some("it was written to after the newest superblock found".into()));
+                let what = "it was written to after the newest superblock found";
+                return Ok(Some(Flaw::new(what)));
             }
         }
         Ok(None)
     }
 
     /// The seal that led to a segment may be gone: reads the segments that nothing leads to.
-    fn astray(
-        &mut self,
-        replay: &Replay,
-        segments: &SegmentTable,
-    ) -> Result<Option<String>, Errno> {
+    fn astray(&mut self, replay: &Replay, segments: &SegmentTable) -> Result<Option<Flaw>, Errno> {
         let in_file = (self.file_blocks / u64::from(self.shape.segment_blocks)) as u32;
         let limit = segments.limit().min(in_file);
         // All but those that were replayed: one that the map root names may have died since, and
@@ -88,11 +86,11 @@ impl LostTailScan<'_> {
                 }
                 let promise = self.promise_of(*segment);
                 if promise > replay.next_sequence {
-                    return Ok(Some(format!(
+                    return Ok(Some(Flaw::new(format!(
                         "record {} is damaged, and everything before record {promise} was durable: \
                          flushed writes would be lost",
                         replay.next_sequence
-                    )));
+                    ))));
                 }
             }
         }

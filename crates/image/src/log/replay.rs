@@ -24,6 +24,7 @@ use super::segments::{Segment, SegmentTable, State};
 use super::shape::{Shape, blocks_of_sectors};
 use super::superblock::{HeadPlace, Superblock};
 use super::window::Window;
+use crate::damage::Flaw;
 
 /// What replay found.
 #[derive(Clone, Debug, Default)]
@@ -37,7 +38,7 @@ pub struct Replay {
     /// Where each stream ended.
     pub heads: [HeadPlace; STREAMS_MAX],
     /// Signs that the medium has lost something it had promised to keep.
-    pub damage: Option<String>,
+    pub damage: Option<Flaw>,
     /// What is lost is a newer superblock: nothing here may be trusted.
     pub is_stale: bool,
 }
@@ -127,7 +128,7 @@ pub fn replay(
             && !mutant("log.replay.newer-generation-unchecked")
             && cursor.lifetime <= LIFETIME_GUEST_MAX
         {
-            found.damage = Some("a newer superblock than the ones found has existed".into());
+            found.damage = Some(Flaw::new("a newer superblock than the ones found has existed"));
             found.is_stale = true;
             break;
         }
@@ -257,7 +258,7 @@ impl Replayer<'_> {
             (Kind::Seal, Some(Entry::Next { incarnation })) => {
                 let segment = SegmentId::new(u32::try_from(header.link).unwrap_or(0));
                 if segment == SegmentId::SUPERBLOCKS || segment.get() >= self.limit {
-                    found.damage = Some("a seal leads outside the image".into());
+                    found.damage = Some(Flaw::new("a seal leads outside the image"));
                     return Ok(false);
                 }
                 cursor.head = HeadPlace { incarnation: *incarnation, segment, block: 0 };
@@ -304,7 +305,7 @@ impl Replayer<'_> {
         &mut self,
         cursor: &mut Cursor,
         next: Sequence,
-    ) -> Result<Option<String>, LoadError> {
+    ) -> Result<Option<Flaw>, LoadError> {
         let mut entries = Vec::new();
         let start = cursor.head.block;
         for block in start..self.shape.segment_blocks {
@@ -316,11 +317,13 @@ impl Replayer<'_> {
             };
             let later = header.incarnation == cursor.head.incarnation && header.position == block;
             if later && header.sequence >= next && header.durable > next {
-                return Ok(Some(format!(
+                let place = self.shape.address(cursor.head.segment, cursor.head.block);
+                let what = format!(
                     "record {next} is damaged, and everything before record {} was durable: \
                      flushed writes would be lost",
                     header.durable
-                )));
+                );
+                return Ok(Some(Flaw::new(what).at(place.offset())));
             }
         }
         Ok(None)

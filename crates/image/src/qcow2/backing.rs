@@ -36,7 +36,7 @@ pub fn open(path: &Path, backing: &BackingName, options: &ImageOptions) -> Resul
         Some(_) => {
             let format = backing.format.as_deref().unwrap_or_default();
             let why = format!("its backing file has the format `{format}`");
-            return refuse(why, "use a raw or a qcow2 backing file");
+            return Err(Error::unsupported(name, why, "use a raw or a qcow2 backing file"));
         }
         None => {
             let why = "it does not say which format its backing file has".to_owned();

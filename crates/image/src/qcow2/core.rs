@@ -11,6 +11,7 @@ use super::commits::Commits;
 use super::epochs::Epochs;
 use super::meta::Meta;
 use super::shape::Shape;
+use crate::damage::DamageList;
 use crate::discards::DiscardCounters;
 use crate::group_sync::GroupSync;
 use crate::pace::Activity;
@@ -33,6 +34,7 @@ pub struct Core {
     /// Whether guests are at work.
     pub activity: Arc<Activity>,
     pub discards: Arc<DiscardCounters>,
+    pub damages: DamageList,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     meta: Mutex<Meta>,
@@ -63,6 +65,7 @@ impl Core {
             epochs: Epochs::default(),
             activity: Arc::default(),
             discards: Arc::default(),
+            damages: DamageList::default(),
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),

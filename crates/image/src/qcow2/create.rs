@@ -7,7 +7,7 @@ use flowstone_block::{Error, Outcome, Result, SectorCount};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::entry;
-use super::header::{BackingName, Header};
+use super::header::{BackingName, Header, HeaderError};
 use super::map::to_bytes;
 use super::refcounts::put_refcount;
 use super::shape::{CLUSTER_BITS, CLUSTER_DEFAULT_BYTES, HostCluster, Shape};
@@ -136,7 +136,11 @@ pub fn create(
     };
     // What opening it would refuse must not be made.
     let mut first_cluster = header.encode();
-    Header::decode(&padded(&first_cluster)).map_err(|why| {
+    Header::decode(&padded(&first_cluster)).map_err(|error| {
+        let why = match error {
+            HeaderError::Damaged(flaw) => flaw.what,
+            other => format!("{other:?}"),
+        };
         Error::invalid(name, why, "choose a smaller --size or a larger --cluster-size")
     })?;
     let host = |error: std::io::Error| Error::host(name, error, "check the host's file system");

@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use flowstone_block::{
-    Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result, SECTOR_BYTES,
-    Sector, SectorCount,
+    Channel, Damage, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
+    SECTOR_BYTES, Sector, SectorCount,
 };
 use tracing::error;
 
@@ -20,7 +20,7 @@ use super::slow_path::{SlowPath, SlowPathWorker};
 use crate::capacity::valid_capacity;
 use crate::image::CompactProgress;
 use crate::trims::Trims;
-use crate::{CheckOptions, DiscardMode, Discards, Format, Image, Layout, Space};
+use crate::{CheckOptions, Damages, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
@@ -124,6 +124,10 @@ impl Image for Qcow2Image {
         self.core.discards.read(self.core.file.punched())
     }
 
+    fn damages(&self) -> Damages {
+        self.core.damages.get()
+    }
+
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         const ADVICE: &str = "give a size such as 8G";
         valid_capacity(capacity.bytes()).map_err(|why| self.refuse("resize", why, ADVICE))?;
@@ -214,8 +218,8 @@ impl Image for Qcow2Image {
         let (file, promised) = (&*self.core.file, HashSet::new());
         let report = check_beside(&self.core.name, file, promised, options, &mut |_, _| {})?;
         if let Some(error) = report.errors.first() {
-            let why = format!("the image is damaged: {error}");
-            return Err(self.refuse("compact", &why, "see `flowstone check --repair`"));
+            let damage = Damage::of_image(&self.core.name, error);
+            return Err(Error::damaged(damage, "see `flowstone check --repair`"));
         }
         self.core.commits.ask_for_compact(progress).map_err(failed)
     }

@@ -1,7 +1,11 @@
 //! The header: big-endian numbers at the start of the file, then extensions, then the name of the
 //! backing file, all within the first cluster. What it says is checked here, once.
 
+use flowstone_block::Error;
+use flowstone_fileio::FileOffset;
+
 use super::shape::{CLUSTER_BITS, Shape};
+use crate::damage::Flaw;
 
 /// Bytes that are enough to read a header with all that belongs to it.
 pub const HEADER_BYTES_MAX: usize = 64 << 10;
@@ -46,6 +50,37 @@ pub struct Header {
     pub corrupt: bool,
 }
 
+/// Why a header is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub enum HeaderError {
+    /// It is none.
+    Foreign,
+    /// It asks for what this version does not do.
+    Unsupported(String),
+    /// No software writes such a header.
+    Damaged(Flaw),
+}
+
+fn damaged(what: String) -> HeaderError {
+    HeaderError::Damaged(Flaw::new(what).at(FileOffset::new(0)))
+}
+
+impl HeaderError {
+    /// As an error about the image `name`.
+    pub fn explain(self, name: &str) -> Error {
+        match self {
+            Self::Foreign => {
+                let why = "it does not begin with a qcow2 header";
+                Error::invalid(name, why, "give the right file or --format")
+            }
+            Self::Unsupported(why) => {
+                Error::unsupported(name, why, "convert it with qemu-img, or use a newer version")
+            }
+            Self::Damaged(flaw) => Error::damaged(flaw.in_image(name), "restore it from a backup"),
+        }
+    }
+}
+
 /// What an image says about the file it is based on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingName {
@@ -55,20 +90,24 @@ pub struct BackingName {
 
 impl Header {
     /// The header at the start of `bytes`, or why there is no image that we can use.
-    pub fn decode(bytes: &[u8]) -> Result<Self, String> {
+    pub fn decode(bytes: &[u8]) -> Result<Self, HeaderError> {
         if bytes.len() < V3_BYTES || u32_at(bytes, 0) != MAGIC {
-            return Err("it does not begin with a qcow2 header".into());
+            return Err(HeaderError::Foreign);
         }
         let version = u32_at(bytes, 4);
         if !(2..=3).contains(&version) {
-            return Err(format!("it has version {version} of the qcow2 format"));
+            let why = format!("it has version {version} of the qcow2 format");
+            return Err(HeaderError::Unsupported(why));
         }
         let cluster_bits = u32_at(bytes, 20);
         if !CLUSTER_BITS.contains(&cluster_bits) {
-            return Err(format!("its clusters of 2^{cluster_bits} bytes are not possible"));
+            return Err(damaged(format!(
+                "its clusters of 2^{cluster_bits} bytes are not possible"
+            )));
         }
         if u32_at(bytes, 32) != 0 {
-            return Err("it is encrypted, which this version cannot read".into());
+            let why = "it is encrypted, which this version cannot read";
+            return Err(HeaderError::Unsupported(why.into()));
         }
         let (incompatible, autoclear, refcount_order, header_bytes) = match version {
             2 => (0, 0, 4, V2_BYTES),
@@ -79,9 +118,10 @@ impl Header {
                 u32_at(bytes, 100) as usize,
             ),
         };
-        check_features(incompatible)?;
+        check_features(incompatible).map_err(HeaderError::Unsupported)?;
         if refcount_order > 6 {
-            return Err(format!("its refcounts of 2^{refcount_order} bits are not possible"));
+            let why = format!("its refcounts of 2^{refcount_order} bits are not possible");
+            return Err(damaged(why));
         }
         let shape = Shape { version, cluster_bits, refcount_order };
         let header = Self {
@@ -92,11 +132,11 @@ impl Header {
             refcount_table_offset: u64_at(bytes, REFCOUNT_TABLE_AT),
             refcount_table_clusters: u64::from(u32_at(bytes, REFCOUNT_TABLE_CLUSTERS_AT)),
             snapshots: u32_at(bytes, 60),
-            backing: backing_name(bytes, shape, header_bytes)?,
+            backing: backing_name(bytes, shape, header_bytes).map_err(damaged)?,
             autoclear,
             corrupt: incompatible & CORRUPT != 0,
         };
-        header.check_tables()?;
+        header.check_tables().map_err(damaged)?;
         Ok(header)
     }
 
@@ -293,7 +333,11 @@ mod tests {
         let with = |at: usize, value: u32| {
             let mut bytes = header().encode();
             put_u32(&mut bytes, at, value);
-            Header::decode(&bytes).unwrap_err()
+            match Header::decode(&bytes).unwrap_err() {
+                HeaderError::Foreign => "does not begin".to_owned(),
+                HeaderError::Unsupported(why) => why,
+                HeaderError::Damaged(flaw) => flaw.what,
+            }
         };
         assert!(with(0, 7).contains("does not begin"));
         assert!(with(4, 4).contains("version 4"));

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use flowstone_block::{AlignedBuf, Result};
+use flowstone_block::{AlignedBuf, Errno, Result};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::entry::{self, Mapping};
@@ -57,7 +57,8 @@ fn live_clusters(
     header: &Header,
 ) -> std::result::Result<Option<u64>, SurveyError> {
     let shape = header.shape;
-    let failed = |error: io::Error| SurveyError::Damaged(error.to_string());
+    let failed =
+        |error: io::Error| SurveyError::Host(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     let mut reader = BlockingFile::new(file).map_err(failed)?;
     let l1 = read_l1(&mut reader, header, file.size().map_err(failed)?)?;
     let homes = l1.iter().filter_map(|raw| entry::cluster(shape, *raw).ok().flatten());

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use flowstone_block::{AlignedBuf, Errno, Error, Result, SECTOR_BYTES};
+use flowstone_block::{AlignedBuf, Damage, Errno, Error, Result, SECTOR_BYTES};
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset};
 
 use super::core::Core;
@@ -23,6 +23,7 @@ use super::slow_path::{SlowPath, SlowPathWorker};
 use super::space::Space;
 use super::survey::{Survey, SurveyError, Surveyor};
 use crate::capacity::valid_capacity;
+use crate::damage::Flaw;
 use crate::trims::Trims;
 use crate::{DiscardMode, Image};
 use tracing::warn;
@@ -43,9 +44,7 @@ impl Qcow2Image {
         let host = |error: io::Error| Error::host(&name, error, "check the host's file system");
         let explain = |refusal: SurveyError| match refusal {
             SurveyError::Host(errno) => host(errno.into()),
-            SurveyError::Damaged(why) => {
-                Error::invalid(&name, format!("the image is damaged: {why}"), REPAIR_ADVICE)
-            }
+            SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(&name), REPAIR_ADVICE),
         };
         let readonly = access != Access::Write;
         let mut header = read_header(&name, &*file)?;
@@ -57,7 +56,7 @@ impl Qcow2Image {
         }
         if header.shape.cluster_bytes() < u64::from(file.block_bytes()) {
             let why = "its clusters are smaller than the blocks of the device";
-            return Err(Error::invalid(&name, why, "use --direct off"));
+            return Err(Error::unsupported(&name, why, "use --direct off"));
         }
         let mut reader = BlockingFile::new(&*file).map_err(host)?;
         let mut file_bytes = file.size().map_err(host)?;
@@ -130,9 +129,7 @@ pub fn read_header(name: &str, file: &dyn FileIo) -> Result<Header> {
     let mut start = AlignedBuf::zeroed(bytes);
     let mut reader = BlockingFile::new(file).map_err(host)?;
     reader.read(FileOffset::new(0), &mut start).map_err(|errno| host(errno.into()))?;
-    Header::decode(&start).map_err(|why| {
-        Error::invalid(name, why, "give the right file or --format, or convert it with qemu-img")
-    })
+    Header::decode(&start).map_err(|error| error.explain(name))
 }
 
 /// Reads the L1 table, whose entries all name places where a table can be.
@@ -143,7 +140,8 @@ pub fn read_l1(
 ) -> std::result::Result<Vec<u64>, SurveyError> {
     let entries = header.l1_entries as usize;
     if header.l1_offset + header.l1_entries * 8 > file_bytes {
-        return Err(SurveyError::Damaged("the file ends before its L1 table does".into()));
+        let flaw = Flaw::new("the file ends before its L1 table does");
+        return Err(SurveyError::Damaged(flaw.at(FileOffset::new(header.l1_offset))));
     }
     let end = (header.l1_offset + header.l1_entries * 8).next_multiple_of(SECTOR_BYTES);
     let mut bytes = AlignedBuf::zeroed((end.min(file_bytes) - header.l1_offset) as usize);
@@ -161,7 +159,8 @@ pub fn read_l1(
         };
         if !sound {
             let why = format!("L1 entry {index} ({raw:#x}) does not name a table");
-            return Err(SurveyError::Damaged(why));
+            let place = FileOffset::new(header.l1_offset + index as u64 * 8);
+            return Err(SurveyError::Damaged(Flaw::new(why).at(place)));
         }
     }
     Ok(l1)
@@ -198,17 +197,19 @@ fn remember(
 }
 
 fn check_writable(name: &str, header: &Header) -> Result<()> {
-    let why = if header.corrupt {
-        "it is marked as damaged"
-    } else if header.snapshots > 0 {
+    let advice = "open it read-only, or convert it into a new image with `flowstone convert`";
+    if header.corrupt {
+        let damage = Damage::of_image(name, "some software has marked it so");
+        return Err(Error::damaged(damage, advice));
+    }
+    let why = if header.snapshots > 0 {
         "it has internal snapshots, which this version can only leave alone"
     } else if header.autoclear & 1 != 0 {
         "it has persistent bitmaps, which this version cannot keep up to date"
     } else {
         return Ok(());
     };
-    let advice = "open it read-only, or convert it into a new image with `flowstone convert`";
-    Err(Error::invalid(name, why, advice))
+    Err(Error::unsupported(name, why, advice))
 }
 
 /// Writes the mark, or none, and clears what we do not know. Returns the first sector.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use flowstone_block::Errno;
+use flowstone_block::{Errno, SECTOR_BYTES, Sector};
 use tracing::info;
 
 use super::core::Core;
@@ -12,6 +12,7 @@ use super::redo::RedoRecord;
 use super::shape::{GuestCluster, HostCluster, Shape};
 use super::slow_path::SlowPathWorker;
 use super::survey::SurveyError;
+use crate::damage::Flaw;
 
 /// The last change of each cluster of the disk.
 fn last(records: &[RedoRecord]) -> BTreeMap<GuestCluster, u64> {
@@ -44,7 +45,8 @@ pub fn replay(core: &Arc<Core>, records: &[RedoRecord]) -> Result<(), SurveyErro
     for (guest, raw) in &last {
         if guest.0 >= disk_clusters || !core.meta().is_sound(&[*raw]) {
             let why = format!("the redo file says what cannot be of cluster {}", guest.0);
-            return Err(SurveyError::Damaged(why));
+            let lba = Sector::new(shape.position(*guest) / SECTOR_BYTES);
+            return Err(SurveyError::Damaged(Flaw::new(why).of(lba)));
         }
         let (_, epoch) = worker.find(shape.position(*guest), 1)?;
         worker.unpin(epoch);

@@ -13,6 +13,7 @@ use super::entry::{self, Mapping};
 use super::map::from_bytes;
 use super::refcounts::{Refcounts, refcount};
 use super::shape::{HostCluster, Shape};
+use crate::damage::Flaw;
 
 /// What a survey has found.
 #[derive(Debug, Default)]
@@ -32,7 +33,7 @@ pub struct Survey {
 /// Why an image cannot be written.
 #[derive(Debug)]
 pub enum SurveyError {
-    Damaged(String),
+    Damaged(Flaw),
     Host(Errno),
 }
 
@@ -204,6 +205,6 @@ impl Surveyor<'_> {
     }
 }
 
-fn damaged(why: String) -> SurveyError {
-    SurveyError::Damaged(why)
+fn damaged(what: String) -> SurveyError {
+    SurveyError::Damaged(Flaw::new(what))
 }

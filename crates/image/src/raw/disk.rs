@@ -167,7 +167,7 @@ impl Image for RawImage {
         self.file.set_size(capacity.bytes()).map_err(|error| match error.raw_os_error() {
             Some(libc::EOPNOTSUPP) => {
                 let why = "a block device has the size it has";
-                Error::invalid(name, why, "resize the device itself")
+                Error::unsupported(name, why, "resize the device itself")
             }
             _ => Error::host(name, error, "choose a smaller size"),
         })?;
@@ -193,7 +193,8 @@ impl Image for RawImage {
         }
         if !self.file.discards_to_zeroes() {
             let why = "the device cannot give space back and read as zeroes there";
-            return Err(Error::invalid(name, why, "leave it as it is: nothing would be gained"));
+            let advice = "leave it as it is: nothing would be gained";
+            return Err(Error::unsupported(name, why, advice));
         }
         sparsify(self, progress)
             .map_err(|error| Error::host(name, error, "check the host's file system and the image"))

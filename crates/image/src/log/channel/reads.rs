@@ -201,7 +201,11 @@ impl Reads {
             single.tries = 0;
         }
         if single.tries >= TRIES_MAX {
-            let what = if fits { "cannot be read" } else { "its checksum does not fit" };
+            let what = if fits {
+                "a block cannot be read"
+            } else {
+                "the checksum of a block does not fit"
+            };
             queue.core.report_damage(single.lba, map_entry, what);
             return Err(outcome.err().unwrap_or(Errno::IO));
         }

@@ -161,7 +161,7 @@ impl WriteQueue {
             queue.core.report_damage(
                 partial.lba,
                 map_entry,
-                "a part is written and the rest is unreadable",
+                "a part of a block is written and the rest is unreadable",
             );
             // The other partial block may still be in flight: the request ends when nothing is.
             pending.outcome = Err(outcome.err().unwrap_or(Errno::IO));

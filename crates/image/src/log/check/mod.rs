@@ -80,7 +80,8 @@ impl Examination {
         let slots = read_slots(file).map_err(|error| explain(name, error))?;
         let superblock = match newest(&slots) {
             Ok(superblock) => superblock.clone(),
-            Err(LoadError::Damaged(why)) => {
+            Err(LoadError::Damaged(flaw)) => {
+                let why = flaw.what;
                 found.report.error(format!("{name}: {why}; nothing else can be checked"));
                 return Ok(found);
             }
@@ -117,7 +118,7 @@ impl Examination {
         match loaded {
             Ok(loaded) => {
                 if let Some(damage) = &loaded.replay.damage {
-                    report.error(format!("{name}: {damage}"));
+                    report.error(format!("{name}: {}", damage.what));
                 }
                 self.loaded = Some(loaded);
             }
@@ -174,7 +175,9 @@ fn block_name(lba: u64, map_entry: MapEntry) -> String {
 
 fn words(error: &LoadError) -> String {
     match error {
-        LoadError::Unusable(why) | LoadError::Damaged(why) => why.clone(),
+        LoadError::Foreign => "it is not a log image".into(),
+        LoadError::Unsupported(why) => why.clone(),
+        LoadError::Damaged(flaw) => flaw.what.clone(),
         LoadError::Host(errno) => format!("it cannot be read: {errno}"),
     }
 }

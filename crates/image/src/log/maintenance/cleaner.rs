@@ -280,7 +280,7 @@ impl Maintenance {
                             self.core.report_damage(
                                 lba,
                                 map_entry,
-                                "found while cleaning: its checksum does not fit",
+                                "the checksum of a block does not fit (found while cleaning)",
                             );
                             unreadable += 1;
                         } else {

@@ -92,27 +92,25 @@ pub fn check_beside(
     progress: CheckProgress<'_>,
 ) -> Result<CheckReport> {
     let host = |error: io::Error| Error::host(name, error, "check the host's file system");
-    let refuse = |why: String| {
-        Error::invalid(name, why, "restore it from a backup, or try `qemu-img check`")
-    };
+    const ADVICE: &str = "restore it from a backup, or try `qemu-img check`";
     let header = read_header(name, file)?;
     if header.snapshots > 0 {
         let why = "it has internal snapshots, which this version does not follow";
-        return Err(refuse(why.into()));
+        return Err(Error::unsupported(name, why, "use `qemu-img check`"));
     }
     if header.autoclear & 1 != 0 {
         let why = "it has persistent bitmaps, which this version does not follow";
-        return Err(refuse(why.into()));
+        return Err(Error::unsupported(name, why, "use `qemu-img check`"));
     }
     let file_bytes = file.size().map_err(host)?;
     let mut reader = BlockingFile::new(file).map_err(host)?;
     let l1 = read_l1(&mut reader, &header, file_bytes).map_err(|refusal| match refusal {
         SurveyError::Host(errno) => host(errno.into()),
-        SurveyError::Damaged(why) => refuse(format!("the image is damaged: {why}")),
+        SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(name), ADVICE),
     })?;
     let (table, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
     let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters)
-        .map_err(|errno| refuse(format!("its refcount table cannot be read: {errno}")))?;
+        .map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
     let mut checker = Checker {
         file: reader,
         shape: header.shape,

@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use flowstone_block::{Error, mutant};
+use flowstone_block::{Error, ErrorKind, mutant};
 use rustix::fs::OFlags;
 use tracing::warn;
 
@@ -105,7 +105,12 @@ impl Lost {
                 "restore it, or remove it and run `flowstone check --repair`",
             ),
         };
-        Error::invalid(name, why, advice)
+        let kind = match self {
+            Self::Unreadable(_) => ErrorKind::Host,
+            Self::OldKind => ErrorKind::Unsupported,
+            Self::Missing | Self::Other | Self::Strange => ErrorKind::Damaged,
+        };
+        Error::new(kind, name, why, advice)
     }
 }
 

@@ -1,12 +1,11 @@
 //! Reading L2 tables.
 
 use flowstone_block::{AlignedBuf, Errno, Outcome};
-use flowstone_fileio::FileOffset;
-use tracing::error;
+use flowstone_fileio::{BlockingFile, FileOffset};
 
 use super::super::core::Core;
 use super::super::map::{Missing, from_bytes};
-use flowstone_fileio::BlockingFile;
+use crate::damage::Flaw;
 
 /// Puts a table into the map. Its entries may still be missing afterwards, if others have used the
 /// room meanwhile.
@@ -18,7 +17,9 @@ pub fn load(core: &Core, file: &mut BlockingFile, missing: Missing) -> Outcome {
     let mut meta = core.meta();
     if !core.readonly && !meta.is_sound(&entries) {
         drop(meta);
-        error!("{}: L2 table {} is damaged; see `flowstone check`", core.name, missing.index);
+        let flaw = Flaw::new(format!("L2 table {} names what cannot be data", missing.index));
+        let place = FileOffset::new(core.shape.offset(missing.home));
+        core.damages.add(&core.name, flaw.at(place));
         return Err(Errno::IO);
     }
     // What has been thrown out since may have been this table, with changes that we did not see.

@@ -15,6 +15,7 @@ use super::super::epochs::EpochPins;
 use super::super::meta::{MappedPart, Source};
 use super::super::shape::{GuestCluster, HostCluster};
 use super::tables::load;
+use crate::damage::Flaw;
 
 /// What one thread works with.
 pub struct SlowPathWorker {
@@ -112,15 +113,15 @@ impl SlowPathWorker {
             }
             Source::Compressed(place) => {
                 let within = position % self.core.shape.cluster_bytes();
-                let cluster = self.read_compressed(place)?;
+                let cluster = self.read_compressed(position, place)?;
                 target.copy_from_slice(&cluster[within as usize..within as usize + target.len()]);
                 Ok(())
             }
-            Source::Damaged => Err(Errno::IO),
+            Source::Damaged => Err(self.report_damage(position, None, "a cluster is nowhere")),
         }
     }
 
-    fn read_compressed(&mut self, place: Compressed) -> Result<Vec<u8>, Errno> {
+    fn read_compressed(&mut self, position: u64, place: Compressed) -> Result<Vec<u8>, Errno> {
         let file_bytes = self.core.meta().file_bytes;
         let start = place.offset / SECTOR_BYTES * SECTOR_BYTES;
         let end = (place.offset + place.bytes).next_multiple_of(SECTOR_BYTES).min(file_bytes);
@@ -130,7 +131,21 @@ impl SlowPathWorker {
         let mut bytes = AlignedBuf::zeroed((end - start) as usize);
         self.file.read(FileOffset::new(start), &mut bytes)?;
         let deflated = &bytes[(place.offset - start) as usize..];
-        inflate(deflated, self.core.shape.cluster_bytes() as usize)
+        inflate(deflated, self.core.shape.cluster_bytes() as usize).map_err(|_| {
+            let place = FileOffset::new(place.offset);
+            self.report_damage(position, Some(place), "a compressed cluster cannot be inflated")
+        })
+    }
+
+    /// Bytes of the disk are lost.
+    fn report_damage(&self, position: u64, place: Option<FileOffset>, what: &str) -> Errno {
+        let flaw = Flaw::new(what).of(Sector::new(position / SECTOR_BYTES));
+        let flaw = match place {
+            Some(place) => flaw.at(place),
+            None => flaw,
+        };
+        self.core.damages.add(&self.core.name, flaw);
+        Errno::IO
     }
 
     /// Where something is; the answer holds until the generation is left.

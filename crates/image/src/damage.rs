@@ -1,0 +1,115 @@
+//! Damage of an image: found when it is opened, which is refused then, or met while it is served.
+
+use std::sync::{Mutex, PoisonError};
+
+use flowstone_block::{Damage, LogBudget, Sector};
+use flowstone_fileio::FileOffset;
+use tracing::error;
+
+/// Damage of an image whose name is not known where it is found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Flaw {
+    pub what: String,
+    lba: Option<Sector>,
+    offset: Option<u64>,
+}
+
+impl Flaw {
+    /// Which part of the image, and what is wrong with it.
+    pub fn new(what: impl Into<String>) -> Self {
+        Self { what: what.into(), lba: None, offset: None }
+    }
+
+    /// There in the host file.
+    pub fn at(self, offset: FileOffset) -> Self {
+        Self { offset: Some(offset.get()), ..self }
+    }
+
+    /// The sectors of the disk from this one on are lost.
+    pub fn of(self, lba: Sector) -> Self {
+        Self { lba: Some(lba), ..self }
+    }
+
+    /// Of the image with this path.
+    pub fn in_image(self, image: &str) -> Damage {
+        Damage { image: image.to_owned(), what: self.what, lba: self.lba, offset: self.offset }
+    }
+}
+
+/// Damage met while an image is served.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Damages {
+    /// How often a request, or maintenance, met any.
+    pub met: u64,
+    /// What was met, each place once, the newest last.
+    pub recent: Vec<Damage>,
+}
+
+/// Places that are remembered.
+const RECENT_MAX: usize = 16;
+
+/// What is known of the damage of one open image. Bounded: a guest may read a damaged block over and
+/// over.
+#[derive(Default)]
+pub struct DamageList(Mutex<List>);
+
+#[derive(Default)]
+struct List {
+    known: Damages,
+    budget: LogBudget,
+}
+
+impl DamageList {
+    /// Remembers a flaw and says so in the log, each place once.
+    pub fn add(&self, image: &str, flaw: Flaw) {
+        let damage = flaw.in_image(image);
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.known.met += 1;
+        let recent = &mut list.known.recent;
+        if recent.iter().any(|it| (it.lba, it.offset) == (damage.lba, damage.offset)) {
+            return;
+        }
+        if recent.len() == RECENT_MAX {
+            recent.remove(0);
+        }
+        recent.push(damage.clone());
+        let line = list.budget.spend();
+        drop(list);
+        if let Some(unsaid) = line {
+            error!(unsaid, "{image}: {damage}; see `flowstone check`");
+        }
+    }
+
+    /// What is known.
+    pub fn get(&self) -> Damages {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).known.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn flaw(lba: u64) -> Flaw {
+        Flaw::new("a checksum does not fit").of(Sector::new(lba)).at(FileOffset::new(4096))
+    }
+
+    #[test]
+    fn a_place_that_is_read_over_and_over_is_listed_once_and_counted() {
+        let list = DamageList::default();
+        for _ in 0..1000 {
+            list.add("a.flow", flaw(8));
+        }
+        let Damages { met, recent } = list.get();
+        assert_eq!((met, recent), (1000, vec![flaw(8).in_image("a.flow")]));
+    }
+
+    #[test]
+    fn the_list_is_bounded_and_keeps_the_newest() {
+        let list = DamageList::default();
+        (0..1000).for_each(|lba| list.add("a.flow", flaw(lba)));
+        let Damages { met, recent } = list.get();
+        let lbas: Vec<u64> = recent.iter().filter_map(|it| it.lba).map(Sector::get).collect();
+        assert_eq!((met, lbas), (1000, (984..1000).collect()));
+    }
+}
