@@ -14,7 +14,7 @@ A TOML file with a table
 for each disk. Keys have the names of the options of
 .BR flowstone\\-serve (1);
 a hyphen in them may be written as an underscore. A key that is not known is an error, and so is one
-that is given in both spellings. Relative paths start where the daemon is started.
+that is given in both spellings. A disk with a mistake is refused, and the others are served. Relative paths start where the daemon is started.
 ";
 
 const EXAMPLE: &str = ".SH EXAMPLE

@@ -19,11 +19,10 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use flowstone_block::{Error, Result, parse_size};
-use flowstone_fileio::{
-    Access, DirectChoice, EngineChoice, FileOpener, LockPatience, OpenOptions, open_host_file,
-};
+use flowstone_fileio::{Access, DirectChoice, EngineChoice, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{DiscardMode, Format, ImageOptions};
 use serde::Deserialize;
+use toml::{Spanned, Table};
 use tracing::info;
 
 use self::text::{one_line, optional_text, text_or_default, texts};
@@ -39,23 +38,32 @@ const SERIAL_BYTES_MAX: usize = 20;
 /// Room for a UUID and more; a name is part of many lines.
 const NAME_BYTES_MAX: usize = 128;
 
-/// Everything one daemon serves.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Everything one daemon serves. Each disk in it is valid by itself and beside the others.
+#[derive(Debug, Default)]
 pub struct Config {
     /// Where the control socket goes; none without it.
     pub control: Option<PathBuf>,
+    /// The disks.
+    pub disks: Vec<DiskConfig>,
+    /// Why some disks of the file are not among them.
+    pub refused: Vec<Error>,
+}
+
+/// A configuration file: the disks are read one by one, so that a mistake in one costs no other.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConfigFile {
+    control: Option<PathBuf>,
     /// Group of the disks' sockets, where a disk does not say.
     #[serde(default, deserialize_with = "optional_text", rename = "socket-group")]
     #[serde(alias = "socket_group")]
-    pub socket_group: Option<SocketGroup>,
+    socket_group: Option<SocketGroup>,
     /// Mode of the disks' sockets, where a disk does not say.
     #[serde(default, deserialize_with = "optional_text", rename = "socket-mode")]
     #[serde(alias = "socket_mode")]
-    pub socket_mode: Option<SocketMode>,
-    /// The disks.
+    socket_mode: Option<SocketMode>,
     #[serde(rename = "disk", default)]
-    pub disks: Vec<DiskConfig>,
+    disks: Vec<Spanned<Table>>,
 }
 
 /// One disk.
@@ -115,9 +123,6 @@ pub struct DiskConfig {
     /// Diagnosis layers, from the lowest up.
     #[serde(default, deserialize_with = "texts")]
     pub layers: Vec<LayerSpec>,
-    /// What opens the image's file.
-    #[serde(skip, default = "opener_default")]
-    pub opener: FileOpener,
 }
 
 /// When a queue looks for work by itself.
@@ -142,74 +147,78 @@ pub enum Backend {
 }
 
 /// Where a disk's data is.
-#[derive(Clone, Debug)]
-pub enum Source {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source<'config> {
     /// Nowhere.
     Null(u64),
     /// In the daemon's memory.
     Mem(u64),
-    /// In an image.
-    Image {
-        /// The file or block device.
-        path: PathBuf,
-        /// Its format.
-        format: Format,
-        /// How to open it.
-        options: ImageOptions,
-    },
+    /// In the image at this path.
+    Image(&'config Path, Format),
 }
 
 impl Config {
-    /// Reads and checks a configuration file.
+    /// Reads a configuration file. A disk that is not valid is among the refused; if none is valid,
+    /// that is an error.
     pub fn read(path: &Path) -> Result<Self> {
-        let name = || format!("configuration {}", path.display());
+        let name = format!("configuration {}", path.display());
         let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::invalid(name(), error, "check the path"))?;
-        let mut config: Self = toml::from_str(&text).map_err(|error| {
+            .map_err(|error| Error::invalid(&name, error, "check the path"))?;
+        let file: ConfigFile = toml::from_str(&text).map_err(|error| {
             let why = one_line(&error.to_string());
-            Error::invalid(name(), why, "see `man flowstone.toml` for the keys")
+            Error::invalid(&name, why, "see `man flowstone.toml` for the keys")
         })?;
-        config.pass_on_defaults();
-        config.check().map_err(|why| Error::invalid(name(), why, "correct the file"))?;
-        Ok(config)
+        let mut config = Self { control: file.control.clone(), ..Self::default() };
+        for (index, table) in file.disks.iter().enumerate() {
+            let line = text[..table.span().start].matches('\n').count() + 1;
+            let added = file.disk(table).and_then(|disk| config.add(disk));
+            if let Err(why) = added {
+                let why = format!("disk {} (line {line}): {why}", index + 1);
+                let advice = "correct it; `man flowstone.toml` lists the keys";
+                config.refused.push(Error::invalid(&name, why, advice));
+            }
+        }
+        if !config.disks.is_empty() {
+            return Ok(config);
+        }
+        let no_disk = || Error::invalid(&name, "it has no [[disk]]", "add one");
+        Err(config.refused.into_iter().next().unwrap_or_else(no_disk))
     }
 
-    /// One disk, checked.
+    /// One disk.
     pub fn single(control: Option<PathBuf>, disk: DiskConfig) -> Result<Self> {
-        let config = Self { control, disks: vec![disk], ..Self::default() };
-        config.check().map_err(|why| Error::invalid("serve", why, "choose another one"))?;
+        let mut config = Self { control, ..Self::default() };
+        config.add(disk).map_err(|why| Error::invalid("serve", why, "choose another one"))?;
         Ok(config)
     }
 
-    fn pass_on_defaults(&mut self) {
-        for disk in &mut self.disks {
-            disk.socket_group = disk.socket_group.or(self.socket_group);
-            disk.socket_mode = disk.socket_mode.or(self.socket_mode);
+    /// One more disk, which must be valid and have nothing that others have.
+    fn add(&mut self, disk: DiskConfig) -> std::result::Result<(), String> {
+        disk.check()?;
+        let path = disk.socket.display();
+        if self.control.as_ref() == Some(&disk.socket) {
+            return Err(format!("{path} is both a disk's socket and the control socket"));
         }
-    }
-
-    fn check(&self) -> std::result::Result<(), String> {
-        if self.disks.is_empty() {
-            return Err("it has no [[disk]]".into());
+        if self.disks.iter().any(|other| other.name == disk.name) {
+            return Err(format!("two disks are called `{}`", disk.name));
         }
-        for (index, disk) in self.disks.iter().enumerate() {
-            check_label("name", &disk.name, NAME_BYTES_MAX)?;
-            if let Some(serial) = &disk.serial {
-                check_label("serial", serial, SERIAL_BYTES_MAX)?;
-            }
-            if self.control.as_ref() == Some(&disk.socket) {
-                let path = disk.socket.display();
-                return Err(format!("{path} is both a disk's socket and the control socket"));
-            }
-            let earlier = &self.disks[..index];
-            if earlier.iter().any(|other| other.name == disk.name) {
-                return Err(format!("two disks are called `{}`", disk.name));
-            }
-            if earlier.iter().any(|other| other.socket == disk.socket) {
-                return Err(format!("two disks share the socket {}", disk.socket.display()));
-            }
+        if self.disks.iter().any(|other| other.socket == disk.socket) {
+            return Err(format!("two disks share the socket {path}"));
         }
+        self.disks.push(disk);
         Ok(())
+    }
+}
+
+impl ConfigFile {
+    fn disk(&self, table: &Spanned<Table>) -> std::result::Result<DiskConfig, String> {
+        let disk = DiskConfig::deserialize(table.get_ref().clone());
+        let disk = disk.map_err(|error| one_line(&error.to_string()))?;
+        Ok(DiskConfig {
+            socket_group: disk.socket_group.or(self.socket_group),
+            socket_mode: disk.socket_mode.or(self.socket_mode),
+            ..disk
+        })
     }
 }
 
@@ -249,45 +258,45 @@ impl DiskConfig {
             readonly: false,
             backing_dirs: Vec::new(),
             layers: Vec::new(),
-            opener: opener_default(),
         }
     }
 
-    /// Where the data is; says what is missing or too much.
-    pub fn source(&self) -> Result<Source> {
-        let refuse = |why: &'static str| {
-            Err(Error::invalid(
-                format!("disk {}", self.name),
-                why,
-                "give an image, or --backend null:8G or mem:1G",
-            ))
-        };
+    /// Says what a disk cannot be, whichever others there are.
+    fn check(&self) -> std::result::Result<(), String> {
+        check_label("name", &self.name, NAME_BYTES_MAX)?;
+        if let Some(serial) = &self.serial {
+            check_label("serial", serial, SERIAL_BYTES_MAX)?;
+        }
         if self.queues == 0 || self.queues > QUEUES_MAX {
-            let why = format!("{} queues", self.queues);
-            let advice = format!("use 1 to {QUEUES_MAX} queues");
-            return Err(Error::invalid(format!("disk {}", self.name), why, advice));
+            return Err(format!("{} queues; a disk has 1 to {QUEUES_MAX}", self.queues));
         }
         if self.detect_zeroes == DetectZeroes::Unmap && self.discard != DiscardMode::Deallocate {
-            return Err(Error::invalid(
-                format!("disk {}", self.name),
-                "zeroes that are unmapped give space back, which its discard mode forbids",
-                "use --discard deallocate or --detect-zeroes on",
-            ));
+            return Err(
+                "zeroes that are unmapped give space back, which its discard mode forbids: \
+                        use discard deallocate, or detect-zeroes on"
+                    .into(),
+            );
         }
+        Ok(())
+    }
+
+    /// Where the data is; says what is missing or too much.
+    pub fn source(&self) -> Result<Source<'_>> {
+        let refuse = |why| {
+            let advice = "give an image, or a backend such as null:8G or mem:1G";
+            Err(Error::invalid(format!("disk {}", self.name), why, advice))
+        };
         match (&self.image, self.backend) {
             (Some(_), Some(_)) => refuse("it has both an image and a backend"),
             (None, None) => refuse("it has neither an image nor a backend"),
             (None, Some(Backend::Null(bytes))) => Ok(Source::Null(bytes)),
             (None, Some(Backend::Mem(bytes))) => Ok(Source::Mem(bytes)),
-            (Some(path), None) => Ok(Source::Image {
-                path: path.clone(),
-                format: Format::choose(self.format, path)?,
-                options: self.image_options(),
-            }),
+            (Some(path), None) => Ok(Source::Image(path, Format::choose(self.format, path)?)),
         }
     }
 
-    fn image_options(&self) -> ImageOptions {
+    /// How its image is opened, by `opener`.
+    pub fn image_options(&self, opener: FileOpener) -> ImageOptions {
         let access = if self.readonly { Access::Read } else { Access::Write };
         let file = OpenOptions {
             direct: self.direct.0,
@@ -295,13 +304,8 @@ impl DiskConfig {
             lock_patience: LockPatience::telling(|text| info!("{text}")),
             ..OpenOptions::new(access)
         };
-        let backing_dirs = self.backing_dirs.clone();
-        ImageOptions {
-            discard: self.discard,
-            opener: self.opener,
-            backing_dirs,
-            ..ImageOptions::new(file)
-        }
+        let (discard, backing_dirs) = (self.discard, self.backing_dirs.clone());
+        ImageOptions { discard, opener, backing_dirs, ..ImageOptions::new(file) }
     }
 }
 
@@ -377,10 +381,6 @@ fn check_label(what: &str, text: &str, bytes_max: usize) -> std::result::Result<
 
 fn queues_default() -> u16 {
     QUEUES_DEFAULT
-}
-
-fn opener_default() -> FileOpener {
-    open_host_file
 }
 
 #[cfg(test)]

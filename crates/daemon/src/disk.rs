@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::config::DiskConfig;
 use crate::runner::{QueueTable, ThreadRunner};
-use crate::stack::Stack;
+use crate::stack::{Shared, Stack};
 
 /// Time between two looks at a thread that is about to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -36,10 +36,10 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens the disk and starts listening. `number` is its place among the disks of the daemon.
-    pub fn start(number: u32, config: DiskConfig) -> Result<Self> {
+    /// Opens the disk and starts listening. No other disk of the daemon has its `number`.
+    pub fn start(shared: &Shared, number: u32, config: DiskConfig) -> Result<Self> {
         let host = |error| Error::host(format!("disk {}", config.name), error, "free resources");
-        let stack = Stack::build(&config)?;
+        let stack = Stack::build(shared, &config)?;
         if let Some(image) = &stack.image {
             info!(disk = config.name, "serving {}", image.serving());
         }
@@ -103,7 +103,11 @@ impl Disk {
             }
         };
         let Some(image) = &self.stack.image else {
-            return Err(Error::unsupported(what(), "it has no image", "restart it with another size"));
+            return Err(Error::unsupported(
+                what(),
+                "it has no image",
+                "restart it with another size",
+            ));
         };
         if image.geometry().readonly {
             let why = "it is served read-only";

@@ -8,6 +8,7 @@ mod control;
 mod counters;
 mod cpus;
 mod disk;
+mod disks;
 mod histogram;
 mod image_report;
 mod layer_spec;

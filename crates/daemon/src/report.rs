@@ -1,6 +1,5 @@
 //! What `stats --json` prints. A stable, documented shape: see docs/operating.md.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use serde::Serialize;
 
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
+use crate::disks::Disks;
 use crate::histogram::Snapshot;
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
 
@@ -19,6 +19,8 @@ pub struct Report {
     version: &'static str,
     pid: u32,
     uptime_s: f64,
+    /// Names of disks that are not served yet.
+    opening: Vec<String>,
     disks: Vec<DiskReport>,
 }
 
@@ -123,12 +125,13 @@ impl<T> ByKind<T> {
 
 impl Report {
     /// Reads the counters of all disks.
-    pub fn of(disks: &[Arc<Disk>], uptime: Duration) -> Self {
+    pub fn of(disks: &Disks, uptime: Duration) -> Self {
         Self {
+            opening: disks.opening(),
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
-            disks: disks.iter().map(|disk| DiskReport::of(disk)).collect(),
+            disks: disks.serving().iter().map(|disk| DiskReport::of(disk)).collect(),
         }
     }
 }

@@ -1,16 +1,17 @@
 //! The life of a daemon: open everything, say so, wait for a signal, let go of everything.
 //!
-//! No disk waits for another one: commands take the list of disks and let go of its lock, and at
-//! the end all disks stop side by side, each flushed and let go as soon as it can.
+//! No disk waits for another one: they are opened side by side, commands look one up and let go of the
+//! lock, and at the end all stop side by side, each flushed and let go as soon as it can.
 
 use std::error::Error as _;
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result, SizeChange};
+use flowstone_fileio::FileOpener;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
@@ -19,8 +20,10 @@ use tracing::{error, info};
 use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
+use crate::disks::Disks;
 use crate::open_files;
 use crate::report::Report;
+use crate::stack::Shared;
 
 /// How long monitors may take to let go of a daemon that stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
@@ -28,28 +31,23 @@ const STOP_PATIENCE: Duration = Duration::from_secs(3);
 /// What is being served.
 struct Daemon {
     start: Instant,
-    disks: Mutex<Disks>,
+    shared: Shared,
+    disks: Disks,
 }
 
-#[derive(Default)]
-struct Disks {
-    served: Vec<Arc<Disk>>,
-    /// Disks that are opened from now on are too late.
-    stopping: bool,
-}
-
-/// Serves all disks of `config` until SIGTERM or SIGINT. Prints `listening on PATH` for each disk
-/// that is ready. A disk that cannot be served is reported and does not keep the others from
+/// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
+/// `listening on PATH` for each disk that is ready. A disk that cannot be served is reported and does not keep the others from
 /// being served; if none can be, that is an error.
-pub fn serve(config: Config) -> Result<()> {
+pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
-    run(config).map_err(name_the_limit)
+    config.refused.iter().for_each(|error| error!("{error}"));
+    run(config, Shared { opener }).map_err(name_the_limit)
 }
 
-fn run(config: Config) -> Result<()> {
+fn run(config: Config, shared: Shared) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
-    let daemon = Arc::new(Daemon { start: Instant::now(), disks: Mutex::default() });
+    let daemon = Arc::new(Daemon { start: Instant::now(), shared, disks: Disks::default() });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
         None => None,
@@ -84,12 +82,8 @@ fn died(what: &str) -> Error {
 }
 
 impl Daemon {
-    fn disks(&self) -> MutexGuard<'_, Disks> {
-        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Opens the disks on a thread of its own: one may wait for a lock, or be recovered for a long
-    /// time, and a signal must be heard meanwhile. Closes `signals` if none can be served.
+    /// Opens the disks beside this thread: it has to hear signals meanwhile. Closes `signals` if none
+    /// can be served.
     fn open_beside(
         self: &Arc<Self>,
         configs: Vec<DiskConfig>,
@@ -109,22 +103,26 @@ impl Daemon {
             .map_err(|error| Error::host("opening the disks", error, "free resources"))
     }
 
-    fn open(&self, configs: Vec<DiskConfig>) -> Result<()> {
-        let mut failure = None;
+    /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
+    fn open(self: &Arc<Self>, configs: Vec<DiskConfig>) -> Result<()> {
         let count = configs.len();
-        for (number, config) in (0..).zip(configs) {
-            match Disk::start(number, config).map_err(name_the_limit) {
-                Ok(disk) => self.add(Arc::new(disk)),
-                Err(error) => {
-                    if count > 1 {
-                        error!("{error}");
-                    }
-                    failure = Some(error);
+        let begin = |config: DiskConfig| (self.disks.begin(config.name.clone()), config);
+        let begun: Vec<_> = configs.into_iter().map(begin).collect();
+        let openings: Vec<Opening> = begun
+            .into_iter()
+            .map(|(number, config)| Opening::begin(self, number, config))
+            .collect();
+        let mut failure = None;
+        for opening in openings {
+            if let Err(error) = opening.end(self).map_err(name_the_limit) {
+                if count > 1 {
+                    error!("{error}");
                 }
+                failure = Some(error);
             }
         }
         match failure {
-            Some(error) if self.serves_nothing() => Err(error),
+            Some(error) if self.disks.is_empty() => Err(error),
             _ => {
                 let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
                 Ok(())
@@ -132,38 +130,31 @@ impl Daemon {
         }
     }
 
-    fn serves_nothing(&self) -> bool {
-        let disks = self.disks();
-        disks.served.is_empty() && !disks.stopping
-    }
-
-    /// Serves one more disk, unless the daemon is stopping.
-    fn add(&self, disk: Arc<Disk>) {
-        let mut disks = self.disks();
-        if disks.stopping {
-            disk.begin_stop();
-            return;
-        }
+    /// Opens one more disk and serves it, unless the daemon is stopping.
+    fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
+        let disk = Disk::start(&self.shared, number, config)
+            .inspect_err(|_| self.disks.give_up(number))
+            .map(Arc::new)?;
         let socket = disk.socket.display().to_string();
-        disks.served.push(disk);
-        drop(disks);
-        let mut out = io::stdout().lock();
-        // The process that started us may not listen; the sockets work all the same.
-        let _ = writeln!(out, "listening on {socket}");
-        let _ = out.flush();
+        if self.disks.serve(number, disk) {
+            let mut out = io::stdout().lock();
+            // The process that started us may not listen; the sockets work all the same.
+            let _ = writeln!(out, "listening on {socket}");
+            let _ = out.flush();
+        }
+        Ok(())
     }
 
     fn execute(&self, command: Command) -> Result<Value> {
         match command {
             Command::Stats => {
-                let disks = self.disks().served.clone();
-                let report = Report::of(&disks, self.start.elapsed());
+                let report = Report::of(&self.disks, self.start.elapsed());
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
             Command::Resize { disk: name, path, bytes, add_bytes } => {
                 let change = size_change(&name, bytes, add_bytes)?;
+                let disk = self.disks.find(&format!("resize {name}"), &name, path.as_deref())?;
                 // It may take for ever, and nothing but that disk may wait for it.
-                let disk = find(&self.disks().served, &name, path.as_deref())?;
                 let (capacity, told) = disk.grow(change)?;
                 Ok(json!({ "capacity_bytes": capacity.bytes(), "guest_told": told }))
             }
@@ -173,11 +164,7 @@ impl Daemon {
     /// Stops every disk, whatever happens to the others; the first error is returned.
     fn stop(&self) -> Result<()> {
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
-        let disks = {
-            let mut disks = self.disks();
-            disks.stopping = true;
-            std::mem::take(&mut disks.served)
-        };
+        let disks = self.disks.stop();
         disks.iter().for_each(|disk| disk.begin_stop());
         let deadline = Instant::now() + STOP_PATIENCE;
         let stops: Vec<Stop> = disks.into_iter().map(|disk| Stop::begin(disk, deadline)).collect();
@@ -189,6 +176,35 @@ impl Daemon {
             }
         }
         outcome
+    }
+}
+
+/// A disk on its way in.
+enum Opening {
+    /// On a thread of its own.
+    Beside(u32, JoinHandle<Result<()>>),
+    /// There was no thread to be had: after the others.
+    Later(u32, Box<DiskConfig>),
+}
+
+impl Opening {
+    fn begin(daemon: &Arc<Daemon>, number: u32, config: DiskConfig) -> Self {
+        let (theirs, copy) = (Arc::clone(daemon), config.clone());
+        let open = move || theirs.open_disk(number, copy);
+        match Builder::new().name(format!("{}/open", config.name)).spawn(open) {
+            Ok(thread) => Self::Beside(number, thread),
+            Err(_) => Self::Later(number, Box::new(config)),
+        }
+    }
+
+    fn end(self, daemon: &Daemon) -> Result<()> {
+        match self {
+            Self::Beside(number, thread) => thread.join().unwrap_or_else(|_| {
+                daemon.disks.give_up(number);
+                Err(died("opening a disk"))
+            }),
+            Self::Later(number, config) => daemon.open_disk(number, *config),
+        }
     }
 }
 
@@ -240,18 +256,5 @@ fn name_the_limit(error: Error) -> Error {
     match errno {
         Some(Errno::MFILE) => Error::host(error.what(), open_files::too_few(), open_files::ADVICE),
         _ => error,
-    }
-}
-
-/// The one disk that an operator means. A disk that grew by mistake cannot be shrunk again, so a
-/// word that fits two is refused.
-fn find(disks: &[Arc<Disk>], name: &str, path: Option<&Path>) -> Result<Arc<Disk>> {
-    let path = path.unwrap_or(Path::new(name));
-    let mut called = disks.iter().filter(|disk| disk.is_called(name, path));
-    let refuse = |why, advice| Error::invalid(format!("resize {name}"), why, advice);
-    match (called.next(), called.next()) {
-        (Some(disk), None) => Ok(Arc::clone(disk)),
-        (None, _) => Err(refuse("no disk is called that", "see `flowstone stats` for the names")),
-        _ => Err(refuse("two disks are called that", "give the whole path of the image")),
     }
 }

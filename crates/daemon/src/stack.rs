@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use flowstone_block::{Error, Layer, Result, SectorCount};
+use flowstone_fileio::FileOpener;
 use flowstone_image::{Image, open};
 use flowstone_layers::{
     Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
@@ -13,6 +14,12 @@ use flowstone_layers::{
 
 use crate::config::{DiskConfig, Source};
 use crate::layer_spec::LayerSpec;
+
+/// What all disks of a daemon share.
+pub struct Shared {
+    /// Opens the files of images.
+    pub opener: FileOpener,
+}
 
 /// A disk, from its image up.
 pub struct Stack {
@@ -28,8 +35,8 @@ pub struct Stack {
 
 impl Stack {
     /// Opens everything that `config` names.
-    pub fn build(config: &DiskConfig) -> Result<Self> {
-        let mut stack = Self::foundation(&config.source()?)?;
+    pub fn build(shared: &Shared, config: &DiskConfig) -> Result<Self> {
+        let mut stack = Self::foundation(shared, config)?;
         stack.detect_zeroes(config.detect_zeroes);
         for spec in &config.layers {
             stack.add(spec)?;
@@ -37,16 +44,17 @@ impl Stack {
         Ok(stack)
     }
 
-    fn foundation(source: &Source) -> Result<Self> {
-        let (top, image): (Arc<dyn Layer>, Option<Arc<dyn Image>>) = match source {
-            Source::Null(bytes) => (Arc::new(Null::new(capacity(*bytes)?)), None),
+    fn foundation(shared: &Shared, config: &DiskConfig) -> Result<Self> {
+        let (top, image): (Arc<dyn Layer>, Option<Arc<dyn Image>>) = match config.source()? {
+            Source::Null(bytes) => (Arc::new(Null::new(capacity(bytes)?)), None),
             Source::Mem(bytes) => {
-                let mem = Mem::new(capacity(*bytes)?)
+                let mem = Mem::new(capacity(bytes)?)
                     .map_err(|error| Error::host("backend mem", error, "choose a smaller size"))?;
                 (Arc::new(mem), None)
             }
-            Source::Image { path, format, options } => {
-                let image: Arc<dyn Image> = Arc::from(open(path, *format, options.clone())?);
+            Source::Image(path, format) => {
+                let options = config.image_options(shared.opener);
+                let image: Arc<dyn Image> = Arc::from(open(path, format, options)?);
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }
         };

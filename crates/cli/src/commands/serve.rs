@@ -13,11 +13,7 @@ use crate::args::Serve;
 
 pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
     start_log();
-    let mut config = config(args)?;
-    for disk in &mut config.disks {
-        disk.opener = opener;
-    }
-    flowstone_daemon::serve(config)?;
+    flowstone_daemon::serve(config(args)?, opener)?;
     Ok(ExitCode::SUCCESS)
 }
 

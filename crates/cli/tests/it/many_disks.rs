@@ -74,6 +74,20 @@ fn a_file_without_a_disk_that_works_is_refused() {
     assert!(place.refused(&["serve", "--config", "none.toml"]).contains("No such file"));
 }
 
+#[test]
+fn a_mistake_in_the_configuration_of_one_disk_leaves_the_others_alone() {
+    let place = Place::new();
+    let wrong = format!("{}\npoll = \"often\"", small(&place, "wrong"));
+    let file = config(&place, &[("wrong", &wrong), ("good", &small(&place, "good"))]);
+    let daemon = serve(&file, 1);
+    let mut good = Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap();
+    assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let why = "flowstone.toml: disk 1 (line 2): `often` is not a polling mode";
+    assert!(daemon.stderr().contains(why), "{}", daemon.stderr());
+    drop(good);
+    stop(daemon);
+}
+
 /// A monitor in the middle of a message kept the daemon from stopping, and the disks behind it
 /// from finishing and flushing.
 #[test]
@@ -241,20 +255,23 @@ fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
     assert!(daemon.wait(Duration::from_secs(20)).unwrap().success(), "{}", daemon.stderr());
 }
 
-/// Commands waited until all disks were open, and so did the signal to stop.
+/// Commands waited until all disks were open, and so did the signal to stop, and so did the disks that
+/// came after in the file.
 #[test]
-fn a_disk_that_takes_long_to_open_holds_up_neither_commands_nor_the_end() {
+fn a_disk_that_takes_long_to_open_holds_up_neither_commands_nor_disks_nor_the_end() {
     let place = Place::new();
     let (first, second) = (small(&place, "first"), small(&place, "second"));
     let holder = place.serve(&["second.raw"]);
     std::fs::remove_file(place.path("control.sock")).unwrap();
     // It waits for the lock for seconds.
-    let file = config(&place, &[("first", &first), ("second", &second)]);
+    let file = config(&place, &[("second", &second), ("first", &first)]);
     let mut daemon = serve(&file, 1);
     let stats = place.stats();
     let names: Vec<_> =
         stats["disks"].as_array().unwrap().iter().map(|disk| disk["name"].clone()).collect();
-    assert_eq!(names, ["first"]);
+    assert_eq!((names, &stats["opening"]), (vec!["first".into()], &serde_json::json!(["second"])));
+    let resize = ["resize", "--control", &place.text("control.sock"), "second", "2M"];
+    assert!(place.refused(&resize).contains("it is being opened"));
     daemon.signal(rustix::process::Signal::TERM).unwrap();
     wait_free(&place, "first.raw");
     assert!(daemon.wait(Duration::from_secs(20)).unwrap().success());

@@ -3,11 +3,11 @@
 use serde::de::value::Error as NoValue;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
 
-use super::{Config, DiskConfig};
+use super::{ConfigFile, DiskConfig};
 
 /// Keys before the first `[[disk]]`.
 pub fn of_file() -> Vec<&'static str> {
-    documented(every_spelling::<Config>())
+    documented(every_spelling::<ConfigFile>())
 }
 
 /// Keys of a `[[disk]]`.

@@ -7,8 +7,13 @@ fn read(text: &str) -> Result<Config> {
     Config::read(&path)
 }
 
+/// Why the file, or one of its disks, is refused.
 fn refusal(text: &str) -> String {
-    read(text).expect_err("a refusal").to_string()
+    let refused = match read(text) {
+        Ok(config) => config.refused.into_iter().next().expect("a refusal"),
+        Err(error) => error,
+    };
+    refused.to_string()
 }
 
 #[test]
@@ -24,7 +29,7 @@ fn a_disk_needs_three_keys_and_the_rest_has_defaults() {
     .unwrap();
     let disk = &config.disks[0];
     assert_eq!((disk.queues, disk.poll, disk.readonly), (QUEUES_DEFAULT, PollMode::Auto, false));
-    assert!(matches!(disk.source().unwrap(), Source::Image { format: Format::Raw, .. }));
+    assert!(matches!(disk.source().unwrap(), Source::Image(_, Format::Raw)));
 }
 
 #[test]
@@ -92,9 +97,46 @@ fn a_disk_has_an_image_or_a_backend() {
     assert!(disk.source().is_ok());
     disk.image = Some("a.raw".into());
     assert!(disk.source().is_err());
-    disk.backend = None;
-    disk.queues = 0;
-    assert!(disk.source().is_err());
+}
+
+#[test]
+fn what_no_disk_can_be_is_refused() {
+    let valid =
+        DiskConfig { backend: Some(Backend::Null(1)), ..DiskConfig::new("a".into(), "s".into()) };
+    for queues in [0, QUEUES_MAX + 1] {
+        let disk = DiskConfig { queues, ..valid.clone() };
+        assert!(Config::single(None, disk).unwrap_err().to_string().contains("1 to 128"));
+    }
+    let (detect_zeroes, discard) = (DetectZeroes::Unmap, DiscardMode::Keep);
+    let disk = DiskConfig { detect_zeroes, discard, ..valid.clone() };
+    assert!(Config::single(None, disk).unwrap_err().to_string().contains("give space back"));
+    assert!(Config::single(None, valid).is_ok());
+}
+
+/// A misspelt key of one disk kept the guests of all others without theirs.
+#[test]
+fn a_mistake_in_one_disk_costs_no_other() {
+    let disk = |name: &str, more: &str| {
+        format!("[[disk]]\nname = '{name}'\nbackend = 'mem:1M'\nsocket = '{name}.sock'\n{more}\n")
+    };
+    let text = ["poll = 'often'", "", "queues = 0", "sokcet = 's'", "socket = 1"];
+    let text = ["a", "b", "c", "d"].iter().zip(text).map(|(name, more)| disk(name, more));
+    let text = text.collect::<String>() + &disk("b", "") + &disk("e", "");
+    let config = read(&text).unwrap();
+    let names: Vec<&str> = config.disks.iter().map(|disk| &*disk.name).collect();
+    assert_eq!(names, ["b", "e"]);
+    let refused: Vec<String> = config.refused.iter().map(ToString::to_string).collect();
+    let expected = [
+        "disk 1 (line 1): `often` is not a polling mode",
+        "disk 3 (line 11): 0 queues",
+        "disk 4 (line 16): unknown field `sokcet`",
+        "disk 5 (line 21): two disks are called `b`",
+    ];
+    assert_eq!(refused.len(), expected.len(), "{refused:?}");
+    for (line, expected) in refused.iter().zip(expected) {
+        assert!(line.contains(expected), "{line}");
+    }
+    assert!(read("[[disk]]\n[[dsik]]\n").is_err(), "a mistake that may be any disk's");
 }
 
 /// A name with a NUL made the daemon panic, and a long one was cut silently.
@@ -143,7 +185,7 @@ fn a_serial_is_the_name_or_as_much_of_it_as_a_guest_reads() {
 /// `backing_dirs` stood beside `detect-zeroes`, and each was refused in the other's spelling.
 #[test]
 fn every_key_may_be_spelt_with_hyphens_or_underscores() {
-    for keys in [keys::every_spelling::<Config>(), keys::every_spelling::<DiskConfig>()] {
+    for keys in [keys::every_spelling::<ConfigFile>(), keys::every_spelling::<DiskConfig>()] {
         assert!(keys.contains(&"socket-group"), "{keys:?}");
         for key in keys {
             assert!(keys.contains(&&*key.replace('_', "-")), "{key} needs a hyphen");

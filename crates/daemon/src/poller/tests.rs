@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::sync::atomic::AtomicUsize;
 use std::thread::{self, JoinHandle};
 
-use flowstone_fileio::{DirectChoice, EngineChoice, LockPatience};
+use flowstone_fileio::{DirectChoice, EngineChoice, LockPatience, open_host_file};
 use flowstone_frontend::SocketAccess;
 use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, Server};
 use flowstone_image::{CreateOptions, Format, create};
@@ -107,7 +107,8 @@ struct Served {
 
 impl Served {
     fn new(disk: u32, config: &DiskConfig, shared: &Arc<Shared>) -> Self {
-        let layer = Stack::build(config).unwrap().top;
+        let of_all = crate::stack::Shared { opener: open_host_file };
+        let layer = Stack::build(&of_all, config).unwrap().top;
         let options = DeviceOptions {
             layer: Arc::clone(&layer),
             shared: Arc::new(DeviceShared::new(layer.geometry().capacity)),
