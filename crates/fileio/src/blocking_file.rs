@@ -3,7 +3,7 @@
 
 use std::io;
 
-use flowstone_block::{IoVec, Outcome, QueueContext, QueueDepth, Reactor};
+use flowstone_block::{IoVec, NextLook, Outcome, QueueContext, QueueDepth, Reactor};
 
 use crate::{FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest, MemoryList};
 
@@ -23,6 +23,19 @@ impl BlockingFile {
         let context = QueueContext::alone(QueueDepth(DEPTH as u16))?;
         let channel = file.channel(&context)?;
         Ok(Self { channel, reactor: context.reactor, done: Vec::new() })
+    }
+
+    /// Ends [`wait`](Self::wait) from other threads.
+    pub fn reactor(&self) -> &Reactor {
+        &self.reactor
+    }
+
+    /// Waits for other threads, with nothing of its own on its way: for what `is_ready` tells, which
+    /// they store before they wake the reactor.
+    pub fn wait(&mut self, is_ready: impl Fn() -> bool) {
+        while !is_ready() {
+            self.reactor.sleep(|| NextLook::now_if(is_ready()).min(self.channel.next_look()));
+        }
     }
 
     /// Fills `target` from the file.

@@ -3,16 +3,16 @@
 //!
 //! The queue that asks while none runs carries it out (it *leads*), and goes on for those who came
 //! meanwhile. The others sleep until it is done, and only they are woken. A queue that goes leaves the
-//! lead to one of them.
+//! lead to one of them, and so does the maintenance worker, whose syncs are among these.
 //!
-//! One at a time: of two that run at once on one open file description, one would hear of a failed
-//! write-back and the other would not.
+//! One at a time, and none before the outcome of the one before is known to all: the host tells one
+//! caller that something is lost, and a sync that begins afterwards succeeds.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Completion, Errno, Outcome, mutant};
-use flowstone_fileio::{FileOp, FileRequest, MemoryList};
+use flowstone_fileio::{BlockingFile, FileOp, FileRequest, MemoryList};
 
 use crate::wakers::QueueWaker;
 
@@ -107,6 +107,33 @@ impl GroupSync {
             state.start();
         }
         orphaned
+    }
+
+    /// A sync for a thread that waits for it, e.g. before the maintenance worker writes what names
+    /// data. Carries it out, or shares that of a queue which is to start one; `waker` wakes the thread
+    /// of `file`.
+    ///
+    /// Never beside a sync of a queue's. The host tells one caller that it has lost something: a
+    /// sync of ours could succeed after that of a queue has failed, and before the queue has looked.
+    pub fn run(&self, file: &mut BlockingFile, waker: &Arc<QueueWaker>) -> Outcome {
+        let (ticket, mut leads) = self.request(waker);
+        while !leads && !mutant("image.group-sync.maintenance-does-not-wait") {
+            file.wait(|| self.is_served(ticket) || self.is_orphaned());
+            if self.is_served(ticket) {
+                return self.promise();
+            }
+            leads = self.take_over();
+        }
+        let outcome = file.sync();
+        let forgets = mutant("image.group-sync.maintenance-forgets-a-failed-sync");
+        self.finish(outcome.is_ok() || forgets, true);
+        // After a failed sync a later one says nothing about what the first has lost.
+        outcome.and(self.promise())
+    }
+
+    /// What a flush that has been served is told.
+    fn promise(&self) -> Outcome {
+        if self.has_failed() { Err(Errno::IO) } else { Ok(()) }
     }
 
     fn is_orphaned(&self) -> bool {
@@ -212,7 +239,10 @@ pub fn sync_request(tag: usize) -> FileRequest {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::sync_channel;
+
     use flowstone_block::{Op, Reactor, Request};
+    use flowstone_sim::{Call, Fault, SimDisk};
 
     use super::*;
 
@@ -294,6 +324,55 @@ mod tests {
         assert!(!third.take_over(&sync) && !third.can_advance(&sync));
         assert!(!second.finish(&sync, Ok(())));
         assert_eq!([collected(&mut second, &sync), collected(&mut third, &sync)], [[Ok(())]; 2]);
+    }
+
+    /// A queue's sync failed, and the queue had not looked yet: the sync of the maintenance worker
+    /// beside it succeeded, and a checkpoint named data that was lost.
+    #[test]
+    fn a_sync_of_the_maintenance_worker_hears_of_a_failure_that_its_queue_has_not_seen_yet() {
+        let disk = SimDisk::new(1 << 20);
+        let (sync, waker) = (GroupSync::default(), waker());
+        let mut leader = Flushes::default();
+        assert!(leader.submit(&sync, flush(), &waker));
+        let (asks, asked) = sync_channel(1);
+        std::thread::scope(|scope| {
+            let worker = scope.spawn(|| {
+                let mut file = BlockingFile::new(&disk).unwrap();
+                let waker = QueueWaker::new(file.reactor());
+                asks.send(()).unwrap();
+                (sync.run(&mut file, &waker), sync.run(&mut file, &waker))
+            });
+            asked.recv().unwrap();
+            while sync.state().late.is_empty() {
+                assert!(!worker.is_finished(), "it has not waited for the queue");
+                std::hint::spin_loop();
+            }
+            // Theirs is the next one, which the leader carries out.
+            assert!(leader.finish(&sync, Err(Errno::IO)));
+            assert!(!leader.finish(&sync, Ok(())));
+            assert_eq!(worker.join().unwrap(), (Err(Errno::IO), Err(Errno::IO)));
+        });
+    }
+
+    #[test]
+    fn flushes_that_come_while_the_maintenance_worker_syncs_find_a_leader() {
+        let disk = SimDisk::new(1 << 20);
+        let (sync, waker) = (GroupSync::default(), waker());
+        let [mut first, mut second] = [(); 2].map(|()| Flushes::default());
+        let mut file = BlockingFile::new(&disk).unwrap();
+        // As if the worker had begun: it asks like a queue, and leaves as soon as it is done.
+        let (_, leads) = sync.request(&waker);
+        assert!(leads && !first.submit(&sync, flush(), &waker));
+        assert!(!sync.finish(true, true));
+        assert!(first.can_advance(&sync) && first.take_over(&sync));
+        assert!(!second.submit(&sync, flush(), &waker));
+        assert!(first.finish(&sync, Ok(())) && !first.finish(&sync, Ok(())));
+        assert_eq!([collected(&mut first, &sync), collected(&mut second, &sync)], [[Ok(())]; 2]);
+        let own = QueueWaker::new(file.reactor());
+        assert_eq!(sync.run(&mut file, &own), Ok(()));
+        disk.inject(Fault::fail(Errno::IO).on(Call::Datasync));
+        assert_eq!(sync.run(&mut file, &own), Err(Errno::IO));
+        assert_eq!(sync.run(&mut file, &own), Err(Errno::IO), "the host says it once");
     }
 
     #[test]

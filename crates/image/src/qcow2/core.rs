@@ -109,7 +109,12 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// The content of the medium is unknown: from now on nothing is promised.
+    /// Whether the content of the medium is unknown: then nothing is promised any more.
+    pub fn has_failed(&self) -> bool {
+        self.sync.has_failed() || self.commits.has_failed()
+    }
+
+    /// Nothing is promised from now on.
     pub fn fail(&self, what: &str) {
         if !self.commits.has_failed() {
             error!("{}: {what}; flushes fail until the image is opened anew", self.name);

@@ -235,14 +235,14 @@ impl Maintenance {
     }
 
     pub fn sync(&mut self) -> Outcome {
-        let mut outcome = self.file.sync();
-        if self.core.sync.has_failed() {
-            // The host reports a lost write once, and a queue has got that report.
-            outcome = Err(Errno::IO);
-        }
-        if outcome.is_err() && !mutant("log.sync.forgets-failure") {
-            self.core.sync.fail();
-            self.core.wakers.wake_all();
+        let committed = self.core.append_state().committed();
+        let outcome = self.core.sync.run(&mut self.file, &self.waker);
+        match outcome {
+            Ok(()) => {
+                let mut state = self.core.append_state();
+                state.durable = state.durable.max(committed);
+            }
+            Err(_) => self.core.wakers.wake_all(),
         }
         outcome
     }

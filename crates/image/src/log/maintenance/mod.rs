@@ -27,6 +27,7 @@ use super::load::LeafPlaces;
 use super::policy::{CostBenefit, LIFETIMES, Lifetimes, VictimPolicy};
 use super::shape::blocks_of_sectors;
 use super::superblock::{RootPlace, Superblock};
+use crate::wakers::QueueWaker;
 
 pub use self::checkpoint::CheckpointKind;
 
@@ -53,6 +54,8 @@ pub struct Knowledge {
 pub struct Maintenance {
     core: Arc<Core>,
     file: BlockingFile,
+    /// Ends its wait for a queue's sync.
+    waker: Arc<QueueWaker>,
     superblock: Superblock,
     leaves: LeafPlaces,
     root: RootPlace,
@@ -88,6 +91,7 @@ impl Maintenance {
         let Knowledge { superblock, leaves } = knowledge;
         Ok(Self {
             core,
+            waker: QueueWaker::new(file.reactor()),
             file,
             root: superblock.root,
             superblock,

@@ -24,11 +24,13 @@ pub fn with_hook<T>(hook: impl FnMut() + 'static, work: impl FnOnce() -> T) -> T
     done
 }
 
-fn run_hook() {
+/// Returns whether there is one.
+fn run_hook() -> bool {
     // Taken out meanwhile: what the hook waits for runs no hook.
-    let Some(mut hook) = HOOK.with_borrow_mut(Option::take) else { return };
+    let Some(mut hook) = HOOK.with_borrow_mut(Option::take) else { return false };
     hook();
     HOOK.with_borrow_mut(|slot| *slot = Some(hook));
+    true
 }
 
 /// See the module.
@@ -81,7 +83,8 @@ impl FileChannel for Queue {
     }
 
     fn next_look(&mut self) -> NextLook {
-        run_hook();
-        self.0.next_look()
+        // What the maintenance worker waits for may be a queue's, which only the hook moves.
+        let has_run = run_hook();
+        NextLook::now_if(has_run).min(self.0.next_look())
     }
 }

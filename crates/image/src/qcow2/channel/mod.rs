@@ -294,7 +294,7 @@ impl Channel for Qcow2Channel {
         let refused = match request.op {
             Op::Flush if self.core.readonly => Some(Ok(())),
             op if self.core.readonly && op.modifies() => Some(Err(Errno::ROFS)),
-            _ if promises && self.core.commits.has_failed() => Some(Err(Errno::IO)),
+            _ if promises && self.core.has_failed() => Some(Err(Errno::IO)),
             _ => None,
         };
         if let Some(outcome) = refused {

@@ -49,7 +49,7 @@ pub(super) const ROOM_FOR_BLOCKS: u64 = 32;
 impl Maintenance {
     /// Makes everything durable that the map says now.
     pub(super) fn commit(&mut self) -> Outcome {
-        if self.core.commits.has_failed() {
+        if self.core.has_failed() {
             return Err(Errno::IO);
         }
         let snapshot = match self.begin() {

@@ -23,6 +23,7 @@ use super::refcounts::Refcounts;
 use super::shape::HostCluster;
 use super::space::merge_runs;
 use crate::pace::Pace;
+use crate::wakers::QueueWaker;
 
 /// How long changes wait for a flush before they are written anyway.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -44,6 +45,8 @@ const TURN_MAX: Duration = Duration::from_millis(20);
 pub struct Maintenance {
     core: Arc<Core>,
     file: BlockingFile,
+    /// Ends its wait for a queue's sync.
+    waker: Arc<QueueWaker>,
     refcounts: Refcounts,
     /// As on the medium.
     header: Header,
@@ -104,6 +107,7 @@ impl Maintenance {
         let file = BlockingFile::new(&*core.file)?;
         Ok(Self {
             core,
+            waker: QueueWaker::new(file.reactor()),
             file,
             refcounts,
             header,
@@ -177,7 +181,7 @@ impl Maintenance {
         let outcome = self.commit();
         self.core.commits.end(outcome);
         self.core.wakers.wake_all();
-        if outcome.is_err() && !self.core.commits.has_failed() {
+        if outcome.is_err() && !self.core.has_failed() {
             // The commit is tried again without a flush, so that space that was given up goes back
             // to the host.
             self.due = Some(Instant::now() + PATIENCE);
@@ -354,7 +358,7 @@ impl Maintenance {
 
     /// Removes what was allocated ahead of need from the end of the file.
     fn close(&mut self) -> Outcome {
-        if self.core.commits.has_failed() {
+        if self.core.has_failed() {
             return Err(Errno::IO);
         }
         if self.core.meta().is_changed() || self.pending.is_some() || self.refcounts.owes() {
@@ -391,18 +395,11 @@ impl Maintenance {
     }
 
     fn sync(&mut self) -> Outcome {
-        let outcome = self.file.sync();
+        let outcome = self.core.sync.run(&mut self.file, &self.waker);
         if let Err(errno) = outcome {
-            if mutant("qcow2.maintenance.goes-on-after-a-failed-sync") {
-                return outcome;
-            }
             self.core.fail(&format!("a sync of the image has failed: {errno}"));
         }
-        // The host may have reported a failure that concerns us to a queue. EQUIVALENT: the kernel
-        // reports a failed write-back once to each open file description, and the maintenance
-        // worker has one of its own, so its own sync fails too; this is a second look.
-        let listens = !mutant("qcow2.maintenance.hears-of-its-own-syncs-only");
-        if listens && self.core.commits.has_failed() { Err(Errno::IO) } else { outcome }
+        if self.core.has_failed() { Err(Errno::IO) } else { outcome }
     }
 }
 
