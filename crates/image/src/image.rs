@@ -6,7 +6,8 @@ use std::str::FromStr;
 use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
 use flowstone_fileio::FileIo;
 
-use crate::{Damages, Format, LogState};
+use crate::damage::Damages;
+use crate::format::Format;
 
 /// What becomes of the space behind a discarded range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,6 +96,38 @@ pub struct Discards {
     pub punched_bytes: u64,
     /// Bytes that the host has back by them.
     pub reclaimed_bytes: u64,
+}
+
+/// A log image while it is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogState {
+    /// Bytes of the disk that are mapped.
+    pub live_bytes: u64,
+    /// Memory that the map takes.
+    pub map_memory_bytes: u64,
+    /// Segments that the image may use, that hold something, that are ready to be written, and that
+    /// wait for a checkpoint to be freed.
+    pub segments_limit: u32,
+    /// See above.
+    pub segments_used: u32,
+    /// See above.
+    pub segments_ready: u32,
+    /// See above.
+    pub segments_dead: u32,
+    /// Blocks that guests have written since the image was made.
+    pub guest_blocks: u64,
+    /// Blocks written to the file since the image was made: data, headers, copies and maps.
+    pub appended_blocks: u64,
+    /// Of these, copies that cleaning made, with their headers.
+    pub relocated_blocks: u64,
+    /// Of these, leaves and roots of the map, with their headers.
+    pub map_blocks: u64,
+    /// Number of the newest checkpoint.
+    pub checkpoint: u64,
+    /// Blocks appended since.
+    pub since_checkpoint_blocks: u64,
+    /// Whether writes are refused for lack of room.
+    pub full: bool,
 }
 
 /// An open disk image.

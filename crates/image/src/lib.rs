@@ -5,32 +5,27 @@
 
 mod capacity;
 mod check;
-mod completion_queue;
 mod convert;
 mod create;
 mod damage;
-mod discards;
 mod format;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
-mod group_sync;
 mod image;
 pub mod log;
-mod pace;
 pub mod qcow2;
 pub mod raw;
 mod report;
+mod runtime;
 mod sample;
-mod trims;
-mod wakers;
 
 pub use check::check;
 pub use convert::convert;
 pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
 pub use damage::Damages;
 pub use format::Format;
-pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, Space};
-pub use log::{LogInfo, LogOptions, LogState};
+pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, LogState, Space};
+pub use log::{LogInfo, LogOptions};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};
 pub use sample::{ReadSample, sample_reads};

@@ -14,20 +14,32 @@ use syn::{Item, ItemFn, ItemMod, ItemUse, Path, UseTree, Visibility};
 use super::lists::List;
 use super::source::{Source, is_for_tests};
 
-/// Circles of files in each crate.
+/// Folders of a crate whose files do not import those of others: formats do not know each other, and
+/// what they stand on knows none of them.
+const STRANGERS: [(&str, &[&str]); 4] = [
+    ("crates/image/src/runtime/", &["raw/", "qcow2/", "log/"]),
+    ("crates/image/src/raw/", &["qcow2/", "log/"]),
+    ("crates/image/src/qcow2/", &["raw/", "log/"]),
+    ("crates/image/src/log/", &["raw/", "qcow2/"]),
+];
+
+/// Circles of files in each crate, and imports of strangers.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
-    let mut crates: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
+    let mut files: BTreeMap<&str, Vec<&Source>> = BTreeMap::new();
     for source in sources.iter().filter(|source| !source.is_test) {
         if let Some((root, _)) = source.path.split_once("/src/") {
-            crates.entry(root).or_default().push(source);
+            files.entry(root).or_default().push(source);
         }
     }
-    let circles = crates.values().flat_map(|files| Crate::new(files).circles());
+    let crates: Vec<Crate> = files.values().map(|files| Crate::new(files)).collect();
     let describe = |circle: Vec<String>| {
         let files = circle.join(" ");
         (files.clone(), format!("import circle: {files}"))
     };
-    excused.judge(&circles.map(describe).collect::<Vec<_>>())
+    let circles: Vec<_> = crates.iter().flat_map(Crate::circles).map(describe).collect();
+    let mut complaints = excused.judge(&circles);
+    complaints.extend(crates.iter().flat_map(|it| it.meetings(&STRANGERS)));
+    complaints
 }
 
 /// A module path from the root of the crate.
@@ -58,13 +70,35 @@ impl Crate {
         Self { modules: files.iter().map(read).collect() }
     }
 
+    /// The files that each file depends on.
+    fn edges(&self) -> BTreeMap<&str, BTreeSet<&str>> {
+        let needs = |(name, module)| -> (&str, _) {
+            let module: &Module = module;
+            (&module.file, self.needs(name, module))
+        };
+        self.modules.iter().map(needs).collect()
+    }
+
+    /// Files that depend on a file in a folder that theirs may not know.
+    fn meetings(&self, strangers: &[(&str, &[&str])]) -> Vec<String> {
+        let mut found = Vec::new();
+        for (file, others) in self.edges() {
+            for (folder, unknown) in strangers.iter().filter(|(it, _)| file.starts_with(it)) {
+                let root = &folder[..folder.find("/src/").map_or(0, |at| at + 5)];
+                let is_unknown = |other: &&&str| {
+                    let inside = other.strip_prefix(root).unwrap_or_default();
+                    unknown.iter().any(|folder| inside.starts_with(folder))
+                };
+                let met = others.iter().filter(is_unknown);
+                found.extend(met.map(|other| format!("{file} must not know {other}")));
+            }
+        }
+        found
+    }
+
     /// Groups of files that depend on each other in a circle.
     fn circles(&self) -> Vec<Vec<String>> {
-        let edges: BTreeMap<&str, BTreeSet<&str>> = self
-            .modules
-            .iter()
-            .map(|(name, module)| (&*module.file, self.needs(name, module)))
-            .collect();
+        let edges = self.edges();
         let reached = |from: &str| {
             let mut seen = BTreeSet::new();
             let mut next: Vec<&str> = edges[from].iter().copied().collect();
@@ -261,6 +295,22 @@ mod tests {
         assert_eq!(circles(&files), [""; 0]);
         let siblings = [files[0], files[1], ("b/d.rs", "use super::c::C; pub struct D;")];
         assert_eq!(circles(&siblings), ["import circle: a/src/b/c.rs a/src/b/d.rs"]);
+    }
+
+    #[test]
+    fn folders_that_are_strangers_do_not_import_each_other() {
+        let files = [
+            ("b/mod.rs", "mod x;\npub use x::X;"),
+            ("b/x.rs", "pub struct X;"),
+            ("c/mod.rs", "use crate::b::X;"),
+            ("d.rs", "use crate::b::X; use crate::c;"),
+        ];
+        let parse = |(path, text): &(&str, &str)| Source::parse(&format!("a/src/{path}"), text);
+        let files: Vec<Source> = files.iter().map(|file| parse(file).unwrap()).collect();
+        let read = Crate::new(&files.iter().collect::<Vec<_>>());
+        assert_eq!(read.meetings(&[("a/src/b/", &["c/"])]), [""; 0]);
+        let met = read.meetings(&[("a/src/c/", &["b/"])]);
+        assert_eq!(met, ["a/src/c/mod.rs must not know a/src/b/x.rs"]);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use super::reserve::{Demand, Opener, Reserve};
 use super::segments::SegmentTable;
 use super::shape::Shape;
 use super::superblock::{HeadPlace, Totals};
-use crate::wakers::QueueWaker;
+use crate::runtime::wakers::QueueWaker;
 
 /// Streams of guest data.
 pub const STREAMS_MAX: usize = 2;

@@ -9,15 +9,16 @@ use tracing::error;
 
 use super::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use super::append::{AppendState, Draft, Effects, Health, PlaceError, Placed};
+use super::command::Command;
 use super::ids::Sequence;
-use super::inbox::Inbox;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
 use super::shape::{Shape, blocks_of_sectors};
 use crate::damage::{DamageList, Flaw};
-use crate::discards::DiscardCounters;
-use crate::group_sync::GroupSync;
-use crate::wakers::{QueueWaker, Wakers};
+use crate::runtime::discards::DiscardCounters;
+use crate::runtime::group_sync::GroupSync;
+use crate::runtime::inbox::Inbox;
+use crate::runtime::wakers::{QueueWaker, Wakers};
 
 /// The shared part of an open log image.
 pub struct Core {
@@ -28,7 +29,7 @@ pub struct Core {
     pub shape: Shape,
     pub map: BlockMap,
     pub sync: GroupSync,
-    pub inbox: Inbox,
+    pub inbox: Inbox<Command>,
     pub discards: Arc<DiscardCounters>,
     pub damages: DamageList,
     /// In sectors; a live resize changes it.

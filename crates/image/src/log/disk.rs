@@ -3,13 +3,12 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Channel, Damage, Error, Extent, Geometry, Layer, Outcome,
-    QueueContext, Result, SECTOR_BYTES, Sector, SectorCount,
+    AlignedBuf, BlockingDisk, Channel, Error, Extent, Geometry, Layer, QueueContext, Result,
+    SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo};
 use tracing::{error, info};
@@ -17,17 +16,20 @@ use tracing::{error, info};
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
 use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
+use super::command::Command;
 use super::core::Core;
 use super::ids::{Incarnation, SegmentId, Sequence};
-use super::inbox::Command;
-use super::inspect::LogState;
-use super::load::{LoadError, Loaded, load};
+use super::inspect::log_state;
+use super::load::{Loaded, load};
 use super::maintenance::{Knowledge, Maintenance};
 use super::map::LEAF_BLOCKS;
+use super::refusal::LoadError;
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
 use super::superblock::{HeadPlace, Superblock, Totals};
 use crate::capacity::valid_capacity;
-use crate::{CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, Space};
+use crate::{
+    CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, LogState, Space,
+};
 
 /// What can be chosen when a log image is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -179,20 +181,6 @@ impl LogImage {
         let discard = DiscardMode::Deallocate;
         Ok((Self { core, discard, readonly: false, maintenance: None }, maintenance))
     }
-
-    /// Asks the maintenance worker for work, and waits for it; every now and then calls
-    /// `meanwhile`.
-    fn ask(&self, command: Command, mut meanwhile: impl FnMut()) -> Outcome {
-        const PERIOD: Duration = Duration::from_millis(100);
-        let answer = self.core.inbox.ask(command);
-        loop {
-            match answer.recv_timeout(PERIOD) {
-                Ok(outcome) => return outcome,
-                Err(RecvTimeoutError::Timeout) => meanwhile(),
-                Err(RecvTimeoutError::Disconnected) => return Err(flowstone_block::Errno::IO),
-            }
-        }
-    }
 }
 
 /// Starts the maintenance worker's thread, and returns when it works.
@@ -233,9 +221,9 @@ pub fn prepare(
     file: Box<dyn FileIo>,
     readonly: bool,
 ) -> Result<(Arc<Core>, Option<Knowledge>)> {
-    let loaded = load(&*file).map_err(|error| explain(&name, error))?;
-    if let Some(damage) = &loaded.replay.damage {
-        return Err(refused(damage.clone().in_image(&name)));
+    let mut loaded = load(&*file).map_err(|error| error.explain(&name))?;
+    if let Some(flaw) = loaded.replay.damage.take() {
+        return Err(LoadError::Damaged(flaw).explain(&name));
     }
     prepare_loaded(name, file, loaded, readonly)
 }
@@ -291,22 +279,6 @@ pub fn prepare_loaded(
         maintenance.punch_free();
     }
     Ok((core, Some(maintenance.into_knowledge())))
-}
-
-fn refused(damage: Damage) -> Error {
-    Error::damaged(damage, "restore it from a backup, or see `flowstone check --repair`")
-}
-
-/// What is wrong, for a person.
-pub fn explain(name: &str, error: LoadError) -> Error {
-    match error {
-        LoadError::Foreign => {
-            Error::invalid(name, "it is not a log image", "give the right file or --format")
-        }
-        LoadError::Unsupported(why) => Error::unsupported(name, why, "use a newer version"),
-        LoadError::Damaged(flaw) => refused(flaw.in_image(name)),
-        LoadError::Host(errno) => Error::host(name, errno, "check the host's file system"),
-    }
 }
 
 impl Drop for LogImage {
@@ -396,7 +368,7 @@ impl Image for LogImage {
         let used = self.core.append_state().segments.highest_used().get() + 1;
         let segments = segments.max(used);
         let command = Command::Resize { capacity: capacity.get(), segments };
-        let resized = self.core.resize_while(capacity, || self.ask(command, || {}));
+        let resized = self.core.resize_while(capacity, || self.core.inbox.ask(command).wait());
         resized.map_err(|errno| Error::host(name, errno, "check the host's file system"))
     }
 
@@ -420,9 +392,9 @@ impl Image for LogImage {
             let why = "it is open for reading only";
             return Err(Error::invalid(name, why, "open it for writing"));
         }
-        let blocks = self.core.blocks();
-        let tell = || progress(self.core.inbox.sorted(), blocks);
-        self.ask(Command::Compact, tell)
+        let inbox = &self.core.inbox;
+        let compacted = inbox.ask(Command::Compact).wait_telling(inbox, progress);
+        compacted
             .map_err(|errno| Error::host(name, errno, "free space on the host, or try again later"))
     }
 
@@ -431,7 +403,7 @@ impl Image for LogImage {
     }
 
     fn log_state(&self) -> Option<LogState> {
-        Some(LogState::of(&self.core))
+        Some(log_state(&self.core))
     }
 
     fn serving(&self) -> String {

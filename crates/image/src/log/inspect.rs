@@ -8,8 +8,8 @@ use flowstone_fileio::FileIo;
 
 use super::address::BLOCK_BYTES;
 use super::core::Core;
-use super::disk::explain;
 use super::load::{newest, read_slots, shape_of};
+use crate::image::LogState;
 
 /// A log image at its newest checkpoint.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,65 +65,31 @@ fn share(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// A log image while it is open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LogState {
-    /// Bytes of the disk that are mapped.
-    pub live_bytes: u64,
-    /// Memory that the map takes.
-    pub map_memory_bytes: u64,
-    /// Segments that the image may use, that hold something, that are ready to be written, and that
-    /// wait for a checkpoint to be freed.
-    pub segments_limit: u32,
-    /// See above.
-    pub segments_used: u32,
-    /// See above.
-    pub segments_ready: u32,
-    /// See above.
-    pub segments_dead: u32,
-    /// Blocks that guests have written since the image was made.
-    pub guest_blocks: u64,
-    /// Blocks written to the file since the image was made: data, headers, copies and maps.
-    pub appended_blocks: u64,
-    /// Of these, copies that cleaning made, with their headers.
-    pub relocated_blocks: u64,
-    /// Of these, leaves and roots of the map, with their headers.
-    pub map_blocks: u64,
-    /// Number of the newest checkpoint.
-    pub checkpoint: u64,
-    /// Blocks appended since.
-    pub since_checkpoint_blocks: u64,
-    /// Whether writes are refused for lack of room.
-    pub full: bool,
-}
-
-impl LogState {
-    /// Looks at an open image; takes the log's lock for a moment.
-    pub(super) fn of(core: &Core) -> Self {
-        let map_memory_bytes = core.map.memory_bytes(core.blocks());
-        let state = core.append_state();
-        Self {
-            live_bytes: core.live_bytes(),
-            map_memory_bytes,
-            segments_limit: state.segments.limit(),
-            segments_used: state.segments.used() + 1,
-            segments_ready: state.segments.ready(),
-            segments_dead: state.segments.dead().0,
-            guest_blocks: state.clock,
-            appended_blocks: state.totals.appended_blocks,
-            relocated_blocks: state.totals.relocated_blocks,
-            map_blocks: state.totals.map_blocks,
-            checkpoint: state.generation,
-            since_checkpoint_blocks: state.since_checkpoint,
-            full: state.writes.full.is_some() || state.restart_full.is_some(),
-        }
+/// Looks at an open image; takes the log's lock for a moment.
+pub fn log_state(core: &Core) -> LogState {
+    let map_memory_bytes = core.map.memory_bytes(core.blocks());
+    let state = core.append_state();
+    LogState {
+        live_bytes: core.live_bytes(),
+        map_memory_bytes,
+        segments_limit: state.segments.limit(),
+        segments_used: state.segments.used() + 1,
+        segments_ready: state.segments.ready(),
+        segments_dead: state.segments.dead().0,
+        guest_blocks: state.clock,
+        appended_blocks: state.totals.appended_blocks,
+        relocated_blocks: state.totals.relocated_blocks,
+        map_blocks: state.totals.map_blocks,
+        checkpoint: state.generation,
+        since_checkpoint_blocks: state.since_checkpoint,
+        full: state.writes.full.is_some() || state.restart_full.is_some(),
     }
 }
 
 /// Reads the superblocks of an image that a daemon may be writing.
 pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
-    let slots = read_slots(file).map_err(|error| explain(name, error))?;
-    let superblock = newest(&slots).map_err(|error| explain(name, error))?;
+    let slots = read_slots(file).map_err(|error| error.explain(name))?;
+    let superblock = newest(&slots).map_err(|error| error.explain(name))?;
     let written_at = UNIX_EPOCH.checked_add(Duration::from_secs(superblock.written_at));
     let age = written_at.and_then(|at| at.elapsed().ok()).unwrap_or_default();
     let totals = superblock.totals;

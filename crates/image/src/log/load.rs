@@ -14,6 +14,7 @@ use super::ids::SegmentId;
 use super::lost_tail::LostTailScan;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::{Codec, LEAF_ON_DISK_BLOCKS};
+use super::refusal::{LoadError, damaged, damaged_at};
 use super::replay::{Replay, replay};
 use super::root::{Bounds, LeafPlace, Root, SegmentNote};
 use super::segments::{Segment, SegmentTable, State};
@@ -33,33 +34,6 @@ pub struct Loaded {
     pub segments: SegmentTable,
     pub leaves: LeafPlaces,
     pub replay: Replay,
-}
-
-/// Why an image cannot be opened.
-#[derive(Debug)]
-pub enum LoadError {
-    /// It is not a log image.
-    Foreign,
-    /// It is of a later version.
-    Unsupported(String),
-    /// It is one, and something in it is not as it was written.
-    Damaged(Flaw),
-    /// The host could not read it.
-    Host(Errno),
-}
-
-impl From<Errno> for LoadError {
-    fn from(errno: Errno) -> Self {
-        Self::Host(errno)
-    }
-}
-
-fn damaged(what: impl Into<String>) -> LoadError {
-    LoadError::Damaged(Flaw::new(what))
-}
-
-fn damaged_at(place: Address, what: impl Into<String>) -> LoadError {
-    LoadError::Damaged(Flaw::new(what).at(place.offset()))
 }
 
 /// What is in the two slots for superblocks.

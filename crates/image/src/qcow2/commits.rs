@@ -1,10 +1,22 @@
-//! What the maintenance worker is asked to do, and its answers.
+//! Commits: one serves all flushes that were waiting when it began.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
 
 use flowstone_block::{Errno, Outcome, SectorCount, mutant};
+
+use crate::runtime::inbox::Inbox;
+
+/// Work of the maintenance worker that has a reply.
+#[derive(Clone, Copy, Debug)]
+pub enum Command {
+    /// Free clusters, if there are none.
+    MakeRoom,
+    /// The disk has another size.
+    Resize(SectorCount),
+    /// Put clusters in order.
+    Compact,
+}
 
 /// The commit that will serve a flush. Each keeps its own outcome as long as a ticket is left, so a
 /// failure is never forgotten.
@@ -14,19 +26,18 @@ pub struct Ticket(Arc<OnceLock<Outcome>>);
 /// What the maintenance worker is asked to do, and what it has done.
 #[derive(Default)]
 pub struct Commits {
+    pub inbox: Inbox<Command>,
     state: Mutex<State>,
-    /// Wakes the maintenance worker.
-    wakeup: Condvar,
-    /// Wakes threads that wait for room, a new size or `compact`.
-    answered: Condvar,
+    /// Wakes threads that wait for a commit.
+    ended: Condvar,
     /// After a failed sync the content of the medium is unknown: nothing is promised any more.
     failed: AtomicBool,
     /// There is no maintenance worker any more.
     abandoned: AtomicBool,
     /// Something has changed since the last commit began.
     touched: AtomicBool,
-    /// How far `compact` has come: clusters that it has moved, and all that it moves.
-    compacted: [AtomicU64; 2],
+    /// There will soon be no free clusters.
+    lacks_room: AtomicBool,
 }
 
 #[derive(Default)]
@@ -34,27 +45,9 @@ struct State {
     /// The commit that is being made, and the one after it.
     current: Ticket,
     next: Ticket,
-    pending_work: PendingWork,
-    rooms_asked: u64,
-    rooms_made: u64,
-    /// Of the last new size, or `compact`.
-    answer: Option<Outcome>,
+    /// The next one is waited for.
+    wanted: bool,
 }
-
-/// What the maintenance worker is to do next.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PendingWork {
-    pub commit: bool,
-    pub room: bool,
-    pub resize: Option<SectorCount>,
-    pub compact: bool,
-    /// Something has changed for the first time since the last commit began.
-    pub touched: bool,
-    pub stop: bool,
-}
-
-/// How often progress is reported.
-const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
 
 impl Commits {
     fn state(&self) -> MutexGuard<'_, State> {
@@ -64,9 +57,13 @@ impl Commits {
     /// Asks for a commit that begins from now on.
     pub fn ask(&self) -> Ticket {
         let mut state = self.state();
-        state.pending_work.commit = true;
-        self.wakeup.notify_one();
-        state.next.clone()
+        let calls = !std::mem::replace(&mut state.wanted, true);
+        let ticket = state.next.clone();
+        drop(state);
+        if calls {
+            self.inbox.schedule_pass();
+        }
+        ticket
     }
 
     /// How the commit has ended; `None` if it has not.
@@ -79,89 +76,45 @@ impl Commits {
         ticket.0.get().copied().or_else(|| is_abandoned.then_some(Err(Errno::IO)))
     }
 
-    /// Asks for free clusters and waits until there are some, or will be none.
-    pub fn ask_for_room(&self) {
+    /// Asks for a commit that begins from now on, and waits for it.
+    pub fn run(&self) -> Outcome {
+        let ticket = self.ask();
         let mut state = self.state();
-        state.rooms_asked += 1;
-        let ours = state.rooms_asked;
-        state.pending_work.room = true;
-        self.wakeup.notify_one();
-        while state.rooms_made < ours && !state.pending_work.stop && !self.is_abandoned() {
-            state = self.answered.wait(state).unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if let Some(outcome) = self.outcome(&ticket) {
+                return outcome;
+            }
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Asks for free clusters before there are none left; does not wait.
     pub fn hint_room(&self) {
-        let mut state = self.state();
-        if !state.pending_work.room {
-            state.pending_work.room = true;
-            self.wakeup.notify_one();
-        }
-    }
-
-    /// Asks for another size and waits for the outcome.
-    pub fn ask_for_size(&self, capacity: SectorCount) -> Outcome {
-        self.ask_and_wait(|pending_work| pending_work.resize = Some(capacity), &mut |_, _| {})
-    }
-
-    /// Asks for `compact` and waits for the outcome. `progress` is called with the number of
-    /// clusters that have been moved, and of all that move.
-    pub fn ask_for_compact(&self, progress: &mut dyn FnMut(u64, u64)) -> Outcome {
-        self.ask_and_wait(|pending_work| pending_work.compact = true, progress)
-    }
-
-    fn ask_and_wait(
-        &self,
-        set: impl FnOnce(&mut PendingWork),
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Outcome {
-        let mut state = self.state();
-        state.answer = None;
-        set(&mut state.pending_work);
-        self.wakeup.notify_one();
-        loop {
-            if let Some(outcome) = state.answer.take() {
-                return outcome;
-            }
-            if self.is_abandoned() {
-                return Err(Errno::IO);
-            }
-            let woken = self.answered.wait_timeout(state, PROGRESS_PERIOD);
-            state = woken.unwrap_or_else(PoisonError::into_inner).0;
-            let [done, all] = &self.compacted;
-            progress(done.load(Ordering::Relaxed), all.load(Ordering::Relaxed));
+        if !self.lacks_room.swap(true, Ordering::AcqRel) {
+            self.inbox.schedule_pass();
         }
     }
 
     /// The map has changed: a commit is due some time after this.
     pub fn touch(&self) {
         if !self.touched.swap(true, Ordering::AcqRel) {
-            self.state().pending_work.touched = true;
-            self.wakeup.notify_one();
+            self.inbox.schedule_pass();
         }
     }
 
-    /// Asks the maintenance worker to end.
-    pub fn stop(&self) {
-        self.state().pending_work.stop = true;
-        self.wakeup.notify_one();
+    /// For the maintenance worker: whether a flush waits for a commit.
+    pub fn is_wanted(&self) -> bool {
+        self.state().wanted
     }
 
-    /// For the maintenance worker: what to do next; nothing, if no work comes for so long.
-    pub fn next(&self, patience: Option<Duration>) -> PendingWork {
-        let mut state = self.state();
-        if state.pending_work == PendingWork::default() {
-            state = match patience {
-                Some(patience) => {
-                    let woken = self.wakeup.wait_timeout(state, patience);
-                    woken.unwrap_or_else(PoisonError::into_inner).0
-                }
-                None => self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner),
-            };
-        }
-        let stop = state.pending_work.stop;
-        std::mem::replace(&mut state.pending_work, PendingWork { stop, ..PendingWork::default() })
+    /// For the maintenance worker: whether something has changed since the last commit began.
+    pub fn is_touched(&self) -> bool {
+        self.touched.load(Ordering::Acquire)
+    }
+
+    /// For the maintenance worker: whether it has been told that room is short since it was last asked.
+    pub fn take_lacks_room(&self) -> bool {
+        self.lacks_room.swap(false, Ordering::AcqRel)
     }
 
     /// For the maintenance worker: a commit begins. Tickets given out from now on are for the next
@@ -169,7 +122,7 @@ impl Commits {
     pub fn begin(&self) {
         let mut state = self.state();
         state.current = std::mem::take(&mut state.next);
-        state.pending_work.commit = false;
+        state.wanted = false;
         // Before the map is looked at, so that no change goes unnoticed.
         self.touched.store(false, Ordering::Release);
     }
@@ -178,32 +131,15 @@ impl Commits {
     pub fn end(&self, outcome: Outcome) {
         let ended = self.state().current.0.set(outcome);
         ended.expect("a commit ends once");
-    }
-
-    /// For the maintenance worker: the request for room that it has just taken has been served.
-    pub fn made_room(&self) {
-        let mut state = self.state();
-        state.rooms_made = state.rooms_asked;
-        self.answered.notify_all();
-    }
-
-    /// For the maintenance worker: how far it has come with putting clusters in order.
-    pub fn compacted(&self, done: u64, all: u64) {
-        self.compacted[0].store(done, Ordering::Relaxed);
-        self.compacted[1].store(all, Ordering::Relaxed);
-    }
-
-    /// For the maintenance worker: how the change of size, or `compact`, has ended.
-    pub fn answer(&self, outcome: Outcome) {
-        self.state().answer = Some(outcome);
-        self.answered.notify_all();
+        self.ended.notify_all();
     }
 
     /// The maintenance worker is gone; all waiters fail with EIO.
     pub fn abandon(&self) {
+        self.inbox.close();
         let _state = self.state();
         self.abandoned.store(true, Ordering::Release);
-        self.answered.notify_all();
+        self.ended.notify_all();
     }
 
     fn is_abandoned(&self) -> bool {
@@ -217,5 +153,43 @@ impl Commits {
 
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_commit_serves_those_who_asked_before_it_began() {
+        let commits = Commits::default();
+        let early = commits.ask();
+        assert!(commits.is_wanted());
+        commits.begin();
+        assert!(!commits.is_wanted());
+        let late = commits.ask();
+        commits.end(Err(Errno::NOSPC));
+        assert_eq!(commits.outcome(&early), Some(Err(Errno::NOSPC)));
+        assert_eq!(commits.outcome(&late), None);
+        commits.begin();
+        commits.end(Ok(()));
+        assert_eq!(commits.outcome(&late), Some(Ok(())));
+    }
+
+    #[test]
+    fn all_that_wait_fail_when_the_maintenance_worker_ends() {
+        let commits = Commits::default();
+        std::thread::scope(|scope| {
+            let waits = [
+                scope.spawn(|| commits.run()),
+                scope.spawn(|| commits.inbox.ask(Command::MakeRoom).wait()),
+            ];
+            while !commits.is_wanted() || !commits.inbox.wait(None).pass {
+                std::thread::yield_now();
+            }
+            commits.abandon();
+            assert_eq!(waits.map(|wait| wait.join().unwrap()), [Err(Errno::IO); 2]);
+        });
+        assert_eq!(commits.run(), Err(Errno::IO), "too late");
     }
 }

@@ -12,10 +12,10 @@ use super::epochs::Epochs;
 use super::meta::Meta;
 use super::shape::Shape;
 use crate::damage::DamageList;
-use crate::discards::DiscardCounters;
-use crate::group_sync::GroupSync;
-use crate::pace::Activity;
-use crate::wakers::Wakers;
+use crate::runtime::discards::DiscardCounters;
+use crate::runtime::group_sync::GroupSync;
+use crate::runtime::pace::Activity;
+use crate::runtime::wakers::Wakers;
 use crate::{DiscardMode, Image};
 
 /// The shared part of an open qcow2 image.

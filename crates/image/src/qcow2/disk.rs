@@ -4,7 +4,6 @@ use std::collections::HashSet;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use flowstone_block::{
     Channel, Damage, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
@@ -14,12 +13,13 @@ use tracing::error;
 
 use super::channel::Qcow2Channel;
 use super::check::check_beside;
+use super::commits::Command;
 use super::core::Core;
 use super::meta::Source;
 use super::slow_path::{SlowPath, SlowPathWorker};
 use crate::capacity::valid_capacity;
 use crate::image::CompactProgress;
-use crate::trims::Trims;
+use crate::runtime::trims::Trims;
 use crate::{CheckOptions, Damages, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// An open qcow2 image.
@@ -40,7 +40,7 @@ impl Drop for Qcow2Image {
     fn drop(&mut self) {
         self.trims.stop();
         self.slow_path.stop();
-        self.core.commits.stop();
+        self.core.commits.inbox.stop();
         if let Some(maintenance) = self.maintenance.take()
             && maintenance.join().is_err()
         {
@@ -168,7 +168,7 @@ impl Image for Qcow2Image {
         // Smaller at once, so that nothing is written there any more; larger when there is a map
         // for it.
         self.core.set_capacity(capacity.min(before));
-        let resized = self.core.commits.ask_for_size(capacity);
+        let resized = self.core.commits.inbox.ask(Command::Resize(capacity)).wait();
         self.core.set_capacity(if resized.is_ok() { capacity } else { before });
         resized.map_err(|errno| host(errno.into()))
     }
@@ -221,7 +221,8 @@ impl Image for Qcow2Image {
             let damage = Damage::of_image(&self.core.name, error);
             return Err(Error::damaged(damage, "see `flowstone check --repair`"));
         }
-        self.core.commits.ask_for_compact(progress).map_err(failed)
+        let inbox = &self.core.commits.inbox;
+        inbox.ask(Command::Compact).wait_telling(inbox, progress).map_err(failed)
     }
 
     fn serving(&self) -> String {
@@ -234,13 +235,7 @@ impl Image for Qcow2Image {
 impl Qcow2Image {
     /// Waits until all that the map says is in the file.
     fn commit(&self) -> Outcome {
-        let ticket = self.core.commits.ask();
-        loop {
-            if let Some(outcome) = self.core.commits.outcome(&ticket) {
-                return outcome;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        self.core.commits.run()
     }
 
     /// The first part of a range that the backing file may have data for.

@@ -7,8 +7,8 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::entry::{self, Mapping};
 use super::header::Header;
+use super::header_io::{read_header, read_l1};
 use super::map::from_bytes;
-use super::open::{read_header, read_l1};
 use super::survey::{SurveyError, TABLES_BYTES_MAX};
 
 /// More about a qcow2 image.

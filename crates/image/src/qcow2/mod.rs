@@ -20,6 +20,7 @@ mod epochs;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 mod header;
+mod header_io;
 mod inspect;
 mod maintenance;
 mod map;
@@ -43,7 +44,7 @@ pub(crate) use check::check;
 pub(crate) use create::create;
 pub use create::{Backing, Qcow2Options};
 pub use disk::Qcow2Image;
+pub(crate) use header_io::read_header;
 pub use inspect::Qcow2Info;
 pub(crate) use inspect::inspect;
-pub(crate) use open::read_header;
 pub(crate) use redo::Memory;

@@ -17,11 +17,11 @@ use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequ
 use slab::Slab;
 
 use crate::DiscardMode;
-use crate::completion_queue::CompletionQueue;
-use crate::group_sync::{Flushes, GroupSync, sync_request};
-use crate::pace::ActivityCounter;
-use crate::trims::Trims;
-use crate::wakers::QueueWaker;
+use crate::runtime::completion_queue::CompletionQueue;
+use crate::runtime::group_sync::{Flushes, GroupSync, sync_request};
+use crate::runtime::pace::ActivityCounter;
+use crate::runtime::trims::Trims;
+use crate::runtime::wakers::QueueWaker;
 
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,

@@ -14,10 +14,10 @@ use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 use super::channel::{RawChannel, RawParts};
 use super::sparsify::sparsify;
 use crate::capacity::valid_capacity;
-use crate::discards::DiscardCounters;
-use crate::group_sync::GroupSync;
-use crate::pace::Activity;
-use crate::trims::Trims;
+use crate::runtime::discards::DiscardCounters;
+use crate::runtime::group_sync::GroupSync;
+use crate::runtime::pace::Activity;
+use crate::runtime::trims::Trims;
 use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// An open raw image.

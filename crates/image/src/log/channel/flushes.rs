@@ -6,7 +6,7 @@ use flowstone_block::{Completion, Errno, Outcome, mutant};
 use super::super::core::Core;
 use super::super::ids::Sequence;
 use super::{Purpose, Queue};
-use crate::group_sync::{self, sync_request};
+use crate::runtime::group_sync::{self, sync_request};
 
 #[derive(Default)]
 pub struct Flushes {

@@ -21,7 +21,7 @@ use self::flushes::Flushes;
 use self::reads::Reads;
 use self::write_queue::WriteQueue;
 use super::core::Core;
-use crate::wakers::QueueWaker;
+use crate::runtime::wakers::QueueWaker;
 
 /// What a file request is for, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::super::record::{ENTRIES_MAX, Entry, TRIM_BLOCKS_MAX};
 use super::Queue;
 use super::partial::PartialBlock;
 use super::pending_record::PendingRecord;
-use crate::discards::Waiting;
+use crate::runtime::discards::Waiting;
 
 /// Blocks that all trim entries of a record cover at most: they are unmapped under the lock.
 const RECORD_TRIM_BLOCKS_MAX: u64 = 1 << 17;

@@ -20,9 +20,9 @@ use self::claims::Claims;
 use self::scan::Evidence;
 use self::walk::Walk;
 use super::address::{BLOCK_BYTES, MapEntry};
-use super::disk::explain;
-use super::load::{LoadError, Loaded, load_from, lost_slot, newest, read_slots};
+use super::load::{Loaded, load_from, lost_slot, newest, read_slots};
 use super::map::LEAF_BLOCKS;
+use super::refusal::LoadError;
 use super::root::LeafPlace;
 use super::segments::State;
 use super::shape::blocks_of_sectors;
@@ -77,7 +77,7 @@ impl Examination {
             bad_leaves: 0,
             evidence: None,
         };
-        let slots = read_slots(file).map_err(|error| explain(name, error))?;
+        let slots = read_slots(file).map_err(|error| error.explain(name))?;
         let superblock = match newest(&slots) {
             Ok(superblock) => superblock.clone(),
             Err(LoadError::Damaged(flaw)) => {
@@ -85,7 +85,7 @@ impl Examination {
                 found.report.error(format!("{name}: {why}; nothing else can be checked"));
                 return Ok(found);
             }
-            Err(error) => return Err(explain(name, error)),
+            Err(error) => return Err(error.explain(name)),
         };
         found.lost_slot = lost_slot(&slots);
         found.load(name, file, &superblock);
@@ -141,7 +141,7 @@ impl Examination {
             .as_ref()
             .map_or(superblock.next_sequence, |loaded| loaded.replay.next_sequence);
         let evidence = Evidence::gather(file, superblock, end)
-            .map_err(|errno| explain(name, LoadError::Host(errno)))?;
+            .map_err(|errno| LoadError::Host(errno).explain(name))?;
         if let Some(slot) = self.lost_slot {
             self.newest_for_sure = evidence.proves_newest(superblock);
             let verdict = if self.newest_for_sure {
@@ -204,7 +204,7 @@ fn check_blocks(
     report: &mut CheckReport,
     progress: CheckProgress<'_>,
 ) -> Result<()> {
-    let host = |errno| explain(name, LoadError::Host(errno));
+    let host = |errno| LoadError::Host(errno).explain(name);
     let mut claims = Claims::of(loaded);
     claims.report_conflicts(name, loaded, report);
     let mut walk = Walk::new(name, file, loaded, &mut claims, data, report).map_err(host)?;

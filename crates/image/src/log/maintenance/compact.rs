@@ -73,7 +73,7 @@ impl Maintenance {
             if !is_in_order(&moves) {
                 self.rewrite(&moves, &mut buffer)?;
             }
-            self.core.inbox.set_sorted(next);
+            self.core.inbox.set_progress(next, blocks);
             if self.core.inbox.is_stopping() {
                 return Ok(());
             }

@@ -20,14 +20,15 @@ use tracing::{error, info, warn};
 use self::stream::AppendStream;
 use super::address::Address;
 use super::append::{Full, Health};
+use super::command::Command;
 use super::core::Core;
 use super::ids::Sequence;
-use super::inbox::{Command, PendingWork};
 use super::load::LeafPlaces;
 use super::policy::{CostBenefit, LIFETIMES, Lifetimes, VictimPolicy};
 use super::shape::blocks_of_sectors;
 use super::superblock::{RootPlace, Superblock};
-use crate::wakers::QueueWaker;
+use crate::runtime::inbox::PendingWork;
+use crate::runtime::wakers::QueueWaker;
 
 pub use self::checkpoint::CheckpointKind;
 
@@ -197,8 +198,7 @@ impl Maintenance {
                 Command::Resize { capacity, segments } => self.resize(capacity, segments),
                 Command::Compact => self.compact(),
             };
-            // The sender may have stopped waiting.
-            let _ = reply.send(outcome);
+            reply.send(outcome);
         }
     }
 

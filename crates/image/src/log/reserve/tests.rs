@@ -19,7 +19,7 @@ use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIME
 use crate::log::record::{Entry, LEAF_ON_DISK_BLOCKS};
 use crate::log::segments::{Segment, SegmentTable, State};
 use crate::log::superblock::HeadPlace;
-use crate::wakers::QueueWaker;
+use crate::runtime::wakers::QueueWaker;
 
 /// Steps of the maintenance worker for one record, after which it counts as going in circles.
 const CIRCLE_STEPS: u32 = 2000;

@@ -10,7 +10,7 @@ use crate::log::append::Draft;
 use crate::log::maintenance::CheckpointKind;
 use crate::log::record::Entry;
 use crate::log::segments::State;
-use crate::wakers::QueueWaker;
+use crate::runtime::wakers::QueueWaker;
 
 /// The bytes of all segments.
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;

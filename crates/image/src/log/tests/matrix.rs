@@ -11,8 +11,8 @@ use super::crash::{Tell, go_on, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
 use super::history_model::{End, HistoryModel};
 use crate::log::check::{check, repair};
+use crate::log::command::Command;
 use crate::log::ids::SegmentId;
-use crate::log::inbox::Command;
 use crate::log::load::load;
 use crate::log::maintenance::Maintenance;
 use crate::log::segments::State;
@@ -134,7 +134,7 @@ fn resize(fixture: &mut Fixture, blocks: u64) {
     let _ = core.resize_while(capacity, || {
         let answer = core.inbox.ask(Command::Resize { capacity: capacity.get(), segments });
         fixture.maintenance(Maintenance::run_commands);
-        answer.recv().unwrap()
+        answer.wait()
     });
 }
 

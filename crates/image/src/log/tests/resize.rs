@@ -12,7 +12,7 @@ use super::fixture::{
 };
 use super::history_model::{End, HistoryModel};
 use super::scheduler::with_hook;
-use crate::log::inbox::Command;
+use crate::log::command::Command;
 use crate::log::load::load;
 
 /// Does what `LogImage::resize` does, with guests going on meanwhile.
@@ -39,7 +39,7 @@ fn resize_while(fixture: &mut Fixture, capacity: u64, work: impl FnOnce(&mut Fix
     core.resize_while(SectorCount::new(capacity), || {
         let answer = core.inbox.ask(Command::Resize { capacity, segments });
         work(fixture);
-        answer.recv().unwrap()
+        answer.wait()
     })
 }
 

@@ -9,8 +9,8 @@ use flowstone_fileio::FileChannel;
 use super::super::commits::Ticket;
 use super::super::core::Core;
 use super::SYNC_TAG;
-use crate::group_sync::{self, sync_request};
-use crate::wakers::QueueWaker;
+use crate::runtime::group_sync::{self, sync_request};
+use crate::runtime::wakers::QueueWaker;
 
 #[derive(Default)]
 pub struct Flushes {

@@ -25,10 +25,10 @@ use super::epochs::EpochPins;
 use super::shape::GuestCluster;
 use super::slow_path::SlowPath;
 use crate::DiscardMode;
-use crate::completion_queue::CompletionQueue;
-use crate::pace::ActivityCounter;
-use crate::trims::Trims;
-use crate::wakers::QueueWaker;
+use crate::runtime::completion_queue::CompletionQueue;
+use crate::runtime::pace::ActivityCounter;
+use crate::runtime::trims::Trims;
+use crate::runtime::wakers::QueueWaker;
 
 /// One queue's way into a qcow2 image.
 pub struct Qcow2Channel {

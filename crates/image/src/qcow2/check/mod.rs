@@ -15,7 +15,7 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset, FileOp};
 
 use self::walk::Walk;
 use super::header::Header;
-use super::open::{read_header, read_l1, write_autoclear};
+use super::header_io::{read_header, read_l1, write_autoclear};
 use super::redo::{Left, Memory, recall};
 use super::refcounts::Refcounts;
 use super::replay;

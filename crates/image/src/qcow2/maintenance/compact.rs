@@ -208,7 +208,7 @@ impl<'a> Work<'a> {
     /// Round by round, until everything is in its place.
     fn run(&mut self) -> Outcome {
         let total = self.plan.left() as u64;
-        self.maintenance.core.commits.compacted(0, total);
+        self.maintenance.core.commits.inbox.set_progress(0, total);
         while self.plan.left() > 0 {
             let mut steps = self.next_round()?;
             steps.sort_unstable_by_key(|step| step.to);
@@ -232,7 +232,8 @@ impl<'a> Work<'a> {
             }
             self.maintenance.commit()?;
             self.use_freed();
-            self.maintenance.core.commits.compacted(total - self.plan.left() as u64, total);
+            let done = total - self.plan.left() as u64;
+            self.maintenance.core.commits.inbox.set_progress(done, total);
         }
         Ok(())
     }

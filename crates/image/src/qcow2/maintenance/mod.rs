@@ -17,13 +17,14 @@ use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOffset, FileOp};
 use tracing::warn;
 
+use super::commits::Command;
 use super::core::Core;
 use super::header::Header;
 use super::refcounts::Refcounts;
 use super::shape::HostCluster;
 use super::space::merge_runs;
-use crate::pace::Pace;
-use crate::wakers::QueueWaker;
+use crate::runtime::pace::Pace;
+use crate::runtime::wakers::QueueWaker;
 
 /// How long changes wait for a flush before they are written anyway.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -135,25 +136,15 @@ impl Maintenance {
         loop {
             self.reclaim_limbo();
             self.core.meta().dead = self.dead();
-            let pending_work = self.core.commits.next(self.patience());
-            if pending_work.touched {
+            let pending_work = self.core.commits.inbox.wait(self.deadline());
+            if self.core.commits.is_touched() {
                 self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
             }
-            if pending_work.room {
+            if self.core.commits.take_lacks_room() {
                 self.grow(self.core.room_step());
-                self.core.commits.made_room();
             }
-            if let Some(capacity) = pending_work.resize {
-                let outcome = self.resize(capacity);
-                self.core.commits.answer(outcome);
-                // Whichever L1 table is not in use any more is given back soon.
-                self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
-            }
-            if pending_work.compact {
-                let outcome = self.compact();
-                self.core.commits.answer(outcome);
-            }
-            if pending_work.commit || self.due.is_some_and(|due| due <= Instant::now()) {
+            self.run_commands();
+            if self.core.commits.is_wanted() || self.due.is_some_and(|due| due <= Instant::now()) {
                 self.commit_for_all();
             }
             if pending_work.stop {
@@ -161,18 +152,36 @@ impl Maintenance {
             }
         }
         // Requests that wait for room fail.
-        self.core.commits.made_room();
+        self.core.commits.inbox.close();
         if let Err(errno) = self.close() {
             warn!("{}: could not be closed in order: {errno}; it may have leaks", self.core.name);
         }
     }
 
-    /// How long to sleep if no work comes; for ever, if nothing has changed.
-    fn patience(&self) -> Option<Duration> {
+    fn run_commands(&mut self) {
+        while let Some((command, reply)) = self.core.commits.inbox.next_command() {
+            let outcome = match command {
+                Command::MakeRoom => {
+                    self.grow(self.core.room_step());
+                    Ok(())
+                }
+                Command::Resize(capacity) => {
+                    let resized = self.resize(capacity);
+                    // The L1 table that is not in use any more is given back soon.
+                    self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    resized
+                }
+                Command::Compact => self.compact(),
+            };
+            reply.send(outcome);
+        }
+    }
+
+    /// Until when to sleep if no work comes; for ever, if nothing has changed.
+    fn deadline(&self) -> Option<Instant> {
         let limbo = (!self.limbo.is_empty()).then(|| Instant::now() + LIMBO_PATIENCE);
         let again = self.refused_at.map(|at| at + PATIENCE);
-        let next = [limbo, self.rests_until, self.due, again].into_iter().flatten().min();
-        next.map(|next| next.saturating_duration_since(Instant::now()))
+        [limbo, self.rests_until, self.due, again].into_iter().flatten().min()
     }
 
     fn commit_for_all(&mut self) {

@@ -17,7 +17,7 @@ use tracing::error;
 pub use self::tables::load;
 pub use self::worker::SlowPathWorker;
 use super::core::Core;
-use crate::completion_queue::CompletionQueue;
+use crate::runtime::completion_queue::CompletionQueue;
 
 /// Requests that the slow-path pool carries out at once.
 const THREADS_MAX: usize = 16;

@@ -8,6 +8,7 @@ use flowstone_block::{
 };
 use flowstone_fileio::{BlockingFile, FileOffset};
 
+use super::super::commits::Command;
 use super::super::compressed::inflate;
 use super::super::core::Core;
 use super::super::entry::{Compressed, Mapping};
@@ -238,14 +239,7 @@ impl SlowPathWorker {
     /// Waits until a commit has made room to remember changes of the map.
     pub(super) fn wait_while_full(&self) -> Outcome {
         while self.core.meta().is_full(1) {
-            let ticket = self.core.commits.ask();
-            loop {
-                if let Some(outcome) = self.core.commits.outcome(&ticket) {
-                    outcome?;
-                    break;
-                }
-                std::thread::sleep(std::time::Duration::from_millis(1));
-            }
+            self.core.commits.run()?;
         }
         Ok(())
     }
@@ -294,7 +288,7 @@ impl SlowPathWorker {
                 return Err(Errno::NOSPC);
             }
             asked += 1;
-            core.commits.ask_for_room();
+            let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
             meta = core.meta();
         }
     }

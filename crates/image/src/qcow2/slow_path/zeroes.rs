@@ -6,6 +6,7 @@ use std::sync::Arc;
 use flowstone_block::{AlignedBuf, Errno, Extent, Outcome, mutant};
 use flowstone_fileio::{FileOffset, FileOp};
 
+use super::super::commits::Command;
 use super::super::entry::{Mapping, ZERO};
 use super::super::meta::Meta;
 use super::super::shape::GuestCluster;
@@ -67,7 +68,7 @@ impl SlowPathWorker {
                     break;
                 }
                 drop(meta);
-                core.commits.ask_for_room();
+                let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
                 meta = core.meta();
             }
             if !meta.has_room(0) {

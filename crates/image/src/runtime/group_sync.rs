@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOp, FileRequest, MemoryList};
 
-use crate::wakers::QueueWaker;
+use crate::runtime::wakers::QueueWaker;
 
 /// The number of the sync that will serve a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

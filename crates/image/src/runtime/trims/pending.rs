@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use flowstone_block::{Completion, Extent, Outcome, Request};
 
-use crate::completion_queue::CompletionQueue;
-use crate::discards::Waiting;
+use crate::runtime::completion_queue::CompletionQueue;
+use crate::runtime::discards::Waiting;
 
 /// A request and the completion queue that gets it back.
 pub struct Job {
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
     use flowstone_block::{Op, Reactor, Sector, SectorCount};
 
-    use crate::wakers::QueueWaker;
+    use crate::runtime::wakers::QueueWaker;
 
     fn extent(start: u64, count: u64) -> Extent {
         Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flowstone_block::Op;
 use flowstone_fileio::Punched;
 
-use crate::Discards;
+use crate::image::Discards;
 
 /// Shared by all queues of an image.
 #[derive(Debug, Default)]

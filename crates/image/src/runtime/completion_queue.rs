@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use flowstone_block::Completion;
 
-use crate::wakers::QueueWaker;
+use crate::runtime::wakers::QueueWaker;
 
 /// See the module.
 pub struct CompletionQueue {

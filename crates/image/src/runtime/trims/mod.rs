@@ -20,9 +20,9 @@ use flowstone_block::{Completion, Errno, Extent, Outcome, Request};
 use tracing::error;
 
 use self::pending::{DiscardRun, Job, Pending};
-use crate::completion_queue::CompletionQueue;
-use crate::discards::DiscardCounters;
-use crate::pace::{Activity, Pace};
+use crate::runtime::completion_queue::CompletionQueue;
+use crate::runtime::discards::DiscardCounters;
+use crate::runtime::pace::{Activity, Pace};
 
 /// A sweep that has taken so long goes on without rests.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -1,0 +1,73 @@
+//! The header and the L1 table on the medium: what everything else is found by.
+
+use std::io;
+
+use flowstone_block::{AlignedBuf, Errno, Error, Result, SECTOR_BYTES};
+use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
+
+use super::entry;
+use super::header::{HEADER_BYTES_MAX, Header};
+use super::map::from_bytes;
+use super::survey::SurveyError;
+use crate::damage::Flaw;
+
+/// Reads the header of an image.
+pub fn read_header(name: &str, file: &dyn FileIo) -> Result<Header> {
+    let host = |error: io::Error| Error::host(name, error, "check the host's file system");
+    // Of the last sector of a short file, direct I/O reads nothing; there is no header in it.
+    let bytes = (file.size().map_err(host)? / SECTOR_BYTES * SECTOR_BYTES) as usize;
+    let bytes = bytes.min(HEADER_BYTES_MAX);
+    let mut start = AlignedBuf::zeroed(bytes);
+    let mut reader = BlockingFile::new(file).map_err(host)?;
+    reader.read(FileOffset::new(0), &mut start).map_err(|errno| host(errno.into()))?;
+    Header::decode(&start).map_err(|error| error.explain(name))
+}
+
+/// Reads the L1 table, whose entries all name places where a table can be.
+pub fn read_l1(
+    reader: &mut BlockingFile,
+    header: &Header,
+    file_bytes: u64,
+) -> std::result::Result<Vec<u64>, SurveyError> {
+    let entries = header.l1_entries as usize;
+    if header.l1_offset + header.l1_entries * 8 > file_bytes {
+        let flaw = Flaw::new("the file ends before its L1 table does");
+        return Err(SurveyError::Damaged(flaw.at(FileOffset::new(header.l1_offset))));
+    }
+    let end = (header.l1_offset + header.l1_entries * 8).next_multiple_of(SECTOR_BYTES);
+    let mut bytes = AlignedBuf::zeroed((end.min(file_bytes) - header.l1_offset) as usize);
+    if entries > 0 {
+        reader.read(FileOffset::new(header.l1_offset), &mut bytes)?;
+    }
+    let mut l1 = from_bytes(&bytes).into_vec();
+    l1.truncate(entries);
+    for (index, raw) in l1.iter().enumerate() {
+        let sound = match entry::cluster(header.shape, *raw) {
+            Ok(home) => home.is_none_or(|home| {
+                header.shape.offset(home) + header.shape.cluster_bytes() <= file_bytes
+            }),
+            Err(_) => false,
+        };
+        if !sound {
+            let why = format!("L1 entry {index} ({raw:#x}) does not name a table");
+            let place = FileOffset::new(header.l1_offset + index as u64 * 8);
+            return Err(SurveyError::Damaged(Flaw::new(why).at(place)));
+        }
+    }
+    Ok(l1)
+}
+
+/// Writes the mark, or none, and clears what we do not know. Returns the first sector.
+pub fn write_autoclear(file: &dyn FileIo, header: &Header) -> std::result::Result<Vec<u8>, Errno> {
+    let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let mut file = BlockingFile::new(file).map_err(failed)?;
+    let mut sector = AlignedBuf::zeroed(SECTOR_BYTES as usize);
+    file.read(FileOffset::new(0), &mut sector)?;
+    let before = sector.to_vec();
+    header.update(&mut sector);
+    if sector[..] != before[..] {
+        file.write(FileOffset::new(0), &mut sector)?;
+        file.sync()?;
+    }
+    Ok(sector.to_vec())
+}

@@ -1,0 +1,221 @@
+//! What queues and tools ask of the maintenance worker of an image, and its replies.
+//!
+//! Each caller has a reply of its own. When the worker ends, however it does, all that wait are told.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Errno, Outcome};
+
+/// How often a caller that waits is told how far its command has come.
+const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
+
+/// Work that the maintenance worker has not taken yet, besides its commands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PendingWork {
+    /// Something may be due.
+    pub pass: bool,
+    /// End.
+    pub stop: bool,
+}
+
+/// Commands, and what else the maintenance worker is called for.
+pub struct Inbox<Command> {
+    state: Mutex<State<Command>>,
+    wakeup: Condvar,
+    /// How far the command has come that is being carried out: so much of so much.
+    progress: [AtomicU64; 2],
+}
+
+struct State<Command> {
+    commands: VecDeque<(Command, ReplySender)>,
+    pending_work: PendingWork,
+    /// There is no worker any more.
+    closed: bool,
+}
+
+/// Where the maintenance worker puts its reply.
+pub struct ReplySender(SyncSender<Outcome>);
+
+impl ReplySender {
+    /// Tells the caller, if it still waits.
+    pub fn send(self, outcome: Outcome) {
+        let _ = self.0.send(outcome);
+    }
+}
+
+/// The reply to one command.
+pub struct Reply(Receiver<Outcome>);
+
+impl Reply {
+    /// Waits for it. It is EIO if the worker ends before it has carried out the command.
+    pub fn wait(self) -> Outcome {
+        self.0.recv().unwrap_or(Err(Errno::IO))
+    }
+
+    /// The same, and tells every now and then how far the work has come: so much of so much.
+    pub fn wait_telling<Command>(
+        self,
+        inbox: &Inbox<Command>,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Outcome {
+        loop {
+            match self.0.recv_timeout(PROGRESS_PERIOD) {
+                Ok(outcome) => return outcome,
+                Err(RecvTimeoutError::Disconnected) => return Err(Errno::IO),
+                Err(RecvTimeoutError::Timeout) => {
+                    let [done, all] = &inbox.progress;
+                    progress(done.load(Ordering::Relaxed), all.load(Ordering::Relaxed));
+                }
+            }
+        }
+    }
+}
+
+impl<Command> Default for Inbox<Command> {
+    fn default() -> Self {
+        let state = State {
+            commands: VecDeque::new(),
+            pending_work: PendingWork::default(),
+            closed: false,
+        };
+        Self { state: Mutex::new(state), wakeup: Condvar::new(), progress: Default::default() }
+    }
+}
+
+impl<Command> Inbox<Command> {
+    fn state(&self) -> MutexGuard<'_, State<Command>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Calls the worker: something may be due.
+    pub fn schedule_pass(&self) {
+        self.state().pending_work.pass = true;
+        self.wakeup.notify_one();
+    }
+
+    /// Asks for work that has a reply.
+    pub fn ask(&self, command: Command) -> Reply {
+        let (sender, reply) = sync_channel(1);
+        let mut state = self.state();
+        if !state.closed {
+            state.commands.push_back((command, ReplySender(sender)));
+            state.pending_work.pass = true;
+            self.wakeup.notify_one();
+        }
+        Reply(reply)
+    }
+
+    /// Asks the worker to end.
+    pub fn stop(&self) {
+        self.state().pending_work.stop = true;
+        self.wakeup.notify_one();
+    }
+
+    /// For the worker: sleeps until there is work or the deadline, and takes it. Commands wait for
+    /// [`next_command`](Self::next_command).
+    pub fn wait(&self, deadline: Option<Instant>) -> PendingWork {
+        let mut state = self.state();
+        loop {
+            if state.pending_work != PendingWork::default() {
+                let taken = state.pending_work;
+                state.pending_work.pass = false;
+                return taken;
+            }
+            state = match deadline {
+                None => self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner),
+                Some(at) => {
+                    let left = at.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return PendingWork::default();
+                    }
+                    let woken = self.wakeup.wait_timeout(state, left);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+
+    /// For the worker: the oldest command that has not been taken.
+    pub fn next_command(&self) -> Option<(Command, ReplySender)> {
+        self.state().commands.pop_front()
+    }
+
+    /// For the worker: whether it is to end; does not wait.
+    pub fn is_stopping(&self) -> bool {
+        self.state().pending_work.stop
+    }
+
+    /// For the worker: how far it has come.
+    pub fn set_progress(&self, done: u64, all: u64) {
+        self.progress[0].store(done, Ordering::Relaxed);
+        self.progress[1].store(all, Ordering::Relaxed);
+    }
+
+    /// The worker is gone: all that wait for it fail, and those that ask from now on.
+    pub fn close(&self) {
+        let mut state = self.state();
+        state.closed = true;
+        state.commands.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of two tools that asked at once, one could get the reply to the other's command.
+    #[test]
+    fn each_caller_gets_a_reply_of_its_own() {
+        let inbox = Inbox::default();
+        let replies = [Ok(()), Err(Errno::NOSPC), Err(Errno::BUSY)].map(|it| (inbox.ask(it), it));
+        assert_eq!(inbox.wait(None), PendingWork { pass: true, stop: false });
+        while let Some((command, reply)) = inbox.next_command() {
+            reply.send(command);
+        }
+        for (reply, expected) in replies {
+            assert_eq!(reply.wait(), expected);
+        }
+        assert_eq!(inbox.wait(Some(Instant::now())), PendingWork::default());
+    }
+
+    #[test]
+    fn a_worker_that_ends_fails_those_who_wait_and_those_who_come_later() {
+        let inbox = Inbox::default();
+        let [taken, left] = [(); 2].map(|()| inbox.ask(()));
+        drop(inbox.next_command());
+        inbox.close();
+        let late = inbox.ask(());
+        for reply in [taken, left, late] {
+            assert_eq!(reply.wait(), Err(Errno::IO));
+        }
+    }
+
+    #[test]
+    fn a_call_to_end_stays() {
+        let inbox = Inbox::<()>::default();
+        inbox.stop();
+        for _ in 0..2 {
+            assert!(inbox.wait(None).stop && inbox.is_stopping());
+        }
+    }
+
+    #[test]
+    fn progress_is_told_to_those_who_wait() {
+        let inbox = Inbox::default();
+        let reply = inbox.ask(());
+        inbox.set_progress(3, 7);
+        let mut told = Vec::new();
+        let mut next = inbox.next_command();
+        let outcome = reply.wait_telling(&inbox, &mut |done, all| {
+            told.push((done, all));
+            if let Some((_, reply)) = next.take() {
+                reply.send(Ok(()));
+            }
+        });
+        assert_eq!((outcome, told), (Ok(()), vec![(3, 7)]));
+    }
+}

@@ -1,0 +1,12 @@
+//! What every image format needs besides its own map: syncs that queues share, wake-ups, discards
+//! that are gathered and carried out beside the guests, and the commands of the maintenance worker.
+//!
+//! Nothing here knows a format.
+
+pub mod completion_queue;
+pub mod discards;
+pub mod group_sync;
+pub mod inbox;
+pub mod pace;
+pub mod trims;
+pub mod wakers;
