@@ -33,6 +33,7 @@ use crate::{CpuList, SocketGroup, SocketMode};
 pub const QUEUES_DEFAULT: u16 = 64;
 /// The vhost-user protocol numbers rings with eight bits, of which crate `vhost` leaves fewer.
 pub const QUEUES_MAX: u16 = 128;
+const QUEUES_ADVICE: &str = "use 1 to 128 queues";
 /// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
 const SERIAL_BYTES_MAX: usize = 20;
 /// Room for a UUID and more; a name is part of many lines.
@@ -157,6 +158,12 @@ pub enum Source<'config> {
     Image(&'config Path, Format),
 }
 
+/// Why there cannot be such a disk, and what to do.
+struct Refusal {
+    why: String,
+    advice: &'static str,
+}
+
 impl Config {
     /// Reads a configuration file. A disk that is not valid is among the refused; if none is valid,
     /// that is an error.
@@ -172,9 +179,8 @@ impl Config {
         for (index, table) in file.disks.iter().enumerate() {
             let line = text[..table.span().start].matches('\n').count() + 1;
             let added = file.disk(table).and_then(|disk| config.add(disk));
-            if let Err(why) = added {
+            if let Err(Refusal { why, advice }) = added {
                 let why = format!("disk {} (line {line}): {why}", index + 1);
-                let advice = "correct it; `man flowstone.toml` lists the keys";
                 config.refused.push(Error::invalid(&name, why, advice));
             }
         }
@@ -188,22 +194,24 @@ impl Config {
     /// One disk.
     pub fn single(control: Option<PathBuf>, disk: DiskConfig) -> Result<Self> {
         let mut config = Self { control, ..Self::default() };
-        config.add(disk).map_err(|why| Error::invalid("serve", why, "choose another one"))?;
+        // Its name may be what is refused.
+        config.add(disk).map_err(|Refusal { why, advice }| Error::invalid("serve", why, advice))?;
         Ok(config)
     }
 
     /// One more disk, which must be valid and have nothing that others have.
-    fn add(&mut self, disk: DiskConfig) -> std::result::Result<(), String> {
+    fn add(&mut self, disk: DiskConfig) -> std::result::Result<(), Refusal> {
         disk.check()?;
+        let taken = |why| Err(Refusal { why, advice: "choose another one" });
         let path = disk.socket.display();
         if self.control.as_ref() == Some(&disk.socket) {
-            return Err(format!("{path} is both a disk's socket and the control socket"));
+            return taken(format!("{path} is both a disk's socket and the control socket"));
         }
         if self.disks.iter().any(|other| other.name == disk.name) {
-            return Err(format!("two disks are called `{}`", disk.name));
+            return taken(format!("two disks are called `{}`", disk.name));
         }
         if self.disks.iter().any(|other| other.socket == disk.socket) {
-            return Err(format!("two disks share the socket {path}"));
+            return taken(format!("two disks share the socket {path}"));
         }
         self.disks.push(disk);
         Ok(())
@@ -211,9 +219,11 @@ impl Config {
 }
 
 impl ConfigFile {
-    fn disk(&self, table: &Spanned<Table>) -> std::result::Result<DiskConfig, String> {
-        let disk = DiskConfig::deserialize(table.get_ref().clone());
-        let disk = disk.map_err(|error| one_line(&error.to_string()))?;
+    fn disk(&self, table: &Spanned<Table>) -> std::result::Result<DiskConfig, Refusal> {
+        let disk = DiskConfig::deserialize(table.get_ref().clone()).map_err(|error| Refusal {
+            why: one_line(&error.to_string()),
+            advice: "see `man flowstone.toml` for the keys",
+        })?;
         Ok(DiskConfig {
             socket_group: disk.socket_group.or(self.socket_group),
             socket_mode: disk.socket_mode.or(self.socket_mode),
@@ -262,20 +272,19 @@ impl DiskConfig {
     }
 
     /// Says what a disk cannot be, whichever others there are.
-    fn check(&self) -> std::result::Result<(), String> {
-        check_label("name", &self.name, NAME_BYTES_MAX)?;
+    fn check(&self) -> std::result::Result<(), Refusal> {
+        let refuse = |why: String, advice| Err(Refusal { why, advice });
+        let unfit = |why| Refusal { why, advice: "choose another one" };
+        check_label("name", &self.name, NAME_BYTES_MAX).map_err(unfit)?;
         if let Some(serial) = &self.serial {
-            check_label("serial", serial, SERIAL_BYTES_MAX)?;
+            check_label("serial", serial, SERIAL_BYTES_MAX).map_err(unfit)?;
         }
         if self.queues == 0 || self.queues > QUEUES_MAX {
-            return Err(format!("{} queues; a disk has 1 to {QUEUES_MAX}", self.queues));
+            return refuse(format!("{} queues", self.queues), QUEUES_ADVICE);
         }
         if self.detect_zeroes == DetectZeroes::Unmap && self.discard != DiscardMode::Deallocate {
-            return Err(
-                "zeroes that are unmapped give space back, which its discard mode forbids: \
-                        use discard deallocate, or detect-zeroes on"
-                    .into(),
-            );
+            let why = "zeroes that are unmapped give space back, which its discard mode forbids";
+            return refuse(why.into(), "use --discard deallocate or --detect-zeroes on");
         }
         Ok(())
     }

@@ -128,7 +128,7 @@ fn a_mistake_in_one_disk_costs_no_other() {
     let refused: Vec<String> = config.refused.iter().map(ToString::to_string).collect();
     let expected = [
         "disk 1 (line 1): `often` is not a polling mode",
-        "disk 3 (line 11): 0 queues",
+        "disk 3 (line 11): 0 queues; use 1 to 128 queues",
         "disk 4 (line 16): unknown field `sokcet`",
         "disk 5 (line 21): two disks are called `b`",
     ];
