@@ -3,10 +3,10 @@
 
 use super::address::{Address, BLOCK_BYTES};
 use super::ids::SegmentId;
-use super::load::shape_of;
 use super::record::{Codec, Entry, Header, LEAF_ON_DISK_BLOCKS};
 use super::root::{Bounds, Root};
 use super::shape::blocks_of_sectors;
+use super::slots::shape_of;
 use super::superblock::{SLOTS, Superblock};
 
 /// A part of an image that can be changed.

@@ -1,4 +1,4 @@
-//! A log image as a whole: making one, opening one, and what can be done with it besides serving.
+//! A log image as a whole: opening one, and what can be done with it besides serving.
 
 use std::io;
 use std::path::Path;
@@ -7,10 +7,10 @@ use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Channel, Error, Extent, Geometry, Layer, QueueContext, Result,
-    SECTOR_BYTES, Sector, SectorCount,
+    BlockingDisk, Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES,
+    Sector, SectorCount,
 };
-use flowstone_fileio::{Access, BlockingFile, FileIo};
+use flowstone_fileio::{Access, FileIo};
 use tracing::{error, info};
 
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
@@ -18,113 +18,16 @@ use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
 use super::command::Command;
 use super::core::Core;
-use super::ids::{Incarnation, SegmentId, Sequence};
 use super::inspect::log_state;
 use super::load::{Loaded, load};
 use super::maintenance::{Knowledge, Maintenance};
 use super::map::LEAF_BLOCKS;
 use super::refusal::LoadError;
-use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
-use super::superblock::{HeadPlace, Superblock, Totals};
+use super::shape::blocks_of;
 use crate::capacity::valid_capacity;
 use crate::{
     CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, LogState, Space,
 };
-
-/// What can be chosen when a log image is made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LogOptions {
-    /// Bytes of a segment: a power of two, 256 KiB to 1 GiB. By default 1/512 of the disk, at
-    /// least 1 MiB and at most 32 MiB.
-    pub segment_bytes: Option<u64>,
-    /// Room beyond the size of the disk, in percent of the whole; default 20.
-    pub reserve_percent: Option<u32>,
-    /// Whether metadata has a stream of its own; default no.
-    pub split_streams: bool,
-}
-
-/// Largest disk: as many blocks as addresses can name, with room for the reserve.
-const SIZE_ADVICE: &str = "choose a smaller --size or --reserve";
-
-/// Writes an empty log image into `file`, which reads as zeroes.
-pub fn create(
-    name: &str,
-    file: &dyn FileIo,
-    capacity: SectorCount,
-    options: LogOptions,
-) -> Result<()> {
-    let invalid = |why: &str, advice: &'static str| Error::invalid(name, why.to_owned(), advice);
-    let bytes = capacity.bytes();
-    let segment_bytes =
-        options.segment_bytes.unwrap_or_else(|| Shape::default_segment_bytes(bytes));
-    let fits = SEGMENT_BYTES.contains(&segment_bytes) || segment_bytes == SEGMENT_BYTES.end;
-    if !segment_bytes.is_power_of_two() || !fits {
-        let why = "a segment is a power of two from 256K to 1G";
-        return Err(invalid(why, "give a --segment such as 32M"));
-    }
-    let reserve_percent = options.reserve_percent.unwrap_or(RESERVE_DEFAULT_PERCENT);
-    if !RESERVE_PERCENT.contains(&reserve_percent) {
-        return Err(invalid("a reserve is 3 to 74 percent", "give a --reserve such as 20"));
-    }
-    let shape = Shape {
-        segment_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
-        reserve_percent,
-        streams: if options.split_streams { 2 } else { 1 },
-    };
-    let Some(segments) = shape.segments_for(blocks_of(bytes)) else {
-        return Err(invalid("a log image cannot be larger than 16 TiB in all", SIZE_ADVICE));
-    };
-    if !shape.root_fits(blocks_of(bytes)) {
-        return Err(invalid(
-            "the segment is too small for a disk of this size",
-            "use a larger --segment",
-        ));
-    }
-    let mut identity = [0; 16];
-    let host = |error: io::Error| Error::host(name, error, "check the host's file system");
-    fill_random(&mut identity).map_err(host)?;
-    let mut superblock = Superblock {
-        compatible: 0,
-        readonly_compatible: 0,
-        identity,
-        generation: 1,
-        session: 0,
-        capacity_sectors: capacity.get(),
-        segment_blocks: shape.segment_blocks,
-        segments,
-        reserve_percent,
-        streams: shape.streams,
-        clean: true,
-        written_at: 0,
-        next_sequence: Sequence::FIRST,
-        clock: 0,
-        totals: Totals::default(),
-        heads: Default::default(),
-        root: Default::default(),
-    };
-    for stream in 0..shape.streams {
-        superblock.heads[stream as usize] = HeadPlace {
-            incarnation: Incarnation::new(0, stream + 1),
-            segment: SegmentId::new(stream + 1),
-            block: 0,
-        };
-    }
-    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-    block.copy_from_slice(&superblock.encode());
-    let write = |file: &dyn FileIo| -> io::Result<()> {
-        let mut writer = BlockingFile::new(file)?;
-        writer.write(superblock.slot().offset(), &mut block)?;
-        writer.sync()?;
-        Ok(())
-    };
-    let mut write = write;
-    write(file).map_err(host)
-}
-
-fn fill_random(target: &mut [u8]) -> io::Result<()> {
-    use std::io::Read;
-    std::fs::File::open("/dev/urandom")?.read_exact(target)
-}
 
 /// An open log image.
 pub struct LogImage {

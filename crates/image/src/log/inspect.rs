@@ -8,7 +8,7 @@ use flowstone_fileio::FileIo;
 
 use super::address::BLOCK_BYTES;
 use super::core::Core;
-use super::load::{newest, read_slots, shape_of};
+use super::slots::{newest, read_slots, shape_of};
 use crate::image::LogState;
 
 /// A log image at its newest checkpoint.

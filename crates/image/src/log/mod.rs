@@ -14,6 +14,7 @@ mod command;
 mod core;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod corrupter;
+mod create;
 mod disk;
 mod ids;
 mod inspect;
@@ -29,12 +30,14 @@ mod reserve;
 mod root;
 mod segments;
 mod shape;
+mod slots;
 mod superblock;
 mod window;
 
 pub use address::{Address, MapEntry};
 pub use check::{check, repair};
-pub use disk::{LogImage, LogOptions, create};
+pub use create::{LogOptions, create};
+pub use disk::LogImage;
 pub use inspect::{LogInfo, inspect};
 pub use map::BlockMap;
 pub use superblock::SUPERBLOCK_AREA_BYTES;

@@ -1,5 +1,7 @@
 //! Why an image cannot be opened.
 
+use std::io;
+
 use flowstone_block::{Errno, Error};
 
 use super::address::Address;
@@ -25,6 +27,11 @@ impl From<Errno> for LoadError {
 }
 
 impl LoadError {
+    /// The host could not even be asked.
+    pub fn of_host(error: io::Error) -> Self {
+        Self::Host(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+    }
+
     /// As an error about the image `name`.
     pub fn explain(self, name: &str) -> Error {
         match self {

@@ -20,12 +20,13 @@ use self::claims::Claims;
 use self::scan::Evidence;
 use self::walk::Walk;
 use super::address::{BLOCK_BYTES, MapEntry};
-use super::load::{Loaded, load_from, lost_slot, newest, read_slots};
+use super::load::{Loaded, load_from};
 use super::map::LEAF_BLOCKS;
 use super::refusal::LoadError;
 use super::root::LeafPlace;
 use super::segments::State;
 use super::shape::blocks_of_sectors;
+use super::slots::{lost_slot, newest, read_slots};
 use super::superblock::Superblock;
 use crate::report::{CheckProgress, CheckReport};
 

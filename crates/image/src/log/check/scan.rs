@@ -8,8 +8,8 @@ use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 use super::reader_of;
 use crate::log::address::BLOCK_BYTES;
 use crate::log::ids::Sequence;
-use crate::log::load::shape_of;
 use crate::log::record::{Codec, Entry, Header, Kind};
+use crate::log::slots::shape_of;
 use crate::log::superblock::Superblock;
 
 const CHUNK_BYTES: usize = 1 << 20;

@@ -11,8 +11,8 @@ use crate::log::LogImage;
 use crate::log::address::Address;
 use crate::log::corrupter::{Corrupter, Target};
 use crate::log::ids::{Incarnation, SegmentId, Sequence};
-use crate::log::load::shape_of;
 use crate::log::record::{Entry, Header, Kind};
+use crate::log::slots::shape_of;
 use crate::log::superblock::SLOTS;
 
 fn corrupter(left: Left) -> Corrupter {

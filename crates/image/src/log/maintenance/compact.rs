@@ -8,7 +8,7 @@
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
 
-use super::cleaner::Move;
+use super::copying::Move;
 use super::record_builder::RecordBuilder;
 use super::{CheckpointKind, Maintenance};
 use crate::log::address::BLOCK_BYTES;

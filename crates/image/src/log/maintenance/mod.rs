@@ -5,10 +5,12 @@
 mod checkpoint;
 mod cleaner;
 mod compact;
+mod copying;
 mod record_builder;
 mod restart;
 mod space;
 mod stream;
+mod victims;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

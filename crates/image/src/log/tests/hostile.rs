@@ -16,8 +16,8 @@ use crate::log::check::check;
 use crate::log::corrupter::Corrupter;
 use crate::log::disk::LogImage;
 use crate::log::ids::{Incarnation, SegmentId, Sequence};
-use crate::log::load::shape_of;
 use crate::log::record::{Entry, Header, Kind};
+use crate::log::slots::shape_of;
 use crate::log::superblock::{HeadPlace, RootPlace};
 
 /// Far longer than any of this may take.

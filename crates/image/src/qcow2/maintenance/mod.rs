@@ -6,6 +6,7 @@ mod commit;
 mod compact;
 mod header;
 mod resize;
+mod space;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -13,8 +14,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome, mutant};
-use flowstone_fileio::{BlockingFile, FileOffset, FileOp};
+use flowstone_block::{Errno, Outcome};
+use flowstone_fileio::BlockingFile;
 use tracing::warn;
 
 use super::commits::Command;
@@ -22,25 +23,14 @@ use super::core::Core;
 use super::header::Header;
 use super::refcounts::Refcounts;
 use super::shape::HostCluster;
-use super::space::merge_runs;
 use crate::runtime::pace::Pace;
 use crate::runtime::wakers::QueueWaker;
 
 /// How long changes wait for a flush before they are written anyway.
 const PATIENCE: Duration = Duration::from_secs(1);
+
 /// How long to wait for requests that may still use clusters which are free otherwise.
 const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
-
-/// Clusters that wait to be punched take no more than this of the host, or one part in so many of
-/// the disk, whichever is more.
-const GARBAGE_BYTES_MIN: u64 = 64 << 20;
-const GARBAGE_PART: u64 = 16;
-/// What one call punches, or makes zero, at most: a flush may have to wait for it.
-const PIECE_BYTES_MAX: u64 = 64 << 20;
-/// How many pieces may fail before requests that wait for room fail.
-const REFUSALS_MAX: u32 = 4;
-/// How long it punches before it takes other work.
-const TURN_MAX: Duration = Duration::from_millis(20);
 
 /// The maintenance worker of an image.
 pub struct Maintenance {
@@ -195,174 +185,6 @@ impl Maintenance {
             // to the host.
             self.due = Some(Instant::now() + PATIENCE);
         }
-    }
-
-    /// Makes the file longer by at least so many clusters.
-    fn grow(&mut self, clusters: u64) {
-        let shape = self.core.shape;
-        let (next, end) = {
-            let meta = self.core.meta();
-            (meta.space.next(), meta.space.end())
-        };
-        if end - next >= clusters && self.core.meta().has_room(clusters) {
-            return;
-        }
-        let clusters = clusters + self.core.meta().reserved;
-        let wanted = next + clusters.max(self.core.room_step());
-        match self.core.file.set_size(wanted << shape.cluster_bits) {
-            Ok(()) => {
-                let mut meta = self.core.meta();
-                meta.file_bytes = wanted << shape.cluster_bits;
-                meta.space.extend(wanted);
-            }
-            // A device has the size it has.
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-            Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
-        }
-        self.reserve();
-        self.try_refused();
-        let mut failures = 0;
-        while !self.core.meta().has_room(clusters) && failures < REFUSALS_MAX {
-            let Some(piece) = self.next_piece() else { break };
-            failures += u32::from(self.punch(piece).is_err());
-        }
-    }
-
-    /// What could not be punched a while ago is garbage as before.
-    fn try_refused(&mut self) {
-        if self.refused_at.is_some_and(|at| at.elapsed() >= PATIENCE) {
-            self.refused_at = None;
-            self.garbage.append(&mut self.refused);
-            merge_runs(&mut self.garbage);
-        }
-    }
-
-    /// What refcounts may need is not given away.
-    fn reserve(&self) {
-        let mut meta = self.core.meta();
-        let end = meta.space.end();
-        meta.reserved = self.refcounts.needed_before(end);
-    }
-
-    /// The same without a rest, to the end: there are no guests.
-    fn reclaim_all(&mut self) {
-        self.reclaim_limbo();
-        self.punch_all();
-    }
-
-    fn punch_all(&mut self) {
-        while let Some(piece) = self.next_piece() {
-            let _ = self.punch(piece);
-        }
-    }
-
-    /// Takes a piece of what is to be punched.
-    fn next_piece(&mut self) -> Option<Range<u64>> {
-        let most = (PIECE_BYTES_MAX >> self.core.shape.cluster_bits).max(1);
-        let run = self.garbage.last_mut()?;
-        let piece = run.start.max(run.end.saturating_sub(most))..run.end;
-        run.end = piece.start;
-        if run.is_empty() {
-            self.garbage.pop();
-        }
-        Some(piece)
-    }
-
-    /// Tells a device that does not punch what has been given up, but not what was free all along.
-    fn tell_device(&mut self, epoch: u64, runs: &[Range<u64>]) {
-        if epoch == 0 || self.core.file.discards_to_zeroes() {
-            return;
-        }
-        for run in runs {
-            let (offset, bytes) = self.place(run);
-            if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
-                warn!("{}: cannot give space back: {errno}", self.core.name);
-            }
-        }
-    }
-
-    /// Gives clusters back to the host that no request can be using any more, and makes them
-    /// available.
-    fn reclaim_limbo(&mut self) {
-        let mut found = false;
-        while let Some((epoch, _)) = self.limbo.front() {
-            let is_used = self.core.epochs.oldest() <= *epoch;
-            if is_used && !mutant("qcow2.limbo.ignores-pins") {
-                break;
-            }
-            let (epoch, mut runs) = self.limbo.pop_front().expect("just seen");
-            found |= !runs.is_empty();
-            self.tell_device(epoch, &runs);
-            self.garbage.append(&mut runs);
-        }
-        if found {
-            merge_runs(&mut self.garbage);
-        }
-        self.try_refused();
-        if !self.core.file.discards_to_zeroes() {
-            return; // grow makes zero what is needed
-        }
-        let bits = self.core.shape.cluster_bits;
-        let size = |run: &Range<u64>| (run.end - run.start) << bits;
-        let mut left = self.garbage.iter().map(size).sum::<u64>();
-        // Guests that give up more than is punched beside them are not to fill the host.
-        let most = GARBAGE_BYTES_MIN.max(self.core.capacity().bytes() / GARBAGE_PART);
-        if left <= most && self.rests_until.is_some_and(|end| end > Instant::now()) {
-            return;
-        }
-        self.rests_until = None;
-        let turn = Instant::now();
-        while let Some(piece) = self.next_piece() {
-            let began = Instant::now();
-            left -= size(&piece);
-            let _ = self.punch(piece);
-            let mut rest = self.pace.rest_after(began, &self.core.activity);
-            if left > most {
-                rest = Duration::ZERO;
-            }
-            // A commit may be due meanwhile.
-            let over = !rest.is_zero() || turn.elapsed() > TURN_MAX;
-            if over && !self.garbage.is_empty() {
-                self.rests_until = Some(Instant::now() + rest);
-                return;
-            }
-        }
-    }
-
-    /// Clusters that were given up and that the host has not got back.
-    fn dead(&self) -> u64 {
-        let limbo = self.limbo.iter().flat_map(|(_, runs)| runs);
-        // On a device that does not punch all of it has been discarded, or was free all along.
-        let kept = self.core.file.discards_to_zeroes();
-        let garbage = self.garbage.iter().chain(&self.refused).filter(|_| kept);
-        let idle = limbo.chain(garbage).map(|run| run.end - run.start);
-        idle.sum::<u64>() + self.pending.dropped.len() as u64
-    }
-
-    /// Where clusters lie in the file, and how many bytes they have.
-    fn place(&self, run: &Range<u64>) -> (FileOffset, u64) {
-        let shape = self.core.shape;
-        let offset = FileOffset::new(shape.offset(HostCluster(run.start)));
-        (offset, (run.end - run.start) << shape.cluster_bits)
-    }
-
-    /// Makes clusters available. If that fails they are tried again later: a host may be full, or
-    /// not answer, for a moment.
-    fn punch(&mut self, run: Range<u64>) -> Outcome {
-        let (offset, bytes) = self.place(&run);
-        self.core.discards.count_runs(1);
-        let outcome = self.file.run(FileOp::Punch { offset, bytes });
-        match outcome {
-            Ok(()) => self.core.meta().space.give_back(run),
-            Err(errno) => {
-                if self.refused_at.is_none() {
-                    warn!("{}: cannot give space back: {errno}", self.core.name);
-                }
-                self.refused.push(run);
-                self.refused_at.get_or_insert_with(Instant::now);
-            }
-        }
-        outcome
     }
 
     /// Removes what was allocated ahead of need from the end of the file.

@@ -1,0 +1,110 @@
+//! Making an empty log image.
+
+use std::io::{self, Read};
+
+use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
+use flowstone_fileio::{BlockingFile, FileIo};
+
+use super::address::BLOCK_BYTES;
+use super::ids::{Incarnation, SegmentId, Sequence};
+use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
+use super::superblock::{HeadPlace, Superblock, Totals};
+
+/// What can be chosen when a log image is made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Bytes of a segment: a power of two, 256 KiB to 1 GiB. By default 1/512 of the disk, at
+    /// least 1 MiB and at most 32 MiB.
+    pub segment_bytes: Option<u64>,
+    /// Room beyond the size of the disk, in percent of the whole; default 20.
+    pub reserve_percent: Option<u32>,
+    /// Whether metadata has a stream of its own; default no.
+    pub split_streams: bool,
+}
+
+impl LogOptions {
+    /// The layout of an image of a disk of `bytes` bytes and its segments, or why there can be none.
+    fn shape(&self, name: &str, bytes: u64) -> Result<(Shape, u32)> {
+        let invalid = |why, advice: &'static str| Err(Error::invalid(name, why, advice));
+        let default = || Shape::default_segment_bytes(bytes);
+        let segment_bytes = self.segment_bytes.unwrap_or_else(default);
+        let fits = SEGMENT_BYTES.contains(&segment_bytes) || segment_bytes == SEGMENT_BYTES.end;
+        if !segment_bytes.is_power_of_two() || !fits {
+            let why = "a segment is a power of two from 256K to 1G";
+            return invalid(why, "give a --segment such as 32M");
+        }
+        let reserve_percent = self.reserve_percent.unwrap_or(RESERVE_DEFAULT_PERCENT);
+        if !RESERVE_PERCENT.contains(&reserve_percent) {
+            return invalid("a reserve is 3 to 74 percent", "give a --reserve such as 20");
+        }
+        let shape = Shape {
+            segment_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
+            reserve_percent,
+            streams: if self.split_streams { 2 } else { 1 },
+        };
+        // As many blocks as addresses can name, with room for the reserve.
+        let Some(segments) = shape.segments_for(blocks_of(bytes)) else {
+            let why = "a log image cannot be larger than 16 TiB in all";
+            return invalid(why, "choose a smaller --size or --reserve");
+        };
+        if !shape.root_fits(blocks_of(bytes)) {
+            let why = "the segment is too small for a disk of this size";
+            return invalid(why, "use a larger --segment");
+        }
+        Ok((shape, segments))
+    }
+}
+
+/// Writes an empty log image into `file`, which reads as zeroes.
+pub fn create(
+    name: &str,
+    file: &dyn FileIo,
+    capacity: SectorCount,
+    options: LogOptions,
+) -> Result<()> {
+    let (shape, segments) = options.shape(name, capacity.bytes())?;
+    let host = |error: io::Error| Error::host(name, error, "check the host's file system");
+    let superblock = first_superblock(shape, segments, capacity).map_err(host)?;
+    write(file, &superblock).map_err(host)
+}
+
+fn first_superblock(shape: Shape, segments: u32, capacity: SectorCount) -> io::Result<Superblock> {
+    let mut identity = [0; 16];
+    std::fs::File::open("/dev/urandom")?.read_exact(&mut identity)?;
+    let mut superblock = Superblock {
+        compatible: 0,
+        readonly_compatible: 0,
+        identity,
+        generation: 1,
+        session: 0,
+        capacity_sectors: capacity.get(),
+        segment_blocks: shape.segment_blocks,
+        segments,
+        reserve_percent: shape.reserve_percent,
+        streams: shape.streams,
+        clean: true,
+        written_at: 0,
+        next_sequence: Sequence::FIRST,
+        clock: 0,
+        totals: Totals::default(),
+        heads: Default::default(),
+        root: Default::default(),
+    };
+    for stream in 0..shape.streams {
+        superblock.heads[stream as usize] = HeadPlace {
+            incarnation: Incarnation::new(0, stream + 1),
+            segment: SegmentId::new(stream + 1),
+            block: 0,
+        };
+    }
+    Ok(superblock)
+}
+
+fn write(file: &dyn FileIo, superblock: &Superblock) -> io::Result<()> {
+    let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
+    block.copy_from_slice(&superblock.encode());
+    let mut writer = BlockingFile::new(file)?;
+    writer.write(superblock.slot().offset(), &mut block)?;
+    writer.sync()?;
+    Ok(())
+}

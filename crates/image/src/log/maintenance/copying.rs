@@ -1,0 +1,189 @@
+//! Copying the live blocks of a victim.
+
+use flowstone_block::{Errno, Outcome, mutant};
+use tracing::warn;
+
+use super::Maintenance;
+use super::record_builder::RecordBuilder;
+use crate::log::address::{Address, BLOCK_BYTES, MapEntry};
+use crate::log::ids::SegmentId;
+use crate::log::record::{Entry, Kind};
+use crate::log::segments::Segment;
+use crate::log::window::Window;
+
+/// A copy on its way into the map.
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    pub lba: u64,
+    pub old: MapEntry,
+}
+
+/// Copies of what is live in one segment.
+struct Copies {
+    victim: SegmentId,
+    segment: Segment,
+    /// Of the stream that they go to.
+    lifetime: u8,
+    /// The next record of that stream.
+    builder: RecordBuilder,
+    moves: Vec<Move>,
+    /// Blocks that cannot be copied.
+    unreadable: u32,
+}
+
+impl Maintenance {
+    /// Copies the live blocks of `victim` into the stream of a lifetime.
+    pub fn clean_into(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
+        self.filling = Some(lifetime);
+        let builder = RecordBuilder::new(self.core.shape.record_payload_max());
+        let moves = Vec::new();
+        let mut copies = Copies { victim, segment, lifetime, builder, moves, unreadable: 0 };
+        let mut window = Window::default();
+        let mut entries = Vec::new();
+        let mut block = 0;
+        while block < self.core.shape.segment_blocks {
+            if self.core.append_state().segments.get(victim).live == 0
+                || !self.show(&mut window, victim, block, 1)?
+            {
+                break;
+            }
+            let header = self.core.codec.decode(window.block(block), &mut entries);
+            let header =
+                header.filter(|it| it.incarnation == segment.incarnation && it.position == block);
+            let Some(header) = header else { break };
+            let mut at = block + 1;
+            for entry in &entries {
+                if let Entry::Data { lba, .. } | Entry::Moved { lba, .. } = *entry {
+                    self.copy_if_live(&mut copies, &mut window, lba, at)?;
+                }
+                at += entry.payload_blocks();
+            }
+            block += header.record_blocks();
+        }
+        self.append_moves(&mut copies)?;
+        self.leave_the_rest(&copies);
+        Ok(())
+    }
+
+    /// Copies the block at this place of the victim, if the map still says that it is there.
+    fn copy_if_live(
+        &mut self,
+        copies: &mut Copies,
+        window: &mut Window,
+        lba: u64,
+        at: u32,
+    ) -> Outcome {
+        let address = self.core.shape.address(copies.victim, at);
+        let map_entry = self.core.map.get(lba);
+        if map_entry.address() != address {
+            return Ok(());
+        }
+        let checksum = map_entry.checksum();
+        if !self.show(window, copies.victim, at, 1)?
+            || crc32c::crc32c(window.block(at)) != checksum && !mutant("log.clean.data-unchecked")
+        {
+            let what = "the checksum of a block does not fit (found while cleaning)";
+            self.core.report_damage(lba, map_entry, what);
+            copies.unreadable += 1;
+            return Ok(());
+        }
+        if !copies.builder.has_room_for(1) {
+            self.append_moves(copies)?;
+        }
+        let entry = Entry::Moved { lba, from: address, checksum };
+        copies.builder.push(entry).copy_from_slice(window.block(at));
+        copies.moves.push(Move { lba, old: map_entry });
+        Ok(())
+    }
+
+    /// What cannot be copied stays, and so does its segment.
+    fn leave_the_rest(&self, copies: &Copies) {
+        let Copies { victim, unreadable, .. } = *copies;
+        let mut state = self.core.append_state();
+        if state.segments.get(victim).live > 0 {
+            state.segments.mark_damaged(victim);
+            drop(state);
+            warn!(
+                "{}: segment {victim} keeps blocks that cannot be copied ({unreadable} unreadable)",
+                self.core.name
+            );
+        }
+    }
+
+    fn show(
+        &mut self,
+        window: &mut Window,
+        segment: SegmentId,
+        first: u32,
+        count: u32,
+    ) -> Result<bool, Errno> {
+        let file_blocks = u64::from(self.core.shape.address(segment, 0).get())
+            + u64::from(self.core.shape.segment_blocks);
+        let shown =
+            window.show(&mut self.file, self.core.shape, file_blocks, segment, first, count);
+        // What cannot be read stays where it is, and nothing else must wait for it.
+        Ok(shown.unwrap_or(false))
+    }
+
+    /// Writes the copies and puts them into the map where it has not changed meanwhile.
+    fn append_moves(&mut self, copies: &mut Copies) -> Outcome {
+        let Copies { victim, segment, lifetime, builder, moves, .. } = copies;
+        let lifetime = *lifetime;
+        if moves.is_empty() {
+            return Ok(());
+        }
+        let replayable =
+            self.streams[usize::from(lifetime)].is_some_and(|stream| stream.replayable);
+        let link = if replayable { segment.incarnation.bits() } else { 0 };
+        let header = self.append(lifetime, Kind::Relocated, link, builder)?;
+        self.apply_moves(lifetime, header, builder, moves, segment.birth);
+        if !replayable {
+            // Replay would not find the copies.
+            self.core.append_state().segments.pin(*victim);
+        }
+        if self.is_stream_full(lifetime) {
+            self.filling = None;
+        }
+        Ok(())
+    }
+
+    pub fn apply_moves(
+        &mut self,
+        lifetime: u8,
+        header: Address,
+        builder: &mut RecordBuilder,
+        moves: &mut Vec<Move>,
+        birth: u64,
+    ) {
+        let target = self.core.shape.segment_of(header);
+        let mut state = self.core.append_state();
+        state.changed = true;
+        state.segments.gain(target, builder.payload);
+        let mut address = header;
+        for (moved, entry) in moves.drain(..).zip(&builder.entries) {
+            address = address.forward(1);
+            let Entry::Moved { checksum, .. } = *entry else { continue };
+            let new = MapEntry::new(address, checksum);
+            let stale = mutant("log.clean.overwrites-newer-data") && {
+                let map_entry = self.core.map.get(moved.lba);
+                map_entry.is_mapped() && self.core.map.replace_if(moved.lba, map_entry, new)
+            };
+            let dies = if stale || self.core.map.replace_if(moved.lba, moved.old, new) {
+                moved.old.address()
+            } else {
+                // The guest has written the block meanwhile: the copy is dead.
+                address
+            };
+            state.segments.lose(dies);
+        }
+        if let Some(stream) = &mut self.streams[usize::from(lifetime)] {
+            stream.births += u128::from(birth) * u128::from(builder.payload);
+            stream.copies += u64::from(builder.payload);
+        }
+        debug_assert_eq!(
+            builder.entries.len() * BLOCK_BYTES,
+            builder.payload as usize * BLOCK_BYTES
+        );
+        builder.clear();
+    }
+}

@@ -1,0 +1,106 @@
+//! Which segments are cleaned.
+
+use super::Maintenance;
+use crate::log::ids::SegmentId;
+use crate::log::policy::{Candidate, LIFETIME_MAP};
+use crate::log::segments::{Segment, State};
+
+/// Segments of which no more than one part in so many lives are cleaned while guests are quiet.
+const SPARSE_PART: u32 = 3;
+
+impl Maintenance {
+    /// The segment with the fewest live blocks, if they are few enough, unless cleaning it has
+    /// failed.
+    pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
+        let most = self.core.shape.data_blocks_packed() / SPARSE_PART;
+        let state = self.core.append_state();
+        if self.sparse_tried == Some(state.committed()) {
+            return None;
+        }
+        let is_sparse = |segment: &Segment| {
+            segment.state == State::Sealed
+                && !segment.damaged
+                && segment.lifetime != LIFETIME_MAP
+                && (1..=most).contains(&segment.live)
+        };
+        let sparse = state.segments.iter().filter(|(_, segment)| is_sparse(segment));
+        sparse.min_by_key(|(_, segment)| segment.live)
+    }
+
+    /// The victim with the best score. While a stream is being filled, only victims whose blocks
+    /// belong in it, as long as one of them is worth it: a stream is written without a break.
+    pub fn choose_victim(&mut self) -> Option<(SegmentId, Segment)> {
+        let packed = self.core.shape.data_blocks_packed();
+        let state = self.core.append_state();
+        let clock = state.clock;
+        let usable = state.segments.iter().filter(|(_, segment)| self.is_worth_cleaning(segment));
+        let scored = usable.map(|found| {
+            let age = clock.saturating_sub(found.1.birth);
+            let candidate = Candidate { live: found.1.live, blocks: packed, age };
+            (self.policy.score(&candidate), found)
+        });
+        let mut best: Option<(f64, (SegmentId, Segment))> = None;
+        let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;
+        for (score, found) in scored {
+            if best.is_none_or(|(top, _)| score > top) {
+                best = Some((score, found));
+            }
+            let goes_along = self.filling.is_some_and(|filling| {
+                let mut lifetimes = self.lifetimes;
+                let age = clock.saturating_sub(found.1.birth);
+                lifetimes.lifetime_for(found.1.lifetime, age) == filling
+            });
+            if goes_along && best_filling.is_none_or(|(top, _)| score > top) {
+                best_filling = Some((score, found));
+            }
+        }
+        let (top, found) = best?;
+        match best_filling {
+            Some((score, along)) if score * 2.0 >= top => Some(along),
+            _ => Some(found),
+        }
+    }
+
+    /// Whether cleaning frees enough; the space of headers does not count, since copies have
+    /// headers too.
+    fn is_worth_cleaning(&self, segment: &Segment) -> bool {
+        let shape = self.core.shape;
+        segment.state == State::Sealed
+            && !segment.damaged
+            && segment.live + shape.cleaning_gain_min() < shape.data_blocks_packed()
+    }
+
+    /// Marks the live leaves of sparse map segments, so that the next checkpoint writes them
+    /// elsewhere; all at once, since each checkpoint writes a root besides, which in a segment of
+    /// its own would win nothing. Returns the segments.
+    pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
+        let (sparse, most) = {
+            let state = self.core.append_state();
+            let most = state.reserve(&self.core.map, true).leaves;
+            let of_map = |it: &Segment| it.lifetime == LIFETIME_MAP && self.is_worth_cleaning(it);
+            let sparse = state.segments.iter().filter(|(_, it)| of_map(it));
+            let mut sparse: Vec<(u32, SegmentId)> = sparse.map(|(n, it)| (it.live, n)).collect();
+            sparse.sort_unstable();
+            (sparse, most)
+        };
+        let mut chosen = Vec::new();
+        for (_, victim) in sparse {
+            self.outdate_map_segment(victim);
+            chosen.push(victim);
+            if u64::from(self.core.map.changed_count()) >= most {
+                break;
+            }
+        }
+        chosen
+    }
+
+    /// Marks the leaves that are in a map segment, so that the next checkpoint writes them
+    /// elsewhere; the root moves with every checkpoint.
+    pub fn outdate_map_segment(&mut self, victim: SegmentId) {
+        for (leaf, (address, _)) in &self.leaves {
+            if self.core.shape.segment_of(*address) == victim {
+                self.core.map.touch(*leaf);
+            }
+        }
+    }
+}
