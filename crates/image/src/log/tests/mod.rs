@@ -1,6 +1,7 @@
 //! What a log image promises, tested on a simulated disk: docs/format.md is the argument, these
 //! are the attempts to refute it.
 
+mod checkpoints;
 mod compact;
 mod crash;
 mod damage;
