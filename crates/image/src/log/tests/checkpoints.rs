@@ -4,6 +4,7 @@ use flowstone_block::Errno;
 use flowstone_sim::{Call, Fault};
 
 use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
+use crate::log::append::STREAMS_MAX;
 use crate::log::load::load;
 use crate::log::maintenance::CheckpointKind;
 use crate::log::map::LEAF_BLOCKS;
@@ -76,15 +77,34 @@ fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
     assert!(fixture.core.append_state().changed);
 }
 
-/// `compact` may have left data behind the limit for a moment, and a shrinking disk, too.
+/// `compact` and a disk that shrinks may have left data behind the limit for a moment.
 #[test]
-fn a_superblock_reaches_as_far_as_the_last_segment_in_use() {
+fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
     let mut fixture = wide();
     fixture.write_blocks(0..300).unwrap();
-    fixture.core.append_state().segments.set_limit(2);
-    let highest = fixture.core.append_state().segments.highest_used().get();
-    assert!(highest > 2);
-    fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
-    let highest = highest.max(fixture.core.append_state().segments.highest_used().get());
-    assert_eq!(load(&fixture.disk).unwrap().superblock.segments, highest + 1);
+    let mut made = |limit: u32| {
+        fixture.core.append_state().segments.set_limit(limit);
+        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        let highest = fixture.core.append_state().segments.highest_used().get();
+        assert!(highest > 2);
+        (load(&fixture.disk).unwrap().superblock.segments, highest + 1)
+    };
+    let (segments, used) = made(2);
+    assert_eq!(segments, used);
+    assert_eq!(made(1000).0, 1000);
+}
+
+#[test]
+fn a_superblock_says_where_each_stream_goes_on_and_how_much_was_written() {
+    for split in [false, true] {
+        let setup = Setup { split, ..Setup::default() };
+        let mut fixture = setup.fixture(1);
+        fixture.run(30);
+        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        let found = load(&fixture.disk).unwrap().superblock;
+        let state = fixture.core.append_state();
+        assert_eq!(found.heads[..STREAMS_MAX], state.committed_heads());
+        assert_eq!((found.next_sequence, found.clock), (state.committed(), state.clock));
+        assert!(found.clock > 0);
+    }
 }

@@ -8,6 +8,7 @@ mod damage;
 mod faults;
 mod fixture;
 mod history_model;
+mod host_space;
 mod hostile;
 mod kill;
 mod matrix;
