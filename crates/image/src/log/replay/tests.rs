@@ -202,22 +202,27 @@ fn a_record_made_after_a_newer_checkpoint_proves_that_its_superblock_is_lost() {
     }
 }
 
+/// Where it leads is the head from then on, with a record there or without.
 #[test]
 fn a_seal_leads_to_the_next_segment_and_not_outside_the_image() {
-    for (segment, is_sound) in [(4, true), (SEGMENTS - 1, true), (SEGMENTS, false), (0, false)] {
+    let last = SEGMENTS - 1;
+    for (segment, is_empty, is_sound) in [
+        (4, false, true),
+        (4, true, true),
+        (last, false, true),
+        (SEGMENTS, true, false),
+        (0, true, false),
+    ] {
         let mut log = Log::new();
         log.write(0, 10, &[data(1)]);
-        let next = HeadPlace {
-            incarnation: Incarnation::new(1, 5),
-            segment: SegmentId::new(segment),
-            block: 0,
-        };
+        let incarnation = Incarnation::new(1, 5);
+        let next = HeadPlace { incarnation, segment: SegmentId::new(segment), block: 0 };
         let place = HeadPlace { block: 2, ..GUESTS };
-        let entries = [Entry::Next { incarnation: next.incarnation }];
-        let draft = Draft { sequence: 11, durable: 10, entries: &entries };
-        let header = Log::header(place, Kind::Seal, draft);
+        let entries = [Entry::Next { incarnation }];
+        let header =
+            Log::header(place, Kind::Seal, Draft { sequence: 11, durable: 10, entries: &entries });
         log.put(place, Header { link: segment.into(), ..header }, &entries);
-        if is_sound {
+        if !is_empty {
             let entries = [data(2)];
             let draft = Draft { sequence: 12, durable: 10, entries: &entries };
             log.put(next, Log::header(next, Kind::Writes, draft), &entries);
@@ -225,9 +230,10 @@ fn a_seal_leads_to_the_next_segment_and_not_outside_the_image() {
         let found = log.replay();
         assert_eq!(found.damage.is_none(), is_sound, "{segment}: {found:?}");
         if is_sound {
-            assert_eq!(log.place(2), Some((segment, 1)));
-            assert_eq!(found.heads[0], HeadPlace { block: 2, ..next });
-            assert!(log.segments.get(next.segment).pinned);
+            assert_eq!(log.place(2), (!is_empty).then_some((segment, 1)));
+            assert_eq!(found.heads[0], HeadPlace { block: if is_empty { 0 } else { 2 }, ..next });
+            let Segment { pinned, incarnation: noted, .. } = log.segments.get(next.segment);
+            assert_eq!((pinned, noted), (true, incarnation));
         }
     }
 }

@@ -111,3 +111,27 @@ fn what_holds_data_and_what_holds_the_map_are_counted_apart() {
     assert_eq!(table.garbage_blocks(), 4 + 64 + 64);
     assert_eq!(table.closed(), [data, copies, map]);
 }
+
+#[test]
+fn a_pinned_segment_is_freed_by_a_checkpoint_only_and_a_failed_one_frees_nothing() {
+    let mut table = with_free(8, &[3]);
+    table.make_ready(SegmentId::new(3));
+    let (number, _) = table.open(0).unwrap();
+    table.seal(number, 1);
+    table.unpin(&[number]);
+    table.pin(number);
+    assert_eq!((table.dead(), table.take_freeable()), ((1, 0), vec![]));
+    let taken = table.take_dead();
+    assert_eq!(table.dead(), (0, 0));
+    table.keep_dead(taken);
+    table.unpin(&[number]);
+    assert_eq!(table.dead(), (1, 1));
+    let taken = table.take_freeable();
+    assert_eq!((&*taken, table.dead()), (&[number][..], (0, 0)));
+}
+
+#[test]
+fn segments_behind_the_limit_were_borrowed_and_are_not_used_again() {
+    let mut table = with_free(8, &[9, 8, 7]);
+    assert_eq!(table.take_all_free(), ids(&[7]));
+}

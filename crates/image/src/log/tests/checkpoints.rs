@@ -1,5 +1,8 @@
 //! What a checkpoint writes, and what one that failed leaves to the next.
 
+use std::collections::BTreeSet;
+
+use fastrand::Rng;
 use flowstone_block::Errno;
 use flowstone_sim::{Call, Fault};
 
@@ -30,9 +33,10 @@ fn change_leaves(fixture: &mut Fixture, count: u64) {
 #[test]
 fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
     let mut fixture = wide();
-    let mut segments = std::collections::BTreeSet::new();
-    for round in 0..80 {
-        change_leaves(&mut fixture, 1 + round * round % 3);
+    let mut segments = BTreeSet::new();
+    let mut random = Rng::with_seed(1);
+    for round in 0..150 {
+        change_leaves(&mut fixture, random.u64(1..=LEAVES));
         fixture.checkpoint().unwrap();
         let found = load(&fixture.disk).unwrap();
         let segment = fixture.core.shape.segment_of(found.superblock.root.address);
