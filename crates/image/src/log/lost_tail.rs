@@ -156,3 +156,6 @@ impl LostTailScan<'_> {
 fn is_guests(header: &Header) -> bool {
     header.kind == Kind::Writes
 }
+
+#[cfg(test)]
+mod tests;

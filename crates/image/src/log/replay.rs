@@ -342,3 +342,6 @@ fn move_blocks(cursor: &Cursor, address: Address, map: &BlockMap) {
         payload += entry.payload_blocks();
     }
 }
+
+#[cfg(test)]
+mod tests;

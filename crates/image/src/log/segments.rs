@@ -452,3 +452,6 @@ mod tests {
         assert_eq!((table.ready(), table.obtainable(), table.take_free()), (7, 0, None));
     }
 }
+
+#[cfg(test)]
+mod lists;

@@ -371,6 +371,9 @@ pub fn put_refcount(block: &mut [u8], order: u32, slot: usize, value: u64) {
 mod model;
 
 #[cfg(test)]
+mod pieces;
+
+#[cfg(test)]
 mod tests {
     use flowstone_sim::{Call, Fault, SimDisk};
 

@@ -177,6 +177,24 @@ fn records_commit_in_order_and_wake_their_owners() {
     assert_eq!((log.effects.wake.len(), log.map.mapped(), log.state.clock), (3, 3, 3));
 }
 
+/// The maintenance worker sleeps longer while nothing is dead.
+#[test]
+fn the_first_segment_that_dies_wakes_the_maintenance_worker_and_no_other_commit_does() {
+    let mut log = Log::new();
+    log.append(&data(0..62));
+    log.append(&data(100..158)); // in the next segment
+    let mut wakes = |entries: &[Entry]| {
+        log.effects = Effects::default();
+        log.append(entries);
+        log.effects.wake_maintenance
+    };
+    assert!(!wakes(&data(1..2)) && !wakes(&trim(0, 61)), "one block is left");
+    assert!(wakes(&trim(61, 1)));
+    assert!(wakes(&data(200..201)), "a segment has been opened");
+    assert!(!wakes(&trim(0, 160)), "one was dead already");
+    assert_eq!(log.state.segments.dead().0, 2);
+}
+
 #[test]
 fn what_a_record_in_flight_says_is_in_flight_until_it_commits() {
     let mut log = Log::new();

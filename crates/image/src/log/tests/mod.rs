@@ -1,12 +1,14 @@
 //! What a log image promises, tested on a simulated disk: docs/format.md is the argument, these
 //! are the attempts to refute it.
 
+mod checkpoints;
 mod compact;
 mod crash;
 mod damage;
 mod faults;
 mod fixture;
 mod history_model;
+mod host_space;
 mod hostile;
 mod kill;
 mod matrix;

@@ -216,6 +216,9 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 }
 
 #[cfg(test)]
+mod lengths;
+
+#[cfg(test)]
 mod tests {
     use super::recall::Lost;
     use super::*;

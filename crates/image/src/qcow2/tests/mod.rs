@@ -3,6 +3,7 @@
 
 mod backing;
 mod basic;
+mod commits;
 mod compact;
 mod crash;
 mod damage;

@@ -1,3 +1,4 @@
+mod promises;
 mod waiting;
 
 use std::ops::Range;

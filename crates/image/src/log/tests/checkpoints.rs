@@ -1,0 +1,114 @@
+//! What a checkpoint writes, and what one that failed leaves to the next.
+
+use std::collections::BTreeSet;
+
+use fastrand::Rng;
+use flowstone_block::Errno;
+use flowstone_sim::{Call, Fault};
+
+use super::fixture::{Fixture, SEGMENT_BYTES, Setup};
+use crate::log::append::STREAMS_MAX;
+use crate::log::load::load;
+use crate::log::maintenance::CheckpointKind;
+use crate::log::map::LEAF_BLOCKS;
+use crate::log::policy::LIFETIME_MAP;
+use crate::log::record::LEAF_ON_DISK_BLOCKS;
+use crate::log::segments::State;
+
+const LEAVES: u64 = 8;
+
+/// A disk whose map has several leaves.
+fn wide() -> Fixture {
+    Setup { blocks: LEAVES * LEAF_BLOCKS, ..Setup::default() }.fixture(1)
+}
+
+/// Changes so many leaves of the map.
+fn change_leaves(fixture: &mut Fixture, count: u64) {
+    for leaf in 0..count {
+        fixture.write_blocks(leaf * LEAF_BLOCKS..leaf * LEAF_BLOCKS + 1).unwrap();
+    }
+}
+
+/// Otherwise the segment would be free when the image is opened again, and the root written over.
+#[test]
+fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
+    let mut fixture = wide();
+    let mut segments = BTreeSet::new();
+    let mut random = Rng::with_seed(1);
+    for round in 0..150 {
+        change_leaves(&mut fixture, random.u64(1..=LEAVES));
+        fixture.checkpoint().unwrap();
+        let found = load(&fixture.disk).unwrap();
+        let segment = fixture.core.shape.segment_of(found.superblock.root.address);
+        let noted = found.segments.get(segment);
+        assert_eq!((noted.lifetime, noted.live > 0), (LIFETIME_MAP, true), "round {round}");
+        assert!(matches!(noted.state, State::Open | State::Sealed), "round {round}: {noted:?}");
+        segments.insert(segment);
+    }
+    assert!(segments.len() > 5, "{segments:?}");
+}
+
+#[test]
+fn the_leaves_of_a_checkpoint_share_records() {
+    let mut fixture = wide();
+    change_leaves(&mut fixture, LEAVES);
+    let written = |fixture: &Fixture| fixture.core.append_state().totals.map_blocks;
+    let before = written(&fixture);
+    fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+    let leaf = u64::from(LEAF_ON_DISK_BLOCKS);
+    let in_one = u64::from(fixture.core.shape.record_payload_max()) / leaf;
+    let root = 2;
+    let expected = LEAVES * leaf + LEAVES.div_ceil(in_one) + root;
+    assert!(in_one > 1);
+    assert_eq!(written(&fixture) - before, expected);
+}
+
+/// The next one is due as soon as if this one had not been tried. What it has written counts, too.
+#[test]
+fn a_checkpoint_that_failed_forgets_nothing_of_what_it_was_due_for() {
+    let mut fixture = wide();
+    change_leaves(&mut fixture, 3);
+    let counts = |fixture: &Fixture| {
+        let state = fixture.core.append_state();
+        (state.since_checkpoint, state.totals.map_blocks)
+    };
+    let (appended, maps) = counts(&fixture);
+    assert_eq!(appended, 6);
+    fixture.disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(0..SEGMENT_BYTES).always());
+    assert_eq!(fixture.maintenance.checkpoint(CheckpointKind::Running), Err(Errno::IO));
+    let (now, maps_now) = counts(&fixture);
+    assert_eq!(now, appended + maps_now - maps);
+    assert!(fixture.core.append_state().changed);
+}
+
+/// `compact` and a disk that shrinks may have left data behind the limit for a moment.
+#[test]
+fn a_superblock_reaches_as_far_as_the_limit_and_as_the_last_segment_in_use() {
+    let mut fixture = wide();
+    fixture.write_blocks(0..300).unwrap();
+    let mut made = |limit: u32| {
+        fixture.core.append_state().segments.set_limit(limit);
+        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        let highest = fixture.core.append_state().segments.highest_used().get();
+        assert!(highest > 2);
+        (load(&fixture.disk).unwrap().superblock.segments, highest + 1)
+    };
+    let (segments, used) = made(2);
+    assert_eq!(segments, used);
+    assert_eq!(made(1000).0, 1000);
+}
+
+#[test]
+fn a_superblock_says_where_each_stream_goes_on_and_how_much_was_written() {
+    for split in [false, true] {
+        let setup = Setup { split, ..Setup::default() };
+        let mut fixture = setup.fixture(1);
+        fixture.run(30);
+        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        let found = load(&fixture.disk).unwrap().superblock;
+        let state = fixture.core.append_state();
+        assert_eq!(found.heads[..STREAMS_MAX], state.committed_heads());
+        assert_eq!((found.next_sequence, found.clock), (state.committed(), state.clock));
+        assert!(found.clock > 0);
+    }
+}

@@ -1,0 +1,134 @@
+//! How much space of the host the maintenance worker asks for, keeps and gives back.
+
+use std::time::Instant;
+
+use flowstone_block::Errno;
+use flowstone_sim::{Call, Fate, Fault};
+
+use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
+use crate::log::append::FULL_RETRY;
+use crate::log::disk::prepare;
+use crate::log::maintenance::Progress;
+use crate::log::segments::State;
+
+/// Ready segments that are kept for a guest that writes little.
+const KEPT: u32 = 2;
+
+fn kept_from_writes(fixture: &Fixture) -> u32 {
+    fixture.core.append_state().kept_from_writes(&fixture.core.map)
+}
+
+fn ready(fixture: &Fixture) -> u32 {
+    fixture.core.append_state().segments.ready()
+}
+
+/// Makes so many segments ready.
+fn make_ready(fixture: &Fixture, count: u32) {
+    let mut state = fixture.core.append_state();
+    while state.segments.ready() < count {
+        let free = state.segments.take_free().unwrap();
+        state.segments.make_ready(free);
+    }
+}
+
+#[test]
+fn space_is_asked_for_ahead_of_writes_and_not_before_the_first() {
+    let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
+    assert_eq!((fixture.maintenance.provide(), ready(&fixture)), (Progress::Idle, 0));
+    fixture.write_blocks(0..1).unwrap();
+    while fixture.maintenance.provide() == Progress::Made {}
+    let kept = kept_from_writes(&fixture);
+    assert_ne!(kept, KEPT);
+    assert_eq!(ready(&fixture), kept + KEPT);
+}
+
+#[test]
+fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
+    let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
+    fixture.write_blocks(0..1).unwrap();
+    let enough = kept_from_writes(&fixture) + KEPT;
+    let has_surplus =
+        |fixture: &Fixture| fixture.maintenance.has_surplus(&fixture.core.append_state());
+    make_ready(&fixture, enough);
+    assert_eq!(ready(&fixture), enough);
+    assert!(!has_surplus(&fixture));
+    make_ready(&fixture, enough + 1);
+    assert!(has_surplus(&fixture));
+    make_ready(&fixture, enough + 9);
+    assert!(has_surplus(&fixture));
+    fixture.maintenance.trim_reserve();
+    assert_eq!(ready(&fixture), enough);
+    fixture.maintenance.release_reserve();
+    assert!(ready(&fixture) == 0 && !has_surplus(&fixture));
+}
+
+/// A part of the image, and no more than is appended between two checkpoints.
+#[test]
+fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
+    for (segment_bytes, segments, pool) in
+        [(SEGMENT_BYTES, 80, 10), (SEGMENT_BYTES, 9, 2), (64 << 20, 200, 4)]
+    {
+        let fixture = Setup { blocks: 4096, segment_bytes, ..Setup::default() }.fixture(1);
+        fixture.core.append_state().segments.set_limit(segments);
+        let kept = kept_from_writes(&fixture);
+        assert!(kept > 1);
+        assert_eq!(fixture.maintenance.ready_kept_in_use(), kept + pool, "{segments} segments");
+    }
+}
+
+/// Each of its refusals costs the host work.
+#[test]
+fn a_host_that_was_full_just_now_is_not_asked_again() {
+    let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
+    fixture.write_blocks(0..1).unwrap();
+    fixture.maintenance.release_reserve();
+    make_ready(&fixture, 1);
+    let available = |fixture: &Fixture| fixture.maintenance.available(&fixture.core.append_state());
+    assert!(available(&fixture) > 1);
+    // On a busy machine the moment may have passed before the second question.
+    let asked_soon = (0..50).any(|_| {
+        let began = Instant::now();
+        fixture.disk.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate).always());
+        std::thread::sleep(FULL_RETRY);
+        assert_eq!(fixture.maintenance.provide(), Progress::Idle);
+        assert_eq!(available(&fixture), 1, "only what is ready");
+        fixture.disk.clear_faults();
+        let full = Instant::now();
+        let second = fixture.maintenance.provide();
+        let was_soon = began.elapsed() < 2 * FULL_RETRY && full.elapsed() < FULL_RETRY / 2;
+        assert!(!was_soon || second == Progress::Idle);
+        was_soon
+    });
+    assert!(asked_soon);
+    std::thread::sleep(FULL_RETRY);
+    assert_eq!(fixture.maintenance.provide(), Progress::Made);
+}
+
+/// After a crash it is not known which of them have space.
+#[test]
+fn free_segments_have_no_space_of_the_host_after_a_crash() {
+    let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
+    fixture.guests().mix = Mix::writes(0..100);
+    fixture.run(300);
+    fixture.flush().unwrap();
+    fixture.checkpoint().unwrap();
+    fixture.run(20);
+    fixture.flush().unwrap();
+    let (disk, _) = fixture.abandon();
+    let killed = disk.kill_at(disk.now(), &mut Fate::everything());
+    let held = |disk: &flowstone_sim::SimDisk, number: u32| {
+        let start = u64::from(number) * SEGMENT_BYTES;
+        let bytes = disk.to_bytes();
+        let end = bytes.len().min((start + SEGMENT_BYTES) as usize);
+        bytes.get(start as usize..end).is_some_and(|it| it.iter().any(|byte| *byte != 0))
+    };
+    let before = killed.crash_at(killed.now(), &mut Fate::everything());
+    let (core, _) = prepare("image".into(), Box::new(killed.clone()), false).unwrap();
+    let free: Vec<u32> = {
+        let state = core.append_state();
+        let free = state.segments.iter().filter(|(_, segment)| segment.state == State::Free);
+        free.map(|(number, _)| number.get()).collect()
+    };
+    assert!(free.iter().any(|number| held(&before, *number)), "{free:?}");
+    assert!(!free.iter().any(|number| held(&killed, *number)), "{free:?}");
+}

@@ -1,0 +1,29 @@
+//! A redo file that is longer than it may be, or says so.
+
+use super::recall::Lost;
+use super::*;
+
+#[test]
+fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
+    let place = tempfile::tempdir().unwrap();
+    let image = place.path().join("a.qcow2");
+    std::fs::write(&image, "").unwrap();
+    let redo = Redo::begin(&image).unwrap();
+    let mark = redo.mark();
+    let left = || recall(Memory::Beside(&image), mark.bits());
+    for (start, end, is_sound) in
+        [(0, RECORDS, true), (7, 7 + RECORDS, true), (7, 8 + RECORDS, false), (8, 7, false)]
+    {
+        redo.store(START_WORD, start);
+        redo.store(END_WORD, end);
+        match left() {
+            Ok(left) => assert!(is_sound && left.changes().len() as u64 == RECORDS),
+            Err(lost) => assert!(!is_sound && matches!(lost, Lost::Strange), "{lost:?}"),
+        }
+    }
+    redo.store(END_WORD, 8);
+    assert!(left().is_ok());
+    let file = File::options().write(true).open(path_of(&image).unwrap()).unwrap();
+    file.set_len((WORDS * 8) as u64 + 1).unwrap();
+    assert!(matches!(left(), Err(Lost::Strange)));
+}
