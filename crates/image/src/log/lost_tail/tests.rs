@@ -58,7 +58,7 @@ impl Disk {
         let file_blocks = u64::from(SEGMENTS * SHAPE.segment_blocks);
         let mut scan =
             LostTailScan { reader: &mut reader, shape: SHAPE, codec: self.codec, file_blocks };
-        scan.find(&superblock, &replay, &self.segments).unwrap()
+        scan.find(&superblock, &replay, &self.segments).unwrap().map(|flaw| flaw.what)
     }
 }
 

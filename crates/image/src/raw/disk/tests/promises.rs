@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::pace::Pace;
+use crate::runtime::pace::Pace;
 
 /// The file would say yes to the next sync. What it has lost stays lost, so nothing that promises
 /// durability gets as far as the file.
