@@ -29,14 +29,18 @@ fn change_leaves(fixture: &mut Fixture, count: u64) {
     }
 }
 
-/// Otherwise the segment would be free when the image is opened again, and the root written over.
+/// Otherwise an image that is opened does not know what the segment is used for.
 #[test]
 fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
     let mut fixture = wide();
     let mut segments = BTreeSet::new();
     let mut random = Rng::with_seed(1);
-    for round in 0..150 {
-        change_leaves(&mut fixture, random.u64(1..=LEAVES));
+    // Leaves of 5 blocks, or 9 for two, and roots of 2: the last of these leaves has one block behind
+    // it, besides that for the seal.
+    let mut leaves = vec![1, 1, 1, 1, 1, 2, 2, 1];
+    leaves.extend((0..100).map(|_| random.u64(1..=LEAVES)));
+    for (round, leaves) in leaves.into_iter().enumerate() {
+        change_leaves(&mut fixture, leaves);
         fixture.checkpoint().unwrap();
         let found = load(&fixture.disk).unwrap();
         let segment = fixture.core.shape.segment_of(found.superblock.root.address);

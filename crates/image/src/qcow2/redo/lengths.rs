@@ -10,6 +10,9 @@ fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
     std::fs::write(&image, "").unwrap();
     let redo = Redo::begin(&image).unwrap();
     let mark = redo.mark();
+    // A page, and two words for each record.
+    let given = std::fs::metadata(path_of(&image).unwrap()).unwrap();
+    assert_eq!(given.len(), 4096 + 16 * (1 << 18));
     let left = || recall(Memory::Beside(&image), mark.bits());
     for (start, end, is_sound) in
         [(0, RECORDS, true), (7, 7 + RECORDS, true), (7, 8 + RECORDS, false), (8, 7, false)]
