@@ -100,30 +100,7 @@ pub fn replay(
     let mut found = Replay::nothing(superblock);
     let mut guests = replayer.start(superblock, 0..=LIFETIME_GUEST_MAX, segments)?;
     let mut copies = replayer.start(superblock, LIFETIME_CLEANED..=LIFETIME_COLD, segments)?;
-    loop {
-        let next = found.next_sequence;
-        let is_next = |cursor: &&mut Cursor| {
-            let accepts_gap = mutant("log.replay.accepts-gap");
-            cursor.sequence().is_some_and(|it| it == next || it > next && accepts_gap)
-        };
-        let guest = guests.iter_mut().find(is_next);
-        let copy =
-            copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
-        let cursor = match (guest, copy) {
-            (Some(guest), Some(copy)) => {
-                // EQUIVALENT: log.replay.copies-after-guests. A copy moves a block only if its map
-                // entry is what it was copied from; a guest's record makes that entry again only
-                // with the same content in the same place, and the copy has that content too:
-                // replay has checked it, and its segment is pinned until the next checkpoint.
-                if copy.was_made_by(next) && !mutant("log.replay.copies-after-guests") {
-                    copy
-                } else {
-                    guest
-                }
-            }
-            (Some(one), None) | (None, Some(one)) => one,
-            (None, None) => break,
-        };
+    while let Some(cursor) = whose_turn(&mut guests, &mut copies, found.next_sequence) {
         if cursor.header.is_some_and(|header| header.generation > superblock.generation)
             && !mutant("log.replay.newer-generation-unchecked")
             && cursor.lifetime <= LIFETIME_GUEST_MAX
@@ -150,6 +127,31 @@ pub fn replay(
         found.heads[usize::from(cursor.lifetime)] = cursor.head;
     }
     Ok(found)
+}
+
+/// The stream whose record is applied next; none if no stream has it.
+fn whose_turn<'cursors>(
+    guests: &'cursors mut [Cursor],
+    copies: &'cursors mut [Cursor],
+    next: Sequence,
+) -> Option<&'cursors mut Cursor> {
+    let is_next = |cursor: &&mut Cursor| {
+        let accepts_gap = mutant("log.replay.accepts-gap");
+        cursor.sequence().is_some_and(|it| it == next || it > next && accepts_gap)
+    };
+    let guest = guests.iter_mut().find(is_next);
+    let copy = copies.iter_mut().filter(|it| it.header.is_some()).min_by_key(|it| it.sequence());
+    match (guest, copy) {
+        (Some(guest), Some(copy)) => {
+            // EQUIVALENT: log.replay.copies-after-guests. A copy moves a block only if its map
+            // entry is what it was copied from; a guest's record makes that entry again only
+            // with the same content in the same place, and the copy has that content too:
+            // replay has checked it, and its segment is pinned until the next checkpoint.
+            let goes_first = copy.was_made_by(next) && !mutant("log.replay.copies-after-guests");
+            Some(if goes_first { copy } else { guest })
+        }
+        (one, other) => one.or(other),
+    }
 }
 
 fn note_segment(segments: &mut SegmentTable, cursor: &Cursor) {

@@ -1,5 +1,6 @@
 //! Opens an image. All that it says is checked before it is used.
 
+use std::collections::HashSet;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -19,6 +20,7 @@ use super::meta::Meta;
 use super::redo::{Left, Memory, Redo, recall};
 use super::refcounts::Refcounts;
 use super::replay;
+use super::shape::HostCluster;
 use super::slow_path::{SlowPath, SlowPathWorker};
 use super::space::Space;
 use super::survey::{Survey, SurveyError, Surveyor};
@@ -46,17 +48,11 @@ impl Qcow2Image {
             SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(&name), REPAIR_ADVICE),
         };
         let readonly = access != Access::Write;
-        let mut header = read_header(&name, &*file)?;
+        let header = read_header(&name, &*file)?;
         let capacity = valid_capacity(header.disk_bytes).map_err(|why| {
             Error::invalid(&name, format!("not a usable disk: {why}"), "resize it with qemu-img")
         })?;
-        if !readonly {
-            check_writable(&name, &header)?;
-        }
-        if header.shape.cluster_bytes() < u64::from(file.block_bytes()) {
-            let why = "its clusters are smaller than the blocks of the device";
-            return Err(Error::unsupported(&name, why, "use --direct off"));
-        }
+        check_usable(&name, &header, &*file, readonly)?;
         let mut reader = BlockingFile::new(&*file).map_err(host)?;
         let mut file_bytes = file.size().map_err(host)?;
         let whole = file_bytes.next_multiple_of(header.shape.cluster_bytes());
@@ -67,28 +63,19 @@ impl Qcow2Image {
         let left = recall(memory, header.autoclear).map_err(|lost| lost.explain(&name, memory))?;
         let promised = replay::named(header.shape, left.changes());
         let l1 = read_l1(&mut reader, &header, file_bytes).map_err(explain)?;
-        let (survey, refcounts) = if readonly {
-            Default::default()
-        } else {
-            let (offset, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
-            let mut refcounts = Refcounts::load(&mut reader, header.shape, offset, clusters)
-                .map_err(|errno| explain(errno.into()))?;
-            let surveyor = Surveyor {
-                file: &mut reader,
-                shape: header.shape,
-                file_bytes,
-                l1_offset: header.l1_offset,
-                l1: &l1,
-                refcounts: &mut refcounts,
-                promised: &promised,
-            };
-            (surveyor.run().map_err(explain)?, Some(refcounts))
+        let (mut survey, refcounts) = match readonly {
+            true => Default::default(),
+            false => {
+                let looked = look_through(&mut reader, &header, file_bytes, &l1, &promised);
+                let (survey, refcounts) = looked.map_err(explain)?;
+                (survey, Some(refcounts))
+            }
         };
         drop(reader);
         let backing_bytes = backing.as_ref().map_or(0, |image| image.geometry().capacity.bytes());
         let map = Map::new(header.shape, l1);
         let mut meta = Meta::new(map, Space::new(survey.next), file_bytes, backing_bytes);
-        meta.tables = survey.tables;
+        meta.tables = std::mem::take(&mut survey.tables);
         meta.live = survey.live;
         let core =
             Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
@@ -97,17 +84,51 @@ impl Qcow2Image {
         let mut image = Self { core, slow_path, trims, maintenance: None };
         replay::replay(&image.core, left.changes()).map_err(explain)?;
         if let Some(refcounts) = refcounts {
-            let redo = remember(&*image.core.file, &mut header, memory, &left).map_err(host)?;
-            let first_sector =
-                write_autoclear(&*image.core.file, &header).map_err(|errno| host(errno.into()))?;
-            image.core.meta().redo = redo;
-            let surveyed = survey.live.is_some();
-            let Survey { holes, leaks, .. } = survey;
-            let knowledge = Knowledge { header, first_sector, refcounts, holes, leaks, surveyed };
-            image.maintenance = Some(start_maintenance(&image.core, knowledge).map_err(host)?);
+            image.start(header, memory, &left, survey, refcounts).map_err(host)?;
         }
         Ok(image)
     }
+
+    /// Starts the maintenance worker, once the image says where changes of the map survive.
+    fn start(
+        &mut self,
+        mut header: Header,
+        memory: Memory<'_>,
+        left: &Left,
+        survey: Survey,
+        refcounts: Refcounts,
+    ) -> io::Result<()> {
+        let redo = remember(&*self.core.file, &mut header, memory, left)?;
+        let first_sector = write_autoclear(&*self.core.file, &header)?;
+        self.core.meta().redo = redo;
+        let Survey { holes, leaks, live, .. } = survey;
+        let surveyed = live.is_some();
+        let knowledge = Knowledge { header, first_sector, refcounts, holes, leaks, surveyed };
+        self.maintenance = Some(start_maintenance(&self.core, knowledge)?);
+        Ok(())
+    }
+}
+
+/// Finds out which clusters are in use, and which are not.
+fn look_through(
+    reader: &mut BlockingFile,
+    header: &Header,
+    file_bytes: u64,
+    l1: &[u64],
+    promised: &HashSet<HostCluster>,
+) -> std::result::Result<(Survey, Refcounts), SurveyError> {
+    let (offset, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
+    let mut refcounts = Refcounts::load(reader, header.shape, offset, clusters)?;
+    let surveyor = Surveyor {
+        file: reader,
+        shape: header.shape,
+        file_bytes,
+        l1_offset: header.l1_offset,
+        l1,
+        refcounts: &mut refcounts,
+        promised,
+    };
+    Ok((surveyor.run()?, refcounts))
 }
 
 fn start_trims(core: &Arc<Core>) -> Trims {
@@ -147,6 +168,18 @@ fn remember(
     };
     header.autoclear = redo.as_ref().map_or(0, |redo| redo.mark().bits());
     Ok(redo)
+}
+
+/// Refuses what cannot be served like this.
+fn check_usable(name: &str, header: &Header, file: &dyn FileIo, readonly: bool) -> Result<()> {
+    if !readonly {
+        check_writable(name, header)?;
+    }
+    if header.shape.cluster_bytes() < u64::from(file.block_bytes()) {
+        let why = "its clusters are smaller than the blocks of the device";
+        return Err(Error::unsupported(name, why, "use --direct off"));
+    }
+    Ok(())
 }
 
 fn check_writable(name: &str, header: &Header) -> Result<()> {

@@ -1,12 +1,13 @@
 //! Discards and zeroes: whole clusters in the map, parts of clusters in the file.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use flowstone_block::{AlignedBuf, Errno, Extent, Outcome, mutant};
 use flowstone_fileio::{FileOffset, FileOp};
 
 use super::super::commits::Command;
+use super::super::core::Core;
 use super::super::entry::{Mapping, ZERO};
 use super::super::meta::Meta;
 use super::super::shape::GuestCluster;
@@ -22,9 +23,33 @@ enum Step {
     /// Change its entry.
     Enter(u64),
     /// Zero its bytes in the file.
-    InPlace(u64),
+    InPlace(Range<u64>),
     /// Write zeroes as a guest would.
     Write,
+}
+
+/// Adds a range, which may go on where the last one ends.
+fn push(ranges: &mut Vec<Range<u64>>, next: Range<u64>) {
+    match ranges.last_mut() {
+        Some(last) if last.end == next.start => last.end = next.end,
+        _ => ranges.push(next),
+    }
+}
+
+/// Waits until there is a place for one more table.
+fn room_for_table<'core>(
+    core: &'core Core,
+    mut meta: MutexGuard<'core, Meta>,
+) -> Result<MutexGuard<'core, Meta>, Errno> {
+    for _ in 0..ASKS_MAX {
+        if meta.has_room(0) {
+            return Ok(meta);
+        }
+        drop(meta);
+        let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
+        meta = core.meta();
+    }
+    if meta.has_room(0) { Ok(meta) } else { Err(Errno::NOSPC) }
 }
 
 impl SlowPathWorker {
@@ -62,23 +87,12 @@ impl SlowPathWorker {
             if meta.is_zero_below(first) {
                 return Ok(most);
             }
-            // There will be a table, which wants a place.
-            for _ in 0..ASKS_MAX {
-                if meta.has_room(0) {
-                    break;
-                }
-                drop(meta);
-                let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
-                meta = core.meta();
-            }
-            if !meta.has_room(0) {
-                return Err(Errno::NOSPC);
-            }
+            // There will be a table.
+            meta = room_for_table(&core, meta)?;
         }
         let checks_room = !mutant("qcow2.zeroes.overruns-the-redo-file");
         let most = if checks_room { most.min(PIECE_CLUSTERS_MAX) } else { most };
-        let mut in_place: Vec<Range<u64>> = Vec::new();
-        let mut done = 0;
+        let (mut in_place, mut done) = (Vec::new(), 0);
         while done < most {
             let guest = GuestCluster(first.0 + done);
             let mapping = match meta.mapping(guest) {
@@ -102,10 +116,7 @@ impl SlowPathWorker {
             match step(&meta, guest, mapping, unmap) {
                 Step::Nothing => {}
                 Step::Enter(raw) => meta.change(guest, raw),
-                Step::InPlace(offset) => match in_place.last_mut() {
-                    Some(last) if last.end == offset => last.end += shape.cluster_bytes(),
-                    _ => in_place.push(offset..offset + shape.cluster_bytes()),
-                },
+                Step::InPlace(range) => push(&mut in_place, range),
                 Step::Write if done > 0 => break,
                 Step::Write => {
                     drop(meta);
@@ -182,13 +193,14 @@ fn step(meta: &Meta, guest: GuestCluster, mapping: Mapping, unmap: bool) -> Step
         (false, 2) => None,
         (false, _) => Some(ZERO),
     };
+    let bytes_of = |host| shape.offset(host)..shape.offset(host) + shape.cluster_bytes();
     match (mapping, empty) {
         (Mapping::Unallocated, _) if zero_below => Step::Nothing,
         (Mapping::Zero { reserved: None }, _) => Step::Nothing,
         (Mapping::Zero { reserved: Some(_) }, _) if !unmap => Step::Nothing,
-        (Mapping::Data { host, ours: true }, _) if !unmap => Step::InPlace(shape.offset(host)),
+        (Mapping::Data { host, ours: true }, _) if !unmap => Step::InPlace(bytes_of(host)),
         (_, Some(raw)) => Step::Enter(raw),
-        (Mapping::Data { host, ours: true }, None) => Step::InPlace(shape.offset(host)),
+        (Mapping::Data { host, ours: true }, None) => Step::InPlace(bytes_of(host)),
         (_, None) => Step::Write,
     }
 }
