@@ -2,7 +2,7 @@
 
 PREFIX ?= /usr/local
 SOAK_MINUTES ?= 10
-MUTANTS ?= protocol in-flight raw qcow2 log
+MUTANTS ?= protocol in-flight sync raw qcow2 log
 FUZZ_SECONDS ?= 60
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SHARE := $(DESTDIR)$(PREFIX)/share
