@@ -79,6 +79,8 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         ("[[disk]]\nname = 'a'\n", "missing field `socket`"),
         (&format!("{disk}{disk}"), "two disks are called `a`"),
         (&format!("{disk}poll = 'often'\n"), "`often` is not a polling mode"),
+        (&format!("{disk}poll = 'a|b'\n"), "`a|b` is not a polling mode"),
+        (&format!("{disk}'a|b' = 1\n"), "unknown field `a|b`"),
         (&format!("{disk}layers = ['lag=1ms']\n"), "`lag=1ms` is not a layer"),
         ("control = 7\n", "invalid type"),
         (&format!("control = 's'\n{disk}"), "both a disk's socket and the control socket"),

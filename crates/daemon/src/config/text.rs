@@ -43,6 +43,10 @@ where
 
 /// The parser draws a picture of the file; an error is one line.
 pub fn one_line(text: &str) -> String {
-    let lines = text.lines().filter(|line| !line.contains('|') && !line.trim().is_empty());
+    let is_drawn = |line: &str| {
+        let in_margin = |letter: char| letter == ' ' || letter.is_ascii_digit();
+        line.trim_start_matches(in_margin).starts_with('|')
+    };
+    let lines = text.lines().filter(|line| !is_drawn(line) && !line.trim().is_empty());
     lines.collect::<Vec<_>>().join(", ").replace("TOML parse error at ", "")
 }

@@ -144,6 +144,12 @@ impl<Command> Inbox<Command> {
         self.state().commands.pop_front()
     }
 
+    /// For the worker: all commands that have not been taken. Those that come meanwhile call it again, so
+    /// that other work gets its turn between them.
+    pub fn take_commands(&self) -> VecDeque<(Command, ReplySender)> {
+        std::mem::take(&mut self.state().commands)
+    }
+
     /// For the worker: whether it is to end; does not wait.
     pub fn is_stopping(&self) -> bool {
         self.state().pending_work.stop
@@ -192,6 +198,21 @@ mod tests {
         for reply in [taken, left, late] {
             assert_eq!(reply.wait(), Err(Errno::IO));
         }
+    }
+
+    #[test]
+    fn commands_that_come_while_others_are_carried_out_wait_for_the_next_turn() {
+        let inbox = Inbox::default();
+        let mut replies = vec![inbox.ask(1), inbox.ask(2)];
+        inbox.wait(None);
+        for (command, reply) in inbox.take_commands() {
+            replies.push(inbox.ask(command + 10));
+            reply.send(Ok(()));
+        }
+        assert_eq!(inbox.wait(None), PendingWork { pass: true, stop: false });
+        let left: Vec<i32> =
+            inbox.take_commands().into_iter().map(|(command, _)| command).collect();
+        assert_eq!(left, [11, 12]);
     }
 
     #[test]

@@ -148,13 +148,16 @@ impl Maintenance {
         }
     }
 
+    /// Those that come meanwhile wait until a commit has had its turn: requests without room ask over and
+    /// over, and the commit may be what gives them some.
     fn run_commands(&mut self) {
-        while let Some((command, reply)) = self.core.commits.inbox.next_command() {
+        let commands = self.core.commits.inbox.take_commands();
+        if commands.iter().any(|(command, _)| matches!(command, Command::MakeRoom)) {
+            self.grow(self.core.room_step());
+        }
+        for (command, reply) in commands {
             let outcome = match command {
-                Command::MakeRoom => {
-                    self.grow(self.core.room_step());
-                    Ok(())
-                }
+                Command::MakeRoom => Ok(()),
                 Command::Resize(capacity) => {
                     let resized = self.resize(capacity);
                     // The L1 table that is not in use any more is given back soon.
