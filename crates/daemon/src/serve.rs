@@ -36,8 +36,8 @@ struct Daemon {
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
-/// `listening on PATH` for each disk that is ready. A disk that cannot be served is reported and does not keep the others from
-/// being served; if none can be, that is an error.
+/// `listening on PATH` for each disk that is ready. A disk that cannot be served is reported and does
+/// not keep the others from being served; if none can be, that is an error.
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
     config.refused.iter().for_each(|error| error!("{error}"));
