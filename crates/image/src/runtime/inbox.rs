@@ -116,7 +116,7 @@ impl<Command> Inbox<Command> {
     }
 
     /// For the worker: sleeps until there is work or the deadline, and takes it. Commands wait for
-    /// [`next_command`](Self::next_command).
+    /// [`take_commands`](Self::take_commands).
     pub fn wait(&self, deadline: Option<Instant>) -> PendingWork {
         let mut state = self.state();
         loop {
@@ -137,11 +137,6 @@ impl<Command> Inbox<Command> {
                 }
             };
         }
-    }
-
-    /// For the worker: the oldest command that has not been taken.
-    pub fn next_command(&self) -> Option<(Command, ReplySender)> {
-        self.state().commands.pop_front()
     }
 
     /// For the worker: all commands that have not been taken. Those that come meanwhile call it again, so
@@ -179,7 +174,7 @@ mod tests {
         let inbox = Inbox::default();
         let replies = [Ok(()), Err(Errno::NOSPC), Err(Errno::BUSY)].map(|it| (inbox.ask(it), it));
         assert_eq!(inbox.wait(None), PendingWork { pass: true, stop: false });
-        while let Some((command, reply)) = inbox.next_command() {
+        for (command, reply) in inbox.take_commands() {
             reply.send(command);
         }
         for (reply, expected) in replies {
@@ -192,7 +187,7 @@ mod tests {
     fn a_worker_that_ends_fails_those_who_wait_and_those_who_come_later() {
         let inbox = Inbox::default();
         let [taken, left] = [(); 2].map(|()| inbox.ask(()));
-        drop(inbox.next_command());
+        drop(inbox.state().commands.pop_front());
         inbox.close();
         let late = inbox.ask(());
         for reply in [taken, left, late] {
@@ -230,7 +225,7 @@ mod tests {
         let reply = inbox.ask(());
         inbox.set_progress(3, 7);
         let mut told = Vec::new();
-        let mut next = inbox.next_command();
+        let mut next = inbox.take_commands().pop_front();
         let outcome = reply.wait_telling(&inbox, &mut |done, all| {
             told.push((done, all));
             if let Some((_, reply)) = next.take() {

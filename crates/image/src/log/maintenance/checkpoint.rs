@@ -240,6 +240,10 @@ impl Maintenance {
         match outcome {
             Ok(()) => {
                 let mut state = self.core.append_state();
+                let committed = match mutant("log.sync.promises-what-came-later") {
+                    true => state.committed(),
+                    false => committed,
+                };
                 state.durable = state.durable.max(committed);
             }
             Err(_) => self.core.wakers.wake_all(),

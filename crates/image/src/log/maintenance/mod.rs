@@ -195,7 +195,7 @@ impl Maintenance {
     }
 
     pub fn run_commands(&mut self) {
-        while let Some((command, reply)) = self.core.inbox.next_command() {
+        for (command, reply) in self.core.inbox.take_commands() {
             let outcome = match command {
                 Command::Resize { capacity, segments } => self.resize(capacity, segments),
                 Command::Compact => self.compact(),
