@@ -130,6 +130,9 @@ pub struct LoadArgs {
     /// Do without indirect descriptors.
     #[arg(long)]
     pub no_indirect: bool,
+    /// Know neither FLUSH nor CONFIG_WCE: every write is durable when it completes.
+    #[arg(long)]
+    pub write_through: bool,
     /// Do without the inflight region.
     #[arg(long)]
     pub no_inflight: bool,

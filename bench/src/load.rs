@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::{Result, anyhow};
 use flowstone_testkit::client::ProtocolFeatures;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, run};
-use flowstone_testkit::virtio::{F_EVENT_IDX, F_INDIRECT_DESC};
+use flowstone_testkit::virtio::{F_CONFIG_WCE, F_EVENT_IDX, F_FLUSH, F_INDIRECT_DESC};
 
 use crate::args::LoadArgs;
 
@@ -23,7 +23,11 @@ fn options(args: &LoadArgs) -> Result<LoadOptions> {
     let mut options = LoadOptions::new(&args.socket).iodepth(args.iodepth);
     options.client = options.client.queues(args.queues);
     options.client.queue_size = args.queue_size;
-    let refused = [(args.no_event_idx, F_EVENT_IDX), (args.no_indirect, F_INDIRECT_DESC)];
+    let refused = [
+        (args.no_event_idx, F_EVENT_IDX),
+        (args.no_indirect, F_INDIRECT_DESC),
+        (args.write_through, F_FLUSH | F_CONFIG_WCE),
+    ];
     for (_, feature) in refused.into_iter().filter(|&(no, _)| no) {
         options.client.features &= !feature;
     }

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 
 use crate::config::DiskConfig;
 use crate::runner::{QueueTable, ThreadRunner};
-use crate::stack::{Shared, Stack};
+use crate::stack::Stack;
 
 /// Time between two looks at a thread that is about to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
@@ -36,10 +36,9 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Opens the disk and starts listening. No other disk of the daemon has its `number`.
-    pub fn start(shared: &Shared, number: u32, config: DiskConfig) -> Result<Self> {
+    /// Starts listening. No other disk of the daemon has its `number`.
+    pub fn start(stack: Stack, number: u32, config: DiskConfig) -> Result<Self> {
         let host = |error| Error::host(format!("disk {}", config.name), error, "free resources");
-        let stack = Stack::build(shared, &config)?;
         if let Some(image) = &stack.image {
             info!(disk = config.name, "serving {}", image.serving());
         }

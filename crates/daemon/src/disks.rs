@@ -42,15 +42,30 @@ impl Disks {
         number
     }
 
-    /// The disk with this number is open. Returns `false` if it comes too late, and is let go.
-    pub fn serve(&self, number: u32, disk: Arc<Disk>) -> bool {
+    /// Puts in the disk with this number, which `start` makes; nothing if the daemon is stopping.
+    ///
+    /// Under the lock: a disk that listens is among those that [`stop`](Self::stop) returns.
+    pub fn serve(
+        &self,
+        number: u32,
+        start: impl FnOnce() -> Result<Disk>,
+    ) -> Result<Option<Arc<Disk>>> {
         let mut table = self.table();
         if table.stopping {
-            disk.begin_stop();
-            return false;
+            return Ok(None);
         }
-        table.known.insert(number, State::Serving(disk));
-        true
+        let disk = Arc::new(start()?);
+        table.known.insert(number, State::Serving(Arc::clone(&disk)));
+        Ok(Some(disk))
+    }
+
+    /// Does this, which does not take long, unless the daemon is stopping. It does not begin to stop
+    /// meanwhile.
+    pub fn unless_stopping(&self, act: impl FnOnce()) {
+        let table = self.table();
+        if !table.stopping {
+            act();
+        }
     }
 
     /// The disk with this number cannot be opened.
@@ -123,5 +138,24 @@ impl Table {
             State::Opening(name) => Some(&**name),
             State::Serving(_) => None,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It listened until the process ended, and what a guest wrote was not flushed.
+    #[test]
+    fn a_disk_that_comes_too_late_does_not_start() {
+        let disks = Disks::default();
+        let number = disks.begin("late".into());
+        assert_eq!(disks.opening(), ["late"]);
+        disks.unless_stopping(|| assert!(disks.0.try_lock().is_err(), "it may begin to stop"));
+        assert!(disks.stop().is_empty());
+        disks.unless_stopping(|| unreachable!());
+        let late = disks.serve(number, || unreachable!("nobody would stop it"));
+        assert!(late.unwrap().is_none());
+        assert!(disks.opening().is_empty() && disks.serving().is_empty() && !disks.is_empty());
     }
 }

@@ -23,7 +23,7 @@ use crate::disk::Disk;
 use crate::disks::Disks;
 use crate::open_files;
 use crate::report::Report;
-use crate::stack::Shared;
+use crate::stack::{Shared, Stack};
 
 /// How long monitors may take to let go of a daemon that stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
@@ -105,43 +105,37 @@ impl Daemon {
 
     /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
     fn open(self: &Arc<Self>, configs: Vec<DiskConfig>) -> Result<()> {
-        let count = configs.len();
+        // What is wrong with the only disk is said by who gets this error.
+        let report = configs.len() > 1;
         let begin = |config: DiskConfig| (self.disks.begin(config.name.clone()), config);
         let begun: Vec<_> = configs.into_iter().map(begin).collect();
         let openings: Vec<Opening> = begun
             .into_iter()
-            .map(|(number, config)| Opening::begin(self, number, config))
+            .map(|(number, config)| Opening::begin(self, number, config, report))
             .collect();
-        let mut failure = None;
-        for opening in openings {
-            if let Err(error) = opening.end(self).map_err(name_the_limit) {
-                if count > 1 {
-                    error!("{error}");
-                }
-                failure = Some(error);
-            }
-        }
+        let failure =
+            openings.into_iter().filter_map(|opening| opening.end(&self.disks).err()).last();
         match failure {
-            Some(error) if self.disks.is_empty() => Err(error),
-            _ => {
-                let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
-                Ok(())
-            }
+            Some(error) if self.disks.is_empty() => return Err(error),
+            Some(error) if !report => error!("{error}"),
+            _ => {}
         }
+        self.disks.unless_stopping(|| {
+            let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
+        });
+        Ok(())
     }
 
     /// Opens one more disk and serves it, unless the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
-        let disk = Disk::start(&self.shared, number, config)
-            .inspect_err(|_| self.disks.give_up(number))
-            .map(Arc::new)?;
-        let socket = disk.socket.display().to_string();
-        if self.disks.serve(number, disk) {
-            let mut out = io::stdout().lock();
-            // The process that started us may not listen; the sockets work all the same.
-            let _ = writeln!(out, "listening on {socket}");
-            let _ = out.flush();
-        }
+        let opened = Stack::build(&self.shared, &config)
+            .and_then(|stack| self.disks.serve(number, || Disk::start(stack, number, config)))
+            .inspect_err(|_| self.disks.give_up(number));
+        let Some(disk) = opened? else { return Ok(()) };
+        let mut out = io::stdout().lock();
+        // The process that started us may not listen; the sockets work all the same.
+        let _ = writeln!(out, "listening on {}", disk.socket.display());
+        let _ = out.flush();
         Ok(())
     }
 
@@ -163,8 +157,8 @@ impl Daemon {
 
     /// Stops every disk, whatever happens to the others; the first error is returned.
     fn stop(&self) -> Result<()> {
-        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         let disks = self.disks.stop();
+        let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         disks.iter().for_each(|disk| disk.begin_stop());
         let deadline = Instant::now() + STOP_PATIENCE;
         let stops: Vec<Stop> = disks.into_iter().map(|disk| Stop::begin(disk, deadline)).collect();
@@ -180,31 +174,34 @@ impl Daemon {
 }
 
 /// A disk on its way in.
-enum Opening {
-    /// On a thread of its own.
-    Beside(u32, JoinHandle<Result<()>>),
-    /// There was no thread to be had: after the others.
-    Later(u32, Box<DiskConfig>),
+struct Opening {
+    number: u32,
+    name: String,
+    thread: io::Result<JoinHandle<Result<()>>>,
 }
 
 impl Opening {
-    fn begin(daemon: &Arc<Daemon>, number: u32, config: DiskConfig) -> Self {
-        let (theirs, copy) = (Arc::clone(daemon), config.clone());
-        let open = move || theirs.open_disk(number, copy);
-        match Builder::new().name(format!("{}/open", config.name)).spawn(open) {
-            Ok(thread) => Self::Beside(number, thread),
-            Err(_) => Self::Later(number, Box::new(config)),
-        }
+    fn begin(daemon: &Arc<Daemon>, number: u32, config: DiskConfig, report: bool) -> Self {
+        let (theirs, name) = (Arc::clone(daemon), config.name.clone());
+        let open = move || {
+            let outcome = theirs.open_disk(number, config).map_err(name_the_limit);
+            if let (true, Err(error)) = (report, &outcome) {
+                // At once: other disks may take long.
+                error!("{error}");
+            }
+            outcome
+        };
+        let thread = Builder::new().name(format!("{name}/open")).spawn(open);
+        Self { number, name, thread }
     }
 
-    fn end(self, daemon: &Daemon) -> Result<()> {
-        match self {
-            Self::Beside(number, thread) => thread.join().unwrap_or_else(|_| {
-                daemon.disks.give_up(number);
-                Err(died("opening a disk"))
-            }),
-            Self::Later(number, config) => daemon.open_disk(number, *config),
-        }
+    fn end(self, disks: &Disks) -> Result<()> {
+        let what = format!("disk {}", self.name);
+        let outcome = match self.thread {
+            Ok(thread) => thread.join().unwrap_or_else(|_| Err(died(&what))),
+            Err(error) => Err(Error::host(what, error, "free resources")),
+        };
+        outcome.inspect_err(|_| disks.give_up(self.number))
     }
 }
 

@@ -18,6 +18,7 @@ use crate::{FileOffset, FileOp, FileRequest, holes};
 const PIECES_PER_CALL_MAX: usize = 1024;
 
 /// Carries out `request` and returns when it is done in full or has failed.
+#[expect(clippy::disallowed_methods, reason = "this is FileOp::Datasync")]
 pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
     let files = &*file.shared;
     match request.op {

@@ -25,8 +25,9 @@ pub trait FileIo: Send + Sync {
     /// Size of the file in bytes.
     fn size(&self) -> io::Result<u64>;
 
-    /// Makes the file this long; a longer file reads as zeroes at its end. A block device has the
-    /// size it has, and says `EOPNOTSUPP`.
+    /// Makes the file this long; a longer file reads as zeroes at its end. Durable after the next
+    /// [`FileOp::Datasync`](crate::FileOp::Datasync). A block device has the size it has, and says
+    /// `EOPNOTSUPP`.
     fn set_size(&self, bytes: u64) -> io::Result<()>;
 
     /// Bytes that the host has given to the file.

@@ -3,8 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use flowstone_block::{
     BlockingDisk, Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES,
@@ -25,6 +24,7 @@ use super::map::LEAF_BLOCKS;
 use super::refusal::LoadError;
 use super::shape::blocks_of;
 use crate::capacity::valid_capacity;
+use crate::runtime::worker;
 use crate::{
     CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, LogState, Space,
 };
@@ -86,35 +86,10 @@ impl LogImage {
     }
 }
 
-/// Starts the maintenance worker's thread, and returns when it works.
 fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
-    let core = Arc::clone(core);
-    let (report, started) = sync_channel(1);
-    let run = move || {
-        // Requests that wait for the maintenance worker must fail, however it ends.
-        let _retire = Retire(Arc::clone(&core));
-        match Maintenance::new(core, knowledge) {
-            Ok(maintenance) => {
-                let _ = report.send(Ok(()));
-                maintenance.run();
-            }
-            Err(error) => drop(report.send(Err(error))),
-        }
-    };
-    let thread = Builder::new().name("maintenance".into()).stack_size(256 << 10).spawn(run)?;
-    started
-        .recv()
-        .map_err(|_| io::Error::other("the maintenance worker ended while it started"))??;
-    Ok(thread)
-}
-
-/// Ends writing when it is dropped.
-struct Retire(Arc<Core>);
-
-impl Drop for Retire {
-    fn drop(&mut self) {
-        self.0.retire();
-    }
+    let (theirs, core) = (Arc::clone(core), Arc::clone(core));
+    let make = move || Maintenance::new(theirs, knowledge);
+    worker::start(make, Maintenance::run, move |_| core.retire())
 }
 
 /// Loads an image and, for writing, makes it ready: a new session, and after a crash a checkpoint

@@ -2,10 +2,9 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 
 use flowstone_block::{Damage, Error, Result};
 use flowstone_fileio::{Access, BlockingFile, FileIo};
@@ -26,6 +25,7 @@ use super::space::Space;
 use super::survey::{Survey, SurveyError, Surveyor};
 use crate::capacity::valid_capacity;
 use crate::runtime::trims::Trims;
+use crate::runtime::worker::{self, End};
 use crate::{DiscardMode, Image};
 use tracing::warn;
 
@@ -198,18 +198,13 @@ fn check_writable(name: &str, header: &Header) -> Result<()> {
     Err(Error::unsupported(name, why, advice))
 }
 
-/// The maintenance worker's file has a thread, so it is opened there.
 fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinHandle<()>> {
-    let core = Arc::clone(core);
-    Builder::new().name("maintenance".into()).stack_size(512 << 10).spawn(move || {
-        let work = || match Maintenance::new(Arc::clone(&core), knowledge) {
-            Ok(maintenance) => maintenance.run(),
-            Err(error) => core.fail(&format!("its maintenance worker cannot start: {error}")),
-        };
-        if catch_unwind(AssertUnwindSafe(work)).is_err() {
+    let (theirs, core) = (Arc::clone(core), Arc::clone(core));
+    let make = move || Maintenance::new(theirs, knowledge);
+    worker::start(make, Maintenance::run, move |end| {
+        if end == End::Panicked {
             core.fail("its maintenance worker has panicked");
         }
-        // No thread may wait for it any more.
         core.commits.abandon();
         core.tell_changed();
         core.wakers.wake_all();

@@ -1,7 +1,9 @@
 //! One queue of a raw image: each request becomes one file request, but discards are handed over
 //! (see [`Trims`]).
 //!
-//! Flushes of all queues share syncs (see [`GroupSync`]).
+//! Flushes of all queues share syncs (see [`GroupSync`]), and so do write-through requests once they
+//! have been carried out. A write that finds no sync on its way is durable by itself instead
+//! (`RWF_DSYNC`): one call for a guest that writes one block after the other.
 //!
 //! After a failed flush the content of the disk is unknown, and the kernel reports the failure only
 //! once. So the image stops promising: every later flush and write-through request fails, on all
@@ -45,6 +47,8 @@ pub(crate) struct RawChannel {
     /// Completed without the file's help.
     completed: Vec<Completion>,
     flushes: Flushes,
+    /// The write that is durable by itself, in the place of a sync.
+    durable_write: Option<usize>,
 }
 
 /// The tag of the file's flush, which serves several requests.
@@ -90,6 +94,7 @@ impl RawChannel {
             done: Vec::with_capacity(depth),
             completed: Vec::new(),
             flushes: Flushes::default(),
+            durable_write: None,
         }
     }
 
@@ -105,7 +110,7 @@ impl RawChannel {
             Op::Write(extent) => Plan::File(FileOp::Write {
                 offset: at(extent),
                 bytes: extent.bytes(),
-                durable: request.durable && !mutant("raw.write-through.write-not-durable"),
+                durable: false,
             }),
             Op::Flush => Plan::Sync,
             Op::Discard(_) if ignored => Plan::Nothing,
@@ -129,11 +134,17 @@ impl RawChannel {
         }
     }
 
-    fn start(&mut self, request: Box<Request>, op: FileOp) {
+    fn start(&mut self, request: Box<Request>, mut op: FileOp) {
+        let mut leads = false;
+        if let FileOp::Write { durable, .. } = &mut op {
+            leads = request.durable && self.flushes.begin_write(&self.syncs);
+            *durable = leads && !mutant("raw.write-through.write-not-durable");
+        }
         // SAFETY: the request stays in `in_flight`, its box and list unmoved, until the file
         // request completes; dropping the channel drops `file` first, which waits.
         let memory = unsafe { MemoryList::new(&request.memory) };
         let tag = self.in_flight.insert(request);
+        self.durable_write = self.durable_write.or(leads.then_some(tag));
         self.file.submit(FileRequest { op, memory, tag });
     }
 
@@ -177,31 +188,33 @@ impl RawChannel {
             return self.finish_sync(completion.outcome);
         }
         let request = self.in_flight.remove(completion.tag);
+        if self.durable_write.take_if(|tag| *tag == completion.tag).is_some() {
+            self.finish_sync(loss_of(completion.outcome));
+            done.push(Completion { request, outcome: completion.outcome });
+            return;
+        }
         self.complete(request, completion.outcome, done);
     }
 
     /// Gives a request back, unless it has to be made durable first.
     fn complete(&mut self, request: Box<Request>, outcome: Outcome, done: &mut Vec<Completion>) {
-        // fallocate has no flag that makes it durable: write-through takes a second step.
-        let zeroing = matches!(request.op, Op::Discard(_) | Op::WriteZeroes { .. });
-        match outcome {
-            Ok(())
-                if request.durable
-                    && zeroing
-                    && !mutant("raw.write-through.zeroes-not-durable") =>
-            {
-                self.sync(request);
-                self.file.kick();
-            }
-            // A write that did not fit has lost nothing; one that the disk refused may have. A
-            // read has nothing to lose.
-            Err(Errno::IO) if request.durable && request.op.modifies() => {
-                self.syncs.fail();
-                done.push(Completion { request, outcome });
-            }
-            outcome => done.push(Completion { request, outcome }),
+        let is_promised = request.durable && request.op.modifies();
+        if is_promised && outcome.is_ok() && !mutant("raw.write-through.skips-sync") {
+            self.sync(request);
+            self.file.kick();
+            return;
         }
+        if is_promised && loss_of(outcome).is_err() {
+            self.syncs.fail();
+        }
+        done.push(Completion { request, outcome });
     }
+}
+
+/// What a change that was to be durable says of the disk: one that did not fit has lost nothing, one
+/// that the disk refused may have.
+fn loss_of(outcome: Outcome) -> Outcome {
+    outcome.or_else(|errno| if errno == Errno::IO { Err(errno) } else { Ok(()) })
 }
 
 impl Channel for RawChannel {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
     Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES, Sector,
-    SectorCount,
+    SectorCount, mutant,
 };
 use flowstone_fileio::{Access, BlockingFile, FileIo, FileOffset, FileOp};
 
@@ -18,6 +18,7 @@ use crate::runtime::discards::DiscardCounters;
 use crate::runtime::group_sync::GroupSync;
 use crate::runtime::pace::Activity;
 use crate::runtime::trims::Trims;
+use crate::runtime::wakers::QueueWaker;
 use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
 
 /// An open raw image.
@@ -164,12 +165,26 @@ impl Image for RawImage {
                 "shrink the file system inside first and discard what it leaves (fstrim)",
             ));
         }
+        let host = |error| Error::host(&name, error, "check the host's file system");
+        let mut file = BlockingFile::new(&*self.file).map_err(host)?;
         self.file.set_size(capacity.bytes()).map_err(|error| match error.raw_os_error() {
             Some(libc::EOPNOTSUPP) => {
                 let why = "a block device has the size it has";
-                Error::unsupported(name, why, "resize the device itself")
+                Error::unsupported(&name, why, "resize the device itself")
             }
-            _ => Error::host(name, error, "choose a smaller size"),
+            _ => Error::host(&name, error, "choose a smaller size"),
+        })?;
+        // In its turn among the guest's flushes, which hear of its failure.
+        let waker = QueueWaker::new(file.reactor());
+        let synced = match mutant("raw.resize.told-before-durable") {
+            true => Ok(()),
+            false => self.syncs.run(&mut file, &waker),
+        };
+        synced.map_err(|errno| {
+            // What the host has lost, it has lost; the size is not to be half changed besides.
+            let _ = self.file.set_size(self.capacity().bytes());
+            let advice = "restart the disk: it keeps no promise any more";
+            Error::host(&name, io::Error::from(errno), advice)
         })?;
         self.capacity.store(capacity.get(), Ordering::Relaxed);
         Ok(())

@@ -6,7 +6,8 @@
 //! lead to one of them, and so does the maintenance worker, whose syncs are among these.
 //!
 //! One at a time, and none before the outcome of the one before is known to all: the host tells one
-//! caller that something is lost, and a sync that begins afterwards succeeds.
+//! caller that something is lost, and a sync that begins afterwards succeeds. A durable write
+//! (`RWF_DSYNC`) is a sync too, of its own data: it may run while no other does, and serves only itself.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -67,6 +68,17 @@ impl GroupSync {
         let joins = mutant("image.group-sync.joins-one-that-has-begun");
         state.late.push(Arc::clone(waker));
         (Ticket(state.started + u64::from(!joins)), false)
+    }
+
+    /// With `true`, the caller is to carry out a durable write as the next sync. It serves no flush, so
+    /// it runs when none waits.
+    fn begin_write(&self) -> bool {
+        let mut state = self.state();
+        let is_free = !state.running && state.late.is_empty();
+        if is_free {
+            state.start();
+        }
+        is_free || mutant("image.group-sync.durable-write-beside-a-sync")
     }
 
     /// The sync that the caller carried out has ended. With `true`, it is to carry out another, for
@@ -178,6 +190,15 @@ impl Flushes {
         self.waiting.push((ticket, completion));
         self.leading |= lead;
         lead
+    }
+
+    /// With `true`, the caller is to start a durable write, in the place of a sync. With `false`, it
+    /// is to write, and then to [`submit`](Self::submit) the request as one that waits for a sync.
+    #[must_use]
+    pub fn begin_write(&mut self, sync: &GroupSync) -> bool {
+        let begins = sync.begin_write();
+        self.leading |= begins;
+        begins
     }
 
     /// The sync that the caller started has ended. With `true`, it is to start another.
@@ -387,5 +408,27 @@ mod tests {
         assert!(!waiting.can_advance(&sync) && !waiting.take_over(&sync));
         assert!(!fresh.finish(&sync, Ok(())));
         assert_eq!([collected(&mut waiting, &sync), collected(&mut fresh, &sync)], [[Ok(())]; 2]);
+    }
+
+    /// What waits for a sync is not durable with somebody's durable write.
+    #[test]
+    fn a_durable_write_begins_when_no_sync_runs_and_none_is_waited_for() {
+        let (sync, waker) = (GroupSync::default(), waker());
+        let [mut writer, mut leader, mut waiting] = [(); 3].map(|()| Flushes::default());
+        assert!(writer.begin_write(&sync) && writer.is_leading());
+        assert!(!leader.begin_write(&sync), "one runs");
+        assert!(!leader.submit(&sync, flush(), &waker), "nor does a sync beside it");
+        assert!(writer.finish(&sync, Ok(())), "it goes on with a sync");
+        assert_eq!(collected(&mut leader, &sync), []);
+        assert!(!writer.finish(&sync, Ok(())));
+        assert_eq!(collected(&mut leader, &sync), [Ok(())]);
+        assert!(leader.submit(&sync, flush(), &waker));
+        assert!(!waiting.submit(&sync, flush(), &waker));
+        leader.leave();
+        assert!(!leader.finish(&sync, Ok(())));
+        assert!(!writer.begin_write(&sync), "orphans wait");
+        assert!(waiting.take_over(&sync) && !waiting.finish(&sync, Ok(())));
+        assert!(writer.begin_write(&sync) && !writer.finish(&sync, Err(Errno::IO)));
+        assert_eq!(collected(&mut waiting, &sync), [Err(Errno::IO)]);
     }
 }

@@ -10,3 +10,4 @@ pub mod inbox;
 pub mod pace;
 pub mod trims;
 pub mod wakers;
+pub mod worker;

@@ -14,7 +14,6 @@ use std::collections::HashSet;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
-use tracing::warn;
 
 use super::super::header::Header;
 use super::super::map::{ChangedTable, SectorRun, runs_of, to_bytes};
@@ -267,7 +266,7 @@ impl Maintenance {
             match self.refcounts.drop_one(&mut self.file, cluster) {
                 Ok(true) => free.push(cluster),
                 Ok(false) => {}
-                Err(errno) => warn!("{}: cluster {} leaks: {errno}", self.core.name, cluster.0),
+                Err(errno) => self.warn(format_args!("cluster {} leaks: {errno}", cluster.0)),
             }
         }
         if !free.is_empty() {

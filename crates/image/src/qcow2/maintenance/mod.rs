@@ -9,12 +9,13 @@ mod resize;
 mod space;
 
 use std::collections::{BTreeSet, VecDeque};
+use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, LogBudget, Outcome};
 use flowstone_fileio::BlockingFile;
 use tracing::warn;
 
@@ -62,6 +63,7 @@ pub struct Maintenance {
     leaks: Vec<Range<u64>>,
     /// Whether all that the map names is small enough to be put in order.
     surveyed: bool,
+    log: LogBudget,
 }
 
 /// What remains to be done even if a commit fails.
@@ -113,6 +115,7 @@ impl Maintenance {
             rests_until: None,
             leaks,
             surveyed,
+            log: LogBudget::new(),
         })
     }
 
@@ -226,6 +229,13 @@ impl Maintenance {
             let _ = redo.remove();
         }
         Ok(())
+    }
+
+    /// Tells the operator. A host may be full, or refuse, as often as a guest likes.
+    fn warn(&mut self, what: fmt::Arguments<'_>) {
+        if let Some(unsaid) = self.log.spend() {
+            warn!(unsaid, "{}: {what}", self.core.name);
+        }
     }
 
     fn sync(&mut self) -> Outcome {

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Outcome, mutant};
 use flowstone_fileio::{FileOffset, FileOp};
-use tracing::warn;
 
 use super::{Maintenance, PATIENCE};
 use crate::qcow2::shape::HostCluster;
@@ -43,7 +42,7 @@ impl Maintenance {
             }
             // A device has the size it has.
             Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-            Err(error) => warn!("{}: cannot make the file larger: {error}", self.core.name),
+            Err(error) => self.warn(format_args!("cannot make the file larger: {error}")),
         }
         self.reserve();
         self.try_refused();
@@ -102,7 +101,7 @@ impl Maintenance {
         for run in runs {
             let (offset, bytes) = self.place(run);
             if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
-                warn!("{}: cannot give space back: {errno}", self.core.name);
+                self.warn(format_args!("cannot give space back: {errno}"));
             }
         }
     }
@@ -182,7 +181,7 @@ impl Maintenance {
             Ok(()) => self.core.meta().space.give_back(run),
             Err(errno) => {
                 if self.refused_at.is_none() {
-                    warn!("{}: cannot give space back: {errno}", self.core.name);
+                    self.warn(format_args!("cannot give space back: {errno}"));
                 }
                 self.refused.push(run);
                 self.refused_at.get_or_insert_with(Instant::now);

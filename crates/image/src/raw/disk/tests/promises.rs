@@ -63,3 +63,105 @@ fn all_requests_but_discards_count_as_work_of_the_guest() {
     wait(&mut *channel, 1);
     assert!(rests());
 }
+
+fn write(durable: bool) -> FileOp {
+    FileOp::Write { offset: FileOffset::new(4096), bytes: 512, durable }
+}
+
+/// Each was a sync by itself, beside those of other queues: a failure that the host told to one of them
+/// was not known to the flushes that it let succeed meanwhile.
+#[test]
+fn a_write_through_write_beside_a_sync_takes_its_turn() {
+    let file = Recorder::default();
+    let image = file.image();
+    let [mut one, mut other] = [(); 2].map(|()| queue(&image, 8));
+    file.held.store(true, Ordering::Relaxed);
+    submit(&mut *one, Op::Flush, false);
+    submit(&mut *other, Op::Write(extent(8, 1)), true);
+    assert_eq!(file.take(), [FileOp::Datasync, write(false)]);
+    file.held.store(false, Ordering::Relaxed);
+    assert_eq!(reap(&mut *other), [], "it is not durable yet");
+    file.bad_sync.store(true, Ordering::Relaxed);
+    assert_eq!(reap(&mut *one), [Ok(())]);
+    assert_eq!(file.take(), [FileOp::Datasync], "the queue that leads goes on for the write");
+    assert_eq!(reap(&mut *other), [Err(Errno::IO)]);
+    submit(&mut *one, Op::Flush, false);
+    assert_eq!(reap(&mut *one), [Err(Errno::IO)]);
+}
+
+#[test]
+fn of_write_through_writes_one_is_durable_by_itself_and_the_others_share_a_sync() {
+    let file = Recorder::default();
+    let image = file.image();
+    let [mut one, mut other] = [(); 2].map(|()| queue(&image, 8));
+    file.held.store(true, Ordering::Relaxed);
+    submit(&mut *one, Op::Write(extent(8, 1)), true);
+    submit(&mut *one, Op::Write(extent(8, 1)), true);
+    submit(&mut *other, Op::Write(extent(8, 1)), true);
+    assert_eq!(file.take(), [write(true), write(false), write(false)]);
+    file.held.store(false, Ordering::Relaxed);
+    let mut done = Vec::new();
+    one.reap(&mut done);
+    assert_eq!((done.len(), file.take()), (1, vec![FileOp::Datasync]));
+    assert_eq!(reap(&mut *other), [], "that one began before its write was done");
+    one.reap(&mut done);
+    assert_eq!((done.len(), file.take()), (2, vec![FileOp::Datasync]));
+    assert_eq!(reap(&mut *one), []);
+    assert_eq!(reap(&mut *other), [Ok(())]);
+}
+
+/// It serves no flush: what others have written is not durable with it.
+#[test]
+fn a_flush_beside_a_write_through_write_has_a_sync_of_its_own() {
+    let file = Recorder::default();
+    let image = file.image();
+    let [mut one, mut other] = [(); 2].map(|()| queue(&image, 8));
+    file.held.store(true, Ordering::Relaxed);
+    submit(&mut *one, Op::Write(extent(8, 1)), true);
+    submit(&mut *other, Op::Flush, false);
+    assert_eq!(file.take(), [write(true)]);
+    file.held.store(false, Ordering::Relaxed);
+    let mut done = Vec::new();
+    one.reap(&mut done);
+    assert_eq!((done.len(), file.take()), (1, vec![FileOp::Datasync]));
+    assert_eq!(reap(&mut *other), [], "it is not back yet");
+    one.reap(&mut done);
+    assert_eq!(reap(&mut *other), [Ok(())]);
+    assert_eq!(done.len(), 1);
+}
+
+/// The size was synced beside the guest's flushes, and a failure told to the operator only.
+#[test]
+fn a_failed_sync_of_a_new_size_ends_all_promises() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut guest = BlockingDisk::new(&image).unwrap();
+    assert!(image.resize(SectorCount::new(8192)).is_ok());
+    assert_eq!(file.take(), [FileOp::Datasync]);
+    file.bad_sync.store(true, Ordering::Relaxed);
+    let refused = image.resize(SectorCount::new(16384)).unwrap_err();
+    assert!(refused.to_string().contains("restart the disk"), "{refused}");
+    assert_eq!(image.geometry().capacity, SectorCount::new(8192));
+    assert_eq!(guest.run(Op::Flush), Err(Errno::IO));
+}
+
+/// A resize that comes while a queue syncs waits for its turn.
+#[test]
+fn a_resize_shares_the_failure_of_the_sync_that_it_waits_for() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = queue(&image, 8);
+    file.held.store(true, Ordering::Relaxed);
+    submit(&mut *channel, Op::Flush, false);
+    std::thread::scope(|scope| {
+        let operator = scope.spawn(|| image.resize(SectorCount::new(8192)));
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(file.take(), [FileOp::Datasync], "no sync of its own beside the queue's");
+        file.held.store(false, Ordering::Relaxed);
+        file.bad_sync.store(true, Ordering::Relaxed);
+        assert_eq!(reap(&mut *channel), [Ok(())]);
+        assert!(operator.join().unwrap().is_err());
+    });
+    submit(&mut *channel, Op::Flush, false);
+    assert_eq!(reap(&mut *channel), [Err(Errno::IO)]);
+}

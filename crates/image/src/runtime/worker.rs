@@ -1,0 +1,67 @@
+//! The thread of an image's maintenance worker.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, JoinHandle};
+
+/// How a worker ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It was told to, or could not start.
+    Returned,
+    Panicked,
+}
+
+/// Starts a worker, and returns when it works: an image without one must not be served.
+///
+/// `make` makes it on its thread, where its file stays; `run` works until the worker is told to stop.
+/// `retire` is called however it ends: nothing may wait for it any more.
+pub fn start<W>(
+    make: impl FnOnce() -> io::Result<W> + Send + 'static,
+    run: impl FnOnce(W) + Send + 'static,
+    retire: impl FnOnce(End) + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let (report, started) = sync_channel(1);
+    let work = move || match make() {
+        Ok(worker) => {
+            let _ = report.send(Ok(()));
+            run(worker);
+        }
+        Err(error) => drop(report.send(Err(error))),
+    };
+    let live = move || {
+        let outcome = catch_unwind(AssertUnwindSafe(work));
+        retire(if outcome.is_ok() { End::Returned } else { End::Panicked });
+        outcome.unwrap_or_else(|panic| resume_unwind(panic));
+    };
+    let thread = Builder::new().name("maintenance".into()).stack_size(512 << 10).spawn(live)?;
+    started
+        .recv()
+        .map_err(|_| io::Error::other("the maintenance worker ended while it started"))??;
+    Ok(thread)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_worker_that_cannot_start_is_an_error_and_retires() {
+        let (ends, ended) = channel();
+        let refused = || Err::<(), _>(io::Error::other("no descriptors"));
+        let error = start(refused, |()| unreachable!(), move |end| ends.send(end).unwrap());
+        assert_eq!(error.unwrap_err().to_string(), "no descriptors");
+        assert_eq!(ended.recv(), Ok(End::Returned));
+    }
+
+    #[test]
+    fn a_worker_that_panics_retires_before_its_thread_is_joined() {
+        let (ends, ended) = channel();
+        let worker = start(|| Ok(()), |()| panic!("a test"), move |end| ends.send(end).unwrap());
+        assert!(worker.unwrap().join().is_err());
+        assert_eq!(ended.try_recv(), Ok(End::Panicked));
+    }
+}
