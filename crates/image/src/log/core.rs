@@ -8,7 +8,7 @@ use flowstone_fileio::FileIo;
 use tracing::error;
 
 use super::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
-use super::append::{AppendState, Draft, Effects, Health, PlaceError, Placed};
+use super::append::{AppendState, Draft, Effects, Health, Place, PlaceError};
 use super::command::Command;
 use super::ids::Sequence;
 use super::map::{BlockMap, LEAF_BLOCKS};
@@ -146,7 +146,7 @@ impl Core {
     }
 
     /// Gives a record its place in the order and in the file.
-    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<QueueWaker>) -> Result<Placed, PlaceError> {
+    pub fn place(&self, draft: &Draft<'_>, owner: &Arc<QueueWaker>) -> Result<Place, PlaceError> {
         let mut effects = Effects::default();
         let placed = {
             let mut state = self.append_state();

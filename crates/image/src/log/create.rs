@@ -6,9 +6,10 @@ use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{BlockingFile, FileIo};
 
 use super::address::BLOCK_BYTES;
+use super::head::HeadPlace;
 use super::ids::{Incarnation, SegmentId, Sequence};
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
-use super::superblock::{HeadPlace, Superblock, Totals};
+use super::superblock::{Superblock, Totals};
 
 /// What can be chosen when a log image is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

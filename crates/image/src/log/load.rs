@@ -9,6 +9,7 @@ use flowstone_block::{AlignedBuf, Sector, mutant};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
+use super::head::HeadPlace;
 use super::ids::SegmentId;
 use super::lost_tail::LostTailScan;
 use super::map::{BlockMap, LEAF_BLOCKS};
@@ -19,7 +20,7 @@ use super::root::{Bounds, LeafPlace, Root, SegmentNote};
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{Shape, blocks_of_sectors};
 use super::slots::{read_superblock, shape_of};
-use super::superblock::{HeadPlace, RootPlace, Superblock};
+use super::superblock::{RootPlace, Superblock};
 use crate::damage::Flaw;
 
 /// Where the leaves of the newest checkpoint are.

@@ -1,10 +1,10 @@
 //! The log format: guest writes land one after the other. Format and argument: docs/format.md.
 //!
 //! From the bottom up: what is in the file (`address`, `ids`, `shape`, `superblock`, `record`,
-//! `root`), what is in memory (`map`, `segments`, `state`, `core`), how an image is read (`load`,
-//! `replay`, `lost`), a queue of it (`channel`), the thread behind it (`maintenance`), the image as
-//! a whole (`disk`, `inspect`), how one is checked and repaired (`check`), and what makes bad ones
-//! on purpose (`corrupter`).
+//! `root`), how records are made (`head`, `record_builder`), what is in memory (`map`, `segments`,
+//! `append`, `core`), how an image is read (`load`, `replay`, `lost_tail`), a queue of it (`channel`),
+//! the thread behind it (`maintenance`), the image as a whole (`disk`, `inspect`), how one is checked
+//! and repaired (`check`), and what makes bad ones on purpose (`corrupter`).
 
 mod address;
 mod append;
@@ -16,6 +16,7 @@ mod core;
 pub(crate) mod corrupter;
 mod create;
 mod disk;
+mod head;
 mod ids;
 mod inspect;
 mod load;
@@ -24,6 +25,7 @@ pub(crate) mod maintenance;
 mod map;
 pub mod policy;
 pub(crate) mod record;
+mod record_builder;
 mod refusal;
 mod replay;
 mod reserve;

@@ -15,6 +15,7 @@ use flowstone_fileio::BlockingFile;
 
 use super::address::{Address, MapEntry};
 use super::append::{STREAMS_MAX, apply_entries};
+use super::head::HeadPlace;
 use super::ids::{SegmentId, Sequence};
 use super::map::BlockMap;
 use super::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_GUEST_MAX};
@@ -22,7 +23,7 @@ use super::record::{Codec, Entry, Header, Kind};
 use super::refusal::LoadError;
 use super::segments::{Segment, SegmentTable, State};
 use super::shape::{Shape, blocks_of_sectors};
-use super::superblock::{HeadPlace, Superblock};
+use super::superblock::Superblock;
 use super::window::Window;
 use crate::damage::Flaw;
 

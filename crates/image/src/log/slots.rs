@@ -8,11 +8,12 @@ use flowstone_fileio::{BlockingFile, FileIo};
 
 use super::address::{Address, BLOCK_BYTES};
 use super::append::STREAMS_MAX;
+use super::head::HeadPlace;
 use super::ids::SegmentId;
 use super::map::LEAF_BLOCKS;
 use super::refusal::{LoadError, damaged, damaged_at};
 use super::shape::{RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of_sectors, root_blocks};
-use super::superblock::{HeadPlace, RootPlace, SLOTS, Superblock, SuperblockError};
+use super::superblock::{RootPlace, SLOTS, Superblock, SuperblockError};
 
 /// What is in the two slots for superblocks.
 pub type Slots = [Result<Superblock, SuperblockError>; 2];

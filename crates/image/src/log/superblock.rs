@@ -4,6 +4,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::address::{Address, BLOCK_BYTES};
+use super::head::HeadPlace;
 use super::ids::{Incarnation, SegmentId, Sequence};
 
 const MAGIC: [u8; 8] = *b"Flowlog\n";
@@ -20,16 +21,6 @@ pub const SUPERBLOCK_AREA_BYTES: u64 = 17 * BLOCK_BYTES as u64;
 pub const HEADS: usize = 8;
 const ROOTS: usize = 16;
 const ROOT_OF_DISK: u32 = 1;
-
-/// The place where a stream goes on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeadPlace {
-    /// The present life of the segment; 0 if the stream has no head.
-    pub incarnation: Incarnation,
-    pub segment: SegmentId,
-    /// Block within the segment.
-    pub block: u32,
-}
 
 /// Where the map root is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

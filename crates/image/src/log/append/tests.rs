@@ -1,9 +1,13 @@
 //! The append state by itself: numbers and places, without a file.
 
+use std::time::Instant;
+
 use flowstone_block::Reactor;
 
 use super::*;
 use crate::log::map::LEAF_BLOCKS;
+use crate::log::record::Header;
+use crate::log::reserve::{Demand, Reserve};
 use crate::log::segments::{Segment, State};
 
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
@@ -37,7 +41,7 @@ impl Log {
         Self::with_segments(60)
     }
 
-    fn try_place(&mut self, entries: &[Entry]) -> Result<Placed, PlaceError> {
+    fn try_place(&mut self, entries: &[Entry]) -> Result<Place, PlaceError> {
         let payload_blocks = entries.iter().map(|entry| entry.payload_blocks()).sum();
         let only_trims = payload_blocks == 0;
         let draft = Draft { stream: 0, entries, payload_blocks, expected: &[], only_trims };
@@ -45,20 +49,20 @@ impl Log {
         state.place(&draft, map, BLOCKS, owner, effects)
     }
 
-    fn place(&mut self, entries: &[Entry]) -> Placed {
+    fn place(&mut self, entries: &[Entry]) -> Place {
         self.try_place(entries).unwrap()
     }
 
-    fn written(&mut self, placed: &Placed, succeeded: bool) {
+    fn written(&mut self, placed: &Place, succeeded: bool) {
         let Self { state, map, effects, .. } = self;
-        if let Some(seal) = &placed.seal {
+        if let Some((seal, _)) = &placed.seal {
             state.written(seal.header.sequence, succeeded, map, effects);
         }
-        state.written(placed.header.sequence, succeeded, map, effects);
+        state.written(placed.record.header.sequence, succeeded, map, effects);
     }
 
     /// Appends and commits.
-    fn append(&mut self, entries: &[Entry]) -> Placed {
+    fn append(&mut self, entries: &[Entry]) -> Place {
         let placed = self.place(entries);
         self.written(&placed, true);
         placed
@@ -120,14 +124,14 @@ fn records_follow_each_other_and_say_where_they_are() {
     let head = log.state.heads[0].place;
     for (placed, block, payload) in [(first, 0, 3), (second, 4, 0)] {
         assert!(placed.seal.is_none());
-        assert_eq!(placed.address, SHAPE.address(head.segment, block));
+        assert_eq!(placed.record.address, SHAPE.address(head.segment, block));
         let Header { incarnation, durable, generation, position, payload_blocks, .. } =
-            placed.header;
+            placed.record.header;
         assert_eq!((incarnation, position, payload_blocks), (head.incarnation, block, payload));
         assert_eq!((durable, generation), (Sequence::new(7), 3));
     }
-    assert_eq!(second.header.sequence, first.header.sequence.next());
-    assert_eq!(log.state.next_sequence(), second.header.sequence.next());
+    assert_eq!(second.record.header.sequence, first.record.header.sequence.next());
+    assert_eq!(log.state.next_sequence(), second.record.header.sequence.next());
     assert_eq!((head.block, log.state.since_checkpoint), (5, 5));
     assert_eq!(log.state.totals.appended_blocks, 5);
 }
@@ -145,15 +149,16 @@ fn a_record_that_leaves_no_block_for_the_seal_goes_into_the_next_segment() {
     log.effects = Effects::default();
     let next = log.place(&data(100..101));
     assert!(log.effects.wake_maintenance, "a ready segment has been used");
-    let Seal { header, address, next_incarnation } = next.seal.unwrap();
+    let (Placed { header, address }, entry) = next.seal.unwrap();
     let new = log.state.heads[0].place;
     assert_ne!(new.segment, old.segment);
     assert_eq!(address, SHAPE.address(old.segment, room));
     assert_eq!((header.kind, header.position, header.payload_blocks), (Kind::Seal, room, 0));
     assert_eq!(header.incarnation, old.incarnation);
-    assert_eq!((header.link, next_incarnation), (new.segment.get().into(), new.incarnation));
-    assert_eq!(next.header.sequence, header.sequence.next());
-    assert_eq!(next.address, SHAPE.address(new.segment, 0));
+    assert_eq!(header.link, new.segment.get().into());
+    assert_eq!(entry, Entry::Next { incarnation: new.incarnation });
+    assert_eq!(next.record.header.sequence, header.sequence.next());
+    assert_eq!(next.record.address, SHAPE.address(new.segment, 0));
     assert_eq!(log.state.totals.appended_blocks, u64::from(room) + 3);
     // Until both have committed, the heads are where the seal is.
     assert_eq!(log.state.committed_heads()[0], HeadPlace { block: room, ..old });
@@ -167,10 +172,10 @@ fn records_commit_in_order_and_wake_their_owners() {
     let mut log = Log::new();
     let [first, second, third] = [0, 1, 2].map(|lba| log.place(&data(lba..lba + 1)));
     log.written(&second, true);
-    assert_eq!(log.state.committed(), first.header.sequence);
+    assert_eq!(log.state.committed(), first.record.header.sequence);
     assert!(log.effects.wake.is_empty() && log.map.mapped() == 0);
     log.written(&first, true);
-    assert_eq!(log.state.committed(), third.header.sequence);
+    assert_eq!(log.state.committed(), third.record.header.sequence);
     assert_eq!((log.effects.wake.len(), log.map.mapped(), log.state.clock), (2, 2, 2));
     assert_eq!(log.state.segments.get(log.state.heads[0].place.segment).live, 2);
     log.written(&third, true);
@@ -200,7 +205,7 @@ fn what_a_record_in_flight_says_is_in_flight_until_it_commits() {
     let mut log = Log::new();
     let placed = [log.place(&data(10..12)), log.place(&trim(20, 5))];
     let in_flight =
-        |log: &Log| -> Vec<u64> { (0..30).filter(|lba| log.state.is_in_flight(*lba)).collect() };
+        |log: &Log| -> Vec<u64> { (0..30).filter(|lba| log.state.order.mentions(*lba)).collect() };
     assert_eq!(in_flight(&log), [10, 11, 20, 21, 22, 23, 24]);
     let any = |log: &Log, range| log.state.is_any_in_flight(range);
     for (range, expected) in
@@ -323,16 +328,16 @@ fn after_a_failed_record_nothing_is_placed_and_nothing_commits_before_all_know()
     assert!(log.effects.wake_maintenance);
     assert_eq!(log.effects.wake.len(), 2, "those behind it must stop waiting");
     log.written(&behind, true);
-    assert_eq!((log.state.committed(), log.map.mapped()), (bad.header.sequence, 1));
+    assert_eq!((log.state.committed(), log.map.mapped()), (bad.record.header.sequence, 1));
     log.effects = Effects::default();
     assert_eq!(log.try_place(&data(5..6)).map(|_| ()), Err(PlaceError::Wait));
     assert!(!log.effects.wake_maintenance);
     log.state.restart_full = Some(Full::now(Errno::NOSPC));
     assert_eq!(log.try_place(&data(5..6)).map(|_| ()), Err(PlaceError::Full(Errno::NOSPC)));
     assert!(log.effects.wake_maintenance, "with each request the host is asked again");
-    log.state.give_up(behind.header.sequence);
+    log.state.give_up(behind.record.header.sequence);
     assert!(!log.state.all_given_up());
-    log.state.give_up(bad.header.sequence);
+    log.state.give_up(bad.record.header.sequence);
     assert!(log.state.all_given_up());
     log.state.forget();
     assert_eq!(log.state.committed(), log.state.next_sequence());
@@ -348,8 +353,8 @@ fn a_record_that_is_still_being_written_has_not_been_given_up() {
     let mut log = Log::new();
     let [bad, behind] = [0, 1].map(|lba| log.place(&data(lba..lba + 1)));
     log.written(&bad, false);
-    log.state.give_up(bad.header.sequence);
-    log.state.give_up(behind.header.sequence);
+    log.state.give_up(bad.record.header.sequence);
+    log.state.give_up(behind.record.header.sequence);
     assert!(!log.state.all_given_up());
     log.written(&behind, true);
     assert!(log.state.all_given_up());

@@ -4,7 +4,7 @@
 use flowstone_block::{Extent, Outcome, Request};
 
 use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS};
-use super::super::record::{ENTRIES_MAX, Entry, TRIM_BLOCKS_MAX};
+use super::super::record::{Entry, TRIM_BLOCKS_MAX};
 use super::Queue;
 use super::partial::PartialBlock;
 use super::pending_record::PendingRecord;
@@ -78,9 +78,9 @@ impl PendingWrite {
     }
 
     /// Puts blocks into the record from the cursor on; returns whether all of them are in.
-    pub fn fill(&mut self, record: &mut PendingRecord, queue: &Queue, payload_max: u32) -> bool {
+    pub fn fill(&mut self, record: &mut PendingRecord, queue: &Queue) -> bool {
         while self.cursor < self.end {
-            if record.payload == payload_max || record.entries.len() == ENTRIES_MAX {
+            if record.content.room() == 0 {
                 return false;
             }
             let lba = self.cursor;
@@ -93,7 +93,7 @@ impl PendingWrite {
                     return false;
                 }
             } else {
-                self.put_run(record, payload_max);
+                self.put_run(record);
             }
         }
         true
@@ -105,7 +105,7 @@ impl PendingWrite {
         else {
             return;
         };
-        let mentioned = record.mentions(lba);
+        let mentioned = record.content.mentions(lba);
         let part = self.part_of(lba);
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         let leaves_nothing = mentioned.is_none()
@@ -113,7 +113,7 @@ impl PendingWrite {
             && is_zero(&partial.content[..part.start])
             && is_zero(&partial.content[part.end..]);
         if leaves_nothing {
-            record.entries.push(Entry::Trim { lba, count: 1 });
+            record.content.push(Entry::Trim { lba, count: 1 });
             record.trimmed += 1;
             record.expected.push((lba, partial.expected.unwrap_or_default()));
             return;
@@ -121,19 +121,18 @@ impl PendingWrite {
         let block = if let Some(Some(block)) = mentioned {
             block
         } else {
-            let block = record.payload;
-            record.payload += 1;
-            record.entries.push(Entry::Data { lba, checksum: 0 });
+            let block = record.content.payload();
+            let target = record.content.push(Entry::Data { lba, checksum: 0 });
             match mentioned {
-                Some(_) => record.block(block).fill(0),
+                Some(_) => target.fill(0),
                 None => {
-                    record.block(block).copy_from_slice(&partial.content);
+                    target.copy_from_slice(&partial.content);
                     record.expected.push((lba, partial.expected.unwrap_or_default()));
                 }
             }
             block
         };
-        let target = &mut record.block(block)[part];
+        let target = &mut record.content.block(block)[part];
         if self.zeroes {
             target.fill(0);
         } else {
@@ -142,19 +141,16 @@ impl PendingWrite {
     }
 
     /// As many whole blocks as there are and fit.
-    fn put_run(&mut self, record: &mut PendingRecord, payload_max: u32) {
+    fn put_run(&mut self, record: &mut PendingRecord) {
         let last_partial = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
-        let room = (payload_max - record.payload).min((ENTRIES_MAX - record.entries.len()) as u32);
-        let count = (last_partial - self.cursor).min(u64::from(room)) as u32;
-        let (first, after) = (self.cursor, self.cursor + u64::from(count));
+        let count = (last_partial - self.cursor).min(record.content.room().into());
+        let (first, after) = (self.cursor, self.cursor + count);
         let at = self.memory_at(first);
         let bytes = self.memory_bytes().min(at + count as usize * BLOCK_BYTES) - at;
-        let target = record.blocks(record.payload, count);
+        let target = record.content.push_run(first..after);
         self.request.copy_out(at, &mut target[..bytes]);
         // Only the last block of a disk can be shorter than a block.
         target[bytes..].fill(0);
-        record.entries.extend((first..after).map(|lba| Entry::Data { lba, checksum: 0 }));
-        record.payload += count;
         self.cursor = after;
     }
 
@@ -177,7 +173,7 @@ impl PendingWrite {
             return false;
         }
         let count = (end - lba).min(TRIM_BLOCKS_MAX.into());
-        record.entries.push(Entry::Trim { lba, count: count as u32 });
+        record.content.push(Entry::Trim { lba, count: count as u32 });
         record.trimmed += count;
         self.cursor = lba + count;
         true

@@ -5,20 +5,22 @@
 //! the log's lock and is written with one write. A request is done when every record that carries
 //! a share of it has committed.
 
+mod partials;
+
 use std::collections::VecDeque;
 
 use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
-use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
-use super::super::append::{Draft, PlaceError, Placed, Seal};
+use super::super::address::MapEntry;
+use super::super::append::{Draft, Place, PlaceError};
 use super::super::core::Core;
+use super::super::head::Placed;
 use super::super::ids::Sequence;
-use super::super::record::Entry;
 use super::super::shape::Shape;
 use super::flushes::Flushes;
-use super::partial::{PartialBlock, PartialCache};
+use super::partial::PartialCache;
 use super::pending_record::{PendingRecord, Share};
 use super::pending_write::PendingWrite;
 use super::{Purpose, Queue};
@@ -28,7 +30,6 @@ const RECORDS_MAX: usize = 3;
 /// Another record is started beside those on their way only for at least this share of what they
 /// carry. Else every completion of a small record would be answered by a small record, for ever.
 const BESIDE_MIN_PERCENT: usize = 50;
-const TRIES_MAX: u32 = 2;
 
 #[expect(
     clippy::vec_box,
@@ -117,68 +118,6 @@ impl WriteQueue {
         self.fetch_partials(queue, index);
     }
 
-    /// Gets the rest of the blocks that the request changes in part.
-    fn fetch_partials(&mut self, queue: &mut Queue, index: usize) {
-        let pending = &mut self.requests[index];
-        pending.partials_missing = 0;
-        for (number, slot) in pending.partials.iter_mut().enumerate() {
-            let Some(partial) = slot.as_mut().filter(|partial| partial.expected.is_none()) else {
-                continue;
-            };
-            let map_entry = queue.core.map.get(partial.lba);
-            if !map_entry.is_mapped() {
-                partial.content.fill(0);
-                partial.expected = Some(map_entry);
-            } else if let Some(content) = self.recent.get(partial.lba, map_entry) {
-                partial.content.copy_from_slice(content);
-                partial.expected = Some(map_entry);
-            } else {
-                pending.partials_missing += 1;
-                read_partial(queue, partial, map_entry, index * 2 + number);
-            }
-        }
-        if pending.partials_missing == 0 {
-            self.waiting.push_back(index);
-        }
-    }
-
-    pub fn finish_partial(&mut self, queue: &mut Queue, tag: usize, outcome: Outcome) {
-        let (index, number) = (tag / 2, tag % 2);
-        let pending = &mut self.requests[index];
-        let Some(partial) = &mut pending.partials[number] else { return };
-        let fits = crc32c::crc32c(&partial.content) == partial.reading.checksum();
-        let map_entry = queue.core.map.get(partial.lba);
-        let gone = map_entry == partial.reading && partial.tries >= TRIES_MAX;
-        // What the disk has of its last block is covered: nothing of it is to be kept.
-        let covered = pending.extent.end().get() == queue.core.capacity().get()
-            && pending.extent.start().get() <= partial.lba * BLOCK_SECTORS;
-        if outcome.is_ok() && fits {
-            partial.expected = Some(partial.reading);
-        } else if !map_entry.is_mapped() || gone && covered {
-            partial.content.fill(0);
-            partial.expected = Some(map_entry);
-        } else if gone {
-            queue.core.report_damage(
-                partial.lba,
-                map_entry,
-                "a part of a block is written and the rest is unreadable",
-            );
-            // The other partial block may still be in flight: the request ends when nothing is.
-            pending.outcome = Err(outcome.err().unwrap_or(Errno::IO));
-            partial.expected = Some(map_entry);
-            pending.cursor = pending.end;
-        } else {
-            if map_entry != partial.reading {
-                partial.tries = 0;
-            }
-            return read_partial(queue, partial, map_entry, tag);
-        }
-        pending.partials_missing -= 1;
-        if pending.partials_missing == 0 {
-            self.waiting.push_back(index);
-        }
-    }
-
     /// Makes records of the requests that wait, and starts writing them.
     pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         loop {
@@ -208,8 +147,7 @@ impl WriteQueue {
 
     /// Fills a draft with what waits, as far as it goes.
     fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
-        let mut record = self.spare.pop().unwrap_or_else(|| PendingRecord::new(self.shape));
-        record.clear();
+        let mut record = self.empty_record();
         while let Some(&index) = self.waiting.front() {
             let pending = &mut self.requests[index];
             let stream = stream_of(pending.request.class, self.shape);
@@ -224,8 +162,8 @@ impl WriteQueue {
                 pending.cursor = pending.end;
             }
             let first = pending.cursor;
-            let whole = pending.fill(&mut record, queue, self.shape.record_payload_max());
-            if pending.cursor > first && !record.entries.is_empty() {
+            let whole = pending.fill(&mut record, queue);
+            if pending.cursor > first && !record.content.entries().is_empty() {
                 pending.shares_left += 1;
                 record.shares.push(Share { write: index, first });
             }
@@ -235,8 +173,8 @@ impl WriteQueue {
             self.waiting.pop_front();
             self.finish_if_done(queue, flushes, index);
         }
-        record.sum();
-        if record.entries.is_empty() {
+        record.content.sum();
+        if record.content.entries().is_empty() {
             self.spare.push(record);
         } else {
             self.draft = Some(record);
@@ -244,28 +182,23 @@ impl WriteQueue {
     }
 
     fn place_draft(&mut self, queue: &mut Queue, flushes: &mut Flushes) -> Step {
-        let Some(mut record) = self.draft.take() else { return Step::Done };
+        let Some(record) = self.draft.take() else { return Step::Done };
         let draft = Draft {
             stream: record.stream,
-            entries: &record.entries,
-            payload_blocks: record.payload,
+            entries: record.content.entries(),
+            payload_blocks: record.content.payload(),
             expected: &record.expected,
             only_trims: record.only_trims(),
         };
         self.refused_at = queue.core.room_made();
         match queue.core.place(&draft, &queue.waker) {
-            Ok(Placed { header, address, seal }) => {
-                if let Some(seal) = seal {
-                    self.write_seal(queue, &seal);
+            Ok(Place { record: placed, seal }) => {
+                if let Some((seal, entry)) = seal {
+                    let mut record = self.empty_record();
+                    record.content.push(entry);
+                    self.write(queue, record, &seal);
                 }
-                record.sequence = header.sequence;
-                record.address = address;
-                queue.core.codec.encode(
-                    &header,
-                    &record.entries,
-                    &mut record.buffer[..BLOCK_BYTES],
-                );
-                self.write(queue, record);
+                self.write(queue, record, &placed);
                 Step::Done
             }
             Err(PlaceError::Wait) => {
@@ -289,20 +222,20 @@ impl WriteQueue {
         }
     }
 
-    fn write_seal(&mut self, queue: &mut Queue, seal: &Seal) {
+    fn empty_record(&mut self) -> Box<PendingRecord> {
         let mut record = self.spare.pop().unwrap_or_else(|| PendingRecord::new(self.shape));
         record.clear();
-        record.entries.push(Entry::Next { incarnation: seal.next_incarnation });
-        record.sequence = seal.header.sequence;
-        record.address = seal.address;
-        queue.core.codec.encode(&seal.header, &record.entries, &mut record.buffer[..BLOCK_BYTES]);
-        self.write(queue, record);
+        record
     }
 
-    fn write(&mut self, queue: &mut Queue, mut record: Box<PendingRecord>) {
-        let bytes = record.bytes();
+    /// Writes a record at its place.
+    fn write(&mut self, queue: &mut Queue, mut record: Box<PendingRecord>, placed: &Placed) {
+        record.sequence = placed.header.sequence;
+        record.address = placed.address;
+        let content = record.content.finish(queue.core.codec, placed);
+        let bytes = content.len();
         // SAFETY: the buffer lives in the record, in the slab, until the write completes.
-        record.memory = [unsafe { IoVec::of(&mut record.buffer[..bytes]) }];
+        record.memory = [unsafe { IoVec::of(content) }];
         // SAFETY: the record is boxed: the list does not move.
         let memory = unsafe { MemoryList::new(&record.memory) };
         let offset = record.address.offset();
@@ -406,15 +339,10 @@ impl WriteQueue {
         if record.expected.is_empty() {
             return;
         }
-        let mut payload = 0;
-        for entry in &record.entries {
-            if let Entry::Data { lba, checksum } = *entry {
-                if record.expected.iter().any(|(partial, _)| *partial == lba) {
-                    let map_entry = MapEntry::new(record.address.forward(1 + payload), checksum);
-                    let start = (1 + payload as usize) * BLOCK_BYTES;
-                    self.recent.put(lba, map_entry, &record.buffer[start..start + BLOCK_BYTES]);
-                }
-                payload += 1;
+        for (number, (lba, checksum, content)) in (1..).zip(record.content.data()) {
+            if record.expected.iter().any(|(partial, _)| *partial == lba) {
+                let map_entry = MapEntry::new(record.address.forward(number), checksum);
+                self.recent.put(lba, map_entry, content);
             }
         }
     }
@@ -459,15 +387,6 @@ impl WriteQueue {
             }
         }
     }
-}
-
-fn read_partial(queue: &mut Queue, partial: &mut PartialBlock, map_entry: MapEntry, tag: usize) {
-    partial.reading = map_entry;
-    partial.tries += 1;
-    // SAFETY: the edge is boxed and stays with its request until the read completes.
-    let memory = unsafe { MemoryList::new(&partial.memory) };
-    let op = FileOp::Read { offset: map_entry.address().offset(), bytes: BLOCK_BYTES as u64 };
-    queue.file.submit(FileRequest { op, memory, tag: Purpose::Partial.tag(tag) });
 }
 
 fn stream_of(class: Class, shape: Shape) -> usize {

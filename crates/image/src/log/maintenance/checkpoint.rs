@@ -5,18 +5,18 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
 use super::Maintenance;
-use super::record_builder::RecordBuilder;
-use super::stream::AppendStream;
 use crate::log::address::{Address, BLOCK_BYTES};
 use crate::log::append::Health;
+use crate::log::head::HeadPlace;
 use crate::log::ids::SegmentId;
 use crate::log::map::LEAF_BLOCKS;
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
 use crate::log::record::{Entry, Kind, LEAF_ON_DISK_BLOCKS};
+use crate::log::record_builder::RecordBuilder;
 use crate::log::root::{LeafPlace, Root, SegmentNote};
 use crate::log::segments::State;
 use crate::log::shape::{blocks_of_sectors, root_blocks};
-use crate::log::superblock::{HEADS, HeadPlace, RootPlace, Superblock};
+use crate::log::superblock::{HEADS, RootPlace, Superblock};
 
 /// When a checkpoint is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,8 +77,7 @@ impl Maintenance {
         heads[..streams].copy_from_slice(&state.committed_heads()[..streams]);
         for lifetime in LIFETIME_CLEANED..=LIFETIME_COLD {
             if let Some(stream) = self.streams[usize::from(lifetime)] {
-                let AppendStream { incarnation, segment, block, .. } = stream;
-                heads[usize::from(lifetime)] = HeadPlace { incarnation, segment, block };
+                heads[usize::from(lifetime)] = stream.place;
             }
         }
         let frozen = Frozen {
@@ -124,14 +123,14 @@ impl Maintenance {
     }
 
     fn append_leaves(&mut self, builder: &mut RecordBuilder) -> Outcome {
-        if builder.entries.is_empty() {
+        if builder.entries().is_empty() {
             return Ok(());
         }
         let header = self.append(LIFETIME_MAP, Kind::Map, 0, builder)?;
         let segment = self.core.shape.segment_of(header);
-        self.core.append_state().segments.gain(segment, builder.payload);
+        self.core.append_state().segments.gain(segment, builder.payload());
         let mut address = header.forward(1);
-        for entry in &builder.entries {
+        for entry in builder.entries() {
             if let Entry::Leaf { leaf, checksum } = *entry
                 && let Some((old, _)) = self.leaves.insert(leaf, (address, checksum))
             {

@@ -9,12 +9,12 @@ use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
 
 use super::copying::Move;
-use super::record_builder::RecordBuilder;
 use super::{CheckpointKind, Maintenance};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::ids::SegmentId;
 use crate::log::policy::LIFETIME_SORTED;
 use crate::log::record::{Entry, Kind};
+use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::SLACK_SEGMENTS;
 
 /// Blocks read at once, from wherever they lie.

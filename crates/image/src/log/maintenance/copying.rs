@@ -4,10 +4,10 @@ use flowstone_block::{Errno, Outcome, mutant};
 use tracing::warn;
 
 use super::Maintenance;
-use super::record_builder::RecordBuilder;
 use crate::log::address::{Address, BLOCK_BYTES, MapEntry};
 use crate::log::ids::SegmentId;
 use crate::log::record::{Entry, Kind};
+use crate::log::record_builder::RecordBuilder;
 use crate::log::segments::Segment;
 use crate::log::window::Window;
 
@@ -158,9 +158,9 @@ impl Maintenance {
         let target = self.core.shape.segment_of(header);
         let mut state = self.core.append_state();
         state.changed = true;
-        state.segments.gain(target, builder.payload);
+        state.segments.gain(target, builder.payload());
         let mut address = header;
-        for (moved, entry) in moves.drain(..).zip(&builder.entries) {
+        for (moved, entry) in moves.drain(..).zip(builder.entries()) {
             address = address.forward(1);
             let Entry::Moved { checksum, .. } = *entry else { continue };
             let new = MapEntry::new(address, checksum);
@@ -177,12 +177,12 @@ impl Maintenance {
             state.segments.lose(dies);
         }
         if let Some(stream) = &mut self.streams[usize::from(lifetime)] {
-            stream.births += u128::from(birth) * u128::from(builder.payload);
-            stream.copies += u64::from(builder.payload);
+            stream.births += u128::from(birth) * u128::from(builder.payload());
+            stream.copies += u64::from(builder.payload());
         }
         debug_assert_eq!(
-            builder.entries.len() * BLOCK_BYTES,
-            builder.payload as usize * BLOCK_BYTES
+            builder.entries().len() * BLOCK_BYTES,
+            builder.payload() as usize * BLOCK_BYTES
         );
         builder.clear();
     }

@@ -6,7 +6,6 @@ mod checkpoint;
 mod cleaner;
 mod compact;
 mod copying;
-mod record_builder;
 mod restart;
 mod space;
 mod stream;

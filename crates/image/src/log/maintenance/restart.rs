@@ -7,9 +7,9 @@ use tracing::{error, info, warn};
 
 use super::{CheckpointKind, Maintenance, Progress};
 use crate::log::append::{FULL_RETRY, Full, Head, Health};
+use crate::log::head::HeadPlace;
 use crate::log::reserve::Opener;
 use crate::log::segments::State;
-use crate::log::superblock::HeadPlace;
 
 impl Maintenance {
     /// After a failed record: once the owners of all records have given them up, opens new heads
@@ -61,7 +61,7 @@ impl Maintenance {
                 !reserve.may_open(Opener::Write, available, state.trim_heads())
             };
             let (segment, incarnation) = self.take_segment(stream)?;
-            let place = HeadPlace { incarnation, segment, block: 0 };
+            let place = HeadPlace::start_of(segment, incarnation);
             let head = Head { place, has_space: true, for_trims };
             self.core.append_state().heads[usize::from(stream)] = head;
         }

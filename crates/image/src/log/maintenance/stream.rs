@@ -1,35 +1,27 @@
 //! Records that the maintenance worker writes: copies of live blocks, and maps. They are outside
 //! the order of guest writes and are never replayed.
 
-use flowstone_block::{AlignedBuf, Errno};
+use flowstone_block::Errno;
 
 use super::Maintenance;
-use super::record_builder::RecordBuilder;
-use crate::log::address::{Address, BLOCK_BYTES};
-use crate::log::ids::{Incarnation, SegmentId, Sequence};
+use crate::log::address::Address;
+use crate::log::head::{HeadPlace, Stamp};
+use crate::log::ids::Sequence;
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
-use crate::log::record::{Entry, Header, Kind};
+use crate::log::record::Kind;
+use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::Opener;
 
-/// A segment that the maintenance worker appends to.
+/// A stream of the maintenance worker.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendStream {
-    pub segment: SegmentId,
-    pub incarnation: Incarnation,
-    pub block: u32,
-    /// Sum of the births of the blocks in it, and their number: copies keep their age.
+    pub place: HeadPlace,
+    /// Sum of the births of the blocks in its segment, and their number: copies keep their age.
     pub births: u128,
     pub copies: u64,
     /// Whether replay finds it: the newest superblock names this place in its stream, or one that
     /// leads here by seals.
     pub replayable: bool,
-}
-
-impl AppendStream {
-    /// Blocks that records may take; the last one is for the seal.
-    fn room(&self, segment_blocks: u32) -> u32 {
-        segment_blocks - 1 - self.block
-    }
 }
 
 impl Maintenance {
@@ -41,43 +33,34 @@ impl Maintenance {
         link: u64,
         builder: &mut RecordBuilder,
     ) -> Result<Address, Errno> {
-        let blocks = 1 + builder.payload;
-        let mut stream = self.stream_with_room(lifetime, blocks)?;
-        let address = self.core.shape.address(stream.segment, stream.block);
-        let mut header = self.header(kind, &stream);
-        header.payload_blocks = builder.payload;
-        header.link = link;
-        let buffer = &mut builder.buffer[..blocks as usize * BLOCK_BYTES];
-        self.core.codec.encode(&header, &builder.entries, &mut buffer[..BLOCK_BYTES]);
-        if let Err(errno) = self.file.write(address.offset(), buffer) {
-            self.abandon_stream(lifetime, stream);
+        let mut stream = self.stream_with_room(lifetime, 1 + builder.payload())?;
+        let (before, shape, stamp) = (stream, self.core.shape, self.stamp());
+        let placed = stream.place.append(shape, stamp, kind, builder.payload(), link);
+        let record = builder.finish(self.core.codec, &placed);
+        if let Err(errno) = self.file.write(placed.address.offset(), record) {
+            self.abandon_stream(lifetime, before);
             return Err(errno);
         }
-        stream.block += blocks;
         self.streams[usize::from(lifetime)] = Some(stream);
+        let blocks = u64::from(placed.header.record_blocks());
         let mut state = self.core.append_state();
-        state.since_checkpoint += u64::from(blocks);
-        state.totals.appended_blocks += u64::from(blocks);
+        state.since_checkpoint += blocks;
+        state.totals.appended_blocks += blocks;
         match kind {
-            Kind::Map => state.totals.map_blocks += u64::from(blocks),
-            _ => state.totals.relocated_blocks += u64::from(blocks),
+            Kind::Map => state.totals.map_blocks += blocks,
+            _ => state.totals.relocated_blocks += blocks,
         }
-        Ok(address)
+        Ok(placed.address)
     }
 
-    /// A header for the next record of a stream, without payload.
-    fn header(&mut self, kind: Kind, stream: &AppendStream) -> Header {
+    /// For the next record of the maintenance worker, whose numbers are its own.
+    fn stamp(&mut self) -> Stamp {
         self.records += 1;
-        Header {
-            incarnation: stream.incarnation,
+        Stamp {
             sequence: Sequence::new(self.records),
             // For copies: what the guest had committed when they were made.
             durable: self.core.append_state().committed(),
             generation: self.superblock.generation,
-            position: stream.block,
-            kind,
-            payload_blocks: 0,
-            link: 0,
         }
     }
 
@@ -91,17 +74,18 @@ impl Maintenance {
     /// The stream of a lifetime, in a new segment if what is left of the old one is too little.
     fn stream_with_room(&mut self, lifetime: u8, blocks: u32) -> Result<AppendStream, Errno> {
         let old = self.streams[usize::from(lifetime)];
-        if let Some(stream) = old.filter(|it| it.room(self.core.shape.segment_blocks) >= blocks) {
+        if let Some(stream) = old.filter(|it| it.place.room(self.core.shape) >= blocks) {
             return Ok(stream);
         }
         if !self.may_open(lifetime, old.is_some()) {
             return Err(Errno::NOSPC);
         }
         let (segment, incarnation) = self.take_segment(lifetime)?;
+        let place = HeadPlace::start_of(segment, incarnation);
         let replayable = match old {
             None => false,
             Some(old) => {
-                if let Err(errno) = self.write_seal(&old, segment, incarnation) {
+                if let Err(errno) = self.write_seal(old.place, place) {
                     let mut state = self.core.append_state();
                     let clock = state.clock;
                     state.segments.seal(segment, clock);
@@ -113,7 +97,7 @@ impl Maintenance {
                 old.replayable
             }
         };
-        Ok(AppendStream { segment, incarnation, block: 0, births: 0, copies: 0, replayable })
+        Ok(AppendStream { place, births: 0, copies: 0, replayable })
     }
 
     /// Whether a segment of this lifetime may be opened, in place of one that is full or in
@@ -130,26 +114,19 @@ impl Maintenance {
     }
 
     /// Tells replay where the stream goes on.
-    fn write_seal(
-        &mut self,
-        stream: &AppendStream,
-        segment: SegmentId,
-        incarnation: Incarnation,
-    ) -> Result<(), Errno> {
-        let mut header = self.header(Kind::Seal, stream);
-        header.link = segment.get().into();
-        let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
-        self.core.codec.encode(&header, &[Entry::Next { incarnation }], &mut block);
-        let address = self.core.shape.address(stream.segment, stream.block);
-        self.file.write(address.offset(), &mut block)
+    fn write_seal(&mut self, mut place: HeadPlace, next: HeadPlace) -> Result<(), Errno> {
+        let seal = place.go_on_at(next, self.core.shape, self.stamp());
+        let mut builder = RecordBuilder::new(0);
+        builder.push(next.entry_of_seal());
+        self.file.write(seal.address.offset(), builder.finish(self.core.codec, &seal))
     }
 
     /// A write to a stream failed. The next attempt uses another segment, since the place may be
     /// bad. A segment to which nothing was written is given back, so that repeated failures use up
     /// no segments.
     fn abandon_stream(&mut self, lifetime: u8, stream: AppendStream) {
-        if stream.block == 0 && !stream.replayable {
-            self.core.append_state().segments.give_back(stream.segment);
+        if stream.place.block == 0 && !stream.replayable {
+            self.core.append_state().segments.give_back(stream.place.segment);
             self.streams[usize::from(lifetime)] = None;
         } else {
             self.streams[usize::from(lifetime)] = Some(stream);
@@ -165,7 +142,7 @@ impl Maintenance {
             0 => state.clock,
             copies => (stream.births / u128::from(copies)) as u64,
         };
-        state.segments.seal(stream.segment, birth);
+        state.segments.seal(stream.place.segment, birth);
     }
 
     /// The lifetime whose stream takes copies when segments are short, instead of this one's: that
@@ -173,7 +150,7 @@ impl Maintenance {
     pub fn merge_streams(&mut self, lifetime: u8) -> u8 {
         let room = |lifetime: &u8| {
             let stream = self.streams[usize::from(*lifetime)]?;
-            Some(stream.room(self.core.shape.segment_blocks))
+            Some(stream.place.room(self.core.shape))
         };
         let open = (LIFETIME_CLEANED..=LIFETIME_COLD).filter(|lifetime| room(lifetime).is_some());
         let Some(roomiest) = open.max_by_key(room) else { return lifetime };
@@ -186,6 +163,6 @@ impl Maintenance {
     pub fn is_stream_full(&self, lifetime: u8) -> bool {
         let blocks = 1 + self.core.shape.record_payload_max();
         self.streams[usize::from(lifetime)]
-            .is_none_or(|stream| stream.room(self.core.shape.segment_blocks) < blocks)
+            .is_none_or(|stream| stream.place.room(self.core.shape) < blocks)
     }
 }

@@ -13,12 +13,12 @@ use flowstone_block::Reactor;
 use super::*;
 use crate::log::address::{Address, MapEntry};
 use crate::log::append::{AppendState, Draft, Effects, Head, PlaceError};
+use crate::log::head::HeadPlace;
 use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::map::{BlockMap, LEAF_BLOCKS};
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP, LIFETIMES};
 use crate::log::record::{Entry, LEAF_ON_DISK_BLOCKS};
 use crate::log::segments::{Segment, SegmentTable, State};
-use crate::log::superblock::HeadPlace;
 use crate::runtime::wakers::QueueWaker;
 
 /// Steps of the maintenance worker for one record, after which it counts as going in circles.
@@ -167,8 +167,8 @@ impl Model {
             let owner = Arc::clone(&self.waker);
             match self.state.place(&draft, &self.map, self.blocks, &owner, &mut effects) {
                 Ok(placed) => {
-                    let seal = placed.seal.map(|seal| seal.header.sequence);
-                    for sequence in seal.into_iter().chain([placed.header.sequence]) {
+                    let seal = placed.seal.map(|(seal, _)| seal.header.sequence);
+                    for sequence in seal.into_iter().chain([placed.record.header.sequence]) {
                         self.state.written(sequence, true, &self.map, &mut effects);
                     }
                     return Ok(());

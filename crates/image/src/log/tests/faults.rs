@@ -76,8 +76,8 @@ fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     let entries = [Entry::Data { lba: 5, checksum: 1 }];
     let draft =
         Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
-    let failed = fixture.core.place(&draft, &owner).unwrap().header.sequence;
-    let behind = fixture.core.place(&draft, &owner).unwrap().header.sequence;
+    let failed = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
+    let behind = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
     fixture.core.written(failed, false, &owner);
     fixture.core.written(behind, true, &owner);
     fixture.quiet();

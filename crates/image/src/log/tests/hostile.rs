@@ -15,10 +15,11 @@ use crate::log::address::Address;
 use crate::log::check::check;
 use crate::log::corrupter::Corrupter;
 use crate::log::disk::LogImage;
+use crate::log::head::HeadPlace;
 use crate::log::ids::{Incarnation, SegmentId, Sequence};
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::slots::shape_of;
-use crate::log::superblock::{HeadPlace, RootPlace};
+use crate::log::superblock::RootPlace;
 
 /// Far longer than any of this may take.
 const HANGS: Duration = Duration::from_secs(20);
