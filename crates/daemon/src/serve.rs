@@ -5,6 +5,7 @@
 
 use std::error::Error as _;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -105,7 +106,7 @@ impl Daemon {
 
     /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
     fn open(self: &Arc<Self>, configs: Vec<DiskConfig>) -> Result<()> {
-        // What is wrong with the only disk is said by who gets this error.
+        // What is wrong with the only disk is said by the caller, in the last line.
         let report = configs.len() > 1;
         let begin = |config: DiskConfig| (self.disks.begin(config.name.clone()), config);
         let begun: Vec<_> = configs.into_iter().map(begin).collect();
@@ -113,9 +114,8 @@ impl Daemon {
             .into_iter()
             .map(|(number, config)| Opening::begin(self, number, config, report))
             .collect();
-        let failure =
-            openings.into_iter().filter_map(|opening| opening.end(&self.disks).err()).last();
-        match failure {
+        let ends = openings.into_iter().map(|opening| opening.end(self, report));
+        match ends.filter_map(Result::err).last() {
             Some(error) if self.disks.is_empty() => return Err(error),
             Some(error) if !report => error!("{error}"),
             _ => {}
@@ -126,12 +126,27 @@ impl Daemon {
         Ok(())
     }
 
-    /// Opens one more disk and serves it, unless the daemon is stopping.
+    /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks may
+    /// take long.
+    fn try_to_open(&self, number: u32, config: DiskConfig, report: bool) -> Result<()> {
+        let what = format!("disk {}", config.name);
+        let opened = catch_unwind(AssertUnwindSafe(|| self.open_disk(number, config)));
+        opened.unwrap_or_else(|_| Err(died(&what))).map_err(name_the_limit).inspect_err(|error| {
+            self.disks.give_up(number);
+            if report {
+                error!("{error}");
+            }
+        })
+    }
+
+    /// Nothing is opened if the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
-        let opened = Stack::build(&self.shared, &config)
-            .and_then(|stack| self.disks.serve(number, || Disk::start(stack, number, config)))
-            .inspect_err(|_| self.disks.give_up(number));
-        let Some(disk) = opened? else { return Ok(()) };
+        let stack = Stack::build(&self.shared, &config)?;
+        // If the disk cannot listen, its image is closed here, which may take long.
+        let held = stack.clone();
+        let served = self.disks.serve(number, || Disk::start(stack, number, config));
+        drop(held);
+        let Some(disk) = served? else { return Ok(()) };
         let mut out = io::stdout().lock();
         // The process that started us may not listen; the sockets work all the same.
         let _ = writeln!(out, "listening on {}", disk.socket.display());
@@ -174,34 +189,28 @@ impl Daemon {
 }
 
 /// A disk on its way in.
-struct Opening {
-    number: u32,
-    name: String,
-    thread: io::Result<JoinHandle<Result<()>>>,
+enum Opening {
+    /// On a thread of its own.
+    Beside(JoinHandle<Result<()>>),
+    /// There was no thread to be had: after the others.
+    Later(u32, Box<DiskConfig>),
 }
 
 impl Opening {
     fn begin(daemon: &Arc<Daemon>, number: u32, config: DiskConfig, report: bool) -> Self {
-        let (theirs, name) = (Arc::clone(daemon), config.name.clone());
-        let open = move || {
-            let outcome = theirs.open_disk(number, config).map_err(name_the_limit);
-            if let (true, Err(error)) = (report, &outcome) {
-                // At once: other disks may take long.
-                error!("{error}");
-            }
-            outcome
-        };
-        let thread = Builder::new().name(format!("{name}/open")).spawn(open);
-        Self { number, name, thread }
+        let (theirs, copy) = (Arc::clone(daemon), config.clone());
+        let open = move || theirs.try_to_open(number, copy, report);
+        match Builder::new().name(format!("{}/open", config.name)).spawn(open) {
+            Ok(thread) => Self::Beside(thread),
+            Err(_) => Self::Later(number, Box::new(config)),
+        }
     }
 
-    fn end(self, disks: &Disks) -> Result<()> {
-        let what = format!("disk {}", self.name);
-        let outcome = match self.thread {
-            Ok(thread) => thread.join().unwrap_or_else(|_| Err(died(&what))),
-            Err(error) => Err(Error::host(what, error, "free resources")),
-        };
-        outcome.inspect_err(|_| disks.give_up(self.number))
+    fn end(self, daemon: &Daemon, report: bool) -> Result<()> {
+        match self {
+            Self::Beside(thread) => thread.join().unwrap_or_else(|_| Err(died("opening a disk"))),
+            Self::Later(number, config) => daemon.try_to_open(number, *config, report),
+        }
     }
 }
 

@@ -5,7 +5,7 @@
 //! have been carried out. A write that finds no sync on its way is durable by itself instead
 //! (`RWF_DSYNC`): one call for a guest that writes one block after the other.
 //!
-//! After a failed flush the content of the disk is unknown, and the kernel reports the failure only
+//! After a failed sync the content of the disk is unknown, and the kernel reports the failure only
 //! once. So the image stops promising: every later flush and write-through request fails, on all
 //! queues, until the image is opened anew. Reads and plain writes go on.
 
@@ -30,7 +30,7 @@ pub(crate) struct RawChannel {
     discard: DiscardMode,
     /// Else zeroes have to be written, and are not merged with discards.
     discards_to_zeroes: bool,
-    /// Fail for good with the first sync, or durable write, that fails.
+    /// Fail for good with the first sync, or durable write in its place, that fails.
     syncs: Arc<GroupSync>,
     in_flight: Slab<Box<Request>>,
     trims: Arc<Trims>,
@@ -189,9 +189,9 @@ impl RawChannel {
         }
         let request = self.in_flight.remove(completion.tag);
         if self.durable_write.take_if(|tag| *tag == completion.tag).is_some() {
-            self.finish_sync(loss_of(completion.outcome));
-            done.push(Completion { request, outcome: completion.outcome });
-            return;
+            self.finish_sync(outcome_of_its_sync(completion.outcome));
+            let outcome = completion.outcome.and(self.syncs.promise());
+            return done.push(Completion { request, outcome });
         }
         self.complete(request, completion.outcome, done);
     }
@@ -202,19 +202,18 @@ impl RawChannel {
         if is_promised && outcome.is_ok() && !mutant("raw.write-through.skips-sync") {
             self.sync(request);
             self.file.kick();
-            return;
+        } else {
+            done.push(Completion { request, outcome });
         }
-        if is_promised && loss_of(outcome).is_err() {
-            self.syncs.fail();
-        }
-        done.push(Completion { request, outcome });
     }
 }
 
-/// What a change that was to be durable says of the disk: one that did not fit has lost nothing, one
-/// that the disk refused may have.
-fn loss_of(outcome: Outcome) -> Outcome {
-    outcome.or_else(|errno| if errno == Errno::IO { Err(errno) } else { Ok(()) })
+/// What a durable write says of its sync. Lack of space is told by the write, which then has no sync:
+/// a full host is not to end the disk. (Should a host's sync say it nevertheless, then to each open file
+/// description, and the next sync has another one than writes have.)
+fn outcome_of_its_sync(outcome: Outcome) -> Outcome {
+    let is_full = matches!(outcome, Err(Errno::NOSPC | Errno::DQUOT));
+    if is_full { Ok(()) } else { outcome }
 }
 
 impl Channel for RawChannel {

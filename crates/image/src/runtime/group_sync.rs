@@ -144,7 +144,7 @@ impl GroupSync {
     }
 
     /// What a flush that has been served is told.
-    fn promise(&self) -> Outcome {
+    pub fn promise(&self) -> Outcome {
         if self.has_failed() { Err(Errno::IO) } else { Ok(()) }
     }
 

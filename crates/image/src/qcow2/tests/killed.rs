@@ -434,3 +434,19 @@ fn a_resize_keeps_what_its_own_commit_has_changed_in_the_header() {
     assert_eq!((held[0], held[4000 * 512]), (1, 2));
     assert!(contents(&host.open(&disk)) == held);
 }
+
+/// The redo file goes when the header does not name it any more, and no earlier.
+#[test]
+fn an_image_whose_header_could_not_be_written_at_its_end_opens_with_its_data() {
+    let host = Host::new();
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 7).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    disk.inject(Fault::fail(Errno::NOSPC).on(Call::Write).within(0..512).always());
+    drop((guest, image));
+    disk.clear_faults();
+    assert!(host.read(&disk)[..4096].iter().all(|byte| *byte == 7));
+    assert!(contents(&host.open(&disk))[..4096].iter().all(|byte| *byte == 7));
+}

@@ -18,9 +18,13 @@ use super::*;
 #[derive(Clone, Default)]
 struct Recorder {
     taken: Arc<Mutex<Vec<FileOp>>>,
+    /// Sizes that it was given, each with what it had taken by then.
+    sizes: Arc<Mutex<Vec<(u64, usize)>>>,
     held: Arc<AtomicBool>,
     /// The next flush fails, as the kernel reports it: once.
     bad_sync: Arc<AtomicBool>,
+    /// The next write that is durable by itself, or is not, fails with this.
+    bad_write: Arc<Mutex<Option<(bool, Errno)>>>,
     /// Punches of this place fail.
     bad_punch: Arc<Mutex<Option<FileOffset>>>,
 }
@@ -46,7 +50,8 @@ impl FileIo for Recorder {
         Ok(1 << 20)
     }
 
-    fn set_size(&self, _bytes: u64) -> io::Result<()> {
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.sizes.lock().unwrap().push((bytes, self.taken.lock().unwrap().len()));
         Ok(())
     }
 
@@ -82,7 +87,11 @@ impl FileChannel for RecorderChannel {
             _ => false,
         };
         let fails = fails || bad.is_some_and(hit);
-        let outcome = if fails { Err(Errno::IO) } else { Ok(()) };
+        let mut outcome = if fails { Err(Errno::IO) } else { Ok(()) };
+        if let FileOp::Write { durable, .. } = request.op {
+            let bad = self.file.bad_write.lock().unwrap().take_if(|(bad, _)| *bad == durable);
+            outcome = bad.map_or(outcome, |(_, errno)| Err(errno));
+        }
         self.done.push(FileCompletion { tag: request.tag, outcome });
     }
 

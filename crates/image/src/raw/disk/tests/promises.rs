@@ -165,3 +165,88 @@ fn a_resize_shares_the_failure_of_the_sync_that_it_waits_for() {
     submit(&mut *channel, Op::Flush, false);
     assert_eq!(reap(&mut *channel), [Err(Errno::IO)]);
 }
+
+/// It was taken for a sync that had done well unless it failed with EIO: a device that cannot flush its
+/// cache says so in many ways, to one caller.
+#[test]
+fn a_write_through_write_that_fails_in_any_way_but_for_lack_of_space_ends_all_promises() {
+    use Errno as E;
+    for errno in [E::IO, E::REMOTEIO, E::NODATA, E::TIMEDOUT, E::NOSPC, E::DQUOT] {
+        let is_full = [E::NOSPC, E::DQUOT].contains(&errno);
+        let file = Recorder::default();
+        let image = file.image();
+        let [mut one, mut other] = [(); 2].map(|()| queue(&image, 8));
+        file.held.store(true, Ordering::Relaxed);
+        *file.bad_write.lock().unwrap() = Some((true, errno));
+        submit(&mut *one, Op::Write(extent(8, 1)), true);
+        submit(&mut *other, Op::Write(extent(8, 1)), true);
+        file.held.store(false, Ordering::Relaxed);
+        assert_eq!(reap(&mut *other), []);
+        let expected = if is_full { Ok(()) } else { Err(E::IO) };
+        assert_eq!(reap(&mut *one), [Err(errno)]);
+        assert_eq!(reap(&mut *other), [expected], "{errno}: the write that shares the next sync");
+        submit(&mut *other, Op::Flush, false);
+        assert_eq!(reap(&mut *other), [expected], "{errno}: a flush");
+    }
+}
+
+/// Nothing has been synced, so nothing is lost but what its guest is told of.
+#[test]
+fn a_write_through_write_that_fails_before_its_sync_breaks_no_promise() {
+    for errno in [Errno::IO, Errno::NOSPC] {
+        let file = Recorder::default();
+        let image = file.image();
+        let [mut one, mut other] = [(); 2].map(|()| queue(&image, 8));
+        file.held.store(true, Ordering::Relaxed);
+        *file.bad_write.lock().unwrap() = Some((false, errno));
+        submit(&mut *one, Op::Write(extent(8, 1)), true);
+        submit(&mut *other, Op::Write(extent(8, 1)), true);
+        file.held.store(false, Ordering::Relaxed);
+        assert_eq!(reap(&mut *other), [Err(errno)]);
+        assert_eq!(reap(&mut *one), [Ok(())]);
+        submit(&mut *other, Op::Flush, false);
+        assert_eq!(reap(&mut *other), [Ok(())]);
+    }
+}
+
+#[test]
+fn a_write_through_write_that_ends_when_nothing_is_promised_any_more_fails() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = queue(&image, 8);
+    submit(&mut *channel, Op::Write(extent(8, 1)), true);
+    image.syncs.fail();
+    assert_eq!(reap(&mut *channel), [Err(Errno::IO)]);
+}
+
+/// Its sync is for the new size, and for the old one if it fails.
+#[test]
+fn a_new_size_is_set_before_its_sync_and_taken_back_if_that_fails() {
+    let file = Recorder::default();
+    let image = file.image();
+    image.resize(SectorCount::new(4096)).unwrap();
+    assert_eq!(std::mem::take(&mut *file.sizes.lock().unwrap()), [(4096 * 512, 0)]);
+    file.bad_sync.store(true, Ordering::Relaxed);
+    image.resize(SectorCount::new(8192)).unwrap_err();
+    assert_eq!(*file.sizes.lock().unwrap(), [(8192 * 512, 1), (4096 * 512, 2)]);
+}
+
+/// It leads one sync, and leaves the next one to those that wait for it.
+#[test]
+fn a_flush_that_comes_while_a_resize_syncs_finds_a_leader() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = queue(&image, 8);
+    file.held.store(true, Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        let operator = scope.spawn(|| image.resize(SectorCount::new(4096)));
+        while file.taken.lock().unwrap().is_empty() {
+            std::thread::yield_now();
+        }
+        submit(&mut *channel, Op::Flush, false);
+        file.held.store(false, Ordering::Relaxed);
+        operator.join().unwrap().unwrap();
+    });
+    assert_eq!(wait(&mut *channel, 1), [Ok(())]);
+    assert_eq!(file.take(), [FileOp::Datasync; 2]);
+}
