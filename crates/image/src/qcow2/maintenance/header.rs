@@ -28,10 +28,16 @@ impl Maintenance {
         self.write_at(0, &self.first_sector(header))
     }
 
-    /// Whether the file has the header that it is to have.
+    /// Whether the file has the header that it is to have. A commit that failed may have left its mark
+    /// in there, which the next one that succeeds has, too.
     pub(super) fn has_header(&mut self) -> Result<bool, Errno> {
         let mut found = AlignedBuf::zeroed(SECTOR_BYTES);
         self.file.read(FileOffset::new(0), &mut found)?;
-        Ok(found[..] == self.first_sector(&self.header)[..])
+        let next_mark = self.core.meta().redo.as_ref().map(|redo| redo.mark().next().bits());
+        let marks = [Some(self.header.autoclear), next_mark];
+        Ok(marks.into_iter().flatten().any(|autoclear| {
+            let header = Header { autoclear, ..self.header.clone() };
+            found[..] == self.first_sector(&header)[..]
+        }))
     }
 }

@@ -450,3 +450,26 @@ fn an_image_whose_header_could_not_be_written_at_its_end_opens_with_its_data() {
     assert!(host.read(&disk)[..4096].iter().all(|byte| *byte == 7));
     assert!(contents(&host.open(&disk))[..4096].iter().all(|byte| *byte == 7));
 }
+
+/// The commit had left its mark in the header, which was taken for a header that the resize had changed,
+/// and could not be put back: flushes failed until the image was opened anew. (Soak of failing steps,
+/// SOAK_SEED=1480851689.)
+#[test]
+fn a_full_host_that_met_a_commit_and_then_a_resize_leaves_nothing() {
+    let host = Host::new();
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    let l1 = number(&disk, 40);
+    let fails = |range| Fault::fail(Errno::NOSPC).on(Call::Write).within(range).always();
+    guest.run(Op::Write(extent(0, 8)), 7).unwrap();
+    disk.inject(fails(l1..l1 + 4096));
+    assert_eq!(guest.run(Op::Flush, 0), Err(Errno::NOSPC));
+    disk.inject(fails(0..512));
+    assert!(image.resize(SectorCount::new(SECTORS + 8)).is_err());
+    disk.clear_faults();
+    assert_eq!(guest.run(Op::Flush, 0), Ok(()));
+    image.resize(SectorCount::new(SECTORS + 8)).unwrap();
+    drop((guest, image));
+    assert!(contents(&host.open(&disk))[..4096].iter().all(|byte| *byte == 7));
+}

@@ -190,6 +190,7 @@ impl Life {
             if act == self.script.acts / 2 && self.trouble.passes() {
                 self.end_trouble();
                 if !self.trouble.is_for_good() {
+                    let _tell = Tell(format!("{:?} {:?}", self.script, self.trouble));
                     assert_eq!(self.flush(&mut guest), Ok(()), "what has passed leaves nothing");
                 }
             }
