@@ -15,6 +15,7 @@ mod log_image;
 mod markdown;
 mod noise;
 mod overlay;
+mod pair;
 mod point;
 mod qcow2_image;
 mod sample;
@@ -59,6 +60,8 @@ enum Command {
     Qcow2(qcow2_image::Qcow2Args),
     /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base itself.
     Overlay(overlay::OverlayArgs),
+    /// Two binaries of Flowstone beside each other: has a change made anything slower?
+    Pair(pair::PairArgs),
     /// Measure what a storm of small discards does to the writes beside it.
     Storm(storm::StormArgs),
     /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
@@ -74,6 +77,7 @@ fn main() -> ExitCode {
         Some(Command::Log(args)) => log_image::log(&args),
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
+        Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::List) => {

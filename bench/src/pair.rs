@@ -1,0 +1,301 @@
+//! `flowstone-bench pair`: two binaries of Flowstone beside each other, to see what a change has made
+//! slower.
+//!
+//! Each has made images of its own and serves them; the one without a client sleeps. A round drives one
+//! after the other at every point, and the next round begins with the other one. What counts is the ratio
+//! within a round, since what the machine does meanwhile falls on both, and of these ratios the median,
+//! with the interval that holds the true one in 95 % of all runs.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
+use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::{Daemon, DaemonCommand};
+use tempfile::{TempDir, tempdir_in};
+
+use crate::point::selected;
+use crate::sample::median;
+use crate::size::parse_size;
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct PairArgs {
+    /// The flowstone binary from before the change.
+    #[arg(long)]
+    before: PathBuf,
+    /// The one from after it [default: FLOWSTONE_BIN, or beside this program].
+    #[arg(long)]
+    after: Option<PathBuf>,
+    /// Rounds.
+    #[arg(long, default_value_t = 15)]
+    rounds: usize,
+    /// Measured seconds per point, round and binary.
+    #[arg(long, default_value_t = 1.0)]
+    runtime: f64,
+    /// Only points whose name contains this; may be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+    /// Size of each image.
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    size: u64,
+    /// Directory of the images, on the file system to be measured.
+    #[arg(long, default_value = "target/bench-data")]
+    dir: PathBuf,
+    /// CPU of the servers.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+    /// CPU of the client.
+    #[arg(long, default_value_t = 1)]
+    client_cpu: usize,
+}
+
+const RAMP: Duration = Duration::from_millis(100);
+const TMPFS: &str = "/dev/shm";
+const QUEUES_MAX: usize = 4;
+const FILL_BYTES: u64 = 256 << 10;
+
+/// What is behind the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Disk {
+    Null,
+    Tmpfs,
+    Image(&'static str),
+}
+
+impl Disk {
+    const ALL: [Self; 5] =
+        [Self::Null, Self::Tmpfs, Self::Image("raw"), Self::Image("qcow2"), Self::Image("log")];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Tmpfs => "tmpfs",
+            Self::Image(format) => format,
+        }
+    }
+
+    /// Makes the image, if there is one, and serves it.
+    fn serve(self, program: &Path, dir: &Path, args: &PairArgs) -> Result<Daemon> {
+        let socket = dir.join("vhost.sock");
+        let mut command = DaemonCommand::new(program)
+            .cpus(&[args.server_cpu])
+            .args(["serve", "--queues", &QUEUES_MAX.to_string(), "--socket"])
+            .arg(&socket);
+        command = match self {
+            Self::Null => command.args(["--backend", "null:8G"]),
+            Self::Tmpfs => {
+                command.args(["--direct", "off"]).arg(create(program, dir, "raw", args)?)
+            }
+            Self::Image(format) => command.arg(create(program, dir, format, args)?),
+        };
+        let daemon = command.spawn()?;
+        if self != Self::Null {
+            let mut fill = LoadOptions::new(&socket).workload("write").iodepth(4);
+            fill.block_bytes = FILL_BYTES;
+            fill.limit = Limit::Ops(args.size / FILL_BYTES);
+            checked(run(&fill)?)?;
+        }
+        Ok(daemon)
+    }
+}
+
+fn create(program: &Path, dir: &Path, format: &str, args: &PairArgs) -> Result<PathBuf> {
+    let image = dir.join(format!("disk.{format}"));
+    let size = args.size.to_string();
+    let mut command = Command::new(program);
+    command.args(["create", "--format", format, "--size", &size]).arg(&image);
+    let made = command.output().with_context(|| format!("run {}", program.display()))?;
+    ensure!(made.status.success(), "create: {}", String::from_utf8_lossy(&made.stderr));
+    Ok(image)
+}
+
+fn checked(report: LoadReport) -> Result<LoadReport> {
+    ensure!(report.errors == 0, "{} requests failed", report.errors);
+    Ok(report)
+}
+
+/// What is done with a disk.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    disk: Disk,
+    rw: &'static str,
+    iodepth: u16,
+    queues: usize,
+    flush_every: u64,
+}
+
+impl Load {
+    fn of(disk: Disk) -> Vec<Self> {
+        let load = |rw, queues, iodepth| Self { disk, rw, iodepth, queues, flush_every: 0 };
+        if disk == Disk::Null {
+            return vec![load("randread", 1, 1), load("randread", 1, 32), load("randread", 2, 32)];
+        }
+        let depths: &[u16] = if disk == Disk::Image("raw") { &[1, 32, 128] } else { &[1, 32] };
+        let mut loads = Vec::new();
+        for rw in ["randread", "randwrite"] {
+            loads.extend(depths.iter().map(|depth| load(rw, 1, *depth)));
+        }
+        if disk != Disk::Tmpfs {
+            let flushed = |load| Self { flush_every: 1, ..load };
+            loads.push(flushed(load("randwrite", 1, 8)));
+            loads.push(flushed(load("randwrite", 4, 1)));
+        }
+        loads
+    }
+
+    fn name(&self) -> String {
+        let Self { disk, rw, iodepth, queues, flush_every } = *self;
+        let queues = if queues == 1 { String::new() } else { format!("{queues}x") };
+        let flush = if flush_every == 0 { "" } else { "-flush-each" };
+        format!("{}-{rw}-{queues}qd{iodepth}{flush}", disk.name())
+    }
+
+    fn drive(&self, socket: &Path, daemon: &Daemon, args: &PairArgs) -> Result<LoadReport> {
+        let mut load = LoadOptions::new(socket).workload(self.rw).iodepth(self.iodepth);
+        load.client = load.client.queues(self.queues);
+        (load.threads, load.cpus) = (1, vec![args.client_cpu]);
+        let in_memory = matches!(self.disk, Disk::Null | Disk::Tmpfs);
+        load.completion = if in_memory { Completion::Poll } else { Completion::Eventfd };
+        load.limit = Limit::Time { ramp: RAMP, runtime: Duration::from_secs_f64(args.runtime) };
+        load.flush_every = self.flush_every;
+        load.server_pid = Some(daemon.pid());
+        checked(run(&load)?)
+    }
+}
+
+/// Before and after, of one round.
+type Round = [LoadReport; 2];
+
+/// Carries out the subcommand.
+pub fn pair(args: &PairArgs) -> Result<()> {
+    let after = args.after.clone().map_or_else(flowstone_binary, Ok)?;
+    let programs = [&args.before, &after];
+    std::fs::create_dir_all(&args.dir).with_context(|| format!("make {}", args.dir.display()))?;
+    println!("| 4 KiB | before IOPS | after IOPS | ratio (95 %) | CPU per I/O, ratio (95 %) |");
+    println!("|---|---:|---:|---|---|");
+    let chosen = |load: &Load| selected(&load.name(), &args.only);
+    for disk in Disk::ALL {
+        let loads: Vec<Load> = Load::of(disk).into_iter().filter(chosen).collect();
+        if !loads.is_empty() {
+            measure(disk, &loads, programs, args).with_context(|| disk.name())?;
+        }
+    }
+    Ok(())
+}
+
+fn measure(disk: Disk, loads: &[Load], programs: [&PathBuf; 2], args: &PairArgs) -> Result<()> {
+    let place = if disk == Disk::Tmpfs { Path::new(TMPFS) } else { &args.dir };
+    let dirs = [tempdir_in(place)?, tempdir_in(place)?];
+    let mut daemons = Vec::new();
+    for (program, dir) in programs.iter().zip(&dirs) {
+        daemons.push(disk.serve(program, dir.path(), args)?);
+    }
+    let mut rounds: Vec<Vec<Round>> = loads.iter().map(|_| Vec::new()).collect();
+    for round in 0..args.rounds {
+        for (load, rounds) in loads.iter().zip(&mut rounds) {
+            rounds.push(one_round(load, round, &daemons, &dirs, args)?);
+        }
+        eprintln!("{}: round {} of {}", disk.name(), round + 1, args.rounds);
+    }
+    for (load, rounds) in loads.iter().zip(&rounds) {
+        println!("{}", row(load, rounds));
+    }
+    for mut daemon in daemons {
+        let end = daemon.terminate(TERMINATE_TIMEOUT)?;
+        ensure!(end.success(), "flowstone ended with {end}: {}", daemon.stderr());
+    }
+    Ok(())
+}
+
+fn one_round(
+    load: &Load,
+    round: usize,
+    daemons: &[Daemon],
+    dirs: &[TempDir; 2],
+    args: &PairArgs,
+) -> Result<Round> {
+    let drive = |which: usize| {
+        let socket = dirs[which].path().join("vhost.sock");
+        load.drive(&socket, &daemons[which], args).with_context(|| load.name())
+    };
+    if round.is_multiple_of(2) {
+        let before = drive(0)?;
+        return Ok([before, drive(1)?]);
+    }
+    let after = drive(1)?;
+    Ok([drive(0)?, after])
+}
+
+fn row(load: &Load, rounds: &[Round]) -> String {
+    let rate = |which: usize| {
+        let rates = rounds.iter().map(|round| round[which].iops).collect();
+        median(rates).unwrap_or(f64::NAN)
+    };
+    let ratios = |figure: fn(&LoadReport) -> f64| {
+        let ratio = |round: &Round| figure(&round[1]) / figure(&round[0]);
+        interval(rounds.iter().map(ratio).collect())
+    };
+    let iops = ratios(|report| report.iops);
+    let cpu = ratios(|report| report.server_us_per_io.unwrap_or(f64::NAN));
+    format!("| {} | {:.0} | {:.0} | {iops} | {cpu} |", load.name(), rate(0), rate(1))
+}
+
+/// The median of some values and its 95 % confidence interval, which the sign test gives: it asks nothing
+/// of how they are distributed.
+fn interval(mut values: Vec<f64>) -> String {
+    values.sort_by(f64::total_cmp);
+    let middle = median(values.clone()).unwrap_or(f64::NAN);
+    match outside(values.len()) {
+        Some(cut) => {
+            let (low, high) = (values[cut], values[values.len() - 1 - cut]);
+            format!("{middle:.3} ({low:.3}-{high:.3})")
+        }
+        None => format!("{middle:.3}"),
+    }
+}
+
+/// How many of `count` values the interval leaves out at each end: as many as lie below the true median
+/// in 97.5 % of all runs at least. Nothing if there are too few values for an interval.
+fn outside(count: usize) -> Option<usize> {
+    let mut chance = 0.5_f64.powi(count as i32);
+    let mut sum = chance;
+    let mut cut = None;
+    for below in 0..count {
+        if sum > 0.025 {
+            break;
+        }
+        cut = Some(below);
+        chance *= (count - below) as f64 / (below + 1) as f64;
+        sum += chance;
+    }
+    cut
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From the table of the sign test.
+    #[test]
+    fn the_interval_leaves_out_as_many_as_the_sign_test_says() {
+        for (count, cut) in [(6, 0), (9, 1), (12, 2), (15, 3), (20, 5), (25, 7)] {
+            assert_eq!(outside(count), Some(cut), "{count}");
+        }
+        assert_eq!((outside(0), outside(5)), (None, None));
+        let values = (1..=15).map(f64::from).rev().collect();
+        assert_eq!(interval(values), "8.000 (4.000-12.000)");
+    }
+
+    #[test]
+    fn points_have_names_of_their_own() {
+        let names: Vec<String> =
+            Disk::ALL.into_iter().flat_map(Load::of).map(|load| load.name()).collect();
+        for name in &names {
+            assert_eq!(names.iter().filter(|other| *other == name).count(), 1, "{name}");
+        }
+    }
+}
