@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use flowstone_block::{Error, Result};
 
@@ -12,25 +13,39 @@ use crate::disk::Disk;
 
 /// All disks, by their numbers: these are not used again.
 #[derive(Default)]
-pub struct Disks(Mutex<Table>);
+pub struct Disks {
+    table: Mutex<Table>,
+    /// Rings when a disk that was starting has come to something, or to nothing.
+    settled: Condvar,
+}
 
 #[derive(Default)]
 struct Table {
     known: BTreeMap<u32, State>,
     next: u32,
-    /// Disks that are opened from now on are too late.
-    stopping: bool,
+    end: Option<End>,
+}
+
+/// What a daemon ends with, whichever comes first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It is told to stop. Disks that are opened from now on are too late.
+    Stop,
+    /// No disk could be served.
+    NothingToServe,
 }
 
 enum State {
     /// Its image waits for a lock, or is being recovered; the disk will have this name.
     Opening(String),
+    /// It begins to listen: a guest may be served soon.
+    Starting(String),
     Serving(Arc<Disk>),
 }
 
 impl Disks {
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A disk is to be opened. Returns its number.
@@ -42,35 +57,45 @@ impl Disks {
         number
     }
 
-    /// Puts in the disk with this number, which `start` makes; nothing if the daemon is stopping.
-    ///
-    /// Under the lock: a disk that listens is among those that [`stop`](Self::stop) returns.
-    pub fn serve(
-        &self,
-        number: u32,
-        start: impl FnOnce() -> Result<Disk>,
-    ) -> Result<Option<Arc<Disk>>> {
+    /// The disk with this number is about to listen. Returns `false` if that is too late: the daemon is
+    /// stopping.
+    pub fn begin_start(&self, number: u32) -> bool {
         let mut table = self.table();
-        if table.stopping {
-            return Ok(None);
+        if table.end.is_some() {
+            return false;
         }
-        let disk = Arc::new(start()?);
-        table.known.insert(number, State::Serving(Arc::clone(&disk)));
-        Ok(Some(disk))
+        if let Some(state) = table.known.get_mut(&number)
+            && let State::Opening(name) = state
+        {
+            *state = State::Starting(std::mem::take(name));
+        }
+        true
+    }
+
+    /// The disk with this number listens. It is given back if that is too late: it is to be stopped, and
+    /// then [given up](Self::give_up).
+    pub fn serve(&self, number: u32, disk: Disk) -> std::result::Result<(), Box<Disk>> {
+        let mut table = self.table();
+        if table.end.is_some() {
+            return Err(Box::new(disk));
+        }
+        table.known.insert(number, State::Serving(Arc::new(disk)));
+        Ok(())
     }
 
     /// Does this, which does not take long, unless the daemon is stopping. It does not begin to stop
     /// meanwhile.
     pub fn unless_stopping(&self, act: impl FnOnce()) {
         let table = self.table();
-        if !table.stopping {
+        if table.end.is_none() {
             act();
         }
     }
 
-    /// The disk with this number cannot be opened.
+    /// There is no disk with this number: it could not be opened, or has come too late.
     pub fn give_up(&self, number: u32) {
         self.table().known.remove(&number);
+        self.settled.notify_all();
     }
 
     /// Those that are served.
@@ -83,19 +108,40 @@ impl Disks {
         self.table().opening().map(str::to_owned).collect()
     }
 
-    /// Whether there is nothing to serve, and will be nothing.
-    pub fn is_empty(&self) -> bool {
-        let table = self.table();
-        table.known.is_empty() && !table.stopping
+    /// Ends the daemon if there is nothing to serve, and will be nothing, and it has not been told to
+    /// stop.
+    pub fn end_if_empty(&self) -> bool {
+        let mut table = self.table();
+        if table.known.is_empty() && table.end.is_none() {
+            table.end = Some(End::NothingToServe);
+        }
+        table.end == Some(End::NothingToServe)
     }
 
-    /// Takes all that are served. None is from now on.
-    pub fn stop(&self) -> Vec<Arc<Disk>> {
+    /// Takes all that are served. None is from now on. Nothing if the daemon has ended because there is
+    /// nothing to serve.
+    pub fn stop(&self) -> Option<Vec<Arc<Disk>>> {
         let mut table = self.table();
-        table.stopping = true;
+        if *table.end.get_or_insert(End::Stop) == End::NothingToServe {
+            return None;
+        }
         let served = table.serving().cloned().collect();
-        table.known.clear();
-        served
+        table.known.retain(|_, state| matches!(state, State::Starting(_)));
+        Some(served)
+    }
+
+    /// After [`stop`](Self::stop): waits for disks that have begun to listen by then, which stop by
+    /// themselves, until `deadline` at most.
+    pub fn wait_for_late_ones(&self, deadline: Instant) {
+        let mut table = self.table();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if table.known.is_empty() || left.is_zero() {
+                return;
+            }
+            let woken = self.settled.wait_timeout(table, left);
+            table = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// The one disk that an operator means: by its name, or by the path of its image. A word that fits
@@ -129,13 +175,13 @@ impl Table {
     fn serving(&self) -> impl Iterator<Item = &Arc<Disk>> {
         self.known.values().filter_map(|state| match state {
             State::Serving(disk) => Some(disk),
-            State::Opening(_) => None,
+            State::Opening(_) | State::Starting(_) => None,
         })
     }
 
     fn opening(&self) -> impl Iterator<Item = &str> {
         self.known.values().filter_map(|state| match state {
-            State::Opening(name) => Some(&**name),
+            State::Opening(name) | State::Starting(name) => Some(&**name),
             State::Serving(_) => None,
         })
     }
@@ -143,6 +189,8 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     /// It listened until the process ended, and what a guest wrote was not flushed.
@@ -151,11 +199,33 @@ mod tests {
         let disks = Disks::default();
         let number = disks.begin("late".into());
         assert_eq!(disks.opening(), ["late"]);
-        disks.unless_stopping(|| assert!(disks.0.try_lock().is_err(), "it may begin to stop"));
-        assert!(disks.stop().is_empty());
+        disks.unless_stopping(|| assert!(disks.table.try_lock().is_err(), "it may begin to stop"));
+        assert!(disks.stop().unwrap().is_empty());
         disks.unless_stopping(|| unreachable!());
-        let late = disks.serve(number, || unreachable!("nobody would stop it"));
-        assert!(late.unwrap().is_none());
-        assert!(disks.opening().is_empty() && disks.serving().is_empty() && !disks.is_empty());
+        assert!(!disks.begin_start(number) && !disks.end_if_empty());
+        assert!(disks.opening().is_empty() && disks.serving().is_empty());
+    }
+
+    /// Its socket may lie on a file system that hangs: no lock is held meanwhile.
+    #[test]
+    fn a_disk_that_starts_is_waited_for_at_the_end_and_for_a_while_only() {
+        let disks = Disks::default();
+        let number = disks.begin("slow".into());
+        assert!(disks.begin_start(number));
+        assert_eq!(disks.opening(), ["slow"]);
+        assert!(disks.stop().unwrap().is_empty());
+        disks.wait_for_late_ones(Instant::now() + Duration::from_millis(1));
+        std::thread::scope(|scope| {
+            scope.spawn(|| disks.give_up(number));
+            disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
+        });
+    }
+
+    /// The failure of the only disk was told to nobody when a signal came just then.
+    #[test]
+    fn a_daemon_ends_because_of_a_signal_or_because_nothing_can_be_served() {
+        let [stopped, failed] = [(); 2].map(|()| Disks::default());
+        assert!(stopped.stop().is_some() && !stopped.end_if_empty() && stopped.stop().is_some());
+        assert!(failed.end_if_empty() && failed.stop().is_none() && failed.end_if_empty());
     }
 }

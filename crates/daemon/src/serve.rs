@@ -61,7 +61,10 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     };
     info!(signal, "stopping");
     drop(control);
-    daemon.stop()
+    match daemon.stop() {
+        Some(stopped) => stopped,
+        None => opener.join().unwrap_or_else(|_| Err(died("opening the disks"))),
+    }
 }
 
 /// SIGHUP ends nothing: a terminal that closes must not take guests' disks away, and there is nothing
@@ -116,7 +119,7 @@ impl Daemon {
             .collect();
         let ends = openings.into_iter().map(|opening| opening.end(self, report));
         match ends.filter_map(Result::err).last() {
-            Some(error) if self.disks.is_empty() => return Err(error),
+            Some(error) if self.disks.end_if_empty() => return Err(error),
             Some(error) if !report => error!("{error}"),
             _ => {}
         }
@@ -139,17 +142,24 @@ impl Daemon {
         })
     }
 
-    /// Nothing is opened if the daemon is stopping.
+    /// Nothing listens from now on if the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
         let stack = Stack::build(&self.shared, &config)?;
-        // If the disk cannot listen, its image is closed here, which may take long.
-        let held = stack.clone();
-        let served = self.disks.serve(number, || Disk::start(stack, number, config));
-        drop(held);
-        let Some(disk) = served? else { return Ok(()) };
+        if !self.disks.begin_start(number) {
+            return Ok(());
+        }
+        let disk = Disk::start(stack, number, config)?;
+        let socket = disk.socket.display().to_string();
+        if let Err(late) = self.disks.serve(number, disk) {
+            late.begin_stop();
+            let stopped = late.stop(Instant::now() + STOP_PATIENCE);
+            drop(late);
+            self.disks.give_up(number);
+            return stopped;
+        }
         let mut out = io::stdout().lock();
         // The process that started us may not listen; the sockets work all the same.
-        let _ = writeln!(out, "listening on {}", disk.socket.display());
+        let _ = writeln!(out, "listening on {socket}");
         let _ = out.flush();
         Ok(())
     }
@@ -170,9 +180,10 @@ impl Daemon {
         }
     }
 
-    /// Stops every disk, whatever happens to the others; the first error is returned.
-    fn stop(&self) -> Result<()> {
-        let disks = self.disks.stop();
+    /// Stops every disk, whatever happens to the others; the first error is returned. Nothing if the
+    /// daemon has ended already, because no disk can be served.
+    fn stop(&self) -> Option<Result<()>> {
+        let disks = self.disks.stop()?;
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);
         disks.iter().for_each(|disk| disk.begin_stop());
         let deadline = Instant::now() + STOP_PATIENCE;
@@ -184,7 +195,8 @@ impl Daemon {
                 outcome = outcome.and(Err(error));
             }
         }
-        outcome
+        self.disks.wait_for_late_ones(deadline);
+        Some(outcome)
     }
 }
 

@@ -22,7 +22,6 @@ pub struct Shared {
 }
 
 /// A disk, from its image up.
-#[derive(Clone)]
 pub struct Stack {
     /// What queues talk to.
     pub top: Arc<dyn Layer>,

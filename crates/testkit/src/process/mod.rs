@@ -23,6 +23,8 @@ use crate::{Error, Result};
 
 /// How long `terminate` callers usually want to wait.
 pub const TERMINATE_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long what a process has written may take through a pipe, on a busy machine.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// A running daemon.
 #[derive(Debug)]
@@ -114,8 +116,8 @@ impl Daemon {
         let deadline = Instant::now() + timeout;
         while !done(self) {
             if let Some(status) = self.try_wait()? {
-                // The last words may still be on their way through the pipe.
-                thread::sleep(Duration::from_millis(20));
+                self.stdout.wait_for_end(LAST_WORDS);
+                self.stderr.wait_for_end(LAST_WORDS);
                 if done(self) {
                     return Ok(());
                 }

@@ -2,12 +2,14 @@
 
 use std::io::Read;
 use std::sync::{Arc, Mutex};
-use std::thread;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// Everything read from a pipe so far.
 #[derive(Debug)]
 pub(super) struct Capture {
     bytes: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
 }
 
 impl Capture {
@@ -15,13 +17,22 @@ impl Capture {
     pub(super) fn start(mut pipe: impl Read + Send + 'static) -> Self {
         let bytes = Arc::new(Mutex::new(Vec::new()));
         let sink = Arc::clone(&bytes);
-        thread::spawn(move || {
+        let reader = thread::spawn(move || {
             let mut chunk = [0; 4096];
             while let Ok(n @ 1..) = pipe.read(&mut chunk) {
                 lock(&sink).extend_from_slice(&chunk[..n]);
             }
         });
-        Capture { bytes }
+        Capture { bytes, reader }
+    }
+
+    /// After the end of the process: waits for its last words, which may still be in the pipe. Not for
+    /// ever: a child of it may hold the pipe open.
+    pub(super) fn wait_for_end(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        while !self.reader.is_finished() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// As text; damaged characters are replaced.
