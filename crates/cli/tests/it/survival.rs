@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Write;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use flowstone_testkit::client::{Completion, Ticket};
-use flowstone_testkit::{Client, Request, Status, virtio};
-use rustix::fs::{CWD, Mode, mkfifoat};
+use flowstone_testkit::{Client, ClientOptions, Request, Status, virtio};
+use rustix::fs::{CWD, Mode, OFlags, fcntl_getfl, fcntl_setfl, mkfifoat};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::fixture::{Place, pattern, stop};
 
@@ -361,4 +363,35 @@ fn a_driver_that_hangs_up_in_the_middle_leaves_a_working_disk() {
     let mut client = place.client();
     assert_eq!(client.write(0, &block(0, 9)).unwrap(), Status::Ok);
     stop(daemon);
+}
+
+/// The thread that had opened the image kept it while it printed that, for ever.
+#[test]
+fn an_image_is_closed_in_order_though_nobody_reads_what_is_printed() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "64M", "--format", "log", "disk.flow"]);
+    let (_reader, mut full) = std::io::pipe().unwrap();
+    let flags = fcntl_getfl(&full).unwrap();
+    fcntl_setfl(&full, flags | OFlags::NONBLOCK).unwrap();
+    while full.write(&[0; 4096]).is_ok() {}
+    while full.write(&[0]).is_ok() {}
+    fcntl_setfl(&full, flags).unwrap();
+    let mut daemon = Command::new(env!("CARGO_BIN_EXE_flowstone"))
+        .args(["serve", "--socket", &place.text("disk.sock"), &place.text("disk.flow")])
+        .stdout(full)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let options = ClientOptions::new(place.path("disk.sock"));
+    let guest = std::iter::repeat_with(|| {
+        std::thread::sleep(Duration::from_millis(10));
+        Client::connect(options.clone())
+    });
+    let mut guest = guest.take(1000).find_map(Result::ok).expect("it listens");
+    assert_eq!(guest.write(0, &[1; 4096]).unwrap(), Status::Ok);
+    drop(guest);
+    kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();
+    assert!(daemon.wait().unwrap().success());
+    let info = place.succeed(&["info", "disk.flow"]);
+    assert!(info.contains("closed in order") && !info.contains("not closed in order"), "{info}");
 }
