@@ -266,7 +266,7 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; flowstone.toml(5) lists its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
-        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "engine", "direct", "readonly", "backing_dirs",
+        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "engine", "direct", "readonly", "backing_dirs",
         "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
@@ -307,6 +307,10 @@ pub struct Serve {
     /// data), unmap (the host gets their space back, too) [default: off]
     #[arg(long, value_name = "MODE")]
     pub detect_zeroes: Option<DetectZeroes>,
+    /// Best-effort priority level, 0 to 7, of the guest's ext4 journal (its mount option
+    /// `journal_ioprio`), by which writes to it are known on encrypted disks [default: 3]
+    #[arg(long, value_name = "LEVEL")]
+    pub journal_ioprio: Option<u8>,
     /// How requests reach the host file: auto, uring or sync (threads)
     #[arg(long)]
     pub engine: Option<Choice<EngineChoice>>,
@@ -339,6 +343,10 @@ pub struct Stats {
     /// The daemon's control socket
     #[arg(long, value_name = "SOCK")]
     pub control: PathBuf,
+    /// Show what has been recognised on a disk: partitions, file systems, journals. DISK is its name or
+    /// its image
+    #[arg(long, value_name = "DISK")]
+    pub layout: Option<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

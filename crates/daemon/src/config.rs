@@ -12,19 +12,20 @@
 //! an error, since a misspelt one would silently not do what it says. flowstone.toml(5) lists them: it
 //! is made from these structures and the help of `serve`.
 
+mod choices;
 pub mod keys;
 mod text;
 
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 
-use flowstone_block::{Error, Result, parse_size};
+use flowstone_block::{Error, Result};
 use flowstone_fileio::{Access, DirectChoice, EngineChoice, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{DiscardMode, Format, ImageOptions};
 use serde::Deserialize;
 use toml::{Spanned, Table};
 use tracing::info;
 
+pub use self::choices::{Backend, Choice, PollMode};
 use self::text::{one_line, optional_text, text_or_default, texts};
 use crate::layer_spec::{DetectZeroes, LayerSpec};
 use crate::{CpuList, SocketGroup, SocketMode};
@@ -33,6 +34,10 @@ use crate::{CpuList, SocketGroup, SocketMode};
 pub const QUEUES_DEFAULT: u16 = 64;
 /// The vhost-user protocol numbers rings with eight bits, of which crate `vhost` leaves fewer.
 pub const QUEUES_MAX: u16 = 128;
+/// The level at which the journal of ext4 writes, unless it is mounted with another `journal_ioprio`.
+pub const JOURNAL_IOPRIO_DEFAULT: u8 = 3;
+/// Linux has eight levels.
+pub const JOURNAL_IOPRIO_MAX: u8 = 7;
 const QUEUES_ADVICE: &str = "use 1 to 128 queues";
 /// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -109,6 +114,10 @@ pub struct DiskConfig {
     #[serde(default, deserialize_with = "text_or_default", rename = "detect-zeroes")]
     #[serde(alias = "detect_zeroes")]
     pub detect_zeroes: DetectZeroes,
+    /// The best-effort level of the guest's journal, for disks whose structures cannot be read.
+    #[serde(default = "journal_ioprio_default", rename = "journal-ioprio")]
+    #[serde(alias = "journal_ioprio")]
+    pub journal_ioprio: u8,
     /// How requests reach the host file.
     #[serde(default, deserialize_with = "text_or_default")]
     pub engine: Choice<EngineChoice>,
@@ -124,27 +133,6 @@ pub struct DiskConfig {
     /// Diagnosis layers, from the lowest up.
     #[serde(default, deserialize_with = "texts")]
     pub layers: Vec<LayerSpec>,
-}
-
-/// When a queue looks for work by itself.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PollMode {
-    /// While that is worth it.
-    #[default]
-    Auto,
-    /// All the time: lowest latency, at the price of a core per queue.
-    Always,
-    /// Never: notifications only.
-    Never,
-}
-
-/// What stands in for an image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Backend {
-    /// Does nothing, at once.
-    Null(u64),
-    /// Keeps data in the daemon's memory.
-    Mem(u64),
 }
 
 /// Where a disk's data is.
@@ -263,6 +251,7 @@ impl DiskConfig {
             poll: PollMode::default(),
             discard: DiscardMode::default(),
             detect_zeroes: DetectZeroes::default(),
+            journal_ioprio: JOURNAL_IOPRIO_DEFAULT,
             engine: Choice::default(),
             direct: Choice::default(),
             readonly: false,
@@ -281,6 +270,10 @@ impl DiskConfig {
         }
         if self.queues == 0 || self.queues > QUEUES_MAX {
             return refuse(format!("{} queues", self.queues), QUEUES_ADVICE);
+        }
+        if self.journal_ioprio > JOURNAL_IOPRIO_MAX {
+            let why = format!("the journal's priority level {}", self.journal_ioprio);
+            return refuse(why, "use a level from 0 to 7");
         }
         if self.detect_zeroes == DetectZeroes::Unmap && self.discard != DiscardMode::Deallocate {
             let why = "zeroes that are unmapped give space back, which its discard mode forbids";
@@ -318,62 +311,6 @@ impl DiskConfig {
     }
 }
 
-impl FromStr for PollMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "auto" => Ok(Self::Auto),
-            "always" => Ok(Self::Always),
-            "never" => Ok(Self::Never),
-            _ => Err(format!("`{text}` is not a polling mode; use auto, always or never")),
-        }
-    }
-}
-
-impl FromStr for Backend {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text.split_once(':') {
-            Some(("null", size)) => Ok(Self::Null(parse_size(size)?)),
-            Some(("mem", size)) => Ok(Self::Mem(parse_size(size)?)),
-            _ => Err(format!("`{text}` is not a backend; use null:SIZE or mem:SIZE")),
-        }
-    }
-}
-
-/// A choice of the file I/O stage, with the words of the command line, which that stage does not
-/// know.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Choice<T>(pub T);
-
-impl FromStr for Choice<EngineChoice> {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "auto" => Ok(Self(EngineChoice::Auto)),
-            "uring" => Ok(Self(EngineChoice::Uring)),
-            "sync" => Ok(Self(EngineChoice::Sync)),
-            _ => Err(format!("`{text}` is not an engine; use auto, uring or sync")),
-        }
-    }
-}
-
-impl FromStr for Choice<DirectChoice> {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "auto" => Ok(Self(DirectChoice::Auto)),
-            "on" => Ok(Self(DirectChoice::On)),
-            "off" => Ok(Self(DirectChoice::Off)),
-            _ => Err(format!("`{text}` is not a choice for direct I/O; use auto, on or off")),
-        }
-    }
-}
-
 /// A guest would read a longer serial as another one, and threads cannot be called just anything.
 fn check_label(what: &str, text: &str, bytes_max: usize) -> std::result::Result<(), String> {
     match text {
@@ -390,6 +327,10 @@ fn check_label(what: &str, text: &str, bytes_max: usize) -> std::result::Result<
 
 fn queues_default() -> u16 {
     QUEUES_DEFAULT
+}
+
+fn journal_ioprio_default() -> u8 {
+    JOURNAL_IOPRIO_DEFAULT
 }
 
 #[cfg(test)]

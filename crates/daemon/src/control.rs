@@ -40,6 +40,14 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub enum Command {
     /// The counters of everything.
     Stats,
+    /// What has been recognised on a disk.
+    Layout {
+        /// The disk's name or the path of its image.
+        disk: String,
+        /// The image that `disk` is where the client runs; `disk` is then no path to us.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        path: Option<PathBuf>,
+    },
     /// Make a disk larger while its guest runs.
     Resize {
         /// The disk's name or the path of its image.

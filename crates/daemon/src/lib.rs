@@ -1,8 +1,9 @@
 //! The daemon: wires stages into disks, runs their queues, and answers operators.
 //!
-//! `stack` is the only file that names more than one stage (front end, layers, images). A `Disk` is a stack with a socket;
+//! `stack` is the only file that names more than one stage (front end, classification, layers, images). A `Disk` is a stack with a socket;
 //! [`serve()`] runs all disks of a configuration until a signal ends them.
 
+mod class_report;
 mod config;
 mod control;
 mod counters;

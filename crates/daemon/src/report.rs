@@ -7,6 +7,7 @@ use flowstone_block::OpKind;
 use flowstone_layers::LayerCounters;
 use serde::Serialize;
 
+use crate::class_report::ClassesReport;
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
 use crate::disks::Disks;
@@ -45,6 +46,8 @@ struct DiskReport {
     /// Writes that were found to be zero; absent where writes are not examined.
     #[serde(skip_serializing_if = "Option::is_none")]
     detected_zeroes: Option<DetectedZeroes>,
+    /// Reads and writes by what they carry.
+    classes: ClassesReport,
     /// What became of discards; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     discards: Option<DiscardReport>,
@@ -159,6 +162,7 @@ impl DiskReport {
                 let (requests, bytes) = counters.read();
                 DetectedZeroes { requests, bytes }
             }),
+            classes: ClassesReport::of(&disk.stack.classes),
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),

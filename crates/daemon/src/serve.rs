@@ -18,6 +18,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info};
 
+use crate::class_report::LayoutReport;
 use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
@@ -168,6 +169,11 @@ impl Daemon {
         match command {
             Command::Stats => {
                 let report = Report::of(&self.disks, self.start.elapsed());
+                Ok(serde_json::to_value(report).expect("a report is plain values"))
+            }
+            Command::Layout { disk: name, path } => {
+                let disk = self.disks.find(&format!("layout of {name}"), &name, path.as_deref())?;
+                let report = LayoutReport::of(&disk.stack.classes);
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
             Command::Resize { disk: name, path, bytes, add_bytes } => {

@@ -1,11 +1,12 @@
 //! The wiring: the only place that names two stages.
 //!
 //! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
-//! if that was asked for, then the diagnosis layers, the first named lowest.
+//! if that was asked for, then classification, then the diagnosis layers, the first named lowest.
 
 use std::sync::Arc;
 
 use flowstone_block::{Error, Layer, Result, SectorCount};
+use flowstone_classify::{Classify, DiskClasses};
 use flowstone_fileio::FileOpener;
 use flowstone_image::{Image, open};
 use flowstone_layers::{
@@ -21,6 +22,9 @@ pub struct Shared {
     pub opener: FileOpener,
 }
 
+/// The lowest layer, and the image if it is one.
+type Foundation = (Arc<dyn Layer>, Option<Arc<dyn Image>>);
+
 /// A disk, from its image up.
 pub struct Stack {
     /// What queues talk to.
@@ -29,6 +33,8 @@ pub struct Stack {
     pub image: Option<Arc<dyn Image>>,
     /// Counters of detected zeroes, if they are looked for.
     pub zeroes: Option<Arc<ZeroCounters>>,
+    /// What is known of the guest's file systems, and requests counted by class.
+    pub classes: Arc<DiskClasses>,
     /// Counters of the `stats` layers, from the lowest up.
     pub counters: Vec<Arc<LayerCounters>>,
 }
@@ -36,16 +42,20 @@ pub struct Stack {
 impl Stack {
     /// Opens everything that `config` names.
     pub fn build(shared: &Shared, config: &DiskConfig) -> Result<Self> {
-        let mut stack = Self::foundation(shared, config)?;
-        stack.detect_zeroes(config.detect_zeroes);
+        let (base, image) = Self::foundation(shared, config)?;
+        let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
+        let classify = Classify::new(base, config.journal_ioprio);
+        let classes = classify.classes();
+        let top = Arc::new(classify);
+        let mut stack = Self { top, image, zeroes, classes, counters: Vec::new() };
         for spec in &config.layers {
             stack.add(spec)?;
         }
         Ok(stack)
     }
 
-    fn foundation(shared: &Shared, config: &DiskConfig) -> Result<Self> {
-        let (top, image): (Arc<dyn Layer>, Option<Arc<dyn Image>>) = match config.source()? {
+    fn foundation(shared: &Shared, config: &DiskConfig) -> Result<Foundation> {
+        let (top, image): Foundation = match config.source()? {
             Source::Null(bytes) => (Arc::new(Null::new(capacity(bytes)?)), None),
             Source::Mem(bytes) => {
                 let mem = Mem::new(capacity(bytes)?)
@@ -58,18 +68,21 @@ impl Stack {
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }
         };
-        Ok(Self { top, image, zeroes: None, counters: Vec::new() })
+        Ok((top, image))
     }
 
-    fn detect_zeroes(&mut self, choice: DetectZeroes) {
+    fn detect_zeroes(
+        base: Arc<dyn Layer>,
+        choice: DetectZeroes,
+    ) -> (Arc<dyn Layer>, Option<Arc<ZeroCounters>>) {
         let unmap = match choice {
-            DetectZeroes::Off => return,
+            DetectZeroes::Off => return (base, None),
             DetectZeroes::On => false,
             DetectZeroes::Unmap => true,
         };
-        let zeroes = Zeroes::new(Arc::clone(&self.top), unmap);
-        self.zeroes = Some(zeroes.counters());
-        self.top = Arc::new(zeroes);
+        let zeroes = Zeroes::new(base, unmap);
+        let counters = zeroes.counters();
+        (Arc::new(zeroes), Some(counters))
     }
 
     fn add(&mut self, spec: &LayerSpec) -> Result<()> {

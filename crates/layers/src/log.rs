@@ -3,9 +3,11 @@
 //! ```text
 //! 0.001234567 q1 submit 17 write sectors 2048+8 priority 0x4003
 //! 0.001345678 q1 finish 17 ok
+//! 0.001400000 q0 submit 4 write sectors 90112+24 priority 0x4003
+//! 0.001600000 q0 finish 4 ok journal
 //! ```
 //! Times are seconds since the layer was made, `q1` is queue 1 of the disk, `own` stands for what no
-//! guest asked for, and the number is the request's tag.
+//! guest asked for, and the number is the request's tag. What is not data is called by its class.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -14,7 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use flowstone_block::{
-    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
+    Channel, Class, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
 };
 
 /// The layer.
@@ -86,9 +88,14 @@ impl Channel for LogChannel {
         let before = done.len();
         self.base.reap(done);
         for completion in &done[before..] {
-            let (tag, origin) = (completion.request.tag, completion.request.origin);
+            let Request { tag, origin, class, .. } = *completion.request;
             match completion.outcome {
-                Ok(()) => self.sink.line(origin, format_args!("finish {tag} ok")),
+                Ok(()) if class == Class::Data => {
+                    self.sink.line(origin, format_args!("finish {tag} ok"));
+                }
+                Ok(()) => {
+                    self.sink.line(origin, format_args!("finish {tag} ok {}", class.name()));
+                }
                 Err(errno) => self.sink.line(origin, format_args!("finish {tag} {errno}")),
             }
         }

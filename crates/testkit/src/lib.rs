@@ -2,7 +2,8 @@
 //!
 //! `driver` is a split virtqueue as a guest driver keeps it, `client` a session that talks to a
 //! backend over its socket, `load` a workload generator on top of both, `model` a reference disk
-//! to compare answers with, `process` starts and stops the program under test.
+//! to compare answers with, `process` starts and stops the program under test, `truth` says what the blocks
+//! of a file system hold.
 //!
 //! The kit knows the virtio and vhost-user specifications and nothing of Flowstone's own crates,
 //! so that a mistake made there cannot be repeated here unseen. It runs against any backend.
@@ -13,6 +14,7 @@ mod error;
 pub mod load;
 pub mod model;
 pub mod process;
+pub mod truth;
 pub mod virtio;
 
 pub use client::{Client, ClientOptions, Request, Status};

@@ -14,14 +14,15 @@ use super::source::Source;
 
 /// What the packages of the product, and of `crates/`, may depend on. An optional dependency is for
 /// tests.
-const MAY_KNOW: [(&str, &[&str]); 10] = [
+const MAY_KNOW: [(&str, &[&str]); 11] = [
     ("reactor", &[]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),
     ("layers", &["block"]),
+    ("classify", &["block"]),
     ("frontend", &["block"]),
-    ("daemon", &["reactor", "block", "fileio", "image", "layers", "frontend"]),
+    ("daemon", &["reactor", "block", "fileio", "image", "layers", "classify", "frontend"]),
     ("cli", &["block", "fileio", "image", "daemon"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
@@ -31,8 +32,9 @@ const MAY_KNOW: [(&str, &[&str]); 10] = [
 const TESTING: &str = "testing";
 
 /// The stages. A file is the image's own business.
-const STAGES: [(&str, &str); 4] = [
+const STAGES: [(&str, &str); 5] = [
     ("flowstone_frontend", "frontend"),
+    ("flowstone_classify", "classify"),
     ("flowstone_layers", "layers"),
     ("flowstone_image", "image"),
     ("flowstone_fileio", "image"),

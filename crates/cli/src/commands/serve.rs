@@ -62,6 +62,7 @@ fn disk(args: Serve) -> DiskConfig {
         poll: args.poll.unwrap_or_default(),
         discard: args.discard.unwrap_or_default(),
         detect_zeroes: args.detect_zeroes.unwrap_or_default(),
+        journal_ioprio: args.journal_ioprio.unwrap_or(defaults.journal_ioprio),
         engine: args.engine.unwrap_or_default(),
         direct: args.direct.unwrap_or_default(),
         readonly: args.readonly,

@@ -12,13 +12,59 @@ use crate::args::Stats;
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
 pub fn run(args: &Stats) -> Result<ExitCode> {
-    let report = Client::connect(&args.control)?.run(&Command::Stats)?;
+    let mut daemon = Client::connect(&args.control)?;
+    let (command, print): (_, fn(&Value)) = match &args.layout {
+        Some(disk) => (layout_of(disk), print_layout),
+        None => (Command::Stats, print_disks),
+    };
+    let report = daemon.run(&command)?;
     if args.json {
         print_json(&report);
     } else {
-        report["disks"].as_array().into_iter().flatten().for_each(print_disk);
+        print(&report);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A file here may have the name of a disk; the daemon, perhaps in another folder, knows which of them it
+/// serves.
+fn layout_of(disk: &str) -> Command {
+    Command::Layout { disk: disk.to_owned(), path: std::fs::canonicalize(disk).ok() }
+}
+
+/// What has been recognised, each thing below what it lies in.
+fn print_layout(report: &Value) {
+    let found = report["found"].as_array().map_or(&[][..], Vec::as_slice);
+    if found.is_empty() {
+        println!("nothing recognised");
+    }
+    for it in found {
+        let number = |key: &str| it[key].as_u64().unwrap_or(0);
+        let indent = "  ".repeat(usize::try_from(number("depth")).unwrap_or(0));
+        let mut line = format!(
+            "{indent}{} at sector {}, {}",
+            it["kind"].as_str().unwrap_or("-"),
+            number("start_lba"),
+            format_size(number("bytes")),
+        );
+        for (key, what) in [("journal_bytes", "journal"), ("metadata_bytes", "fixed metadata")] {
+            if number(key) > 0 {
+                line += &format!(", {} of {what}", format_size(number(key)));
+            }
+        }
+        let label = it["label"].as_str().unwrap_or_default();
+        if !label.is_empty() {
+            line += &format!(", called {label:?}");
+        }
+        println!("{line}");
+    }
+    if report["truncated"] == true {
+        println!("there is more: what is missing counts as data");
+    }
+}
+
+fn print_disks(report: &Value) {
+    report["disks"].as_array().into_iter().flatten().for_each(print_disk);
 }
 
 /// What the disk takes and gives back.
@@ -72,6 +118,25 @@ fn print_log(log: &Value) {
     );
 }
 
+/// Reads and writes by what they carry, if anything but data has been seen.
+fn print_classes(classes: &Value) {
+    let count = |class: &str, key: &str| classes[class][key].as_u64().unwrap_or(0);
+    let requests = |class: &str| count(class, "reads") + count(class, "writes");
+    if requests("journal") + requests("metadata") == 0 {
+        return;
+    }
+    let part = |class: &str| {
+        let (read, written) = (count(class, "bytes_read"), count(class, "bytes_written"));
+        format!(
+            "{class} {} ({} read, {} written)",
+            requests(class),
+            format_size(read),
+            format_size(written)
+        )
+    };
+    println!("  classes: {}", ["journal", "metadata", "data"].map(part).join(", "));
+}
+
 fn print_disk(disk: &Value) {
     let text = |key: &str| disk[key].as_str().unwrap_or("-").to_owned();
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
@@ -86,6 +151,7 @@ fn print_disk(disk: &Value) {
     if let Some(discards) = disk.get("discards") {
         print_discards(discards);
     }
+    print_classes(&disk["classes"]);
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
     println!(

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod check_after_kill;
+mod classes;
 mod compact;
 mod daemon_log;
 mod discards;

@@ -95,6 +95,12 @@ impl Daemon {
         Stats::parse(&output)?.only_disk()
     }
 
+    /// What has been recognised on the disk, as JSON.
+    pub fn layout(&self) -> Result<String> {
+        let (control, image) = (self.control.to_string_lossy(), self.image.to_string_lossy());
+        flowstone(&["stats", "--control", &control, "--layout", &image, "--json"])
+    }
+
     /// Waits until what the disk has counted satisfies `enough`.
     pub fn wait_for(&self, what: &str, enough: impl Fn(&DiskStats) -> bool) -> Result<()> {
         let deadline = Instant::now() + LOAD_TIMEOUT;

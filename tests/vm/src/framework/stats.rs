@@ -23,8 +23,30 @@ pub struct DiskStats {
     pub space: Option<Space>,
     /// What became of discards; absent without an image.
     pub discards: Option<Discards>,
+    /// Reads and writes by what they carry.
+    pub classes: Classes,
     /// All queues together.
     pub total: Totals,
+}
+
+/// Requests by class.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct Classes {
+    /// Of a journal.
+    pub journal: ClassCount,
+    /// Of metadata.
+    pub metadata: ClassCount,
+    /// Of data, or of what nobody knows.
+    pub data: ClassCount,
+}
+
+/// Requests of a class.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct ClassCount {
+    /// Reads.
+    pub reads: u64,
+    /// Writes.
+    pub writes: u64,
 }
 
 /// Bytes of an image.

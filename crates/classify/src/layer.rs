@@ -1,0 +1,148 @@
+//! The layer: gives every read and write its class on the way down, and notices writes on the way up that
+//! change the layout.
+
+use std::io;
+use std::sync::Arc;
+
+use flowstone_block::{
+    Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, QueueContext, Request,
+};
+
+use crate::counters::{Counters, QueueCounters};
+use crate::layout::Layout;
+use crate::pattern::queues::{QueueMemory, SharedDetector};
+use crate::published::{Published, Seen};
+use crate::verdict::{Asked, judge};
+use crate::watcher::Watcher;
+
+/// The layer.
+pub struct Classify {
+    base: Arc<dyn Layer>,
+    disk: Arc<DiskClasses>,
+}
+
+/// What is known of a disk, and counted.
+pub struct DiskClasses {
+    layout: Arc<Published<Layout>>,
+    watcher: Watcher,
+    detector: Arc<SharedDetector>,
+    counters: Counters,
+    journal_level: u8,
+}
+
+struct ClassifyChannel {
+    base: Box<dyn Channel>,
+    disk: Arc<DiskClasses>,
+    layout: Seen<Layout>,
+    memory: QueueMemory,
+    counters: Arc<QueueCounters>,
+}
+
+impl Classify {
+    /// Classifies requests to `base`. Where no layout is known, writes of best-effort priority at
+    /// `journal_level` are taken for a journal's.
+    pub fn new(base: Arc<dyn Layer>, journal_level: u8) -> Self {
+        let layout = Arc::new(Published::default());
+        let disk = DiskClasses {
+            watcher: Watcher::start(Arc::clone(&base), Arc::clone(&layout)),
+            layout,
+            detector: Arc::default(),
+            counters: Counters::default(),
+            journal_level,
+        };
+        Self { base, disk: Arc::new(disk) }
+    }
+
+    /// What is known of the disk, to be reported.
+    pub fn classes(&self) -> Arc<DiskClasses> {
+        Arc::clone(&self.disk)
+    }
+}
+
+impl DiskClasses {
+    /// Its layout as it is known now.
+    pub fn layout(&self) -> Arc<Layout> {
+        self.layout.get()
+    }
+
+    /// How often it has been read.
+    pub fn readings(&self) -> u64 {
+        self.watcher.readings()
+    }
+
+    /// What has been counted.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}
+
+impl Layer for Classify {
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        let disk = &self.disk;
+        let (counters, memory) = match context.origin {
+            Origin::Queue { queue, .. } => {
+                (disk.counters.of_queue(queue), QueueMemory::new(&disk.detector, queue))
+            }
+            // The daemon's own requests are no guest's.
+            Origin::Own => (Arc::default(), QueueMemory::new(&Arc::default(), 0)),
+        };
+        Ok(Box::new(ClassifyChannel {
+            base: self.base.channel(context)?,
+            layout: Seen::of(&self.disk.layout),
+            memory,
+            disk: Arc::clone(&self.disk),
+            counters,
+        }))
+    }
+}
+
+impl ClassifyChannel {
+    fn classify(&mut self, request: &mut Request, extent: Extent, writes: bool) {
+        let layout = self.layout.look(&self.disk.layout);
+        let asked = Asked { extent, writes, priority: request.priority };
+        let memory = &mut self.memory;
+        let verdict = judge(layout, self.disk.journal_level, asked, || {
+            if writes { memory.wrote(extent) } else { memory.reads_journal(extent) }
+        });
+        request.class = verdict.class;
+        self.counters.count(verdict, writes, extent.bytes());
+    }
+}
+
+impl Channel for ClassifyChannel {
+    fn submit(&mut self, mut request: Box<Request>) {
+        match request.op {
+            Op::Read(extent) => self.classify(&mut request, extent, false),
+            Op::Write(extent) => self.classify(&mut request, extent, true),
+            Op::Flush => self.memory.flushes(),
+            _ => {}
+        }
+        self.base.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.base.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        let before = done.len();
+        self.base.reap(done);
+        for Completion { request, .. } in &done[before..] {
+            // One that failed may have changed something all the same.
+            if request.op.modifies()
+                && let Some(extent) = request.op.extent()
+                && self.layout.last().is_defined_by(extent)
+            {
+                self.disk.watcher.read_again();
+            }
+        }
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        self.base.next_look()
+    }
+}

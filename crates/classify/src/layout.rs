@@ -1,0 +1,341 @@
+//! What is known of a disk from the structures on it: which sectors are journal, which are metadata that
+//! never moves, where recognised file systems lie, and which writes may change all this.
+
+use std::ops::Range;
+
+use flowstone_block::{Class, Extent, SECTOR_BYTES};
+
+use crate::volume::Volume;
+
+/// The most regions that a layout has, 24 bytes each. A file system of 16 TiB with flex_bg has about
+/// 8,000.
+const REGIONS_MAX: usize = 64 << 10;
+/// The most ranges of which a completed write makes the layout be read again.
+const DEFINERS_MAX: usize = 1024;
+/// The most things that are reported as found.
+const FOUND_MAX: usize = 256;
+
+/// A range of sectors that has a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Region {
+    start: u64,
+    end: u64,
+    class: Class,
+}
+
+/// Where a request lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In a journal, all of it.
+    Journal,
+    /// In metadata that never moves, all of it.
+    Metadata,
+    /// Elsewhere in a file system that was recognised.
+    FileSystem,
+    /// Anywhere else.
+    Unknown,
+}
+
+/// What has been recognised on a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What it is, such as `ext4`.
+    pub kind: &'static str,
+    /// How far it is from the disk as a whole: 1 for what lies in a partition.
+    pub depth: u8,
+    /// Where it begins on the disk, in bytes.
+    pub start: u64,
+    /// How long it is.
+    pub bytes: u64,
+    /// Its own name, or empty. A guest wrote it.
+    pub label: String,
+    /// How much of it is journal.
+    pub journal_bytes: u64,
+    /// How much of it is metadata that never moves.
+    pub metadata_bytes: u64,
+}
+
+/// A disk as it was read at one time. A layout never changes: a newer one replaces it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Layout {
+    /// By start, without overlaps; no two of one class touch.
+    regions: Box<[Region]>,
+    /// Recognised file systems, the same way.
+    file_systems: Box<[Range<u64>]>,
+    /// What says where all this is, the same way.
+    definers: Box<[Range<u64>]>,
+    found: Box<[Found]>,
+    truncated: bool,
+}
+
+impl Layout {
+    /// Where a request lies that reads or writes this.
+    pub fn place(&self, extent: Extent) -> Place {
+        let (start, end) = (extent.start().get(), extent.end().get());
+        let next = self.regions.partition_point(|region| region.end <= start);
+        match self.regions.get(next) {
+            Some(region) if region.start <= start && end <= region.end => match region.class {
+                Class::Journal => Place::Journal,
+                Class::Metadata => Place::Metadata,
+                Class::Data => Place::FileSystem,
+            },
+            _ if contains(&self.file_systems, start, end) => Place::FileSystem,
+            _ => Place::Unknown,
+        }
+    }
+
+    /// Whether a change of this may change the layout.
+    pub fn is_defined_by(&self, extent: Extent) -> bool {
+        let next = self.definers.partition_point(|range| range.end <= extent.start().get());
+        self.definers.get(next).is_some_and(|range| range.start < extent.end().get())
+    }
+
+    /// What has been recognised.
+    pub fn found(&self) -> &[Found] {
+        &self.found
+    }
+
+    /// How many regions have a class.
+    pub fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// Whether there was more than it can hold: what is missing counts as data.
+    pub fn is_truncated(&self) -> bool {
+        self.truncated
+    }
+}
+
+fn contains(ranges: &[Range<u64>], start: u64, end: u64) -> bool {
+    let next = ranges.partition_point(|range| range.end <= start);
+    ranges.get(next).is_some_and(|range| range.start <= start && end <= range.end)
+}
+
+/// A layout on its way.
+#[derive(Default)]
+pub struct Builder {
+    regions: Vec<Region>,
+    file_systems: Vec<Range<u64>>,
+    definers: Vec<Range<u64>>,
+    found: Vec<Found>,
+    truncated: bool,
+}
+
+impl Builder {
+    /// A range of `volume`, in bytes, is of this class.
+    pub fn region(&mut self, volume: &Volume, range: Range<u64>, class: Class) {
+        volume.on_disk(range, |range| {
+            // Only whole sectors can be told apart.
+            let (start, end) = (range.start.div_ceil(SECTOR_BYTES), range.end / SECTOR_BYTES);
+            if start < end {
+                self.add(Region { start, end, class });
+            }
+        });
+    }
+
+    /// The file system on `volume` takes that many bytes of it.
+    pub fn file_system(&mut self, volume: &Volume, bytes: u64) {
+        volume.on_disk(0..bytes, |range| self.file_systems.push(sectors(range)));
+    }
+
+    /// A write to this range of `volume` may change what has been read.
+    pub fn definer(&mut self, volume: &Volume, range: Range<u64>) {
+        volume.on_disk(range, |range| self.definers.push(sectors(range)));
+    }
+
+    /// Something has been recognised on `volume`. How much of it has a class is counted in the end.
+    pub fn found(&mut self, kind: &'static str, volume: &Volume, depth: u8, label: &str) {
+        let mut start = u64::MAX;
+        volume.on_disk(0..volume.bytes(), |range| start = start.min(range.start));
+        self.found.push(Found {
+            kind,
+            depth,
+            start,
+            bytes: volume.bytes(),
+            label: label.to_owned(),
+            journal_bytes: 0,
+            metadata_bytes: 0,
+        });
+    }
+
+    /// So many bytes of what was found last are of this class.
+    pub fn counted(&mut self, class: Class, bytes: u64) {
+        let Some(last) = self.found.last_mut() else { return };
+        match class {
+            Class::Journal => last.journal_bytes = last.journal_bytes.saturating_add(bytes),
+            Class::Metadata => last.metadata_bytes = last.metadata_bytes.saturating_add(bytes),
+            Class::Data => {}
+        }
+    }
+
+    /// Whether no more regions are taken.
+    pub fn is_full(&self) -> bool {
+        self.truncated
+    }
+
+    fn add(&mut self, region: Region) {
+        if let Some(last) = self.regions.last_mut()
+            && last.class == region.class
+            && last.end == region.start
+        {
+            last.end = region.end;
+            return;
+        }
+        if self.truncated {
+            return;
+        }
+        self.regions.push(region);
+        if self.regions.len() >= 2 * REGIONS_MAX {
+            self.regions = merged(std::mem::take(&mut self.regions));
+            self.truncated = self.regions.len() > REGIONS_MAX;
+        }
+    }
+
+    /// The layout.
+    pub fn finish(mut self) -> Layout {
+        self.regions = merged(self.regions);
+        self.truncated |= self.regions.len() > REGIONS_MAX;
+        self.truncated |= self.found.len() > FOUND_MAX;
+        self.regions.truncate(REGIONS_MAX);
+        self.found.truncate(FOUND_MAX);
+        let mut definers = joined(self.definers);
+        definers.truncate(DEFINERS_MAX);
+        let mut file_systems = joined(self.file_systems);
+        file_systems.truncate(REGIONS_MAX);
+        Layout {
+            regions: self.regions.into(),
+            file_systems: file_systems.into(),
+            definers: definers.into(),
+            found: self.found.into(),
+            truncated: self.truncated,
+        }
+    }
+}
+
+/// The sectors that hold some of these bytes.
+fn sectors(bytes: Range<u64>) -> Range<u64> {
+    bytes.start / SECTOR_BYTES..bytes.end.div_ceil(SECTOR_BYTES)
+}
+
+/// In order and apart. Where two overlap, which no sound file system has, the first one counts.
+fn merged(mut regions: Vec<Region>) -> Vec<Region> {
+    regions.sort_by_key(|region| region.start);
+    let mut merged: Vec<Region> = Vec::with_capacity(regions.len());
+    for mut region in regions {
+        if let Some(last) = merged.last_mut() {
+            region.start = region.start.max(last.end);
+            if region.start >= region.end {
+                continue;
+            }
+            if region.start == last.end && region.class == last.class {
+                last.end = region.end;
+                continue;
+            }
+        }
+        merged.push(region);
+    }
+    merged
+}
+
+fn joined(mut ranges: Vec<Range<u64>>) -> Vec<Range<u64>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut joined: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges.into_iter().filter(|range| range.start < range.end) {
+        match joined.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => joined.push(range),
+        }
+    }
+    joined
+}
+
+#[cfg(test)]
+mod tests {
+    use flowstone_block::{Sector, SectorCount};
+
+    use super::*;
+    use crate::volume::Piece;
+
+    fn extent(start: u64, count: u64) -> Extent {
+        Extent::new(Sector::new(start), SectorCount::new(count)).unwrap()
+    }
+
+    fn volume(disk: u64, sectors: u64) -> Volume {
+        let bytes = sectors * SECTOR_BYTES;
+        Volume::new([Piece { start: 0, disk: disk * SECTOR_BYTES, bytes }])
+    }
+
+    fn bytes(sectors: Range<u64>) -> Range<u64> {
+        sectors.start * SECTOR_BYTES..sectors.end * SECTOR_BYTES
+    }
+
+    #[test]
+    fn a_request_has_a_class_if_all_of_it_lies_there() {
+        let partition = volume(100, 1000);
+        let mut builder = Builder::default();
+        builder.region(&partition, bytes(20..30), Class::Metadata);
+        builder.region(&partition, bytes(10..20), Class::Metadata);
+        builder.region(&partition, bytes(30..40), Class::Journal);
+        builder.file_system(&partition, 900 * SECTOR_BYTES);
+        let layout = builder.finish();
+        assert_eq!(layout.regions(), 2);
+        assert_eq!(layout.place(extent(115, 10)), Place::Metadata);
+        assert_eq!(layout.place(extent(130, 10)), Place::Journal);
+        assert_eq!(layout.place(extent(125, 10)), Place::FileSystem, "half metadata, half journal");
+        assert_eq!(layout.place(extent(139, 2)), Place::FileSystem);
+        assert_eq!(layout.place(extent(999, 1)), Place::FileSystem);
+        assert_eq!(layout.place(extent(999, 2)), Place::Unknown);
+        assert_eq!(layout.place(extent(0, 8)), Place::Unknown);
+    }
+
+    #[test]
+    fn of_regions_that_overlap_the_first_one_counts() {
+        let disk = volume(0, 1000);
+        let mut builder = Builder::default();
+        builder.region(&disk, bytes(10..30), Class::Journal);
+        builder.region(&disk, bytes(15..20), Class::Metadata);
+        builder.region(&disk, bytes(20..40), Class::Metadata);
+        let layout = builder.finish();
+        assert_eq!(layout.place(extent(15, 10)), Place::Journal);
+        assert_eq!(layout.place(extent(30, 10)), Place::Metadata);
+    }
+
+    #[test]
+    fn a_sector_that_holds_a_bit_of_a_definer_defines() {
+        let disk = volume(64, 1000);
+        let mut builder = Builder::default();
+        builder.definer(&disk, 1024..2047);
+        let layout = builder.finish();
+        assert!(layout.is_defined_by(extent(67, 1)));
+        assert!(layout.is_defined_by(extent(0, 1000)));
+        assert!(!layout.is_defined_by(extent(0, 66)));
+        assert!(!layout.is_defined_by(extent(68, 8)));
+    }
+
+    #[test]
+    fn a_layout_holds_so_many_regions_and_says_if_there_are_more() {
+        let disk = volume(0, u64::MAX / SECTOR_BYTES);
+        let mut builder = Builder::default();
+        for at in 0..2 * REGIONS_MAX as u64 + 10 {
+            builder.region(&disk, bytes(2 * at..2 * at + 1), Class::Metadata);
+        }
+        assert!(builder.is_full());
+        let layout = builder.finish();
+        assert_eq!(layout.regions(), REGIONS_MAX);
+        assert!(layout.is_truncated());
+        assert_eq!(layout.place(extent(0, 1)), Place::Metadata);
+    }
+
+    #[test]
+    fn many_regions_that_touch_are_few() {
+        let disk = volume(0, 1 << 40);
+        let mut builder = Builder::default();
+        for at in 0..2 * REGIONS_MAX as u64 {
+            // Every other one first, so that none touches the one before.
+            let at = if at < REGIONS_MAX as u64 { 2 * at } else { 2 * at - 131_071 };
+            builder.region(&disk, bytes(at..at + 1), Class::Metadata);
+        }
+        let layout = builder.finish();
+        assert_eq!((layout.regions(), layout.is_truncated()), (1, false));
+    }
+}

@@ -1,0 +1,28 @@
+//! Tells what a request of a guest carries: a file system's journal, its metadata, or data.
+//!
+//! A wrong class costs speed, never data: what a guest wrote decides nothing else. Rules in order of trust
+//! ([`judge`]): the structures on the disk ([`recognise`]), the guest's hint on the request, the way in
+//! which the guest writes (`pattern`). [`Classify`] is the layer that asks them; all else here is pure
+//! and reads a disk through [`ReadBytes`].
+
+mod counters;
+mod ext4;
+mod fields;
+mod layer;
+mod layout;
+mod lvm;
+mod partitions;
+mod pattern;
+mod published;
+mod recognise;
+mod verdict;
+mod volume;
+mod watcher;
+mod xfs;
+
+pub use counters::{ClassCount, Counters};
+pub use layer::{Classify, DiskClasses};
+pub use layout::{Found, Layout, Place};
+pub use recognise::recognise;
+pub use verdict::{Asked, Rule, Verdict, judge};
+pub use volume::ReadBytes;

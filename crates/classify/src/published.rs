@@ -1,0 +1,96 @@
+//! A value that many threads look at and one replaces now and then. A reader keeps the one it has seen, and
+//! asks for the next one only when there is one: no look writes anything that others read.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The value.
+#[derive(Debug, Default)]
+pub struct Published<T> {
+    version: AtomicU64,
+    value: Mutex<Arc<T>>,
+}
+
+impl<T> Published<T> {
+    /// Replaces the value.
+    pub fn publish(&self, value: T) {
+        let mut current = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        *current = Arc::new(value);
+        // While the lock is held, so that the version of a value never is behind that of an older one.
+        self.version.fetch_add(1, Ordering::Release);
+    }
+
+    /// The value as it is now.
+    pub fn get(&self) -> Arc<T> {
+        Arc::clone(&self.value.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// One reader's view of it.
+#[derive(Debug)]
+pub struct Seen<T> {
+    version: u64,
+    value: Arc<T>,
+}
+
+impl<T> Seen<T> {
+    /// As it is now.
+    pub fn of(published: &Published<T>) -> Self {
+        let version = published.version.load(Ordering::Acquire);
+        Self { version, value: published.get() }
+    }
+
+    /// The newest value.
+    pub fn look(&mut self, published: &Published<T>) -> &T {
+        self.newer(published);
+        &self.value
+    }
+
+    /// The newest value, if it is not the one that was seen last.
+    pub fn newer(&mut self, published: &Published<T>) -> Option<&T> {
+        if published.version.load(Ordering::Acquire) == self.version {
+            return None;
+        }
+        *self = Self::of(published);
+        Some(&self.value)
+    }
+
+    /// The value that was seen last.
+    pub fn last(&self) -> &T {
+        &self.value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_sees_what_was_published_last() {
+        let published = Published::<u32>::default();
+        let mut seen = Seen::of(&published);
+        published.publish(1);
+        assert_eq!(*seen.last(), 0);
+        assert_eq!(*seen.look(&published), 1);
+        published.publish(2);
+        published.publish(3);
+        assert_eq!((*seen.look(&published), *published.get()), (3, 3));
+    }
+
+    /// The version is read before the value: a value that comes between the two is seen again, and never
+    /// missed.
+    #[test]
+    fn no_value_is_missed_while_others_are_published() {
+        let published = Published::<u32>::default();
+        std::thread::scope(|scope| {
+            scope.spawn(|| (1..=20_000).for_each(|value| published.publish(value)));
+            let mut seen = Seen::of(&published);
+            let mut last = 0;
+            while last < 20_000 {
+                let now = *seen.look(&published);
+                assert!(now >= last);
+                last = now;
+            }
+        });
+    }
+}

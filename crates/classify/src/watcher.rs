@@ -1,0 +1,207 @@
+//! Reads a disk's layout on a thread of its own: when the disk is attached, and when a write to what
+//! defines the layout has completed. No request waits for it, and without such a write there is no thread.
+
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{BlockingDisk, Layer, LogBudget, SECTOR_BYTES, Sector};
+use tracing::{debug, warn};
+
+use crate::layout::Layout;
+use crate::published::Published;
+use crate::recognise::recognise;
+use crate::volume::ReadBytes;
+
+/// Between the end of one reading and the begin of the next: superblocks are written now and then while a
+/// file system is in use, and by mkfs several times.
+const REST: Duration = Duration::from_secs(1);
+/// Reading needs little.
+const STACK_BYTES: usize = 256 << 10;
+/// What is read at once from the disk.
+const PIECE_BYTES: u64 = 64 << 10;
+
+/// Keeps the layout of one disk up to date. Dropping it waits for a reading that is on its way, for as long
+/// as one request takes.
+pub struct Watcher {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    disk: Arc<dyn Layer>,
+    layout: Arc<Published<Layout>>,
+    state: Mutex<State>,
+    /// Rings when the state changes.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// There is something to be read that the last reading has not seen.
+    wanted: bool,
+    stopped: bool,
+    /// When the last reading ended.
+    ended: Option<Instant>,
+    thread: Option<JoinHandle<()>>,
+    is_running: bool,
+    readings: u64,
+    trouble: LogBudget,
+}
+
+impl State {
+    /// Reports that a layout cannot be read for want of a thread or a ring. A guest must not fill the log
+    /// by writing its superblock again and again.
+    fn say(&mut self, error: &io::Error) {
+        if let Some(unsaid) = self.trouble.spend() {
+            warn!(%error, unsaid, "cannot read a disk's layout: its classes stay as they are");
+        }
+    }
+}
+
+impl Watcher {
+    /// Reads the layout of `disk` for the first time, and publishes it there.
+    pub fn start(disk: Arc<dyn Layer>, layout: Arc<Published<Layout>>) -> Self {
+        let state = Mutex::new(State::default());
+        let shared = Arc::new(Shared { disk, layout, state, changed: Condvar::new() });
+        let watcher = Self { shared };
+        watcher.read_again();
+        watcher
+    }
+
+    /// Something that defines the layout has changed.
+    pub fn read_again(&self) {
+        let mut state = self.shared.state();
+        state.wanted = true;
+        if state.is_running || state.stopped {
+            return;
+        }
+        if let Some(last) = state.thread.take() {
+            // It is about to return. Left to itself, it might keep the image open for a moment longer than
+            // the watcher.
+            let _ = last.join();
+        }
+        let shared = Arc::clone(&self.shared);
+        let builder = Builder::new().name("layout".into()).stack_size(STACK_BYTES);
+        match builder.spawn(move || shared.run()) {
+            Ok(thread) => (state.thread, state.is_running) = (Some(thread), true),
+            // The next such write asks again.
+            Err(error) => state.say(&error),
+        }
+    }
+
+    /// How often the layout has been read.
+    pub fn readings(&self) -> u64 {
+        self.shared.state().readings
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        let mut state = self.shared.state();
+        state.stopped = true;
+        let thread = state.thread.take();
+        drop(state);
+        self.shared.changed.notify_all();
+        if let Some(thread) = thread {
+            // A panic there has been reported; classes stay as they are.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        while self.is_due() {
+            let disk = BlockingDisk::new(&*self.disk);
+            let bytes = self.disk.geometry().capacity.bytes();
+            match disk {
+                Ok(disk) => {
+                    let begin = Instant::now();
+                    let layout =
+                        recognise(&mut DiskBytes { disk, shared: self, piece: None }, bytes);
+                    let (regions, found) = (layout.regions(), layout.found().len());
+                    debug!(regions, found, time = ?begin.elapsed(), "layout read");
+                    self.publish(layout);
+                }
+                Err(error) => self.state().say(&error),
+            }
+            let mut state = self.state();
+            state.ended = Some(Instant::now());
+            state.readings += 1;
+        }
+    }
+
+    /// A reading that was stopped has not seen all.
+    fn publish(&self, layout: Layout) {
+        if !self.is_stopped() && *self.layout.get() != layout {
+            self.layout.publish(layout);
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.state().stopped
+    }
+
+    /// Waits until the next reading is due. Returns `false` if none is wanted, and the thread is to end.
+    fn is_due(&self) -> bool {
+        let mut state = self.state();
+        while state.wanted && !state.stopped {
+            let since = state.ended.map_or(REST, |ended| ended.elapsed());
+            let Some(left) = REST.checked_sub(since).filter(|left| !left.is_zero()) else {
+                // What is written from now on, this reading may miss.
+                state.wanted = false;
+                return true;
+            };
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state.is_running = false;
+        false
+    }
+}
+
+/// The disk in bytes. The piece that was read last is kept: superblocks and tables lie close together.
+struct DiskBytes<'a> {
+    disk: BlockingDisk,
+    shared: &'a Shared,
+    piece: Option<(u64, Vec<u8>)>,
+}
+
+impl ReadBytes for DiskBytes<'_> {
+    fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()> {
+        let capacity = self.shared.disk.geometry().capacity.bytes();
+        let mut filled = 0;
+        while filled < target.len() {
+            let at = at + filled as u64;
+            let start = at / PIECE_BYTES * PIECE_BYTES;
+            if self.piece.as_ref().is_none_or(|(piece, _)| *piece != start) {
+                self.piece = None;
+                let bytes = capacity.checked_sub(start)?.min(PIECE_BYTES);
+                self.piece = Some((start, self.fetch(start, bytes)?));
+            }
+            let (_, piece) = self.piece.as_ref()?;
+            let from = piece.get((at - start) as usize..)?;
+            let count = from.len().min(target.len() - filled);
+            target[filled..filled + count]
+                .copy_from_slice(from.get(..count).filter(|it| !it.is_empty())?);
+            filled += count;
+        }
+        Some(())
+    }
+}
+
+impl DiskBytes<'_> {
+    fn fetch(&mut self, start: u64, bytes: u64) -> Option<Vec<u8>> {
+        if self.shared.is_stopped() {
+            return None;
+        }
+        let mut piece = vec![0; bytes as usize];
+        let read = self.disk.read(Sector::new(start / SECTOR_BYTES), &mut piece);
+        read.ok().map(|()| piece)
+    }
+}

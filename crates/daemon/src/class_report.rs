@@ -1,0 +1,106 @@
+//! What `stats` says of classes, and `stats --layout` of a disk's structures.
+
+use flowstone_block::{Class, SECTOR_BYTES};
+use flowstone_classify::{ClassCount, DiskClasses, Found, Rule};
+use serde::Serialize;
+
+/// Reads and writes by class, and by the rule that decided.
+#[derive(Serialize)]
+pub struct ClassesReport {
+    journal: CountReport,
+    metadata: CountReport,
+    data: CountReport,
+    rules: RulesReport,
+}
+
+#[derive(Serialize)]
+struct CountReport {
+    reads: u64,
+    writes: u64,
+    bytes_read: u64,
+    bytes_written: u64,
+}
+
+#[derive(Serialize)]
+struct RulesReport {
+    layout: u64,
+    hint: u64,
+    pattern: u64,
+    none: u64,
+}
+
+impl ClassesReport {
+    /// As counted so far.
+    pub fn of(disk: &DiskClasses) -> Self {
+        let counters = disk.counters();
+        let class = |class| CountReport::from(counters.of_class(class));
+        Self {
+            journal: class(Class::Journal),
+            metadata: class(Class::Metadata),
+            data: class(Class::Data),
+            rules: RulesReport {
+                layout: counters.of_rule(Rule::Layout),
+                hint: counters.of_rule(Rule::Hint),
+                pattern: counters.of_rule(Rule::Pattern),
+                none: counters.of_rule(Rule::None),
+            },
+        }
+    }
+}
+
+impl From<ClassCount> for CountReport {
+    fn from(count: ClassCount) -> Self {
+        let ClassCount { reads, writes, bytes_read, bytes_written } = count;
+        Self { reads, writes, bytes_read, bytes_written }
+    }
+}
+
+/// What has been recognised on a disk.
+#[derive(Serialize)]
+pub struct LayoutReport {
+    /// How often the disk's structures have been read.
+    readings: u64,
+    /// Ranges that have a class.
+    regions: usize,
+    /// There are more; what is missing counts as data.
+    truncated: bool,
+    found: Vec<FoundReport>,
+}
+
+#[derive(Serialize)]
+struct FoundReport {
+    kind: &'static str,
+    depth: u8,
+    start_lba: u64,
+    bytes: u64,
+    label: String,
+    journal_bytes: u64,
+    metadata_bytes: u64,
+}
+
+impl LayoutReport {
+    /// As it was read last.
+    pub fn of(disk: &DiskClasses) -> Self {
+        let layout = disk.layout();
+        Self {
+            readings: disk.readings(),
+            regions: layout.regions(),
+            truncated: layout.is_truncated(),
+            found: layout.found().iter().map(FoundReport::from).collect(),
+        }
+    }
+}
+
+impl From<&Found> for FoundReport {
+    fn from(found: &Found) -> Self {
+        Self {
+            kind: found.kind,
+            depth: found.depth,
+            start_lba: found.start / SECTOR_BYTES,
+            bytes: found.bytes,
+            label: found.label.clone(),
+            journal_bytes: found.journal_bytes,
+            metadata_bytes: found.metadata_bytes,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Values of options and keys, as they are spelt.
+
+use std::str::FromStr;
+
+use flowstone_block::parse_size;
+use flowstone_fileio::{DirectChoice, EngineChoice};
+
+/// When a queue looks for work by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollMode {
+    /// While that is worth it.
+    #[default]
+    Auto,
+    /// All the time: lowest latency, at the price of a core per queue.
+    Always,
+    /// Never: notifications only.
+    Never,
+}
+
+/// What stands in for an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// Does nothing, at once.
+    Null(u64),
+    /// Keeps data in the daemon's memory.
+    Mem(u64),
+}
+
+impl FromStr for PollMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "always" => Ok(Self::Always),
+            "never" => Ok(Self::Never),
+            _ => Err(format!("`{text}` is not a polling mode; use auto, always or never")),
+        }
+    }
+}
+
+impl FromStr for Backend {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("null", size)) => Ok(Self::Null(parse_size(size)?)),
+            Some(("mem", size)) => Ok(Self::Mem(parse_size(size)?)),
+            _ => Err(format!("`{text}` is not a backend; use null:SIZE or mem:SIZE")),
+        }
+    }
+}
+
+/// A choice of the file I/O stage, with the words of the command line, which that stage does not
+/// know.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Choice<T>(pub T);
+
+impl FromStr for Choice<EngineChoice> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(EngineChoice::Auto)),
+            "uring" => Ok(Self(EngineChoice::Uring)),
+            "sync" => Ok(Self(EngineChoice::Sync)),
+            _ => Err(format!("`{text}` is not an engine; use auto, uring or sync")),
+        }
+    }
+}
+
+impl FromStr for Choice<DirectChoice> {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(DirectChoice::Auto)),
+            "on" => Ok(Self(DirectChoice::On)),
+            "off" => Ok(Self(DirectChoice::Off)),
+            _ => Err(format!("`{text}` is not a choice for direct I/O; use auto, on or off")),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What the blocks of a file system hold, as its own tools say: dumpe2fs, debugfs and e2image for ext2 to
+//! ext4, xfs_db for XFS. To compare with what others find out.
+//!
+//! # Panics
+//! All of it does where a tool is missing or does not say what it says today.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::ops::Range;
+use std::process::{Command, Stdio};
+
+/// What a block holds. All others hold the contents of files, or nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Holds {
+    /// A journal.
+    Journal,
+    /// Metadata at a place that is chosen when the file system is made.
+    FixedMetadata,
+    /// Other metadata: directories, lists of extents.
+    MovingMetadata,
+}
+
+/// What is where on a file system.
+#[derive(Debug, Default)]
+pub struct Truth {
+    /// Of which block size, in bytes.
+    pub block_bytes: u64,
+    /// Size of the file system, in bytes.
+    pub bytes: u64,
+    /// End and content of ranges, by their start.
+    ranges: BTreeMap<u64, (u64, Holds)>,
+}
+
+impl Truth {
+    /// Of an image of ext2, ext3 or ext4.
+    pub fn of_ext4(image: &str) -> Self {
+        let header = run("dumpe2fs", &["-h", image], "");
+        let field = |key: &str| listed(&header, key).map(number);
+        let block_bytes = field("Block size:").expect("a size of blocks");
+        let bytes = field("Block count:").expect("a number of blocks") * block_bytes;
+        let mut truth = Self { block_bytes, bytes, ranges: BTreeMap::new() };
+        truth.add_groups(image);
+        for (key, holds) in
+            [("Journal inode:", Holds::Journal), ("Orphan file inode:", Holds::FixedMetadata)]
+        {
+            if let Some(inode) = field(key) {
+                truth.add_file(image, inode, holds);
+            }
+        }
+        if let Some(block) = field("MMP block number:") {
+            truth.add_blocks(block..block + 1, Holds::FixedMetadata);
+        }
+        truth
+    }
+
+    /// Of an image of XFS with its log inside.
+    pub fn of_xfs(image: &str) -> Self {
+        let field = |name: &str| ask_xfs(image, &["sb 0", &format!("p {name}")]);
+        let block_bytes = field("blocksize");
+        let bytes = field("dblocks") * block_bytes;
+        let mut truth = Self { block_bytes, bytes, ranges: BTreeMap::new() };
+        let log = ask_xfs(image, &[&format!("convert fsblock {} daddr", field("logstart"))]) * 512;
+        truth.add(log..log + field("logblocks") * block_bytes, Holds::Journal);
+        for group in 0..field("agcount") {
+            let start = ask_xfs(image, &[&format!("convert agno {group} daddr")]) * 512;
+            truth.add(start..start + 4 * field("sectsize"), Holds::FixedMetadata);
+        }
+        truth
+    }
+
+    /// Adds directories and lists of extents of an image of ext4, as it is now.
+    pub fn add_moving(&mut self, image: &str) {
+        let metadata = tempfile::NamedTempFile::new().expect("a temporary file");
+        let path = metadata.path().to_str().expect("a path of plain text");
+        run("e2image", &["-r", image, path], "");
+        let bytes = std::fs::read(path).expect("what e2image has written");
+        let blocks = bytes.chunks(usize::try_from(self.block_bytes).expect("a small number"));
+        for (block, _) in blocks.enumerate().filter(|(_, block)| block.iter().any(|it| *it != 0)) {
+            let start = block as u64 * self.block_bytes;
+            if self.at(start).is_none() {
+                self.add(start..start + self.block_bytes, Holds::MovingMetadata);
+            }
+        }
+    }
+
+    /// What is at this byte.
+    pub fn at(&self, byte: u64) -> Option<Holds> {
+        let (_, (end, holds)) = self.ranges.range(..=byte).next_back()?;
+        (*end > byte).then_some(*holds)
+    }
+
+    /// How many bytes hold this.
+    pub fn bytes_of(&self, holds: Holds) -> u64 {
+        let ranges = self.ranges.iter().filter(|(_, (_, it))| *it == holds);
+        ranges.map(|(start, (end, _))| end - start).sum()
+    }
+
+    fn add(&mut self, range: Range<u64>, holds: Holds) {
+        self.ranges.insert(range.start, (range.end, holds));
+    }
+
+    fn add_blocks(&mut self, blocks: Range<u64>, holds: Holds) {
+        self.add(blocks.start * self.block_bytes..blocks.end * self.block_bytes, holds);
+    }
+
+    fn add_groups(&mut self, image: &str) {
+        const KINDS: [&str; 7] = [
+            "superblock at ",
+            "Group descriptors at ",
+            "Group descriptor at ",
+            "Reserved GDT blocks at ",
+            "Block bitmap at ",
+            "Inode bitmap at ",
+            "Inode table at ",
+        ];
+        let listing = run("dumpe2fs", &[image], "");
+        let lines = listing.lines().skip_while(|line| !line.starts_with("Group "));
+        for part in lines.flat_map(|line| line.split(", ")) {
+            for at in KINDS.iter().filter_map(|kind| Some(part.split_once(kind)?.1)) {
+                let end = at.find([' ', ',']).unwrap_or(at.len());
+                self.add_blocks(numbers(&at[..end]), Holds::FixedMetadata);
+            }
+        }
+    }
+
+    /// The blocks of a file; those that say where others are, are metadata.
+    fn add_file(&mut self, image: &str, inode: u64, holds: Holds) {
+        let status = run("debugfs", &["-R", &format!("stat <{inode}>"), image], "");
+        let (_, list) =
+            status.split_once("EXTENTS:\n").or(status.split_once("BLOCKS:\n")).expect("a list");
+        for entry in list.lines().next().unwrap_or_default().split(", ").filter(|it| !it.is_empty())
+        {
+            let (label, range) = entry.split_once("):").expect("a label and a range");
+            let is_content = label.as_bytes()[1].is_ascii_digit();
+            self.add_blocks(numbers(range), if is_content { holds } else { Holds::FixedMetadata });
+        }
+    }
+}
+
+/// Runs a tool with `input`, and returns what it prints.
+pub fn run(program: &str, arguments: &[&str], input: &str) -> String {
+    // Tools of root are not on every user's path.
+    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
+    let mut child = Command::new(program)
+        .args(arguments)
+        .env("PATH", path)
+        .env("LC_ALL", "C")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{program}: {error}; run scripts/setup"));
+    let sent = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
+    let output = child.wait_with_output().expect("its end");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(sent.is_ok() && output.status.success(), "{program} {arguments:?}: {said}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn number(text: &str) -> u64 {
+    text.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
+}
+
+/// `5` or `5-9`.
+fn numbers(text: &str) -> Range<u64> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    number(first)..number(last) + 1
+}
+
+/// What follows `key` at the begin of a line.
+fn listed<'text>(text: &'text str, key: &str) -> Option<&'text str> {
+    text.lines().find_map(|line| Some(line.strip_prefix(key)?.trim()))
+}
+
+/// A number that xfs_db prints after `=`, or in brackets.
+fn ask_xfs(image: &str, commands: &[&str]) -> u64 {
+    let mut arguments = vec!["-r"];
+    commands.iter().for_each(|command| arguments.extend(["-c", command]));
+    arguments.push(image);
+    let answer = run("xfs_db", &arguments, "");
+    let number = answer.trim().rsplit(['=', '(']).next().unwrap_or_default();
+    let number = number.trim().trim_end_matches(')').parse();
+    number.unwrap_or_else(|_| panic!("{commands:?}: {answer}"))
+}
