@@ -5,6 +5,7 @@
 //! that could be measured was; a peer that is not installed is skipped, with the reason.
 
 mod args;
+mod cache;
 mod compact;
 mod compare;
 mod host;
@@ -66,6 +67,8 @@ enum Command {
     Storm(storm::StormArgs),
     /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
     Compact(compact::CompactArgs),
+    /// Hit ratios of cache policies on a trace of block requests.
+    Cache(cache::CacheArgs),
     /// List the points of the comparison.
     List,
 }
@@ -77,6 +80,7 @@ fn main() -> ExitCode {
         Some(Command::Log(args)) => log_image::log(&args),
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
+        Some(Command::Cache(args)) => cache::cache(&args),
         Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),

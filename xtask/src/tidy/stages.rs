@@ -14,13 +14,14 @@ use super::source::Source;
 
 /// What the packages of the product, and of `crates/`, may depend on. An optional dependency is for
 /// tests.
-const MAY_KNOW: [(&str, &[&str]); 11] = [
+const MAY_KNOW: [(&str, &[&str]); 12] = [
     ("reactor", &[]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),
     ("layers", &["block"]),
     ("classify", &["block"]),
+    ("cache", &[]),
     ("frontend", &["block"]),
     ("daemon", &["reactor", "block", "fileio", "image", "layers", "classify", "frontend"]),
     ("cli", &["block", "fileio", "image", "daemon"]),

@@ -1,0 +1,111 @@
+//! Our default: S3-FIFO whose shape follows the load.
+//!
+//! No shape of S3-FIFO is good for all loads: a large small queue that lets everything that was used again
+//! go on is nearly LRU, a tiny one is nearly a filter against scans. So several shapes are tried beside each
+//! other, each on a small cache that sees only a sample of the blocks, chosen by a hash of their number, and
+//! is smaller by the same factor (miniature simulation: Waldspurger et al., "Cache modeling and optimization
+//! using miniature simulations", ATC 2017). The cache itself takes the shape that has had most hits lately.
+//! Its queues only change in length as blocks come and go, so a change of shape gives nothing up.
+
+use super::s3fifo::{S3Fifo, Shape};
+use super::{Access, BlockId, Outcome, Policy};
+
+/// What is tried: from a filter against scans to nearly LRU.
+const SHAPES: [Shape; 6] =
+    [shape(0.01, 2), shape(0.1, 1), shape(0.1, 2), shape(0.3, 2), shape(0.9, 1), shape(0.9, 2)];
+/// The shape before anything is known: nearly LRU loses little on any load.
+const FIRST: usize = 5;
+/// A small cache has at least that many blocks, so that its hits say something.
+const SAMPLE_BLOCKS_MIN: usize = 2048;
+/// At most one block of so many is looked at.
+const SAMPLED_OF_MAX: u64 = 256;
+/// The shape is chosen anew after so many accesses, in parts of the capacity.
+const CHOICES_PER_CAPACITY: usize = 4;
+/// How much hits count less with each choice that passes: half after 23.
+const DECAY: f64 = 0.97;
+
+const fn shape(small: f64, promote: u32) -> Shape {
+    Shape { small, promote, ghosts: 1.0 }
+}
+
+/// Keeps what the shape of the moment keeps.
+#[derive(Debug)]
+pub struct Adaptive {
+    cache: S3Fifo,
+    trials: Vec<Trial>,
+    chosen: usize,
+    /// One block of so many is looked at.
+    sampled_of: u64,
+    choose_every: usize,
+    since_choice: usize,
+}
+
+/// A shape on trial.
+#[derive(Debug)]
+struct Trial {
+    cache: S3Fifo,
+    hits: f64,
+}
+
+impl Adaptive {
+    /// Keeps so many blocks.
+    pub fn new(capacity: usize) -> Self {
+        let mut sampled_of = 1;
+        while sampled_of < SAMPLED_OF_MAX
+            && capacity / (2 * sampled_of as usize) >= SAMPLE_BLOCKS_MIN
+        {
+            sampled_of *= 2;
+        }
+        let sample = capacity / sampled_of as usize;
+        let trial = |shape| Trial { cache: S3Fifo::new(sample, shape), hits: 0.0 };
+        Self {
+            cache: S3Fifo::new(capacity, SHAPES[FIRST]),
+            trials: SHAPES.into_iter().map(trial).collect(),
+            chosen: FIRST,
+            sampled_of,
+            choose_every: (capacity / CHOICES_PER_CAPACITY).max(64),
+            since_choice: 0,
+        }
+    }
+
+    fn try_shapes(&mut self, access: Access) {
+        for trial in &mut self.trials {
+            if trial.cache.access(access) == Outcome::Hit {
+                trial.hits += 1.0;
+            }
+        }
+    }
+
+    fn choose(&mut self) {
+        self.since_choice = 0;
+        for (index, trial) in self.trials.iter().enumerate() {
+            if trial.hits > self.trials[self.chosen].hits {
+                self.chosen = index;
+            }
+        }
+        self.cache.reshape(SHAPES[self.chosen]);
+        self.trials.iter_mut().for_each(|trial| trial.hits *= DECAY);
+    }
+}
+
+/// Spreads numbers of blocks that follow each other (the multiplier is 2^64 / the golden ratio).
+fn spread(block: BlockId) -> u64 {
+    block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
+}
+
+impl Policy for Adaptive {
+    fn access(&mut self, access: Access) -> Outcome {
+        if spread(access.block).is_multiple_of(self.sampled_of) {
+            self.try_shapes(access);
+        }
+        self.since_choice += 1;
+        if self.since_choice >= self.choose_every {
+            self.choose();
+        }
+        self.cache.access(access)
+    }
+
+    fn len(&self) -> usize {
+        self.cache.len()
+    }
+}
