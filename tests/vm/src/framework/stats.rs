@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
+use serde_json::Value;
 
 /// The whole document.
 #[derive(Clone, Debug, Deserialize)]
@@ -27,6 +28,8 @@ pub struct DiskStats {
     pub classes: Classes,
     /// All queues together.
     pub total: Totals,
+    /// Those that the monitor has set up, each of them.
+    queues: Vec<Value>,
 }
 
 /// Requests by class.
@@ -118,6 +121,12 @@ impl Stats {
 }
 
 impl DiskStats {
+    /// How many queues the monitor has set up.
+    #[must_use]
+    pub fn queue_count(&self) -> usize {
+        self.queues.len()
+    }
+
     /// What the image takes and has given back.
     pub fn space(&self) -> Result<Space> {
         self.space.context("no image")
