@@ -104,7 +104,8 @@ impl Disk {
 }
 
 fn create(program: &Path, dir: &Path, format: &str, args: &PairArgs) -> Result<PathBuf> {
-    let image = dir.join(format!("disk.{format}"));
+    let suffix = if format == "log" { "flow" } else { format };
+    let image = dir.join(format!("disk.{suffix}"));
     let size = args.size.to_string();
     let mut command = Command::new(program);
     command.args(["create", "--format", format, "--size", &size]).arg(&image);

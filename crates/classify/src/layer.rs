@@ -35,6 +35,8 @@ struct ClassifyChannel {
     disk: Arc<DiskClasses>,
     layout: Seen<Layout>,
     memory: QueueMemory,
+    /// Whether layout and journals are as the batch that is being submitted found them.
+    is_fresh: bool,
     counters: Arc<QueueCounters>,
 }
 
@@ -94,6 +96,7 @@ impl Layer for Classify {
             base: self.base.channel(context)?,
             layout: Seen::of(&self.disk.layout),
             memory,
+            is_fresh: false,
             disk: Arc::clone(&self.disk),
             counters,
         }))
@@ -102,7 +105,13 @@ impl Layer for Classify {
 
 impl ClassifyChannel {
     fn classify(&mut self, request: &mut Request, extent: Extent, writes: bool) {
-        let layout = self.layout.look(&self.disk.layout);
+        if !self.is_fresh {
+            // Once for each batch: a look at what other threads publish.
+            self.layout.look(&self.disk.layout);
+            self.memory.refresh();
+            self.is_fresh = true;
+        }
+        let layout = self.layout.last();
         let asked = Asked { extent, writes, priority: request.priority };
         let memory = &mut self.memory;
         let verdict = judge(layout, self.disk.journal_level, asked, || {
@@ -125,6 +134,7 @@ impl Channel for ClassifyChannel {
     }
 
     fn kick(&mut self) {
+        self.is_fresh = false;
         self.base.kick();
     }
 

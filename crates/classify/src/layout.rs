@@ -70,6 +70,7 @@ pub struct Layout {
 
 impl Layout {
     /// Where a request lies that reads or writes this.
+    #[inline]
     pub fn place(&self, extent: Extent) -> Place {
         let (start, end) = (extent.start().get(), extent.end().get());
         let next = self.regions.partition_point(|region| region.end <= start);
@@ -85,6 +86,7 @@ impl Layout {
     }
 
     /// Whether a change of this may change the layout.
+    #[inline]
     pub fn is_defined_by(&self, extent: Extent) -> bool {
         let next = self.definers.partition_point(|range| range.end <= extent.start().get());
         self.definers.get(next).is_some_and(|range| range.start < extent.end().get())

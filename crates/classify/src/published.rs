@@ -41,12 +41,14 @@ impl<T> Seen<T> {
     }
 
     /// The newest value.
+    #[inline]
     pub fn look(&mut self, published: &Published<T>) -> &T {
         self.newer(published);
         &self.value
     }
 
     /// The newest value, if it is not the one that was seen last.
+    #[inline]
     pub fn newer(&mut self, published: &Published<T>) -> Option<&T> {
         if published.version.load(Ordering::Acquire) == self.version {
             return None;

@@ -61,6 +61,7 @@ pub struct Asked {
 }
 
 /// Judges a request. `has_pattern` is asked only if nothing more trusted knows.
+#[inline]
 pub fn judge(
     layout: &Layout,
     journal_level: u8,

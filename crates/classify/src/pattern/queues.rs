@@ -67,17 +67,17 @@ impl QueueMemory {
         if !self.shared.has_news.load(Ordering::Relaxed) {
             self.shared.has_news.store(true, Ordering::Relaxed);
         }
-        self.refresh();
         self.journals.advance(write)
     }
 
     /// Whether a read is one of a journal.
-    pub fn reads_journal(&mut self, read: Extent) -> bool {
-        self.refresh();
+    pub fn reads_journal(&self, read: Extent) -> bool {
         self.journals.contain(read)
     }
 
-    fn refresh(&mut self) {
+    /// Takes over what other queues have told since.
+    #[inline]
+    pub fn refresh(&mut self) {
         if let Some(journals) = self.seen.newer(&self.shared.journals) {
             self.journals.clone_from(journals);
         }

@@ -38,6 +38,7 @@ impl Disk {
 
     fn queue(&mut self) -> &mut QueueMemory {
         let queue = if self.is_wild { self.random.usize(0..4) } else { 0 };
+        self.queues[queue].refresh();
         &mut self.queues[queue]
     }
 
@@ -50,6 +51,7 @@ impl Disk {
     }
 
     fn is_journal(&mut self, start: u64) -> bool {
+        self.queues[0].refresh();
         self.queues[0].reads_journal(extent(start, 8))
     }
 
