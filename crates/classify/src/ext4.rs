@@ -23,7 +23,8 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     let superblock = Superblock::read(volume, scan)?;
     let bytes = superblock.blocks * superblock.block_bytes;
     let volume = volume.part(0, bytes);
-    layout.definer(&volume, SUPERBLOCK_AT..SUPERBLOCK_AT + SUPERBLOCK_BYTES as u64);
+    // What replaces it begins before that: a boot sector, another superblock.
+    layout.definer(&volume, 0..SUPERBLOCK_AT + SUPERBLOCK_BYTES as u64);
     layout.file_system(&volume, bytes);
     let mut marks = Marks { volume: &volume, block_bytes: superblock.block_bytes, layout };
     if superblock.is_journal_device() {
@@ -57,16 +58,18 @@ struct Marks<'a> {
 }
 
 impl Marks<'_> {
-    fn mark(&mut self, block: u64, count: u64, class: Class) {
+    /// Returns `false` when the reader is to stop.
+    fn mark(&mut self, block: u64, count: u64, class: Class) -> bool {
         let (Some(start), Some(bytes)) =
             (block.checked_mul(self.block_bytes), count.checked_mul(self.block_bytes))
         else {
-            return;
+            return self.layout.step(1);
         };
         let end = start.saturating_add(bytes).min(self.volume.bytes());
-        if start < end {
-            self.layout.region(self.volume, start..end, class);
-            self.layout.counted(class, end - start);
+        if start >= end {
+            return self.layout.step(1);
         }
+        self.layout.counted(class, end - start);
+        self.layout.region(self.volume, start..end, class)
     }
 }

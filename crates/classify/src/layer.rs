@@ -141,6 +141,11 @@ impl Channel for ClassifyChannel {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         self.base.reap(done);
+        if done.len() == before {
+            return;
+        }
+        // This queue may have been idle since the layout was read.
+        self.layout.look(&self.disk.layout);
         for Completion { request, .. } in &done[before..] {
             // One that failed may have changed something all the same.
             if request.op.modifies()

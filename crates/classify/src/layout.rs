@@ -14,6 +14,15 @@ const REGIONS_MAX: usize = 64 << 10;
 const DEFINERS_MAX: usize = 1024;
 /// The most things that are reported as found.
 const FOUND_MAX: usize = 256;
+/// The most characters of a label that are kept.
+const LABEL_CHARS_MAX: usize = 128;
+/// The most logical volumes of a disk.
+const VOLUMES_MAX: usize = 256;
+/// The most steps that making a layout takes: a group that is looked at, or a piece of a volume in which a
+/// range lies. 64 TiB of ext4 take 2 million.
+const STEPS_MAX: u64 = 4 << 20;
+/// What lies at the beginning of a volume tells what it is: boot sector, labels and superblocks.
+const BEGINNING_BYTES: u64 = 8192;
 
 /// A range of sectors that has a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +65,7 @@ pub struct Found {
 }
 
 /// A disk as it was read at one time. A layout never changes: a newer one replaces it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// By start, without overlaps; no two of one class touch.
     regions: Box<[Region]>,
@@ -66,6 +75,19 @@ pub struct Layout {
     definers: Box<[Range<u64>]>,
     found: Box<[Found]>,
     truncated: bool,
+}
+
+impl Default for Layout {
+    /// Of a disk that has not been read. A write to its beginning makes it be read.
+    fn default() -> Self {
+        Self {
+            regions: Box::default(),
+            file_systems: Box::default(),
+            definers: Box::new([sectors(0..BEGINNING_BYTES)]),
+            found: Box::default(),
+            truncated: false,
+        }
+    }
 }
 
 impl Layout {
@@ -90,6 +112,11 @@ impl Layout {
     pub fn is_defined_by(&self, extent: Extent) -> bool {
         let next = self.definers.partition_point(|range| range.end <= extent.start().get());
         self.definers.get(next).is_some_and(|range| range.start < extent.end().get())
+    }
+
+    /// Whether the same writes make both be read again.
+    pub fn has_definers_of(&self, other: &Self) -> bool {
+        self.definers == other.definers
     }
 
     /// What has been recognised.
@@ -120,41 +147,85 @@ pub struct Builder {
     file_systems: Vec<Range<u64>>,
     definers: Vec<Range<u64>>,
     found: Vec<Found>,
+    volumes: usize,
+    steps: u64,
+    /// There is more than it takes.
     truncated: bool,
 }
 
 impl Builder {
-    /// A range of `volume`, in bytes, is of this class.
-    pub fn region(&mut self, volume: &Volume, range: Range<u64>, class: Class) {
+    /// Asks for some more steps. Returns `false` when there have been too many: the reader is to stop.
+    pub fn step(&mut self, steps: u64) -> bool {
+        self.steps = self.steps.saturating_add(steps);
+        self.truncated |= self.steps > STEPS_MAX;
+        self.steps <= STEPS_MAX
+    }
+
+    /// Asks for one more logical volume.
+    pub fn volume(&mut self) -> bool {
+        self.volumes += 1;
+        self.truncated |= self.volumes > VOLUMES_MAX;
+        self.volumes <= VOLUMES_MAX
+    }
+
+    /// A range of `volume`, in bytes, is of this class. Returns `false` when the reader is to stop.
+    pub fn region(&mut self, volume: &Volume, range: Range<u64>, class: Class) -> bool {
+        if !self.step(1) {
+            return false;
+        }
+        let mut pieces = 0;
         volume.on_disk(range, |range| {
+            pieces += 1;
             // Only whole sectors can be told apart.
             let (start, end) = (range.start.div_ceil(SECTOR_BYTES), range.end / SECTOR_BYTES);
             if start < end {
                 self.add(Region { start, end, class });
             }
         });
+        self.step(pieces)
     }
 
     /// The file system on `volume` takes that many bytes of it.
     pub fn file_system(&mut self, volume: &Volume, bytes: u64) {
-        volume.on_disk(0..bytes, |range| self.file_systems.push(sectors(range)));
+        volume.on_disk(0..bytes, |range| {
+            if self.file_systems.len() < REGIONS_MAX {
+                self.file_systems.push(sectors(range));
+            } else {
+                self.truncated = true;
+            }
+        });
     }
 
     /// A write to this range of `volume` may change what has been read.
     pub fn definer(&mut self, volume: &Volume, range: Range<u64>) {
-        volume.on_disk(range, |range| self.definers.push(sectors(range)));
+        volume.on_disk(range, |range| {
+            if self.definers.len() < DEFINERS_MAX {
+                self.definers.push(sectors(range));
+            } else {
+                self.truncated = true;
+            }
+        });
+    }
+
+    /// Nothing is known of `volume`: what is written at its beginning may change that.
+    pub fn unknown(&mut self, volume: &Volume) {
+        self.definer(volume, 0..BEGINNING_BYTES);
     }
 
     /// Something has been recognised on `volume`. How much of it has a class is counted in the end.
     pub fn found(&mut self, kind: &'static str, volume: &Volume, depth: u8, label: &str) {
         let mut start = u64::MAX;
         volume.on_disk(0..volume.bytes(), |range| start = start.min(range.start));
+        if self.found.len() == FOUND_MAX {
+            self.truncated = true;
+            return;
+        }
         self.found.push(Found {
             kind,
             depth,
             start,
             bytes: volume.bytes(),
-            label: label.to_owned(),
+            label: label.chars().take(LABEL_CHARS_MAX).collect(),
             journal_bytes: 0,
             metadata_bytes: 0,
         });
@@ -170,7 +241,7 @@ impl Builder {
         }
     }
 
-    /// Whether no more regions are taken.
+    /// Whether no more metadata is taken.
     pub fn is_full(&self) -> bool {
         self.truncated
     }
@@ -183,31 +254,35 @@ impl Builder {
             last.end = region.end;
             return;
         }
-        if self.truncated {
-            return;
-        }
-        self.regions.push(region);
-        if self.regions.len() >= 2 * REGIONS_MAX {
+        // Journals matter most, and are few in a sound file system.
+        let most = if region.class == Class::Journal { 3 * REGIONS_MAX } else { 2 * REGIONS_MAX };
+        if self.regions.len() >= most {
             self.regions = merged(std::mem::take(&mut self.regions));
-            self.truncated = self.regions.len() > REGIONS_MAX;
+            self.truncated |= self.regions.len() > REGIONS_MAX;
+        }
+        if self.regions.len() < most {
+            self.regions.push(region);
         }
     }
 
     /// The layout.
     pub fn finish(mut self) -> Layout {
         self.regions = merged(self.regions);
-        self.truncated |= self.regions.len() > REGIONS_MAX;
-        self.truncated |= self.found.len() > FOUND_MAX;
-        self.regions.truncate(REGIONS_MAX);
-        self.found.truncate(FOUND_MAX);
-        let mut definers = joined(self.definers);
-        definers.truncate(DEFINERS_MAX);
-        let mut file_systems = joined(self.file_systems);
-        file_systems.truncate(REGIONS_MAX);
+        if self.regions.len() > REGIONS_MAX {
+            self.truncated = true;
+            let journals = self.regions.iter().filter(|it| it.class == Class::Journal).count();
+            let mut metadata_left = REGIONS_MAX.saturating_sub(journals);
+            self.regions.retain(|region| {
+                let stays = region.class == Class::Journal || metadata_left > 0;
+                metadata_left -= usize::from(stays && region.class != Class::Journal);
+                stays
+            });
+            self.regions.truncate(REGIONS_MAX);
+        }
         Layout {
             regions: self.regions.into(),
-            file_systems: file_systems.into(),
-            definers: definers.into(),
+            file_systems: joined(self.file_systems).into(),
+            definers: joined(self.definers).into(),
             found: self.found.into(),
             truncated: self.truncated,
         }

@@ -23,8 +23,8 @@ const AREA_MAGIC: &[u8] = b"\x20LVM2\x20x[5A%r0N*>";
 const AREA_HEADER_BYTES: u64 = 512;
 /// The text goes on behind the header when it comes to the end of its area.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
-/// The most logical volumes of a group.
-const VOLUMES_MAX: usize = 256;
+/// What LVM gives to users. Others are parts of these: the data of a thin pool, a leg of a mirror.
+const VISIBLE: &str = "VISIBLE";
 
 /// A logical volume.
 #[derive(Debug)]
@@ -102,6 +102,10 @@ fn volumes(
     })?;
     let extents_at = node.get("pe_start")?.number()?.checked_mul(SECTOR_BYTES)?;
     let linear = |(name, node): (&str, &Node<'_>)| {
+        let mut status = node.get("status")?.list()?.iter();
+        if !status.any(|it| it.text() == Some(VISIBLE)) {
+            return None;
+        }
         let segments = node.sections().filter(|(name, _)| name.starts_with("segment"));
         let pieces = segments.filter_map(|(_, segment)| {
             let stripes = segment.get("stripes")?.list()?;
@@ -116,12 +120,9 @@ fn volumes(
                 bytes: bytes(segment.get("extent_count")?)?,
             })
         });
-        let volume = Volume::new(pieces);
-        (volume.bytes() > 0).then(|| LogicalVolume {
-            name: name.replace(char::is_control, "?"),
-            volume: volume.within(disk),
-        })
+        let volume = Volume::new(pieces).within(disk);
+        let name = name.replace(char::is_control, "?");
+        (volume.bytes() > 0).then_some(LogicalVolume { name, volume })
     };
-    let found = group.get("logical_volumes")?.sections().take(VOLUMES_MAX).filter_map(linear);
-    Some(found.collect())
+    Some(group.get("logical_volumes")?.sections().filter_map(linear).collect())
 }

@@ -100,10 +100,10 @@ fn logical_partitions(
     let mut record = extended.start;
     while partitions.len() < PARTITIONS_MAX {
         let sector: [u8; 512] = disk.read_array(scan, record)?;
+        layout.definer(disk, record..record + SECTOR_BYTES);
         if le16(&sector, 510) != MBR_SIGNATURE {
             return None;
         }
-        layout.definer(disk, record..record + SECTOR_BYTES);
         let entry = |nth: usize| {
             let at = MBR_ENTRIES_AT + nth * MBR_ENTRY_BYTES;
             let (start, count) =

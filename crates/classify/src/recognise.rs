@@ -4,17 +4,12 @@ use crate::layout::{Builder, Layout};
 use crate::volume::{ReadBytes, Scan, Volume};
 use crate::{ext4, lvm, partitions, xfs};
 
-/// What nobody has recognised so far is read again when its beginning changes: boot sector, superblocks
-/// and labels are there.
-const BEGINNING_BYTES: u64 = 4096;
-
 /// Reads the layout of a disk of so many bytes. It takes a bounded time and little memory, whatever the disk
 /// holds.
 pub fn recognise(disk: &mut dyn ReadBytes, bytes: u64) -> Layout {
     let mut scan = Scan::new(disk, bytes);
     let mut layout = Builder::default();
     let disk = scan.volume();
-    layout.definer(&disk, 0..BEGINNING_BYTES);
     if let Some(table) = partitions::read(&disk, &mut scan, &mut layout) {
         layout.found(table.kind, &disk, 0, "");
         for partition in &table.partitions {
@@ -29,15 +24,19 @@ pub fn recognise(disk: &mut dyn ReadBytes, bytes: u64) -> Layout {
 
 /// A disk or a partition.
 fn read_volume(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builder) {
-    layout.definer(volume, 0..BEGINNING_BYTES);
     let Some(logical) = lvm::read(volume, scan, layout) else {
-        read_file_system(volume, scan, depth, layout);
+        if read_file_system(volume, scan, depth, layout).is_none() {
+            layout.unknown(volume);
+        }
         return;
     };
     layout.found("lvm", volume, depth, "");
     for it in logical {
-        layout.definer(&it.volume, 0..BEGINNING_BYTES);
+        if !layout.volume() {
+            return;
+        }
         if read_file_system(&it.volume, scan, depth + 1, layout).is_none() {
+            layout.unknown(&it.volume);
             layout.found("volume", &it.volume, depth + 1, &it.name);
         }
     }

@@ -7,6 +7,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{BlockingDisk, Layer, LogBudget, SECTOR_BYTES, Sector};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, warn};
 
 use crate::layout::Layout;
@@ -19,8 +20,11 @@ use crate::volume::ReadBytes;
 const REST: Duration = Duration::from_secs(1);
 /// Reading needs little.
 const STACK_BYTES: usize = 256 << 10;
-/// What is read at once from the disk.
-const PIECE_BYTES: u64 = 64 << 10;
+/// What is read from the disk is whole blocks of this size.
+const BLOCK_BYTES: u64 = 4096;
+/// A reading that met an error is done again; the layout stays as it is meanwhile. After so many in a row,
+/// what can be read counts.
+const FAILURES_MAX: u32 = 3;
 
 /// Keeps the layout of one disk up to date. Dropping it waits for a reading that is on its way, for as long
 /// as one request takes.
@@ -31,6 +35,8 @@ pub struct Watcher {
 struct Shared {
     disk: Arc<dyn Layer>,
     layout: Arc<Published<Layout>>,
+    /// Where the thread may run. The one that starts it may be pinned to a queue's CPU.
+    cpus: Option<CpuSet>,
     state: Mutex<State>,
     /// Rings when the state changes.
     changed: Condvar,
@@ -46,6 +52,8 @@ struct State {
     thread: Option<JoinHandle<()>>,
     is_running: bool,
     readings: u64,
+    /// Readings in a row that met an error.
+    failures: u32,
     trouble: LogBudget,
 }
 
@@ -63,7 +71,8 @@ impl Watcher {
     /// Reads the layout of `disk` for the first time, and publishes it there.
     pub fn start(disk: Arc<dyn Layer>, layout: Arc<Published<Layout>>) -> Self {
         let state = Mutex::new(State::default());
-        let shared = Arc::new(Shared { disk, layout, state, changed: Condvar::new() });
+        let cpus = sched_getaffinity(None).ok();
+        let shared = Arc::new(Shared { disk, layout, cpus, state, changed: Condvar::new() });
         let watcher = Self { shared };
         watcher.read_again();
         watcher
@@ -116,17 +125,21 @@ impl Shared {
     }
 
     fn run(&self) {
+        if let Some(cpus) = &self.cpus {
+            // If that is refused, it shares a queue's CPU.
+            let _ = sched_setaffinity(None, cpus);
+        }
         while self.is_due() {
             let disk = BlockingDisk::new(&*self.disk);
             let bytes = self.disk.geometry().capacity.bytes();
             match disk {
                 Ok(disk) => {
                     let begin = Instant::now();
-                    let layout =
-                        recognise(&mut DiskBytes { disk, shared: self, piece: None }, bytes);
+                    let mut disk = DiskBytes { disk, shared: self, piece: None, has_failed: false };
+                    let layout = recognise(&mut disk, bytes);
                     let (regions, found) = (layout.regions(), layout.found().len());
                     debug!(regions, found, time = ?begin.elapsed(), "layout read");
-                    self.publish(layout);
+                    self.publish(layout, disk.has_failed);
                 }
                 Err(error) => self.state().say(&error),
             }
@@ -136,9 +149,22 @@ impl Shared {
         }
     }
 
-    /// A reading that was stopped has not seen all.
-    fn publish(&self, layout: Layout) {
-        if !self.is_stopped() && *self.layout.get() != layout {
+    fn publish(&self, layout: Layout, has_failed: bool) {
+        let mut state = self.state();
+        // A reading that was stopped has not seen all.
+        if state.stopped {
+            return;
+        }
+        state.failures = if has_failed { state.failures + 1 } else { 0 };
+        if (1..FAILURES_MAX).contains(&state.failures) {
+            state.wanted = true;
+            return;
+        }
+        let old = self.layout.get();
+        // What a new definer covers may have been written before anybody looked out for it.
+        state.wanted |= !layout.has_definers_of(&old);
+        drop(state);
+        if *old != layout {
             self.layout.publish(layout);
         }
     }
@@ -165,32 +191,30 @@ impl Shared {
     }
 }
 
-/// The disk in bytes. The piece that was read last is kept: superblocks and tables lie close together.
+/// The disk in bytes. The piece that was read last is kept: what is read next often lies in it.
 struct DiskBytes<'a> {
     disk: BlockingDisk,
     shared: &'a Shared,
+    /// Its first byte, and its bytes.
     piece: Option<(u64, Vec<u8>)>,
+    has_failed: bool,
 }
 
 impl ReadBytes for DiskBytes<'_> {
     fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()> {
-        let capacity = self.shared.disk.geometry().capacity.bytes();
-        let mut filled = 0;
-        while filled < target.len() {
-            let at = at + filled as u64;
-            let start = at / PIECE_BYTES * PIECE_BYTES;
-            if self.piece.as_ref().is_none_or(|(piece, _)| *piece != start) {
-                self.piece = None;
-                let bytes = capacity.checked_sub(start)?.min(PIECE_BYTES);
-                self.piece = Some((start, self.fetch(start, bytes)?));
-            }
-            let (_, piece) = self.piece.as_ref()?;
-            let from = piece.get((at - start) as usize..)?;
-            let count = from.len().min(target.len() - filled);
-            target[filled..filled + count]
-                .copy_from_slice(from.get(..count).filter(|it| !it.is_empty())?);
-            filled += count;
+        let end = at.checked_add(target.len() as u64)?;
+        let is_kept =
+            |(start, piece): &&(u64, Vec<u8>)| *start <= at && end <= start + piece.len() as u64;
+        if self.piece.as_ref().filter(is_kept).is_none() {
+            let capacity = self.shared.disk.geometry().capacity.bytes();
+            let start = at / BLOCK_BYTES * BLOCK_BYTES;
+            let bytes = end.next_multiple_of(BLOCK_BYTES).min(capacity).checked_sub(start)?;
+            self.piece = None;
+            self.piece = Some((start, self.fetch(start, bytes)?));
         }
+        let (start, piece) = self.piece.as_ref()?;
+        let from = piece.get((at - start) as usize..)?;
+        target.copy_from_slice(from.get(..target.len())?);
         Some(())
     }
 }
@@ -202,6 +226,7 @@ impl DiskBytes<'_> {
         }
         let mut piece = vec![0; bytes as usize];
         let read = self.disk.read(Sector::new(start / SECTOR_BYTES), &mut piece);
+        self.has_failed |= read.is_err();
         read.ok().map(|()| piece)
     }
 }

@@ -43,11 +43,11 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
     layout.found("xfs", &volume, depth, &superblock.label);
     let mut mark = |start: u64, length: u64, class| {
         let end = start.saturating_add(length).min(volume.bytes());
-        if start < end {
-            layout.region(&volume, start..end, class);
-            layout.counted(class, end - start);
+        if start >= end {
+            return layout.step(1);
         }
-        !layout.is_full()
+        layout.counted(class, end - start);
+        layout.region(&volume, start..end, class) && !layout.is_full()
     };
     if let Some(start) = superblock.log_start_bytes() {
         mark(start, superblock.log_blocks.saturating_mul(superblock.block_bytes), Class::Journal);
@@ -84,6 +84,7 @@ impl Superblock {
         power(self.block_bytes, 512, 64 << 10)
             && power(self.sector_bytes, 512, 32 << 10)
             && self.group_bits <= 32
+            && self.blocks > 0
             && self.group_blocks > 0
             && self.groups == self.blocks.div_ceil(self.group_blocks)
     }

@@ -31,10 +31,10 @@ impl Groups<'_> {
         self.mark_superblocks(marks);
         let table_blocks = self.inode_table_blocks();
         self.for_each_descriptor(scan, |descriptor| {
-            marks.mark(descriptor.block_bitmap, 1, Class::Metadata);
-            marks.mark(descriptor.inode_bitmap, 1, Class::Metadata);
-            marks.mark(descriptor.inode_table, table_blocks, Class::Metadata);
-            !marks.layout.is_full()
+            marks.mark(descriptor.block_bitmap, 1, Class::Metadata)
+                && marks.mark(descriptor.inode_bitmap, 1, Class::Metadata)
+                && marks.mark(descriptor.inode_table, table_blocks, Class::Metadata)
+                && !marks.layout.is_full()
         });
     }
 
@@ -81,15 +81,20 @@ impl Groups<'_> {
         } else {
             superblock.reserved_descriptor_blocks
         };
-        for group in (0..superblock.groups()).filter(|group| superblock.has_superblock(*group)) {
-            let first = self.after_superblock(group) - 1;
-            marks.mark(first, 1 + together + reserved, Class::Metadata);
-            if marks.layout.is_full() {
+        let per_block = self.descriptors_per_block();
+        for group in 0..superblock.groups() {
+            if marks.layout.is_full() || !marks.layout.step(1) {
                 return;
             }
+            if superblock.has_superblock(group) {
+                // A meta group has its descriptors in some of its groups only.
+                let in_meta_group =
+                    superblock.first_meta_group.is_some() && group / per_block >= together;
+                let behind = if in_meta_group { 0 } else { together + reserved };
+                marks.mark(self.after_superblock(group) - 1, 1 + behind, Class::Metadata);
+            }
         }
-        // Those of a meta group have a copy in its second and last group as well.
-        let per_block = self.descriptors_per_block();
+        // Those of a meta group are in its first, second and last group.
         for block in together..kept_together {
             for group in [0, 1, per_block - 1].map(|nth| block * per_block + nth) {
                 if group < superblock.groups() {

@@ -55,7 +55,7 @@ impl BlockMap<'_> {
         if le32(inode, FLAGS_AT) & FLAG_EXTENTS != 0 {
             return walk.extents(scan, map, DEPTH_MAX);
         }
-        walk.direct(&map[..DIRECT_BLOCKS * 4]);
+        walk.direct(&map[..DIRECT_BLOCKS * 4])?;
         (1..=3).try_for_each(|depth| {
             let list = le32(map, (DIRECT_BLOCKS - 1 + depth) * 4);
             walk.indirect(scan, u64::from(list), depth)
@@ -69,8 +69,7 @@ impl Walk<'_, '_> {
         let block_bytes = self.file_system.superblock.block_bytes;
         let mut node = vec![0; block_bytes as usize];
         self.file_system.volume.read(scan, block.checked_mul(block_bytes)?, &mut node)?;
-        self.marks.mark(block, 1, Class::Metadata);
-        Some(node)
+        self.marks.mark(block, 1, Class::Metadata).then_some(node)
     }
 
     fn extents(&mut self, scan: &mut Scan<'_>, node: &[u8], depth_max: u16) -> Option<()> {
@@ -83,7 +82,8 @@ impl Walk<'_, '_> {
                 let length = le16(entry, 4);
                 let written = length.checked_sub(WRITTEN_BLOCKS_MAX).filter(|it| *it > 0);
                 let start = u64::from(le16(entry, 6)) << 32 | u64::from(le32(entry, 8));
-                self.marks.mark(start, u64::from(written.unwrap_or(length)), self.class);
+                let blocks = u64::from(written.unwrap_or(length));
+                self.marks.mark(start, blocks, self.class).then_some(())?;
             } else {
                 let child = u64::from(le16(entry, 8)) << 32 | u64::from(le32(entry, 4));
                 let child = self.node(scan, child)?;
@@ -94,10 +94,9 @@ impl Walk<'_, '_> {
         Some(())
     }
 
-    fn direct(&mut self, blocks: &[u8]) {
-        for block in blocks.chunks_exact(4).map(|entry| le32(entry, 0)).filter(|it| *it != 0) {
-            self.marks.mark(u64::from(block), 1, self.class);
-        }
+    fn direct(&mut self, blocks: &[u8]) -> Option<()> {
+        let mut blocks = blocks.chunks_exact(4).map(|entry| le32(entry, 0)).filter(|it| *it != 0);
+        blocks.all(|block| self.marks.mark(u64::from(block), 1, self.class)).then_some(())
     }
 
     fn indirect(&mut self, scan: &mut Scan<'_>, list: u64, depth: usize) -> Option<()> {
@@ -106,8 +105,7 @@ impl Walk<'_, '_> {
         }
         let blocks = self.node(scan, list)?;
         if depth == 1 {
-            self.direct(&blocks);
-            return Some(());
+            return self.direct(&blocks);
         }
         blocks
             .chunks_exact(4)

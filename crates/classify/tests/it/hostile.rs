@@ -78,15 +78,20 @@ fn images_with_random_bytes_changed() {
     }
 }
 
+/// Where the journal's inode is, in bytes.
+fn journal_inode(disk: &Disk, block_bytes: u64) -> u64 {
+    let said = run("debugfs", &["-R", "imap <8>", disk.path()], "");
+    let (_, place) = said.split_once("located at block ").unwrap();
+    let (block, offset) = place.trim().split_once(", offset 0x").unwrap();
+    block.parse::<u64>().unwrap() * block_bytes + u64::from_str_radix(offset, 16).unwrap()
+}
+
 /// An extent tree whose nodes all are one block, which names itself.
 #[test]
 fn a_journal_whose_blocks_name_each_other() {
     let disk = Disk::new(GIB);
     make("mkfs.ext4", "-q -F -b 4096 -J size=64", disk.file.path());
-    let status = run("debugfs", &["-R", "imap <8>", disk.path()], "");
-    let (_, at) = status.split_once("located at block ").unwrap();
-    let (block, offset) = at.trim().split_once(", offset 0x").unwrap();
-    let inode = block.parse::<u64>().unwrap() * 4096 + u64::from_str_radix(offset, 16).unwrap();
+    let inode = journal_inode(&disk, 4096);
     let node = |depth: u16| {
         let mut node = vec![0; 4096];
         node[0..2].copy_from_slice(&0xF30Au16.to_le_bytes());
@@ -112,10 +117,7 @@ fn a_journal_whose_blocks_name_each_other() {
 fn a_journal_of_ext3_whose_lists_name_each_other() {
     let disk = Disk::new(GIB);
     make("mkfs.ext3", "-q -F -b 1024", disk.file.path());
-    let status = run("debugfs", &["-R", "imap <8>", disk.path()], "");
-    let (_, at) = status.split_once("located at block ").unwrap();
-    let (block, offset) = at.trim().split_once(", offset 0x").unwrap();
-    let inode = block.parse::<u64>().unwrap() * 1024 + u64::from_str_radix(offset, 16).unwrap();
+    let inode = journal_inode(&disk, 1024);
     let list: Vec<u8> = 9000u32.to_le_bytes().repeat(256);
     disk.file.as_file().write_all_at(&list, 9000 * 1024).unwrap();
     disk.file.as_file().write_all_at(&list[..60], inode + 0x28).unwrap();
@@ -149,5 +151,42 @@ fn partitions_that_overlap() {
     let begin = Instant::now();
     let layout = shifted.layout();
     assert_eq!(layout.found().len(), 1 + 128);
+    assert!(begin.elapsed() < TIME_MAX, "{:?}", begin.elapsed());
+}
+
+/// An XFS of four billion allocation groups, whose headers overlap and so are one region: marking them took
+/// a minute, and with partitions hours, in which the image could not be closed.
+#[test]
+fn allocation_groups_without_end() {
+    let mut image = vec![0; 4096];
+    image[..4].copy_from_slice(b"XFSB");
+    image[4..8].copy_from_slice(&512u32.to_be_bytes());
+    image[8..16].copy_from_slice(&u64::from(u32::MAX).to_be_bytes());
+    image[84..88].copy_from_slice(&1u32.to_be_bytes());
+    image[88..92].copy_from_slice(&u32::MAX.to_be_bytes());
+    image[102..104].copy_from_slice(&(32u16 << 10).to_be_bytes());
+    let begin = Instant::now();
+    let mut forged = Forged { image: &image, changes: Vec::new(), bytes_read: 0 };
+    let layout = recognise(&mut forged, 1 << 60);
+    assert_eq!(layout.found()[0].kind, "xfs");
+    assert!(layout.is_truncated());
+    assert!(begin.elapsed() < TIME_MAX, "{:?}", begin.elapsed());
+}
+
+/// Every group of an ext4 begins with a superblock, whose room for descriptors overlaps the next group.
+#[test]
+fn superblocks_without_end() {
+    let disk = Disk::new(300 * MIB);
+    make("mkfs.ext4", "-q -F -b 1024 -O ^sparse_super,^resize_inode", disk.file.path());
+    let mut image = vec![0; 1 << 20];
+    disk.file.as_file().read_exact_at(&mut image, 0).unwrap();
+    let superblock = &mut image[1024..2048];
+    superblock[0x04..0x08].copy_from_slice(&u32::MAX.to_le_bytes());
+    superblock[0x20..0x24].copy_from_slice(&2048u32.to_le_bytes());
+    superblock[0xCE..0xD0].copy_from_slice(&u16::MAX.to_le_bytes());
+    let begin = Instant::now();
+    let mut forged = Forged { image: &image, changes: Vec::new(), bytes_read: 0 };
+    let layout = recognise(&mut forged, 1 << 60);
+    assert_eq!(layout.found()[0].kind, "ext4");
     assert!(begin.elapsed() < TIME_MAX, "{:?}", begin.elapsed());
 }

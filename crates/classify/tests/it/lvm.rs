@@ -73,6 +73,7 @@ stripes = [
 }
 
 swap {
+status = ["READ", "WRITE", "VISIBLE"]
 segment1 {
 start_extent = 0
 extent_count = 20
@@ -83,6 +84,7 @@ stripes = ["pv1", 0]
 }
 
 striped {
+status = ["READ", "WRITE", "VISIBLE"]
 segment1 {
 start_extent = 0
 extent_count = 20
@@ -93,7 +95,19 @@ stripes = ["pv0", 60, "pv1", 60]
 }
 }
 
+pool_tdata {
+status = ["READ", "WRITE"]
+segment1 {
+start_extent = 0
+extent_count = 8
+type = "striped"
+stripe_count = 1
+stripes = ["pv0", 90]
+}
+}
+
 data {
+status = ["READ", "WRITE", "VISIBLE"]
 segment1 {
 start_extent = 0
 extent_count = 8

@@ -122,7 +122,8 @@ fn a_layout_follows_what_the_guest_does_to_its_disk() {
         write(&mut client, journal, 0);
         assert_eq!(count(&classes(&place), "journal")[1], u64::from(how) + 1);
     }
-    // What does not define it does not make it be read.
+    // What does not define it does not make it be read. (It is read once more after its definers changed.)
+    std::thread::sleep(Duration::from_millis(2500));
     let readings = layout(&place)["readings"].clone();
     write(&mut client, journal, 0);
     std::thread::sleep(Duration::from_millis(1500));
