@@ -8,4 +8,5 @@ mod ext4;
 mod hostile;
 mod lvm;
 mod partitions;
+mod watching;
 mod xfs;
