@@ -34,7 +34,7 @@ impl Class {
 pub struct IoPriority(pub u16);
 
 impl IoPriority {
-    /// The hint by which Flowstone's guest module marks file-system metadata. Linux itself uses 1 to 7
+    /// The hint by which a guest module is to mark file-system metadata (there is none yet). Linux itself uses 1 to 7
     /// (duration limits of commands).
     pub const METADATA_HINT: u16 = 0x60;
 

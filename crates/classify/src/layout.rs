@@ -151,6 +151,10 @@ pub struct Builder {
     steps: u64,
     /// There is more than it takes.
     truncated: bool,
+    /// There are too many regions: no more metadata is taken.
+    is_full: bool,
+    /// Nor journals.
+    is_full_of_journals: bool,
 }
 
 impl Builder {
@@ -243,7 +247,7 @@ impl Builder {
 
     /// Whether no more metadata is taken.
     pub fn is_full(&self) -> bool {
-        self.truncated
+        self.is_full
     }
 
     fn add(&mut self, region: Region) {
@@ -254,14 +258,21 @@ impl Builder {
             last.end = region.end;
             return;
         }
-        // Journals matter most, and are few in a sound file system.
-        let most = if region.class == Class::Journal { 3 * REGIONS_MAX } else { 2 * REGIONS_MAX };
+        // Journals matter most, and are few in a sound file system. Regions are merged when as many have
+        // come as there may be, so merging costs little for each of them.
+        let (most, is_full) = match region.class {
+            Class::Journal => (3 * REGIONS_MAX, &mut self.is_full_of_journals),
+            _ => (2 * REGIONS_MAX, &mut self.is_full),
+        };
+        if *is_full {
+            self.truncated = true;
+            return;
+        }
+        self.regions.push(region);
         if self.regions.len() >= most {
             self.regions = merged(std::mem::take(&mut self.regions));
-            self.truncated |= self.regions.len() > REGIONS_MAX;
-        }
-        if self.regions.len() < most {
-            self.regions.push(region);
+            *is_full = self.regions.len() > most - REGIONS_MAX;
+            self.truncated |= *is_full;
         }
     }
 
@@ -401,6 +412,34 @@ mod tests {
         assert_eq!(layout.regions(), REGIONS_MAX);
         assert!(layout.is_truncated());
         assert_eq!(layout.place(extent(0, 1)), Place::Metadata);
+    }
+
+    /// Each further region of a journal made all regions be merged again: hours for a forged disk.
+    #[test]
+    fn journals_of_more_regions_than_there_may_be_are_cut_off() {
+        let disk = volume(0, u64::MAX / SECTOR_BYTES);
+        let mut builder = Builder::default();
+        for at in 0..20 * REGIONS_MAX as u64 {
+            builder.region(&disk, bytes(2 * at..2 * at + 1), Class::Journal);
+        }
+        let layout = builder.finish();
+        assert_eq!((layout.regions(), layout.is_truncated()), (REGIONS_MAX, true));
+        assert_eq!(layout.place(extent(0, 1)), Place::Journal);
+    }
+
+    /// Descriptors of a file system are cut off, and the journal of the next one is not.
+    #[test]
+    fn a_journal_is_taken_when_there_is_no_room_for_metadata() {
+        let disk = volume(0, u64::MAX / SECTOR_BYTES);
+        let mut builder = Builder::default();
+        for at in 0..3 * REGIONS_MAX as u64 {
+            builder.region(&disk, bytes(2 * at..2 * at + 1), Class::Metadata);
+        }
+        let journal = 8 * REGIONS_MAX as u64;
+        builder.region(&disk, bytes(journal..journal + 8), Class::Journal);
+        let layout = builder.finish();
+        assert_eq!(layout.place(extent(journal, 8)), Place::Journal);
+        assert_eq!(layout.regions(), REGIONS_MAX);
     }
 
     #[test]

@@ -9,8 +9,8 @@
 //! paper (PDC, Kim and Lee 2016) does not describe one.
 //!
 //! Between two flushes the order of writes means nothing: a guest spreads them over its queues, and dm-crypt
-//! changes their order. So each queue remembers its last writes, and who flushes puts together those of all
-//! queues ([`queues`]).
+//! changes their order. So each queue remembers its last writes, and a queue that flushes puts together those
+//! of all queues ([`queues`]).
 
 pub mod queues;
 

@@ -97,8 +97,10 @@ impl Groups<'_> {
         // Those of a meta group are in its first, second and last group.
         for block in together..kept_together {
             for group in [0, 1, per_block - 1].map(|nth| block * per_block + nth) {
-                if group < superblock.groups() {
-                    marks.mark(self.start_of_descriptors(group), 1, Class::Metadata);
+                if group < superblock.groups()
+                    && !marks.mark(self.start_of_descriptors(group), 1, Class::Metadata)
+                {
+                    return;
                 }
             }
             if marks.layout.is_full() {
