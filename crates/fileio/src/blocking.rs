@@ -21,12 +21,13 @@ const PIECES_PER_CALL_MAX: usize = 1024;
 #[expect(clippy::disallowed_methods, reason = "this is FileOp::Datasync")]
 pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
     let files = &*file.shared;
-    match request.op {
+    let outcome = match request.op {
         FileOp::Read { .. } | FileOp::Write { .. } => {
             if Bounce::is_needed(files.direct.as_ref(), request) {
-                return transfer_bounced(&files.file, request);
+                transfer_bounced(files, request)
+            } else {
+                transfer_all(files, request, request.memory.pieces())
             }
-            transfer_all(&files.file, request, request.memory.pieces())
         }
         FileOp::Datasync => fdatasync(&file.sync),
         FileOp::Punch { offset, bytes } => holes::punch(files, offset, bytes),
@@ -34,28 +35,30 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
         FileOp::Clear { offset, bytes } => holes::clear(files, offset, bytes),
         FileOp::Zero { offset, bytes } => zero(files, offset, bytes),
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
-    }
+    };
+    files.carried_out(request, outcome);
+    outcome
 }
 
 /// Moves a request through memory of our own, part by part.
-fn transfer_bounced(file: &File, request: &FileRequest) -> Outcome {
+fn transfer_bounced(files: &Descriptors, request: &FileRequest) -> Outcome {
     let mut bounce = Bounce::new(request)?;
     while let Some(part) = bounce.next_part(request) {
         let pieces = part.memory.pieces();
-        transfer_all(file, &part, pieces)?;
+        transfer_all(files, &part, pieces)?;
         let moved = total_bytes(pieces);
         bounce.advance(request, moved);
     }
     Ok(())
 }
 
-fn transfer_all(file: &File, request: &FileRequest, pieces: &[IoVec]) -> Outcome {
+fn transfer_all(files: &Descriptors, request: &FileRequest, pieces: &[IoVec]) -> Outcome {
+    let (file, flags) = (&files.file, files.flags(request));
     match request.op {
         FileOp::Read { offset, .. } => {
-            transfer(pieces, offset, |pieces, at| read_some(file, pieces, at))
+            transfer(pieces, offset, |pieces, at| read_some(file, pieces, at, flags))
         }
-        FileOp::Write { offset, durable, .. } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
+        FileOp::Write { offset, .. } => {
             transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags))
         }
         FileOp::Datasync
@@ -112,7 +115,12 @@ pub fn skip(pieces: &[IoVec], mut bytes: usize) -> Vec<IoVec> {
     rest
 }
 
-fn read_some(file: &File, pieces: &[IoVec], offset: FileOffset) -> Result<usize, Errno> {
+fn read_some(
+    file: &File,
+    pieces: &[IoVec],
+    offset: FileOffset,
+    flags: i32,
+) -> Result<usize, Errno> {
     // SAFETY: IoVec is laid out as iovec, and the pieces are valid until the request completes.
     let moved = unsafe {
         libc::preadv2(
@@ -120,7 +128,7 @@ fn read_some(file: &File, pieces: &[IoVec], offset: FileOffset) -> Result<usize,
             pieces.as_ptr().cast(),
             pieces.len() as i32,
             offset.get() as i64,
-            0,
+            flags,
         )
     };
     usize::try_from(moved).map_err(|_| last_errno())

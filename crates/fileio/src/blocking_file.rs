@@ -66,7 +66,7 @@ impl BlockingFile {
         let list = [unsafe { IoVec::of(memory) }];
         // SAFETY: as above. An operation without memory has an empty list.
         let memory = unsafe { MemoryList::new(&list[..usize::from(!memory.is_empty())]) };
-        self.carry_out(FileRequest { op, memory, tag: 0 })
+        self.carry_out(FileRequest::new(op, memory, 0))
     }
 
     /// Carries out a request of another channel's, and waits for its completion.
@@ -106,7 +106,7 @@ impl BlockingFile {
                 let op = op(*offset, memory.len() as u64);
                 // SAFETY: `lists` is not touched until all have completed.
                 let memory = unsafe { MemoryList::new(&lists[started]) };
-                self.channel.submit(FileRequest { op, memory, tag: started });
+                self.channel.submit(FileRequest::new(op, memory, started));
                 started += 1;
             }
             while let Some(completion) = self.next() {

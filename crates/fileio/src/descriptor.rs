@@ -7,11 +7,13 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use flowstone_block::Outcome;
 use rustix::fs::{SeekFrom, seek};
 
-use crate::block_device;
 use crate::direct::DirectLimits;
 use crate::lock::unlock;
+use crate::page_cache::PageCache;
+use crate::{FileOp, FileRequest, block_device};
 
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,8 @@ pub(crate) struct Descriptors {
     pub file: File,
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
+    /// How data is kept out of the page cache; absent where that cannot be, or is not wanted.
+    pub page_cache: Option<PageCache>,
     pub kind: FileKind,
     /// What [`discards_to_zeroes`](Self::discards_to_zeroes) has found out.
     zeroes: OnceLock<bool>,
@@ -46,6 +50,7 @@ impl Descriptors {
         Self {
             file,
             direct,
+            page_cache: None,
             kind,
             zeroes: OnceLock::new(),
             punches: AtomicU64::new(0),
@@ -68,6 +73,22 @@ impl Descriptors {
             return Ok(seek(&self.file, SeekFrom::End(0))?);
         }
         Ok(self.file.metadata()?.len())
+    }
+
+    /// Flags for the call that carries a read or write out.
+    pub fn flags(&self, request: &FileRequest) -> i32 {
+        let durable = match request.op {
+            FileOp::Write { durable: true, .. } => libc::RWF_DSYNC,
+            _ => 0,
+        };
+        durable | self.page_cache.as_ref().map_or(0, |cache| cache.flags(request))
+    }
+
+    /// A request has been carried out.
+    pub fn carried_out(&self, request: &FileRequest, outcome: Outcome) {
+        if let Some(cache) = &self.page_cache {
+            cache.carried_out(&self.file, request, outcome);
+        }
     }
 
     /// Bytes that the host has given to a file.

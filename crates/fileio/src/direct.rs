@@ -116,7 +116,7 @@ impl Bounce {
             | FileOp::Allocate { .. } => return None,
         };
         // SAFETY: the list and its memory are ours, and are not touched before `advance`.
-        Some(FileRequest { op, memory: unsafe { MemoryList::new(&self.piece) }, tag: request.tag })
+        Some(FileRequest { op, memory: unsafe { MemoryList::new(&self.piece) }, ..*request })
     }
 
     /// The first `moved` bytes of the part have been transferred: gives a read its data, and
@@ -213,7 +213,7 @@ mod tests {
             let list = [unsafe { IoVec::of(&mut buffer[from..from + bytes]) }];
             let op = FileOp::Read { offset: FileOffset::new(0), bytes: bytes as u64 };
             // SAFETY: the list outlives the request.
-            let request = FileRequest { op, memory: unsafe { MemoryList::new(&list) }, tag: 0 };
+            let request = FileRequest::new(op, unsafe { MemoryList::new(&list) }, 0);
             assert_eq!(Bounce::is_needed(Some(&LIMITS), &request), bounces, "{from} {bytes}");
             assert!(!Bounce::is_needed(None, &request), "the page cache takes anything");
         }
@@ -237,7 +237,7 @@ mod tests {
                 false => FileOp::Read { offset, bytes },
             };
             // SAFETY: the list outlives the request.
-            let request = FileRequest { op, memory: unsafe { MemoryList::new(&list) }, tag: 9 };
+            let request = FileRequest::new(op, unsafe { MemoryList::new(&list) }, 9);
             let mut bounce = Bounce::new(&request).unwrap();
             let mut parts = 0;
             while let Some(part) = bounce.next_part(&request) {
@@ -267,7 +267,7 @@ mod tests {
 
     #[test]
     fn few_requests_have_a_stand_in_at_a_time_and_the_others_come_in_their_order() {
-        let request = |tag| FileRequest { op: FileOp::Datasync, memory: MemoryList::EMPTY, tag };
+        let request = |tag| FileRequest::new(FileOp::Datasync, MemoryList::EMPTY, tag);
         let mut bounces = Bounces::default();
         let started = (0..40).filter_map(|tag| bounces.admit(request(tag))).count();
         assert_eq!(started, BOUNCES_MAX);

@@ -16,6 +16,7 @@ mod host_file;
 mod inline;
 mod lock;
 mod open;
+mod page_cache;
 mod pool;
 mod request;
 mod seam;

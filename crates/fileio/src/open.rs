@@ -15,7 +15,8 @@ use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
 use crate::host_file::HostFile;
 use crate::lock::{Sharing, lock};
-use crate::{EngineChoice, FileIo};
+use crate::page_cache::PageCache;
+use crate::{Engine, EngineChoice, FileIo};
 
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
@@ -92,6 +93,8 @@ pub struct OpenOptions {
     pub engine: EngineChoice,
     /// How long to wait for a lock that another process holds.
     pub lock_patience: LockPatience,
+    /// Whether to heed requests that ask to be kept out of the page cache.
+    pub dont_cache: bool,
 }
 
 impl OpenOptions {
@@ -102,6 +105,7 @@ impl OpenOptions {
             direct: DirectChoice::default(),
             engine: EngineChoice::default(),
             lock_patience: LockPatience::NONE,
+            dont_cache: true,
         }
     }
 
@@ -124,7 +128,12 @@ impl OpenOptions {
         }
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;
-        Ok(HostFile::new(Descriptors::new(file, direct, kind), engine))
+        // What lies in memory anyway cannot be kept out of it.
+        let is_cached = direct.is_none() && engine != Engine::Inline;
+        let page_cache = (is_cached && self.dont_cache).then(|| PageCache::of(&file));
+        let mut files = Descriptors::new(file, direct, kind);
+        files.page_cache = page_cache;
+        Ok(HostFile::new(files, engine))
     }
 
     fn open_file(self, path: &Path, name: &str) -> Result<File> {

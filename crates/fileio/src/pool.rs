@@ -251,7 +251,7 @@ mod tests {
         let memory = unsafe { MemoryList::new(&list) };
         let op = FileOp::Read { offset: FileOffset::new(0), bytes };
         let reply_to = Arc::clone(&channel.completions);
-        let slow = Job { file, request: FileRequest { op, memory, tag: 0 }, reply_to };
+        let slow = Job { file, request: FileRequest::new(op, memory, 0), reply_to };
         assert!(pool.enqueue(std::iter::once(slow)).is_err());
         let completions = Arc::clone(&channel.completions);
         let begun = std::sync::Barrier::new(2);
@@ -274,7 +274,7 @@ mod tests {
                 }
             });
             let op = FileOp::Datasync;
-            channel.submit(FileRequest { op, memory: MemoryList::EMPTY, tag: 1 });
+            channel.submit(FileRequest::new(op, MemoryList::EMPTY, 1));
             begun.wait();
             channel.kick();
             others.join().unwrap()

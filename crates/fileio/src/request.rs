@@ -131,6 +131,22 @@ pub struct FileRequest {
     pub memory: MemoryList,
     /// Returned unchanged with the completion.
     pub tag: usize,
+    /// Of reads and writes: the host's page cache is not to keep the data (see `page_cache`). Only files
+    /// that are accessed through it take notice.
+    pub dont_cache: bool,
+}
+
+impl FileRequest {
+    /// A request whose data the page cache may keep.
+    pub const fn new(op: FileOp, memory: MemoryList, tag: usize) -> Self {
+        Self { op, memory, tag, dont_cache: false }
+    }
+
+    /// The same, with another word on what the page cache is to keep.
+    #[must_use]
+    pub const fn dont_cache(self, dont_cache: bool) -> Self {
+        Self { dont_cache, ..self }
+    }
 }
 
 /// How a file request ended.

@@ -105,6 +105,7 @@ impl UringChannel {
         match self.in_flight[index].advance(result) {
             Progress::Done(outcome) => {
                 let request = self.remove(index);
+                self.file.shared.carried_out(&request, outcome);
                 done.push(FileCompletion { tag: request.tag, outcome });
             }
             Progress::Again => self.start(index),
@@ -237,26 +238,26 @@ fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
     let pieces = request.memory.pieces();
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
+    let flags = files.shared.flags(&request);
     match request.op {
         FileOp::Read { offset, .. } => match pieces {
             [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)
                 .offset(offset.get())
+                .rw_flags(flags)
                 .build(),
-            _ => opcode::Readv::new(file, first, count).offset(offset.get()).build(),
-        },
-        FileOp::Write { offset, durable, .. } => {
-            let flags = if durable { libc::RWF_DSYNC } else { 0 };
-            match pieces {
-                [only] => opcode::Write::new(file, only.address(), only.bytes() as u32)
-                    .offset(offset.get())
-                    .rw_flags(flags)
-                    .build(),
-                _ => opcode::Writev::new(file, first, count)
-                    .offset(offset.get())
-                    .rw_flags(flags)
-                    .build(),
+            _ => {
+                opcode::Readv::new(file, first, count).offset(offset.get()).rw_flags(flags).build()
             }
-        }
+        },
+        FileOp::Write { offset, .. } => match pieces {
+            [only] => opcode::Write::new(file, only.address(), only.bytes() as u32)
+                .offset(offset.get())
+                .rw_flags(flags)
+                .build(),
+            _ => {
+                opcode::Writev::new(file, first, count).offset(offset.get()).rw_flags(flags).build()
+            }
+        },
         FileOp::Datasync => {
             opcode::Fsync::new(Fd(files.sync.as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
         }

@@ -38,7 +38,7 @@ impl Queue {
         let pieces: &[IoVec] = &*self.held[tag].1;
         // SAFETY: the list is on the heap too, and outlives the channel.
         let memory = if bytes > 0 { unsafe { MemoryList::new(pieces) } } else { MemoryList::EMPTY };
-        self.channel.submit(FileRequest { op, memory, tag });
+        self.channel.submit(FileRequest::new(op, memory, tag));
     }
 
     /// Completes everything.

@@ -2,7 +2,7 @@
 //!
 //! `driver` is a split virtqueue as a guest driver keeps it, `client` a session that talks to a
 //! backend over its socket, `load` a workload generator on top of both, `model` a reference disk
-//! to compare answers with, `process` starts and stops the program under test, `truth` says what the blocks
+//! to compare answers with, `process` starts and stops the program under test, `page_cache` says what the host keeps of a file, `truth` says what the blocks
 //! of a file system hold.
 //!
 //! The kit knows the virtio and vhost-user specifications and nothing of Flowstone's own crates,
@@ -13,6 +13,7 @@ pub mod driver;
 mod error;
 pub mod load;
 pub mod model;
+pub mod page_cache;
 pub mod process;
 pub mod truth;
 pub mod virtio;

@@ -136,7 +136,7 @@ fn run(channel: &mut Queue, op: FileOp, memory: &mut [u8]) -> Outcome {
         // SAFETY: as above, for the list.
         unsafe { MemoryList::new(&list) }
     };
-    channel.submit(FileRequest { op, memory, tag: 9 });
+    channel.submit(FileRequest::new(op, memory, 9));
     let done = wait_for(channel, 1);
     assert_eq!(done[0].tag, 9);
     done[0].outcome
@@ -192,7 +192,7 @@ fn scattered_memory_is_filled_in_order() {
         let list = unsafe { [IoVec::of(&mut first), IoVec::of(&mut second)] };
         // SAFETY: as above.
         let memory = unsafe { MemoryList::new(&list) };
-        channel.submit(FileRequest { op: read_op(4096, 8192), memory, tag: 1 });
+        channel.submit(FileRequest::new(read_op(4096, 8192), memory, 1));
         wait_for(&mut channel, 1)[0].outcome.unwrap();
         assert!(first[..] == source[..4096] && second[..] == source[4096..], "{}", case.name);
     }
@@ -212,7 +212,7 @@ fn a_full_queue_completes_every_request_once() {
             // SAFETY: the lists outlive the requests.
             let memory = unsafe { MemoryList::new(list) };
             let op = write_op(tag as u64 * 4096, 4096);
-            channel.submit(FileRequest { op, memory, tag });
+            channel.submit(FileRequest::new(op, memory, tag));
         }
         let mut tags: Vec<usize> = wait_for(&mut channel, 200)
             .iter()
@@ -364,7 +364,7 @@ fn dropping_a_channel_waits_for_what_is_in_flight() {
         let mut channel = Queue::new(&*file, DEPTH);
         // SAFETY: as above.
         let memory = unsafe { MemoryList::new(&list) };
-        channel.submit(FileRequest { op: write_op(0, 1 << 20), memory, tag: 0 });
+        channel.submit(FileRequest::new(write_op(0, 1 << 20), memory, 0));
         drop(channel);
         let mut back = AlignedBuf::zeroed(1 << 20);
         run(&mut Queue::new(&*file, DEPTH), read_op(0, 1 << 20), &mut back).unwrap();
@@ -402,7 +402,7 @@ fn more_completions_than_a_ring_has_room_for_come_without_a_sleep() {
         for tag in 0..REQUESTS {
             // SAFETY: as above.
             let memory = unsafe { MemoryList::new(&list) };
-            channel.submit(FileRequest { op: read_op(0, 4096), memory, tag });
+            channel.submit(FileRequest::new(read_op(0, 4096), memory, tag));
         }
         channel.kick();
         let (mut done, start) = (Vec::new(), Instant::now());

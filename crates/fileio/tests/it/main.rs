@@ -4,3 +4,4 @@
 
 mod engines;
 mod opening;
+mod page_cache;

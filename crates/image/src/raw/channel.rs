@@ -12,8 +12,8 @@
 use std::sync::Arc;
 
 use flowstone_block::{
-    Channel, Completion, Errno, Extent, NextLook, Op, Outcome, QueueContext, Reactor, Request,
-    mutant,
+    Channel, Class, Completion, Errno, Extent, NextLook, Op, Outcome, QueueContext, Reactor,
+    Request, mutant,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
@@ -143,9 +143,10 @@ impl RawChannel {
         // SAFETY: the request stays in `in_flight`, its box and list unmoved, until the file
         // request completes; dropping the channel drops `file` first, which waits.
         let memory = unsafe { MemoryList::new(&request.memory) };
+        let is_journal = request.class == Class::Journal;
         let tag = self.in_flight.insert(request);
         self.durable_write = self.durable_write.or(leads.then_some(tag));
-        self.file.submit(FileRequest { op, memory, tag });
+        self.file.submit(FileRequest::new(op, memory, tag).dont_cache(is_journal));
     }
 
     /// Whether the request promises durability that cannot be kept any more.

@@ -255,7 +255,7 @@ impl Flushes {
 
 /// The request for a sync that a queue starts.
 pub fn sync_request(tag: usize) -> FileRequest {
-    FileRequest { op: FileOp::Datasync, memory: MemoryList::EMPTY, tag }
+    FileRequest::new(FileOp::Datasync, MemoryList::EMPTY, tag)
 }
 
 #[cfg(test)]

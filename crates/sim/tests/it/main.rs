@@ -80,7 +80,7 @@ fn a_durable_write_waits_for_no_flush() {
         let op = FileOp::Write { offset, bytes: BLOCK_BYTES, durable: true };
         // SAFETY: as above.
         let memory = unsafe { flowstone_fileio::MemoryList::new(&list) };
-        channel.submit(flowstone_fileio::FileRequest { op, memory, tag: 0 });
+        channel.submit(flowstone_fileio::FileRequest::new(op, memory, 0));
     }
     let mut done = Vec::new();
     channel.reap(&mut done);

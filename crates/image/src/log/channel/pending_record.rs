@@ -27,6 +27,8 @@ pub struct PendingRecord {
     pub stream: usize,
     /// Blocks that trims in it cover.
     pub trimmed: u64,
+    /// Whether everything in it is of a guest's journal.
+    pub only_journal: bool,
     pub sequence: Sequence,
     pub address: Address,
     /// In the file; waits for the records before it.
@@ -45,6 +47,7 @@ impl PendingRecord {
             expected: Vec::new(),
             stream: 0,
             trimmed: 0,
+            only_journal: true,
             sequence: Sequence::default(),
             address: Address::NOWHERE,
             written: false,
@@ -58,6 +61,7 @@ impl PendingRecord {
         self.shares.clear();
         self.expected.clear();
         self.trimmed = 0;
+        self.only_journal = true;
         self.written = false;
         self.failure = None;
     }

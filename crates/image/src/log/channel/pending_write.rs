@@ -1,7 +1,7 @@
 //! One request that changes blocks: which part of it is in a record already, and how the rest gets
 //! into one.
 
-use flowstone_block::{Extent, Outcome, Request};
+use flowstone_block::{Class, Extent, Outcome, Request};
 
 use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS};
 use super::super::record::{Entry, TRIM_BLOCKS_MAX};
@@ -79,6 +79,7 @@ impl PendingWrite {
 
     /// Puts blocks into the record from the cursor on; returns whether all of them are in.
     pub fn fill(&mut self, record: &mut PendingRecord, queue: &Queue) -> bool {
+        record.only_journal &= self.request.class == Class::Journal;
         while self.cursor < self.end {
             if record.content.room() == 0 {
                 return false;

@@ -9,7 +9,9 @@
 
 use std::ops::Range;
 
-use flowstone_block::{AlignedBuf, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
+use flowstone_block::{
+    AlignedBuf, Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant,
+};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
@@ -112,12 +114,14 @@ impl Reads {
         let bytes = run.map_entries.len() * BLOCK_BYTES;
         run.pieces.clear();
         reading.request.for_each_piece(run.at..run.at + bytes, |piece| run.pieces.push(piece));
+        let is_journal = reading.request.class == Class::Journal;
         let offset = run.map_entries[0].address().offset();
         // SAFETY: the list stays in the slab, its heap memory unmoved, until the completion.
         let memory = unsafe { MemoryList::new(&run.pieces) };
         let tag = self.parts.insert(ReadPart { reading: index, kind: PartKind::Run(run) });
         let op = FileOp::Read { offset, bytes: bytes as u64 };
-        queue.file.submit(FileRequest { op, memory, tag: Purpose::Read.tag(tag) });
+        let request = FileRequest::new(op, memory, Purpose::Read.tag(tag));
+        queue.file.submit(request.dont_cache(is_journal));
     }
 
     fn start_single(
@@ -144,7 +148,7 @@ impl Reads {
         let memory = unsafe { MemoryList::new(&single.memory) };
         let tag = self.parts.insert(ReadPart { reading, kind: PartKind::Single(single) });
         let op = FileOp::Read { offset, bytes: BLOCK_BYTES as u64 };
-        queue.file.submit(FileRequest { op, memory, tag: Purpose::Read.tag(tag) });
+        queue.file.submit(FileRequest::new(op, memory, Purpose::Read.tag(tag)));
     }
 
     pub fn finish(&mut self, queue: &mut Queue, part: usize, outcome: Outcome) {

@@ -239,10 +239,11 @@ impl WriteQueue {
         // SAFETY: the record is boxed: the list does not move.
         let memory = unsafe { MemoryList::new(&record.memory) };
         let offset = record.address.offset();
+        let only_journal = record.only_journal;
         let tag = Purpose::Record.tag(self.records.insert(record));
         self.being_written += 1;
         let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
-        queue.file.submit(FileRequest { op, memory, tag });
+        queue.file.submit(FileRequest::new(op, memory, tag).dont_cache(only_journal));
     }
 
     /// Undoes a draft: its requests wait again, in their order, except those whose block `stale`

@@ -11,7 +11,7 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    Channel, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
+    Channel, Class, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
     Request, SECTOR_BYTES, Sector, SectorCount,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
@@ -166,6 +166,7 @@ impl Qcow2Channel {
             lists: Vec::new(),
         });
         let active = &mut self.active[tag];
+        let is_journal = active.request.class == Class::Journal;
         for Piece { at, bytes, offset } in self.plan.pieces.drain(..) {
             let memory = if bytes == whole {
                 // SAFETY: the request stays in `active`, its box and list unmoved, until the file
@@ -181,7 +182,7 @@ impl Qcow2Channel {
                 unsafe { MemoryList::new(list) }
             };
             let op = op(FileOffset::new(offset), bytes);
-            self.file.submit(FileRequest { op, memory, tag });
+            self.file.submit(FileRequest::new(op, memory, tag).dont_cache(is_journal));
         }
         tag
     }

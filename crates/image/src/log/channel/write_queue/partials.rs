@@ -82,5 +82,5 @@ fn read_partial(queue: &mut Queue, partial: &mut PartialBlock, map_entry: MapEnt
     // SAFETY: the edge is boxed and stays with its request until the read completes.
     let memory = unsafe { MemoryList::new(&partial.memory) };
     let op = FileOp::Read { offset: map_entry.address().offset(), bytes: BLOCK_BYTES as u64 };
-    queue.file.submit(FileRequest { op, memory, tag: Purpose::Partial.tag(tag) });
+    queue.file.submit(FileRequest::new(op, memory, Purpose::Partial.tag(tag)));
 }

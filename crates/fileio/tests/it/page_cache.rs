@@ -1,0 +1,68 @@
+//! What is not to be kept does not stay in the host's page cache, and everything else does.
+
+use std::path::Path;
+
+use flowstone_block::{AlignedBuf, IoVec};
+use flowstone_fileio::{
+    Access, BlockingFile, DirectChoice, EngineChoice, FileOffset, FileOp, FileRequest, MemoryList,
+    OpenOptions, create_sparse,
+};
+use flowstone_testkit::page_cache;
+
+const PAGE: usize = 4096;
+const HALF: u64 = 256 << 10;
+
+/// How many pages of a range of the file are in the page cache.
+fn resident(path: &Path, offset: u64, bytes: usize) -> usize {
+    let pages = page_cache::resident(path);
+    let first = offset as usize / PAGE;
+    pages[first..first + bytes / PAGE].iter().filter(|page| **page).count()
+}
+
+fn transfer(file: &mut BlockingFile, op: FileOp, buffer: &mut [u8], dont_cache: bool) {
+    // SAFETY: the request completes before the buffer is used again.
+    let list = [unsafe { IoVec::of(buffer) }];
+    // SAFETY: as above.
+    let request = FileRequest::new(op, unsafe { MemoryList::new(&list) }, 0);
+    file.carry_out(request.dont_cache(dont_cache)).unwrap();
+}
+
+#[test]
+fn what_is_marked_does_not_stay_in_the_page_cache() {
+    for engine in [EngineChoice::Uring, EngineChoice::Sync] {
+        for heeded in [true, false] {
+            let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+            let path = folder.path().join("disk.raw");
+            create_sparse(&path, 2 * HALF).unwrap();
+            let options = OpenOptions {
+                direct: DirectChoice::Off,
+                engine,
+                dont_cache: heeded,
+                ..OpenOptions::new(Access::Write)
+            };
+            let file = options.open(&path).unwrap();
+            let mut file = BlockingFile::new(&file).unwrap();
+            let mut buffer = AlignedBuf::zeroed(PAGE);
+            buffer.fill(7);
+            for at in (0..2 * HALF).step_by(PAGE) {
+                let offset = FileOffset::new(at);
+                let op = FileOp::Write { offset, bytes: PAGE as u64, durable: false };
+                transfer(&mut file, op, &mut buffer, at >= HALF);
+            }
+            // The first one may have begun before a write of another queue.
+            file.sync().unwrap();
+            file.sync().unwrap();
+            let all = HALF as usize / PAGE;
+            let of_marked = if heeded { 0 } else { all };
+            assert_eq!(resident(&path, 0, HALF as usize), all, "{engine:?}");
+            assert_eq!(resident(&path, HALF, HALF as usize), of_marked, "{engine:?} {heeded}");
+            if heeded {
+                let op = FileOp::Read { offset: FileOffset::new(HALF), bytes: PAGE as u64 };
+                transfer(&mut file, op, &mut buffer, true);
+                assert_eq!((buffer[0], resident(&path, HALF, PAGE)), (7, 0), "{engine:?}");
+                transfer(&mut file, op, &mut buffer, false);
+                assert_eq!(resident(&path, HALF, PAGE), 1, "{engine:?}");
+            }
+        }
+    }
+}
