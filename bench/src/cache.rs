@@ -10,10 +10,8 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use clap::{Args, ValueEnum};
-use flowstone_cache::{
-    Access, Adaptive, BlockId, Lru, MultiCache, Outcome, Policy, S3Fifo, Scale, Shape, VmShare,
-};
+use clap::Args;
+use flowstone_cache::{Access, BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmShare};
 use serde::Serialize;
 
 use crate::size::parse_size;
@@ -30,9 +28,9 @@ pub struct CacheArgs {
     /// The trace: CSV of time, op, offset and length, plain or zstd.
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// Policies; all of them if none is named.
-    #[arg(long, value_delimiter = ',')]
-    policy: Vec<PolicyName>,
+    /// Policies, of multicache, multicache-relative, lru, s3fifo and default; all of them if none is named.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
+    policy: Vec<PolicyKind>,
     /// Sizes of the cache.
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
     #[arg(required_unless_present = "fraction")]
@@ -41,50 +39,11 @@ pub struct CacheArgs {
     #[arg(long, value_name = "F", value_delimiter = ',', value_parser = parse_fraction)]
     fraction: Vec<f64>,
     /// Weight from which `multicache` and `multicache-relative` keep a block.
-    #[arg(long, value_name = "W", default_value_t = 2.0)]
+    #[arg(long, value_name = "W", default_value_t = FREQ_THRESHOLD)]
     freq_threshold: f64,
     /// Print one JSON object per policy and size, a line each.
     #[arg(long)]
     json: bool,
-}
-
-/// The policies, by name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum PolicyName {
-    /// The rule of MultiCache as its paper has it.
-    Multicache,
-    /// The same with a threshold that does not shrink with the number of VMs.
-    MulticacheRelative,
-    /// Least recently used.
-    Lru,
-    /// S3-FIFO.
-    S3fifo,
-    /// Flowstone's own.
-    Default,
-}
-
-impl PolicyName {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Multicache => "multicache",
-            Self::MulticacheRelative => "multicache-relative",
-            Self::Lru => "lru",
-            Self::S3fifo => "s3fifo",
-            Self::Default => "default",
-        }
-    }
-
-    fn build(self, capacity: usize, threshold: f64) -> Box<dyn Policy> {
-        match self {
-            Self::Multicache => Box::new(MultiCache::new(capacity, threshold, Scale::Literal)),
-            Self::MulticacheRelative => {
-                Box::new(MultiCache::new(capacity, threshold, Scale::Relative))
-            }
-            Self::Lru => Box::new(Lru::new(capacity)),
-            Self::S3fifo => Box::new(S3Fifo::new(capacity, Shape::PAPER)),
-            Self::Default => Box::new(Adaptive::new(capacity)),
-        }
-    }
 }
 
 /// What one policy does with one size.
@@ -106,7 +65,7 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
     let sizes: Vec<u64> = args.bytes.iter().copied().chain(parts).collect();
     let too_small = sizes.iter().find(|bytes| **bytes < BLOCK_BYTES);
     ensure!(too_small.is_none(), "a cache holds at least one block of 4 KiB; give a larger size");
-    let policies = if args.policy.is_empty() { PolicyName::value_variants() } else { &args.policy };
+    let policies = if args.policy.is_empty() { &PolicyKind::ALL[..] } else { &args.policy };
     if !args.json {
         let mib = footprint as f64 * BLOCK_BYTES as f64 / f64::from(1 << 20);
         println!("{} accesses, {footprint} blocks ({mib:.0} MiB)\n", blocks.len());
@@ -133,12 +92,15 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
 
 fn simulate(name: &'static str, bytes: u64, cache: &mut dyn Policy, blocks: &[u64]) -> Line {
     let (mut hits, mut insertions) = (0, 0);
+    let mut evicted = Vec::new();
     for block in blocks {
-        match cache.access(Access { block: BlockId(*block), share: VmShare::ALONE }) {
-            Outcome::Hit => hits += 1,
-            Outcome::Inserted => insertions += 1,
+        let access = Access { block: BlockId(*block), share: VmShare::ALONE };
+        match cache.access(access, &mut evicted) {
+            Outcome::Hit(_) => hits += 1,
+            Outcome::Inserted(_) => insertions += 1,
             Outcome::Refused => {}
         }
+        evicted.clear();
     }
     let requests = blocks.len() as u64;
     let hit_ratio = hits as f64 / requests.max(1) as f64;

@@ -6,6 +6,7 @@
 
 mod args;
 mod cache;
+mod cached;
 mod compact;
 mod compare;
 mod host;
@@ -69,6 +70,8 @@ enum Command {
     Compact(compact::CompactArgs),
     /// Hit ratios of cache policies on a trace of block requests.
     Cache(cache::CacheArgs),
+    /// Reads that the cache answers, and that it does not, beside qemu-storage-daemon over the page cache.
+    Cached(cached::CachedArgs),
     /// List the points of the comparison.
     List,
 }
@@ -81,6 +84,7 @@ fn main() -> ExitCode {
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
         Some(Command::Cache(args)) => cache::cache(&args),
+        Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),

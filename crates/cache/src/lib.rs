@@ -1,11 +1,29 @@
-//! Which blocks a cache shared by all disks keeps: replacement policies behind one interface, pure, without
-//! any data. docs/cache.md has their sources and what they reach on traces.
+//! A cache of blocks of 4 KiB that all disks of a daemon share: a layer, write-through, and the policies that
+//! decide which blocks are kept. docs/cache.md has their sources and what they reach on traces.
+//!
+//! [`Policy`] knows numbers of blocks only; `table` what is held where; `frames` the memory; `channel` what
+//! becomes of a request.
 
+mod channel;
+mod counters;
+mod disk;
 mod entries;
+mod frames;
+mod layer;
+mod names;
 mod policy;
+mod readahead;
+mod shared;
+mod table;
 
-pub use policy::adaptive::Adaptive;
-pub use policy::lru::Lru;
-pub use policy::multicache::{MultiCache, Scale};
-pub use policy::s3fifo::{S3Fifo, Shape};
-pub use policy::{Access, BlockId, Outcome, Policy, VmShare};
+pub use counters::{CacheCount, Counters};
+pub use disk::CachedDisk;
+pub use layer::Cached;
+pub use names::{BlockId, Place};
+pub use policy::{Access, FREQ_THRESHOLD, Kept, Outcome, Policy, PolicyKind, VmShare};
+pub use shared::Cache;
+pub use table::DiskUse;
+
+/// What is kept or not as a whole.
+pub const BLOCK_BYTES: usize = 4096;
+const BLOCK_SECTORS: u64 = BLOCK_BYTES as u64 / flowstone_block::SECTOR_BYTES;

@@ -5,9 +5,13 @@ pub mod lru;
 pub mod multicache;
 pub mod s3fifo;
 
-/// A block of 4 KiB of one of the disks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockId(pub u64);
+use std::str::FromStr;
+
+use self::adaptive::Adaptive;
+use self::lru::Lru;
+use self::multicache::{MultiCache, Scale};
+use self::s3fifo::{S3Fifo, Shape};
+use crate::names::{BlockId, Place};
 
 /// The share that a VM has of its host.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,21 +38,41 @@ pub struct Access {
     pub share: VmShare,
 }
 
+/// A block that is kept, or was until now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// The block.
+    pub block: BlockId,
+    /// Where.
+    pub place: Place,
+}
+
 /// What becomes of the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The cache holds it.
-    Hit,
+    /// The cache keeps it already.
+    Hit(Place),
     /// The cache takes it in, and gives another one up if it is full.
-    Inserted,
+    Inserted(Place),
     /// The cache does not take it.
     Refused,
 }
 
 /// Decides which blocks are kept.
-pub trait Policy {
-    /// A block is read or written.
-    fn access(&mut self, access: Access) -> Outcome;
+pub trait Policy: Send {
+    /// A block is read or written. What is given up for it is appended to `evicted`; while more is kept than
+    /// may be (after [`resize`](Self::resize)), a few blocks at a time.
+    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome;
+
+    /// Where a block is kept, if it is.
+    fn find(&self, block: BlockId) -> Option<Place>;
+
+    /// A block is not to be kept any more, nor remembered: its content is gone. Returns where it was kept.
+    fn forget(&mut self, block: BlockId) -> Option<Place>;
+
+    /// Keeps at most so many blocks from now on, not more than it was made for. Gives up to `evictions_max`
+    /// of them up for that now; the others go with the next calls of this, and with accesses.
+    fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>);
 
     /// How many blocks are kept.
     fn len(&self) -> usize;
@@ -56,6 +80,72 @@ pub trait Policy {
     /// Whether none is.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many blocks are kept or remembered at most.
+    fn places(&self) -> usize;
+}
+
+/// The policies, by name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PolicyKind {
+    /// The rule of MultiCache as its paper has it.
+    MultiCache,
+    /// The same with a threshold that does not shrink with the number of VMs.
+    MultiCacheRelative,
+    /// Least recently used.
+    Lru,
+    /// S3-FIFO.
+    S3Fifo,
+    /// Our own.
+    #[default]
+    Adaptive,
+}
+
+/// Most blocks that one access gives up: the others of the host wait meanwhile.
+const EVICTIONS_MAX: usize = 4;
+
+/// Weight from which MultiCache keeps a block, unless something else is asked for.
+pub const FREQ_THRESHOLD: f64 = 2.0;
+
+impl PolicyKind {
+    /// Every policy.
+    pub const ALL: [Self; 5] =
+        [Self::MultiCache, Self::MultiCacheRelative, Self::Lru, Self::S3Fifo, Self::Adaptive];
+
+    /// Its name in options and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::MultiCache => "multicache",
+            Self::MultiCacheRelative => "multicache-relative",
+            Self::Lru => "lru",
+            Self::S3Fifo => "s3fifo",
+            Self::Adaptive => "default",
+        }
+    }
+
+    /// A policy that keeps so many blocks; `threshold` is MultiCache's.
+    pub fn build(self, capacity: usize, threshold: f64) -> Box<dyn Policy> {
+        match self {
+            Self::MultiCache => Box::new(MultiCache::new(capacity, threshold, Scale::Literal)),
+            Self::MultiCacheRelative => {
+                Box::new(MultiCache::new(capacity, threshold, Scale::Relative))
+            }
+            Self::Lru => Box::new(Lru::new(capacity)),
+            Self::S3Fifo => Box::new(S3Fifo::new(capacity, Shape::PAPER)),
+            Self::Adaptive => Box::new(Adaptive::new(capacity)),
+        }
+    }
+}
+
+impl FromStr for PolicyKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("`{text}` is not a cache policy; use one of {names}")
+        })
     }
 }
 

@@ -1,10 +1,9 @@
 //! How many reads and writes there were of each class, and which rules decided.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use flowstone_block::Class;
+use flowstone_block::{Class, PerQueue, count};
 
 use crate::verdict::{Rule, Verdict};
 
@@ -35,43 +34,30 @@ impl QueueCounters {
     pub fn count(&self, verdict: Verdict, writes: bool, bytes: u64) {
         let [reads, written, bytes_read, bytes_written] = &self.classes[verdict.class as usize];
         let (requests, sum) = if writes { (written, bytes_written) } else { (reads, bytes_read) };
-        add(requests, 1);
-        add(sum, bytes);
-        add(&self.rules[verdict.rule as usize], 1);
+        count(requests, 1);
+        count(sum, bytes);
+        count(&self.rules[verdict.rule as usize], 1);
     }
-}
-
-/// One thread writes it: a plain addition, without the price of an atomic one.
-fn add(counter: &AtomicU64, more: u64) {
-    counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }
 
 /// Counters of all queues of a disk, which outlive these.
 #[derive(Debug, Default)]
-pub struct Counters {
-    queues: Mutex<BTreeMap<u16, Arc<QueueCounters>>>,
-}
+pub struct Counters(PerQueue<QueueCounters>);
 
 impl Counters {
-    /// Those of a queue: the same ones each time, and one thread at a time runs it.
+    /// Those of a queue.
     pub fn of_queue(&self, queue: u16) -> Arc<QueueCounters> {
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(queues.entry(queue).or_default())
-    }
-
-    fn sum(&self, counter: impl Fn(&QueueCounters) -> &AtomicU64) -> u64 {
-        let queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        queues.values().map(|queue| counter(queue).load(Ordering::Relaxed)).sum()
+        self.0.of_queue(queue)
     }
 
     /// Requests of a class so far.
     pub fn of_class(&self, class: Class) -> ClassCount {
-        let sum = |field: usize| self.sum(|queue| &queue.classes[class as usize][field]);
+        let sum = |field: usize| self.0.sum(|queue| &queue.classes[class as usize][field]);
         ClassCount { reads: sum(0), writes: sum(1), bytes_read: sum(2), bytes_written: sum(3) }
     }
 
     /// Requests that a rule decided so far.
     pub fn of_rule(&self, rule: Rule) -> u64 {
-        self.sum(|queue| &queue.rules[rule as usize])
+        self.0.sum(|queue| &queue.rules[rule as usize])
     }
 }

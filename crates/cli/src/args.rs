@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
-use flowstone_daemon::{Backend, Choice, SocketGroup, SocketMode};
+use flowstone_daemon::{Backend, CacheSize, Choice, Pdc, PolicyKind, SocketGroup, SocketMode};
 use flowstone_daemon::{CpuList, DetectZeroes, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{Backing, CreateOptions, DiscardMode, Format, LogOptions, Qcow2Options};
@@ -266,8 +266,8 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; flowstone.toml(5) lists its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
-        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "engine", "direct", "readonly", "backing_dirs",
-        "layers", "control"])]
+        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "engine", "direct",
+        "readonly", "backing_dirs", "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
@@ -311,6 +311,21 @@ pub struct Serve {
     /// `journal_ioprio`), by which writes to it are known on encrypted disks [default: 3]
     #[arg(long, value_name = "LEVEL")]
     pub journal_ioprio: Option<u8>,
+    /// Keep blocks in memory that are read again, of all disks of the daemon together: SIZE is the most
+    /// that they may take [default: no cache]
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<CacheSize>,
+    /// What the cache takes at least: when the host's memory runs short, it becomes smaller [default: an
+    /// eighth of --cache]
+    #[arg(long, value_name = "SIZE", requires = "cache")]
+    pub cache_min: Option<CacheSize>,
+    /// What decides which blocks are kept: default, s3fifo, lru, multicache or multicache-relative
+    #[arg(long, value_name = "NAME", requires = "cache")]
+    pub cache_policy: Option<PolicyKind>,
+    /// Keep the guest's journals out of the cache: on, or off (treat them like everything else)
+    /// [default: on]
+    #[arg(long, value_name = "CHOICE")]
+    pub pdc: Option<Pdc>,
     /// How requests reach the host file: auto, uring or sync (threads)
     #[arg(long)]
     pub engine: Option<Choice<EngineChoice>>,

@@ -25,8 +25,9 @@ use serde::Deserialize;
 use toml::{Spanned, Table};
 use tracing::info;
 
-pub use self::choices::{Backend, Choice, PollMode};
+pub use self::choices::{Backend, Choice, Pdc, PollMode};
 use self::text::{one_line, optional_text, text_or_default, texts};
+use crate::cache_config::{CacheConfig, CacheSize, PolicyKind};
 use crate::layer_spec::{DetectZeroes, LayerSpec};
 use crate::{CpuList, SocketGroup, SocketMode};
 
@@ -49,6 +50,8 @@ const NAME_BYTES_MAX: usize = 128;
 pub struct Config {
     /// Where the control socket goes; none without it.
     pub control: Option<PathBuf>,
+    /// The cache that all disks share; none without it.
+    pub cache: Option<CacheConfig>,
     /// The disks.
     pub disks: Vec<DiskConfig>,
     /// Why some disks of the file are not among them.
@@ -60,6 +63,17 @@ pub struct Config {
 #[serde(deny_unknown_fields)]
 struct ConfigFile {
     control: Option<PathBuf>,
+    /// The most that a cache of all disks may take.
+    #[serde(default, deserialize_with = "optional_text")]
+    cache: Option<CacheSize>,
+    /// What the cache takes at least, however short the host's memory is.
+    #[serde(default, deserialize_with = "optional_text", rename = "cache-min")]
+    #[serde(alias = "cache_min")]
+    cache_min: Option<CacheSize>,
+    /// Decides what the cache keeps.
+    #[serde(default, deserialize_with = "optional_text", rename = "cache-policy")]
+    #[serde(alias = "cache_policy")]
+    cache_policy: Option<PolicyKind>,
     /// Group of the disks' sockets, where a disk does not say.
     #[serde(default, deserialize_with = "optional_text", rename = "socket-group")]
     #[serde(alias = "socket_group")]
@@ -118,6 +132,9 @@ pub struct DiskConfig {
     #[serde(default = "journal_ioprio_default", rename = "journal-ioprio")]
     #[serde(alias = "journal_ioprio")]
     pub journal_ioprio: u8,
+    /// Whether its journals are kept out of caches.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub pdc: Pdc,
     /// How requests reach the host file.
     #[serde(default, deserialize_with = "text_or_default")]
     pub engine: Choice<EngineChoice>,
@@ -163,7 +180,9 @@ impl Config {
             let why = one_line(&error.to_string());
             Error::invalid(&name, why, "see `man flowstone.toml` for the keys")
         })?;
-        let mut config = Self { control: file.control.clone(), ..Self::default() };
+        let cache =
+            file.cache().map_err(|Refusal { why, advice }| Error::invalid(&name, why, advice))?;
+        let mut config = Self { control: file.control.clone(), cache, ..Self::default() };
         for (index, table) in file.disks.iter().enumerate() {
             let line = text[..table.span().start].matches('\n').count() + 1;
             let added = file.disk(table).and_then(|disk| config.add(disk));
@@ -180,8 +199,12 @@ impl Config {
     }
 
     /// One disk.
-    pub fn single(control: Option<PathBuf>, disk: DiskConfig) -> Result<Self> {
-        let mut config = Self { control, ..Self::default() };
+    pub fn single(
+        control: Option<PathBuf>,
+        cache: Option<CacheConfig>,
+        disk: DiskConfig,
+    ) -> Result<Self> {
+        let mut config = Self { control, cache, ..Self::default() };
         // Its name may be what is refused.
         config.add(disk).map_err(|Refusal { why, advice }| Error::invalid("serve", why, advice))?;
         Ok(config)
@@ -207,6 +230,19 @@ impl Config {
 }
 
 impl ConfigFile {
+    fn cache(&self) -> std::result::Result<Option<CacheConfig>, Refusal> {
+        let Self { cache, cache_min, cache_policy, .. } = self;
+        let Some(size) = *cache else {
+            let says_how = cache_min.is_some() || cache_policy.is_some();
+            let why = "cache-min or cache-policy without a cache".into();
+            let advice = "add cache = SIZE, or remove them";
+            return if says_how { Err(Refusal { why, advice }) } else { Ok(None) };
+        };
+        let made = CacheConfig::new(size, *cache_min, cache_policy.unwrap_or_default());
+        let advice = "use a smaller cache-min";
+        made.map(Some).map_err(|why| Refusal { why, advice })
+    }
+
     fn disk(&self, table: &Spanned<Table>) -> std::result::Result<DiskConfig, Refusal> {
         let disk = DiskConfig::deserialize(table.get_ref().clone()).map_err(|error| Refusal {
             why: one_line(&error.to_string()),
@@ -252,6 +288,7 @@ impl DiskConfig {
             discard: DiscardMode::default(),
             detect_zeroes: DetectZeroes::default(),
             journal_ioprio: JOURNAL_IOPRIO_DEFAULT,
+            pdc: Pdc::default(),
             engine: Choice::default(),
             direct: Choice::default(),
             readonly: false,
@@ -302,6 +339,7 @@ impl DiskConfig {
         let access = if self.readonly { Access::Read } else { Access::Write };
         let file = OpenOptions {
             direct: self.direct.0,
+            dont_cache: self.pdc == Pdc::On,
             engine: self.engine.0,
             lock_patience: LockPatience::telling(|text| info!("{text}")),
             ..OpenOptions::new(access)

@@ -1,8 +1,10 @@
 //! The daemon: wires stages into disks, runs their queues, and answers operators.
 //!
-//! `stack` is the only file that names more than one stage (front end, classification, layers, images). A `Disk` is a stack with a socket;
+//! `stack` is the only file that names more than one stage (front end, classification, cache, layers, images). A `Disk` is a stack with a socket;
 //! [`serve()`] runs all disks of a configuration until a signal ends them.
 
+mod cache_config;
+mod cache_report;
 mod class_report;
 mod config;
 mod control;
@@ -13,6 +15,7 @@ mod disks;
 mod histogram;
 mod image_report;
 mod layer_spec;
+mod monitor;
 mod open_files;
 mod poller;
 mod queue_task;
@@ -22,7 +25,8 @@ mod serve;
 mod spin;
 mod stack;
 
-pub use config::{Backend, Choice, Config, DiskConfig, PollMode, Source, keys};
+pub use cache_config::{CacheConfig, CacheSize, PolicyKind};
+pub use config::{Backend, Choice, Config, DiskConfig, Pdc, PollMode, Source, keys};
 pub use control::{Client, Command};
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketGroup, SocketMode};

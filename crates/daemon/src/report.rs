@@ -7,6 +7,7 @@ use flowstone_block::OpKind;
 use flowstone_layers::LayerCounters;
 use serde::Serialize;
 
+use crate::cache_report::{CacheReport, DiskCacheReport};
 use crate::class_report::ClassesReport;
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
@@ -22,6 +23,9 @@ pub struct Report {
     uptime_s: f64,
     /// Names of disks that are not served yet.
     opening: Vec<String>,
+    /// Absent without a cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<CacheReport>,
     disks: Vec<DiskReport>,
 }
 
@@ -48,6 +52,9 @@ struct DiskReport {
     detected_zeroes: Option<DetectedZeroes>,
     /// Reads and writes by what they carry.
     classes: ClassesReport,
+    /// Absent without a cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<DiskCacheReport>,
     /// What became of discards; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     discards: Option<DiscardReport>,
@@ -128,9 +135,10 @@ impl<T> ByKind<T> {
 
 impl Report {
     /// Reads the counters of all disks.
-    pub fn of(disks: &Disks, uptime: Duration) -> Self {
+    pub fn of(disks: &Disks, cache: Option<CacheReport>, uptime: Duration) -> Self {
         Self {
             opening: disks.opening(),
+            cache,
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
@@ -163,6 +171,7 @@ impl DiskReport {
                 DetectedZeroes { requests, bytes }
             }),
             classes: ClassesReport::of(&disk.stack.classes),
+            cache: disk.stack.cached.as_deref().map(DiskCacheReport::of),
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),

@@ -18,11 +18,14 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info};
 
+use crate::cache_config::CacheConfig;
+use crate::cache_report::CacheReport;
 use crate::class_report::LayoutReport;
 use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
 use crate::disks::Disks;
+use crate::monitor::Monitor;
 use crate::open_files;
 use crate::report::Report;
 use crate::stack::{Shared, Stack};
@@ -35,6 +38,8 @@ struct Daemon {
     start: Instant,
     shared: Shared,
     disks: Disks,
+    /// Sizes the cache, if there is one.
+    monitor: Option<Monitor>,
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
@@ -43,13 +48,20 @@ struct Daemon {
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
     config.refused.iter().for_each(|error| error!("{error}"));
-    run(config, Shared { opener }).map_err(name_the_limit)
+    let shared = Shared::new(opener, config.cache)?;
+    run(config, shared).map_err(name_the_limit)
 }
 
 fn run(config: Config, shared: Shared) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
-    let daemon = Arc::new(Daemon { start: Instant::now(), shared, disks: Disks::default() });
+    let start = Instant::now();
+    let watch = |(cache, config): (&Arc<_>, CacheConfig)| {
+        Monitor::start(Arc::clone(cache), config.limits, start)
+            .map_err(|error| Error::host("the resource monitor", error, "free resources"))
+    };
+    let monitor = shared.cache.as_ref().zip(config.cache).map(watch).transpose()?;
+    let daemon = Arc::new(Daemon { start, shared, disks: Disks::default(), monitor });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
         None => None,
@@ -145,7 +157,7 @@ impl Daemon {
 
     /// Nothing listens from now on if the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
-        let stack = Stack::build(&self.shared, &config)?;
+        let stack = Stack::build(&self.shared, number, &config)?;
         if !self.disks.begin_start(number) {
             return Ok(());
         }
@@ -168,7 +180,9 @@ impl Daemon {
     fn execute(&self, command: Command) -> Result<Value> {
         match command {
             Command::Stats => {
-                let report = Report::of(&self.disks, self.start.elapsed());
+                let cache = self.shared.cache.as_deref().zip(self.monitor.as_ref());
+                let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
+                let report = Report::of(&self.disks, cache, self.start.elapsed());
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
             Command::Layout { disk: name, path } => {

@@ -1,11 +1,13 @@
 //! The wiring: the only place that names two stages.
 //!
 //! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
-//! if that was asked for, then classification, then the diagnosis layers, the first named lowest.
+//! and the cache if these were asked for, then classification, then the diagnosis layers, the first named
+//! lowest.
 
 use std::sync::Arc;
 
 use flowstone_block::{Error, Layer, Result, SectorCount};
+use flowstone_cache::{Cache, Cached, CachedDisk};
 use flowstone_classify::{Classify, DiskClasses};
 use flowstone_fileio::FileOpener;
 use flowstone_image::{Image, open};
@@ -13,13 +15,27 @@ use flowstone_layers::{
     Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
 };
 
-use crate::config::{DiskConfig, Source};
+use crate::cache_config::CacheConfig;
+use crate::config::{DiskConfig, Pdc, Source};
 use crate::layer_spec::LayerSpec;
 
 /// What all disks of a daemon share.
 pub struct Shared {
     /// Opens the files of images.
     pub opener: FileOpener,
+    /// Holds blocks of all disks, if there is one.
+    pub cache: Option<Arc<Cache>>,
+}
+
+impl Shared {
+    /// Makes the cache, if one was asked for.
+    pub fn new(opener: FileOpener, cache: Option<CacheConfig>) -> Result<Self> {
+        let make = |CacheConfig { limits, policy }| {
+            let cache = Cache::new(limits.max, policy);
+            cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
+        };
+        Ok(Self { opener, cache: cache.map(make).transpose()? })
+    }
 }
 
 /// The lowest layer, and the image if it is one.
@@ -33,6 +49,8 @@ pub struct Stack {
     pub image: Option<Arc<dyn Image>>,
     /// Counters of detected zeroes, if they are looked for.
     pub zeroes: Option<Arc<ZeroCounters>>,
+    /// What the cache does for it, if there is one.
+    pub cached: Option<Arc<CachedDisk>>,
     /// What is known of the guest's file systems, and requests counted by class.
     pub classes: Arc<DiskClasses>,
     /// Counters of the `stats` layers, from the lowest up.
@@ -40,14 +58,15 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Opens everything that `config` names.
-    pub fn build(shared: &Shared, config: &DiskConfig) -> Result<Self> {
+    /// Opens everything that `config` names. No other disk of the daemon has its `number`.
+    pub fn build(shared: &Shared, number: u32, config: &DiskConfig) -> Result<Self> {
         let (base, image) = Self::foundation(shared, config)?;
         let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
+        let (base, cached) = Self::cache(base, shared, number, config.pdc);
         let classify = Classify::new(base, config.journal_ioprio);
         let classes = classify.classes();
         let top = Arc::new(classify);
-        let mut stack = Self { top, image, zeroes, classes, counters: Vec::new() };
+        let mut stack = Self { top, image, zeroes, cached, classes, counters: Vec::new() };
         for spec in &config.layers {
             stack.add(spec)?;
         }
@@ -83,6 +102,18 @@ impl Stack {
         let zeroes = Zeroes::new(base, unmap);
         let counters = zeroes.counters();
         (Arc::new(zeroes), Some(counters))
+    }
+
+    fn cache(
+        base: Arc<dyn Layer>,
+        shared: &Shared,
+        number: u32,
+        pdc: Pdc,
+    ) -> (Arc<dyn Layer>, Option<Arc<CachedDisk>>) {
+        let Some(cache) = &shared.cache else { return (base, None) };
+        let cached = Cached::new(base, Arc::clone(cache), number, pdc == Pdc::Off);
+        let disk = cached.disk();
+        (Arc::new(cached), Some(disk))
     }
 
     fn add(&mut self, spec: &LayerSpec) -> Result<()> {

@@ -21,9 +21,9 @@ const MAY_KNOW: [(&str, &[&str]); 12] = [
     ("image", &["block", "fileio"]),
     ("layers", &["block"]),
     ("classify", &["block"]),
-    ("cache", &[]),
+    ("cache", &["block"]),
     ("frontend", &["block"]),
-    ("daemon", &["reactor", "block", "fileio", "image", "layers", "classify", "frontend"]),
+    ("daemon", &["reactor", "block", "fileio", "image", "layers", "classify", "cache", "frontend"]),
     ("cli", &["block", "fileio", "image", "daemon"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
@@ -33,9 +33,10 @@ const MAY_KNOW: [(&str, &[&str]); 12] = [
 const TESTING: &str = "testing";
 
 /// The stages. A file is the image's own business.
-const STAGES: [(&str, &str); 5] = [
+const STAGES: [(&str, &str); 6] = [
     ("flowstone_frontend", "frontend"),
     ("flowstone_classify", "classify"),
+    ("flowstone_cache", "cache"),
     ("flowstone_layers", "layers"),
     ("flowstone_image", "image"),
     ("flowstone_fileio", "image"),

@@ -8,7 +8,8 @@
 //! Its queues only change in length as blocks come and go, so a change of shape gives nothing up.
 
 use super::s3fifo::{S3Fifo, Shape};
-use super::{Access, BlockId, Outcome, Policy};
+use super::{Access, Kept, Outcome, Policy};
+use crate::names::{BlockId, Place};
 
 /// What is tried: from a filter against scans to nearly LRU.
 const SHAPES: [Shape; 6] =
@@ -38,6 +39,8 @@ pub struct Adaptive {
     sampled_of: u64,
     choose_every: usize,
     since_choice: usize,
+    /// What the small caches give up, which is nobody's loss.
+    lost: Vec<Kept>,
 }
 
 /// A shape on trial.
@@ -56,24 +59,30 @@ impl Adaptive {
         {
             sampled_of *= 2;
         }
-        let sample = capacity / sampled_of as usize;
+        let sample = sample_of(capacity, sampled_of);
         let trial = |shape| Trial { cache: S3Fifo::new(sample, shape), hits: 0.0 };
         Self {
             cache: S3Fifo::new(capacity, SHAPES[FIRST]),
             trials: SHAPES.into_iter().map(trial).collect(),
             chosen: FIRST,
             sampled_of,
-            choose_every: (capacity / CHOICES_PER_CAPACITY).max(64),
+            choose_every: choose_every(capacity),
             since_choice: 0,
+            lost: Vec::new(),
         }
+    }
+
+    fn is_sampled(&self, block: BlockId) -> bool {
+        spread(block).is_multiple_of(self.sampled_of)
     }
 
     fn try_shapes(&mut self, access: Access) {
         for trial in &mut self.trials {
-            if trial.cache.access(access) == Outcome::Hit {
+            if let Outcome::Hit(_) = trial.cache.access(access, &mut self.lost) {
                 trial.hits += 1.0;
             }
         }
+        self.lost.clear();
     }
 
     fn choose(&mut self) {
@@ -88,24 +97,60 @@ impl Adaptive {
     }
 }
 
+/// What the small caches keep.
+fn sample_of(capacity: usize, sampled_of: u64) -> usize {
+    capacity / sampled_of as usize
+}
+
+fn choose_every(capacity: usize) -> usize {
+    (capacity / CHOICES_PER_CAPACITY).max(64)
+}
+
 /// Spreads numbers of blocks that follow each other (the multiplier is 2^64 / the golden ratio).
 fn spread(block: BlockId) -> u64 {
     block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
 }
 
 impl Policy for Adaptive {
-    fn access(&mut self, access: Access) -> Outcome {
-        if spread(access.block).is_multiple_of(self.sampled_of) {
+    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
+        if self.is_sampled(access.block) {
             self.try_shapes(access);
         }
         self.since_choice += 1;
         if self.since_choice >= self.choose_every {
             self.choose();
         }
-        self.cache.access(access)
+        self.cache.access(access, evicted)
+    }
+
+    fn find(&self, block: BlockId) -> Option<Place> {
+        self.cache.find(block)
+    }
+
+    fn forget(&mut self, block: BlockId) -> Option<Place> {
+        if self.is_sampled(block) {
+            for trial in &mut self.trials {
+                trial.cache.forget(block);
+            }
+        }
+        self.cache.forget(block)
+    }
+
+    fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
+        let sample = sample_of(capacity, self.sampled_of);
+        for trial in &mut self.trials {
+            trial.cache.resize(sample, evictions_max, &mut self.lost);
+        }
+        self.lost.clear();
+        self.choose_every = choose_every(capacity);
+        self.cache.resize(capacity, evictions_max, evicted);
     }
 
     fn len(&self) -> usize {
         self.cache.len()
+    }
+
+    fn places(&self) -> usize {
+        self.cache.places()
     }
 }

@@ -1,38 +1,67 @@
 //! Least recently used: the yardstick.
 
-use super::{Access, Outcome, Policy};
+use super::{Access, EVICTIONS_MAX, Kept, Outcome, Policy};
 use crate::entries::Entries;
+use crate::names::{BlockId, Place};
 
 /// Keeps what was used last.
 #[derive(Debug)]
 pub struct Lru {
     capacity: usize,
+    places: usize,
     entries: Entries<1>,
 }
 
 impl Lru {
     /// Keeps so many blocks, at least one.
     pub fn new(capacity: usize) -> Self {
-        Self { capacity: capacity.max(1), entries: Entries::new() }
+        let capacity = capacity.max(1);
+        Self { capacity, places: capacity, entries: Entries::with_capacity(capacity) }
+    }
+
+    fn evict(&mut self, evicted: &mut Vec<Kept>) {
+        if let Some(place) = self.entries.back(0) {
+            evicted.push(Kept { block: self.entries.block(place), place });
+            self.entries.remove(place);
+        }
     }
 }
 
 impl Policy for Lru {
-    fn access(&mut self, access: Access) -> Outcome {
-        if let Some((id, _)) = self.entries.find(access.block) {
-            self.entries.move_to_front(id, 0);
-            return Outcome::Hit;
+    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
+        if let Some((place, _)) = self.entries.find(access.block) {
+            self.entries.move_to_front(place, 0);
+            return Outcome::Hit(place);
         }
-        if self.entries.len(0) == self.capacity
-            && let Some(last) = self.entries.back(0)
-        {
-            self.entries.remove(last);
+        for _ in 0..EVICTIONS_MAX {
+            if self.entries.len(0) >= self.capacity {
+                self.evict(evicted);
+            }
         }
-        self.entries.insert(access.block, 0);
-        Outcome::Inserted
+        Outcome::Inserted(self.entries.insert(access.block, 0))
+    }
+
+    fn find(&self, block: BlockId) -> Option<Place> {
+        self.entries.find(block).map(|(place, _)| place)
+    }
+
+    fn forget(&mut self, block: BlockId) -> Option<Place> {
+        let (place, _) = self.entries.find(block)?;
+        self.entries.remove(place);
+        Some(place)
+    }
+
+    fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
+        self.capacity = capacity.clamp(1, self.places);
+        let over = self.len().saturating_sub(self.capacity);
+        (0..over.min(evictions_max)).for_each(|_| self.evict(evicted));
     }
 
     fn len(&self) -> usize {
         self.entries.len(0)
+    }
+
+    fn places(&self) -> usize {
+        self.places
     }
 }

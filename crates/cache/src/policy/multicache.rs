@@ -4,12 +4,16 @@
 //! replaced for space, too: counts of sectors that are not kept, or not any more, are remembered for a million
 //! of them, or eight times as many as are kept.
 
-use super::{Access, Outcome, Policy, VmShare};
+use super::{Access, EVICTIONS_MAX, Kept, Outcome, Policy, VmShare};
 use crate::entries::Entries;
+use crate::names::{BlockId, Place};
 
 /// How many sectors that are not kept are counted: in parts of the capacity, and at least.
 const COUNTED: usize = 8;
 const COUNTED_MIN: usize = 1 << 20;
+
+/// Places are numbered by 32 bits, and one number is none.
+const PLACES_MAX: usize = (1 << 32) - 8;
 
 const KEPT: usize = 0;
 const COUNTED_ONLY: usize = 1;
@@ -28,6 +32,7 @@ pub enum Scale {
 #[derive(Debug)]
 pub struct MultiCache {
     capacity: usize,
+    capacity_max: usize,
     threshold: f64,
     scale: Scale,
     counted_max: usize,
@@ -37,9 +42,10 @@ pub struct MultiCache {
 impl MultiCache {
     /// Keeps so many blocks, at least one, whose weight reaches `threshold`.
     pub fn new(capacity: usize, threshold: f64, scale: Scale) -> Self {
-        let counted_max = (COUNTED * capacity).max(COUNTED_MIN);
         let capacity = capacity.max(1);
-        Self { capacity, threshold, scale, counted_max, entries: Entries::new() }
+        let counted_max = (COUNTED * capacity).max(COUNTED_MIN).min(PLACES_MAX - capacity);
+        let entries = Entries::with_capacity(capacity + counted_max + 1);
+        Self { capacity, capacity_max: capacity, threshold, scale, counted_max, entries }
     }
 
     fn weight(&self, accesses: u32, share: VmShare) -> f64 {
@@ -53,49 +59,81 @@ impl MultiCache {
     }
 
     /// Makes room for one more sector to be kept. The one that goes is still counted.
-    fn make_room(&mut self) {
-        if self.entries.len(KEPT) == self.capacity
-            && let Some(last) = self.entries.back(KEPT)
-        {
-            self.entries.move_to_front(last, COUNTED_ONLY);
+    fn make_room(&mut self, evicted: &mut Vec<Kept>) {
+        for _ in 0..EVICTIONS_MAX {
+            if self.entries.len(KEPT) >= self.capacity {
+                self.evict(evicted);
+            }
+        }
+    }
+
+    fn evict(&mut self, evicted: &mut Vec<Kept>) {
+        if let Some(place) = self.entries.back(KEPT) {
+            evicted.push(Kept { block: self.entries.block(place), place });
+            self.entries.move_to_front(place, COUNTED_ONLY);
         }
     }
 
     /// Forgets the counts of sectors that are not kept and have not been used for longest.
     fn bound_counted(&mut self) {
-        while self.entries.len(COUNTED_ONLY) > self.counted_max
-            && let Some(last) = self.entries.back(COUNTED_ONLY)
-        {
-            self.entries.remove(last);
+        for _ in 0..EVICTIONS_MAX {
+            if self.entries.len(COUNTED_ONLY) > self.counted_max
+                && let Some(last) = self.entries.back(COUNTED_ONLY)
+            {
+                self.entries.remove(last);
+            }
         }
     }
 }
 
 impl Policy for MultiCache {
-    fn access(&mut self, access: Access) -> Outcome {
+    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
         let found = self.entries.find(access.block);
-        let id =
-            found.map_or_else(|| self.entries.insert(access.block, COUNTED_ONLY), |(id, _)| id);
-        let count = self.entries.count(id);
+        let place = found
+            .map_or_else(|| self.entries.insert(access.block, COUNTED_ONLY), |(place, _)| place);
+        let count = self.entries.count(place);
         *count = count.saturating_add(1);
         let accesses = *count;
         if let Some((_, KEPT)) = found {
-            self.entries.move_to_front(id, KEPT);
-            return Outcome::Hit;
+            self.entries.move_to_front(place, KEPT);
+            return Outcome::Hit(place);
         }
         let outcome = if self.keeps(accesses, access.share) {
-            self.make_room();
-            self.entries.move_to_front(id, KEPT);
-            Outcome::Inserted
+            self.make_room(evicted);
+            self.entries.move_to_front(place, KEPT);
+            Outcome::Inserted(place)
         } else {
-            self.entries.move_to_front(id, COUNTED_ONLY);
+            self.entries.move_to_front(place, COUNTED_ONLY);
             Outcome::Refused
         };
         self.bound_counted();
         outcome
     }
 
+    fn find(&self, block: BlockId) -> Option<Place> {
+        let (place, queue) = self.entries.find(block)?;
+        (queue == KEPT).then_some(place)
+    }
+
+    fn forget(&mut self, block: BlockId) -> Option<Place> {
+        let (place, queue) = self.entries.find(block)?;
+        self.entries.remove(place);
+        (queue == KEPT).then_some(place)
+    }
+
+    fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
+        self.capacity = capacity.clamp(1, self.capacity_max);
+        let over = self.len().saturating_sub(self.capacity);
+        (0..over.min(evictions_max)).for_each(|_| self.evict(evicted));
+        self.bound_counted();
+    }
+
     fn len(&self) -> usize {
         self.entries.len(KEPT)
+    }
+
+    fn places(&self) -> usize {
+        // One more while a block is counted before another one is forgotten.
+        self.capacity_max + self.counted_max + 1
     }
 }

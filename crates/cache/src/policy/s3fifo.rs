@@ -5,9 +5,12 @@
 //! main queue, where a use gives a block another turn; what has not is given up and remembered without its
 //! data. What comes back while it is remembered goes to the main queue at once.
 
-use super::{Access, Outcome, Policy};
-use crate::entries::{Entries, EntryId};
+use super::{Access, EVICTIONS_MAX, Kept, Outcome, Policy};
+use crate::entries::Entries;
+use crate::names::{BlockId, Place};
 
+/// Blocks that get another turn before one is given up whatever its uses: all of them may have been used.
+const TURNS_MAX: usize = 64;
 /// More uses than that are not counted.
 const COUNT_MAX: u32 = 3;
 
@@ -35,6 +38,8 @@ impl Shape {
 #[derive(Debug)]
 pub struct S3Fifo {
     capacity: usize,
+    capacity_max: usize,
+    places: usize,
     shape: Shape,
     entries: Entries<3>,
 }
@@ -42,7 +47,12 @@ pub struct S3Fifo {
 impl S3Fifo {
     /// Keeps so many blocks, at least two.
     pub fn new(capacity: usize, shape: Shape) -> Self {
-        Self { capacity: capacity.max(2), shape, entries: Entries::new() }
+        let capacity = capacity.max(2);
+        let ghosts = (capacity as f64 * shape.ghosts) as usize;
+        // One more while a ghost is added before another one is forgotten.
+        let places = capacity + ghosts + 1;
+        let entries = Entries::with_capacity(places);
+        Self { capacity, capacity_max: capacity, places, shape, entries }
     }
 
     /// Shares the capacity out in another way from now on.
@@ -54,69 +64,118 @@ impl S3Fifo {
         (self.capacity as f64 * share) as usize
     }
 
+    /// How often a block has been used since it came, as far as that is counted.
+    #[cfg(test)]
+    pub fn uses(&mut self, block: BlockId) -> Option<u32> {
+        let (place, _) = self.entries.find(block)?;
+        Some(*self.entries.count(place))
+    }
+
     /// Gives one block up.
-    fn evict(&mut self) {
-        loop {
+    fn evict(&mut self) -> Option<Kept> {
+        for _ in 0..TURNS_MAX {
             let small_is_full = self.entries.len(SMALL) >= self.part(self.shape.small).max(1);
             let from_small = self.entries.back(SMALL).filter(|_| small_is_full);
             let gone = match (from_small, self.entries.back(MAIN)) {
-                (Some(id), _) => self.end_of_small(id),
-                (None, Some(id)) => self.end_of_main(id),
-                (None, None) => match self.entries.back(SMALL) {
-                    Some(id) => self.end_of_small(id),
-                    None => true,
-                },
+                (Some(place), _) => self.end_of_small(place),
+                (None, Some(place)) => self.end_of_main(place),
+                (None, None) => {
+                    let place = self.entries.back(SMALL)?;
+                    self.end_of_small(place)
+                }
             };
-            if gone {
-                return;
+            if gone.is_some() {
+                return gone;
+            }
+        }
+        let place = self.entries.back(MAIN).or_else(|| self.entries.back(SMALL))?;
+        *self.entries.count(place) = 0;
+        self.end_of_main(place)
+    }
+
+    /// Returns the block if it is given up.
+    fn end_of_small(&mut self, place: Place) -> Option<Kept> {
+        let uses = std::mem::take(self.entries.count(place));
+        if uses >= self.shape.promote {
+            self.entries.move_to_front(place, MAIN);
+            return None;
+        }
+        let gone = Kept { block: self.entries.block(place), place };
+        self.entries.move_to_front(place, GHOSTS);
+        self.bound_ghosts();
+        Some(gone)
+    }
+
+    fn bound_ghosts(&mut self) {
+        for _ in 0..EVICTIONS_MAX {
+            if self.entries.len(GHOSTS) > self.part(self.shape.ghosts)
+                && let Some(oldest) = self.entries.back(GHOSTS)
+            {
+                self.entries.remove(oldest);
             }
         }
     }
 
-    fn end_of_small(&mut self, id: EntryId) -> bool {
-        let uses = std::mem::take(self.entries.count(id));
-        let goes_on = uses >= self.shape.promote;
-        self.entries.move_to_front(id, if goes_on { MAIN } else { GHOSTS });
-        while self.entries.len(GHOSTS) > self.part(self.shape.ghosts)
-            && let Some(oldest) = self.entries.back(GHOSTS)
-        {
-            self.entries.remove(oldest);
+    /// Returns the block if it is given up.
+    fn end_of_main(&mut self, place: Place) -> Option<Kept> {
+        let uses = self.entries.count(place);
+        if *uses > 0 {
+            *uses -= 1;
+            self.entries.move_to_front(place, MAIN);
+            return None;
         }
-        !goes_on
-    }
-
-    fn end_of_main(&mut self, id: EntryId) -> bool {
-        let uses = self.entries.count(id);
-        if *uses == 0 {
-            self.entries.remove(id);
-            return true;
-        }
-        *uses -= 1;
-        self.entries.move_to_front(id, MAIN);
-        false
+        let gone = Kept { block: self.entries.block(place), place };
+        self.entries.remove(place);
+        Some(gone)
     }
 }
 
 impl Policy for S3Fifo {
-    fn access(&mut self, access: Access) -> Outcome {
+    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
         let found = self.entries.find(access.block);
-        if let Some((id, SMALL | MAIN)) = found {
-            let uses = self.entries.count(id);
+        if let Some((place, SMALL | MAIN)) = found {
+            let uses = self.entries.count(place);
             *uses = (*uses + 1).min(COUNT_MAX);
-            return Outcome::Hit;
+            return Outcome::Hit(place);
         }
         if let Some((ghost, _)) = found {
             // So that making room does not forget it.
             self.entries.remove(ghost);
         }
-        while self.len() >= self.capacity {
-            self.evict();
+        for _ in 0..EVICTIONS_MAX {
+            if self.len() >= self.capacity {
+                evicted.extend(self.evict());
+            }
         }
-        self.entries.insert(access.block, if found.is_some() { MAIN } else { SMALL });
-        Outcome::Inserted
+        let queue = if found.is_some() { MAIN } else { SMALL };
+        Outcome::Inserted(self.entries.insert(access.block, queue))
+    }
+
+    fn find(&self, block: BlockId) -> Option<Place> {
+        let (place, queue) = self.entries.find(block)?;
+        (queue != GHOSTS).then_some(place)
+    }
+
+    fn forget(&mut self, block: BlockId) -> Option<Place> {
+        let (place, queue) = self.entries.find(block)?;
+        self.entries.remove(place);
+        (queue != GHOSTS).then_some(place)
+    }
+
+    fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
+        self.capacity = capacity.clamp(2, self.capacity_max);
+        let over = self.len().saturating_sub(self.capacity);
+        for _ in 0..over.min(evictions_max) {
+            evicted.extend(self.evict());
+        }
+        self.bound_ghosts();
     }
 
     fn len(&self) -> usize {
         self.entries.len(SMALL) + self.entries.len(MAIN)
+    }
+
+    fn places(&self) -> usize {
+        self.places
     }
 }

@@ -1,48 +1,123 @@
-use super::adaptive::Adaptive;
-use super::lru::Lru;
-use super::multicache::{MultiCache, Scale};
-use super::s3fifo::{S3Fifo, Shape};
+use std::collections::{HashMap, HashSet};
+
 use super::*;
 
 fn all(capacity: usize) -> Vec<(&'static str, Box<dyn Policy>)> {
-    vec![
-        ("lru", Box::new(Lru::new(capacity))),
-        ("s3fifo", Box::new(S3Fifo::new(capacity, Shape::PAPER))),
-        ("multicache", Box::new(MultiCache::new(capacity, 2.0, Scale::Literal))),
-        ("default", Box::new(Adaptive::new(capacity))),
-    ]
+    let kinds = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::MultiCache, PolicyKind::Adaptive];
+    kinds.map(|kind| (kind.name(), kind.build(capacity, FREQ_THRESHOLD))).into()
 }
 
 fn access(block: u64) -> Access {
     Access { block: BlockId(block), share: VmShare::ALONE }
 }
 
-fn hits(policy: &mut dyn Policy, blocks: impl Iterator<Item = u64>) -> usize {
-    blocks.filter(|block| policy.access(access(*block)) == Outcome::Hit).count()
+/// What becomes of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Became {
+    Hit,
+    Inserted,
+    Refused,
 }
 
+fn step(policy: &mut dyn Policy, access: Access) -> Became {
+    match policy.access(access, &mut Vec::new()) {
+        Outcome::Hit(_) => Became::Hit,
+        Outcome::Inserted(_) => Became::Inserted,
+        Outcome::Refused => Became::Refused,
+    }
+}
+
+fn hits(policy: &mut dyn Policy, blocks: impl Iterator<Item = u64>) -> usize {
+    blocks.filter(|block| step(policy, access(*block)) == Became::Hit).count()
+}
+
+/// Its answers, against what it says that it gives up.
 #[test]
-fn a_cache_never_holds_more_than_it_may_and_a_hit_was_inserted() {
+fn what_is_kept_is_what_was_inserted_and_neither_evicted_nor_forgotten() {
     let seed = fastrand::u64(..);
     println!("seed {seed}");
     for capacity in [1, 2, 3, 10, 500] {
         for (name, mut policy) in all(capacity) {
             let mut random = fastrand::Rng::with_seed(seed);
-            let mut inserted = std::collections::HashSet::new();
+            let mut kept: HashMap<u64, Place> = HashMap::new();
             for _ in 0..20_000 {
                 // Some blocks are used much more often than others.
                 let range = if random.bool() { 20 } else { 2000 };
                 let block = random.u64(0..range);
-                match policy.access(access(block)) {
-                    Outcome::Hit => assert!(inserted.contains(&block), "{name} {capacity}"),
-                    Outcome::Inserted => drop(inserted.insert(block)),
-                    Outcome::Refused => {}
+                if random.u8(0..20) == 0 {
+                    assert_eq!(policy.forget(BlockId(block)), kept.remove(&block), "{name}");
                 }
+                let mut evicted = Vec::new();
+                let outcome = policy.access(access(block), &mut evicted);
+                for gone in &evicted {
+                    assert_eq!(kept.remove(&gone.block.0), Some(gone.place), "{name} {capacity}");
+                }
+                match outcome {
+                    Outcome::Hit(place) => assert_eq!(kept.get(&block), Some(&place), "{name}"),
+                    Outcome::Inserted(place) => {
+                        assert!((place.0 as usize) < policy.places(), "{name} {capacity}");
+                        assert_eq!(kept.insert(block, place), None, "{name} {capacity}");
+                    }
+                    Outcome::Refused => assert_eq!(kept.get(&block), None, "{name}"),
+                }
+                let asked = random.u64(0..20);
+                assert_eq!(policy.find(BlockId(asked)), kept.get(&asked).copied(), "{name}");
+                assert_eq!(policy.len(), kept.len(), "{name} {capacity}");
                 assert!(policy.len() <= capacity.max(2), "{name} {capacity}: {}", policy.len());
             }
-            assert!(!policy.is_empty());
+            let places: HashSet<Place> = kept.values().copied().collect();
+            assert!(!policy.is_empty() && places.len() == kept.len(), "{name}: one place each");
         }
     }
+}
+
+#[test]
+fn a_cache_that_becomes_smaller_gives_up_what_does_not_fit_in_steps_and_grows_again() {
+    for (name, mut policy) in all(1000) {
+        hits(&mut *policy, (0..1000).chain(0..1000));
+        assert_eq!(policy.len(), 1000, "{name}");
+        let mut evicted = Vec::new();
+        for left in [900, 800, 700, 700] {
+            policy.resize(700, 100, &mut evicted);
+            assert_eq!((policy.len(), 1000 - evicted.len()), (left, left), "{name}");
+        }
+        assert!(evicted.iter().all(|gone| policy.find(gone.block).is_none()), "{name}");
+        // An access gives up a few only.
+        policy.resize(300, 0, &mut evicted);
+        hits(&mut *policy, (5000..5010).chain(5000..5010));
+        assert!((600..700).contains(&policy.len()), "{name}: {}", policy.len());
+        while policy.len() > 300 {
+            let before = policy.len();
+            policy.resize(300, 100, &mut evicted);
+            assert!(policy.len() < before, "{name}: {before}");
+        }
+        policy.resize(5000, 100, &mut evicted);
+        hits(&mut *policy, (0..1000).chain(0..1000));
+        assert!(policy.len() > 500 && policy.places() <= 2001 + (1 << 20), "{name}");
+    }
+}
+
+/// Everything has been used as often as is counted: one access does not go through all of it.
+#[test]
+fn one_block_goes_even_if_all_have_been_used() {
+    let mut policy = S3Fifo::new(10_000, Shape::PAPER);
+    for _ in 0..6 {
+        hits(&mut policy, 0..10_000);
+    }
+    let mut evicted = Vec::new();
+    policy.access(access(20_000), &mut evicted);
+    assert_eq!((evicted.len(), policy.len()), (1, 10_000));
+    // Those that have had another turn.
+    let turned = (0..10_000).filter(|block| policy.uses(BlockId(*block)) < Some(3)).count();
+    assert!(turned <= 70, "{turned}");
+}
+
+#[test]
+fn every_policy_has_a_name() {
+    for kind in PolicyKind::ALL {
+        assert_eq!(kind.name().parse(), Ok(kind));
+    }
+    assert!("arc".parse::<PolicyKind>().unwrap_err().contains("s3fifo, default"));
 }
 
 #[test]
@@ -58,7 +133,7 @@ fn lru_keeps_what_was_used_last() {
     let mut lru = Lru::new(3);
     hits(&mut lru, [1, 2, 3, 1, 4].into_iter());
     assert_eq!(hits(&mut lru, [1, 3, 4].into_iter()), 3);
-    assert_eq!(lru.access(access(2)), Outcome::Inserted);
+    assert_eq!(step(&mut lru, access(2)), Became::Inserted);
 }
 
 /// A scan of ten times the cache passes by; what is used all the time stays.
@@ -82,8 +157,8 @@ fn a_scan_does_not_take_the_cache_from_what_is_used() {
 #[test]
 fn multicache_keeps_what_reaches_the_threshold() {
     let mut policy = MultiCache::new(10, 2.0, Scale::Literal);
-    let outcomes = [7, 7, 7].map(|block| policy.access(access(block)));
-    assert_eq!(outcomes, [Outcome::Refused, Outcome::Inserted, Outcome::Hit]);
+    let became = [7, 7, 7].map(|block| step(&mut policy, access(block)));
+    assert_eq!(became, [Became::Refused, Became::Inserted, Became::Hit]);
 }
 
 /// Of four VMs one has half of all vCPUs and memory.
@@ -92,8 +167,8 @@ fn a_heavy_vm_is_kept_sooner_and_the_relative_scale_does_not_shrink_with_the_num
     let accesses = |scale, cpus, vms| {
         let mut policy = MultiCache::new(10, 2.0, scale);
         let share = VmShare { cpus, memory: cpus, vms };
-        let is_in =
-            |_: &u32| policy.access(Access { block: BlockId(1), share }) == Outcome::Inserted;
+        let access = Access { block: BlockId(1), share };
+        let is_in = |_: &u32| step(&mut policy, access) == Became::Inserted;
         (1..100).find(is_in)
     };
     assert_eq!(accesses(Scale::Literal, 1.0, 1), Some(2));
@@ -109,8 +184,8 @@ fn a_heavy_vm_is_kept_sooner_and_the_relative_scale_does_not_shrink_with_the_num
 fn multicache_forgets_counts() {
     let mut policy = MultiCache::new(10, 2.0, Scale::Literal);
     hits(&mut policy, 0..(1 << 20) + 2);
-    assert_eq!(policy.access(access(1)), Outcome::Refused, "it was counted too long ago");
-    assert_eq!(policy.access(access(100)), Outcome::Inserted);
+    assert_eq!(step(&mut policy, access(1)), Became::Refused, "it was counted too long ago");
+    assert_eq!(step(&mut policy, access(100)), Became::Inserted);
 }
 
 /// A load that wants another shape than the one before gets it.

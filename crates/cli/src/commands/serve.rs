@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use flowstone_block::Result;
-use flowstone_daemon::{Config, DiskConfig};
+use flowstone_block::{Error, Result};
+use flowstone_daemon::{CacheConfig, Config, DiskConfig};
 use flowstone_fileio::FileOpener;
 use tracing_subscriber::EnvFilter;
 
@@ -41,7 +41,12 @@ fn config(args: Serve) -> Result<Config> {
         return Config::read(file);
     }
     let control = args.control.clone();
-    Config::single(control, disk(args))
+    let policy = args.cache_policy.unwrap_or_default();
+    let cache = args.cache.map(|size| CacheConfig::new(size, args.cache_min, policy));
+    let cache = cache
+        .transpose()
+        .map_err(|why| Error::invalid("cache", why, "use a smaller --cache-min"))?;
+    Config::single(control, cache, disk(args))
 }
 
 fn disk(args: Serve) -> DiskConfig {
@@ -63,6 +68,7 @@ fn disk(args: Serve) -> DiskConfig {
         discard: args.discard.unwrap_or_default(),
         detect_zeroes: args.detect_zeroes.unwrap_or_default(),
         journal_ioprio: args.journal_ioprio.unwrap_or(defaults.journal_ioprio),
+        pdc: args.pdc.unwrap_or_default(),
         engine: args.engine.unwrap_or_default(),
         direct: args.direct.unwrap_or_default(),
         readonly: args.readonly,

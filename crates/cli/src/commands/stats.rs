@@ -64,6 +64,11 @@ fn print_layout(report: &Value) {
 }
 
 fn print_disks(report: &Value) {
+    if let Some(cache) = report.get("cache") {
+        let bytes = |key: &str| format_size(cache[key].as_u64().unwrap_or(0));
+        let policy = cache["policy"].as_str().unwrap_or("-");
+        println!("cache  {} of {}, {policy}", bytes("bytes"), bytes("target_bytes"));
+    }
     report["disks"].as_array().into_iter().flatten().for_each(print_disk);
 }
 
@@ -137,6 +142,22 @@ fn print_classes(classes: &Value) {
     println!("  classes: {}", ["journal", "metadata", "data"].map(part).join(", "));
 }
 
+/// What the cache does for the disk.
+fn print_cache(cache: &Value) {
+    let number = |key: &str| cache[key].as_u64().unwrap_or(0);
+    let reads = number("hits") + number("misses");
+    let share = 100.0 * number("hits") as f64 / reads.max(1) as f64;
+    println!(
+        "  cache: {share:.1} % of {reads} blocks read from memory; {} taken in, {} refused, {} given \
+         up, {} passed by; holds {}",
+        number("insertions"),
+        number("refusals"),
+        number("evictions"),
+        number("bypassed"),
+        format_size(number("bytes")),
+    );
+}
+
 fn print_disk(disk: &Value) {
     let text = |key: &str| disk[key].as_str().unwrap_or("-").to_owned();
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
@@ -152,6 +173,9 @@ fn print_disk(disk: &Value) {
         print_discards(discards);
     }
     print_classes(&disk["classes"]);
+    if let Some(cache) = disk.get("cache") {
+        print_cache(cache);
+    }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);
     println!(

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bad_input;
+mod cache;
 mod check_after_kill;
 mod classes;
 mod compact;

@@ -122,6 +122,14 @@ fn the_sync_engine_behaves_like_the_model() {
 }
 
 #[test]
+fn a_disk_with_a_cache_behaves_like_the_model() {
+    for policy in ["default", "lru", "multicache"] {
+        let cache = ["--cache", "1M", "--cache-policy", policy];
+        behaves_like_the_model(&[&cache[..], &["--layer", "verify", "disk.raw"]].concat(), 0);
+    }
+}
+
+#[test]
 fn a_memory_disk_behaves_like_the_model() {
     behaves_like_the_model(&["--backend", "mem:2M", "--layer", "verify"], 0);
 }

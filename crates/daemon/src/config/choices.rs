@@ -17,6 +17,17 @@ pub enum PollMode {
     Never,
 }
 
+/// Whether journals are kept out of caches: nothing reads them again but recovery (pollution-defensive
+/// caching).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pdc {
+    /// They are.
+    #[default]
+    On,
+    /// They are cached like everything else.
+    Off,
+}
+
 /// What stands in for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -35,6 +46,18 @@ impl FromStr for PollMode {
             "always" => Ok(Self::Always),
             "never" => Ok(Self::Never),
             _ => Err(format!("`{text}` is not a polling mode; use auto, always or never")),
+        }
+    }
+}
+
+impl FromStr for Pdc {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "on" => Ok(Self::On),
+            "off" => Ok(Self::Off),
+            _ => Err(format!("`{text}` is not a choice for journals; use on or off")),
         }
     }
 }

@@ -37,6 +37,9 @@ fn every_key_is_read() {
     let config = read(
         r#"
         control = "/run/control.sock"
+        cache = "1G"
+        cache-min = "256M"
+        cache-policy = "lru"
         [[disk]]
         name = "vm1"
         image = "/dev/sdb"
@@ -51,6 +54,7 @@ fn every_key_is_read() {
         socket-mode = "0660"
         backing-dirs = ["/images"]
         detect-zeroes = "on"
+        pdc = "off"
         engine = "sync"
         direct = "off"
         readonly = true
@@ -62,8 +66,10 @@ fn every_key_is_read() {
         "#,
     )
     .unwrap();
+    let cache = CacheConfig::new(CacheSize(1 << 30), Some(CacheSize(1 << 28)), PolicyKind::Lru);
+    assert_eq!(config.cache, Some(cache.unwrap()));
     let disk = &config.disks[0];
-    assert_eq!(disk.cpus.for_queue(1), Some(3));
+    assert_eq!((disk.cpus.for_queue(1), disk.pdc), (Some(3), Pdc::Off));
     assert_eq!(disk.engine, Choice(EngineChoice::Sync));
     assert_eq!(disk.layers.len(), 2);
     assert_eq!(disk.detect_zeroes, DetectZeroes::On);
@@ -82,6 +88,11 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("{disk}poll = 'a|b'\n"), "`a|b` is not a polling mode"),
         (&format!("{disk}'a|b' = 1\n"), "unknown field `a|b`"),
         (&format!("{disk}layers = ['lag=1ms']\n"), "`lag=1ms` is not a layer"),
+        (&format!("{disk}pdc = 'no'\n"), "`no` is not a choice for journals"),
+        (&format!("cache = '4K'\n{disk}"), "a cache of 4K; use a size from 1 MiB"),
+        (&format!("cache = '2M'\ncache-min = '3M'\n{disk}"), "smallest size is larger"),
+        (&format!("cache-min = '3M'\n{disk}"), "without a cache; add cache = SIZE"),
+        (&format!("cache-policy = 'arc'\n{disk}"), "`arc` is not a cache policy"),
         ("control = 7\n", "invalid type"),
         (&format!("control = 's'\n{disk}"), "both a disk's socket and the control socket"),
     ] {
@@ -107,12 +118,12 @@ fn what_no_disk_can_be_is_refused() {
         DiskConfig { backend: Some(Backend::Null(1)), ..DiskConfig::new("a".into(), "s".into()) };
     for queues in [0, QUEUES_MAX + 1] {
         let disk = DiskConfig { queues, ..valid.clone() };
-        assert!(Config::single(None, disk).unwrap_err().to_string().contains("1 to 128"));
+        assert!(Config::single(None, None, disk).unwrap_err().to_string().contains("1 to 128"));
     }
     let (detect_zeroes, discard) = (DetectZeroes::Unmap, DiscardMode::Keep);
     let disk = DiskConfig { detect_zeroes, discard, ..valid.clone() };
-    assert!(Config::single(None, disk).unwrap_err().to_string().contains("give space back"));
-    assert!(Config::single(None, valid).is_ok());
+    assert!(Config::single(None, None, disk).unwrap_err().to_string().contains("give space back"));
+    assert!(Config::single(None, None, valid).is_ok());
 }
 
 /// A misspelt key of one disk kept the guests of all others without theirs.
@@ -155,8 +166,8 @@ fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
         let message = refusal(&disk);
         assert!(message.contains(expected) && !message.contains('\n'), "{message}");
     }
-    assert!(Config::single(None, DiskConfig::new("a\0".into(), "s".into())).is_err());
-    assert!(Config::single(None, DiskConfig::new(longest, "s".into())).is_ok());
+    assert!(Config::single(None, None, DiskConfig::new("a\0".into(), "s".into())).is_err());
+    assert!(Config::single(None, None, DiskConfig::new(longest, "s".into())).is_ok());
 }
 
 #[test]

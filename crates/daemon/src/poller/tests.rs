@@ -107,8 +107,8 @@ struct Served {
 
 impl Served {
     fn new(disk: u32, config: &DiskConfig, shared: &Arc<Shared>) -> Self {
-        let of_all = crate::stack::Shared { opener: open_host_file };
-        let layer = Stack::build(&of_all, config).unwrap().top;
+        let of_all = crate::stack::Shared::new(open_host_file, None).unwrap();
+        let layer = Stack::build(&of_all, disk, config).unwrap().top;
         let options = DeviceOptions {
             layer: Arc::clone(&layer),
             shared: Arc::new(DeviceShared::new(layer.geometry().capacity)),

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::child::{Child, POLL_INTERVAL};
-use super::stats::{DiskStats, Stats};
+use super::stats::{CacheStats, DiskStats, Stats};
 use super::workspace;
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -93,6 +93,11 @@ impl Daemon {
         let control = self.control.to_string_lossy();
         let output = flowstone(&["stats", "--control", &control, "--json"])?;
         Stats::parse(&output)?.only_disk()
+    }
+
+    /// What its cache has done.
+    pub fn cache(&self) -> Result<CacheStats> {
+        self.stats()?.cache.context("a cache")
     }
 
     /// What has been recognised on the disk, as JSON.

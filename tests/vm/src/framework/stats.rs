@@ -14,6 +14,15 @@ pub struct Stats {
     disks: Vec<DiskStats>,
 }
 
+/// What the cache did for a disk, in blocks of 4 KiB.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct CacheStats {
+    /// Read from memory.
+    pub hits: u64,
+    /// Read from below.
+    pub misses: u64,
+}
+
 /// One disk; counters since the daemon started.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DiskStats {
@@ -26,6 +35,8 @@ pub struct DiskStats {
     pub discards: Option<Discards>,
     /// Reads and writes by what they carry.
     pub classes: Classes,
+    /// Absent without a cache.
+    pub cache: Option<CacheStats>,
     /// All queues together.
     pub total: Totals,
     /// Those that the monitor has set up, each of them.

@@ -16,6 +16,8 @@ struct FileSystem {
     disk_size: &'static str,
     make: &'static str,
     check: &'static str,
+    /// Of `serve`.
+    options: &'static [&'static str],
 }
 
 const EXT4: FileSystem = FileSystem {
@@ -23,19 +25,37 @@ const EXT4: FileSystem = FileSystem {
     disk_size: "128M",
     make: "mkfs.ext4 -q",
     check: "e2fsck -fn /dev/vda",
+    options: &[],
 };
 const XFS: FileSystem = FileSystem {
     name: "xfs",
     disk_size: "320M",
     make: "mkfs.xfs -q",
     check: "xfs_repair -n /dev/vda",
+    options: &[],
 };
 const BTRFS: FileSystem = FileSystem {
     name: "btrfs",
     disk_size: "160M",
     make: "mkfs.btrfs -q",
     check: "btrfs check /dev/vda",
+    options: &[],
 };
+
+/// Far smaller than what they read and write.
+const SMALL_CACHE: &[&str] = &["--cache", "2M"];
+const CACHED_EXT4: FileSystem = FileSystem { options: SMALL_CACHE, ..EXT4 };
+const CACHED_XFS: FileSystem = FileSystem { options: SMALL_CACHE, ..XFS };
+
+#[test]
+fn ext4_on_four_queues_keeps_its_files_with_a_cache() -> Result<()> {
+    keeps_its_files(&CACHED_EXT4, Format::Raw, 4, host_checks_ext4)
+}
+
+#[test]
+fn xfs_on_a_log_image_and_four_queues_keeps_its_files_with_a_cache() -> Result<()> {
+    keeps_its_files(&CACHED_XFS, Format::Log, 4, |_| Ok(()))
+}
 
 #[test]
 fn ext4_on_one_queue_keeps_its_files() -> Result<()> {
@@ -97,7 +117,9 @@ fn keeps_its_files(
         return Ok(());
     };
     let image = lab.image_of(format, system.disk_size, &[])?;
-    let mut daemon = lab.serve(&image, &["--queues", &queues.to_string()])?;
+    let queues_text = queues.to_string();
+    let options = [&["--queues", &queues_text], system.options].concat();
+    let mut daemon = lab.serve(&image, &options)?;
     let mut guest = lab.boot(&daemon, queues)?;
 
     guest.run(&fill(system))?;

@@ -3,6 +3,7 @@
 //! Guests run one at a time (the lab's lock), so the order of tests does not matter. Where
 //! guests cannot run, tests say why and pass; with `FLOWSTONE_REQUIRE_GUESTS=1` they fail.
 
+mod caches;
 mod classes;
 mod devices;
 mod disk_errors;

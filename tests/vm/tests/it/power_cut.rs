@@ -15,7 +15,6 @@ use crate::disk_errors;
 use crate::load::check_sound;
 use crate::soak::{seeded, soak_deadline};
 
-const OPTIONS: [&str; 2] = ["--queues", "2"];
 /// Durable files before the power fails, at least and at most.
 const FILES_BEFORE_CUT: std::ops::Range<usize> = 30..90;
 
@@ -24,6 +23,8 @@ struct FileSystem {
     disk_size: &'static str,
     make: &'static str,
     check: &'static str,
+    /// How its disk is served: a cache makes no difference.
+    serve: &'static [&'static str],
 }
 
 const EXT4: FileSystem = FileSystem {
@@ -31,18 +32,21 @@ const EXT4: FileSystem = FileSystem {
     disk_size: "128M",
     make: "mkfs.ext4 -q /dev/vda",
     check: "e2fsck -fn /dev/vda",
+    serve: &["--queues", "2"],
 };
 const XFS: FileSystem = FileSystem {
     name: "xfs",
     disk_size: "320M",
     make: "mkfs.xfs -q /dev/vda",
     check: "xfs_repair -n /dev/vda",
+    serve: &["--queues", "2", "--cache", "4M"],
 };
 const BTRFS: FileSystem = FileSystem {
     name: "btrfs",
     disk_size: "160M",
     make: "mkfs.btrfs -q /dev/vda",
     check: "btrfs check /dev/vda",
+    serve: &["--queues", "2"],
 };
 
 #[test]
@@ -114,7 +118,8 @@ fn power_cuts(
 ) -> Result<()> {
     let image = lab.image_of(format, system.disk_size, &[])?;
     let power_can_fail = workspace::power_cut()?;
-    let mut daemon = Daemon::serve_with(power_can_fail.clone(), &image, &OPTIONS, lab.folder())?;
+    let mut daemon =
+        Daemon::serve_with(power_can_fail.clone(), &image, system.serve, lab.folder())?;
     let mut guest = lab.boot(&daemon, 2)?;
     guest.run(system.make)?;
     let mut promises = Promises::default();

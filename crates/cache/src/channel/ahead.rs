@@ -1,0 +1,108 @@
+//! Reading ahead of a queue's streams, by requests of the channel's own.
+
+use std::ops::Range;
+
+use flowstone_block::{Extent, Op, Origin, Outcome, Request, Sector, SectorCount, Token};
+
+use super::{CachedChannel, InFlight, Purpose};
+use crate::BLOCK_SECTORS;
+use crate::names::BlockId;
+use crate::readahead::Streams;
+
+/// Requests of a channel's own that are on their way at once.
+pub const REQUESTS_MAX: usize = 8;
+
+/// What a channel reads ahead.
+pub struct AheadReads {
+    pub streams: Streams,
+    /// Whose queue it is.
+    pub origin: Origin,
+    /// On their way.
+    pub in_flight: Vec<Range<BlockId>>,
+    /// Reads of a guest that wait for one of these.
+    pub waiting: Vec<(Box<Request>, Extent)>,
+    /// Requests that have come back.
+    #[expect(clippy::vec_box, reason = "requests travel in their boxes")]
+    spare: Vec<Box<Request>>,
+}
+
+impl AheadReads {
+    pub fn new(window_max: u64, origin: Origin) -> Self {
+        Self {
+            streams: Streams::new(window_max),
+            origin,
+            in_flight: Vec::new(),
+            waiting: Vec::new(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// Whether some of these blocks are on their way.
+    pub fn is_reading(&self, blocks: &Range<BlockId>) -> bool {
+        let meets = |it: &Range<BlockId>| it.start < blocks.end && blocks.start < it.end;
+        self.in_flight.iter().any(meets)
+    }
+}
+
+impl CachedChannel {
+    /// Reads these blocks, as far as they are not held.
+    pub(super) fn read_ahead(&mut self, numbers: Range<u64>) {
+        let id = |number| BlockId::of_disk(self.disk.number, number);
+        let wanted = id(numbers.start)..id(numbers.end);
+        if self.ahead.in_flight.len() == REQUESTS_MAX || self.ahead.is_reading(&wanted) {
+            self.ahead.streams.came_to(&numbers, numbers.start);
+            return;
+        }
+        let mut lists = self.spare.pop().unwrap_or_default();
+        let cache = &self.disk.cache;
+        let reached = cache.table().begin_ahead(&cache.memory, wanted, &mut lists.fills);
+        self.ahead.streams.came_to(&numbers, reached.number());
+        let (Some(first), Some(last)) = (lists.fills.first(), lists.fills.last()) else {
+            self.spare.push(lists);
+            return;
+        };
+        let blocks = first.block..BlockId(last.block.0 + 1);
+        let count = SectorCount::new((blocks.end.0 - blocks.start.0) * BLOCK_SECTORS);
+        let start = Sector::new(blocks.start.number() * BLOCK_SECTORS);
+        let op = Op::Read(Extent::new(start, count).expect("blocks of a disk"));
+        let mut request = self.ahead.spare.pop().unwrap_or_else(|| Request::new(op, 0));
+        request.op = op;
+        request.origin = self.ahead.origin;
+        for fill in &lists.fills {
+            // SAFETY: the frame was taken for this fill, which is kept until the request is back.
+            request.memory.push(unsafe { cache.memory.piece(fill.frame) });
+        }
+        let purpose = Purpose::Ahead(blocks.clone());
+        self.ahead.in_flight.push(blocks);
+        let in_flight = InFlight { op, token: Token::default(), lists, purpose };
+        request.token = self.tokens.token(self.in_flight.insert(in_flight));
+        self.base.submit(request);
+    }
+
+    /// What was read ahead has come back. Reads that waited for it are looked up once more.
+    pub(super) fn finish_ahead(
+        &mut self,
+        mut request: Box<Request>,
+        in_flight: InFlight,
+        blocks: &Range<BlockId>,
+        outcome: Outcome,
+    ) {
+        let mut lists = in_flight.lists;
+        let cache = &self.disk.cache;
+        let mut table = cache.table();
+        for fill in lists.fills.drain(..) {
+            table.end_ahead(&cache.memory, fill, outcome.is_ok());
+        }
+        drop(table);
+        self.spare.push(lists);
+        request.reset();
+        self.ahead.spare.push(request);
+        // No two of them overlap.
+        self.ahead.in_flight.retain(|it| it != blocks);
+        let waiting = std::mem::take(&mut self.ahead.waiting);
+        for (request, extent) in waiting {
+            // It may have to wait for the next one.
+            self.answer_or_read(request, extent);
+        }
+    }
+}

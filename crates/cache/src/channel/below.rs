@@ -1,0 +1,138 @@
+//! Requests on their way below: frames stand for some of the guest's memory, and everything is put back when
+//! they return.
+
+use std::ops::Range;
+
+use flowstone_block::{
+    Completion, Extent, IoVec, Op, Request, Sector, SectorCount, Token, count, mutant,
+};
+
+use super::{CachedChannel, copy_in, overlap};
+use crate::BLOCK_SECTORS;
+use crate::names::BlockId;
+use crate::table::Fill;
+
+/// Lists that are used again and again.
+#[derive(Default)]
+pub struct Lists {
+    /// Blocks that are filled, in order.
+    pub fills: Vec<Fill>,
+    /// While there are fills: the guest's memory, for some of which frames stand in the request.
+    pub memory: Vec<IoVec>,
+}
+
+/// A request below, and what it is to be again when it comes back.
+pub struct InFlight {
+    pub op: Op,
+    pub token: Token,
+    pub lists: Lists,
+    pub purpose: Purpose,
+}
+
+/// What a request below is for.
+pub enum Purpose {
+    /// A guest's read.
+    Read,
+    /// A guest's change of these blocks.
+    Change(Range<BlockId>),
+    /// These blocks are read ahead.
+    Ahead(Range<BlockId>),
+}
+
+impl CachedChannel {
+    /// Sends a request down, with frames in place of the guest's memory where there are fills.
+    pub(super) fn send(
+        &mut self,
+        mut request: Box<Request>,
+        extent: Extent,
+        mut lists: Lists,
+        purpose: Purpose,
+    ) {
+        let op = request.op;
+        let changes = matches!(purpose, Purpose::Change(_));
+        if !lists.fills.is_empty() {
+            let whole = self.put_frames(&request, extent, &mut lists);
+            if let Op::Read(_) = op {
+                request.op = Op::Read(whole);
+            }
+            if !(changes && mutant("cache.write.disk-reads-guest-memory-again")) {
+                std::mem::swap(&mut request.memory, &mut lists.memory);
+            }
+        }
+        let entry = self.in_flight.vacant_entry();
+        let token = std::mem::replace(&mut request.token, self.tokens.token(entry.key()));
+        entry.insert(InFlight { op, token, lists, purpose });
+        self.base.submit(request);
+    }
+
+    /// Makes a list of memory in which frames stand for the blocks that are filled. Returns the extent that
+    /// it belongs to: that of the request, and all of the blocks at its ends if they are filled.
+    fn put_frames(&self, request: &Request, extent: Extent, lists: &mut Lists) -> Extent {
+        let Lists { fills, memory: list } = lists;
+        let (mut start, mut end) = (extent.start().get(), extent.end().get());
+        let mut at = 0;
+        for fill in fills {
+            let number = fill.block.number();
+            let part = overlap(extent, number);
+            request.for_each_piece(at..part.start, |piece| list.push(piece));
+            // SAFETY: the frame was taken for this fill, which is kept until the request is back.
+            list.push(unsafe { self.disk.cache.memory.piece(fill.frame) });
+            at = part.end;
+            start = start.min(number * BLOCK_SECTORS);
+            end = end.max((number + 1) * BLOCK_SECTORS);
+        }
+        request.for_each_piece(at..extent.bytes() as usize, |piece| list.push(piece));
+        let count = SectorCount::new(end - start);
+        Extent::new(Sector::new(start), count).expect("it holds the extent of the request")
+    }
+
+    /// A request has come back. Returns it as it was when it came; nothing if others have gone down
+    /// instead.
+    pub(super) fn finish(&mut self, index: usize, completion: Completion) -> Option<Completion> {
+        let mut in_flight = self.in_flight.remove(index);
+        let Completion { mut request, outcome } = completion;
+        if let Purpose::Ahead(blocks) = &mut in_flight.purpose {
+            let blocks = blocks.clone();
+            self.finish_ahead(request, in_flight, &blocks, outcome);
+            return None;
+        }
+        let InFlight { op, token, mut lists, purpose } = in_flight;
+        // A sector that the guest has not asked for may be the bad one.
+        let is_larger = request.op != op && !mutant("cache.read.fails-for-a-neighbour");
+        let once_more = outcome.is_err() && is_larger;
+        (request.op, request.token) = (op, token);
+        if !lists.fills.is_empty() {
+            let changes = matches!(purpose, Purpose::Change(_));
+            if !(changes && mutant("cache.write.disk-reads-guest-memory-again")) {
+                std::mem::swap(&mut request.memory, &mut lists.memory);
+            }
+            lists.memory.clear();
+        }
+        let memory = &self.disk.cache.memory;
+        if let (Op::Read(extent), Ok(())) = (op, outcome) {
+            for fill in &lists.fills {
+                // SAFETY: the frame was taken for this fill, and is not held yet.
+                let bytes = unsafe { memory.bytes(fill.frame) };
+                copy_in(&mut request, extent, fill.block.number(), bytes);
+            }
+        }
+        let mut table = self.disk.cache.table();
+        if let Purpose::Change(blocks) = purpose {
+            table.end_change(blocks);
+        }
+        let ends = lists.fills.drain(..);
+        let held =
+            ends.filter_map(|fill| table.end_fill(memory, fill, outcome.is_ok()).then_some(()));
+        let held = held.count() as u64;
+        drop(table);
+        if let Some(counters) = &self.counters {
+            count(&counters.insertions, held);
+        }
+        self.spare.push(lists);
+        if once_more {
+            self.base.submit(request);
+            return None;
+        }
+        Some(Completion { request, outcome })
+    }
+}

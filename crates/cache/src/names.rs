@@ -1,0 +1,36 @@
+//! How blocks, and what is remembered of them, are named.
+
+/// A block of 4 KiB of one of the disks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u64);
+
+impl BlockId {
+    /// Bits that number a disk's blocks: those of 4 PiB.
+    const NUMBER_BITS: u32 = 40;
+    /// No block has a greater number.
+    pub const NUMBER_MAX: u64 = (1 << Self::NUMBER_BITS) - 1;
+
+    /// A block of the disk with this number.
+    ///
+    /// # Panics
+    /// If the number is greater than [`NUMBER_MAX`](Self::NUMBER_MAX).
+    pub const fn of_disk(disk: u32, number: u64) -> Self {
+        assert!(number <= Self::NUMBER_MAX);
+        Self((disk as u64) << Self::NUMBER_BITS | number)
+    }
+
+    /// The disk's number.
+    pub const fn disk(self) -> u32 {
+        (self.0 >> Self::NUMBER_BITS) as u32
+    }
+
+    /// Which of the disk's blocks it is.
+    pub const fn number(self) -> u64 {
+        self.0 & Self::NUMBER_MAX
+    }
+}
+
+/// Where a policy keeps what it remembers of a block. It stays the same while the block is kept, and is below
+/// [`Policy::places`](crate::Policy::places): a cache finds the block's data by it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Place(pub u32);

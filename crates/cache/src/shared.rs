@@ -1,0 +1,113 @@
+//! The cache that all disks of a daemon share.
+
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::BLOCK_BYTES;
+use crate::frames::Memory;
+use crate::policy::{FREQ_THRESHOLD, PolicyKind};
+use crate::table::{DiskUse, Table, Target};
+
+/// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and at least
+/// so many.
+const SPARE_OF: usize = 64;
+const SPARE_MIN: usize = 16;
+/// Frames for blocks that are read ahead, likewise.
+const AHEAD_OF: usize = 32;
+const AHEAD_MIN: usize = 32;
+/// One stream does not take all of them.
+const STREAMS_AHEAD: usize = 4;
+
+/// Memory for blocks of all disks.
+pub struct Cache {
+    pub(crate) memory: Memory,
+    table: Mutex<Table>,
+    kind: PolicyKind,
+    frames_max: usize,
+    /// Bytes that it may take now.
+    target: AtomicU64,
+    /// Blocks that are read ahead of a stream at most.
+    pub(crate) window_max: u64,
+}
+
+/// How so many frames are shared out.
+fn target_of(frames: usize) -> Target {
+    let spare = (frames / SPARE_OF).max(SPARE_MIN);
+    let ahead = (frames / AHEAD_OF).max(AHEAD_MIN);
+    Target { blocks: frames - spare - ahead, ahead, frames }
+}
+
+impl Cache {
+    /// The least that one can have, in bytes.
+    pub const BYTES_MIN: u64 = 1 << 20;
+    /// The most: places and frames are numbered by 32 bits, and there are several places for a frame (the
+    /// counts of MultiCache are cut short).
+    pub const BYTES_MAX: u64 = 1 << 42;
+
+    /// Takes `bytes` at most, at least [`BYTES_MIN`](Self::BYTES_MIN), as blocks come; what is known of them
+    /// takes about 2 % more.
+    pub fn new(bytes: u64, kind: PolicyKind) -> io::Result<Self> {
+        let bytes = bytes.clamp(Self::BYTES_MIN, Self::BYTES_MAX);
+        let frames = usize::try_from(bytes).map_err(io::Error::other)? / BLOCK_BYTES;
+        let Target { blocks, ahead, .. } = target_of(frames);
+        let policy = kind.build(blocks, FREQ_THRESHOLD);
+        let table = Mutex::new(Table::new(policy, frames, ahead));
+        let window_max = (ahead / STREAMS_AHEAD) as u64;
+        let target = AtomicU64::new((frames * BLOCK_BYTES) as u64);
+        let memory = Memory::new(frames)?;
+        Ok(Self { memory, table, kind, frames_max: frames, target, window_max })
+    }
+
+    /// What is held. To be let go of soon: every queue of every disk may need it.
+    pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Decides what is kept.
+    pub fn kind(&self) -> PolicyKind {
+        self.kind
+    }
+
+    /// Bytes of data held.
+    pub fn bytes(&self) -> u64 {
+        self.table().blocks() * BLOCK_BYTES as u64
+    }
+
+    /// Bytes that it may take for data now.
+    pub fn target_bytes(&self) -> u64 {
+        self.target.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of the host's memory that it has for data.
+    pub fn resident_bytes(&self) -> u64 {
+        (self.table().resident() * BLOCK_BYTES) as u64
+    }
+
+    /// Takes at most `bytes` for data from now on, at least [`BYTES_MIN`](Self::BYTES_MIN) and at most what it
+    /// was made for. If that is less than before, the host has the memory back when this returns, but for
+    /// blocks that are on their way just then. One thread at a time calls this.
+    pub fn set_target(&self, bytes: u64) {
+        let frames =
+            usize::try_from(bytes.max(Self::BYTES_MIN)).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let target = target_of(frames.min(self.frames_max));
+        let bytes = (target.frames * BLOCK_BYTES) as u64;
+        let before = self.target.swap(bytes, Ordering::Relaxed);
+        if bytes >= before {
+            return self.table().grow(target);
+        }
+        let mut more = true;
+        while more {
+            let mut idle;
+            (idle, more) = self.table().shrink(&self.memory, target);
+            // Without the lock: the kernel takes its time.
+            self.memory.give_back(&mut idle);
+            self.table().returned(&idle);
+        }
+    }
+
+    /// What is held of a disk.
+    pub fn disk(&self, number: u32) -> DiskUse {
+        *self.table().disk(number)
+    }
+}

@@ -1,0 +1,89 @@
+//! Blocks that were read ahead, until a guest asks for them.
+
+use std::ops::Range;
+
+use flowstone_block::mutant;
+
+use super::{Fill, Table};
+use crate::entries::Entries;
+use crate::frames::{Frame, Memory};
+use crate::names::BlockId;
+
+/// Blocks that were read ahead, until they are asked for: then the policy hears of them.
+pub(super) struct Ahead {
+    pub(super) blocks: Entries<1>,
+    /// By the places of `blocks`.
+    pub(super) frames: Vec<Frame>,
+    pub(super) blocks_max: usize,
+}
+
+impl Table {
+    /// The frame of a block that was read ahead, which is not held by that any more.
+    pub(super) fn take_ahead(&mut self, block: BlockId) -> Option<Frame> {
+        let (place, _) = self.ahead.blocks.find(block)?;
+        self.ahead.blocks.remove(place);
+        self.count_out(block);
+        Some(std::mem::replace(&mut self.ahead.frames[place.0 as usize], Frame::NONE))
+    }
+
+    pub(super) fn drop_ahead(&mut self, memory: &Memory, block: BlockId) {
+        if let Some(frame) = self.take_ahead(block) {
+            self.free.give_back(memory, frame);
+            self.disk(block.disk()).prefetch_wasted += 1;
+        }
+    }
+
+    pub(super) fn drop_oldest_ahead(&mut self, memory: &Memory) {
+        if let Some(oldest) = self.ahead.blocks.back(0) {
+            let oldest = self.ahead.blocks.block(oldest);
+            self.drop_ahead(memory, oldest);
+        }
+    }
+
+    /// Whether there is anything to gain by reading a block ahead.
+    fn is_held(&mut self, block: BlockId) -> bool {
+        let kept = self.policy.find(block).is_some_and(|place| self.frame(place).is_some());
+        kept || self.ahead.blocks.find(block).is_some()
+    }
+
+    /// A range is to be read ahead. Appends fills for the first run of blocks in it that are not held, and
+    /// returns the first block about which nothing has been done.
+    pub fn begin_ahead(
+        &mut self,
+        memory: &Memory,
+        blocks: Range<BlockId>,
+        fills: &mut Vec<Fill>,
+    ) -> BlockId {
+        for number in blocks.start.0..blocks.end.0 {
+            let block = BlockId(number);
+            let is_still = self.changes(block).in_flight == 0;
+            let is_still = is_still || mutant("cache.ahead.begins-during-a-change");
+            let is_held = self.is_held(block) || !is_still;
+            let fill = if is_held { None } else { self.begin_fill(memory, block) };
+            match fill {
+                Some(fill) => fills.push(fill),
+                // There is no frame, or this is where the run ends.
+                None if !is_held || !fills.is_empty() => return block,
+                None => {}
+            }
+        }
+        blocks.end
+    }
+
+    /// A block has been read ahead: it is held until it is asked for, if it is still what the disk holds.
+    pub fn end_ahead(&mut self, memory: &Memory, fill: Fill, succeeded: bool) {
+        let Fill { block, frame, version } = fill;
+        let is_current = self.changes(block).version == version;
+        let is_current = is_current || mutant("cache.ahead.ignores-changes");
+        if !succeeded || !is_current || self.is_held(block) {
+            return self.free.give_back(memory, frame);
+        }
+        self.disk(block.disk()).prefetched += 1;
+        if self.ahead.blocks.len(0) >= self.ahead.blocks_max {
+            self.drop_oldest_ahead(memory);
+        }
+        let place = self.ahead.blocks.insert(block, 0);
+        self.ahead.frames[place.0 as usize] = frame;
+        self.count_in(block);
+    }
+}

@@ -1,0 +1,267 @@
+//! Three requests for the same block, in every order in which their steps can follow each other: what is
+//! held is what the disk holds. What happens under the lock is one step, so there is no other order.
+
+use super::*;
+use crate::BLOCK_BYTES;
+use crate::policy::PolicyKind;
+
+const BLOCK: BlockId = BlockId::of_disk(1, 7);
+/// What the block holds at first, and what other blocks hold.
+const FIRST: u8 = 1;
+const OTHER: u8 = 200;
+/// Each request has so many steps: it begins, the disk carries it out, it ends.
+const STEPS: usize = 3;
+/// More than the policy fills, and fewer than all requests could want.
+const FRAMES: usize = 4;
+
+/// What a request does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Read,
+    Write,
+    /// Fails, and the disk has not done it.
+    WriteLost,
+    /// Fails, and the disk has done it.
+    WriteDone,
+    /// A part of the block.
+    WritePart,
+    Discard,
+    ReadAhead,
+    /// Other blocks are read, so that this one has to go.
+    Evict,
+}
+
+const KINDS: [Kind; 8] = [
+    Kind::Read,
+    Kind::Write,
+    Kind::WriteLost,
+    Kind::WriteDone,
+    Kind::WritePart,
+    Kind::Discard,
+    Kind::ReadAhead,
+    Kind::Evict,
+];
+
+struct Host {
+    memory: Memory,
+    table: Table,
+    /// What the disk holds of the block.
+    disk: u8,
+}
+
+/// A request on its way.
+struct Actor {
+    kind: Kind,
+    value: u8,
+    fill: Option<Fill>,
+    /// A frame that is being read, and what it held.
+    pinned: Option<(Frame, u8)>,
+}
+
+impl Host {
+    fn new(is_held: bool) -> Self {
+        let memory = Memory::new(FRAMES).unwrap();
+        let table = Table::new(PolicyKind::Lru.build(2, 0.0), FRAMES, 1);
+        let mut host = Self { memory, table, disk: FIRST };
+        if is_held {
+            host.read_through(BLOCK, FIRST);
+        }
+        host
+    }
+
+    /// A whole read at once.
+    fn read_through(&mut self, block: BlockId, value: u8) {
+        match self.table.read(&self.memory, block) {
+            Found::Held(frame) => self.memory.unpin(frame),
+            Found::Fill(fill) => {
+                self.fill(&fill, value);
+                self.table.end_fill(&self.memory, fill, true);
+            }
+            Found::Busy | Found::Refused => {}
+        }
+    }
+
+    fn fill(&self, fill: &Fill, value: u8) {
+        // SAFETY: its owner fills it.
+        unsafe { self.memory.bytes_mut(fill.frame) }.fill(value);
+    }
+
+    fn content(&self, frame: Frame) -> u8 {
+        // SAFETY: nothing changes it while this one thread looks.
+        let bytes = unsafe { self.memory.bytes(frame) };
+        assert!(bytes[0] == bytes[BLOCK_BYTES - 1]);
+        bytes[0]
+    }
+
+    /// What is held of the block.
+    fn held(&mut self) -> Option<u8> {
+        let kept = self.table.policy.find(BLOCK).map(|place| *self.table.frame(place));
+        let ahead = self.table.ahead.blocks.find(BLOCK);
+        let ahead = ahead.map(|(place, _)| self.table.ahead.frames[place.0 as usize]);
+        let frames = [kept, ahead].map(|frame| frame.filter(|frame| frame.is_some()));
+        assert!(frames[0].is_none() || frames[1].is_none(), "it is held twice");
+        frames.into_iter().flatten().next().map(|frame| self.content(frame))
+    }
+}
+
+impl Actor {
+    fn step(&mut self, host: &mut Host, step: usize) {
+        match step {
+            0 => self.begin(host),
+            1 => self.carry_out(host),
+            _ => self.end(host),
+        }
+    }
+
+    fn begin(&mut self, host: &mut Host) {
+        let Host { memory, table, .. } = host;
+        let found = match self.kind {
+            Kind::Read => table.read(memory, BLOCK),
+            Kind::Write | Kind::WriteLost | Kind::WriteDone => {
+                table.begin_write(memory, BLOCK, true)
+            }
+            Kind::WritePart => table.begin_write(memory, BLOCK, false),
+            Kind::Discard => {
+                table.begin_change(BLOCK..BlockId(BLOCK.0 + 1));
+                assert_eq!(table.forget_some(memory, BLOCK..BlockId(BLOCK.0 + 1)), None);
+                return;
+            }
+            Kind::ReadAhead => {
+                let mut fills = Vec::new();
+                table.begin_ahead(memory, BLOCK..BlockId(BLOCK.0 + 1), &mut fills);
+                self.fill = fills.pop();
+                return;
+            }
+            Kind::Evict => return host.read_through(BlockId(1), OTHER),
+        };
+        match found {
+            Found::Held(frame) => self.pinned = Some((frame, host.content(frame))),
+            Found::Fill(fill) => {
+                if self.kind != Kind::Read {
+                    host.fill(&fill, self.value);
+                }
+                self.fill = Some(fill);
+            }
+            Found::Busy | Found::Refused => {}
+        }
+    }
+
+    fn carry_out(&mut self, host: &mut Host) {
+        match self.kind {
+            Kind::Read | Kind::ReadAhead => {
+                if let Some(fill) = &self.fill {
+                    host.fill(fill, host.disk);
+                }
+            }
+            Kind::Write | Kind::WriteDone | Kind::WritePart => host.disk = self.value,
+            Kind::WriteLost => {}
+            Kind::Discard => host.disk = 0,
+            Kind::Evict => host.read_through(BlockId(2), OTHER),
+        }
+    }
+
+    fn end(&mut self, host: &mut Host) {
+        if let Some((frame, content)) = self.pinned.take() {
+            assert_eq!(host.content(frame), content, "a frame was used again while it was read");
+            host.memory.unpin(frame);
+        }
+        if !matches!(self.kind, Kind::Read | Kind::ReadAhead | Kind::Evict) {
+            host.table.end_change(BLOCK..BlockId(BLOCK.0 + 1));
+        }
+        if let Some(fill) = self.fill.take() {
+            let succeeded = !matches!(self.kind, Kind::WriteLost | Kind::WriteDone);
+            if self.kind == Kind::ReadAhead {
+                host.table.end_ahead(&host.memory, fill, succeeded);
+            } else {
+                host.table.end_fill(&host.memory, fill, succeeded);
+            }
+        }
+        if self.kind == Kind::Evict {
+            host.read_through(BlockId(3), OTHER);
+        }
+    }
+}
+
+/// Runs `order`, which names a request for each step, on a block that is held at first or not. Returns
+/// whether it is held at the end.
+fn run(kinds: [Kind; 3], is_held: bool, order: &[usize]) -> bool {
+    let mut host = Host::new(is_held);
+    let mut actors = [0, 1, 2].map(|index| {
+        let value = 10 + index as u8;
+        Actor { kind: kinds[index], value, fill: None, pinned: None }
+    });
+    let mut steps = [0; 3];
+    for actor in order {
+        actors[*actor].step(&mut host, steps[*actor]);
+        steps[*actor] += 1;
+        if let Some(held) = host.held() {
+            assert_eq!(held, host.disk, "{kinds:?} in the order {order:?}");
+        }
+    }
+    let held = host.held().is_some();
+    let frames = host.table.blocks() as usize + host.table.free.len();
+    assert_eq!(frames, FRAMES, "a frame is lost by {kinds:?} in the order {order:?}");
+    held
+}
+
+/// Calls `visit` with every order of the steps of three requests.
+fn each_order(left: [usize; 3], order: &mut Vec<usize>, visit: &mut impl FnMut(&[usize])) {
+    if left == [0; 3] {
+        return visit(order);
+    }
+    for actor in 0..3 {
+        if left[actor] > 0 {
+            let mut rest = left;
+            rest[actor] -= 1;
+            order.push(actor);
+            each_order(rest, order, visit);
+            order.pop();
+        }
+    }
+}
+
+#[test]
+fn what_is_held_is_what_the_disk_holds_in_every_order_of_three_requests() {
+    let (mut orders, mut held) = (0, 0);
+    for (at, first) in KINDS.into_iter().enumerate() {
+        for (at, second) in KINDS.into_iter().enumerate().skip(at) {
+            for third in KINDS.into_iter().skip(at) {
+                let kinds = [first, second, third];
+                each_order([STEPS; 3], &mut Vec::new(), &mut |order| {
+                    let is_held = [true, false];
+                    // What is not held need not go.
+                    let count = if kinds.contains(&Kind::Evict) { 1 } else { 2 };
+                    for is_held in &is_held[..count] {
+                        orders += 1;
+                        held += u32::from(run(kinds, *is_held, order));
+                    }
+                });
+            }
+        }
+    }
+    println!("{orders} orders; the block is held at the end of {held}");
+    assert!(held > orders / 20);
+}
+
+#[test]
+fn a_large_range_is_forgotten_and_others_stay() {
+    let memory = Memory::new(64).unwrap();
+    let mut table = Table::new(PolicyKind::Lru.build(60, 0.0), 64, 4);
+    let other_disk = BlockId::of_disk(2, 300);
+    let numbers = [0, 63, 64, 100, 5000, 1 << 30].map(|number| BlockId::of_disk(1, number));
+    for block in numbers.into_iter().chain([other_disk]) {
+        if let Found::Fill(fill) = table.read(&memory, block) {
+            table.end_fill(&memory, fill, true);
+        }
+    }
+    assert_eq!((table.disk(1).blocks, table.disk(2).blocks), (6, 1));
+    let range = BlockId::of_disk(1, 63)..BlockId::of_disk(1, 1 << 20);
+    table.begin_change(range.clone());
+    assert_eq!(table.forget_some(&memory, range.clone()), None);
+    assert_eq!((table.disk(1).blocks, table.disk(2).blocks), (2, 1));
+    // Nothing is filled while a change as large as that is on its way, and everything afterwards.
+    assert!(matches!(table.read(&memory, BlockId::of_disk(1, 400)), Found::Busy));
+    assert!(matches!(table.read(&memory, BlockId::of_disk(2, 400)), Found::Fill(_)), "of others");
+    table.end_change(range);
+    assert!(matches!(table.read(&memory, BlockId::of_disk(1, 400)), Found::Fill(_)));
+}

@@ -1,0 +1,130 @@
+//! The cache that all disks of a daemon share, as operators and guests meet it.
+
+use flowstone_testkit::{Client, ClientOptions, Request, Status};
+use serde_json::Value;
+
+use crate::fixture::{Place, pattern, stop};
+
+/// What jbd2 writes with: best effort, level 3.
+const JOURNAL_IOPRIO: u32 = 0x4003;
+
+fn read(client: &mut Client, sector: u64, bytes: usize) -> Vec<u8> {
+    let mut data = vec![0xcc; bytes];
+    assert_eq!(client.read(sector, &mut data).unwrap(), Status::Ok);
+    data
+}
+
+fn number(report: &Value, key: &str) -> u64 {
+    report[key].as_u64().unwrap_or_else(|| panic!("no {key} in {report}"))
+}
+
+/// Requests below the cache are not seen from here, so the daemon has to say what it did.
+#[test]
+fn what_is_read_again_comes_from_memory_on_every_format() {
+    for image in ["disk.raw", "disk.qcow2", "disk.flow"] {
+        let place = Place::new();
+        place.succeed(&["create", "--size", "64M", image]);
+        let daemon = place.serve(&["--cache", "8M", "--name", "disk", image]);
+        let mut client = place.client();
+        let data = pattern(65536, 7);
+        assert_eq!(client.write(128, &data).unwrap(), Status::Ok);
+        for _ in 0..2 {
+            assert_eq!(read(&mut client, 128, 65536), data);
+            assert_eq!(read(&mut client, 80_000, 4096), [0; 4096]);
+        }
+        let stats = place.stats();
+        let (cache, disk) = (&stats["cache"], &stats["disks"][0]["cache"]);
+        assert_eq!(cache["policy"], "default");
+        assert_eq!((number(cache, "bytes"), number(cache, "target_bytes")), (17 << 12, 8 << 20));
+        let counted = ["hits", "misses", "insertions", "bytes"].map(|key| number(disk, key));
+        assert_eq!(counted, [33, 1, 17, 17 << 12], "{disk}");
+        let control = place.text("control.sock");
+        let said = place.succeed(&["stats", "--control", &control]);
+        assert!(said.contains("cache  68 KiB of 8 MiB, default"), "{said}");
+        assert!(said.contains("cache: 97.1 % of 34 blocks read from memory"), "{said}");
+        drop(client);
+        stop(daemon);
+        // Nothing was only in memory.
+        let daemon = place.serve(&["--name", "disk", image]);
+        assert_eq!(read(&mut place.client(), 128, 65536), data);
+        assert!(
+            place.stats().get("cache").is_none()
+                && place.stats()["disks"][0].get("cache").is_none()
+        );
+        stop(daemon);
+    }
+}
+
+/// Where no file system is known, a journal is known by the priority of its writes.
+#[test]
+fn journals_stay_out_of_the_cache_unless_that_is_switched_off() {
+    for (pdc, held) in [("on", 0), ("off", 4096)] {
+        let place = Place::new();
+        place.image("8M");
+        let daemon = place.serve(&["--cache", "4M", "--pdc", pdc, "disk.raw"]);
+        let mut client = place.client();
+        let request = Request::write(800, &[1; 4096]).with_ioprio(JOURNAL_IOPRIO);
+        assert_eq!(client.request(&request).unwrap().status, Status::Ok);
+        let stats = place.stats();
+        assert_eq!(stats["disks"][0]["classes"]["journal"]["writes"], 1);
+        assert_eq!(number(&stats["cache"], "bytes"), held, "--pdc {pdc}");
+        drop(client);
+        stop(daemon);
+    }
+}
+
+/// What one disk uses is what another one does not have.
+#[test]
+fn disks_of_a_file_share_one_cache() {
+    let place = Place::new();
+    let disk = |name: &str| {
+        let socket = place.text(&format!("{name}.sock"));
+        format!("[[disk]]\nname = '{name}'\nbackend = 'mem:8M'\nsocket = '{socket}'\n")
+    };
+    let head =
+        format!("control = '{}'\ncache = '1M'\ncache_policy = 'lru'\n", place.text("control.sock"));
+    std::fs::write(place.path("two.toml"), head + &disk("a") + &disk("b")).unwrap();
+    let daemon = flowstone_testkit::DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
+        .args(["serve", "--config", &place.text("two.toml")])
+        .spawn()
+        .unwrap();
+    let connect = |name: &str| {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let path = place.path(&format!("{name}.sock"));
+        while !path.exists() {
+            assert!(std::time::Instant::now() < deadline, "{} does not come", path.display());
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        Client::connect(ClientOptions::new(path)).unwrap()
+    };
+    let mut clients = ["a", "b"].map(connect);
+    assert_eq!(clients[0].write(0, &pattern(65536, 1)).unwrap(), Status::Ok);
+    for part in 0..8 {
+        assert_eq!(clients[1].write(part * 512, &pattern(262_144, 2)).unwrap(), Status::Ok);
+    }
+    assert_eq!(read(&mut clients[0], 0, 65536), pattern(65536, 1));
+    let stats = place.stats();
+    let [a, b] = [0, 1].map(|index| stats["disks"][index]["cache"].clone());
+    assert_eq!([number(&a, "evictions"), number(&a, "misses")], [16, 16], "{a}");
+    assert!(number(&b, "bytes") > 700 << 10, "{b}");
+    assert!(number(&stats["cache"], "bytes") <= 1 << 20);
+    drop(clients);
+    stop(daemon);
+}
+
+#[test]
+fn a_cache_that_cannot_be_is_refused_with_what_to_do() {
+    let place = Place::new();
+    let serve = ["serve", "--socket", "s", "--backend", "mem:1M"];
+    for (args, expected) in [
+        (&["--cache", "4K"][..], "use a size from 1 MiB to 4 TiB"),
+        (&["--cache", "1M", "--cache-policy", "arc"], "use one of multicache, "),
+        (&["--cache-policy", "lru"], "--cache <SIZE>"),
+        (&["--pdc", "perhaps"], "use on or off"),
+    ] {
+        let output = place.run(&[&serve[..], args].concat());
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
+        assert!(errors.contains(expected), "{args:?}: {errors}");
+    }
+}

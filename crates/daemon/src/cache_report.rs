@@ -1,0 +1,118 @@
+//! What `stats` says of the cache.
+
+use flowstone_block::Class;
+use flowstone_cache::{BLOCK_BYTES, Cache, CacheCount, CachedDisk};
+use serde::Serialize;
+
+use crate::monitor::sizer::{Change, Limits};
+use crate::monitor::{Decision, Monitor};
+
+/// The cache that all disks share.
+#[derive(Serialize)]
+pub struct CacheReport {
+    /// Held.
+    bytes: u64,
+    /// That may be held now.
+    target_bytes: u64,
+    /// Between what and what the monitor chooses that.
+    min_bytes: u64,
+    max_bytes: u64,
+    policy: &'static str,
+    /// The monitor's last ones, the oldest first.
+    decisions: Vec<DecisionReport>,
+}
+
+#[derive(Serialize)]
+struct DecisionReport {
+    /// Since the daemon started.
+    at_s: f64,
+    from_bytes: u64,
+    to_bytes: u64,
+    reason: String,
+}
+
+/// What it does for one disk, in blocks of 4 KiB.
+#[derive(Serialize)]
+pub struct DiskCacheReport {
+    hits: u64,
+    misses: u64,
+    insertions: u64,
+    refusals: u64,
+    evictions: u64,
+    bypassed: u64,
+    /// Held.
+    bytes: u64,
+    prefetched_bytes: u64,
+    prefetch_used_bytes: u64,
+    prefetch_wasted_bytes: u64,
+    classes: ByClass,
+}
+
+#[derive(Serialize)]
+struct ByClass {
+    journal: ClassReport,
+    metadata: ClassReport,
+    data: ClassReport,
+}
+
+#[derive(Serialize)]
+struct ClassReport {
+    hits: u64,
+    misses: u64,
+}
+
+impl CacheReport {
+    /// As it is now.
+    pub fn of(cache: &Cache, monitor: &Monitor) -> Self {
+        let Limits { min, max } = monitor.limits();
+        Self {
+            bytes: cache.bytes(),
+            target_bytes: cache.target_bytes(),
+            min_bytes: min,
+            max_bytes: max,
+            policy: cache.kind().name(),
+            decisions: monitor.decisions().into_iter().map(DecisionReport::from).collect(),
+        }
+    }
+}
+
+impl DiskCacheReport {
+    /// As counted so far.
+    pub fn of(disk: &CachedDisk) -> Self {
+        let (counters, held) = (disk.counters(), disk.held());
+        let counts =
+            [Class::Journal, Class::Metadata, Class::Data].map(|class| counters.of_class(class));
+        let [journal, metadata, data] = counts;
+        let bytes = |blocks: u64| blocks * BLOCK_BYTES as u64;
+        Self {
+            hits: counts.iter().map(|count| count.hits).sum(),
+            misses: counts.iter().map(|count| count.misses).sum(),
+            insertions: counters.insertions(),
+            refusals: counters.refusals(),
+            evictions: held.evictions,
+            bypassed: counters.bypassed(),
+            bytes: bytes(held.blocks),
+            prefetched_bytes: bytes(held.prefetched),
+            prefetch_used_bytes: bytes(held.prefetch_used),
+            prefetch_wasted_bytes: bytes(held.prefetch_wasted),
+            classes: ByClass {
+                journal: journal.into(),
+                metadata: metadata.into(),
+                data: data.into(),
+            },
+        }
+    }
+}
+
+impl From<Decision> for DecisionReport {
+    fn from(Decision { at, change }: Decision) -> Self {
+        let Change { from, to, reason } = change;
+        Self { at_s: at.as_secs_f64(), from_bytes: from, to_bytes: to, reason }
+    }
+}
+
+impl From<CacheCount> for ClassReport {
+    fn from(CacheCount { hits, misses }: CacheCount) -> Self {
+        Self { hits, misses }
+    }
+}

@@ -1,0 +1,177 @@
+//! What Linux says of memory: /proc/meminfo, pressure stall information, and memory cgroups of either version.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::sizer::Reading;
+
+const MEMINFO: &str = "/proc/meminfo";
+const PRESSURE: &str = "/proc/pressure/memory";
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Reads again and again.
+pub struct Reader {
+    groups: Vec<Group>,
+    /// When, and how long processes had waited by then, in microseconds.
+    last: Option<(Instant, u64)>,
+}
+
+/// A memory cgroup that the daemon is in, or one above it.
+#[derive(Debug, PartialEq, Eq)]
+struct Group {
+    folder: PathBuf,
+    version: Version,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Version {
+    One,
+    Two,
+}
+
+impl Reader {
+    /// Finds the daemon's cgroups.
+    pub fn new() -> Self {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        Self { groups: groups_of(&own, Path::new(CGROUPS)), last: None }
+    }
+
+    /// What there is now; nothing on a host that does not say.
+    pub fn read(&mut self) -> Option<Reading> {
+        let meminfo = fs::read_to_string(MEMINFO).ok()?;
+        let (mut available, mut total) = of_host(&meminfo)?;
+        for group in &self.groups {
+            let Some((limit, used)) = group.read() else { continue };
+            total = total.min(limit);
+            available = available.min(limit.saturating_sub(used));
+        }
+        Some(Reading { available, total, waiting: self.waiting() })
+    }
+
+    /// Part of the time since the last call in which some process waited for memory: of the daemon's own
+    /// cgroup if that tells, else of the host.
+    fn waiting(&mut self) -> f64 {
+        let own = self.groups.first().map(|group| group.folder.join("memory.pressure"));
+        let text = own.and_then(|path| fs::read_to_string(path).ok());
+        let text = text.or_else(|| fs::read_to_string(PRESSURE).ok()).unwrap_or_default();
+        let Some(waited) = waited(&text) else { return 0.0 };
+        let now = Instant::now();
+        let last = self.last.replace((now, waited));
+        last.map_or(0.0, |(at, before)| {
+            let time = now.duration_since(at).as_micros().max(1) as f64;
+            waited.saturating_sub(before) as f64 / time
+        })
+    }
+}
+
+impl Group {
+    /// Its limit and what counts against that, without what the kernel can drop at once.
+    fn read(&self) -> Option<(u64, u64)> {
+        let (limit, used, droppable) = match self.version {
+            Version::One => {
+                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+            }
+            Version::Two => ("memory.max", "memory.current", "inactive_file"),
+        };
+        let text = |name: &str| fs::read_to_string(self.folder.join(name)).ok();
+        let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
+        // "max" is no number: there is no limit.
+        let (limit, used) = (number(limit)?, number(used)?);
+        let droppable = text("memory.stat").and_then(|stat| field(&stat, droppable)).unwrap_or(0);
+        Some((limit, used.saturating_sub(droppable)))
+    }
+}
+
+/// The memory cgroups that /proc/self/cgroup names, the innermost first.
+fn groups_of(own: &str, root: &Path) -> Vec<Group> {
+    let mut groups = Vec::new();
+    for line in own.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (version, root) = match controllers {
+            "" => (Version::Two, root.to_owned()),
+            _ if controllers.split(',').any(|it| it == "memory") => {
+                (Version::One, root.join("memory"))
+            }
+            _ => continue,
+        };
+        let path = path.trim_start_matches('/');
+        let folders = Path::new(path).ancestors().map(|path| root.join(path));
+        let folder_of = |folder| Group { folder, version };
+        groups.extend(folders.map(folder_of));
+    }
+    // Where version 1 has the memory controller, version 2 has none.
+    groups.retain(|group| match group.version {
+        Version::One => group.folder.join("memory.limit_in_bytes").exists(),
+        Version::Two => group.folder.join("memory.current").exists(),
+    });
+    groups
+}
+
+/// Bytes available and in all.
+fn of_host(meminfo: &str) -> Option<(u64, u64)> {
+    let kib = |name: &str| field(meminfo, name);
+    Some((kib("MemAvailable:")? << 10, kib("MemTotal:")? << 10))
+}
+
+/// The number after a name at the beginning of a line.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let mut lines = text.lines().map(str::split_whitespace);
+    lines.find_map(|mut words| {
+        let found = words.next() == Some(name);
+        if found { words.next()?.parse().ok() } else { None }
+    })
+}
+
+/// For how long some process has waited, in microseconds, since the host started.
+fn waited(pressure: &str) -> Option<u64> {
+    let some = pressure.lines().find(|line| line.starts_with("some "))?;
+    some.rsplit_once("total=")?.1.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_says_what_it_has() {
+        let meminfo = "MemTotal:       24660452 kB\nMemFree: 1 kB\nMemAvailable:   23000000 kB\n";
+        assert_eq!(of_host(meminfo), Some((23_000_000 << 10, 24_660_452 << 10)));
+        assert_eq!(of_host("MemTotal: 1 kB\n"), None);
+        let pressure =
+            "some avg10=0.00 avg60=0.12 avg300=0.05 total=1234567\nfull avg10=0.00 total=9\n";
+        assert_eq!(waited(pressure), Some(1_234_567));
+        assert_eq!(waited(""), None);
+        let reading = Reader::new().read().expect("this is Linux");
+        assert!(reading.available > 0 && reading.available <= reading.total);
+    }
+
+    #[test]
+    fn limits_of_both_versions_of_cgroups_are_found_up_to_the_root() {
+        let root = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for (folder, limit) in [("memory/vm/flow", "1000000"), ("memory/vm", "9223372036854771712")]
+        {
+            write(&format!("{folder}/memory.limit_in_bytes"), limit);
+            write(&format!("{folder}/memory.usage_in_bytes"), "600000\n");
+            write(&format!("{folder}/memory.stat"), "cache 7\ntotal_inactive_file 100000\n");
+        }
+        let own = "12:pids:/other\n4:cpu,memory:/vm/flow\n0::/vm/flow\n";
+        let groups = groups_of(own, root.path());
+        let read: Vec<_> = groups.iter().map(|group| group.read().unwrap()).collect();
+        assert_eq!(read, [(1_000_000, 500_000), (9_223_372_036_854_771_712, 500_000)]);
+
+        write("slice/memory.max", "max\n");
+        write("slice/memory.current", "5\n");
+        write("slice/flow/memory.max", "300\n");
+        write("slice/flow/memory.current", "200\n");
+        let groups = groups_of("0::/slice/flow\n", root.path());
+        let read: Vec<_> = groups.iter().map(Group::read).collect();
+        assert_eq!(read, [Some((300, 200)), None]);
+    }
+}

@@ -1,0 +1,224 @@
+//! How large the cache may be, from what the host says: pure.
+//!
+//! Memory is short when less than a sixteenth of it is available, or when processes waited for memory in a
+//! tenth of the time. Then the cache becomes smaller at once, by what is missing to an eighth and by an eighth
+//! of itself at least. When memory has been plentiful for a while (more than an eighth available, next to no
+//! waiting), the cache may take half of what is above that, a sixteenth of its maximum at a time. If memory runs
+//! short soon after the cache has grown, the next growth has to wait twice as long: it does not swing.
+
+use std::time::Duration;
+
+use flowstone_block::format_size;
+
+/// Available memory below which it is short, and above which it is plentiful: in parts of all memory.
+const SHORT_OF: u64 = 16;
+const PLENTY_OF: u64 = 8;
+/// Parts of the time in which processes waited for memory, likewise.
+const SHORT_WAITING: f64 = 0.1;
+const PLENTY_WAITING: f64 = 0.01;
+/// Steps: in parts of what is held, and of the maximum.
+const SHRINK_OF: u64 = 8;
+const GROW_OF: u64 = 16;
+const STEP_MIN_OF: u64 = 256;
+/// How long memory has to be plentiful before the cache grows, at first and at most.
+const CALM_MIN: Duration = Duration::from_secs(10);
+const CALM_MAX: Duration = Duration::from_secs(1280);
+/// A shortage within that time of a growth is its consequence.
+const SOON: Duration = Duration::from_secs(60);
+
+/// What the host says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reading {
+    /// Bytes that can be had without swapping: the least of the host's and those of the memory cgroups.
+    pub available: u64,
+    /// Bytes of memory there, in all.
+    pub total: u64,
+    /// Part of the time since the last reading in which some process waited for memory.
+    pub waiting: f64,
+}
+
+/// Between which sizes a cache is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// At least.
+    pub min: u64,
+    /// At most.
+    pub max: u64,
+}
+
+/// The cache is to have another size.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// From.
+    pub from: u64,
+    /// To.
+    pub to: u64,
+    /// Why, for people.
+    pub reason: String,
+}
+
+/// Decides.
+#[derive(Debug)]
+pub struct Sizer {
+    limits: Limits,
+    target: u64,
+    /// Since when memory has been plentiful.
+    calm_since: Option<Duration>,
+    /// How long it has to be.
+    calm: Duration,
+    grown: Option<Duration>,
+}
+
+impl Sizer {
+    /// The cache may take its maximum.
+    pub fn new(limits: Limits) -> Self {
+        Self { limits, target: limits.max, calm_since: None, calm: CALM_MIN, grown: None }
+    }
+
+    /// What is to be done at the time `now`, when the cache holds `held` bytes.
+    pub fn decide(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
+        let Reading { available, total, waiting } = reading;
+        let plenty = total / PLENTY_OF;
+        let is_short = available < total / SHORT_OF || waiting > SHORT_WAITING;
+        if is_short {
+            self.calm_since = None;
+            return self.shrink(now, reading, held);
+        }
+        if available <= plenty || waiting > PLENTY_WAITING {
+            self.calm_since = None;
+            return None;
+        }
+        let since = *self.calm_since.get_or_insert(now);
+        if now - since < self.calm {
+            return None;
+        }
+        self.grow(now, available, available - plenty)
+    }
+
+    fn shrink(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
+        let Reading { available, total, waiting } = reading;
+        if self.grown.take().is_some_and(|grown| now - grown < SOON) {
+            self.calm = (self.calm * 2).min(CALM_MAX);
+        }
+        // What the cache may take and has not taken is nobody's.
+        let size = self.target.min(held);
+        let missing = (total / PLENTY_OF).saturating_sub(available);
+        let less = missing.max(size / SHRINK_OF);
+        let to = size.saturating_sub(less).max(self.limits.min);
+        let reason = format!(
+            "{} of {} of memory are available, and processes waited for some in {:.0} % of the time",
+            format_size(available),
+            format_size(total),
+            waiting * 100.0,
+        );
+        (to < self.target).then(|| self.change(to, reason))
+    }
+
+    fn grow(&mut self, now: Duration, available: u64, spare: u64) -> Option<Change> {
+        let step = (self.limits.max / GROW_OF).min(spare / 2);
+        let to = (self.target + step).min(self.limits.max);
+        let is_worth_it = to - self.target >= self.limits.max / STEP_MIN_OF;
+        if to == self.target || !(is_worth_it || to == self.limits.max) {
+            return None;
+        }
+        self.grown = Some(now);
+        let reason = format!(
+            "{} of memory have been available for {} s",
+            format_size(available),
+            self.calm.as_secs()
+        );
+        Some(self.change(to, reason))
+    }
+
+    fn change(&mut self, to: u64, reason: String) -> Change {
+        let from = std::mem::replace(&mut self.target, to);
+        Change { from, to, reason }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const LIMITS: Limits = Limits { min: GIB / 8, max: GIB };
+
+    /// A host of 8 GiB on which others use `used`, and a cache that holds what it may.
+    struct Host {
+        sizer: Sizer,
+        now: Duration,
+        cache: u64,
+        changes: usize,
+    }
+
+    impl Host {
+        fn new() -> Self {
+            let (now, sizer) = (Duration::ZERO, Sizer::new(LIMITS));
+            Self { sizer, now, cache: GIB, changes: 0 }
+        }
+
+        fn run(&mut self, seconds: u64, used: u64, waiting: f64) {
+            for _ in 0..seconds * 2 {
+                self.now += Duration::from_millis(500);
+                let available = (8 * GIB).saturating_sub(used + self.cache);
+                let reading = Reading { available, total: 8 * GIB, waiting };
+                if let Some(change) = self.sizer.decide(self.now, reading, self.cache) {
+                    assert!(
+                        (LIMITS.min..=LIMITS.max).contains(&change.to) && change.to != change.from
+                    );
+                    self.cache = change.to;
+                    self.changes += 1;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_host_with_plenty_is_left_alone() {
+        let mut host = Host::new();
+        host.run(3600, 4 * GIB, 0.0);
+        assert_eq!((host.cache, host.changes), (GIB, 0));
+    }
+
+    #[test]
+    fn what_is_missing_is_given_back_within_a_second_and_taken_again_when_there_is_room() {
+        let mut host = Host::new();
+        host.run(1, 7 * GIB - GIB / 4, 0.0);
+        assert!(host.cache < GIB / 2, "{}", host.cache);
+        host.run(10, 7 * GIB, 0.0);
+        assert!(8 * GIB - 7 * GIB - host.cache >= GIB / 2);
+        host.run(60, 4 * GIB, 0.0);
+        assert_eq!(host.cache, GIB);
+    }
+
+    #[test]
+    fn processes_that_wait_take_all_but_the_minimum() {
+        let mut host = Host::new();
+        host.run(20, GIB, 0.5);
+        assert_eq!(host.cache, LIMITS.min);
+        let changes = host.changes;
+        host.run(20, GIB, 0.5);
+        assert_eq!(host.changes, changes, "there is nothing left to give");
+    }
+
+    /// The host has room for a half of the cache: it settles near that.
+    #[test]
+    fn the_size_does_not_swing() {
+        let mut host = Host::new();
+        host.run(600, 8 * GIB - GIB / 2 - 9 * GIB / 16, 0.0);
+        let settled = host.changes;
+        host.run(3600, 8 * GIB - GIB / 2 - 9 * GIB / 16, 0.0);
+        assert!(host.changes <= settled + 2, "{settled}, then {}", host.changes);
+        // Others come and go each half a minute: it follows less and less often.
+        let mut changes = Vec::new();
+        for _ in 0..4 {
+            let before = host.changes;
+            for _ in 0..20 {
+                host.run(15, 7 * GIB, 0.0);
+                host.run(15, 5 * GIB, 0.0);
+            }
+            changes.push(host.changes - before);
+        }
+        assert!(changes[3] * 2 <= changes[0].max(2), "{changes:?}");
+    }
+}

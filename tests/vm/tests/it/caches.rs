@@ -1,0 +1,73 @@
+//! A guest reads again without the disk, and its journal stays out of caches.
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use flowstone_testkit::page_cache::resident;
+use flowstone_testkit::truth::{Holds, Truth};
+use flowstone_vmtest::framework::lab::Lab;
+
+/// Many small commits, which go round the journal.
+const COMMITS: &str = "
+    mount /dev/vda /mnt
+    for file in $(seq 300); do dd if=/dev/urandom of=/mnt/$file bs=4k count=4 conv=fsync 2>/dev/null; done
+    umount /mnt";
+
+#[test]
+fn files_are_read_again_from_memory() -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
+    let image = lab.image("256M")?;
+    let mut daemon = lab.serve(&image, &["--cache", "64M"])?;
+    let mut guest = lab.boot(&daemon, 2)?;
+    guest.run(
+        "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt; head -c 32M /dev/urandom >/mnt/file; sync",
+    )?;
+    let mut read = || {
+        let before = daemon.cache()?;
+        let sum = guest.run("echo 3 >/proc/sys/vm/drop_caches; sha256sum /mnt/file")?;
+        let after = daemon.cache()?;
+        Ok::<_, anyhow::Error>((sum, after.hits - before.hits, after.misses - before.misses))
+    };
+    let (first, ..) = read()?;
+    let (second, hits, misses) = read()?;
+    ensure!(first == second);
+    println!("{hits} blocks from memory, {misses} from the disk");
+    ensure!(hits > 8000 && misses * 20 < hits, "{hits} hits, {misses} misses");
+    guest.power_off()?;
+    daemon.terminate()
+}
+
+/// How many blocks of the journal are in the page cache, of how many, after a guest's commits.
+fn journal_in_page_cache(lab: &Lab, name: &str, pdc: &str) -> Result<(usize, usize)> {
+    let image = lab.folder().join(format!("{name}.raw"));
+    std::fs::File::create(&image)?.set_len(128 << 20)?;
+    let mut daemon = lab.serve_as(name, &image, &["--direct", "off", "--pdc", pdc])?;
+    let mut guest = lab.boot(&daemon, 1)?;
+    guest.run("mkfs.ext4 -q -J size=4 /dev/vda")?;
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    guest.run(COMMITS)?;
+    guest.power_off()?;
+    let counted = count_journal(&image);
+    daemon.terminate()?;
+    Ok(counted)
+}
+
+fn count_journal(image: &Path) -> (usize, usize) {
+    let pages = resident(image);
+    let truth = Truth::of_ext4(&image.to_string_lossy());
+    let journal =
+        (0..pages.len()).filter(|page| truth.at(*page as u64 * 4096) == Some(Holds::Journal));
+    let all: Vec<bool> = journal.map(|page| pages[page]).collect();
+    (all.iter().filter(|resident| **resident).count(), all.len())
+}
+
+#[test]
+fn journals_do_not_stay_in_the_page_cache() -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
+    let (with, all) = journal_in_page_cache(&lab, "with", "on")?;
+    let (without, _) = journal_in_page_cache(&lab, "without", "off")?;
+    println!("of {all} blocks of the journal {with} in the page cache with PDC, {without} without");
+    ensure!(without * 10 > all * 9, "the journal has not gone round: {without} of {all}");
+    ensure!(with * 10 < all, "{with} of {all} blocks of the journal are in the page cache");
+    Ok(())
+}
