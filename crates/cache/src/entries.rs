@@ -1,4 +1,4 @@
-//! Blocks in queues: a table that finds a block, and links that order them. An entry of 24 bytes and its
+//! Blocks in queues: a table that finds a block, and links that order them. An entry of 20 bytes and its
 //! place in the table, 5 bytes at a load of at most 7/8, are all that a policy needs per block.
 
 use hashbrown::{DefaultHashBuilder, HashTable};
@@ -9,17 +9,27 @@ use crate::names::{BlockId, Place};
 /// No entry.
 const NONE: u32 = u32::MAX;
 
-/// A block that a policy remembers.
-#[derive(Debug)]
+/// What can be counted: the rest of the word is the queue.
+const COUNT_MAX: u32 = (1 << QUEUE_SHIFT) - 1;
+const QUEUE_SHIFT: u32 = 30;
+
+/// A block that a policy remembers. Packed: there are millions of them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, packed(4))]
 struct Entry {
     block: BlockId,
     /// Towards the front.
     before: u32,
     /// Towards the back; of an entry that is not in use, the next one of those.
     after: u32,
-    /// What the policy counts.
-    count: u32,
-    queue: u8,
+    /// What the policy counts, and the queue.
+    word: u32,
+}
+
+impl Entry {
+    const fn queue(&self) -> usize {
+        (self.word >> QUEUE_SHIFT) as usize
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +52,11 @@ pub struct Entries<const N: usize> {
 }
 
 impl<const N: usize> Entries<N> {
+    const FIT: () = assert!(N <= 1 << (u32::BITS - QUEUE_SHIFT), "queues have two bits");
+
     /// Room for so many is made at once: to move a large table later would take milliseconds.
     pub fn with_capacity(blocks: usize) -> Self {
+        let () = Self::FIT;
         Self {
             table: HashTable::with_capacity(blocks),
             hasher: DefaultHashBuilder::default(),
@@ -60,9 +73,9 @@ impl<const N: usize> Entries<N> {
 
     /// A block, and the queue that it is in.
     pub fn find(&self, block: BlockId) -> Option<(Place, usize)> {
-        let is_it = |id: &u32| self.entries[*id as usize].block == block;
+        let is_it = |id: &u32| self.block(Place(*id)) == block;
         let id = *self.table.find(self.hasher.hash_one(block), is_it)?;
-        Some((Place(id), usize::from(self.entries[id as usize].queue)))
+        Some((Place(id), self.entries[id as usize].queue()))
     }
 
     /// The block of an entry.
@@ -70,13 +83,20 @@ impl<const N: usize> Entries<N> {
         self.entries[place.0 as usize].block
     }
 
-    pub fn count(&mut self, place: Place) -> &mut u32 {
-        &mut self.entries[place.0 as usize].count
+    /// What is counted of an entry.
+    pub fn count(&self, place: Place) -> u32 {
+        self.entries[place.0 as usize].word & COUNT_MAX
+    }
+
+    /// Counts as `count` from now on, or as much as can be counted.
+    pub fn set_count(&mut self, place: Place, count: u32) {
+        let word = &mut self.entries[place.0 as usize].word;
+        *word = *word & !COUNT_MAX | count.min(COUNT_MAX);
     }
 
     /// A new block goes to the front of a queue, counted as 0.
     pub fn insert(&mut self, block: BlockId, queue: usize) -> Place {
-        let entry = Entry { block, before: NONE, after: NONE, count: 0, queue: 0 };
+        let entry = Entry { block, before: NONE, after: NONE, word: 0 };
         let id = if let Some(unused) = self.entries.get_mut(self.free as usize) {
             let id = std::mem::replace(&mut self.free, unused.after);
             *unused = entry;
@@ -117,7 +137,8 @@ impl<const N: usize> Entries<N> {
     fn link(&mut self, id: u32, queue: usize) {
         let front = self.queues[queue].front;
         let entry = &mut self.entries[id as usize];
-        (entry.before, entry.after, entry.queue) = (NONE, front, queue as u8);
+        (entry.before, entry.after) = (NONE, front);
+        entry.word = entry.word & COUNT_MAX | (queue as u32) << QUEUE_SHIFT;
         match self.entries.get_mut(front as usize) {
             Some(next) => next.before = id,
             None => self.queues[queue].back = id,
@@ -127,8 +148,8 @@ impl<const N: usize> Entries<N> {
     }
 
     fn unlink(&mut self, id: u32) {
-        let Entry { before, after, queue, .. } = self.entries[id as usize];
-        let queue = usize::from(queue);
+        let entry = self.entries[id as usize];
+        let (before, after, queue) = (entry.before, entry.after, entry.queue());
         match self.entries.get_mut(before as usize) {
             Some(entry) => entry.after = after,
             None => self.queues[queue].front = after,
@@ -175,7 +196,17 @@ mod tests {
                     model[from].retain(|it| *it != block);
                     model[queue].push_front(block);
                 }
-                (Some((id, from)), _) => *entries.count(id) += u32::from(from == queue),
+                (Some((id, from)), _) => {
+                    let count = entries.count(id) + u32::from(from == queue);
+                    entries.set_count(id, count);
+                    assert_eq!(
+                        (entries.count(id), entries.find(BlockId(block)).unwrap().1),
+                        (count, from)
+                    );
+                    entries.set_count(id, u32::MAX);
+                    assert_eq!(entries.count(id), COUNT_MAX);
+                    entries.set_count(id, count);
+                }
             }
             for (queue, model) in model.iter().enumerate() {
                 assert_eq!(entries.len(queue), model.len());

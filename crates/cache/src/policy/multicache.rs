@@ -91,9 +91,8 @@ impl Policy for MultiCache {
         let found = self.entries.find(access.block);
         let place = found
             .map_or_else(|| self.entries.insert(access.block, COUNTED_ONLY), |(place, _)| place);
-        let count = self.entries.count(place);
-        *count = count.saturating_add(1);
-        let accesses = *count;
+        let accesses = self.entries.count(place) + 1;
+        self.entries.set_count(place, accesses);
         if let Some((_, KEPT)) = found {
             self.entries.move_to_front(place, KEPT);
             return Outcome::Hit(place);

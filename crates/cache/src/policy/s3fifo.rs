@@ -68,7 +68,7 @@ impl S3Fifo {
     #[cfg(test)]
     pub fn uses(&mut self, block: BlockId) -> Option<u32> {
         let (place, _) = self.entries.find(block)?;
-        Some(*self.entries.count(place))
+        Some(self.entries.count(place))
     }
 
     /// Gives one block up.
@@ -89,13 +89,14 @@ impl S3Fifo {
             }
         }
         let place = self.entries.back(MAIN).or_else(|| self.entries.back(SMALL))?;
-        *self.entries.count(place) = 0;
+        self.entries.set_count(place, 0);
         self.end_of_main(place)
     }
 
     /// Returns the block if it is given up.
     fn end_of_small(&mut self, place: Place) -> Option<Kept> {
-        let uses = std::mem::take(self.entries.count(place));
+        let uses = self.entries.count(place);
+        self.entries.set_count(place, 0);
         if uses >= self.shape.promote {
             self.entries.move_to_front(place, MAIN);
             return None;
@@ -119,8 +120,8 @@ impl S3Fifo {
     /// Returns the block if it is given up.
     fn end_of_main(&mut self, place: Place) -> Option<Kept> {
         let uses = self.entries.count(place);
-        if *uses > 0 {
-            *uses -= 1;
+        if uses > 0 {
+            self.entries.set_count(place, uses - 1);
             self.entries.move_to_front(place, MAIN);
             return None;
         }
@@ -135,7 +136,7 @@ impl Policy for S3Fifo {
         let found = self.entries.find(access.block);
         if let Some((place, SMALL | MAIN)) = found {
             let uses = self.entries.count(place);
-            *uses = (*uses + 1).min(COUNT_MAX);
+            self.entries.set_count(place, (uses + 1).min(COUNT_MAX));
             return Outcome::Hit(place);
         }
         if let Some((ghost, _)) = found {

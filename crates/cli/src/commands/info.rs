@@ -6,7 +6,7 @@ use flowstone_block::{Result, format_size};
 use flowstone_image::{Format, LogInfo, Qcow2Info, inspect};
 use serde::Serialize;
 
-use super::print_json;
+use super::{only_print_from_now_on, print_json};
 use crate::args::Info;
 
 /// The stable JSON shape.
@@ -105,6 +105,7 @@ pub fn run(args: &Info) -> Result<ExitCode> {
         log: found.log.as_ref().map(LogReport::from),
         qcow2: found.qcow2.as_ref().map(Qcow2Report::from),
     };
+    only_print_from_now_on();
     if args.json {
         print_json(&report);
         return Ok(ExitCode::SUCCESS);

@@ -35,6 +35,13 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
     }
 }
 
+/// A tool that has nothing left to do but print ends quietly when its reader has gone, as with
+/// `flowstone stats | head -1`.
+fn only_print_from_now_on() {
+    // SAFETY: the default action of a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 /// Opens an image for a tool.
 fn open_image(
     path: &Path,

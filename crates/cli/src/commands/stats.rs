@@ -6,7 +6,7 @@ use flowstone_block::{Result, format_size};
 use flowstone_daemon::{Client, Command};
 use serde_json::Value;
 
-use super::print_json;
+use super::{only_print_from_now_on, print_json};
 use crate::args::Stats;
 
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
@@ -18,6 +18,7 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
         None => (Command::Stats, print_disks),
     };
     let report = daemon.run(&command)?;
+    only_print_from_now_on();
     if args.json {
         print_json(&report);
     } else {

@@ -1,7 +1,7 @@
 //! create, info, check, resize and convert.
 
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
-use std::os::unix::process::CommandExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Command;
 
 use serde_json::Value;
@@ -18,6 +18,21 @@ fn a_new_image_has_its_size_and_takes_no_room() {
     assert_eq!(info["virtual_bytes"], 1u64 << 30);
     assert_eq!(info["allocated_bytes"], 0);
     assert!(place.succeed(&["info", "disk.raw"]).contains("1 GiB (1073741824 bytes)"));
+}
+
+/// `flowstone info | head -1` panicked.
+#[test]
+fn a_tool_whose_reader_has_gone_ends_quietly() {
+    let place = Place::new();
+    place.image("1M");
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_flowstone"));
+    let output =
+        command.args(["info", "disk.raw"]).current_dir(place.dir.path()).stdout(writer).output();
+    let output = output.unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGPIPE), "{}", output.status);
+    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
 }
 
 #[test]
