@@ -1,6 +1,11 @@
 //! The cache that all disks of a daemon share, as operators and guests meet it.
 
-use flowstone_testkit::{Client, ClientOptions, Request, Status};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Request, Status};
 use serde_json::Value;
 
 use crate::fixture::{Place, pattern, stop};
@@ -83,17 +88,17 @@ fn disks_of_a_file_share_one_cache() {
     };
     let head =
         format!("control = '{}'\ncache = '1M'\ncache_policy = 'lru'\n", place.text("control.sock"));
-    std::fs::write(place.path("two.toml"), head + &disk("a") + &disk("b")).unwrap();
-    let daemon = flowstone_testkit::DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
+    fs::write(place.path("two.toml"), head + &disk("a") + &disk("b")).unwrap();
+    let daemon = DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
         .args(["serve", "--config", &place.text("two.toml")])
         .spawn()
         .unwrap();
     let connect = |name: &str| {
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(20);
         let path = place.path(&format!("{name}.sock"));
         while !path.exists() {
-            assert!(std::time::Instant::now() < deadline, "{} does not come", path.display());
-            std::thread::sleep(std::time::Duration::from_millis(5));
+            assert!(Instant::now() < deadline, "{} does not come", path.display());
+            std::thread::sleep(Duration::from_millis(5));
         }
         Client::connect(ClientOptions::new(path)).unwrap()
     };
@@ -127,4 +132,96 @@ fn a_cache_that_cannot_be_is_refused_with_what_to_do() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
         assert!(errors.contains(expected), "{args:?}: {errors}");
     }
+}
+
+/// A memory cgroup with a limit, for processes that a test starts.
+struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    /// Nothing where cgroups are not to be made; says why.
+    fn new(limit: u64) -> Option<Self> {
+        let folder = format!("flowstone-test-{}", std::process::id());
+        for (parent, file) in
+            [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
+        {
+            let group = Self(Path::new(parent).join(&folder));
+            let made = fs::create_dir(&group.0)
+                .and_then(|()| fs::write(group.0.join(file), limit.to_string()));
+            match made {
+                Ok(()) => return Some(group),
+                Err(error) => println!("{parent}: {error}"),
+            }
+        }
+        println!("skipped: memory cgroups cannot be made here");
+        None
+    }
+
+    /// Bytes that count against the limit.
+    fn used(&self) -> u64 {
+        let read = |name| fs::read_to_string(self.0.join(name));
+        let text = read("memory.usage_in_bytes").or_else(|_| read("memory.current")).unwrap();
+        text.trim().parse().unwrap()
+    }
+
+    /// A shell command that runs `command` in the group.
+    fn run(&self, command: &str) -> String {
+        format!("echo $$ >{}/cgroup.procs; {command}", self.0.display())
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Its processes have ended.
+        let _ = fs::remove_dir(&self.0);
+    }
+}
+
+/// Something else in the daemon's cgroup takes memory, for real.
+#[test]
+fn memory_is_given_back_when_the_daemons_cgroup_runs_short() {
+    const LIMIT: u64 = 96 << 20;
+    let Some(group) = MemoryGroup::new(LIMIT) else { return };
+    let place = Place::new();
+    let image = place.image("64M");
+    fs::write(&image, pattern(64 << 20, 5)).unwrap();
+    let (socket, control) = (place.text("disk.sock"), place.text("control.sock"));
+    let serve = format!(
+        "exec {} serve --cache 64M --socket {socket} --control {control} {}",
+        env!("CARGO_BIN_EXE_flowstone"),
+        image.display()
+    );
+    let daemon = DaemonCommand::new("sh").args(["-c", &group.run(&serve)]).spawn().unwrap();
+    let mut client = place.client();
+    let step = 256 << 10;
+    for at in (0..56 << 20).step_by(step) {
+        assert_eq!(read(&mut client, at as u64 / 512, step).len(), step);
+    }
+    let cache = place.stats()["cache"].clone();
+    assert!(
+        number(&cache, "bytes") > 50 << 20 && cache["decisions"] == serde_json::json!([]),
+        "{cache}"
+    );
+
+    let hog = format!("/dev/shm/flowstone-test-{}", std::process::id());
+    // All but 3 MiB, which is less than a sixteenth.
+    let bytes = LIMIT - group.used() - (3 << 20);
+    let take = group.run(&format!("head -c {bytes} /dev/zero >{hog}"));
+    assert!(Command::new("sh").args(["-c", &take]).status().unwrap().success());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let cache = loop {
+        let cache = place.stats()["cache"].clone();
+        if number(&cache, "target_bytes") < 56 << 20 {
+            break cache;
+        }
+        assert!(Instant::now() < deadline, "{cache}");
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    fs::remove_file(&hog).unwrap();
+    assert!(number(&cache, "bytes") <= number(&cache, "target_bytes"), "{cache}");
+    let decision = &cache["decisions"][0];
+    assert_eq!(number(decision, "from_bytes"), 64 << 20);
+    assert!(decision["reason"].as_str().unwrap().contains("of 96 MiB of memory are available"));
+    assert_eq!(read(&mut client, 0, 4096), &pattern(64 << 20, 5)[..4096]);
+    drop(client);
+    stop(daemon);
 }
