@@ -21,6 +21,7 @@ use crate::{FileOffset, FileOp, FileRequest};
 
 /// From linux/magic.h.
 const XFS_MAGIC: u64 = 0x5846_5342;
+const PAGE_BYTES: u64 = 4096;
 /// Ranges remembered until a sync, each of which costs it a call; of more, some stay in the page cache. A
 /// journal is written in few.
 const RANGES_MAX: usize = 64;
@@ -110,9 +111,12 @@ fn takes_the_flag(file: &File) -> bool {
     unsafe { libc::preadv2(file.as_raw_fd(), &raw const piece, 1, 0, libc::RWF_DONTCACHE) >= 0 }
 }
 
-/// Drops what is clean of a range. What cannot be dropped stays, and costs only its room.
+/// Drops what is clean of a range, and of the pages that it shares with others: small file systems have
+/// journals of 1 KiB blocks, and Linux drops whole pages only. What cannot be dropped stays, and costs only its
+/// room.
 fn drop_range(file: &File, (start, bytes): (u64, u64)) {
-    let _ = fadvise(file, start, NonZeroU64::new(bytes), Advice::DontNeed);
+    let (from, to) = (start & !(PAGE_BYTES - 1), (start + bytes).next_multiple_of(PAGE_BYTES));
+    let _ = fadvise(file, from, NonZeroU64::new(to - from), Advice::DontNeed);
 }
 
 #[cfg(test)]

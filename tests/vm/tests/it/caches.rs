@@ -10,7 +10,7 @@ use flowstone_vmtest::framework::lab::Lab;
 /// Many small commits, which go round the journal.
 const COMMITS: &str = "
     mount /dev/vda /mnt
-    for file in $(seq 300); do dd if=/dev/urandom of=/mnt/$file bs=4k count=4 conv=fsync 2>/dev/null; done
+    for file in $(seq 700); do dd if=/dev/urandom of=/mnt/$file bs=4k count=4 conv=fsync 2>/dev/null; done
     umount /mnt";
 
 #[test]
@@ -20,7 +20,7 @@ fn files_are_read_again_from_memory() -> Result<()> {
     let mut daemon = lab.serve(&image, &["--cache", "64M"])?;
     let mut guest = lab.boot(&daemon, 2)?;
     guest.run(
-        "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt; head -c 32M /dev/urandom >/mnt/file; sync",
+        "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt; head -c $((32 << 20)) /dev/urandom >/mnt/file; sync",
     )?;
     let mut read = || {
         let before = daemon.cache()?;
