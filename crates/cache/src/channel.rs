@@ -77,7 +77,7 @@ impl CachedChannel {
             arrived: Vec::new(),
             held: Vec::new(),
             spare: Vec::new(),
-            ahead: AheadReads::new(disk.cache.window_max, context.origin),
+            ahead: AheadReads::new(context.origin),
             reactor: context.reactor.clone(),
         })
     }
@@ -122,7 +122,7 @@ impl CachedChannel {
         }
         let sectors = extent.start().get()..extent.end().get();
         let disk_blocks = (self.capacity.get() / BLOCK_SECTORS).min(BlockId::NUMBER_MAX);
-        let ahead = self.ahead.streams.read(sectors, disk_blocks);
+        let ahead = self.ahead.streams.read(sectors, disk_blocks, self.disk.cache.window_max());
         self.answer_or_read(request, extent);
         if let Some(numbers) = ahead {
             self.read_ahead(numbers);

@@ -130,6 +130,11 @@ impl FreeFrames {
         self.limit = frames as u32;
     }
 
+    /// How many hold something, or are on their way to.
+    fn in_use(&self) -> usize {
+        self.resident() - self.free.len() - self.pinned.len()
+    }
+
     /// How many have it.
     pub fn resident(&self) -> usize {
         self.unused as usize - self.returned.len()
@@ -137,6 +142,9 @@ impl FreeFrames {
 
     /// A frame for the caller alone, if there is one.
     pub fn take(&mut self, memory: &Memory) -> Option<Frame> {
+        if self.in_use() >= self.limit as usize {
+            return None;
+        }
         if let Some(frame) = self.free.pop() {
             return Some(frame);
         }

@@ -13,9 +13,9 @@ impl BlockId {
     /// A block of the disk with this number.
     ///
     /// # Panics
-    /// If the number is greater than [`NUMBER_MAX`](Self::NUMBER_MAX).
+    /// If the number is greater than [`NUMBER_MAX`](Self::NUMBER_MAX), or that of the disk than 2^24.
     pub const fn of_disk(disk: u32, number: u64) -> Self {
-        assert!(number <= Self::NUMBER_MAX);
+        assert!(number <= Self::NUMBER_MAX && disk < 1 << (u64::BITS - Self::NUMBER_BITS));
         Self((disk as u64) << Self::NUMBER_BITS | number)
     }
 

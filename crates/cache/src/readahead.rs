@@ -36,25 +36,23 @@ struct Stream {
 }
 
 /// The streams of one queue.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Streams {
     streams: [Stream; STREAMS],
     turn: u64,
     /// Blocks read ahead that were used, less those that were not.
     balance: i64,
-    window_max: u64,
 }
 
 impl Streams {
-    /// At most `window_max` blocks are read ahead of a stream.
-    pub fn new(window_max: u64) -> Self {
-        let streams = [Stream::default(); STREAMS];
-        Self { streams, turn: 0, balance: 0, window_max: window_max.min(WINDOW_MAX) }
-    }
-
     /// A guest reads these sectors of a disk of `disk_blocks`. Returns the blocks that are to be read ahead,
-    /// if any.
-    pub fn read(&mut self, sectors: Range<u64>, disk_blocks: u64) -> Option<Range<u64>> {
+    /// if any: at most `window_max` ahead of it.
+    pub fn read(
+        &mut self,
+        sectors: Range<u64>,
+        disk_blocks: u64,
+        window_max: u64,
+    ) -> Option<Range<u64>> {
         self.turn += 1;
         let continues = |it: &Stream| it.reads > 0 && it.next == sectors.start;
         let Some(index) = self.streams.iter().position(continues) else {
@@ -74,7 +72,7 @@ impl Streams {
         if stream.reads < reads_min || !is_due {
             return None;
         }
-        stream.window = (stream.window * 2).clamp(WINDOW_FIRST, WINDOW_MAX).min(self.window_max);
+        stream.window = (stream.window * 2).clamp(WINDOW_FIRST, WINDOW_MAX).min(window_max);
         let from = stream.ahead;
         stream.ahead = from.max((end + stream.window).min(disk_blocks));
         (from < stream.ahead).then_some(from..stream.ahead)
@@ -114,13 +112,13 @@ mod tests {
     const DISK: u64 = 1 << 20;
 
     fn streams() -> Streams {
-        Streams::new(WINDOW_MAX)
+        Streams::default()
     }
 
     /// One block is read.
     fn read(streams: &mut Streams, block: u64, disk_blocks: u64) -> Option<Range<u64>> {
         let start = block * BLOCK_SECTORS;
-        streams.read(start..start + BLOCK_SECTORS, disk_blocks)
+        streams.read(start..start + BLOCK_SECTORS, disk_blocks, WINDOW_MAX)
     }
 
     #[test]
@@ -191,12 +189,12 @@ mod tests {
     #[test]
     fn reads_of_parts_of_blocks_are_a_stream() {
         let mut streams = streams();
-        assert_eq!(streams.read(0..3, DISK), None);
-        assert_eq!(streams.read(3..11, DISK), Some(2..34));
-        assert_eq!(streams.read(11..12, DISK), None);
+        assert_eq!(streams.read(0..3, DISK, WINDOW_MAX), None);
+        assert_eq!(streams.read(3..11, DISK, WINDOW_MAX), Some(2..34));
+        assert_eq!(streams.read(11..12, DISK, WINDOW_MAX), None);
         // The same one again and again is none.
         for _ in 0..5 {
-            assert_eq!(streams.read(800..808, DISK), None);
+            assert_eq!(streams.read(800..808, DISK, WINDOW_MAX), None);
         }
     }
 }

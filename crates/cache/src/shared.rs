@@ -1,7 +1,7 @@
 //! The cache that all disks of a daemon share.
 
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::BLOCK_BYTES;
@@ -28,7 +28,7 @@ pub struct Cache {
     /// Bytes that it may take now.
     target: AtomicU64,
     /// Blocks that are read ahead of a stream at most.
-    pub(crate) window_max: u64,
+    window_max: AtomicUsize,
 }
 
 /// How so many frames are shared out.
@@ -53,7 +53,7 @@ impl Cache {
         let Target { blocks, ahead, .. } = target_of(frames);
         let policy = kind.build(blocks, FREQ_THRESHOLD);
         let table = Mutex::new(Table::new(policy, frames, ahead));
-        let window_max = (ahead / STREAMS_AHEAD) as u64;
+        let window_max = AtomicUsize::new(ahead / STREAMS_AHEAD);
         let target = AtomicU64::new((frames * BLOCK_BYTES) as u64);
         let memory = Memory::new(frames)?;
         Ok(Self { memory, table, kind, frames_max: frames, target, window_max })
@@ -62,6 +62,11 @@ impl Cache {
     /// What is held. To be let go of soon: every queue of every disk may need it.
     pub(crate) fn table(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Blocks that are read ahead of a stream at most.
+    pub(crate) fn window_max(&self) -> u64 {
+        self.window_max.load(Ordering::Relaxed) as u64
     }
 
     /// Decides what is kept.
@@ -85,15 +90,16 @@ impl Cache {
     }
 
     /// Takes at most `bytes` for data from now on, at least [`BYTES_MIN`](Self::BYTES_MIN) and at most what it
-    /// was made for. If that is less than before, the host has the memory back when this returns, but for
-    /// blocks that are on their way just then. One thread at a time calls this.
+    /// was made for. If that is not more than before, the host has the rest back when this returns, but for
+    /// blocks that are on their way just then: those are for the next call. One thread at a time calls this.
     pub fn set_target(&self, bytes: u64) {
         let frames =
             usize::try_from(bytes.max(Self::BYTES_MIN)).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let target = target_of(frames.min(self.frames_max));
         let bytes = (target.frames * BLOCK_BYTES) as u64;
         let before = self.target.swap(bytes, Ordering::Relaxed);
-        if bytes >= before {
+        self.window_max.store(target.ahead / STREAMS_AHEAD, Ordering::Relaxed);
+        if bytes > before {
             return self.table().grow(target);
         }
         let mut more = true;

@@ -55,8 +55,15 @@ impl Monitor {
             let mut sizer = Sizer::new(limits);
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let at = start.elapsed();
+                let target = cache.target_bytes();
+                if cache.resident_bytes() > target {
+                    // Blocks that were on their way when it became smaller.
+                    cache.set_target(target);
+                }
                 let Some(reading) = reader.read() else { continue };
-                let Some(change) = sizer.decide(at, reading, cache.bytes()) else { continue };
+                let Some(change) = sizer.decide(at, reading, cache.resident_bytes()) else {
+                    continue;
+                };
                 cache.set_target(change.to);
                 let to = format_size(cache.target_bytes());
                 info!("the cache may take {to} from now on: {}", change.reason);

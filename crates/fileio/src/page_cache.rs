@@ -5,7 +5,7 @@
 //! and XFS, and for writes on XFS; ext4 takes such a write and keeps the pages, since its writes end in an
 //! interrupt, and btrfs takes none; and nowhere does it drop pages that were there before. So the range of a
 //! write is dropped when it has been written back, too: at the second sync that ends after the write, since the
-//! first may have begun before it.
+//! first may have begun before it. (An image has one sync on its way at a time.)
 //!
 //! Only files that are accessed through the page cache come here.
 

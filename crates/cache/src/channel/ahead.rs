@@ -27,9 +27,9 @@ pub struct AheadReads {
 }
 
 impl AheadReads {
-    pub fn new(window_max: u64, origin: Origin) -> Self {
+    pub fn new(origin: Origin) -> Self {
         Self {
-            streams: Streams::new(window_max),
+            streams: Streams::default(),
             origin,
             in_flight: Vec::new(),
             waiting: Vec::new(),

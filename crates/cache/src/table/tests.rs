@@ -265,3 +265,23 @@ fn a_large_range_is_forgotten_and_others_stay() {
     table.end_change(range);
     assert!(matches!(table.read(&memory, BlockId::of_disk(1, 400)), Found::Fill(_)));
 }
+
+/// A frame that is being read was zeroed by a shrink that took it for an idle one (a mutant; no test saw it).
+#[test]
+fn a_frame_that_is_read_survives_a_shrink() {
+    let mut host = Host::new(true);
+    let Found::Held(frame) = host.table.read(&host.memory, BLOCK) else { panic!("it is held") };
+    host.read_through(BlockId(1), OTHER);
+    host.read_through(BlockId(2), OTHER);
+    assert_eq!(host.held(), None);
+    let target = Target { blocks: 1, ahead: 0, frames: 1 };
+    let (mut idle, _) = host.table.shrink(&host.memory, target);
+    host.memory.give_back(&mut idle);
+    host.table.returned(&idle);
+    assert_eq!((host.content(frame), host.table.resident()), (FIRST, 2));
+    host.memory.unpin(frame);
+    let (mut idle, _) = host.table.shrink(&host.memory, target);
+    host.memory.give_back(&mut idle);
+    host.table.returned(&idle);
+    assert_eq!((idle.len(), host.table.resident(), host.table.blocks()), (1, 1, 1));
+}

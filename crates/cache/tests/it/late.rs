@@ -33,6 +33,9 @@ struct LateChannel {
     layer: Arc<Late>,
     base: Box<dyn Channel>,
     random: fastrand::Rng,
+    /// Nothing starts before a kick.
+    #[expect(clippy::vec_box, reason = "requests travel in their boxes")]
+    submitted: Vec<Box<Request>>,
     waiting: Vec<(Instant, Box<Request>)>,
     done: Vec<(Instant, Completion)>,
     arrived: Vec<Completion>,
@@ -72,6 +75,7 @@ impl Layer for Handle {
             layer: Arc::clone(&self.0),
             base: self.0.disk.channel(context)?,
             random: fastrand::Rng::new(),
+            submitted: Vec::new(),
             waiting: Vec::new(),
             done: Vec::new(),
             arrived: Vec::new(),
@@ -115,11 +119,15 @@ impl Channel for LateChannel {
             Op::Write(_) => self.layer.writes.fetch_add(1, Ordering::Relaxed),
             _ => 0,
         };
-        let due = self.some_time();
-        self.waiting.push((due, request));
+        self.submitted.push(request);
     }
 
-    fn kick(&mut self) {}
+    fn kick(&mut self) {
+        for request in std::mem::take(&mut self.submitted) {
+            let due = self.some_time();
+            self.waiting.push((due, request));
+        }
+    }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let now = Instant::now();

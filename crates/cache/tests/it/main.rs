@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod late;
+mod model;
 mod race;
 
 use std::sync::Arc;
@@ -195,11 +196,27 @@ fn very_large_requests_pass_by() {
 }
 
 #[test]
-fn a_write_that_failed_is_not_held() {
+fn a_write_that_failed_is_not_held_and_the_block_can_be_again() {
     let mut place = Place::with(Late { failing: 1, ..Late::new(mem()) }, PolicyKind::Lru, false);
     place.guest.read(0, 8).unwrap();
     place.guest.write(0, 8, 7).unwrap_err();
     assert_eq!(place.disk.held().blocks, 0);
+    place.guest.read(0, 8).unwrap();
+    assert_eq!(place.disk.held().blocks, 1);
+}
+
+/// A frame holds what some other guest has read before.
+#[test]
+fn a_read_that_failed_leaves_the_guests_memory_as_it_was() {
+    let late = Late { bad: Some(80_000 / 8), ..Late::new(mem()) };
+    let mut place = Place::with(late, PolicyKind::Lru, false);
+    for block in 0..300 {
+        place.guest.write(block * 8, 8, 7).unwrap();
+    }
+    let mut data = vec![0xcc; 4096];
+    let read = Op::Read(extent(80_000 / 8, 8));
+    assert_eq!(place.guest.run(read, &mut data), Err(Errno::IO));
+    assert!(data.iter().all(|byte| *byte == 0xcc));
 }
 
 /// The whole block is read where a part is asked for, and a sector of the rest is bad.
@@ -216,19 +233,21 @@ fn a_bad_sector_costs_nobody_else_a_read() {
 /// A disk need not end with a whole block; when it grows, that becomes one.
 #[test]
 fn the_end_of_a_disk_is_read_as_it_is_and_held_when_it_is_whole() {
-    let late = Late::new(mem());
-    late.capacity.store(1003, Ordering::Relaxed);
-    let mut place = Place::with(late, PolicyKind::Lru, false);
-    place.guest.write(1000, 3, 5).unwrap();
-    for _ in 0..2 {
-        assert_eq!(place.guest.read(1000, 3).unwrap(), [5; 3 * 512]);
+    for sectors in [3, 7] {
+        let late = Late::new(mem());
+        late.capacity.store(1000 + sectors, Ordering::Relaxed);
+        let mut place = Place::with(late, PolicyKind::Lru, false);
+        place.guest.write(1000, sectors, 5).unwrap();
+        for _ in 0..2 {
+            assert_eq!(place.guest.read(1000, sectors).unwrap(), vec![5; sectors as usize * 512]);
+        }
+        assert_eq!((place.reads(), place.disk.held().blocks), (2, 0));
+        place.below.capacity.store(1008, Ordering::Relaxed);
+        for _ in 0..2 {
+            place.guest.read(1000, 8).unwrap();
+        }
+        assert_eq!((place.reads(), place.disk.held().blocks), (3, 1));
     }
-    assert_eq!((place.reads(), place.disk.held().blocks), (2, 0));
-    place.below.capacity.store(1008, Ordering::Relaxed);
-    for _ in 0..2 {
-        place.guest.read(1000, 8).unwrap();
-    }
-    assert_eq!((place.reads(), place.disk.held().blocks), (3, 1));
 }
 
 /// What a guest writes while it changes it is the same on the disk and in the cache.

@@ -92,7 +92,9 @@ impl Sizer {
         if now - since < self.calm {
             return None;
         }
-        self.grow(now, available, available - plenty)
+        // What the cache may take already, and has not taken, is not there for a second time.
+        let promised = self.target.saturating_sub(held);
+        self.grow(now, available, (available - plenty).saturating_sub(promised))
     }
 
     fn shrink(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
@@ -220,5 +222,22 @@ mod tests {
             changes.push(host.changes - before);
         }
         assert!(changes[3] * 2 <= changes[0].max(2), "{changes:?}");
+    }
+
+    /// Nobody reads or writes for a while: what the cache may take, and has not taken, is available still.
+    #[test]
+    fn what_is_promised_is_not_promised_again() {
+        let mut sizer = Sizer::new(LIMITS);
+        let (mut now, held) = (Duration::ZERO, GIB / 8);
+        let short = Reading { available: 0, total: 8 * GIB, waiting: 0.0 };
+        assert_eq!(sizer.decide(now, short, held).unwrap().to, LIMITS.min);
+        // 64 MiB above an eighth.
+        let spare = GIB / 16;
+        let calm = Reading { available: GIB + spare, total: 8 * GIB, waiting: 0.0 };
+        for _ in 0..120 {
+            now += Duration::from_millis(500);
+            sizer.decide(now, calm, held);
+        }
+        assert!(sizer.target > held && sizer.target <= held + spare, "{}", sizer.target);
     }
 }
