@@ -322,8 +322,8 @@ pub struct Serve {
     /// What decides which blocks are kept: default, s3fifo, lru, multicache or multicache-relative
     #[arg(long, value_name = "NAME", requires = "cache")]
     pub cache_policy: Option<PolicyKind>,
-    /// Keep the guest's journals out of the cache: on, or off (treat them like everything else)
-    /// [default: on]
+    /// Keep the guest's journals out of the cache and, with --direct off, out of the host's page
+    /// cache: on, or off (treat them like everything else) [default: on]
     #[arg(long, value_name = "CHOICE")]
     pub pdc: Option<Pdc>,
     /// How requests reach the host file: auto, uring or sync (threads)

@@ -5,7 +5,7 @@ use std::str::FromStr;
 use flowstone_block::{format_size, parse_size};
 use flowstone_cache::Cache;
 
-use crate::monitor::sizer::Limits;
+use crate::resource_monitor::sizer::Limits;
 
 pub use flowstone_cache::PolicyKind;
 

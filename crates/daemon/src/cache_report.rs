@@ -4,8 +4,8 @@ use flowstone_block::Class;
 use flowstone_cache::{BLOCK_BYTES, Cache, CacheCount, CachedDisk};
 use serde::Serialize;
 
-use crate::monitor::sizer::{Change, Limits};
-use crate::monitor::{Decision, Monitor};
+use crate::resource_monitor::sizer::{Change, Limits};
+use crate::resource_monitor::{Decision, ResourceMonitor};
 
 /// The cache that all disks share.
 #[derive(Serialize)]
@@ -18,7 +18,7 @@ pub struct CacheReport {
     min_bytes: u64,
     max_bytes: u64,
     policy: &'static str,
-    /// The monitor's last ones, the oldest first.
+    /// The resource monitor's last ones, the oldest first.
     decisions: Vec<DecisionReport>,
 }
 
@@ -63,7 +63,7 @@ struct ClassReport {
 
 impl CacheReport {
     /// As it is now.
-    pub fn of(cache: &Cache, monitor: &Monitor) -> Self {
+    pub fn of(cache: &Cache, monitor: &ResourceMonitor) -> Self {
         let Limits { min, max } = monitor.limits();
         Self {
             bytes: cache.bytes(),

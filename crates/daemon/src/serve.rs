@@ -25,9 +25,9 @@ use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
 use crate::disks::Disks;
-use crate::monitor::Monitor;
 use crate::open_files;
 use crate::report::Report;
+use crate::resource_monitor::ResourceMonitor;
 use crate::stack::{Shared, Stack};
 
 /// How long monitors may take to let go of a daemon that stops.
@@ -39,7 +39,7 @@ struct Daemon {
     shared: Shared,
     disks: Disks,
     /// Sizes the cache, if there is one.
-    monitor: Option<Monitor>,
+    resource_monitor: Option<ResourceMonitor>,
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
@@ -57,11 +57,11 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         .map_err(|error| Error::host("signals", error, "free resources"))?;
     let start = Instant::now();
     let watch = |(cache, config): (&Arc<_>, CacheConfig)| {
-        Monitor::start(Arc::clone(cache), config.limits, start)
+        ResourceMonitor::start(Arc::clone(cache), config.limits, start)
             .map_err(|error| Error::host("the resource monitor", error, "free resources"))
     };
-    let monitor = shared.cache.as_ref().zip(config.cache).map(watch).transpose()?;
-    let daemon = Arc::new(Daemon { start, shared, disks: Disks::default(), monitor });
+    let resource_monitor = shared.cache.as_ref().zip(config.cache).map(watch).transpose()?;
+    let daemon = Arc::new(Daemon { start, shared, disks: Disks::default(), resource_monitor });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
         None => None,
@@ -180,7 +180,7 @@ impl Daemon {
     fn execute(&self, command: Command) -> Result<Value> {
         match command {
             Command::Stats => {
-                let cache = self.shared.cache.as_deref().zip(self.monitor.as_ref());
+                let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
                 let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
                 let report = Report::of(&self.disks, cache, self.start.elapsed());
                 Ok(serde_json::to_value(report).expect("a report is plain values"))

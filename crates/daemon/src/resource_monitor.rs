@@ -36,7 +36,7 @@ pub struct Decision {
 }
 
 /// Watches over a cache. Dropping it ends its thread.
-pub struct Monitor {
+pub struct ResourceMonitor {
     limits: Limits,
     decisions: Arc<Mutex<VecDeque<Decision>>>,
     /// Closed when the thread is to end.
@@ -44,7 +44,7 @@ pub struct Monitor {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Monitor {
+impl ResourceMonitor {
     /// Sizes `cache` within `limits` from now on. `start` is when the daemon started.
     pub fn start(cache: Arc<Cache>, limits: Limits, start: Instant) -> io::Result<Self> {
         let decisions: Arc<Mutex<VecDeque<Decision>>> = Arc::default();
@@ -93,7 +93,7 @@ fn lock(decisions: &Mutex<VecDeque<Decision>>) -> MutexGuard<'_, VecDeque<Decisi
     decisions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Drop for Monitor {
+impl Drop for ResourceMonitor {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
