@@ -1,33 +1,29 @@
 //! `flowstone-bench cache`: what share of a trace's accesses each cache policy answers.
 //!
-//! A trace is CSV, plain or compressed with zstd, with a line `time,op,offset,length` for each request, in
-//! bytes; reads (R), writes (W) and accesses of an unknown kind (A) count alike, for each block of 4 KiB that
-//! they touch, and all may take room in the cache. Flushes and the like are passed over.
+//! Several traces are those of VMs that share a cache: they are merged so that all of them end together. A VM's
+//! size is its weight.
+
+mod plot;
+mod trace;
 
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
-use flowstone_cache::{Access, BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmShare};
+use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmSize, Vms};
 use serde::Serialize;
 
+use self::trace::BLOCK_BYTES;
 use crate::size::parse_size;
-
-const BLOCK_BYTES: u64 = 4096;
-/// First bytes of a zstd frame (RFC 8878, 3.1.1).
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
-/// A longer request is a mistake in the trace.
-const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct CacheArgs {
-    /// The trace: CSV of time, op, offset and length, plain or zstd.
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
+    /// A trace: CSV of time, op, offset and length, plain or zstd; several are merged, each that of a VM.
+    #[arg(long, value_name = "FILE", required = true)]
+    trace: Vec<PathBuf>,
     /// Policies, of multicache, multicache-relative, lru, s3fifo and default; all of them if none is named.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policy: Vec<PolicyKind>,
@@ -35,15 +31,21 @@ pub struct CacheArgs {
     #[arg(long, value_name = "SIZE", value_delimiter = ',', value_parser = parse_size)]
     #[arg(required_unless_present = "fraction")]
     bytes: Vec<u64>,
-    /// Sizes as parts of the trace's footprint, the blocks that it touches.
+    /// Sizes as parts of the footprint, the blocks that are touched.
     #[arg(long, value_name = "F", value_delimiter = ',', value_parser = parse_fraction)]
     fraction: Vec<f64>,
+    /// vCPUs and memory of the VM of each trace, such as 2x4G, in their order [default: all alike].
+    #[arg(long, value_name = "CPUSxSIZE", value_delimiter = ',', value_parser = parse_vm)]
+    vm: Vec<VmSize>,
     /// Weight from which `multicache` and `multicache-relative` keep a block.
     #[arg(long, value_name = "W", default_value_t = FREQ_THRESHOLD)]
     freq_threshold: f64,
     /// Print one JSON object per policy and size, a line each.
     #[arg(long)]
     json: bool,
+    /// Draw hit ratio over size, a line for each policy.
+    #[arg(long, value_name = "SVG")]
+    plot: Option<PathBuf>,
 }
 
 /// What one policy does with one size.
@@ -55,11 +57,29 @@ struct Line {
     hits: u64,
     hit_ratio: f64,
     insertions: u64,
+    /// One for each trace, if there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    vms: Vec<OfVm>,
+}
+
+/// The part of one VM.
+#[derive(Clone, Debug, Default, Serialize)]
+struct OfVm {
+    requests: u64,
+    hits: u64,
+    hit_ratio: f64,
 }
 
 /// Runs the subcommand.
 pub fn cache(args: &CacheArgs) -> Result<()> {
-    let blocks = read(&args.trace)?;
+    let traces = args.trace.iter().map(|path| trace::read(path)).collect::<Result<Vec<_>>>()?;
+    let sizes_of_vms = match &args.vm[..] {
+        [] => vec![VmSize { cpus: 1, memory: 1 << 30 }; traces.len()],
+        sizes => sizes.to_vec(),
+    };
+    ensure!(sizes_of_vms.len() == traces.len(), "give one --vm for each --trace, or none");
+    let vms = Arc::new(Vms::new(&sizes_of_vms, (0..).zip(0..traces.len())));
+    let blocks = merge(&traces);
     let footprint = blocks.iter().collect::<HashSet<_>>().len() as u64;
     let parts = args.fraction.iter().map(|part| (footprint as f64 * part) as u64 * BLOCK_BYTES);
     let sizes: Vec<u64> = args.bytes.iter().copied().chain(parts).collect();
@@ -67,80 +87,91 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
     ensure!(too_small.is_none(), "a cache holds at least one block of 4 KiB; give a larger size");
     let policies = if args.policy.is_empty() { &PolicyKind::ALL[..] } else { &args.policy };
     if !args.json {
-        let mib = footprint as f64 * BLOCK_BYTES as f64 / f64::from(1 << 20);
-        println!("{} accesses, {footprint} blocks ({mib:.0} MiB)\n", blocks.len());
-        println!(
-            "| policy | cache, bytes | hit ratio | insertions per access |\n|---|---|---|---|"
-        );
+        print_head(&blocks, footprint, traces.len());
     }
+    let mut lines = Vec::new();
     for policy in policies {
         for bytes in &sizes {
             let capacity = usize::try_from(bytes / BLOCK_BYTES)?;
             let mut cache = policy.build(capacity, args.freq_threshold);
-            let line = simulate(policy.name(), *bytes, &mut *cache, &blocks);
+            cache.set_vms(&vms);
+            let line = simulate(policy.name(), *bytes, &mut *cache, &blocks, traces.len());
             if args.json {
                 println!("{}", serde_json::to_string(&line)?);
             } else {
-                let per_access = line.insertions as f64 / line.requests.max(1) as f64;
-                let Line { policy, bytes, hit_ratio, .. } = line;
-                println!("| {policy} | {bytes} | {hit_ratio:.3} | {per_access:.3} |");
+                print(&line);
             }
+            lines.push(line);
         }
     }
-    Ok(())
+    args.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, &lines))
 }
 
-fn simulate(name: &'static str, bytes: u64, cache: &mut dyn Policy, blocks: &[u64]) -> Line {
-    let (mut hits, mut insertions) = (0, 0);
+fn print_head(blocks: &[BlockId], footprint: u64, traces: usize) {
+    let mib = footprint as f64 * BLOCK_BYTES as f64 / f64::from(1 << 20);
+    println!("{} accesses, {footprint} blocks ({mib:.0} MiB)\n", blocks.len());
+    let of_vms = if traces > 1 { " hit ratio of each VM |" } else { "" };
+    println!("| policy | cache, bytes | hit ratio | insertions per access |{of_vms}");
+    println!("|---|---|---|---|{}", if traces > 1 { "---|" } else { "" });
+}
+
+fn print(line: &Line) {
+    let per_access = line.insertions as f64 / line.requests.max(1) as f64;
+    let Line { policy, bytes, hit_ratio, vms, .. } = line;
+    let of_vms: Vec<_> = vms.iter().map(|vm| format!("{:.3}", vm.hit_ratio)).collect();
+    let of_vms = if vms.is_empty() { String::new() } else { format!(" {} |", of_vms.join(" / ")) };
+    println!("| {policy} | {bytes} | {hit_ratio:.3} | {per_access:.3} |{of_vms}");
+}
+
+/// The blocks of all traces in one order: after any part of the whole, the same part of each has passed.
+fn merge(traces: &[Vec<u64>]) -> Vec<BlockId> {
+    let timed = (0..).zip(traces).flat_map(|(disk, blocks)| {
+        let at = |index: usize| (index as f64 + 0.5) / blocks.len() as f64;
+        let of_disk =
+            move |(index, block): (usize, &u64)| (at(index), BlockId::of_disk(disk, *block));
+        blocks.iter().enumerate().map(of_disk)
+    });
+    let mut timed: Vec<(f64, BlockId)> = timed.collect();
+    timed.sort_by(|one, other| one.0.total_cmp(&other.0));
+    timed.into_iter().map(|(_, block)| block).collect()
+}
+
+fn simulate(
+    name: &'static str,
+    bytes: u64,
+    cache: &mut dyn Policy,
+    blocks: &[BlockId],
+    traces: usize,
+) -> Line {
+    let mut vms = vec![OfVm::default(); traces];
+    let mut insertions = 0;
     let mut evicted = Vec::new();
     for block in blocks {
-        let access = Access { block: BlockId(*block), share: VmShare::ALONE };
-        match cache.access(access, &mut evicted) {
-            Outcome::Hit(_) => hits += 1,
+        let vm = &mut vms[block.disk() as usize];
+        vm.requests += 1;
+        match cache.access(*block, &mut evicted) {
+            Outcome::Hit(_) => vm.hits += 1,
             Outcome::Inserted(_) => insertions += 1,
             Outcome::Refused => {}
         }
         evicted.clear();
     }
+    let ratio = |hits: u64, requests: u64| hits as f64 / requests.max(1) as f64;
+    vms.iter_mut().for_each(|vm| vm.hit_ratio = ratio(vm.hits, vm.requests));
     let requests = blocks.len() as u64;
-    let hit_ratio = hits as f64 / requests.max(1) as f64;
-    Line { policy: name, bytes, requests, hits, hit_ratio, insertions }
+    let hits = vms.iter().map(|vm| vm.hits).sum();
+    if traces == 1 {
+        vms.clear();
+    }
+    Line { policy: name, bytes, requests, hits, hit_ratio: ratio(hits, requests), insertions, vms }
 }
 
-/// The blocks that a trace touches, in order.
-fn read(path: &Path) -> Result<Vec<u64>> {
-    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let mut magic = [0; ZSTD_MAGIC.len()];
-    let is_zstd = file.read_exact(&mut magic).is_ok() && magic == ZSTD_MAGIC;
-    let file = File::open(path)?;
-    let text: Box<dyn Read> =
-        if is_zstd { Box::new(zstd::Decoder::new(file)?) } else { Box::new(file) };
-    let mut blocks = Vec::new();
-    for (index, line) in BufReader::new(text).lines().enumerate() {
-        let line = line.with_context(|| format!("read {}", path.display()))?;
-        let touched = touched(&line)
-            .with_context(|| format!("{} line {}: {line:?}", path.display(), index + 1))?;
-        blocks.extend(touched);
-    }
-    ensure!(!blocks.is_empty(), "{}: there is no read, write or access in it", path.display());
-    Ok(blocks)
-}
-
-/// The blocks that one line touches; none if it is no access, or the heading.
-fn touched(line: &str) -> Result<std::ops::Range<u64>> {
-    let mut fields = line.trim().split(',');
-    let op = fields.nth(1).unwrap_or_default();
-    if !matches!(op, "R" | "W" | "A") {
-        return Ok(0..0);
-    }
-    let mut number = |what| {
-        let field = fields.next().with_context(|| format!("no {what}"))?;
-        field.parse::<u64>().with_context(|| format!("{what} {field:?} is no number"))
-    };
-    let (offset, bytes) = (number("offset")?, number("length")?);
-    ensure!(bytes <= REQUEST_BYTES_MAX, "a request of {bytes} bytes");
-    let end = offset.checked_add(bytes).context("it ends beyond 2^64")?;
-    Ok(offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES).max(offset / BLOCK_BYTES))
+fn parse_vm(text: &str) -> Result<VmSize, String> {
+    let wrong = || format!("{text:?} is not the size of a VM; use vCPUs and memory such as 2x4G");
+    let (cpus, memory) = text.split_once('x').ok_or_else(wrong)?;
+    let cpus = cpus.parse().map_err(|_| wrong())?;
+    let memory = parse_size(memory).map_err(|_| wrong())?;
+    if cpus == 0 || memory == 0 { Err(wrong()) } else { Ok(VmSize { cpus, memory }) }
 }
 
 fn parse_fraction(text: &str) -> Result<f64, String> {
@@ -157,30 +188,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_touches_every_block_that_it_shares_a_byte_with() {
-        for (line, blocks) in [
-            ("0,R,0,4096", 0..1),
-            ("0,W,4095,2", 0..2),
-            ("7,A,8192,8192", 2..4),
-            ("0,R,512,0", 0..1),
-            ("0,F,0,0", 0..0),
-            ("timestamp_us,op,offset_bytes,length_bytes", 0..0),
-        ] {
-            assert_eq!(touched(line).unwrap(), blocks, "{line}");
-        }
-        for line in ["0,R,x,1", "0,R,1", "0,R,18446744073709551615,2", "0,W,0,99999999999"] {
-            assert!(touched(line).is_err(), "{line}");
+    fn traces_are_merged_at_their_own_paces() {
+        let merged = merge(&[vec![1, 2, 3, 4], vec![7, 8]]);
+        let plain: Vec<_> = merged.iter().map(|block| (block.disk(), block.number())).collect();
+        assert_eq!(plain, [(0, 1), (1, 7), (0, 2), (0, 3), (1, 8), (0, 4)]);
+    }
+
+    #[test]
+    fn vms_have_sizes() {
+        assert_eq!(parse_vm("2x4G"), Ok(VmSize { cpus: 2, memory: 4 << 30 }));
+        for text in ["", "2", "0x1G", "2x0", "x1G", "2x4Q"] {
+            assert!(parse_vm(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn a_trace_may_be_compressed() {
-        let text = "timestamp_us,op,offset_bytes,length_bytes\n0,R,0,8192\n1,W,0,1\n";
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("trace");
-        for bytes in [text.as_bytes().to_vec(), zstd::encode_all(text.as_bytes(), 1).unwrap()] {
-            std::fs::write(&path, bytes).unwrap();
-            assert_eq!(read(&path).unwrap(), [0, 1, 0]);
-        }
+    fn each_vm_has_its_own_hits() {
+        let blocks = merge(&[vec![1, 1, 1, 1], vec![1, 2, 3, 4]]);
+        let mut cache = PolicyKind::Lru.build(10, 0.0);
+        let line = simulate("lru", 40960, &mut *cache, &blocks, 2);
+        assert_eq!((line.hits, line.insertions), (3, 5));
+        assert_eq!(line.vms.iter().map(|vm| vm.hits).collect::<Vec<_>>(), [3, 0]);
     }
 }

@@ -83,6 +83,11 @@ impl<const N: usize> Entries<N> {
         self.entries[place.0 as usize].block
     }
 
+    /// The queue that an entry is in.
+    pub fn queue(&self, place: Place) -> usize {
+        self.entries[place.0 as usize].queue()
+    }
+
     /// What is counted of an entry.
     pub fn count(&self, place: Place) -> u32 {
         self.entries[place.0 as usize].word & COUNT_MAX

@@ -6,6 +6,7 @@
 
 mod channel;
 mod counters;
+mod curve;
 mod disk;
 mod entries;
 mod frames;
@@ -15,14 +16,16 @@ mod policy;
 mod readahead;
 mod shared;
 mod table;
+mod vms;
 
 pub use counters::{CacheCount, Counters};
 pub use disk::CachedDisk;
 pub use layer::Cached;
 pub use names::{BlockId, Place};
-pub use policy::{Access, FREQ_THRESHOLD, Kept, Outcome, Policy, PolicyKind, VmShare};
+pub use policy::{FREQ_THRESHOLD, Kept, Outcome, Policy, PolicyKind};
 pub use shared::Cache;
 pub use table::DiskUse;
+pub use vms::{VmShare, VmSize, Vms};
 
 /// What is kept or not as a whole.
 pub const BLOCK_BYTES: usize = 4096;

@@ -34,3 +34,9 @@ impl BlockId {
 /// [`Policy::places`](crate::Policy::places): a cache finds the block's data by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place(pub u32);
+
+/// Spreads numbers of blocks that follow each other, to choose samples (the multiplier is 2^64 / the golden
+/// ratio).
+pub const fn spread(block: BlockId) -> u64 {
+    block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
+}

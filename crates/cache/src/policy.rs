@@ -1,42 +1,20 @@
 //! What a policy is asked, and what it answers.
 
 pub mod adaptive;
+pub mod floors;
 pub mod lru;
 pub mod multicache;
 pub mod s3fifo;
 
 use std::str::FromStr;
+use std::sync::Arc;
 
 use self::adaptive::Adaptive;
 use self::lru::Lru;
 use self::multicache::{MultiCache, Scale};
 use self::s3fifo::{S3Fifo, Shape};
 use crate::names::{BlockId, Place};
-
-/// The share that a VM has of its host.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct VmShare {
-    /// Its vCPUs, of those of all VMs: u / Σu.
-    pub cpus: f64,
-    /// Its memory, of that of all VMs: v / Σv.
-    pub memory: f64,
-    /// How many VMs there are.
-    pub vms: u32,
-}
-
-impl VmShare {
-    /// The only VM of a host.
-    pub const ALONE: Self = Self { cpus: 1.0, memory: 1.0, vms: 1 };
-}
-
-/// A block is read or written.
-#[derive(Clone, Copy, Debug)]
-pub struct Access {
-    /// The block.
-    pub block: BlockId,
-    /// The share of the VM that asks for it.
-    pub share: VmShare,
-}
+use crate::vms::Vms;
 
 /// A block that is kept, or was until now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +40,7 @@ pub enum Outcome {
 pub trait Policy: Send {
     /// A block is read or written. What is given up for it is appended to `evicted`; while more is kept than
     /// may be (after [`resize`](Self::resize)), a few blocks at a time.
-    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome;
+    fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome;
 
     /// Where a block is kept, if it is.
     fn find(&self, block: BlockId) -> Option<Place>;
@@ -74,12 +52,20 @@ pub trait Policy: Send {
     /// of them up for that now; the others go with the next calls of this, and with accesses.
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>);
 
+    /// These are the VMs from now on. Policies that weigh none of them do nothing.
+    fn set_vms(&mut self, _vms: &Arc<Vms>) {}
+
     /// How many blocks are kept.
     fn len(&self) -> usize;
 
     /// Whether none is.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// How many blocks are remembered that are not kept.
+    fn ghosts(&self) -> usize {
+        0
     }
 
     /// How many blocks are kept or remembered at most.

@@ -2,12 +2,13 @@
 
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::BLOCK_BYTES;
 use crate::frames::Memory;
 use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
+use crate::vms::Vms;
 
 /// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and at least
 /// so many.
@@ -110,6 +111,29 @@ impl Cache {
             self.memory.give_back(&mut idle);
             self.table().returned(&idle);
         }
+    }
+
+    /// Blocks that the policy remembers without their data.
+    pub fn ghosts(&self) -> u64 {
+        self.table().ghosts()
+    }
+
+    /// The part of the accesses of late that a cache of so many bytes, up to twice the largest size, would have
+    /// answered by keeping what was used last; nothing while there were too few.
+    pub fn hit_ratio_of(&self, bytes: u64) -> Option<f64> {
+        let blocks = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let table = self.table();
+        table.curve.is_known().then(|| table.curve.hit_ratio(blocks))
+    }
+
+    /// What [`hit_ratio_of`](Self::hit_ratio_of) has seen until now weighs this much less.
+    pub fn fade(&self, factor: f64) {
+        self.table().curve.fade(factor);
+    }
+
+    /// These are the VMs from now on.
+    pub fn set_vms(&self, vms: Vms) {
+        self.table().set_vms(&Arc::new(vms));
     }
 
     /// What is held of a disk.

@@ -14,15 +14,18 @@ mod sizing;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 use flowstone_block::mutant;
 
 use self::ahead::Ahead;
 pub use self::sizing::Target;
+use crate::curve::Curve;
 use crate::entries::Entries;
 use crate::frames::{Frame, FreeFrames, Memory};
 use crate::names::{BlockId, Place};
-use crate::policy::{Access, Kept, Outcome, Policy, VmShare};
+use crate::policy::{Kept, Outcome, Policy};
+use crate::vms::Vms;
 
 /// Groups of a disk's blocks that share a version. No request of fewer blocks meets itself in a group.
 const GROUPS: u64 = 4096;
@@ -97,6 +100,8 @@ pub struct Table {
     /// Blocks held in each region that has some: a bit for each.
     regions: BTreeMap<u64, u64>,
     disks: Vec<Disk>,
+    /// Of all disks, for caches of up to twice the size.
+    pub curve: Curve,
     evicted: Vec<Kept>,
 }
 
@@ -120,6 +125,7 @@ impl Table {
             free: FreeFrames::new(frames),
             regions: BTreeMap::new(),
             disks: Vec::new(),
+            curve: Curve::new(2 * frames),
             evicted: Vec::new(),
         }
     }
@@ -127,6 +133,11 @@ impl Table {
     /// What is held of a disk.
     pub fn disk(&mut self, disk: u32) -> &mut DiskUse {
         &mut self.disk_of(disk).counted
+    }
+
+    /// These are the VMs from now on.
+    pub fn set_vms(&mut self, vms: &Arc<Vms>) {
+        self.policy.set_vms(vms);
     }
 
     fn disk_of(&mut self, disk: u32) -> &mut Disk {
@@ -140,6 +151,11 @@ impl Table {
     /// Blocks held of all disks.
     pub fn blocks(&self) -> u64 {
         self.disks.iter().map(|disk| disk.counted.blocks).sum()
+    }
+
+    /// Blocks that the policy remembers without their data.
+    pub fn ghosts(&self) -> u64 {
+        self.policy.ghosts() as u64
     }
 
     /// The changes of each group of blocks of a disk.
@@ -192,8 +208,8 @@ impl Table {
     }
 
     fn access(&mut self, memory: &Memory, block: BlockId) -> Outcome {
-        let access = Access { block, share: VmShare::ALONE };
-        let outcome = self.policy.access(access, &mut self.evicted);
+        self.curve.access(block);
+        let outcome = self.policy.access(block, &mut self.evicted);
         let mut evicted = std::mem::take(&mut self.evicted);
         for gone in evicted.drain(..) {
             self.disk(gone.block.disk()).evictions += 1;

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
-use flowstone_daemon::{Backend, CacheSize, Choice, Pdc, PolicyKind, SocketGroup, SocketMode};
+use flowstone_daemon::{
+    Backend, CacheSize, Choice, Pdc, PolicyKind, SocketGroup, SocketMode, VmSpec,
+};
 use flowstone_daemon::{CpuList, DetectZeroes, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{Backing, CreateOptions, DiscardMode, Format, LogOptions, Qcow2Options};
@@ -48,7 +50,7 @@ pub enum Command {
     /// the file; and how fast a sample of the data is read in sequence, where direct I/O can be had.
     Compact(Compact),
     /// Serve disks to guests until SIGTERM
-    Serve(Serve),
+    Serve(Box<Serve>),
     /// Show what a running daemon has counted
     Stats(Stats),
 }
@@ -266,7 +268,7 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; flowstone.toml(5) lists its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
-        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "engine", "direct",
+        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "vm", "engine", "direct",
         "readonly", "backing_dirs", "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
@@ -326,6 +328,10 @@ pub struct Serve {
     /// cache: on, or off (treat them like everything else) [default: on]
     #[arg(long, value_name = "CHOICE")]
     pub pdc: Option<Pdc>,
+    /// The VM that uses the disk, for its share of the cache: name=NAME (disks with the same one belong to one
+    /// VM), cpus=N, memory=SIZE, separated by commas [default: found out from the process that connects]
+    #[arg(long, value_name = "PARTS")]
+    pub vm: Option<VmSpec>,
     /// How requests reach the host file: auto, uring or sync (threads)
     #[arg(long)]
     pub engine: Option<Choice<EngineChoice>>,

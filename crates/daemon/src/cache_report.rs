@@ -1,11 +1,16 @@
 //! What `stats` says of the cache.
 
+use std::ops::Add;
+
 use flowstone_block::Class;
 use flowstone_cache::{BLOCK_BYTES, Cache, CacheCount, CachedDisk};
 use serde::Serialize;
 
 use crate::resource_monitor::sizer::{Change, Limits};
 use crate::resource_monitor::{Decision, ResourceMonitor};
+
+/// Points of the miss-ratio curve up to the largest size.
+const CURVE_POINTS: u64 = 8;
 
 /// The cache that all disks share.
 #[derive(Serialize)]
@@ -17,9 +22,22 @@ pub struct CacheReport {
     /// Between what and what the monitor chooses that.
     min_bytes: u64,
     max_bytes: u64,
+    /// Memory that it has for data, blocks on their way included.
+    resident_bytes: u64,
     policy: &'static str,
+    /// Blocks that the policy remembers without their data.
+    ghosts: u64,
+    /// What part of the accesses of late caches of other sizes would have answered; empty while there were
+    /// too few.
+    curve: Vec<CurvePoint>,
     /// The resource monitor's last ones, the oldest first.
     decisions: Vec<DecisionReport>,
+}
+
+#[derive(Serialize)]
+struct CurvePoint {
+    bytes: u64,
+    hit_ratio: f64,
 }
 
 #[derive(Serialize)]
@@ -70,10 +88,20 @@ impl CacheReport {
             target_bytes: cache.target_bytes(),
             min_bytes: min,
             max_bytes: max,
+            resident_bytes: cache.resident_bytes(),
             policy: cache.kind().name(),
+            ghosts: cache.ghosts(),
+            curve: curve(cache, max),
             decisions: monitor.decisions().into_iter().map(DecisionReport::from).collect(),
         }
     }
+}
+
+/// Of up to twice the largest size, so that it shows whether more memory would help.
+fn curve(cache: &Cache, max: u64) -> Vec<CurvePoint> {
+    let sizes = (1..=2 * CURVE_POINTS).map(|eighths| max * eighths / CURVE_POINTS);
+    let point = |bytes| Some(CurvePoint { bytes, hit_ratio: cache.hit_ratio_of(bytes)? });
+    sizes.filter_map(point).collect()
 }
 
 impl DiskCacheReport {
@@ -101,6 +129,38 @@ impl DiskCacheReport {
                 data: data.into(),
             },
         }
+    }
+}
+
+impl Add for DiskCacheReport {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            hits: self.hits + other.hits,
+            misses: self.misses + other.misses,
+            insertions: self.insertions + other.insertions,
+            refusals: self.refusals + other.refusals,
+            evictions: self.evictions + other.evictions,
+            bypassed: self.bypassed + other.bypassed,
+            bytes: self.bytes + other.bytes,
+            prefetched_bytes: self.prefetched_bytes + other.prefetched_bytes,
+            prefetch_used_bytes: self.prefetch_used_bytes + other.prefetch_used_bytes,
+            prefetch_wasted_bytes: self.prefetch_wasted_bytes + other.prefetch_wasted_bytes,
+            classes: ByClass {
+                journal: self.classes.journal + other.classes.journal,
+                metadata: self.classes.metadata + other.classes.metadata,
+                data: self.classes.data + other.classes.data,
+            },
+        }
+    }
+}
+
+impl Add for ClassReport {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { hits: self.hits + other.hits, misses: self.misses + other.misses }
     }
 }
 

@@ -15,6 +15,7 @@
 mod choices;
 pub mod keys;
 mod text;
+mod vm;
 
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,7 @@ use tracing::info;
 
 pub use self::choices::{Backend, Choice, Pdc, PollMode};
 use self::text::{one_line, optional_text, text_or_default, texts};
+pub use self::vm::VmSpec;
 use crate::cache_config::{CacheConfig, CacheSize, PolicyKind};
 use crate::layer_spec::{DetectZeroes, LayerSpec};
 use crate::{CpuList, SocketGroup, SocketMode};
@@ -135,6 +137,9 @@ pub struct DiskConfig {
     /// Whether its journals are kept out of caches.
     #[serde(default, deserialize_with = "text_or_default")]
     pub pdc: Pdc,
+    /// The VM that uses it, where that is not to be found out.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub vm: VmSpec,
     /// How requests reach the host file.
     #[serde(default, deserialize_with = "text_or_default")]
     pub engine: Choice<EngineChoice>,
@@ -289,6 +294,7 @@ impl DiskConfig {
             detect_zeroes: DetectZeroes::default(),
             journal_ioprio: JOURNAL_IOPRIO_DEFAULT,
             pdc: Pdc::default(),
+            vm: VmSpec::default(),
             engine: Choice::default(),
             direct: Choice::default(),
             readonly: false,

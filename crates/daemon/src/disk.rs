@@ -12,7 +12,7 @@ use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, HangUp, Server
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
-use crate::config::DiskConfig;
+use crate::config::{DiskConfig, VmSpec};
 use crate::runner::{QueueTable, ThreadRunner};
 use crate::stack::Stack;
 
@@ -21,6 +21,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A disk that is listening.
 pub struct Disk {
+    pub number: u32,
     pub name: String,
     pub serial: String,
     pub image_path: Option<PathBuf>,
@@ -28,6 +29,8 @@ pub struct Disk {
     pub stack: Stack,
     pub shared: Arc<DeviceShared>,
     pub queues: Arc<QueueTable>,
+    /// What is configured of its VM.
+    pub vm: VmSpec,
     stop: Arc<OwnedFd>,
     hang_up: HangUp,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -69,6 +72,8 @@ impl Disk {
             .spawn(move || server.run(&thread_stop))
             .map_err(host)?;
         Ok(Self {
+            number,
+            vm: config.vm.clone(),
             serial: config.serial().to_owned(),
             name: config.name,
             image_path: config.image,

@@ -14,6 +14,7 @@ use crate::disk::Disk;
 use crate::disks::Disks;
 use crate::histogram::Snapshot;
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
+use crate::vm_report::VmReport;
 
 /// The whole daemon.
 #[derive(Serialize)]
@@ -26,6 +27,7 @@ pub struct Report {
     /// Absent without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheReport>,
+    vms: Vec<VmReport>,
     disks: Vec<DiskReport>,
 }
 
@@ -136,13 +138,15 @@ impl<T> ByKind<T> {
 impl Report {
     /// Reads the counters of all disks.
     pub fn of(disks: &Disks, cache: Option<CacheReport>, uptime: Duration) -> Self {
+        let serving = disks.serving();
         Self {
             opening: disks.opening(),
             cache,
+            vms: VmReport::of_all(&serving),
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
-            disks: disks.serving().iter().map(|disk| DiskReport::of(disk)).collect(),
+            disks: serving.iter().map(|disk| DiskReport::of(disk)).collect(),
         }
     }
 }

@@ -2,9 +2,11 @@
 //! host runs short (MultiCache's monitor, S5.8).
 //!
 //! Twice a second it reads how much memory there is, for the host and for the daemon's memory cgroups, and how
-//! long processes waited for some; [`sizer`] decides. Every decision is logged and kept for `stats`.
+//! long processes waited for some; [`sizer`] decides. Every decision is logged and kept for `stats`. It tells the
+//! cache, too, which VMs there are, whenever that changes.
 
 pub mod reading;
+mod sharing;
 pub mod sizer;
 
 use std::collections::VecDeque;
@@ -19,10 +21,14 @@ use flowstone_cache::Cache;
 use tracing::info;
 
 use self::reading::Reader;
+use self::sharing::Sharing;
 use self::sizer::{Change, Limits, Sizer};
+use crate::disks::Disks;
 
 /// Two readings, and giving memory back, fit into the two seconds after which it is to be there.
 const PERIOD: Duration = Duration::from_millis(500);
+/// How much less the miss-ratio curve weighs what is older, each time: a half after half a minute.
+const FADE: f64 = 0.99;
 /// Decisions that are kept.
 const DECISIONS_MAX: usize = 16;
 
@@ -45,14 +51,21 @@ pub struct ResourceMonitor {
 }
 
 impl ResourceMonitor {
-    /// Sizes `cache` within `limits` from now on. `start` is when the daemon started.
-    pub fn start(cache: Arc<Cache>, limits: Limits, start: Instant) -> io::Result<Self> {
+    /// Sizes `cache` within `limits` from now on, and shares it out between the VMs of `disks`. `start` is when
+    /// the daemon started.
+    pub fn start(
+        cache: Arc<Cache>,
+        limits: Limits,
+        disks: Arc<Disks>,
+        start: Instant,
+    ) -> io::Result<Self> {
         let decisions: Arc<Mutex<VecDeque<Decision>>> = Arc::default();
         let (stop, stopped) = channel();
         let kept = Arc::clone(&decisions);
         let watch = move || {
             let mut reader = Reader::new();
             let mut sizer = Sizer::new(limits);
+            let mut sharing = Sharing::default();
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let at = start.elapsed();
                 let target = cache.target_bytes();
@@ -60,10 +73,13 @@ impl ResourceMonitor {
                     // Blocks that were on their way when it became smaller.
                     cache.set_target(target);
                 }
+                if let Some(vms) = sharing.look(&disks.serving()) {
+                    cache.set_vms(vms);
+                }
+                cache.fade(FADE);
                 let Some(reading) = reader.read() else { continue };
-                let Some(change) = sizer.decide(at, reading, cache.resident_bytes()) else {
-                    continue;
-                };
+                let (held, hit_ratio) = (cache.resident_bytes(), |bytes| cache.hit_ratio_of(bytes));
+                let Some(change) = sizer.decide(at, reading, held, &hit_ratio) else { continue };
                 cache.set_target(change.to);
                 let to = format_size(cache.target_bytes());
                 info!("the cache may take {to} from now on: {}", change.reason);

@@ -37,7 +37,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(3);
 struct Daemon {
     start: Instant,
     shared: Shared,
-    disks: Disks,
+    disks: Arc<Disks>,
     /// Sizes the cache, if there is one.
     resource_monitor: Option<ResourceMonitor>,
 }
@@ -56,12 +56,13 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
     let start = Instant::now();
+    let disks = Arc::<Disks>::default();
     let watch = |(cache, config): (&Arc<_>, CacheConfig)| {
-        ResourceMonitor::start(Arc::clone(cache), config.limits, start)
+        ResourceMonitor::start(Arc::clone(cache), config.limits, Arc::clone(&disks), start)
             .map_err(|error| Error::host("the resource monitor", error, "free resources"))
     };
     let resource_monitor = shared.cache.as_ref().zip(config.cache).map(watch).transpose()?;
-    let daemon = Arc::new(Daemon { start, shared, disks: Disks::default(), resource_monitor });
+    let daemon = Arc::new(Daemon { start, shared, disks, resource_monitor });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
         None => None,

@@ -7,9 +7,12 @@
 //! using miniature simulations", ATC 2017). The cache itself takes the shape that has had most hits lately.
 //! Its queues only change in length as blocks come and go, so a change of shape gives nothing up.
 
+use std::sync::Arc;
+
 use super::s3fifo::{S3Fifo, Shape};
-use super::{Access, Kept, Outcome, Policy};
-use crate::names::{BlockId, Place};
+use super::{Kept, Outcome, Policy};
+use crate::names::{BlockId, Place, spread};
+use crate::vms::Vms;
 
 /// What is tried: from a filter against scans to nearly LRU.
 const SHAPES: [Shape; 6] =
@@ -76,9 +79,9 @@ impl Adaptive {
         spread(block).is_multiple_of(self.sampled_of)
     }
 
-    fn try_shapes(&mut self, access: Access) {
+    fn try_shapes(&mut self, block: BlockId) {
         for trial in &mut self.trials {
-            if let Outcome::Hit(_) = trial.cache.access(access, &mut self.lost) {
+            if let Outcome::Hit(_) = trial.cache.access(block, &mut self.lost) {
                 trial.hits += 1.0;
             }
         }
@@ -106,21 +109,16 @@ fn choose_every(capacity: usize) -> usize {
     (capacity / CHOICES_PER_CAPACITY).max(64)
 }
 
-/// Spreads numbers of blocks that follow each other (the multiplier is 2^64 / the golden ratio).
-fn spread(block: BlockId) -> u64 {
-    block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
-}
-
 impl Policy for Adaptive {
-    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
-        if self.is_sampled(access.block) {
-            self.try_shapes(access);
+    fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
+        if self.is_sampled(block) {
+            self.try_shapes(block);
         }
         self.since_choice += 1;
         if self.since_choice >= self.choose_every {
             self.choose();
         }
-        self.cache.access(access, evicted)
+        self.cache.access(block, evicted)
     }
 
     fn find(&self, block: BlockId) -> Option<Place> {
@@ -146,8 +144,16 @@ impl Policy for Adaptive {
         self.cache.resize(capacity, evictions_max, evicted);
     }
 
+    fn set_vms(&mut self, vms: &Arc<Vms>) {
+        self.cache.weigh(vms);
+    }
+
     fn len(&self) -> usize {
         self.cache.len()
+    }
+
+    fn ghosts(&self) -> usize {
+        self.cache.ghosts()
     }
 
     fn places(&self) -> usize {

@@ -1,6 +1,6 @@
 //! Least recently used: the yardstick.
 
-use super::{Access, EVICTIONS_MAX, Kept, Outcome, Policy};
+use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
 use crate::entries::Entries;
 use crate::names::{BlockId, Place};
 
@@ -28,8 +28,8 @@ impl Lru {
 }
 
 impl Policy for Lru {
-    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
-        if let Some((place, _)) = self.entries.find(access.block) {
+    fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
+        if let Some((place, _)) = self.entries.find(block) {
             self.entries.move_to_front(place, 0);
             return Outcome::Hit(place);
         }
@@ -38,7 +38,7 @@ impl Policy for Lru {
                 self.evict(evicted);
             }
         }
-        Outcome::Inserted(self.entries.insert(access.block, 0))
+        Outcome::Inserted(self.entries.insert(block, 0))
     }
 
     fn find(&self, block: BlockId) -> Option<Place> {

@@ -4,9 +4,12 @@
 //! replaced for space, too: counts of sectors that are not kept, or not any more, are remembered for a million
 //! of them, or eight times as many as are kept.
 
-use super::{Access, EVICTIONS_MAX, Kept, Outcome, Policy, VmShare};
+use std::sync::Arc;
+
+use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
 use crate::entries::Entries;
 use crate::names::{BlockId, Place};
+use crate::vms::{VmShare, Vms};
 
 /// How many sectors that are not kept are counted: in parts of the capacity, and at least.
 const COUNTED: usize = 8;
@@ -35,6 +38,7 @@ pub struct MultiCache {
     capacity_max: usize,
     threshold: f64,
     scale: Scale,
+    vms: Arc<Vms>,
     counted_max: usize,
     entries: Entries<2>,
 }
@@ -45,7 +49,15 @@ impl MultiCache {
         let capacity = capacity.max(1);
         let counted_max = (COUNTED * capacity).max(COUNTED_MIN).min(PLACES_MAX - capacity);
         let entries = Entries::with_capacity(capacity + counted_max + 1);
-        Self { capacity, capacity_max: capacity, threshold, scale, counted_max, entries }
+        Self {
+            capacity,
+            capacity_max: capacity,
+            threshold,
+            scale,
+            vms: Arc::default(),
+            counted_max,
+            entries,
+        }
     }
 
     fn weight(&self, accesses: u32, share: VmShare) -> f64 {
@@ -87,17 +99,17 @@ impl MultiCache {
 }
 
 impl Policy for MultiCache {
-    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
-        let found = self.entries.find(access.block);
-        let place = found
-            .map_or_else(|| self.entries.insert(access.block, COUNTED_ONLY), |(place, _)| place);
+    fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
+        let found = self.entries.find(block);
+        let place =
+            found.map_or_else(|| self.entries.insert(block, COUNTED_ONLY), |(place, _)| place);
         let accesses = self.entries.count(place) + 1;
         self.entries.set_count(place, accesses);
         if let Some((_, KEPT)) = found {
             self.entries.move_to_front(place, KEPT);
             return Outcome::Hit(place);
         }
-        let outcome = if self.keeps(accesses, access.share) {
+        let outcome = if self.keeps(accesses, self.vms.share_of(block)) {
             self.make_room(evicted);
             self.entries.move_to_front(place, KEPT);
             Outcome::Inserted(place)
@@ -127,8 +139,16 @@ impl Policy for MultiCache {
         self.bound_counted();
     }
 
+    fn set_vms(&mut self, vms: &Arc<Vms>) {
+        self.vms = Arc::clone(vms);
+    }
+
     fn len(&self) -> usize {
         self.entries.len(KEPT)
+    }
+
+    fn ghosts(&self) -> usize {
+        self.entries.len(COUNTED_ONLY)
     }
 
     fn places(&self) -> usize {

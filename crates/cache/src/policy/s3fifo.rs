@@ -5,12 +5,18 @@
 //! main queue, where a use gives a block another turn; what has not is given up and remembered without its
 //! data. What comes back while it is remembered goes to the main queue at once.
 
-use super::{Access, EVICTIONS_MAX, Kept, Outcome, Policy};
+use std::sync::Arc;
+
+use super::floors::Floors;
+use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
 use crate::entries::Entries;
 use crate::names::{BlockId, Place};
+use crate::vms::Vms;
 
 /// Blocks that get another turn before one is given up whatever its uses: all of them may have been used.
 const TURNS_MAX: usize = 64;
+/// After so many turns of blocks that VMs are not to lose, the other queue is looked at.
+const PROTECTED_TURNS: usize = 16;
 /// More uses than that are not counted.
 const COUNT_MAX: u32 = 3;
 
@@ -41,6 +47,7 @@ pub struct S3Fifo {
     capacity_max: usize,
     places: usize,
     shape: Shape,
+    floors: Floors,
     entries: Entries<3>,
 }
 
@@ -52,12 +59,18 @@ impl S3Fifo {
         // One more while a ghost is added before another one is forgotten.
         let places = capacity + ghosts + 1;
         let entries = Entries::with_capacity(places);
-        Self { capacity, capacity_max: capacity, places, shape, entries }
+        Self { capacity, capacity_max: capacity, places, shape, floors: Floors::default(), entries }
     }
 
     /// Shares the capacity out in another way from now on.
     pub fn reshape(&mut self, shape: Shape) {
         self.shape = shape;
+    }
+
+    /// What these VMs have above their parts goes first, from now on, and uses of heavy ones count more. That is
+    /// ours, not S3-FIFO's.
+    pub fn weigh(&mut self, vms: &Arc<Vms>) {
+        self.floors.set(vms, self.capacity);
     }
 
     fn part(&self, share: f64) -> usize {
@@ -73,24 +86,41 @@ impl S3Fifo {
 
     /// Gives one block up.
     fn evict(&mut self) -> Option<Kept> {
+        let mut protected = 0;
         for _ in 0..TURNS_MAX {
             let small_is_full = self.entries.len(SMALL) >= self.part(self.shape.small).max(1);
-            let from_small = self.entries.back(SMALL).filter(|_| small_is_full);
-            let gone = match (from_small, self.entries.back(MAIN)) {
-                (Some(place), _) => self.end_of_small(place),
-                (None, Some(place)) => self.end_of_main(place),
-                (None, None) => {
-                    let place = self.entries.back(SMALL)?;
-                    self.end_of_small(place)
-                }
-            };
+            // One queue may be all blocks of VMs that are not to lose any.
+            let from_small = small_is_full != (protected >= PROTECTED_TURNS);
+            let place = self.back(from_small)?;
+            if self.floors.protect(self.entries.block(place)) {
+                self.entries.move_to_front(place, MAIN);
+                protected += 1;
+                continue;
+            }
+            let gone = self.end_of_queue(place);
             if gone.is_some() {
                 return gone;
             }
         }
-        let place = self.entries.back(MAIN).or_else(|| self.entries.back(SMALL))?;
+        let place = self.back(false)?;
         self.entries.set_count(place, 0);
-        self.end_of_main(place)
+        self.end_of_queue(place)
+    }
+
+    /// The block at the back of one of the queues, or of the other one if that is empty.
+    fn back(&self, from_small: bool) -> Option<Place> {
+        let (small, main) = (self.entries.back(SMALL), self.entries.back(MAIN));
+        if from_small { small.or(main) } else { main.or(small) }
+    }
+
+    /// Returns the block if it is given up.
+    fn end_of_queue(&mut self, place: Place) -> Option<Kept> {
+        let gone = match self.entries.queue(place) {
+            SMALL => self.end_of_small(place),
+            _ => self.end_of_main(place),
+        }?;
+        self.floors.count_out(gone.block);
+        Some(gone)
     }
 
     /// Returns the block if it is given up.
@@ -132,11 +162,13 @@ impl S3Fifo {
 }
 
 impl Policy for S3Fifo {
-    fn access(&mut self, access: Access, evicted: &mut Vec<Kept>) -> Outcome {
-        let found = self.entries.find(access.block);
+    fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
+        let found = self.entries.find(block);
+        let is_hit = matches!(found, Some((_, SMALL | MAIN)));
+        let uses = self.floors.access(block, is_hit);
         if let Some((place, SMALL | MAIN)) = found {
-            let uses = self.entries.count(place);
-            self.entries.set_count(place, (uses + 1).min(COUNT_MAX));
+            let uses = (self.entries.count(place) + uses).min(COUNT_MAX * uses);
+            self.entries.set_count(place, uses);
             return Outcome::Hit(place);
         }
         if let Some((ghost, _)) = found {
@@ -149,7 +181,8 @@ impl Policy for S3Fifo {
             }
         }
         let queue = if found.is_some() { MAIN } else { SMALL };
-        Outcome::Inserted(self.entries.insert(access.block, queue))
+        self.floors.count_in(block);
+        Outcome::Inserted(self.entries.insert(block, queue))
     }
 
     fn find(&self, block: BlockId) -> Option<Place> {
@@ -160,11 +193,16 @@ impl Policy for S3Fifo {
     fn forget(&mut self, block: BlockId) -> Option<Place> {
         let (place, queue) = self.entries.find(block)?;
         self.entries.remove(place);
-        (queue != GHOSTS).then_some(place)
+        if queue == GHOSTS {
+            return None;
+        }
+        self.floors.count_out(block);
+        Some(place)
     }
 
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
         self.capacity = capacity.clamp(2, self.capacity_max);
+        self.floors.resize(self.capacity);
         let over = self.len().saturating_sub(self.capacity);
         for _ in 0..over.min(evictions_max) {
             evicted.extend(self.evict());
@@ -174,6 +212,10 @@ impl Policy for S3Fifo {
 
     fn len(&self) -> usize {
         self.entries.len(SMALL) + self.entries.len(MAIN)
+    }
+
+    fn ghosts(&self) -> usize {
+        self.entries.len(GHOSTS)
     }
 
     fn places(&self) -> usize {

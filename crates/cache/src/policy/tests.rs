@@ -1,14 +1,19 @@
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 use super::*;
+use crate::vms::VmSize;
 
 fn all(capacity: usize) -> Vec<(&'static str, Box<dyn Policy>)> {
     let kinds = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::MultiCache, PolicyKind::Adaptive];
     kinds.map(|kind| (kind.name(), kind.build(capacity, FREQ_THRESHOLD))).into()
 }
 
-fn access(block: u64) -> Access {
-    Access { block: BlockId(block), share: VmShare::ALONE }
+/// VMs of so many vCPUs, and as many GiB, the first of which has the first disk, and so on.
+fn vms(sizes: &[u32]) -> Vms {
+    let size = |cpus: &u32| VmSize { cpus: *cpus, memory: u64::from(*cpus) << 30 };
+    let sizes: Vec<_> = sizes.iter().map(size).collect();
+    Vms::new(&sizes, (0..).zip(0..sizes.len()))
 }
 
 /// What becomes of a block.
@@ -19,8 +24,8 @@ enum Became {
     Refused,
 }
 
-fn step(policy: &mut dyn Policy, access: Access) -> Became {
-    match policy.access(access, &mut Vec::new()) {
+fn step(policy: &mut dyn Policy, block: u64) -> Became {
+    match policy.access(BlockId(block), &mut Vec::new()) {
         Outcome::Hit(_) => Became::Hit,
         Outcome::Inserted(_) => Became::Inserted,
         Outcome::Refused => Became::Refused,
@@ -28,7 +33,7 @@ fn step(policy: &mut dyn Policy, access: Access) -> Became {
 }
 
 fn hits(policy: &mut dyn Policy, blocks: impl Iterator<Item = u64>) -> usize {
-    blocks.filter(|block| step(policy, access(*block)) == Became::Hit).count()
+    blocks.filter(|block| step(policy, *block) == Became::Hit).count()
 }
 
 /// Its answers, against what it says that it gives up.
@@ -48,7 +53,7 @@ fn what_is_kept_is_what_was_inserted_and_neither_evicted_nor_forgotten() {
                     assert_eq!(policy.forget(BlockId(block)), kept.remove(&block), "{name}");
                 }
                 let mut evicted = Vec::new();
-                let outcome = policy.access(access(block), &mut evicted);
+                let outcome = policy.access(BlockId(block), &mut evicted);
                 for gone in &evicted {
                     assert_eq!(kept.remove(&gone.block.0), Some(gone.place), "{name} {capacity}");
                 }
@@ -105,7 +110,7 @@ fn one_block_goes_even_if_all_have_been_used() {
         hits(&mut policy, 0..10_000);
     }
     let mut evicted = Vec::new();
-    policy.access(access(20_000), &mut evicted);
+    policy.access(BlockId(20_000), &mut evicted);
     assert_eq!((evicted.len(), policy.len()), (1, 10_000));
     // Those that have had another turn.
     let turned = (0..10_000).filter(|block| policy.uses(BlockId(*block)) < Some(3)).count();
@@ -133,7 +138,7 @@ fn lru_keeps_what_was_used_last() {
     let mut lru = Lru::new(3);
     hits(&mut lru, [1, 2, 3, 1, 4].into_iter());
     assert_eq!(hits(&mut lru, [1, 3, 4].into_iter()), 3);
-    assert_eq!(step(&mut lru, access(2)), Became::Inserted);
+    assert_eq!(step(&mut lru, 2), Became::Inserted);
 }
 
 /// A scan of ten times the cache passes by; what is used all the time stays.
@@ -157,26 +162,25 @@ fn a_scan_does_not_take_the_cache_from_what_is_used() {
 #[test]
 fn multicache_keeps_what_reaches_the_threshold() {
     let mut policy = MultiCache::new(10, 2.0, Scale::Literal);
-    let became = [7, 7, 7].map(|block| step(&mut policy, access(block)));
+    let became = [7, 7, 7].map(|block| step(&mut policy, block));
     assert_eq!(became, [Became::Refused, Became::Inserted, Became::Hit]);
 }
 
 /// Of four VMs one has half of all vCPUs and memory.
 #[test]
 fn a_heavy_vm_is_kept_sooner_and_the_relative_scale_does_not_shrink_with_the_number_of_vms() {
-    let accesses = |scale, cpus, vms| {
+    let accesses = |scale, sizes: &[u32]| {
         let mut policy = MultiCache::new(10, 2.0, scale);
-        let share = VmShare { cpus, memory: cpus, vms };
-        let access = Access { block: BlockId(1), share };
-        let is_in = |_: &u32| step(&mut policy, access) == Became::Inserted;
+        policy.set_vms(&Arc::new(vms(sizes)));
+        let is_in = |_: &u32| step(&mut policy, 1) == Became::Inserted;
         (1..100).find(is_in)
     };
-    assert_eq!(accesses(Scale::Literal, 1.0, 1), Some(2));
-    assert_eq!(accesses(Scale::Literal, 0.25, 4), Some(32));
-    assert_eq!(accesses(Scale::Literal, 0.5, 4), Some(8));
-    assert_eq!(accesses(Scale::Relative, 0.25, 4), Some(2));
-    assert_eq!(accesses(Scale::Relative, 0.5, 4), Some(1));
-    assert_eq!(accesses(Scale::Relative, 1.0 / 6.0, 4), Some(5));
+    assert_eq!(accesses(Scale::Literal, &[1]), Some(2));
+    assert_eq!(accesses(Scale::Literal, &[1, 1, 1, 1]), Some(32));
+    assert_eq!(accesses(Scale::Literal, &[3, 1, 1, 1]), Some(8));
+    assert_eq!(accesses(Scale::Relative, &[1, 1, 1, 1]), Some(2));
+    assert_eq!(accesses(Scale::Relative, &[3, 1, 1, 1]), Some(1));
+    assert_eq!(accesses(Scale::Relative, &[1, 1, 1, 3]), Some(5));
 }
 
 /// Counts of blocks that are not kept take bounded room.
@@ -184,8 +188,8 @@ fn a_heavy_vm_is_kept_sooner_and_the_relative_scale_does_not_shrink_with_the_num
 fn multicache_forgets_counts() {
     let mut policy = MultiCache::new(10, 2.0, Scale::Literal);
     hits(&mut policy, 0..(1 << 20) + 2);
-    assert_eq!(step(&mut policy, access(1)), Became::Refused, "it was counted too long ago");
-    assert_eq!(step(&mut policy, access(100)), Became::Inserted);
+    assert_eq!(step(&mut policy, 1), Became::Refused, "it was counted too long ago");
+    assert_eq!(step(&mut policy, 100), Became::Inserted);
 }
 
 /// A load that wants another shape than the one before gets it.
@@ -205,4 +209,55 @@ fn the_default_follows_the_load() {
     let (of_lru, ours) =
         (hits(&mut lru, recent.iter().copied()), hits(&mut adaptive, recent.iter().copied()));
     assert!(ours * 10 > of_lru * 8, "{ours} against {of_lru}");
+}
+
+/// Of 10,000 accesses of the first VM to its working set, how many are hits while the second one, which accesses
+/// nine times as often, uses each block of more than the cache holds more often than the first one its own.
+fn hits_beside_a_hog(sizes: &[u32], capacity: usize) -> usize {
+    let mut policy = Adaptive::new(capacity);
+    policy.set_vms(&Arc::new(vms(sizes)));
+    let mut random = fastrand::Rng::with_seed(5);
+    let (mut evicted, mut hits) = (Vec::new(), 0);
+    for at in 0..200_000u64 {
+        let block = if at % 10 == 0 {
+            BlockId::of_disk(0, random.u64(0..500))
+        } else {
+            BlockId::of_disk(1, random.u64(0..3000))
+        };
+        let is_hit = matches!(policy.access(block, &mut evicted), Outcome::Hit(_));
+        hits += usize::from(is_hit && block.disk() == 0 && at >= 100_000);
+        evicted.clear();
+    }
+    hits
+}
+
+/// The working set is a quarter of the cache: a VM that is allowed a half has it whatever another one does.
+#[test]
+fn no_vm_takes_from_another_what_its_weight_allows() {
+    let shares: [&[u32]; 3] = [&[1], &[1, 1], &[1, 3]];
+    let [unweighted, equal, light] = shares.map(|sizes| hits_beside_a_hog(sizes, 2000));
+    assert!(unweighted < 5000, "the hog is no hog: {unweighted} of 10,000");
+    assert!(equal > 9000, "{equal} of 10,000");
+    assert!(light < equal, "{light} of 10,000 are more than a tenth of the cache allows");
+}
+
+/// What an idle VM has is used by others, and it has its part again when it wakes.
+#[test]
+fn what_an_idle_vm_has_is_used_by_others_until_it_wakes() {
+    let mut policy = Adaptive::new(4000);
+    policy.set_vms(&Arc::new(vms(&[1, 1])));
+    let disk =
+        |disk, numbers: Range<u64>| numbers.map(move |number| BlockId::of_disk(disk, number).0);
+    for _ in 0..20 {
+        hits(&mut policy, disk(0, 0..1500).chain(disk(1, 0..3500)));
+    }
+    for _ in 0..20 {
+        hits(&mut policy, disk(1, 0..3500));
+    }
+    assert_eq!(hits(&mut policy, disk(1, 0..3500)), 3500, "the idle one keeps something from it");
+    for _ in 0..20 {
+        hits(&mut policy, disk(0, 0..1500).chain(disk(1, 0..3500)));
+    }
+    let kept = hits(&mut policy, disk(0, 0..1500));
+    assert!(kept > 1350, "{kept} of 1,500 that its weight allows");
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Request, Status};
+use flowstone_testkit::{Client, ClientOptions, Daemon, DaemonCommand, Request, Status};
 use serde_json::Value;
 
 use crate::fixture::{Place, pattern, stop};
@@ -78,6 +78,23 @@ fn journals_stay_out_of_the_cache_unless_that_is_switched_off() {
     }
 }
 
+fn serve_file(place: &Place, config: &str) -> Daemon {
+    DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
+        .args(["serve", "--config", &place.text(config)])
+        .spawn()
+        .unwrap()
+}
+
+fn connect(place: &Place, name: &str) -> Client {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let path = place.path(&format!("{name}.sock"));
+    while !path.exists() {
+        assert!(Instant::now() < deadline, "{} does not come", path.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Client::connect(ClientOptions::new(path)).unwrap()
+}
+
 /// What one disk uses is what another one does not have.
 #[test]
 fn disks_of_a_file_share_one_cache() {
@@ -89,20 +106,8 @@ fn disks_of_a_file_share_one_cache() {
     let head =
         format!("control = '{}'\ncache = '1M'\ncache_policy = 'lru'\n", place.text("control.sock"));
     fs::write(place.path("two.toml"), head + &disk("a") + &disk("b")).unwrap();
-    let daemon = DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
-        .args(["serve", "--config", &place.text("two.toml")])
-        .spawn()
-        .unwrap();
-    let connect = |name: &str| {
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let path = place.path(&format!("{name}.sock"));
-        while !path.exists() {
-            assert!(Instant::now() < deadline, "{} does not come", path.display());
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Client::connect(ClientOptions::new(path)).unwrap()
-    };
-    let mut clients = ["a", "b"].map(connect);
+    let daemon = serve_file(&place, "two.toml");
+    let mut clients = ["a", "b"].map(|name| connect(&place, name));
     assert_eq!(clients[0].write(0, &pattern(65536, 1)).unwrap(), Status::Ok);
     for part in 0..8 {
         assert_eq!(clients[1].write(part * 512, &pattern(262_144, 2)).unwrap(), Status::Ok);
@@ -113,6 +118,41 @@ fn disks_of_a_file_share_one_cache() {
     assert_eq!([number(&a, "evictions"), number(&a, "misses")], [16, 16], "{a}");
     assert!(number(&b, "bytes") > 700 << 10, "{b}");
     assert!(number(&stats["cache"], "bytes") <= 1 << 20);
+    drop(clients);
+    stop(daemon);
+}
+
+/// Both clients are this process; the configuration knows better of one.
+#[test]
+fn disks_belong_to_vms_by_the_process_that_connects_and_by_the_configuration() {
+    let place = Place::new();
+    let disk = |name: &str, vm: &str| {
+        let socket = place.text(&format!("{name}.sock"));
+        format!("[[disk]]\nname = '{name}'\nbackend = 'mem:8M'\nsocket = '{socket}'\nvm = '{vm}'\n")
+    };
+    let head = format!("control = '{}'\ncache = '1M'\n", place.text("control.sock"));
+    let disks = [disk("a", ""), disk("b", ""), disk("c", "name=heavy,cpus=3,memory=96M")].concat();
+    fs::write(place.path("vms.toml"), head + &disks).unwrap();
+    let daemon = serve_file(&place, "vms.toml");
+    assert_eq!(place.stats()["vms"], Value::Array(Vec::new()), "nobody is connected");
+    let clients = ["a", "b", "c"].map(|name| connect(&place, name));
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !daemon.stderr().contains("vm=\"heavy\"") {
+        assert!(Instant::now() < deadline, "the cache does not hear of VMs");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let vms = place.stats()["vms"].clone();
+    let vms = vms.as_array().unwrap();
+    let of =
+        |disks: &[&str]| vms.iter().find(|vm| vm["disks"] == serde_json::json!(disks)).unwrap();
+    let (ours, heavy) = (of(&["a", "b"]), of(&["c"]));
+    assert_eq!((number(ours, "pid"), number(ours, "cpus")), (std::process::id().into(), 1));
+    assert_eq!((&heavy["name"], number(heavy, "cpus")), (&"heavy".into(), 3));
+    assert_eq!(number(heavy, "memory_bytes"), 96 << 20);
+    let ratio = 3.0 * f64::from(96 << 20) / number(ours, "memory_bytes") as f64;
+    let weight = |vm: &Value| vm["weight"].as_f64().unwrap();
+    assert!((weight(heavy) / weight(ours) - ratio).abs() < 0.001 * ratio, "{vms:?}");
+    assert_eq!(number(&ours["cache"], "hits"), 0);
     drop(clients);
     stop(daemon);
 }

@@ -3,8 +3,9 @@
 //! Memory is short when less than a sixteenth of it is available, or when processes waited for memory in a
 //! tenth of the time. Then the cache becomes smaller at once, by what is missing to an eighth and by an eighth
 //! of itself at least. When memory has been plentiful for a while (more than an eighth available, next to no
-//! waiting), the cache may take half of what is above that, a sixteenth of its maximum at a time. If memory runs
-//! short soon after the cache has grown, the next growth has to wait twice as long: it does not swing.
+//! waiting), the cache may take half of what is above that, a sixteenth of its maximum at a time, as long as
+//! that brings hits: its miss-ratio curve says so. In between, it gives up what brings next to none. If memory
+//! runs short soon after the cache has grown, the next growth has to wait twice as long: it does not swing.
 
 use std::time::Duration;
 
@@ -23,6 +24,8 @@ const STEP_MIN_OF: u64 = 256;
 /// How long memory has to be plentiful before the cache grows, at first and at most.
 const CALM_MIN: Duration = Duration::from_secs(10);
 const CALM_MAX: Duration = Duration::from_secs(1280);
+/// What may be lost of all accesses as hits so that memory becomes free; the cache grows for twice as many.
+const LOSS_MAX: f64 = 0.002;
 /// A shortage within that time of a growth is its consequence.
 const SOON: Duration = Duration::from_secs(60);
 
@@ -36,6 +39,9 @@ pub struct Reading {
     /// Part of the time since the last reading in which some process waited for memory.
     pub waiting: f64,
 }
+
+/// What part of the accesses a cache of so many bytes would answer; nothing while that is not known.
+pub type HitRatio<'a> = &'a dyn Fn(u64) -> Option<f64>;
 
 /// Between which sizes a cache is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,35 +72,72 @@ pub struct Sizer {
     calm_since: Option<Duration>,
     /// How long it has to be.
     calm: Duration,
+    /// Since when it has been neither plentiful nor short.
+    tight_since: Option<Duration>,
     grown: Option<Duration>,
 }
 
 impl Sizer {
     /// The cache may take its maximum.
     pub fn new(limits: Limits) -> Self {
-        Self { limits, target: limits.max, calm_since: None, calm: CALM_MIN, grown: None }
+        Self {
+            limits,
+            target: limits.max,
+            calm_since: None,
+            calm: CALM_MIN,
+            tight_since: None,
+            grown: None,
+        }
     }
 
     /// What is to be done at the time `now`, when the cache holds `held` bytes.
-    pub fn decide(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
+    pub fn decide(
+        &mut self,
+        now: Duration,
+        reading: Reading,
+        held: u64,
+        hit_ratio: HitRatio<'_>,
+    ) -> Option<Change> {
         let Reading { available, total, waiting } = reading;
         let plenty = total / PLENTY_OF;
         let is_short = available < total / SHORT_OF || waiting > SHORT_WAITING;
         if is_short {
-            self.calm_since = None;
+            (self.calm_since, self.tight_since) = (None, None);
             return self.shrink(now, reading, held);
         }
         if available <= plenty || waiting > PLENTY_WAITING {
             self.calm_since = None;
-            return None;
+            let since = *self.tight_since.get_or_insert(now);
+            return if now - since < CALM_MIN { None } else { self.trim(now, hit_ratio) };
         }
+        self.tight_since = None;
         let since = *self.calm_since.get_or_insert(now);
         if now - since < self.calm {
             return None;
         }
         // What the cache may take already, and has not taken, is not there for a second time.
         let promised = self.target.saturating_sub(held);
+        let gain = hit_ratio(self.limits.max)? - hit_ratio(self.target)?;
+        if gain < 2.0 * LOSS_MAX {
+            return None;
+        }
         self.grow(now, available, (available - plenty).saturating_sub(promised))
+    }
+
+    /// Gives up what brings next to no hits.
+    fn trim(&mut self, now: Duration, hit_ratio: HitRatio<'_>) -> Option<Change> {
+        let to = self.target.saturating_sub(self.limits.max / GROW_OF).max(self.limits.min);
+        let loss = hit_ratio(self.limits.max)? - hit_ratio(to)?;
+        if to == self.target || loss > LOSS_MAX {
+            return None;
+        }
+        self.tight_since = Some(now);
+        let reason = format!(
+            "the last {} bring {:.1} % of hits",
+            format_size(self.target - to),
+            loss * 100.0
+        );
+        Some(self.change(to, reason))
     }
 
     fn shrink(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
@@ -145,6 +188,16 @@ mod tests {
     const GIB: u64 = 1 << 30;
     const LIMITS: Limits = Limits { min: GIB / 8, max: GIB };
 
+    /// Every byte of the cache brings hits.
+    fn all_of_it(bytes: u64) -> Option<f64> {
+        Some(bytes as f64 / GIB as f64)
+    }
+
+    /// A half of it would do.
+    fn a_half_of_it(bytes: u64) -> Option<f64> {
+        Some((bytes as f64 / GIB as f64).min(0.5))
+    }
+
     /// A host of 8 GiB on which others use `used`, and a cache that holds what it may.
     struct Host {
         sizer: Sizer,
@@ -164,7 +217,7 @@ mod tests {
                 self.now += Duration::from_millis(500);
                 let available = (8 * GIB).saturating_sub(used + self.cache);
                 let reading = Reading { available, total: 8 * GIB, waiting };
-                if let Some(change) = self.sizer.decide(self.now, reading, self.cache) {
+                if let Some(change) = self.sizer.decide(self.now, reading, self.cache, &all_of_it) {
                     assert!(
                         (LIMITS.min..=LIMITS.max).contains(&change.to) && change.to != change.from
                     );
@@ -230,14 +283,38 @@ mod tests {
         let mut sizer = Sizer::new(LIMITS);
         let (mut now, held) = (Duration::ZERO, GIB / 8);
         let short = Reading { available: 0, total: 8 * GIB, waiting: 0.0 };
-        assert_eq!(sizer.decide(now, short, held).unwrap().to, LIMITS.min);
+        assert_eq!(sizer.decide(now, short, held, &all_of_it).unwrap().to, LIMITS.min);
         // 64 MiB above an eighth.
         let spare = GIB / 16;
         let calm = Reading { available: GIB + spare, total: 8 * GIB, waiting: 0.0 };
         for _ in 0..120 {
             now += Duration::from_millis(500);
-            sizer.decide(now, calm, held);
+            sizer.decide(now, calm, held, &all_of_it);
         }
         assert!(sizer.target > held && sizer.target <= held + spare, "{}", sizer.target);
+    }
+
+    #[test]
+    fn what_brings_no_hits_is_given_up_when_memory_is_neither_short_nor_plentiful_and_not_taken_again()
+     {
+        let mut sizer = Sizer::new(LIMITS);
+        let mut now = Duration::ZERO;
+        let mut run = |sizer: &mut Sizer, available, hit_ratio: HitRatio<'_>| {
+            let mut changes = 0;
+            for _ in 0..600 {
+                now += Duration::from_millis(500);
+                let reading = Reading { available, total: 8 * GIB, waiting: 0.0 };
+                changes +=
+                    usize::from(sizer.decide(now, reading, sizer.target, hit_ratio).is_some());
+            }
+            changes
+        };
+        let (tight, plenty) = (3 * GIB / 4, 4 * GIB);
+        assert_eq!(run(&mut sizer, tight, &all_of_it), 0);
+        assert_eq!(run(&mut sizer, tight, &|_| None), 0, "nothing is known");
+        assert_eq!((run(&mut sizer, tight, &a_half_of_it), sizer.target), (8, GIB / 2));
+        assert_eq!(run(&mut sizer, plenty, &a_half_of_it), 0);
+        assert_eq!(run(&mut sizer, plenty, &|_| None), 0);
+        assert!(run(&mut sizer, plenty, &all_of_it) > 0 && sizer.target == GIB);
     }
 }

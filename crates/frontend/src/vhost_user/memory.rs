@@ -77,6 +77,11 @@ impl GuestMemory {
         self.regions.len()
     }
 
+    /// How many bytes there are.
+    pub fn bytes(&self) -> u64 {
+        self.regions.iter().map(|region| region.addresses.bytes).sum()
+    }
+
     /// The host address of a range of the monitor's address space that lies in one region.
     pub fn from_monitor(&self, address: u64, bytes: u64) -> Result<*mut u8, Unmapped> {
         self.find(address, bytes, |addresses| addresses.monitor)

@@ -10,6 +10,7 @@ mod config_space;
 mod device;
 mod inflight;
 mod memory;
+mod peer;
 mod protocol;
 mod queue;
 mod request;
@@ -22,7 +23,7 @@ pub use device::{DeviceOptions, QueueRunner};
 pub use memory::GuestMemory;
 pub use queue::{QueueFault, Signal, VirtQueue};
 pub use server::{HangUp, Server};
-pub use shared::DeviceShared;
+pub use shared::{DeviceShared, Guest};
 
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;

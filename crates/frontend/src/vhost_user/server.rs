@@ -16,6 +16,7 @@ use tracing::{debug, info, warn};
 use vhost::vhost_user::BackendReqHandler;
 
 use super::device::{Device, DeviceOptions, QueueRunner};
+use super::peer::peer_pid;
 use super::shared::DeviceShared;
 use crate::{BoundSocket, SocketAccess, bind_socket};
 
@@ -116,6 +117,7 @@ impl Server {
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let watch = stream.try_clone()?;
+        self.shared.set_monitor_pid(peer_pid(&stream));
         *self.connection.lock() = Some(stream.try_clone()?);
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
         let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {
@@ -126,6 +128,7 @@ impl Server {
         // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
         // and stopping the queues shows the guest the last completions.
         self.device().disconnect();
+        self.shared.set_monitor_pid(None);
         *self.connection.lock() = None;
         outcome
     }

@@ -1,8 +1,9 @@
-//! What the control plane and the queues of a device both see: three words and one socket.
+//! What the control plane and the queues of a device, and the daemon around it, all see: some words and one
+//! socket.
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Errno, LogBudget, SectorCount};
@@ -13,10 +14,23 @@ use rustix::net::{SendFlags, send};
 pub struct DeviceShared {
     capacity: AtomicU64,
     write_through: AtomicBool,
+    /// The process that is connected; 0 if none is, or if it is not known.
+    monitor_pid: AtomicU32,
+    /// The guest's memory that it has handed over.
+    guest_bytes: AtomicU64,
     /// The channel on which the monitor hears of configuration changes.
     monitor: Mutex<Option<UnixStream>>,
     /// For what guests and monitors can make us say again and again.
     log: Mutex<LogBudget>,
+}
+
+/// A guest, as its disk sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guest {
+    /// The process that runs it, unless it is hidden from us (in another PID namespace).
+    pub monitor_pid: Option<u32>,
+    /// Memory that the guest has.
+    pub memory_bytes: u64,
 }
 
 impl DeviceShared {
@@ -43,6 +57,22 @@ impl DeviceShared {
 
     pub(super) fn set_write_through(&self, on: bool) {
         self.write_through.store(on, Ordering::Relaxed);
+    }
+
+    /// The guest that uses the disk, if one does.
+    pub fn guest(&self) -> Option<Guest> {
+        let memory_bytes = self.guest_bytes.load(Ordering::Relaxed);
+        let pid = self.monitor_pid.load(Ordering::Relaxed);
+        let guest = Guest { monitor_pid: (pid != 0).then_some(pid), memory_bytes };
+        (memory_bytes > 0).then_some(guest)
+    }
+
+    pub(super) fn set_monitor_pid(&self, pid: Option<u32>) {
+        self.monitor_pid.store(pid.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    pub(super) fn set_guest_bytes(&self, bytes: u64) {
+        self.guest_bytes.store(bytes, Ordering::Relaxed);
     }
 
     pub(super) fn set_monitor(&self, channel: Option<UnixStream>) {

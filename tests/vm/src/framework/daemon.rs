@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::child::{Child, POLL_INTERVAL};
-use super::stats::{CacheStats, DiskStats, Stats};
+use super::stats::{CacheStats, DiskStats, Stats, VmStats};
 use super::workspace;
 
 const START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -98,6 +98,12 @@ impl Daemon {
     /// What its cache has done.
     pub fn cache(&self) -> Result<CacheStats> {
         self.stats()?.cache.context("a cache")
+    }
+
+    /// The VMs that use its disks.
+    pub fn vms(&self) -> Result<Vec<VmStats>> {
+        let control = self.control.to_string_lossy();
+        Ok(Stats::parse(&flowstone(&["stats", "--control", &control, "--json"])?)?.vms)
     }
 
     /// What has been recognised on the disk, as JSON.

@@ -56,6 +56,12 @@ impl Guest {
         Ok(guest)
     }
 
+    /// QEMU's process.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.qemu.id()
+    }
+
     /// Runs a script that must succeed; each of its commands must. Returns its output.
     pub fn run(&mut self, script: &str) -> Result<String> {
         self.start(script)?;

@@ -11,7 +11,22 @@ use serde_json::Value;
 /// The whole document.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Stats {
+    /// That use the disks now.
+    pub vms: Vec<VmStats>,
     disks: Vec<DiskStats>,
+}
+
+/// A VM, as its disks show it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct VmStats {
+    /// The process that runs it.
+    pub pid: Option<u32>,
+    /// vCPUs.
+    pub cpus: u32,
+    /// Its memory.
+    pub memory_bytes: u64,
+    /// Its part of what is shared.
+    pub weight: f64,
 }
 
 /// What the cache did for a disk, in blocks of 4 KiB.

@@ -22,6 +22,9 @@ fn files_are_read_again_from_memory() -> Result<()> {
     guest.run(
         "mkfs.ext4 -q /dev/vda; mount /dev/vda /mnt; head -c $((32 << 20)) /dev/urandom >/mnt/file; sync",
     )?;
+    let vms = daemon.vms()?;
+    ensure!(vms.len() == 1 && vms[0].cpus == 2 && vms[0].memory_bytes == 512 << 20, "{vms:?}");
+    ensure!(vms[0].weight == 1.0 && vms[0].pid == Some(guest.pid()), "{vms:?}");
     let mut read = || {
         let before = daemon.cache()?;
         let sum = guest.run("echo 3 >/proc/sys/vm/drop_caches; sha256sum /mnt/file")?;

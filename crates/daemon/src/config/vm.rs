@@ -1,0 +1,60 @@
+//! The VM of a disk, as far as the configuration says it.
+
+use std::str::FromStr;
+
+use flowstone_block::parse_size;
+
+/// Which VM a disk belongs to, and what that has of the host, where it is not to be found out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmSpec {
+    /// Disks with the same one belong to one VM.
+    pub name: Option<String>,
+    /// vCPUs.
+    pub cpus: Option<u32>,
+    /// Memory.
+    pub memory_bytes: Option<u64>,
+}
+
+impl FromStr for VmSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut spec = Self::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (key, value) = part.split_once('=').unwrap_or((part, ""));
+            let wrong =
+                || format!("`{part}` says nothing of a VM; use name=NAME,cpus=N,memory=SIZE");
+            match key {
+                "name" if !value.is_empty() && !value.contains(char::is_control) => {
+                    spec.name = Some(value.to_owned());
+                }
+                "cpus" => {
+                    let cpus = value.parse().ok().filter(|cpus| *cpus > 0);
+                    spec.cpus = Some(cpus.ok_or_else(wrong)?);
+                }
+                "memory" => {
+                    let bytes = parse_size(value).ok().filter(|bytes| *bytes > 0);
+                    spec.memory_bytes = Some(bytes.ok_or_else(wrong)?);
+                }
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(spec)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_vm_is_named_and_measured() {
+        let spec = VmSpec { name: Some("web".into()), cpus: Some(4), memory_bytes: Some(8 << 30) };
+        assert_eq!("memory=8G,name=web,cpus=4".parse(), Ok(spec));
+        assert_eq!("".parse(), Ok(VmSpec::default()));
+        for text in ["web", "name=", "cpus=0", "cpus=x", "memory=0", "weight=3", "name=a\nb"] {
+            let why = text.parse::<VmSpec>().unwrap_err();
+            assert!(why.contains("use name=NAME,cpus=N,memory=SIZE"), "{why}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Which VMs share the cache.
+
+use std::sync::Arc;
+
+use flowstone_cache::Vms;
+use tracing::info;
+
+use crate::disk::Disk;
+use crate::vms::{self, Attached, Vm};
+
+/// A VM's vCPUs are counted again after so many looks even if no disk has come or gone.
+const LOOKS: u32 = 20;
+
+/// Notices when VMs come, go and change.
+#[derive(Default)]
+pub struct Sharing {
+    attached: Vec<Attached>,
+    vms: Vec<Vm>,
+    looks: u32,
+}
+
+impl Sharing {
+    /// The VMs that use `disks`, if these are not the same as before.
+    pub fn look(&mut self, disks: &[Arc<Disk>]) -> Option<Vms> {
+        let attached = vms::attached(disks);
+        self.looks += 1;
+        if attached == self.attached && self.looks < LOOKS {
+            return None;
+        }
+        self.looks = 0;
+        let vms = vms::look(&attached);
+        self.attached = attached;
+        if vms == self.vms {
+            return None;
+        }
+        self.vms = vms;
+        let shared = vms::share_out(&self.vms);
+        for (number, vm) in self.vms.iter().enumerate() {
+            let percent = 100.0 * shared.weight(number);
+            info!(vm = vm.name, cpus = vm.cpus, "has a weight of {percent:.0} % in the cache");
+        }
+        Some(shared)
+    }
+}

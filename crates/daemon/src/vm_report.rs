@@ -1,0 +1,45 @@
+//! What `stats` says of VMs.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::cache_report::DiskCacheReport;
+use crate::disk::Disk;
+use crate::vms::{self, Vm};
+
+/// A VM, as its disks show it.
+#[derive(Serialize)]
+pub struct VmReport {
+    name: String,
+    /// The process that runs it, if that is known.
+    pid: Option<u32>,
+    cpus: u32,
+    memory_bytes: u64,
+    /// Its part of what is shared, of 1.
+    weight: f64,
+    /// Names of its disks.
+    disks: Vec<String>,
+    /// What the cache does for them all; absent without a cache.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: Option<DiskCacheReport>,
+}
+
+impl VmReport {
+    /// The VMs that use `disks` now.
+    pub fn of_all(disks: &[Arc<Disk>]) -> Vec<Self> {
+        let vms = vms::look(&vms::attached(disks));
+        let shared = vms::share_out(&vms);
+        let numbered = vms.into_iter().enumerate();
+        numbered.map(|(number, vm)| Self::of(vm, shared.weight(number), disks)).collect()
+    }
+
+    fn of(vm: Vm, weight: f64, disks: &[Arc<Disk>]) -> Self {
+        let is_its = |disk: &&Arc<Disk>| vm.disks.contains(&disk.number);
+        let cached = disks.iter().filter(is_its).filter_map(|disk| disk.stack.cached.as_deref());
+        let cache = cached.map(DiskCacheReport::of).reduce(|sum, disk| sum + disk);
+        let disks = disks.iter().filter(is_its).map(|disk| disk.name.clone()).collect();
+        let Vm { name, pid, cpus, memory_bytes, .. } = vm;
+        Self { name, pid, cpus, memory_bytes, weight, disks, cache }
+    }
+}

@@ -1,0 +1,154 @@
+//! The VMs whose disks are served: which disks belong together, and what each VM has of the host (S5.6).
+//!
+//! A VM is the process at the other end of its disks' sockets. Its vCPUs are those that KVM shows of the process,
+//! its memory is what the process has handed over. A disk's configuration can say all of it.
+
+mod process;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use flowstone_cache::{VmSize, Vms};
+
+use self::process::Process;
+use crate::config::VmSpec;
+use crate::disk::Disk;
+
+/// A VM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Vm {
+    /// For people.
+    pub name: String,
+    /// The process that runs it, if that is known.
+    pub pid: Option<u32>,
+    /// vCPUs.
+    pub cpus: u32,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Numbers of its disks.
+    pub disks: Vec<u32>,
+}
+
+/// A disk that a guest uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    number: u32,
+    name: String,
+    spec: VmSpec,
+    pid: Option<u32>,
+    memory_bytes: u64,
+}
+
+/// What makes two disks belong to one VM. A process number is used again when its process has ended.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+enum Identity {
+    Called(String),
+    Process {
+        pid: u32,
+        start: u64,
+    },
+    /// Nothing is known but the disk.
+    Disk(u32),
+}
+
+/// Those of `disks` that guests use now.
+pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
+    let attach = |disk: &Arc<Disk>| {
+        let guest = disk.shared.guest()?;
+        Some(Attached {
+            number: disk.number,
+            name: disk.name.clone(),
+            spec: disk.vm.clone(),
+            pid: guest.monitor_pid,
+            memory_bytes: guest.memory_bytes,
+        })
+    };
+    disks.iter().filter_map(attach).collect()
+}
+
+/// Their VMs.
+pub fn look(attached: &[Attached]) -> Vec<Vm> {
+    group(attached, Process::look)
+}
+
+/// How these share a cache.
+pub fn share_out(vms: &[Vm]) -> Vms {
+    let sizes: Vec<_> =
+        vms.iter().map(|vm| VmSize { cpus: vm.cpus, memory: vm.memory_bytes }).collect();
+    let numbered = vms.iter().enumerate();
+    let disks = numbered.flat_map(|(number, vm)| vm.disks.iter().map(move |disk| (*disk, number)));
+    Vms::new(&sizes, disks)
+}
+
+fn group(attached: &[Attached], look: impl Fn(u32) -> Option<Process>) -> Vec<Vm> {
+    let mut vms: BTreeMap<Identity, Vm> = BTreeMap::new();
+    for disk in attached {
+        let process = disk.pid.and_then(&look);
+        let identity = match (&disk.spec.name, disk.pid, &process) {
+            (Some(name), ..) => Identity::Called(name.clone()),
+            (None, Some(pid), Some(process)) => Identity::Process { pid, start: process.start },
+            _ => Identity::Disk(disk.number),
+        };
+        let found = process.unwrap_or_default();
+        let vm: &mut Vm = vms.entry(identity).or_insert_with(|| Vm {
+            name: disk.spec.name.clone().or(found.name).unwrap_or_else(|| disk.name.clone()),
+            pid: disk.pid,
+            cpus: found.cpus.unwrap_or(1),
+            memory_bytes: 0,
+            disks: Vec::new(),
+        });
+        vm.cpus = disk.spec.cpus.unwrap_or(vm.cpus);
+        // Each disk may be told of a part: a monitor need not hand over all regions to all.
+        let memory_bytes = disk.spec.memory_bytes.unwrap_or(disk.memory_bytes);
+        vm.memory_bytes = vm.memory_bytes.max(memory_bytes);
+        vm.disks.push(disk.number);
+    }
+    vms.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(number: u32, pid: Option<u32>, spec: &str) -> Attached {
+        let spec = spec.parse().unwrap();
+        Attached { number, name: format!("disk{number}"), spec, pid, memory_bytes: 1 << 30 }
+    }
+
+    fn process(pid: u32) -> Option<Process> {
+        let name = (pid == 7).then(|| "web".to_owned());
+        (pid < 100).then_some(Process { start: 5, cpus: Some(pid), name })
+    }
+
+    fn seen(attached: &[Attached]) -> Vec<(String, u32, u64, Vec<u32>)> {
+        let mut vms = group(attached, process);
+        vms.sort_by_key(|vm| vm.disks[0]);
+        vms.into_iter().map(|vm| (vm.name, vm.cpus, vm.memory_bytes >> 30, vm.disks)).collect()
+    }
+
+    #[test]
+    fn disks_of_one_process_are_one_vm() {
+        let disks = [disk(0, Some(7), ""), disk(1, Some(8), ""), disk(2, Some(7), "")];
+        let expected = [("web".into(), 7, 1, vec![0, 2]), ("disk1".into(), 8, 1, vec![1])];
+        assert_eq!(seen(&disks), expected);
+    }
+
+    #[test]
+    fn a_process_that_is_hidden_or_gone_is_as_many_vms_as_it_has_disks() {
+        let disks = [disk(0, None, ""), disk(1, None, ""), disk(2, Some(100), "cpus=3")];
+        let expected = [(0, 1), (1, 1), (2, 3)]
+            .map(|(number, cpus)| (format!("disk{number}"), cpus, 1, vec![number]));
+        assert_eq!(seen(&disks), expected);
+    }
+
+    #[test]
+    fn the_configuration_has_the_last_word() {
+        let disks = [
+            disk(0, Some(7), "name=db,cpus=16,memory=64G"),
+            disk(1, Some(8), "name=db"),
+            disk(2, Some(7), "memory=512M"),
+        ];
+        let expected = [("db".into(), 16, 64, vec![0, 1]), ("web".into(), 7, 0, vec![2])];
+        assert_eq!(seen(&disks), expected);
+    }
+}

@@ -1,0 +1,101 @@
+//! What the kernel says of a process that runs a VM.
+
+use std::path::{Path, PathBuf};
+
+/// A process that runs a VM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Process {
+    /// When it started, in clock ticks since the host did: tells it from another one with its number.
+    pub start: u64,
+    /// vCPUs, if they can be counted.
+    pub cpus: Option<u32>,
+    /// What its command line calls the VM.
+    pub name: Option<String>,
+}
+
+impl Process {
+    /// Nothing if there is none with this number.
+    pub fn look(pid: u32) -> Option<Self> {
+        let proc = PathBuf::from(format!("/proc/{pid}"));
+        let start = start_time(&std::fs::read_to_string(proc.join("stat")).ok()?)?;
+        let command = std::fs::read(proc.join("cmdline")).unwrap_or_default();
+        let words: Vec<_> = command.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
+        let option = |option: &str| {
+            let at = words.iter().position(|word| *word == option)?;
+            words.get(at + 1).map(|value| value.as_ref())
+        };
+        let cpus = kvm_vcpus(&proc).or_else(|| option("-smp").and_then(smp));
+        let name = option("-name").and_then(|value| part(value, "guest"));
+        Some(Self { start, cpus, name: name.map(str::to_owned) })
+    }
+}
+
+/// The 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may hold anything.
+fn start_time(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// KVM gives the process a descriptor for each vCPU. To see them takes the process's user, or root.
+fn kvm_vcpus(proc: &Path) -> Option<u32> {
+    let open = std::fs::read_dir(proc.join("fd")).ok()?;
+    let is_vcpu = |target: PathBuf| target.to_string_lossy().starts_with("anon_inode:kvm-vcpu");
+    let links = open.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
+    let count = links.filter(|target| is_vcpu(target.clone())).count();
+    u32::try_from(count).ok().filter(|count| *count > 0)
+}
+
+/// vCPUs of QEMU's option `-smp`: `4`, `cpus=4,maxcpus=8`, or a topology.
+fn smp(value: &str) -> Option<u32> {
+    if let Some(cpus) = part(value, "cpus") {
+        return cpus.parse().ok();
+    }
+    let levels = ["drawers", "books", "sockets", "dies", "clusters", "modules", "cores", "threads"];
+    let counts = levels.iter().filter_map(|level| part(value, level)?.parse::<u32>().ok());
+    counts.reduce(u32::saturating_mul)
+}
+
+/// The value of a key in a list such as `guest=web,debug-threads=on`. The first word may do without its key;
+/// none of those that are asked for may be any other one.
+fn part<'list>(list: &'list str, key: &str) -> Option<&'list str> {
+    let first = list.split(',').next().filter(|word| !word.contains('='));
+    let named = list.split(',').filter_map(|word| word.split_once('='));
+    let value = named.filter(|(name, _)| *name == key).map(|(_, value)| value).next();
+    value.or(first.filter(|_| matches!(key, "cpus" | "guest")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn this_process_is_found_and_runs_no_vcpus() {
+        let process = Process::look(std::process::id()).unwrap();
+        assert!(process.start > 0 && process.cpus.is_none() && process.name.is_none());
+        assert_eq!(Process::look(u32::MAX), None);
+    }
+
+    #[test]
+    fn the_name_of_a_process_may_look_like_fields() {
+        let stat = "7 (a) 1 2 (b) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9";
+        assert_eq!(start_time(stat), Some(4711));
+        assert_eq!(start_time("7 (a) S 1"), None);
+    }
+
+    #[test]
+    fn vcpus_are_read_from_the_command_line() {
+        for (value, cpus) in [
+            ("4", Some(4)),
+            ("4,maxcpus=8", Some(4)),
+            ("maxcpus=8,cpus=2", Some(2)),
+            ("sockets=2,cores=3,threads=2", Some(12)),
+            ("maxcpus=8", None),
+            ("many", None),
+        ] {
+            assert_eq!(smp(value), cpus, "{value}");
+        }
+        assert_eq!(part("guest=web,debug-threads=on", "guest"), Some("web"));
+        assert_eq!(part("web,debug-threads=on", "guest"), Some("web"));
+        assert_eq!(part("debug-threads=on", "guest"), None);
+    }
+}
