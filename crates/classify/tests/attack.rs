@@ -21,6 +21,11 @@ use flowstone_classify::{Classify, DiskClasses, Layout, Place, ReadBytes, Rule, 
 use flowstone_layers::Mem;
 use flowstone_testkit::truth::{Truth, run};
 
+fn check_ext4(disk: &Disk) {
+    let truth = Truth::of_ext4(disk.path());
+    compare(&disk.layout(), &truth, truth.block_bytes);
+}
+
 fn kinds(layout: &Layout) -> Vec<&'static str> {
     layout.found().iter().map(|it| it.kind).collect()
 }
@@ -337,6 +342,8 @@ fn a_disk_is_read_in_so_many_pieces() {
     let list: Vec<u8> = 9000u32.to_le_bytes().repeat(256);
     put(&inner, 9000 * 1024, &list);
     put(&inner, inode + 0x28, &list[..60]);
+    let (_, reads) = counted(&inner, 100 * MIB);
+    assert!(reads < (8 << 10) + 100, "{reads} for one tree");
     let disk = Disk::new(101 * MIB);
     disk.insert(MIB, &inner);
     put_gpt(&disk, 512, 0, &[(2048, 101 * 2048 - 1); 4]);
@@ -418,6 +425,113 @@ fn groups_smaller_than_their_headers_overlap() {
     assert_eq!((kinds(&layout), layout.regions()), (vec!["xfs"], 1));
     assert_eq!(layout.place(extent(0, MIB / 2)), Place::Metadata);
     assert!(layout.is_defined_by(extent(0, 512)));
+}
+
+/// What may take its place begins before an ext4: a boot record, another superblock.
+#[test]
+fn a_boot_record_before_a_file_system_defines() {
+    let disk = Disk::new(64 * MIB);
+    make("mkfs.ext4", "-q -F", disk.file.path());
+    assert!(disk.layout().is_defined_by(extent(0, 512)));
+}
+
+#[test]
+fn an_xfs_that_cannot_be_is_none() {
+    let disk = Disk::new(400 * MIB);
+    make("mkfs.xfs", "-q -f", disk.file.path());
+    let smaller = |bytes| recognise(&mut FileBytes(disk.file.as_file()), bytes);
+    assert_eq!(kinds(&smaller(400 * MIB)), ["xfs"]);
+    assert_eq!(kinds(&smaller(399 * MIB)), [""; 0]);
+    put(&disk, 91, &[3]);
+    assert_eq!(kinds(&disk.layout()), [""; 0], "four groups");
+}
+
+#[test]
+fn an_orphan_file_is_metadata() {
+    let disk = Disk::new(200 * MIB);
+    make("mkfs.ext4", "-q -F -L called -O orphan_file", disk.file.path());
+    check_ext4(&disk);
+}
+
+/// Extents that have been allocated and not been written are as long as the others.
+#[test]
+fn extents_of_a_journal_that_were_never_written() {
+    let disk = Disk::new(200 * MIB);
+    make("mkfs.ext4", "-q -F -b 4096 -J size=16", disk.file.path());
+    let said = run("debugfs", &["-R", "imap <8>", disk.path()], "");
+    let (_, place) = said.split_once("located at block ").unwrap();
+    let (block, offset) = place.trim().split_once(", offset 0x").unwrap();
+    let inode = block.parse::<u64>().unwrap() * 4096 + u64::from_str_radix(offset, 16).unwrap();
+    let before = disk.layout();
+    put(&disk, inode + 0x28 + 12 + 4, &(4096u16 + 32768).to_le_bytes());
+    assert_eq!(disk.layout(), before);
+    assert_eq!(before.found()[0].journal_bytes, 16 * MIB);
+}
+
+/// Blocks of a file system of 18 TiB have numbers of more than 32 bits.
+#[test]
+fn a_file_system_of_18_tib() {
+    const TIB: u64 = 1 << 40;
+    // ext4 itself has no files of that size.
+    if tempfile::tempfile().unwrap().set_len(18 * TIB).is_err() {
+        println!("skipped: no room for a sparse file of 18 TiB");
+        return;
+    }
+    let disk = Disk::new(18 * TIB);
+    let options = "-q -F -b 4096 -N 1000000 -G 8192 -J size=64,location=4500000000 \
+                   -E lazy_itable_init=1,lazy_journal_init=1,nodiscard -O ^resize_inode";
+    make("mkfs.ext4", options, disk.file.path());
+    let layout = disk.layout();
+    assert_eq!(layout.found()[0].journal_bytes, 64 * MIB);
+    assert_eq!(layout.place(extent(4_500_000_000 * 4096 + MIB, MIB)), Place::Journal);
+    let groups = run("dumpe2fs", &[disk.path()], "");
+    let last = groups.lines().filter_map(|line| line.split_once("Inode table at ")).next_back();
+    let block = last.unwrap().1.split('-').next().unwrap().parse::<u64>().unwrap();
+    assert!(block > 1 << 32, "{block}");
+    assert_eq!(layout.place(extent(block * 4096, 4096)), Place::Metadata);
+}
+
+/// The thread that reads has a stack of 256 KiB. A tree whose nodes name themselves ends at its depth.
+#[test]
+fn a_small_stack_is_enough_for_a_tree_that_names_itself() {
+    let disk = Disk::new(200 * MIB);
+    make("mkfs.ext4", "-q -F -b 4096 -J size=16", disk.file.path());
+    let said = run("debugfs", &["-R", "imap <8>", disk.path()], "");
+    let (_, place) = said.split_once("located at block ").unwrap();
+    let (block, offset) = place.trim().split_once(", offset 0x").unwrap();
+    let inode = block.parse::<u64>().unwrap() * 4096 + u64::from_str_radix(offset, 16).unwrap();
+    let mut node = vec![0; 4096];
+    node[..8].copy_from_slice(&[0x0A, 0xF3, 84, 1, 84, 1, 5, 0]);
+    for entry in node[12..].chunks_exact_mut(12) {
+        entry[4..8].copy_from_slice(&9000u32.to_le_bytes());
+    }
+    put(&disk, 9000 * 4096, &node);
+    put(&disk, inode + 0x28, &node[..60]);
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(256 << 10);
+        let read = || counted(&disk, 200 * MIB).1;
+        let reads = thread.spawn_scoped(scope, read).unwrap().join().unwrap();
+        assert!(reads < 50, "{reads}");
+    });
+}
+
+/// Of a group on two disks the pieces on this one are known, whichever comes first in the text.
+#[test]
+fn the_second_physical_volume_of_a_group() {
+    let other = "pv_other {\nid = \"aaaaaa-W2D8-HSB9-PSiG-dNVE-mUMB-VPvJtN\"\npe_start = 4096\n}\n";
+    let text = group(&linear("root", 0, 10, ""))
+        .replace("physical_volumes {\n", &format!("physical_volumes {{\n{other}"));
+    let disk = physical_volume(&text);
+    let inner = Disk::new(40 * MIB);
+    make("mkfs.ext4", "-q -F -b 4096", inner.file.path());
+    disk.insert(MIB, &inner);
+    assert_eq!(kinds(&disk.layout()), ["lvm", "ext4"]);
+    // Segments of other kinds, and areas that are none.
+    let disk = physical_volume(&text.replace("\"striped\"", "\"error\""));
+    assert_eq!(kinds(&disk.layout()), ["lvm"]);
+    let disk = physical_volume(&text);
+    put(&disk, 4096 + 4, b"nothing");
+    assert_eq!(kinds(&disk.layout()), ["lvm"]);
 }
 
 /// A disk in memory. Reads and writes of the layers above wait while they are told to, and fail on demand.
@@ -739,4 +853,27 @@ fn an_outage_of_some_seconds_does_not_cost_the_layout_for_good() {
     // The guest mounts the file system again.
     guest.write(Sector::new(2048 + 2), &mut superblock).unwrap();
     wait_for("the layout", 6, || is_ext4(&classes));
+}
+
+/// With blocks of 4 KiB (a disk that demands them), a boot record counts these.
+#[test]
+fn a_boot_record_of_a_disk_with_blocks_of_4_kib() {
+    struct Large(Arc<Slow>);
+    impl Layer for Large {
+        fn geometry(&self) -> Geometry {
+            Geometry { logical_block_bytes: 4096, ..self.0.geometry() }
+        }
+        fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+            self.0.channel(context)
+        }
+    }
+    let image = Disk::new(32 * MIB);
+    let inner = Disk::new(20 * MIB);
+    make("mkfs.ext4", "-q -F", inner.file.path());
+    image.insert(MIB, &inner);
+    put(&image, 446, &mbr_entry(0, 0x83, 256, 20 * 256));
+    put(&image, 510, &[0x55, 0xAA]);
+    let classify = Classify::new(Arc::new(Large(slow(&image).0)), 3);
+    let classes = classify.classes();
+    wait_for("the layout", 5, || is_ext4(&classes));
 }
