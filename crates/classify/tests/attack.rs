@@ -103,7 +103,10 @@ fn a_journal_device_made_over_something_else() {
         }
         assert_eq!(disk.layout().found()[0].kind, kind);
         make("mke2fs", "-q -F -b 4096 -O journal_dev", disk.file.path());
-        assert_eq!(kinds(&disk.layout()), ["ext4 journal"], "over {kind}");
+        let layout = disk.layout();
+        assert_eq!(kinds(&layout), ["ext4 journal"], "over {kind}");
+        assert_eq!(layout.place(extent(0, 8192)), Place::FileSystem, "half of it lies before");
+        assert_eq!(layout.place(extent(4096, 4096)), Place::Journal);
     }
 }
 
@@ -685,6 +688,7 @@ fn what_is_written_during_a_reading_is_read() {
     let mut superblock = vec![0; 1024];
     let mut guest = BlockingDisk::new(&OfGuest(&classify, 0)).unwrap();
     guest.read(Sector::new(2), &mut superblock).unwrap();
+    let reads = control.reads.load(Relaxed);
     control.writes_held.store(true, Relaxed);
     std::thread::scope(|scope| {
         let (classify, control, classes) = (&classify, &control, &classes);
@@ -694,11 +698,10 @@ fn what_is_written_during_a_reading_is_read() {
         });
         std::thread::sleep(Duration::from_millis(1500));
         assert_eq!(classes.readings(), before, "a write that has not completed");
+        control.read_ms.store(200, Relaxed);
         control.writes_held.store(false, Relaxed);
         held.join().unwrap();
     });
-    control.read_ms.store(200, Relaxed);
-    let reads = control.reads.load(Relaxed);
     wait_for("a reading", 10, || control.reads.load(Relaxed) > reads + 1);
     // The block with the superblock has been read.
     assert!(is_ext4(&classes));

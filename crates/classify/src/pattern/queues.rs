@@ -117,6 +117,7 @@ mod tests {
         }
         let recent = lock(&queue.recent);
         assert_eq!(recent.len(), 64);
+        assert_eq!(recent.front().map(|it| it.start().get()), Some(16 * 136));
         assert_eq!(recent.back().map(|it| it.start().get()), Some(16 * 199));
     }
 }
