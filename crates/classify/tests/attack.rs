@@ -716,11 +716,11 @@ fn what_is_written_during_a_reading_is_read() {
 
 #[test]
 fn whatever_changes_a_superblock_is_noticed() {
-    for nth in 0..4 {
+    let check = |nth| {
         let (disk, control) = slow(&ext4_of_32_mib(""));
         let classify = Classify::new(disk, 3);
         let classes = classify.classes();
-        wait_for("the layout", 10, || is_ext4(&classes));
+        settled(&classes);
         let mut guest = BlockingDisk::new(&OfGuest(&classify, 0)).unwrap();
         let of_superblock = Extent::new(Sector::new(2), SectorCount::new(2)).unwrap();
         match nth {
@@ -733,7 +733,38 @@ fn whatever_changes_a_superblock_is_noticed() {
             }
         }
         wait_for("another reading", 10, || !is_ext4(&classes));
-    }
+    };
+    std::thread::scope(|scope| (0..4).for_each(|nth| drop(scope.spawn(move || check(nth)))));
+}
+
+/// A write is submitted before the first layout is known, and completes when it long is.
+#[test]
+fn a_write_is_judged_by_the_layout_of_its_end() {
+    let image = Disk::new(32 * MIB);
+    let inner = Disk::new(20 * MIB);
+    make("mkfs.ext4", "-q -F", inner.file.path());
+    image.insert(MIB, &inner);
+    put_gpt(&image, 512, 0, &[(2048, 42 * 1024 - 1)]);
+    let mut superblock = vec![0; 1024];
+    image.file.as_file().read_exact_at(&mut superblock, MIB + 1024).unwrap();
+    let (disk, control) = slow(&image);
+    control.read_ms.store(500, Relaxed);
+    control.writes_held.store(true, Relaxed);
+    let classify = Classify::new(disk, 3);
+    let classes = classify.classes();
+    std::thread::scope(|scope| {
+        let classify = &classify;
+        let guest = scope.spawn(move || {
+            let mut guest = BlockingDisk::new(&OfGuest(classify, 0)).unwrap();
+            guest.write(Sector::new(2048 + 2), &mut superblock).unwrap();
+        });
+        std::thread::sleep(Duration::from_millis(200));
+        control.read_ms.store(0, Relaxed);
+        let before = settled(&classes);
+        control.writes_held.store(false, Relaxed);
+        guest.join().unwrap();
+        wait_for("another reading", 5, || classes.readings() > before);
+    });
 }
 
 /// A guest that writes its superblock all the time makes it be read once a second.
