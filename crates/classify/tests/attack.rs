@@ -297,6 +297,17 @@ fn a_hybrid_table_is_a_gpt() {
     assert_eq!(kinds(&disk.layout()), ["gpt", "ext4"]);
 }
 
+#[test]
+fn the_first_128_partitions_are_read() {
+    let disk = Disk::new(30 * MIB);
+    let inner = Disk::new(20 * MIB);
+    make("mkfs.ext4", "-q -F", inner.file.path());
+    disk.insert(MIB, &inner);
+    put_gpt(&disk, 512, 0, &[(2048, 42 * 1024 - 1); 200]);
+    put(&disk, 512 + 80, &[200]);
+    assert_eq!(disk.layout().found().len(), 1 + 128);
+}
+
 /// What lies where entries would be is none: a status, or a start beyond the end.
 #[test]
 fn a_boot_sector_whose_entries_cannot_be_hides_no_file_system() {
