@@ -712,10 +712,11 @@ fn what_is_written_during_a_reading_is_read() {
             guest.write(Sector::new(2), &mut superblock).unwrap();
         });
         std::thread::sleep(Duration::from_millis(1500));
-        assert_eq!(classes.readings(), before, "a write that has not completed");
+        let meanwhile = classes.readings();
         control.read_ms.store(200, Relaxed);
         control.writes_held.store(false, Relaxed);
         held.join().unwrap();
+        assert_eq!(meanwhile, before, "a write that has not completed");
     });
     wait_for("a reading", 10, || control.reads.load(Relaxed) > reads + 1);
     // The block with the superblock has been read.
