@@ -100,3 +100,24 @@ impl QueueMemory {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use flowstone_block::{Sector, SectorCount};
+
+    use super::*;
+
+    #[test]
+    fn a_queue_remembers_its_last_64_writes() {
+        let shared = Arc::new(SharedDetector::default());
+        let mut queue = QueueMemory::new(&shared, 0);
+        let extent = |start| Extent::new(Sector::new(start), SectorCount::new(8));
+        for nth in 0..200 {
+            queue.wrote(extent(16 * nth).expect("eight sectors"));
+        }
+        let recent = lock(&queue.recent);
+        assert_eq!(recent.len(), 64);
+        assert_eq!(recent.front().map(|it| it.start().get()), Some(16 * 136));
+        assert_eq!(recent.back().map(|it| it.start().get()), Some(16 * 199));
+    }
+}
