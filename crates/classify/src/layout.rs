@@ -149,6 +149,8 @@ pub struct Builder {
     found: Vec<Found>,
     volumes: usize,
     steps: u64,
+    /// Whether there was room for what was found last.
+    is_reported: bool,
     /// There is more than it takes.
     truncated: bool,
     /// There are too many regions: no more metadata is taken.
@@ -220,7 +222,8 @@ impl Builder {
     pub fn found(&mut self, kind: &'static str, volume: &Volume, depth: u8, label: &str) {
         let mut start = u64::MAX;
         volume.on_disk(0..volume.bytes(), |range| start = start.min(range.start));
-        if self.found.len() == FOUND_MAX {
+        self.is_reported = self.found.len() < FOUND_MAX;
+        if !self.is_reported {
             self.truncated = true;
             return;
         }
@@ -237,7 +240,7 @@ impl Builder {
 
     /// So many bytes of what was found last are of this class.
     pub fn counted(&mut self, class: Class, bytes: u64) {
-        let Some(last) = self.found.last_mut() else { return };
+        let Some(last) = self.found.last_mut().filter(|_| self.is_reported) else { return };
         match class {
             Class::Journal => last.journal_bytes = last.journal_bytes.saturating_add(bytes),
             Class::Metadata => last.metadata_bytes = last.metadata_bytes.saturating_add(bytes),

@@ -21,6 +21,8 @@ const UUID_BYTES: usize = 32;
 /// Magic and version follow the checksum of a metadata area's header.
 const AREA_MAGIC: &[u8] = b"\x20LVM2\x20x[5A%r0N*>";
 const AREA_HEADER_BYTES: u64 = 512;
+/// The area is none of its group's any more (`pvchange --metadataignore y`): its text is an old one.
+const AREA_IGNORED: u32 = 1;
 /// The text goes on behind the header when it comes to the end of its area.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
 /// What LVM gives to users. Others are parts of these: the data of a thin pool, a leg of a mirror.
@@ -75,7 +77,7 @@ fn label(disk: &Volume, scan: &mut Scan<'_>, at: u64) -> Option<PhysicalVolume> 
 fn group_text(disk: &Volume, scan: &mut Scan<'_>, physical: &PhysicalVolume) -> Option<Vec<u8>> {
     let PhysicalVolume { area_start, area_bytes, .. } = *physical;
     let header: [u8; 64] = disk.read_array(scan, area_start)?;
-    if &header[4..20] != AREA_MAGIC {
+    if &header[4..20] != AREA_MAGIC || le32(&header, 60) & AREA_IGNORED != 0 {
         return None;
     }
     let (offset, bytes) = (le64(&header, 40), le64(&header, 48));

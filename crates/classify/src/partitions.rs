@@ -1,6 +1,6 @@
 //! Partition tables: MBR with its chain of logical partitions, and GPT.
 //!
-//! Source: UEFI 2.10, chapter 5. The tables of a disk with logical blocks of 4 KiB count these. Checksums
+//! Source: UEFI 2.10, chapter 5. Tables count the logical blocks of the disk that they were made on. Checksums
 //! of a GPT are not looked at: a table that is wrong costs classes, and the header is judged by what it says
 //! of itself.
 
@@ -43,7 +43,7 @@ pub fn read(disk: &Volume, scan: &mut Scan<'_>, layout: &mut Builder) -> Option<
     if le16(&sector, 510) != MBR_SIGNATURE {
         return None;
     }
-    let entries = mbr_entries(&sector, disk.bytes())?;
+    let entries = mbr_entries(&sector, scan.block_bytes(), disk.bytes())?;
     if entries.iter().any(|entry| entry.kind == TYPE_PROTECTIVE) {
         return [512, 4096].into_iter().find_map(|block| gpt(disk, scan, block, layout));
     }
@@ -67,7 +67,7 @@ struct MbrEntry {
 
 /// The entries that are in use. A boot sector of a file system has other things in their place: `None` if
 /// one of them cannot be an entry, or none is in use.
-fn mbr_entries(sector: &[u8; 512], disk_bytes: u64) -> Option<Vec<MbrEntry>> {
+fn mbr_entries(sector: &[u8; 512], block: u64, disk_bytes: u64) -> Option<Vec<MbrEntry>> {
     let entries = sector[MBR_ENTRIES_AT..510].chunks_exact(MBR_ENTRY_BYTES);
     let mut found = Vec::new();
     for entry in entries {
@@ -79,7 +79,7 @@ fn mbr_entries(sector: &[u8; 512], disk_bytes: u64) -> Option<Vec<MbrEntry>> {
         if kind == 0 || count == 0 {
             continue;
         }
-        let (start, bytes) = (start * SECTOR_BYTES, count * SECTOR_BYTES);
+        let (start, bytes) = (start * block, count * block);
         if start == 0 || start >= disk_bytes {
             return None;
         }
@@ -97,8 +97,12 @@ fn logical_partitions(
     partitions: &mut Vec<Partition>,
     layout: &mut Builder,
 ) -> Option<()> {
+    let block = scan.block_bytes();
     let mut record = extended.start;
-    while partitions.len() < PARTITIONS_MAX {
+    let mut records = Vec::new();
+    // In any order: partitions are deleted and made again. A chain that comes back would never end.
+    while records.len() < PARTITIONS_MAX && !records.contains(&record) {
+        records.push(record);
         let sector: [u8; 512] = disk.read_array(scan, record)?;
         layout.definer(disk, record..record + SECTOR_BYTES);
         if le16(&sector, 510) != MBR_SIGNATURE {
@@ -108,16 +112,13 @@ fn logical_partitions(
             let at = MBR_ENTRIES_AT + nth * MBR_ENTRY_BYTES;
             let (start, count) =
                 (u64::from(le32(&sector, at + 8)), u64::from(le32(&sector, at + 12)));
-            (sector[at + 4] != 0 && count != 0)
-                .then_some((start * SECTOR_BYTES, count * SECTOR_BYTES))
+            (sector[at + 4] != 0 && count != 0).then_some((start * block, count * block))
         };
         if let Some((start, bytes)) = entry(0) {
             partitions.push(Partition { start: record.checked_add(start)?, bytes });
         }
         let (next, _) = entry(1)?;
-        // Records follow each other: a chain that goes back would never end.
-        let next = extended.start.checked_add(next).filter(|next| *next > record)?;
-        record = next;
+        record = extended.start.checked_add(next)?;
     }
     Some(())
 }

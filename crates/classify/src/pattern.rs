@@ -32,6 +32,8 @@ const NEAR_SECTORS: u64 = 128;
 /// The most that a journal grows by between two flushes before its end is known; 4 MiB. What is written
 /// behind its end is taken for it up to there.
 const GROWTH_SECTORS_MAX: u64 = 8192;
+/// The beginning of a journal has been written so many flushes before it is found to have begun again.
+const BEGINNING_FLUSHES: u64 = 8;
 /// So many writes in it that do not continue it, and it is none any more.
 const STRIKES_MAX: u8 = 8;
 
@@ -47,6 +49,8 @@ struct Journal {
     /// Where it goes on if the last write at its start was more than one of the block there: a journal's own
     /// superblock lies before it, and is written at any time.
     begun_again: Option<u64>,
+    /// It has just begun again: what led to its start is a part of it.
+    is_joining: bool,
     /// How much it has grown since the last flush.
     growth: u64,
     strikes: u8,
@@ -108,8 +112,8 @@ impl Journals {
 impl Journal {
     /// A stream that has been written from here to there.
     fn new(start: u64, head: u64) -> Self {
-        let (is_whole, begun_again, growth, strikes) = (false, None, 0, 0);
-        Self { start, end: head, head, is_whole, begun_again, growth, strikes }
+        let (is_whole, begun_again, is_joining, growth, strikes) = (false, None, false, 0, 0);
+        Self { start, end: head, head, is_whole, begun_again, is_joining, growth, strikes }
     }
 
     fn contains(&self, extent: Extent) -> bool {
@@ -136,6 +140,7 @@ impl Journal {
             (self.head, self.strikes) = (self.head.max(end), 0);
         } else if self.begun_again.is_some_and(near) {
             (self.head, self.is_whole, self.begun_again, self.strikes) = (end, true, None, 0);
+            self.is_joining = true;
         } else if near(self.start) {
             self.begun_again = Some(end);
         } else {
@@ -189,7 +194,27 @@ impl Detector {
                 self.advance_candidates(write);
             }
         }
+        self.join_beginnings();
         self.journals.flushed();
+    }
+
+    /// A journal that was first seen behind its start comes round to where it was seen: the stream that has
+    /// led there lately, too short to be taken for a journal by itself, is its beginning.
+    fn join_beginnings(&mut self) {
+        for journal in &mut self.journals.0 {
+            if !std::mem::take(&mut journal.is_joining) {
+                continue;
+            }
+            let leads_there = |it: &Candidate| {
+                let reached = journal.start..journal.start + NEAR_SECTORS;
+                it.start < journal.start
+                    && reached.contains(&it.head)
+                    && it.flush + BEGINNING_FLUSHES >= self.flushes
+            };
+            if let Some(index) = self.candidates.iter().position(leads_there) {
+                journal.start = self.candidates.swap_remove(index).start;
+            }
+        }
     }
 
     fn advance_candidates(&mut self, write: Extent) {

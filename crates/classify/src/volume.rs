@@ -9,6 +9,11 @@ use std::ops::Range;
 pub trait ReadBytes {
     /// Fills `target` with what the disk holds from byte `at` on; `None` if it cannot be read.
     fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()>;
+
+    /// What the disk's addresses count for its guest: its logical blocks.
+    fn block_bytes(&self) -> u64 {
+        512
+    }
 }
 
 /// The most that one look at a disk reads: enough for the group descriptors of 64 TiB of ext4.
@@ -30,6 +35,11 @@ impl<'disk> Scan<'disk> {
     /// For a disk of so many bytes.
     pub fn new(source: &'disk mut dyn ReadBytes, bytes: u64) -> Self {
         Self { source, bytes, bytes_left: BYTES_MAX, reads_left: READS_MAX }
+    }
+
+    /// What the disk's addresses count.
+    pub fn block_bytes(&self) -> u64 {
+        self.source.block_bytes()
     }
 
     /// All of the disk.

@@ -23,8 +23,9 @@ const STACK_BYTES: usize = 256 << 10;
 /// What is read from the disk is whole blocks of this size.
 const BLOCK_BYTES: u64 = 4096;
 /// A reading that met an error is done again; the layout stays as it is meanwhile. After so many in a row,
-/// what can be read counts.
+/// what can be read counts, and the next ones are further and further apart.
 const FAILURES_MAX: u32 = 3;
+const REST_DOUBLINGS_MAX: u32 = 6;
 
 /// Keeps the layout of one disk up to date. Dropping it waits for a reading that is on its way, for as long
 /// as one request takes.
@@ -58,6 +59,12 @@ struct State {
 }
 
 impl State {
+    /// Before the next reading.
+    fn rest(&self) -> Duration {
+        let doublings = self.failures.saturating_sub(FAILURES_MAX - 1).min(REST_DOUBLINGS_MAX);
+        REST * (1 << doublings)
+    }
+
     /// Reports that a layout cannot be read for want of a thread or a ring. A guest must not fill the log
     /// by writing its superblock again and again.
     fn say(&mut self, error: &io::Error) {
@@ -141,7 +148,11 @@ impl Shared {
                     debug!(regions, found, time = ?begin.elapsed(), "layout read");
                     self.publish(layout, disk.has_failed);
                 }
-                Err(error) => self.state().say(&error),
+                Err(error) => {
+                    let mut state = self.state();
+                    state.say(&error);
+                    (state.failures, state.wanted) = (state.failures + 1, true);
+                }
             }
             let mut state = self.state();
             state.ended = Some(Instant::now());
@@ -156,8 +167,8 @@ impl Shared {
             return;
         }
         state.failures = if has_failed { state.failures + 1 } else { 0 };
+        state.wanted |= has_failed;
         if (1..FAILURES_MAX).contains(&state.failures) {
-            state.wanted = true;
             return;
         }
         let old = self.layout.get();
@@ -177,8 +188,9 @@ impl Shared {
     fn is_due(&self) -> bool {
         let mut state = self.state();
         while state.wanted && !state.stopped {
-            let since = state.ended.map_or(REST, |ended| ended.elapsed());
-            let Some(left) = REST.checked_sub(since).filter(|left| !left.is_zero()) else {
+            let rest = state.rest();
+            let since = state.ended.map_or(rest, |ended| ended.elapsed());
+            let Some(left) = rest.checked_sub(since).filter(|left| !left.is_zero()) else {
                 // What is written from now on, this reading may miss.
                 state.wanted = false;
                 return true;
@@ -201,6 +213,10 @@ struct DiskBytes<'a> {
 }
 
 impl ReadBytes for DiskBytes<'_> {
+    fn block_bytes(&self) -> u64 {
+        self.shared.disk.geometry().logical_block_bytes.into()
+    }
+
     fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()> {
         let end = at.checked_add(target.len() as u64)?;
         let is_kept =

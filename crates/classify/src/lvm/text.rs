@@ -96,7 +96,9 @@ impl<'text> Parser<'text> {
 
     fn scalar(&mut self) -> Option<Node<'text>> {
         if !self.take("\"") {
-            return self.word()?.parse().ok().map(Node::Number);
+            // Numbers below zero (`read_ahead = -1`) and others that nobody asks for are words.
+            let word = self.word()?;
+            return Some(word.parse().map_or(Node::Text(word), Node::Number));
         }
         self.count()?;
         // A quote in a text is escaped; no text that is looked at has one.

@@ -5,9 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use flowstone_classify::{ReadBytes, recognise};
-use flowstone_testkit::truth::run;
 
 use crate::disk::{Disk, GIB, MIB, make};
+use crate::forged::journal_inode_at;
 
 /// An image with some bytes changed, on a disk that claims to be huge. Counts what is read.
 struct Forged<'a> {
@@ -78,20 +78,12 @@ fn images_with_random_bytes_changed() {
     }
 }
 
-/// Where the journal's inode is, in bytes.
-fn journal_inode(disk: &Disk, block_bytes: u64) -> u64 {
-    let said = run("debugfs", &["-R", "imap <8>", disk.path()], "");
-    let (_, place) = said.split_once("located at block ").unwrap();
-    let (block, offset) = place.trim().split_once(", offset 0x").unwrap();
-    block.parse::<u64>().unwrap() * block_bytes + u64::from_str_radix(offset, 16).unwrap()
-}
-
 /// An extent tree whose nodes all are one block, which names itself.
 #[test]
 fn a_journal_whose_blocks_name_each_other() {
     let disk = Disk::new(GIB);
     make("mkfs.ext4", "-q -F -b 4096 -J size=64", disk.file.path());
-    let inode = journal_inode(&disk, 4096);
+    let inode = journal_inode_at(&disk, 4096);
     let node = |depth: u16| {
         let mut node = vec![0; 4096];
         node[0..2].copy_from_slice(&0xF30Au16.to_le_bytes());
@@ -117,7 +109,7 @@ fn a_journal_whose_blocks_name_each_other() {
 fn a_journal_of_ext3_whose_lists_name_each_other() {
     let disk = Disk::new(GIB);
     make("mkfs.ext3", "-q -F -b 1024", disk.file.path());
-    let inode = journal_inode(&disk, 1024);
+    let inode = journal_inode_at(&disk, 1024);
     let list: Vec<u8> = 9000u32.to_le_bytes().repeat(256);
     disk.file.as_file().write_all_at(&list, 9000 * 1024).unwrap();
     disk.file.as_file().write_all_at(&list[..60], inode + 0x28).unwrap();

@@ -3,10 +3,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod bounds;
 mod disk;
 mod ext4;
+mod forged;
 mod hostile;
 mod lvm;
 mod partitions;
+mod rare;
+mod readings;
+mod remains;
+mod slow;
+mod tables;
+mod volumes;
 mod watching;
 mod xfs;
