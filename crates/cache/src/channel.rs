@@ -1,11 +1,12 @@
 //! One queue's way through the cache.
 //!
-//! A read whose blocks are all held is answered at once, by copies. Any other read goes down as a whole:
-//! blocks that are to be held are read into frames and copied to the guest, the others go straight to its
-//! memory. A write goes down at once and completes when the disk has it; blocks that are to be held are
-//! copied out of the guest's memory once, into the frames that the disk writes from, so that the guest cannot
-//! make the two differ. Sequential reads are read ahead of, into memory that the policy hears of when a guest
-//! asks for it.
+//! Reads are looked up at the kick: what finding a block takes lies in memory that no cache of the CPU holds, and
+//! the waits of all reads of a batch for that are one. A read whose blocks are all held is answered by copies.
+//! Any other read goes down as a whole: blocks that are to be held are read into frames and copied to the guest,
+//! the others go straight to its memory. A write goes down at once and completes when the disk has it; blocks
+//! that are to be held are copied out of the guest's memory once, into the frames that the disk writes from, so
+//! that the guest cannot make the two differ. Sequential reads are read ahead of, into memory that the policy
+//! hears of when a guest asks for it.
 
 mod ahead;
 mod below;
@@ -26,11 +27,13 @@ use crate::counters::QueueCounters;
 use crate::disk::CachedDisk;
 use crate::frames::Frame;
 use crate::names::BlockId;
-use crate::table::{Fill, Found};
+use crate::table::{Fill, Found, PREFETCHED_MAX};
 use crate::{BLOCK_BYTES, BLOCK_SECTORS};
 
 /// Requests of more blocks pass by: few are read again.
 const BLOCKS_MAX: u64 = 256;
+/// Frames that wait for their copy, pinned: then it is made before the batch is complete.
+const HELD_MAX: usize = 64;
 /// Most pieces of memory of a request: what one call takes (`UIO_MAXIOV`).
 const PIECES_MAX: u64 = 1024;
 
@@ -48,8 +51,12 @@ pub struct CachedChannel {
     /// Read from memory, to be reaped.
     done: Vec<Completion>,
     arrived: Vec<Completion>,
-    /// Frames of the read that is being looked up, and lists of requests that have come back.
+    /// Reads that are to be looked up at the kick, or before a change.
+    pending: Vec<(Box<Request>, Extent)>,
+    /// Reads to be answered from memory, and the frames of all of their blocks, pinned.
+    answers: Vec<(Box<Request>, Extent)>,
     held: Vec<Frame>,
+    /// Lists of requests that have come back.
     spare: Vec<Lists>,
     ahead: AheadReads,
     reactor: Reactor,
@@ -75,6 +82,8 @@ impl CachedChannel {
             tokens: TokenSource::new(),
             done: Vec::new(),
             arrived: Vec::new(),
+            pending: Vec::new(),
+            answers: Vec::new(),
             held: Vec::new(),
             spare: Vec::new(),
             ahead: AheadReads::new(context.origin),
@@ -84,11 +93,10 @@ impl CachedChannel {
 
     /// The blocks that share a sector with `extent`, of those that can be held.
     fn blocks(&self, extent: Extent) -> Range<BlockId> {
-        let first = extent.start().get() / BLOCK_SECTORS;
-        let end = extent.end().get().div_ceil(BLOCK_SECTORS);
+        let numbers = numbers(extent);
         let disk = self.disk.number;
         let id = |number: u64| BlockId::of_disk(disk, number.min(BlockId::NUMBER_MAX));
-        id(first)..id(end)
+        id(numbers.start)..id(numbers.end)
     }
 
     /// Whether the cache may hold what this request carries.
@@ -136,6 +144,7 @@ impl CachedChannel {
             return;
         }
         let mut lists = self.spare.pop().unwrap_or_default();
+        let before = self.held.len();
         let all_held = self.look_up(blocks.clone(), &mut lists.fills);
         if let Some(counters) = &self.counters {
             let class = request.class as usize;
@@ -144,11 +153,14 @@ impl CachedChannel {
         }
         if all_held {
             self.spare.push(lists);
-            self.answer(request, extent);
+            self.answers.push((request, extent));
+            if self.held.len() >= HELD_MAX {
+                self.answer();
+            }
             return;
         }
         let memory = &self.disk.cache.memory;
-        self.held.drain(..).for_each(|frame| memory.unpin(frame));
+        self.held.drain(before..).for_each(|frame| memory.unpin(frame));
         if lists.fills.is_empty() {
             self.spare.push(lists);
             self.base.submit(request);
@@ -189,16 +201,35 @@ impl CachedChannel {
         all_held
     }
 
-    /// A read whose blocks are all in `held`.
-    fn answer(&mut self, mut request: Box<Request>, extent: Extent) {
+    /// Copies what is held to the reads that have found it.
+    fn answer(&mut self) {
         let memory = &self.disk.cache.memory;
-        let first = extent.start().get() / BLOCK_SECTORS;
-        for (number, frame) in (first..).zip(self.held.drain(..)) {
-            // SAFETY: it is pinned.
-            copy_in(&mut request, extent, number, unsafe { memory.bytes(frame) });
-            memory.unpin(frame);
+        let mut held = self.held.drain(..);
+        for (mut request, extent) in self.answers.drain(..) {
+            for (number, frame) in numbers(extent).zip(held.by_ref()) {
+                // SAFETY: it is pinned.
+                copy_in(&mut request, extent, number, unsafe { memory.bytes(frame) });
+                memory.unpin(frame);
+            }
+            self.done.push(Completion { request, outcome: Ok(()) });
         }
-        self.done.push(Completion { request, outcome: Ok(()) });
+    }
+
+    /// Looks up the reads of a batch, in order.
+    fn read_pending(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        while !pending.is_empty() {
+            let count = pending.len().min(PREFETCHED_MAX);
+            let ids = |blocks: Range<BlockId>| (blocks.start.0..blocks.end.0).map(BlockId);
+            let blocks = pending[..count].iter().flat_map(|(_, extent)| ids(self.blocks(*extent)));
+            let cache = &self.disk.cache;
+            cache.table().prefetch(&cache.memory, blocks.take(PREFETCHED_MAX));
+            for (request, extent) in pending.drain(..count) {
+                self.read(request, extent);
+            }
+            self.answer();
+        }
+        self.pending = pending;
     }
 
     fn write(&mut self, request: Box<Request>, extent: Extent) {
@@ -255,15 +286,19 @@ impl CachedChannel {
 
 impl Channel for CachedChannel {
     fn submit(&mut self, request: Box<Request>) {
+        if let Op::Read(extent) = request.op {
+            return self.pending.push((request, extent));
+        }
+        self.read_pending();
         match request.op {
-            Op::Read(extent) => self.read(request, extent),
             Op::Write(extent) => self.write(request, extent),
             Op::Discard(extent) | Op::WriteZeroes { extent, .. } => self.change(request, extent),
-            Op::Flush => self.base.submit(request),
+            Op::Read(_) | Op::Flush => self.base.submit(request),
         }
     }
 
     fn kick(&mut self) {
+        self.read_pending();
         self.base.kick();
     }
 
@@ -282,6 +317,7 @@ impl Channel for CachedChannel {
             }
         }
         self.arrived = arrived;
+        self.answer();
         done.append(&mut self.done);
         if again {
             self.base.kick();
@@ -289,6 +325,7 @@ impl Channel for CachedChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
+        self.read_pending();
         NextLook::now_if(!self.done.is_empty()).min(self.base.next_look())
     }
 }
@@ -308,6 +345,11 @@ impl Drop for CachedChannel {
 
 fn len(blocks: &Range<BlockId>) -> u64 {
     blocks.end.0 - blocks.start.0
+}
+
+/// The numbers of the blocks that share a sector with `extent`.
+fn numbers(extent: Extent) -> Range<u64> {
+    extent.start().get() / BLOCK_SECTORS..extent.end().get().div_ceil(BLOCK_SECTORS)
 }
 
 /// The part of the request's bytes that lies in the block with this number.

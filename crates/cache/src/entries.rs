@@ -1,10 +1,9 @@
 //! Blocks in queues: a table that finds a block, and links that order them. An entry of 20 bytes and its
-//! place in the table, 5 bytes at a load of at most 7/8, are all that a policy needs per block.
+//! place in the table, 8 bytes, are all that a policy needs per block.
 
-use hashbrown::{DefaultHashBuilder, HashTable};
-use std::hash::BuildHasher;
-
+use crate::buckets::Buckets;
 use crate::names::{BlockId, Place};
+use crate::prefetch::prefetch;
 
 /// No entry.
 const NONE: u32 = u32::MAX;
@@ -42,9 +41,7 @@ struct Queue {
 /// Blocks, each in one of `N` queues.
 #[derive(Debug)]
 pub struct Entries<const N: usize> {
-    table: HashTable<u32>,
-    /// Keyed at random: a guest that chose its block numbers could make one slot of the table long.
-    hasher: DefaultHashBuilder,
+    table: Buckets,
     entries: Vec<Entry>,
     /// The first entry that is not in use.
     free: u32,
@@ -58,8 +55,7 @@ impl<const N: usize> Entries<N> {
     pub fn with_capacity(blocks: usize) -> Self {
         let () = Self::FIT;
         Self {
-            table: HashTable::with_capacity(blocks),
-            hasher: DefaultHashBuilder::default(),
+            table: Buckets::with_capacity(blocks),
             entries: Vec::with_capacity(blocks),
             free: NONE,
             queues: [Queue { front: NONE, back: NONE, len: 0 }; N],
@@ -73,9 +69,21 @@ impl<const N: usize> Entries<N> {
 
     /// A block, and the queue that it is in.
     pub fn find(&self, block: BlockId) -> Option<(Place, usize)> {
-        let is_it = |id: &u32| self.block(Place(*id)) == block;
-        let id = *self.table.find(self.hasher.hash_one(block), is_it)?;
+        let is_it = |id| self.block(Place(id)) == block;
+        let id = self.table.find(block, is_it)?;
         Some((Place(id), self.entries[id as usize].queue()))
+    }
+
+    /// A block will be looked for: brings near where it is found.
+    pub fn prefetch(&self, block: BlockId) {
+        self.table.prefetch(block);
+    }
+
+    /// Where a block most probably is, if it is; brings that near.
+    pub fn guess(&self, block: BlockId) -> Option<Place> {
+        let id = self.table.guess(block)?;
+        prefetch(&raw const self.entries[id as usize]);
+        Some(Place(id))
     }
 
     /// The block of an entry.
@@ -110,9 +118,8 @@ impl<const N: usize> Entries<N> {
             self.entries.push(entry);
             (self.entries.len() - 1) as u32
         };
-        let Self { table, hasher, entries, .. } = self;
-        let hash_of = |id: &u32| hasher.hash_one(entries[*id as usize].block);
-        table.insert_unique(hasher.hash_one(block), id, hash_of);
+        let Self { table, entries, .. } = self;
+        table.insert(block, id, |id| entries[id as usize].block);
         self.link(id, queue);
         Place(id)
     }
@@ -131,12 +138,22 @@ impl<const N: usize> Entries<N> {
 
     /// Forgets a block.
     pub fn remove(&mut self, place: Place) {
+        self.prefetch_before(place.0);
         self.unlink(place.0);
-        let hash = self.hasher.hash_one(self.block(place));
-        if let Ok(slot) = self.table.find_entry(hash, |id| *id == place.0) {
-            slot.remove();
-        }
+        self.table.remove(self.block(place), place.0);
         self.entries[place.0 as usize].after = std::mem::replace(&mut self.free, place.0);
+    }
+
+    /// What leaves is mostly at the back of a queue, and what is before it follows: brings that one's place in the
+    /// table near, and the entry before it.
+    fn prefetch_before(&self, id: u32) {
+        let before = self.entries[id as usize].before;
+        if let Some(next) = self.entries.get(before as usize) {
+            self.table.prefetch(next.block);
+            if let Some(following) = self.entries.get(next.before as usize) {
+                prefetch(&raw const *following);
+            }
+        }
     }
 
     fn link(&mut self, id: u32, queue: usize) {

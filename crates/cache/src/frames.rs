@@ -13,6 +13,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use flowstone_block::{IoVec, Pages, mutant};
 
 use crate::BLOCK_BYTES;
+use crate::prefetch::{LINE_BYTES, prefetch};
+
+/// Of a frame that will be read, so much is asked for; the CPU sees by itself how it goes on.
+const PREFETCHED_BYTES: usize = 512;
 
 /// A frame, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +49,15 @@ impl Memory {
 
     fn start(&self, frame: Frame) -> *mut u8 {
         self.pages.at(frame.0 as usize * BLOCK_BYTES, BLOCK_BYTES)
+    }
+
+    /// A frame will be pinned and read: brings what that takes first near.
+    pub fn prefetch(&self, frame: Frame) {
+        prefetch(&raw const self.pins[frame.0 as usize]);
+        let start = self.start(frame);
+        for offset in (0..PREFETCHED_BYTES).step_by(LINE_BYTES) {
+            prefetch(start.wrapping_add(offset));
+        }
     }
 
     /// Keeps a frame from being given to another use. Under the lock.

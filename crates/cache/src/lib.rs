@@ -4,6 +4,7 @@
 //! [`Policy`] knows numbers of blocks only; `table` what is held where; `frames` the memory; `channel` what
 //! becomes of a request.
 
+mod buckets;
 mod channel;
 mod counters;
 mod curve;
@@ -13,6 +14,7 @@ mod frames;
 mod layer;
 mod names;
 mod policy;
+mod prefetch;
 mod readahead;
 mod shared;
 mod table;

@@ -45,6 +45,12 @@ pub trait Policy: Send {
     /// Where a block is kept, if it is.
     fn find(&self, block: BlockId) -> Option<Place>;
 
+    /// A block will be asked for: brings near what [`guess`](Self::guess) looks at.
+    fn prefetch(&self, block: BlockId);
+
+    /// A block will be asked for: brings near what is remembered of it. Returns where that is, most probably.
+    fn guess(&self, block: BlockId) -> Option<Place>;
+
     /// A block is not to be kept any more, nor remembered: its content is gone. Returns where it was kept.
     fn forget(&mut self, block: BlockId) -> Option<Place>;
 

@@ -25,10 +25,13 @@ use crate::entries::Entries;
 use crate::frames::{Frame, FreeFrames, Memory};
 use crate::names::{BlockId, Place};
 use crate::policy::{Kept, Outcome, Policy};
+use crate::prefetch::prefetch;
 use crate::vms::Vms;
 
 /// Groups of a disk's blocks that share a version. No request of fewer blocks meets itself in a group.
 const GROUPS: u64 = 4096;
+/// Blocks that are prefetched at once: what the CPU's first cache has room for.
+pub const PREFETCHED_MAX: usize = 32;
 /// Held blocks are marked in a map for each so many, so that large discards find them.
 const REGION_BLOCKS: u64 = u64::BITS as u64;
 /// Regions that a discard visits at a time.
@@ -224,6 +227,28 @@ impl Table {
         let version = self.changes(block).version;
         let frame = self.free.take(memory)?;
         Some(Fill { block, frame, version })
+    }
+
+    /// Blocks are about to be read: asks for the memory that finding them takes, step by step for all of them,
+    /// so that the waits for it are one.
+    pub fn prefetch(&self, memory: &Memory, blocks: impl Iterator<Item = BlockId> + Clone) {
+        blocks.clone().for_each(|block| self.policy.prefetch(block));
+        let mut guesses = [Place(u32::MAX); PREFETCHED_MAX];
+        for (block, guess) in blocks.zip(&mut guesses) {
+            if let Some(place) = self.policy.guess(block)
+                && let Some(frame) = self.frames.get(place.0 as usize)
+            {
+                prefetch(&raw const *frame);
+                *guess = place;
+            }
+        }
+        for place in guesses {
+            if let Some(frame) = self.frames.get(place.0 as usize)
+                && frame.is_some()
+            {
+                memory.prefetch(*frame);
+            }
+        }
     }
 
     /// A block is about to be read. What is found is to be unpinned, or [ended](Self::end_fill).

@@ -125,6 +125,14 @@ impl Policy for Adaptive {
         self.cache.find(block)
     }
 
+    fn prefetch(&self, block: BlockId) {
+        self.cache.prefetch(block);
+    }
+
+    fn guess(&self, block: BlockId) -> Option<Place> {
+        self.cache.guess(block)
+    }
+
     fn forget(&mut self, block: BlockId) -> Option<Place> {
         if self.is_sampled(block) {
             for trial in &mut self.trials {

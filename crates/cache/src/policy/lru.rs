@@ -45,6 +45,14 @@ impl Policy for Lru {
         self.entries.find(block).map(|(place, _)| place)
     }
 
+    fn prefetch(&self, block: BlockId) {
+        self.entries.prefetch(block);
+    }
+
+    fn guess(&self, block: BlockId) -> Option<Place> {
+        self.entries.guess(block)
+    }
+
     fn forget(&mut self, block: BlockId) -> Option<Place> {
         let (place, _) = self.entries.find(block)?;
         self.entries.remove(place);

@@ -190,6 +190,14 @@ impl Policy for S3Fifo {
         (queue != GHOSTS).then_some(place)
     }
 
+    fn prefetch(&self, block: BlockId) {
+        self.entries.prefetch(block);
+    }
+
+    fn guess(&self, block: BlockId) -> Option<Place> {
+        self.entries.guess(block)
+    }
+
     fn forget(&mut self, block: BlockId) -> Option<Place> {
         let (place, queue) = self.entries.find(block)?;
         self.entries.remove(place);
