@@ -22,7 +22,7 @@ const ACCESSES_MIN: f64 = 100.0;
 #[derive(Debug)]
 pub struct Curve {
     blocks_max: usize,
-    /// One block of so many is looked at.
+    /// One block of so many is looked at: a power of two.
     sampled_of: u64,
     /// Where in `uses` each block was used last.
     last_use: HashMap<BlockId, usize>,
@@ -57,7 +57,7 @@ impl Curve {
     pub fn access(&mut self, block: BlockId) {
         self.accesses += 1.0;
         // Another remainder than 0, which that of the first block is.
-        if spread(block) % self.sampled_of != self.sampled_of / 2 {
+        if spread(block) & (self.sampled_of - 1) != self.sampled_of / 2 {
             return;
         }
         self.sampled += 1.0;

@@ -38,7 +38,7 @@ pub struct Adaptive {
     cache: S3Fifo,
     trials: Vec<Trial>,
     chosen: usize,
-    /// One block of so many is looked at.
+    /// One block of so many is looked at: a power of two.
     sampled_of: u64,
     choose_every: usize,
     since_choice: usize,
@@ -76,7 +76,7 @@ impl Adaptive {
     }
 
     fn is_sampled(&self, block: BlockId) -> bool {
-        spread(block).is_multiple_of(self.sampled_of)
+        spread(block) & (self.sampled_of - 1) == 0
     }
 
     fn try_shapes(&mut self, block: BlockId) {
