@@ -15,9 +15,11 @@ mod image;
 mod load;
 mod log_image;
 mod markdown;
+mod memory_group;
 mod noise;
 mod overlay;
 mod pair;
+mod pdc;
 mod point;
 mod qcow2_image;
 mod sample;
@@ -72,6 +74,8 @@ enum Command {
     Cache(cache::CacheArgs),
     /// Reads that the cache answers, and that it does not, beside qemu-storage-daemon over the page cache.
     Cached(cached::CachedArgs),
+    /// What it brings to keep journals out of caches.
+    Pdc(pdc::PdcArgs),
     /// List the points of the comparison.
     List,
 }
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Some(Command::Overlay(args)) => overlay::overlay(&args),
         Some(Command::Cache(args)) => cache::cache(&args),
         Some(Command::Cached(args)) => cached::cached(&args),
+        Some(Command::Pdc(args)) => pdc::pdc(&args),
         Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use flowstone_block::{Class, PerQueue};
 
@@ -18,6 +19,8 @@ pub struct QueueCounters {
     pub refusals: AtomicU64,
     /// Blocks of journals, and of requests too large, which pass by.
     pub bypassed: AtomicU64,
+    /// Nanoseconds that looking blocks up for reads and copying them took: of a sample, for all.
+    pub busy_ns: AtomicU64,
 }
 
 /// What was counted.
@@ -55,6 +58,11 @@ impl Counters {
     /// Blocks that the policy did not take.
     pub fn refusals(&self) -> u64 {
         self.0.sum(|queue| &queue.refusals)
+    }
+
+    /// How long looking blocks up for reads and copying them took, by a sample.
+    pub fn busy(&self) -> Duration {
+        Duration::from_nanos(self.0.sum(|queue| &queue.busy_ns))
     }
 
     /// Blocks that passed by.

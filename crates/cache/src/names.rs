@@ -1,5 +1,11 @@
 //! How blocks, and what is remembered of them, are named.
 
+use std::ops::Range;
+
+use flowstone_block::Extent;
+
+use crate::BLOCK_SECTORS;
+
 /// A block of 4 KiB of one of the disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u64);
@@ -34,6 +40,11 @@ impl BlockId {
 /// [`Policy::places`](crate::Policy::places): a cache finds the block's data by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place(pub u32);
+
+/// The numbers of the blocks that share a sector with `extent`.
+pub fn numbers(extent: Extent) -> Range<u64> {
+    extent.start().get() / BLOCK_SECTORS..extent.end().get().div_ceil(BLOCK_SECTORS)
+}
 
 /// Spreads numbers of blocks that follow each other, to choose samples (the multiplier is 2^64 / the golden
 /// ratio).

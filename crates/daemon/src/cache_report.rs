@@ -58,6 +58,8 @@ pub struct DiskCacheReport {
     refusals: u64,
     evictions: u64,
     bypassed: u64,
+    /// Seconds that looking blocks up for reads and copying them took, by a sample.
+    busy_s: f64,
     /// Held.
     bytes: u64,
     prefetched_bytes: u64,
@@ -119,6 +121,7 @@ impl DiskCacheReport {
             refusals: counters.refusals(),
             evictions: held.evictions,
             bypassed: counters.bypassed(),
+            busy_s: counters.busy().as_secs_f64(),
             bytes: bytes(held.blocks),
             prefetched_bytes: bytes(held.prefetched),
             prefetch_used_bytes: bytes(held.prefetch_used),
@@ -143,6 +146,7 @@ impl Add for DiskCacheReport {
             refusals: self.refusals + other.refusals,
             evictions: self.evictions + other.evictions,
             bypassed: self.bypassed + other.bypassed,
+            busy_s: self.busy_s + other.busy_s,
             bytes: self.bytes + other.bytes,
             prefetched_bytes: self.prefetched_bytes + other.prefetched_bytes,
             prefetch_used_bytes: self.prefetch_used_bytes + other.prefetch_used_bytes,

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use flowstone_block::{Extent, Op, Origin, Outcome, Request, Sector, SectorCount, Token};
 
+use super::reads::Pending;
 use super::{CachedChannel, InFlight, Purpose};
 use crate::BLOCK_SECTORS;
 use crate::names::BlockId;
@@ -99,10 +100,9 @@ impl CachedChannel {
         self.ahead.spare.push(request);
         // No two of them overlap.
         self.ahead.in_flight.retain(|it| it != blocks);
-        let waiting = std::mem::take(&mut self.ahead.waiting);
-        for (request, extent) in waiting {
-            // It may have to wait for the next one.
-            self.answer_or_read(request, extent);
-        }
+        // They may have to wait for the next one.
+        let waiting = self.ahead.waiting.drain(..);
+        let again = waiting.map(|(request, extent)| Pending { request, extent, has_waited: true });
+        self.reads.pending.extend(again);
     }
 }

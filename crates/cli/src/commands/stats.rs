@@ -70,7 +70,24 @@ fn print_disks(report: &Value) {
         let policy = cache["policy"].as_str().unwrap_or("-");
         println!("cache  {} of {}, {policy}", bytes("bytes"), bytes("target_bytes"));
     }
+    let vms = report["vms"].as_array().map_or(&[][..], Vec::as_slice);
+    if vms.len() > 1 {
+        vms.iter().for_each(print_vm);
+    }
     report["disks"].as_array().into_iter().flatten().for_each(print_disk);
+}
+
+/// One of several that share what there is.
+fn print_vm(vm: &Value) {
+    let disks = vm["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    println!(
+        "vm     {}: {} vCPUs, {}, a weight of {:.0} %; {}",
+        vm["name"].as_str().unwrap_or("-"),
+        vm["cpus"].as_u64().unwrap_or(0),
+        format_size(vm["memory_bytes"].as_u64().unwrap_or(0)),
+        100.0 * vm["weight"].as_f64().unwrap_or(0.0),
+        disks.collect::<Vec<_>>().join(", "),
+    );
 }
 
 /// What the disk takes and gives back.

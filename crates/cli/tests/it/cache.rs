@@ -153,6 +153,8 @@ fn disks_belong_to_vms_by_the_process_that_connects_and_by_the_configuration() {
     let weight = |vm: &Value| vm["weight"].as_f64().unwrap();
     assert!((weight(heavy) / weight(ours) - ratio).abs() < 0.001 * ratio, "{vms:?}");
     assert_eq!(number(&ours["cache"], "hits"), 0);
+    let printed = place.succeed(&["stats", "--control", &place.text("control.sock")]);
+    assert!(printed.contains("\nvm     heavy: 3 vCPUs, 96 MiB, a weight of"), "{printed}");
     drop(clients);
     stop(daemon);
 }

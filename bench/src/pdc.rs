@@ -1,0 +1,282 @@
+//! `flowstone-bench pdc`: what it brings to keep journals out of caches (PDC, S4).
+//!
+//! A guest's file system commits all the time and reads again what it has read before, and memory has room for a
+//! tenth of its data: our cache, or the host's page cache in a memory cgroup. The disk holds a real ext4, so
+//! that the journal is recognised; its blocks are written as jbd2 does, the rest of the load is drawn by Zipf's law.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::truth::{Holds, Truth, run};
+use flowstone_testkit::{Client, ClientOptions, Daemon, DaemonCommand, Status};
+use serde_json::Value;
+
+use crate::memory_group::MemoryGroup;
+use crate::sample::median;
+use crate::size::parse_size;
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct PdcArgs {
+    /// Rounds.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Transactions of a measurement; half as many before it warm the cache up.
+    #[arg(long, default_value_t = 20_000)]
+    transactions: usize,
+    /// Reads of each transaction.
+    #[arg(long, default_value_t = 8)]
+    reads: usize,
+    /// Size of the data.
+    #[arg(long, default_value = "512M", value_parser = parse_size)]
+    size: u64,
+    /// Directory of the image.
+    #[arg(long, default_value = "target/bench-data")]
+    dir: PathBuf,
+    /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
+    #[arg(long)]
+    flowstone: Option<PathBuf>,
+    /// CPU of the server.
+    #[arg(long, default_value_t = 0)]
+    server_cpu: usize,
+}
+
+const BLOCK: usize = 4096;
+const SECTORS: u64 = BLOCK as u64 / 512;
+/// A descriptor and two blocks of metadata, then one that commits.
+const BODY_BLOCKS: usize = 3;
+/// Of the data, what memory has room for.
+const CACHED_OF: u64 = 10;
+/// What the daemon itself needs in its cgroup.
+const DAEMON_BYTES: u64 = 24 << 20;
+/// Until the layout has been read.
+const LAYOUT: Duration = Duration::from_millis(1500);
+const CHOICES: [&str; 2] = ["on", "off"];
+
+/// Where blocks are kept.
+#[derive(Clone, Copy, Debug)]
+enum Memory {
+    Ours(&'static str),
+    PageCache,
+}
+
+const MEMORIES: [Memory; 3] = [Memory::Ours("default"), Memory::Ours("lru"), Memory::PageCache];
+
+/// One measurement.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    transactions_per_s: f64,
+    /// Blocks that the daemon read from the disk, for each read of the guest.
+    fetched: f64,
+}
+
+/// The disk.
+struct Image {
+    path: PathBuf,
+    /// Numbers of blocks.
+    journal: Vec<u64>,
+    data: Vec<u64>,
+}
+
+/// Carries out the subcommand.
+pub fn pdc(args: &PdcArgs) -> Result<()> {
+    std::fs::create_dir_all(&args.dir)?;
+    let flowstone = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
+    let image = Image::make(args)?;
+    let mut samples = [(); 3].map(|()| [(); 2].map(|()| Vec::new()));
+    for round in 0..args.rounds {
+        for (memory, samples) in MEMORIES.into_iter().zip(&mut samples) {
+            for turn in 0..2 {
+                let at = (turn + round) % 2;
+                let Some(sample) = measure(args, &flowstone, &image, memory, CHOICES[at])? else {
+                    continue;
+                };
+                let Sample { transactions_per_s, fetched } = sample;
+                let (name, pdc) = (memory.name(), CHOICES[at]);
+                eprintln!("{name}, --pdc {pdc}: {transactions_per_s:.0}/s, {fetched:.3} fetched");
+                samples[at].push(sample);
+            }
+        }
+    }
+    println!(
+        "| memory for a tenth of the data | transactions/s, PDC | without | ratio | blocks fetched per read, PDC | without |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for (memory, [with, without]) in MEMORIES.into_iter().zip(&samples) {
+        let of = |samples: &[Sample], value: fn(&Sample) -> f64| {
+            median(samples.iter().map(value).collect()).unwrap_or(f64::NAN)
+        };
+        let rate: fn(&Sample) -> f64 = |sample| sample.transactions_per_s;
+        let fetched: fn(&Sample) -> f64 = |sample| sample.fetched;
+        println!(
+            "| {} | {:.0} | {:.0} | {:.2} | {:.3} | {:.3} |",
+            memory.name(),
+            of(with, rate),
+            of(without, rate),
+            of(with, rate) / of(without, rate),
+            of(with, fetched),
+            of(without, fetched),
+        );
+    }
+    Ok(std::fs::remove_file(&image.path)?)
+}
+
+impl Memory {
+    fn name(self) -> String {
+        match self {
+            Self::Ours(policy) => format!("our cache, `{policy}`"),
+            Self::PageCache => "page cache in a cgroup".into(),
+        }
+    }
+}
+
+impl Image {
+    /// Written in full: nothing that is read is a hole.
+    fn make(args: &PdcArgs) -> Result<Self> {
+        let path = args.dir.join("pdc.raw");
+        let journal_bytes = args.size / 4;
+        std::fs::write(&path, vec![0x5a; usize::try_from(args.size + args.size / 2)?])?;
+        let text = path.to_str().context("the directory's name is no text")?;
+        let journal = format!("size={}", journal_bytes >> 20);
+        run("mkfs.ext4", &["-q", "-F", "-b", "4096", "-E", "nodiscard", "-J", &journal, text], "");
+        let truth = Truth::of_ext4(text);
+        let blocks = 0..truth.bytes / BLOCK as u64;
+        let (mut journal, mut data) = (Vec::new(), Vec::new());
+        for block in blocks {
+            match truth.at(block * BLOCK as u64) {
+                Some(Holds::Journal) => journal.push(block),
+                None => data.push(block),
+                Some(_) => {}
+            }
+        }
+        data.truncate(usize::try_from(args.size)? / BLOCK);
+        ensure!(data.len() as u64 == args.size / BLOCK as u64, "the data does not fit");
+        Ok(Self { path, journal, data })
+    }
+}
+
+/// Nothing if that cannot be measured here, which is said.
+#[expect(clippy::disallowed_methods, reason = "nobody serves the image just now")]
+fn measure(
+    args: &PdcArgs,
+    flowstone: &Path,
+    image: &Image,
+    memory: Memory,
+    pdc: &str,
+) -> Result<Option<Sample>> {
+    let (socket, control) = (args.dir.join("pdc.sock"), args.dir.join("pdc.control"));
+    let room = args.size / CACHED_OF;
+    let size = room.to_string();
+    let (options, group) = match memory {
+        Memory::Ours(policy) => (vec!["--cache", &size, "--cache-policy", policy], None),
+        Memory::PageCache => match MemoryGroup::new(room + DAEMON_BYTES) {
+            Some(group) => (vec!["--direct", "off"], Some(group)),
+            None => return Ok(None),
+        },
+    };
+    let file = std::fs::File::open(&image.path)?;
+    rustix::fs::fsync(&file)?;
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed)?;
+    let mut daemon = DaemonCommand::new(flowstone)
+        .args(["serve", "--socket"])
+        .arg(&socket)
+        .args(["--pdc", pdc, "--control"])
+        .arg(&control)
+        .args(options)
+        .arg(&image.path)
+        .cpus(&[args.server_cpu])
+        .spawn()?;
+    if let Some(group) = &group {
+        group.add(daemon.pid())?;
+    }
+    std::thread::sleep(LAYOUT);
+    let mut load = Load::new(args, image, Client::connect(ClientOptions::new(&socket))?);
+    (0..args.transactions / 2).try_for_each(|_| load.transact())?;
+    let (begin, before) = (Instant::now(), fetched_bytes(&daemon)?);
+    (0..args.transactions).try_for_each(|_| load.transact())?;
+    let seconds = begin.elapsed().as_secs_f64();
+    let fetched = (fetched_bytes(&daemon)? - before) as f64 / BLOCK as f64;
+    let known = journal_writes(flowstone, &control)?;
+    ensure!(known > 0, "the journal was not recognised");
+    drop(load);
+    let _ = daemon.terminate(TERMINATE_TIMEOUT);
+    Ok(Some(Sample {
+        transactions_per_s: args.transactions as f64 / seconds,
+        fetched: fetched / (args.transactions * args.reads) as f64,
+    }))
+}
+
+/// What the process has had the host's disks read.
+fn fetched_bytes(daemon: &Daemon) -> Result<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{}/io", daemon.pid()))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("read_bytes: "));
+    Ok(line.context("no read_bytes")?.parse()?)
+}
+
+fn journal_writes(flowstone: &Path, control: &Path) -> Result<u64> {
+    let stats =
+        Command::new(flowstone).args(["stats", "--json", "--control"]).arg(control).output()?;
+    let stats: Value = serde_json::from_slice(&stats.stdout)?;
+    Ok(stats["disks"][0]["classes"]["journal"]["writes"].as_u64().unwrap_or(0))
+}
+
+/// What the guest does.
+struct Load<'a> {
+    args: &'a PdcArgs,
+    image: &'a Image,
+    client: Client,
+    random: fastrand::Rng,
+    /// Where the journal goes on.
+    head: usize,
+    buffer: Vec<u8>,
+}
+
+impl<'a> Load<'a> {
+    fn new(args: &'a PdcArgs, image: &'a Image, client: Client) -> Self {
+        let random = fastrand::Rng::with_seed(1);
+        Self { args, image, client, random, head: 1, buffer: vec![0x77; BLOCK] }
+    }
+
+    /// Some files are read much more often than others; what is hot lies anywhere.
+    fn draw(&mut self) -> u64 {
+        let count = self.image.data.len() as f64;
+        // Zipf's law with an exponent close to 1: the rank's logarithm is uniform.
+        let rank = count.powf(self.random.f64()) as usize - 1;
+        let at = rank.wrapping_mul(2_654_435_761) % self.image.data.len();
+        self.image.data[at]
+    }
+
+    fn transact(&mut self) -> Result<()> {
+        for _ in 0..self.args.reads {
+            let block = self.draw();
+            let status = self.client.read(block * SECTORS, &mut self.buffer)?;
+            ensure!(status == Status::Ok, "a read failed: {status:?}");
+        }
+        let block = self.draw();
+        self.write(block)?;
+        for _ in 0..BODY_BLOCKS {
+            self.write_journal()?;
+        }
+        ensure!(self.client.flush()? == Status::Ok, "a flush failed");
+        self.write_journal()?;
+        ensure!(self.client.flush()? == Status::Ok, "a flush failed");
+        Ok(())
+    }
+
+    /// Its first block is its superblock.
+    fn write_journal(&mut self) -> Result<()> {
+        let block = self.image.journal[self.head];
+        self.head = if self.head + 1 == self.image.journal.len() { 1 } else { self.head + 1 };
+        self.write(block)
+    }
+
+    fn write(&mut self, block: u64) -> Result<()> {
+        let status = self.client.write(block * SECTORS, &self.buffer)?;
+        ensure!(status == Status::Ok, "a write failed: {status:?}");
+        Ok(())
+    }
+}
