@@ -16,5 +16,4 @@ mod remains;
 mod slow;
 mod tables;
 mod volumes;
-mod watching;
 mod xfs;

@@ -269,3 +269,25 @@ fn a_boot_record_of_a_disk_with_blocks_of_4_kib() {
     let classes = classify.classes();
     wait_for("the layout", 5, || is_ext4(&classes));
 }
+
+/// A reading met an error, and everything that had been known was forgotten, until the boot record was
+/// written again.
+#[test]
+fn a_passing_error_does_not_cost_the_layout() {
+    let (disk, control) = slow(&ext4_of_32_mib(""));
+    let classify = Classify::new(disk, 3);
+    let classes = classify.classes();
+    settled(&classes);
+    let mut guest = BlockingDisk::new(&OfGuest(&classify, 0)).unwrap();
+    let mut superblock = vec![0; 1024];
+    guest.read(Sector::new(2), &mut superblock).unwrap();
+    control.reads_fail.store(true, Relaxed);
+    let before = classes.readings();
+    guest.write(Sector::new(2), &mut superblock).unwrap();
+    wait_for("a reading that fails", 30, || classes.readings() > before);
+    assert!(is_ext4(&classes), "it is as it was");
+    control.reads_fail.store(false, Relaxed);
+    let before = classes.readings();
+    wait_for("a reading without another write", 30, || classes.readings() > before);
+    assert!(is_ext4(&classes));
+}
