@@ -5,6 +5,7 @@
 //! the log's lock and is written with one write. A request is done when every record that carries
 //! a share of it has committed.
 
+mod pace;
 mod partials;
 
 use std::collections::VecDeque;
@@ -24,12 +25,6 @@ use super::partial::PartialCache;
 use super::pending_record::{PendingRecord, Share};
 use super::pending_write::PendingWrite;
 use super::{Purpose, Queue};
-
-/// Records of one queue that are being written at once. With fewer, the device is idle at times.
-const RECORDS_MAX: usize = 3;
-/// Another record is started beside those on their way only for at least this share of what they
-/// carry. Else every completion of a small record would be answered by a small record, for ever.
-const BESIDE_MIN_PERCENT: usize = 50;
 
 #[expect(
     clippy::vec_box,
@@ -131,18 +126,11 @@ impl WriteQueue {
                 Step::Done => {}
                 Step::Stuck => return,
             }
+            if self.waits_enough() {
+                // The device begins while the next record is copied.
+                queue.file.kick();
+            }
         }
-    }
-
-    /// Whether it is time for another record.
-    fn may_begin(&self) -> bool {
-        if self.being_written == 0 {
-            return true;
-        }
-        let under_way = self.records.iter().filter(|(_, record)| !record.written);
-        let requests: usize = under_way.map(|(_, record)| record.shares.len()).sum();
-        self.being_written < RECORDS_MAX
-            && self.waiting.len() * 100 >= requests * BESIDE_MIN_PERCENT
     }
 
     /// Fills a draft with what waits, as far as it goes.
@@ -172,6 +160,9 @@ impl WriteQueue {
             }
             self.waiting.pop_front();
             self.finish_if_done(queue, flushes, index);
+            if pace::is_large(record.content.payload().into(), record.shares.len()) {
+                break;
+            }
         }
         record.content.sum();
         if record.content.entries().is_empty() {
