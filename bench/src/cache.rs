@@ -93,7 +93,7 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
     for policy in policies {
         for bytes in &sizes {
             let capacity = usize::try_from(bytes / BLOCK_BYTES)?;
-            let mut cache = policy.build(capacity, args.freq_threshold);
+            let mut cache = policy.build(capacity, args.freq_threshold, 0);
             cache.set_vms(&vms);
             let line = simulate(policy.name(), *bytes, &mut *cache, &blocks, traces.len());
             if args.json {
@@ -205,7 +205,7 @@ mod tests {
     #[test]
     fn each_vm_has_its_own_hits() {
         let blocks = merge(&[vec![1, 1, 1, 1], vec![1, 2, 3, 4]]);
-        let mut cache = PolicyKind::Lru.build(10, 0.0);
+        let mut cache = PolicyKind::Lru.build(10, 0.0, 0);
         let line = simulate("lru", 40960, &mut *cache, &blocks, 2);
         assert_eq!((line.hits, line.insertions), (3, 5));
         assert_eq!(line.vms.iter().map(|vm| vm.hits).collect::<Vec<_>>(), [3, 0]);

@@ -15,6 +15,8 @@ use crate::names::{BlockId, spread};
 const SAMPLE_MAX: usize = 1024;
 /// Sizes that are told apart.
 const STEPS: usize = 64;
+/// After so many accesses of the sample, they count half.
+const SAMPLED_MAX: f64 = 8192.0;
 /// Fewer accesses of the sample say nothing.
 const ACCESSES_MIN: f64 = 100.0;
 
@@ -22,6 +24,8 @@ const ACCESSES_MIN: f64 = 100.0;
 #[derive(Debug)]
 pub struct Curve {
     blocks_max: usize,
+    /// Decides which blocks are looked at.
+    key: u64,
     /// One block of so many is looked at: a power of two.
     sampled_of: u64,
     /// Where in `uses` each block was used last.
@@ -38,11 +42,12 @@ pub struct Curve {
 
 impl Curve {
     /// For caches of up to so many blocks.
-    pub fn new(blocks_max: usize) -> Self {
+    pub fn new(blocks_max: usize, key: u64) -> Self {
         let blocks_max = blocks_max.max(1);
         let sampled_of = blocks_max.div_ceil(SAMPLE_MAX).next_power_of_two() as u64;
         Self {
             blocks_max,
+            key,
             sampled_of,
             last_use: HashMap::new(),
             uses: vec![0; 2 * SAMPLE_MAX + 1],
@@ -56,11 +61,14 @@ impl Curve {
     /// A block is read or written.
     pub fn access(&mut self, block: BlockId) {
         self.accesses += 1.0;
-        // Another remainder than 0, which that of the first block is.
-        if spread(block) & (self.sampled_of - 1) != self.sampled_of / 2 {
+        // Another remainder than 0, which the first block has without a key.
+        if spread(block, self.key) & (self.sampled_of - 1) != self.sampled_of / 2 {
             return;
         }
         self.sampled += 1.0;
+        if self.sampled > SAMPLED_MAX {
+            self.fade(0.5);
+        }
         if self.next == self.uses.len() {
             self.forget_oldest();
         }
@@ -130,20 +138,36 @@ impl Curve {
         if steps == 0 {
             return 0.0;
         }
-        let expected = self.accesses / self.sampled_of as f64;
-        let hits = self.hits[..steps].iter().sum::<f64>() + expected - self.sampled;
-        hits.max(0.0) / expected.max(1.0)
+        let hits = self.hits[..steps].iter().sum::<f64>() + self.expected() - self.sampled;
+        hits.max(0.0) / self.expected().max(1.0)
+    }
+
+    /// How many accesses the sample would have if it were like all blocks.
+    fn expected(&self) -> f64 {
+        self.accesses / self.sampled_of as f64
     }
 
     /// The smallest cache that would have had at least this part of the hits of one of so many blocks.
     pub fn enough(&self, part: f64, blocks: usize) -> usize {
-        let wanted = self.hit_ratio(blocks) * part;
-        let size = |steps: usize| steps * self.blocks_max / STEPS;
-        (0..STEPS)
-            .map(size)
-            .find(|size| self.hit_ratio(*size) >= wanted)
-            .unwrap_or(blocks)
-            .min(blocks)
+        let wanted = self.hit_ratio(blocks) * part * self.expected();
+        let mut hits = self.expected() - self.sampled;
+        let enough = self.hits.iter().take_while(|of_step| {
+            let before = hits.max(0.0);
+            hits += **of_step;
+            before < wanted
+        });
+        let steps = if wanted > 0.0 { enough.count() } else { 0 };
+        (steps * self.blocks_max / STEPS).min(blocks)
+    }
+}
+
+#[cfg(test)]
+impl Curve {
+    /// What it takes, the table's own bookkeeping not counted.
+    pub fn memory_bytes(&self) -> usize {
+        self.last_use.capacity() * size_of::<(BlockId, usize)>()
+            + self.uses.len() * 4
+            + size_of::<Self>()
     }
 }
 
@@ -156,7 +180,7 @@ mod tests {
     #[test]
     fn the_curve_is_that_of_lru() {
         for blocks_max in [640, 64_000] {
-            let mut curve = Curve::new(blocks_max);
+            let mut curve = Curve::new(blocks_max, 3);
             let sizes = [1, 2, 4, 8].map(|eighths| blocks_max * eighths / 8);
             let mut caches = sizes.map(Lru::new);
             let mut hits = [0; 4];
@@ -187,7 +211,7 @@ mod tests {
 
     #[test]
     fn enough_is_where_the_curve_becomes_flat() {
-        let mut curve = Curve::new(1000);
+        let mut curve = Curve::new(1000, 0);
         assert_eq!(
             (curve.is_known(), curve.hit_ratio(1000), curve.enough(0.9, 500)),
             (false, 0.0, 0)
@@ -201,5 +225,33 @@ mod tests {
         let before = curve.hit_ratio(1000);
         (0..100).for_each(|_| curve.fade(0.9));
         assert!(curve.hit_ratio(1000) <= before && !curve.is_known());
+    }
+
+    /// docs/operating.md: what is known of the data takes 2 % more. A curve for each VM takes 37 KB: of a cache of 1 GiB
+    /// with 200 VMs that is .7 % beside the other 1.9 %.
+    #[test]
+    fn curves_of_many_vms_take_little_memory() {
+        let mut curve = Curve::new(1 << 18, 1);
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..4_000_000u64 {
+            curve.access(BlockId(random.u64(0..1 << 20)));
+        }
+        let bytes = curve.memory_bytes();
+        println!("{bytes} bytes");
+        assert!(bytes < 40_000, "{bytes} bytes each");
+    }
+
+    /// at 2,000 accesses a second the curve of a cache of 4 GiB is never known, so a cache that became smaller
+    /// once never grows again (and one that is too large is never trimmed).
+    #[test]
+    fn the_curve_of_a_cache_of_4_gib_is_known_at_2000_accesses_a_second() {
+        let mut curve = Curve::new(2 << 20, 1);
+        let mut random = fastrand::Rng::with_seed(5);
+        for _ in 0..2 * 600 {
+            for _ in 0..1000 {
+                curve.access(BlockId(random.u64(0..500_000)));
+            }
+        }
+        assert!(curve.is_known(), "in ten minutes");
     }
 }

@@ -1,5 +1,6 @@
 //! How blocks, and what is remembered of them, are named.
 
+use std::hash::BuildHasher as _;
 use std::ops::Range;
 
 use flowstone_block::Extent;
@@ -47,7 +48,12 @@ pub fn numbers(extent: Extent) -> Range<u64> {
 }
 
 /// Spreads numbers of blocks that follow each other, to choose samples (the multiplier is 2^64 / the golden
-/// ratio).
-pub const fn spread(block: BlockId) -> u64 {
-    block.0.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
+/// ratio). Who does not know the key does not know the sample.
+pub const fn spread(block: BlockId, key: u64) -> u64 {
+    (block.0 ^ key).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
+}
+
+/// A key that no guest knows.
+pub fn random_key() -> u64 {
+    foldhash::fast::RandomState::default().hash_one(0u64)
 }

@@ -116,8 +116,9 @@ impl PolicyKind {
         }
     }
 
-    /// A policy that keeps so many blocks; `threshold` is MultiCache's.
-    pub fn build(self, capacity: usize, threshold: f64) -> Box<dyn Policy> {
+    /// A policy that keeps so many blocks; `threshold` is MultiCache's. `key` decides which blocks the default one
+    /// takes for a sample: no guest is to know that.
+    pub fn build(self, capacity: usize, threshold: f64, key: u64) -> Box<dyn Policy> {
         match self {
             Self::MultiCache => Box::new(MultiCache::new(capacity, threshold, Scale::Literal)),
             Self::MultiCacheRelative => {
@@ -125,7 +126,7 @@ impl PolicyKind {
             }
             Self::Lru => Box::new(Lru::new(capacity)),
             Self::S3Fifo => Box::new(S3Fifo::new(capacity, Shape::PAPER)),
-            Self::Adaptive => Box::new(Adaptive::new(capacity)),
+            Self::Adaptive => Box::new(Adaptive::new(capacity, key)),
         }
     }
 }
@@ -141,5 +142,7 @@ impl FromStr for PolicyKind {
     }
 }
 
+#[cfg(test)]
+mod fairness;
 #[cfg(test)]
 mod tests;

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::BLOCK_BYTES;
 use crate::frames::Memory;
+use crate::names::random_key;
 use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
@@ -52,7 +53,7 @@ impl Cache {
         let bytes = bytes.clamp(Self::BYTES_MIN, Self::BYTES_MAX);
         let frames = usize::try_from(bytes).map_err(io::Error::other)? / BLOCK_BYTES;
         let Target { blocks, ahead, .. } = target_of(frames);
-        let policy = kind.build(blocks, FREQ_THRESHOLD);
+        let policy = kind.build(blocks, FREQ_THRESHOLD, random_key());
         let table = Mutex::new(Table::new(policy, frames, ahead));
         let window_max = AtomicUsize::new(ahead / STREAMS_AHEAD);
         let target = AtomicU64::new((frames * BLOCK_BYTES) as u64);
@@ -124,11 +125,6 @@ impl Cache {
         let blocks = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let table = self.table();
         table.curve.is_known().then(|| table.curve.hit_ratio(blocks))
-    }
-
-    /// What [`hit_ratio_of`](Self::hit_ratio_of) has seen until now weighs this much less.
-    pub fn fade(&self, factor: f64) {
-        self.table().curve.fade(factor);
     }
 
     /// These are the VMs from now on.

@@ -23,7 +23,7 @@ pub use self::sizing::Target;
 use crate::curve::Curve;
 use crate::entries::Entries;
 use crate::frames::{Frame, FreeFrames, Memory};
-use crate::names::{BlockId, Place};
+use crate::names::{BlockId, Place, random_key};
 use crate::policy::{Kept, Outcome, Policy};
 use crate::prefetch::prefetch;
 use crate::vms::Vms;
@@ -128,7 +128,7 @@ impl Table {
             free: FreeFrames::new(frames),
             regions: BTreeMap::new(),
             disks: Vec::new(),
-            curve: Curve::new(2 * frames),
+            curve: Curve::new(2 * frames, random_key()),
             evicted: Vec::new(),
         }
     }

@@ -41,6 +41,8 @@ const NOBODY: u16 = u16::MAX;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Vms {
     shares: Vec<VmShare>,
+    /// Products of shares, as parts of their sum.
+    weights: Vec<f64>,
     of_disk: Vec<u16>,
 }
 
@@ -65,7 +67,10 @@ impl Vms {
                 of_disk[index] = vm as u16;
             }
         }
-        Self { shares, of_disk }
+        let products: Vec<_> = shares.iter().map(|share| share.cpus * share.memory).collect();
+        let sum: f64 = products.iter().sum();
+        let weights = products.into_iter().map(|product| product / sum).collect();
+        Self { shares, weights, of_disk }
     }
 
     /// How many there are.
@@ -76,6 +81,11 @@ impl Vms {
     /// Whether none is known.
     pub fn is_empty(&self) -> bool {
         self.shares.is_empty()
+    }
+
+    /// Disks from this number on belong to none.
+    pub fn disks(&self) -> usize {
+        self.of_disk.len()
     }
 
     /// The number of the VM that a disk belongs to, if it is known.
@@ -97,7 +107,6 @@ impl Vms {
     /// What part of the cache is to be a VM's, whatever the others do: the product of its shares, which the
     /// rule of MultiCache takes, of those of all.
     pub fn weight(&self, vm: usize) -> f64 {
-        let product = |share: &VmShare| share.cpus * share.memory;
-        product(&self.shares[vm]) / self.shares.iter().map(product).sum::<f64>()
+        self.weights[vm]
     }
 }

@@ -27,8 +27,6 @@ use crate::disks::Disks;
 
 /// Two readings, and giving memory back, fit into the two seconds after which it is to be there.
 const PERIOD: Duration = Duration::from_millis(500);
-/// How much less the miss-ratio curve weighs what is older, each time: a half after half a minute.
-const FADE: f64 = 0.99;
 /// Decisions that are kept.
 const DECISIONS_MAX: usize = 16;
 
@@ -76,7 +74,6 @@ impl ResourceMonitor {
                 if let Some(vms) = sharing.look(&disks.serving()) {
                     cache.set_vms(vms);
                 }
-                cache.fade(FADE);
                 let Some(reading) = reader.read() else { continue };
                 let (held, hit_ratio) = (cache.resident_bytes(), |bytes| cache.hit_ratio_of(bytes));
                 let Some(change) = sizer.decide(at, reading, held, &hit_ratio) else { continue };

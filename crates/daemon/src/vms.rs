@@ -99,56 +99,17 @@ fn group(attached: &[Attached], look: impl Fn(u32) -> Option<Process>) -> Vec<Vm
         });
         vm.cpus = disk.spec.cpus.unwrap_or(vm.cpus);
         // Each disk may be told of a part: a monitor need not hand over all regions to all.
-        let memory_bytes = disk.spec.memory_bytes.unwrap_or(disk.memory_bytes);
-        vm.memory_bytes = vm.memory_bytes.max(memory_bytes);
+        vm.memory_bytes = vm.memory_bytes.max(disk.memory_bytes);
         vm.disks.push(disk.number);
     }
-    vms.into_values().collect()
+    let mut vms: Vec<Vm> = vms.into_values().collect();
+    for vm in &mut vms {
+        let of_vm = attached.iter().filter(|disk| vm.disks.contains(&disk.number));
+        let configured = of_vm.filter_map(|disk| disk.spec.memory_bytes).max();
+        vm.memory_bytes = configured.unwrap_or(vm.memory_bytes);
+    }
+    vms
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn disk(number: u32, pid: Option<u32>, spec: &str) -> Attached {
-        let spec = spec.parse().unwrap();
-        Attached { number, name: format!("disk{number}"), spec, pid, memory_bytes: 1 << 30 }
-    }
-
-    fn process(pid: u32) -> Option<Process> {
-        let name = (pid == 7).then(|| "web".to_owned());
-        (pid < 100).then_some(Process { start: 5, cpus: Some(pid), name })
-    }
-
-    fn seen(attached: &[Attached]) -> Vec<(String, u32, u64, Vec<u32>)> {
-        let mut vms = group(attached, process);
-        vms.sort_by_key(|vm| vm.disks[0]);
-        vms.into_iter().map(|vm| (vm.name, vm.cpus, vm.memory_bytes >> 30, vm.disks)).collect()
-    }
-
-    #[test]
-    fn disks_of_one_process_are_one_vm() {
-        let disks = [disk(0, Some(7), ""), disk(1, Some(8), ""), disk(2, Some(7), "")];
-        let expected = [("web".into(), 7, 1, vec![0, 2]), ("disk1".into(), 8, 1, vec![1])];
-        assert_eq!(seen(&disks), expected);
-    }
-
-    #[test]
-    fn a_process_that_is_hidden_or_gone_is_as_many_vms_as_it_has_disks() {
-        let disks = [disk(0, None, ""), disk(1, None, ""), disk(2, Some(100), "cpus=3")];
-        let expected = [(0, 1), (1, 1), (2, 3)]
-            .map(|(number, cpus)| (format!("disk{number}"), cpus, 1, vec![number]));
-        assert_eq!(seen(&disks), expected);
-    }
-
-    #[test]
-    fn the_configuration_has_the_last_word() {
-        let disks = [
-            disk(0, Some(7), "name=db,cpus=16,memory=64G"),
-            disk(1, Some(8), "name=db"),
-            disk(2, Some(7), "memory=512M"),
-        ];
-        let expected = [("db".into(), 16, 64, vec![0, 1]), ("web".into(), 7, 0, vec![2])];
-        assert_eq!(seen(&disks), expected);
-    }
-}
+mod tests;

@@ -35,6 +35,7 @@ const fn shape(small: f64, promote: u32) -> Shape {
 /// Keeps what the shape of the moment keeps.
 #[derive(Debug)]
 pub struct Adaptive {
+    key: u64,
     cache: S3Fifo,
     trials: Vec<Trial>,
     chosen: usize,
@@ -54,8 +55,8 @@ struct Trial {
 }
 
 impl Adaptive {
-    /// Keeps so many blocks.
-    pub fn new(capacity: usize) -> Self {
+    /// Keeps so many blocks; `key` decides which of them are looked at.
+    pub fn new(capacity: usize, key: u64) -> Self {
         let mut sampled_of = 1;
         while sampled_of < SAMPLED_OF_MAX
             && capacity / (2 * sampled_of as usize) >= SAMPLE_BLOCKS_MIN
@@ -65,7 +66,8 @@ impl Adaptive {
         let sample = sample_of(capacity, sampled_of);
         let trial = |shape| Trial { cache: S3Fifo::new(sample, shape), hits: 0.0 };
         Self {
-            cache: S3Fifo::new(capacity, SHAPES[FIRST]),
+            key,
+            cache: S3Fifo::new(capacity, SHAPES[FIRST]).with_floors(key),
             trials: SHAPES.into_iter().map(trial).collect(),
             chosen: FIRST,
             sampled_of,
@@ -76,7 +78,7 @@ impl Adaptive {
     }
 
     fn is_sampled(&self, block: BlockId) -> bool {
-        spread(block) & (self.sampled_of - 1) == 0
+        spread(block, self.key) & (self.sampled_of - 1) == 0
     }
 
     fn try_shapes(&mut self, block: BlockId) {

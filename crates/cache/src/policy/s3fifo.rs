@@ -15,14 +15,16 @@ use crate::vms::Vms;
 
 /// Blocks that get another turn before one is given up whatever its uses: all of them may have been used.
 const TURNS_MAX: usize = 64;
-/// After so many turns of blocks that VMs are not to lose, the other queue is looked at.
-const PROTECTED_TURNS: usize = 16;
+/// Protected blocks that are looked at, each time, for one that is not to be protected any more.
+const PROTECTED_LOOKS: usize = 8;
 /// More uses than that are not counted.
 const COUNT_MAX: u32 = 3;
 
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 const GHOSTS: usize = 2;
+/// Blocks at the end of a queue that a VM is not to lose, the oldest at the back: it loses these first.
+const PROTECTED: usize = 3;
 
 /// How the capacity is shared out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -48,7 +50,7 @@ pub struct S3Fifo {
     places: usize,
     shape: Shape,
     floors: Floors,
-    entries: Entries<3>,
+    entries: Entries<4>,
 }
 
 impl S3Fifo {
@@ -62,6 +64,11 @@ impl S3Fifo {
         Self { capacity, capacity_max: capacity, places, shape, floors: Floors::default(), entries }
     }
 
+    /// With a key for what is looked at of VMs.
+    pub fn with_floors(self, key: u64) -> Self {
+        Self { floors: Floors::new(key), ..self }
+    }
+
     /// Shares the capacity out in another way from now on.
     pub fn reshape(&mut self, shape: Shape) {
         self.shape = shape;
@@ -70,7 +77,7 @@ impl S3Fifo {
     /// What these VMs have above their parts goes first, from now on, and uses of heavy ones count more. That is
     /// ours, not S3-FIFO's.
     pub fn weigh(&mut self, vms: &Arc<Vms>) {
-        self.floors.set(vms, self.capacity);
+        self.floors.set(vms, self.capacity, self.capacity_max);
     }
 
     fn part(&self, share: f64) -> usize {
@@ -86,25 +93,41 @@ impl S3Fifo {
 
     /// Gives one block up.
     fn evict(&mut self) -> Option<Kept> {
-        let mut protected = 0;
-        for _ in 0..TURNS_MAX {
-            let small_is_full = self.entries.len(SMALL) >= self.part(self.shape.small).max(1);
-            // One queue may be all blocks of VMs that are not to lose any.
-            let from_small = small_is_full != (protected >= PROTECTED_TURNS);
-            let place = self.back(from_small)?;
-            if self.floors.protect(self.entries.block(place)) {
-                self.entries.move_to_front(place, MAIN);
-                protected += 1;
-                continue;
-            }
-            let gone = self.end_of_queue(place);
-            if gone.is_some() {
-                return gone;
+        for _ in 0..PROTECTED_LOOKS {
+            let oldest = self.entries.back(PROTECTED).filter(|_| self.floors.is_any_over());
+            let Some(place) = oldest else { break };
+            if self.floors.keeps(self.entries.block(place)) {
+                self.entries.move_to_front(place, PROTECTED);
+            } else if let Some(gone) = self.end_of_queue(place) {
+                return Some(gone);
             }
         }
-        let place = self.back(false)?;
+        for _ in 0..TURNS_MAX {
+            let shared = self.capacity.saturating_sub(self.entries.len(PROTECTED));
+            let small = (shared as f64 * self.shape.small) as usize;
+            let from_small = self.entries.len(SMALL) >= small.max(1);
+            let Some(place) = self.back(from_small) else { break };
+            if !self.protect(place)
+                && let Some(gone) = self.end_of_queue(place)
+            {
+                return Some(gone);
+            }
+        }
+        let place = self.back(false).or_else(|| self.entries.back(PROTECTED))?;
         self.entries.set_count(place, 0);
         self.end_of_queue(place)
+    }
+
+    /// Protects a block at the end of its queue that would be given up, if its VM is not to lose it.
+    fn protect(&mut self, place: Place) -> bool {
+        let uses_enough = if self.entries.queue(place) == SMALL { self.shape.promote } else { 1 };
+        let block = self.entries.block(place);
+        let protects = self.entries.count(place) < uses_enough && self.floors.has_room(block);
+        if protects {
+            self.floors.count_in(block);
+            self.entries.move_to_front(place, PROTECTED);
+        }
+        protects
     }
 
     /// The block at the back of one of the queues, or of the other one if that is empty.
@@ -115,12 +138,14 @@ impl S3Fifo {
 
     /// Returns the block if it is given up.
     fn end_of_queue(&mut self, place: Place) -> Option<Kept> {
-        let gone = match self.entries.queue(place) {
-            SMALL => self.end_of_small(place),
-            _ => self.end_of_main(place),
-        }?;
-        self.floors.count_out(gone.block);
-        Some(gone)
+        match self.entries.queue(place) {
+            MAIN => self.end_of_main(place),
+            PROTECTED => {
+                self.floors.count_out(self.entries.block(place));
+                self.end_of_small(place)
+            }
+            _ => self.end_of_small(place),
+        }
     }
 
     /// Returns the block if it is given up.
@@ -164,9 +189,9 @@ impl S3Fifo {
 impl Policy for S3Fifo {
     fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
         let found = self.entries.find(block);
-        let is_hit = matches!(found, Some((_, SMALL | MAIN)));
+        let is_hit = matches!(found, Some((_, SMALL | MAIN | PROTECTED)));
         let uses = self.floors.access(block, is_hit);
-        if let Some((place, SMALL | MAIN)) = found {
+        if let Some((place, SMALL | MAIN | PROTECTED)) = found {
             let uses = (self.entries.count(place) + uses).min(COUNT_MAX * uses);
             self.entries.set_count(place, uses);
             return Outcome::Hit(place);
@@ -181,7 +206,6 @@ impl Policy for S3Fifo {
             }
         }
         let queue = if found.is_some() { MAIN } else { SMALL };
-        self.floors.count_in(block);
         Outcome::Inserted(self.entries.insert(block, queue))
     }
 
@@ -201,11 +225,10 @@ impl Policy for S3Fifo {
     fn forget(&mut self, block: BlockId) -> Option<Place> {
         let (place, queue) = self.entries.find(block)?;
         self.entries.remove(place);
-        if queue == GHOSTS {
-            return None;
+        if queue == PROTECTED {
+            self.floors.count_out(block);
         }
-        self.floors.count_out(block);
-        Some(place)
+        (queue != GHOSTS).then_some(place)
     }
 
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
@@ -219,7 +242,7 @@ impl Policy for S3Fifo {
     }
 
     fn len(&self) -> usize {
-        self.entries.len(SMALL) + self.entries.len(MAIN)
+        [SMALL, MAIN, PROTECTED].into_iter().map(|queue| self.entries.len(queue)).sum()
     }
 
     fn ghosts(&self) -> usize {

@@ -6,7 +6,7 @@ use crate::vms::VmSize;
 
 fn all(capacity: usize) -> Vec<(&'static str, Box<dyn Policy>)> {
     let kinds = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::MultiCache, PolicyKind::Adaptive];
-    kinds.map(|kind| (kind.name(), kind.build(capacity, FREQ_THRESHOLD))).into()
+    kinds.map(|kind| (kind.name(), kind.build(capacity, FREQ_THRESHOLD, 1))).into()
 }
 
 /// VMs of so many vCPUs, and as many GiB, the first of which has the first disk, and so on.
@@ -195,7 +195,7 @@ fn multicache_forgets_counts() {
 /// A load that wants another shape than the one before gets it.
 #[test]
 fn the_default_follows_the_load() {
-    let (mut adaptive, mut lru) = (Adaptive::new(4096), Lru::new(4096));
+    let (mut adaptive, mut lru) = (Adaptive::new(4096, 1), Lru::new(4096));
     let mut random = fastrand::Rng::with_seed(3);
     // Loops somewhat larger than the cache, which LRU never hits.
     let loops: Vec<u64> = (0..40).flat_map(|_| 0..6000).collect();
@@ -214,7 +214,7 @@ fn the_default_follows_the_load() {
 /// Of 10,000 accesses of the first VM to its working set, how many are hits while the second one, which accesses
 /// nine times as often, uses each block of more than the cache holds more often than the first one its own.
 fn hits_beside_a_hog(sizes: &[u32], capacity: usize) -> usize {
-    let mut policy = Adaptive::new(capacity);
+    let mut policy = Adaptive::new(capacity, 1);
     policy.set_vms(&Arc::new(vms(sizes)));
     let mut random = fastrand::Rng::with_seed(5);
     let (mut evicted, mut hits) = (Vec::new(), 0);
@@ -244,7 +244,7 @@ fn no_vm_takes_from_another_what_its_weight_allows() {
 /// What an idle VM has is used by others, and it has its part again when it wakes.
 #[test]
 fn what_an_idle_vm_has_is_used_by_others_until_it_wakes() {
-    let mut policy = Adaptive::new(4000);
+    let mut policy = Adaptive::new(4000, 1);
     policy.set_vms(&Arc::new(vms(&[1, 1])));
     let disk =
         |disk, numbers: Range<u64>| numbers.map(move |number| BlockId::of_disk(disk, number).0);

@@ -61,7 +61,7 @@ struct Actor {
 impl Host {
     fn new(is_held: bool) -> Self {
         let memory = Memory::new(FRAMES).unwrap();
-        let table = Table::new(PolicyKind::Lru.build(2, 0.0), FRAMES, 1);
+        let table = Table::new(PolicyKind::Lru.build(2, 0.0, 0), FRAMES, 1);
         let mut host = Self { memory, table, disk: FIRST };
         if is_held {
             host.read_through(BLOCK, FIRST);
@@ -246,7 +246,7 @@ fn what_is_held_is_what_the_disk_holds_in_every_order_of_three_requests() {
 #[test]
 fn a_large_range_is_forgotten_and_others_stay() {
     let memory = Memory::new(64).unwrap();
-    let mut table = Table::new(PolicyKind::Lru.build(60, 0.0), 64, 4);
+    let mut table = Table::new(PolicyKind::Lru.build(60, 0.0, 0), 64, 4);
     let other_disk = BlockId::of_disk(2, 300);
     let numbers = [0, 63, 64, 100, 5000, 1 << 30].map(|number| BlockId::of_disk(1, number));
     for block in numbers.into_iter().chain([other_disk]) {

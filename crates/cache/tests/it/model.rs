@@ -11,13 +11,15 @@ use flowstone_block::{
     Channel, Class, Completion, Errno, Geometry, IoVec, Layer, NextLook, Op, Origin, QueueContext,
     QueueDepth, Request, SectorCount, Token, TokenSource,
 };
-use flowstone_cache::{Cache, Cached, PolicyKind};
+use flowstone_cache::{Cache, Cached, PolicyKind, VmSize, Vms};
 
 use super::{MIB, extent, mem};
 
 const SECTORS: u64 = 8 * MIB / 512;
 const HOT: u64 = 700;
 const DEPTH: usize = 10;
+/// Of queues that are kicked seldom.
+const DEPTH_OF_BATCHES: usize = 100;
 const WORDS: usize = 64;
 
 /// What a disk holds, and ever held.
@@ -188,10 +190,15 @@ struct World {
     words: u64,
     reads: u64,
     errors: u64,
+    depth: usize,
 }
 
 impl World {
     fn new(kind: PolicyKind, seed: u64, fails: bool, is_nested: bool) -> Self {
+        Self::with_depth(kind, seed, fails, is_nested, DEPTH)
+    }
+
+    fn with_depth(kind: PolicyKind, seed: u64, fails: bool, is_nested: bool, depth: usize) -> Self {
         let mut random = fastrand::Rng::with_seed(seed);
         let time = Arc::new(AtomicU64::new(0));
         let max = random.u64(1..5) * MIB;
@@ -218,6 +225,7 @@ impl World {
             words: 1,
             reads: 0,
             errors: 0,
+            depth,
         };
         for number in 0..4 {
             let queue = world.queue(number);
@@ -229,12 +237,12 @@ impl World {
     fn queue(&self, number: usize) -> Queue {
         let disk = number % 2;
         let origin = Origin::Queue { disk: disk as u32, queue: number as u16 };
-        let context = QueueContext::alone(QueueDepth(DEPTH as u16)).unwrap();
+        let context = QueueContext::alone(QueueDepth(self.depth as u16)).unwrap();
         let context = QueueContext { origin, ..context };
         Queue {
             channel: self.disks[disk].channel(&context).unwrap(),
             tokens: TokenSource::new(),
-            sent: (0..DEPTH).map(|_| None).collect(),
+            sent: (0..self.depth).map(|_| None).collect(),
             next: 0,
             disk,
         }
@@ -401,6 +409,52 @@ impl World {
         }
     }
 
+    /// VMs come, go and change; many requests come before each kick; and targets change more often.
+    fn run_in_batches(&mut self, steps: usize) {
+        for _ in 0..steps {
+            let number = self.random.usize(0..4);
+            match self.random.u16(0..1000) {
+                0..40 => {
+                    let which = self.random.usize(0..2);
+                    let target = self.random.u64(MIB / 2..=self.max + MIB);
+                    self.caches[which].set_target(target);
+                }
+                40..120 => self.set_vms(),
+                120..130 if self.in_flight(number) == 0 => self.again(number),
+                // With reads that were never kicked, and others that are on their way.
+                130..135 => self.again(number),
+                135..145 => {
+                    let mut held = self.sims[number % 2].held.lock().unwrap();
+                    held.capacity = (held.capacity + self.random.u64(1..40)).min(SECTORS);
+                }
+                145..300 => {
+                    let count = self.random.usize(1..self.depth);
+                    (0..count).for_each(|_| self.submit(number));
+                }
+                300..330 => {
+                    self.queues[number].channel.next_look();
+                }
+                _ => {
+                    self.reap(number);
+                }
+            }
+        }
+    }
+
+    fn set_vms(&mut self) {
+        let random = &mut self.random;
+        let count = random.usize(0..5);
+        let sizes: Vec<_> = (0..count)
+            .map(|_| VmSize { cpus: random.u32(0..9), memory: random.u64(0..4) << 30 })
+            .collect();
+        let mut disks = Vec::new();
+        for disk in 0..random.u32(0..4) {
+            disks.push((disk, random.usize(0..6)));
+        }
+        let vms = Vms::new(&sizes, disks);
+        self.caches[random.usize(0..2)].set_vms(vms);
+    }
+
     fn settle(&mut self) {
         for number in 0..4 {
             while self.in_flight(number) > 0 {
@@ -496,6 +550,24 @@ fn queues_of_two_disks_behave_like_the_model() {
                 println!("CACHE_SEED={seed} CACHE_ROUNDS=1 {kind:?} {fails} {is_nested}");
                 let mut world = World::new(kind, seed, fails, is_nested);
                 world.run(6000);
+                world.check();
+                assert!(world.reads > 500 && (!fails || world.errors > 10));
+            }
+        }
+    }
+}
+
+/// As above, with batches of up to 99 requests before a kick, and VMs that change.
+#[test]
+fn batches_of_queues_of_vms_that_change_behave_like_the_model() {
+    let first = seed();
+    for round in 0..rounds() {
+        let seed = first.wrapping_add(round);
+        for kind in PolicyKind::ALL {
+            for (fails, is_nested) in [(true, false), (true, true), (false, false)] {
+                println!("CACHE_SEED={seed} CACHE_ROUNDS=1 {kind:?} {fails} {is_nested}");
+                let mut world = World::with_depth(kind, seed, fails, is_nested, DEPTH_OF_BATCHES);
+                world.run_in_batches(4000);
                 world.check();
                 assert!(world.reads > 500 && (!fails || world.errors > 10));
             }

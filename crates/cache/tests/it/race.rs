@@ -8,7 +8,7 @@ use flowstone_block::{
     Channel, Class, Completion, Errno, Extent, IoVec, Layer, Op, Origin, QueueContext, QueueDepth,
     Request,
 };
-use flowstone_cache::{Cache, Cached, PolicyKind};
+use flowstone_cache::{Cache, Cached, PolicyKind, VmSize, Vms};
 use flowstone_layers::Verify;
 
 use super::{DISK_BYTES, Guest, MIB, extent, mem};
@@ -104,6 +104,14 @@ impl Queue {
     }
 }
 
+/// VMs come, go and change.
+fn random_vms(random: &mut fastrand::Rng) -> Vms {
+    let count = random.usize(0..=4);
+    let size = |_| VmSize { cpus: random.u32(0..9), memory: random.u64(0..4) << 30 };
+    let sizes: Vec<_> = (0..count).map(size).collect();
+    Vms::new(&sizes, [(0, random.usize(0..5)), (1, random.usize(0..5))])
+}
+
 fn race(kind: PolicyKind, seed: u64) {
     let cache = Arc::new(Cache::new(CACHE_BYTES, kind).unwrap());
     let disks = [0, 1].map(|number| {
@@ -137,6 +145,7 @@ fn race(kind: PolicyKind, seed: u64) {
         while queues.iter().any(|queue| !queue.is_finished()) {
             cache.set_target(random.u64(MIB..=CACHE_BYTES));
             assert!(cache.bytes() <= CACHE_BYTES);
+            cache.set_vms(random_vms(&mut random));
             std::thread::sleep(Duration::from_millis(20));
         }
     });

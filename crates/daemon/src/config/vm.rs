@@ -4,6 +4,9 @@ use std::str::FromStr;
 
 use flowstone_block::parse_size;
 
+/// As of a disk.
+const NAME_BYTES_MAX: usize = 128;
+
 /// Which VM a disk belongs to, and what that has of the host, where it is not to be found out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VmSpec {
@@ -25,7 +28,10 @@ impl FromStr for VmSpec {
             let wrong =
                 || format!("`{part}` says nothing of a VM; use name=NAME,cpus=N,memory=SIZE");
             match key {
-                "name" if !value.is_empty() && !value.contains(char::is_control) => {
+                "name"
+                    if (1..=NAME_BYTES_MAX).contains(&value.len())
+                        && !value.contains(char::is_control) =>
+                {
                     spec.name = Some(value.to_owned());
                 }
                 "cpus" => {

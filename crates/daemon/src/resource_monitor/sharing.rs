@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use flowstone_block::LogBudget;
 use flowstone_cache::Vms;
 use tracing::info;
 
@@ -17,6 +18,7 @@ pub struct Sharing {
     attached: Vec<Attached>,
     vms: Vec<Vm>,
     looks: u32,
+    log: LogBudget,
 }
 
 impl Sharing {
@@ -35,9 +37,16 @@ impl Sharing {
         }
         self.vms = vms;
         let shared = vms::share_out(&self.vms);
+        // A monitor that connects again and again is not to fill the log.
+        let Some(unsaid) = self.log.spend() else { return Some(shared) };
         for (number, vm) in self.vms.iter().enumerate() {
             let percent = 100.0 * shared.weight(number);
-            info!(vm = vm.name, cpus = vm.cpus, "has a weight of {percent:.0} % in the cache");
+            info!(
+                vm = vm.name,
+                cpus = vm.cpus,
+                unsaid,
+                "has a weight of {percent:.0} % in the cache"
+            );
         }
         Some(shared)
     }

@@ -2,6 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+/// What is kept of a VM's name: it is as long as the monitor likes.
+const NAME_CHARS_MAX: usize = 64;
+
 /// A process that runs a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
@@ -17,16 +20,18 @@ impl Process {
     /// Nothing if there is none with this number.
     pub fn look(pid: u32) -> Option<Self> {
         let proc = PathBuf::from(format!("/proc/{pid}"));
-        let start = start_time(&std::fs::read_to_string(proc.join("stat")).ok()?)?;
+        let start = start_time(&String::from_utf8_lossy(&std::fs::read(proc.join("stat")).ok()?))?;
         let command = std::fs::read(proc.join("cmdline")).unwrap_or_default();
         let words: Vec<_> = command.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         let option = |option: &str| {
-            let at = words.iter().position(|word| *word == option)?;
+            let is_it = |word: &str| word == option || word.strip_prefix('-') == Some(option);
+            let at = words.iter().position(|word| is_it(word))?;
             words.get(at + 1).map(|value| value.as_ref())
         };
         let cpus = kvm_vcpus(&proc).or_else(|| option("-smp").and_then(smp));
         let name = option("-name").and_then(|value| part(value, "guest"));
-        Some(Self { start, cpus, name: name.map(str::to_owned) })
+        let name = name.map(|name| name.chars().take(NAME_CHARS_MAX).collect());
+        Some(Self { start, cpus, name })
     }
 }
 
@@ -39,10 +44,14 @@ fn start_time(stat: &str) -> Option<u64> {
 /// KVM gives the process a descriptor for each vCPU. To see them takes the process's user, or root.
 fn kvm_vcpus(proc: &Path) -> Option<u32> {
     let open = std::fs::read_dir(proc.join("fd")).ok()?;
-    let is_vcpu = |target: PathBuf| target.to_string_lossy().starts_with("anon_inode:kvm-vcpu");
     let links = open.flatten().filter_map(|file| std::fs::read_link(file.path()).ok());
-    let count = links.filter(|target| is_vcpu(target.clone())).count();
+    let count = links.filter(|target| is_vcpu(&target.to_string_lossy())).count();
     u32::try_from(count).ok().filter(|count| *count > 0)
+}
+
+/// Others are those of their statistics (`anon_inode:kvm-vcpu-stats:0`).
+fn is_vcpu(target: &str) -> bool {
+    target.starts_with("anon_inode:kvm-vcpu:")
 }
 
 /// vCPUs of QEMU's option `-smp`: `4`, `cpus=4,maxcpus=8`, or a topology.
@@ -52,7 +61,7 @@ fn smp(value: &str) -> Option<u32> {
     }
     let levels = ["drawers", "books", "sockets", "dies", "clusters", "modules", "cores", "threads"];
     let counts = levels.iter().filter_map(|level| part(value, level)?.parse::<u32>().ok());
-    counts.reduce(u32::saturating_mul)
+    counts.reduce(u32::saturating_mul).or_else(|| part(value, "maxcpus")?.parse().ok())
 }
 
 /// The value of a key in a list such as `guest=web,debug-threads=on`. The first word may do without its key;
@@ -76,6 +85,11 @@ mod tests {
     }
 
     #[test]
+    fn the_statistics_of_a_vcpu_are_no_vcpu() {
+        assert!(is_vcpu("anon_inode:kvm-vcpu:3") && !is_vcpu("anon_inode:kvm-vcpu-stats:3"));
+    }
+
+    #[test]
     fn the_name_of_a_process_may_look_like_fields() {
         let stat = "7 (a) 1 2 (b) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9";
         assert_eq!(start_time(stat), Some(4711));
@@ -89,7 +103,7 @@ mod tests {
             ("4,maxcpus=8", Some(4)),
             ("maxcpus=8,cpus=2", Some(2)),
             ("sockets=2,cores=3,threads=2", Some(12)),
-            ("maxcpus=8", None),
+            ("maxcpus=8", Some(8)),
             ("many", None),
         ] {
             assert_eq!(smp(value), cpus, "{value}");

@@ -1,0 +1,94 @@
+use std::os::unix::ffi::OsStrExt as _;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use super::*;
+
+fn disk(number: u32, pid: Option<u32>, spec: &str) -> Attached {
+    let spec = spec.parse().unwrap();
+    Attached { number, name: format!("disk{number}"), spec, pid, memory_bytes: 1 << 30 }
+}
+
+fn process(pid: u32) -> Option<Process> {
+    let name = (pid == 7).then(|| "web".to_owned());
+    (pid < 100).then_some(Process { start: 5, cpus: Some(pid), name })
+}
+
+fn seen(attached: &[Attached]) -> Vec<(String, u32, u64, Vec<u32>)> {
+    let mut vms = group(attached, process);
+    vms.sort_by_key(|vm| vm.disks[0]);
+    vms.into_iter().map(|vm| (vm.name, vm.cpus, vm.memory_bytes >> 30, vm.disks)).collect()
+}
+
+#[test]
+fn disks_of_one_process_are_one_vm() {
+    let disks = [disk(0, Some(7), ""), disk(1, Some(8), ""), disk(2, Some(7), "")];
+    let expected = [("web".into(), 7, 1, vec![0, 2]), ("disk1".into(), 8, 1, vec![1])];
+    assert_eq!(seen(&disks), expected);
+}
+
+#[test]
+fn a_process_that_is_hidden_or_gone_is_as_many_vms_as_it_has_disks() {
+    let disks = [disk(0, None, ""), disk(1, None, ""), disk(2, Some(100), "cpus=3")];
+    let expected = [(0, 1), (1, 1), (2, 3)]
+        .map(|(number, cpus)| (format!("disk{number}"), cpus, 1, vec![number]));
+    assert_eq!(seen(&disks), expected);
+}
+
+#[test]
+fn the_configuration_has_the_last_word() {
+    let disks = [
+        disk(0, Some(7), "name=db,cpus=16,memory=64G"),
+        disk(1, Some(8), "name=db"),
+        disk(2, Some(7), "memory=512M"),
+    ];
+    let expected = [("db".into(), 16, 64, vec![0, 1]), ("web".into(), 7, 0, vec![2])];
+    assert_eq!(seen(&disks), expected);
+}
+
+/// docs/operating.md: what is not said is found out. What is said of one disk of a VM is not used if another one
+/// has been handed more.
+#[test]
+fn memory_that_is_configured_of_one_disk_is_that_of_the_vm() {
+    let process = |_| Some(Process { start: 5, cpus: Some(2), name: None });
+    let disks = [disk(0, Some(7), "cpus=1,memory=512M"), disk(1, Some(7), "")];
+    let vms = group(&disks, process);
+    assert_eq!((vms.len(), vms[0].cpus, vms[0].memory_bytes), (1, 1, 512 << 20));
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The kernel cuts a process's name after 15 bytes, which may be in the middle of a letter: then the process is taken
+/// for none, and each of its disks for a VM of one vCPU with all of its memory.
+#[test]
+fn a_process_whose_name_is_no_utf8_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = std::ffi::OsStr::from_bytes(b"qemu-Gesch\xc3\xa4ft\xc3\xa4");
+    let path = folder.path().join(name);
+    std::fs::copy("/bin/sleep", &path).unwrap();
+    let child = Killed(Command::new(&path).arg("30").spawn().unwrap());
+    std::thread::sleep(Duration::from_millis(100));
+    let comm = std::fs::read(format!("/proc/{}/comm", child.0.id())).unwrap();
+    assert!(std::str::from_utf8(&comm).is_err(), "{comm:?}");
+    assert!(Process::look(child.0.id()).is_some());
+}
+
+/// docs/operating.md bounds what a monitor makes the daemon hold and write; a name is as long as the monitor likes,
+/// is kept, and is written to the log for each change of any VM.
+#[test]
+fn a_name_is_not_longer_than_that_of_a_disk() {
+    let name = "x".repeat(100_000);
+    let mut command = Command::new("sh");
+    command.args(["-c", "read line", "-name", &name]).stdin(std::process::Stdio::piped());
+    let child = Killed(command.spawn().unwrap());
+    std::thread::sleep(Duration::from_millis(200));
+    let vms = look(&[disk(0, Some(child.0.id()), "")]);
+    assert!(vms[0].name.len() <= 128, "{} bytes", vms[0].name.len());
+}
