@@ -227,10 +227,9 @@ mod tests {
         assert!(curve.hit_ratio(1000) <= before && !curve.is_known());
     }
 
-    /// docs/operating.md: what is known of the data takes 2 % more. A curve for each VM takes 37 KB: of a cache of 1 GiB
-    /// with 200 VMs that is .7 % beside the other 1.9 %.
+    /// Each VM has one: docs/cache.md says how much it takes.
     #[test]
-    fn curves_of_many_vms_take_little_memory() {
+    fn a_curve_takes_40_kb_at_most() {
         let mut curve = Curve::new(1 << 18, 1);
         let mut random = fastrand::Rng::with_seed(5);
         for _ in 0..4_000_000u64 {
@@ -241,8 +240,7 @@ mod tests {
         assert!(bytes < 40_000, "{bytes} bytes each");
     }
 
-    /// at 2,000 accesses a second the curve of a cache of 4 GiB is never known, so a cache that became smaller
-    /// once never grows again (and one that is too large is never trimmed).
+    /// It was forgotten as fast as it was learnt, so a cache that had become smaller did not grow again.
     #[test]
     fn the_curve_of_a_cache_of_4_gib_is_known_at_2000_accesses_a_second() {
         let mut curve = Curve::new(2 << 20, 1);

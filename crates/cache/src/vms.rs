@@ -110,3 +110,13 @@ impl Vms {
         self.weights[vm]
     }
 }
+
+#[cfg(test)]
+impl Vms {
+    /// VMs of so many vCPUs, and as many GiB; the first one has the first disk, and so on.
+    pub fn of_sizes(sizes: &[u32]) -> std::sync::Arc<Self> {
+        let size = |cpus: &u32| VmSize { cpus: *cpus, memory: u64::from(*cpus) << 30 };
+        let sizes: Vec<_> = sizes.iter().map(size).collect();
+        std::sync::Arc::new(Self::new(&sizes, (0..).zip(0..sizes.len())))
+    }
+}

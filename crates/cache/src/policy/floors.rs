@@ -45,7 +45,8 @@ pub struct Floors {
     /// Counts accesses.
     now: u64,
     next_look: u64,
-    /// VMs that have more protected blocks than their floors, or were idle at the last look and have some.
+    /// VMs that have more protected blocks than their floors. At each look, those that are idle and disks whose VM
+    /// has gone are added, if they have some.
     over: usize,
     /// Of the samples of curves.
     key: u64,
@@ -145,7 +146,12 @@ impl Floors {
             let is_idle = now - state.last_access > capacity;
             state.protected > state.floor || is_idle && state.protected > 0
         };
-        self.over = self.states.iter().filter(is_over).count();
+        // What was protected of a VM that has gone is nobody's.
+        let (vms, states) = (&self.vms, self.states.len());
+        let has_gone = |disk: usize| vms.of_disk(disk).is_none_or(|vm| vm >= states);
+        let of_disks = self.protected_of_disk.iter().enumerate();
+        let left = of_disks.filter(|(disk, protected)| **protected > 0 && has_gone(*disk)).count();
+        self.over = self.states.iter().filter(is_over).count() + left;
     }
 
     fn state(&mut self, block: BlockId) -> Option<&mut State> {
@@ -173,6 +179,7 @@ impl Floors {
         if let Some(state) = self.state(block) {
             let was_over = state.protected == state.floor + 1;
             state.protected -= 1;
+            // An idle one has been counted already, and is not twice.
             self.over = self.over.saturating_sub(usize::from(was_over));
         }
     }
@@ -184,7 +191,7 @@ impl Floors {
         state.is_some_and(|state| state.floor > 0 && state.protected <= state.floor)
     }
 
-    /// Whether a VM may have more protected blocks than are kept.
+    /// Whether there may be protected blocks that are not to stay so.
     pub fn is_any_over(&self) -> bool {
         self.over > 0
     }

@@ -4,6 +4,9 @@
 //! New blocks enter a small queue. What has been used again when it comes to the end of that goes on to the
 //! main queue, where a use gives a block another turn; what has not is given up and remembered without its
 //! data. What comes back while it is remembered goes to the main queue at once.
+//!
+//! Ours is what happens with several VMs ([`floors`](super::floors)): a block that would be given up, and that its VM
+//! is not to lose, goes to a queue of protected ones, which gives up a VM's oldest when that has too many.
 
 use std::sync::Arc;
 

@@ -2,18 +2,10 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 use super::*;
-use crate::vms::VmSize;
 
 fn all(capacity: usize) -> Vec<(&'static str, Box<dyn Policy>)> {
     let kinds = [PolicyKind::Lru, PolicyKind::S3Fifo, PolicyKind::MultiCache, PolicyKind::Adaptive];
     kinds.map(|kind| (kind.name(), kind.build(capacity, FREQ_THRESHOLD, 1))).into()
-}
-
-/// VMs of so many vCPUs, and as many GiB, the first of which has the first disk, and so on.
-fn vms(sizes: &[u32]) -> Vms {
-    let size = |cpus: &u32| VmSize { cpus: *cpus, memory: u64::from(*cpus) << 30 };
-    let sizes: Vec<_> = sizes.iter().map(size).collect();
-    Vms::new(&sizes, (0..).zip(0..sizes.len()))
 }
 
 /// What becomes of a block.
@@ -171,7 +163,7 @@ fn multicache_keeps_what_reaches_the_threshold() {
 fn a_heavy_vm_is_kept_sooner_and_the_relative_scale_does_not_shrink_with_the_number_of_vms() {
     let accesses = |scale, sizes: &[u32]| {
         let mut policy = MultiCache::new(10, 2.0, scale);
-        policy.set_vms(&Arc::new(vms(sizes)));
+        policy.set_vms(&Vms::of_sizes(sizes));
         let is_in = |_: &u32| step(&mut policy, 1) == Became::Inserted;
         (1..100).find(is_in)
     };
@@ -215,7 +207,7 @@ fn the_default_follows_the_load() {
 /// nine times as often, uses each block of more than the cache holds more often than the first one its own.
 fn hits_beside_a_hog(sizes: &[u32], capacity: usize) -> usize {
     let mut policy = Adaptive::new(capacity, 1);
-    policy.set_vms(&Arc::new(vms(sizes)));
+    policy.set_vms(&Vms::of_sizes(sizes));
     let mut random = fastrand::Rng::with_seed(5);
     let (mut evicted, mut hits) = (Vec::new(), 0);
     for at in 0..200_000u64 {
@@ -245,7 +237,7 @@ fn no_vm_takes_from_another_what_its_weight_allows() {
 #[test]
 fn what_an_idle_vm_has_is_used_by_others_until_it_wakes() {
     let mut policy = Adaptive::new(4000, 1);
-    policy.set_vms(&Arc::new(vms(&[1, 1])));
+    policy.set_vms(&Vms::of_sizes(&[1, 1]));
     let disk =
         |disk, numbers: Range<u64>| numbers.map(move |number| BlockId::of_disk(disk, number).0);
     for _ in 0..20 {

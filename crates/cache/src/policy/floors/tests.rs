@@ -1,22 +1,13 @@
 //! Floors by themselves, and the curves that they rest on.
 
-use std::sync::Arc;
-
 use super::*;
-use crate::vms::VmSize;
-
-fn vms(sizes: &[u32]) -> Arc<Vms> {
-    let size = |cpus: &u32| VmSize { cpus: *cpus, memory: u64::from(*cpus) << 30 };
-    let sizes: Vec<_> = sizes.iter().map(size).collect();
-    Arc::new(Vms::new(&sizes, (0..).zip(0..sizes.len())))
-}
 
 const FLOORS_CAPACITY: usize = 1000;
 
 /// Two VMs that are alike: each is allowed 450 blocks. The first one holds `kept`.
 fn floors(kept: u64) -> Floors {
     let mut floors = Floors::default();
-    floors.set(&vms(&[1, 1]), FLOORS_CAPACITY, FLOORS_CAPACITY);
+    floors.set(&Vms::of_sizes(&[1, 1]), FLOORS_CAPACITY, FLOORS_CAPACITY);
     (0..kept).for_each(|block| floors.count_in(BlockId(block)));
     floors
 }
@@ -88,7 +79,7 @@ fn floors_follow_the_capacity_at_once() {
 #[test]
 fn what_is_held_is_counted_again_when_vms_change() {
     let mut floors = floors(500);
-    floors.set(&vms(&[1, 1, 1]), FLOORS_CAPACITY, FLOORS_CAPACITY);
+    floors.set(&Vms::of_sizes(&[1, 1, 1]), FLOORS_CAPACITY, FLOORS_CAPACITY);
     use_blocks(&mut floors, 250, 20_000, false);
     assert!(!protects(&floors));
     (0..400).for_each(|block| floors.count_out(BlockId(block)));
@@ -98,11 +89,11 @@ fn what_is_held_is_counted_again_when_vms_change() {
 #[test]
 fn uses_of_a_vm_count_by_how_much_more_than_the_mean_it_has() {
     let mut floors = Floors::default();
-    floors.set(&vms(&[3, 1, 1, 1]), FLOORS_CAPACITY, FLOORS_CAPACITY);
+    floors.set(&Vms::of_sizes(&[3, 1, 1, 1]), FLOORS_CAPACITY, FLOORS_CAPACITY);
     let uses = [0, 1, 9].map(|disk| floors.access(BlockId::of_disk(disk, 1), false));
     assert_eq!(uses, [3, 1, 1]);
     let mut sizes = vec![1; 100];
     sizes[0] = 100;
-    floors.set(&vms(&sizes), FLOORS_CAPACITY, FLOORS_CAPACITY);
+    floors.set(&Vms::of_sizes(&sizes), FLOORS_CAPACITY, FLOORS_CAPACITY);
     assert_eq!(floors.access(BlockId(0), false), 16);
 }
