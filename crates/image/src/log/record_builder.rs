@@ -16,18 +16,21 @@ pub struct RecordBuilder {
     /// Payload blocks in use.
     payload: u32,
     payload_max: u32,
+    /// Blocks of data whose checksum is still to be computed.
+    unsummed: Vec<u32>,
 }
 
 impl RecordBuilder {
     pub fn new(payload_max: u32) -> Self {
         let bytes = (1 + payload_max as usize) * BLOCK_BYTES;
-        let entries = Vec::new();
-        Self { buffer: AlignedBuf::zeroed(bytes), entries, payload: 0, payload_max }
+        let (entries, unsummed) = (Vec::new(), Vec::new());
+        Self { buffer: AlignedBuf::zeroed(bytes), entries, payload: 0, payload_max, unsummed }
     }
 
     /// Empties it for another use.
     pub fn clear(&mut self) {
         self.entries.clear();
+        self.unsummed.clear();
         self.payload = 0;
     }
 
@@ -52,18 +55,26 @@ impl RecordBuilder {
     /// Adds an entry, for which there must be room. Returns where its payload belongs.
     pub fn push(&mut self, entry: Entry) -> &mut [u8] {
         let (first, count) = (self.payload, entry.payload_blocks());
+        if matches!(entry, Entry::Data { .. }) {
+            self.unsummed.push(first);
+        }
         self.entries.push(entry);
         self.payload += count;
         self.blocks(first, count)
     }
 
-    /// Adds blocks of data that follow one another on the disk, for which there must be room. Returns
-    /// where their content belongs; [`sum`](Self::sum) completes them.
-    pub fn push_run(&mut self, lbas: Range<u64>) -> &mut [u8] {
+    /// Adds blocks of data that follow one another on the disk, for which there must be room. `fill`
+    /// gets the number of each and where its content belongs; the block is summed at once, while it
+    /// is in the CPU's first cache.
+    pub fn push_run(&mut self, lbas: Range<u64>, mut fill: impl FnMut(usize, &mut [u8])) {
         let (first, count) = (self.payload, (lbas.end - lbas.start) as u32);
-        self.entries.extend(lbas.map(|lba| Entry::Data { lba, checksum: 0 }));
         self.payload += count;
-        self.blocks(first, count)
+        let start = (1 + first as usize) * BLOCK_BYTES;
+        let blocks = self.buffer[start..].chunks_exact_mut(BLOCK_BYTES);
+        for ((number, lba), block) in lbas.enumerate().zip(blocks) {
+            fill(number, block);
+            self.entries.push(Entry::Data { lba, checksum: crc32c::crc32c(block) });
+        }
     }
 
     fn blocks(&mut self, first: u32, count: u32) -> &mut [u8] {
@@ -71,8 +82,9 @@ impl RecordBuilder {
         &mut self.buffer[start..start + count as usize * BLOCK_BYTES]
     }
 
-    /// The payload block with this number.
+    /// The payload block with this number, to be changed.
     pub fn block(&mut self, number: u32) -> &mut [u8] {
+        self.unsummed.push(number);
         self.blocks(number, 1)
     }
 
@@ -105,14 +117,23 @@ impl RecordBuilder {
         })
     }
 
-    /// Computes the checksums of all blocks of data.
+    /// Computes the checksums of blocks that were not pushed as a run, or have been changed since.
     pub fn sum(&mut self) {
-        let mut payload = self.buffer[BLOCK_BYTES..].chunks_exact(BLOCK_BYTES);
-        for entry in &mut self.entries {
-            if let Entry::Data { checksum, .. } = entry {
-                *checksum = crc32c::crc32c(payload.next().expect("a block per data entry"));
+        if self.unsummed.is_empty() {
+            return;
+        }
+        self.unsummed.sort_unstable();
+        let payload = (0..).zip(self.buffer[BLOCK_BYTES..].chunks_exact(BLOCK_BYTES));
+        let data = self.entries.iter_mut().filter_map(|entry| match entry {
+            Entry::Data { checksum, .. } => Some(checksum),
+            _ => None,
+        });
+        for (checksum, (number, block)) in data.zip(payload) {
+            if self.unsummed.binary_search(&number).is_ok() {
+                *checksum = crc32c::crc32c(block);
             }
         }
+        self.unsummed.clear();
     }
 
     /// Fills the header block. Returns the whole record, to be written at its place.

@@ -7,6 +7,7 @@ use super::super::core::Core;
 use super::super::ids::Sequence;
 use super::super::record_builder::RecordBuilder;
 use super::super::shape::Shape;
+use super::write_queue::Start;
 
 /// A stretch of a guest write that a record carries.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +32,8 @@ pub struct PendingRecord {
     pub only_journal: bool,
     pub sequence: Sequence,
     pub address: Address,
+    /// While it is being written.
+    pub start: Option<Start>,
     /// In the file; waits for the records before it.
     pub written: bool,
     /// Why it could not be written.
@@ -50,6 +53,7 @@ impl PendingRecord {
             only_journal: true,
             sequence: Sequence::default(),
             address: Address::NOWHERE,
+            start: None,
             written: false,
             failure: None,
         })

@@ -146,12 +146,14 @@ impl PendingWrite {
         let last_partial = self.partials[1].as_ref().map_or(self.end, |partial| partial.lba);
         let count = (last_partial - self.cursor).min(record.content.room().into());
         let (first, after) = (self.cursor, self.cursor + count);
-        let at = self.memory_at(first);
-        let bytes = self.memory_bytes().min(at + count as usize * BLOCK_BYTES) - at;
-        let target = record.content.push_run(first..after);
-        self.request.copy_out(at, &mut target[..bytes]);
-        // Only the last block of a disk can be shorter than a block.
-        target[bytes..].fill(0);
+        let (at, bytes) = (self.memory_at(first), self.memory_bytes());
+        record.content.push_run(first..after, |number, block| {
+            let from = at + number * BLOCK_BYTES;
+            // Only the last block of a disk can be shorter than a block.
+            let (given, missing) = block.split_at_mut((bytes - from).min(BLOCK_BYTES));
+            self.request.copy_out(from, given);
+            missing.fill(0);
+        });
         self.cursor = after;
     }
 

@@ -7,13 +7,18 @@
 
 mod pace;
 mod partials;
+mod undo;
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
+pub use self::pace::Start;
+
+use self::pace::Device;
 use super::super::address::MapEntry;
 use super::super::append::{Draft, Place, PlaceError};
 use super::super::core::Core;
@@ -35,6 +40,8 @@ pub struct WriteQueue {
     requests: Slab<PendingWrite>,
     /// Ready to be put into a record, in order of arrival.
     waiting: VecDeque<usize>,
+    /// Empty: memory for what a draft leaves to the next one.
+    left_out: Vec<Extent>,
     /// A block of theirs is in another record in flight: they read it again when that has
     /// committed.
     conflicted: Vec<usize>,
@@ -43,6 +50,7 @@ pub struct WriteQueue {
     records: Slab<Box<PendingRecord>>,
     /// How many of `records` are being written.
     being_written: usize,
+    device: Device,
     spare: Vec<Box<PendingRecord>>,
     recent: PartialCache,
     /// [`Core::room_made`] when the draft was refused a place.
@@ -65,10 +73,12 @@ impl WriteQueue {
             shape,
             requests: Slab::new(),
             waiting: VecDeque::new(),
+            left_out: Vec::new(),
             conflicted: Vec::new(),
             draft: None,
             records: Slab::new(),
             being_written: 0,
+            device: Device::new(),
             spare: Vec::new(),
             recent: PartialCache::default(),
             refused_at: 0,
@@ -126,23 +136,33 @@ impl WriteQueue {
                 Step::Done => {}
                 Step::Stuck => return,
             }
-            if self.waits_enough() {
+            if self.load().waits_enough() {
                 // The device begins while the next record is copied.
                 queue.file.kick();
             }
         }
     }
 
-    /// Fills a draft with what waits, as far as it goes.
+    /// Fills a draft with what waits for the first request's stream, as far as it goes. What waits for
+    /// another stream is left to the next draft, and so is what overlaps it: writes of one block keep
+    /// their order.
     fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         let mut record = self.empty_record();
-        while let Some(&index) = self.waiting.front() {
+        let load = self.load();
+        let mut left_out = std::mem::take(&mut self.left_out);
+        let mut at = 0;
+        while let Some(&index) = self.waiting.get(at) {
             let pending = &mut self.requests[index];
             let stream = stream_of(pending.request.class, self.shape);
             if record.shares.is_empty() {
                 record.stream = stream;
-            } else if record.stream != stream {
-                break;
+            }
+            let overlaps = |other: &Extent| other.overlaps(pending.extent);
+            let overtakes = left_out.iter().any(overlaps) && !mutant("log.gather.overtakes");
+            if record.stream != stream || overtakes {
+                left_out.push(pending.extent);
+                at += 1;
+                continue;
             }
             if !pending.extent.fits(queue.core.capacity()) {
                 // The disk has become smaller meanwhile.
@@ -158,12 +178,14 @@ impl WriteQueue {
             if !whole {
                 break;
             }
-            self.waiting.pop_front();
+            self.waiting.remove(at);
             self.finish_if_done(queue, flushes, index);
-            if pace::is_large(record.content.payload().into(), record.shares.len()) {
+            if load.is_large(record.content.payload().into(), record.shares.len() as u64) {
                 break;
             }
         }
+        left_out.clear();
+        self.left_out = left_out;
         record.content.sum();
         if record.content.entries().is_empty() {
             self.spare.push(record);
@@ -231,56 +253,11 @@ impl WriteQueue {
         let memory = unsafe { MemoryList::new(&record.memory) };
         let offset = record.address.offset();
         let only_journal = record.only_journal;
+        record.start = Some(self.device.begin(bytes as u64, Instant::now()));
         let tag = Purpose::Record.tag(self.records.insert(record));
         self.being_written += 1;
         let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
         queue.file.submit(FileRequest::new(op, memory, tag).dont_cache(only_journal));
-    }
-
-    /// Undoes a draft: its requests wait again, in their order, except those whose block `stale`
-    /// has changed since it was read. These are returned.
-    fn take_apart(&mut self, mut record: Box<PendingRecord>, stale: Option<u64>) -> Vec<usize> {
-        let mut again = Vec::new();
-        while let Some(Share { write, first }) = record.shares.pop() {
-            let pending = &mut self.requests[write];
-            pending.cursor = first;
-            pending.shares_left -= 1;
-            if self.waiting.front() == Some(&write) {
-                self.waiting.pop_front();
-            }
-            let partials = pending.partials.iter_mut().flatten();
-            match partials.into_iter().find(|partial| Some(partial.lba) == stale) {
-                Some(partial) => {
-                    partial.expected = None;
-                    partial.tries = 0;
-                    again.push(write);
-                }
-                None => self.waiting.push_front(write),
-            }
-        }
-        self.spare.push(record);
-        again
-    }
-
-    /// There is no room: what needs some fails; what gives some up goes on.
-    fn refuse(
-        &mut self,
-        queue: &mut Queue,
-        flushes: &mut Flushes,
-        record: Box<PendingRecord>,
-        errno: Errno,
-    ) {
-        let shares: Vec<usize> = record.shares.iter().map(|share| share.write).collect();
-        let only_trims = record.only_trims();
-        self.take_apart(record, None);
-        for index in shares {
-            let pending = &mut self.requests[index];
-            if only_trims || pending.brings_data() {
-                pending.outcome = Err(errno);
-                pending.cursor = pending.end;
-                self.finish_if_done(queue, flushes, index);
-            }
-        }
     }
 
     pub fn finish_record(&mut self, queue: &mut Queue, index: usize, outcome: Outcome) {
@@ -288,6 +265,9 @@ impl WriteQueue {
         record.written = true;
         record.failure = outcome.err();
         self.being_written -= 1;
+        if let Some(start) = record.start.take() {
+            self.device.end(start, Instant::now());
+        }
         queue.core.written(record.sequence, outcome.is_ok(), &queue.waker);
     }
 

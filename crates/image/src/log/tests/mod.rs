@@ -7,6 +7,7 @@ mod crash;
 mod damage;
 mod faults;
 mod fixture;
+mod gather;
 mod history_model;
 mod host_space;
 mod hostile;

@@ -1,0 +1,59 @@
+//! Drafts that get no place: what becomes of their requests.
+
+use flowstone_block::Errno;
+
+use super::WriteQueue;
+use crate::log::channel::Queue;
+use crate::log::channel::flushes::Flushes;
+use crate::log::channel::pending_record::{PendingRecord, Share};
+
+impl WriteQueue {
+    /// Undoes a draft: its requests wait again, in their order, except those whose block `stale`
+    /// has changed since it was read. These are returned.
+    pub(super) fn take_apart(
+        &mut self,
+        mut record: Box<PendingRecord>,
+        stale: Option<u64>,
+    ) -> Vec<usize> {
+        let mut again = Vec::new();
+        while let Some(Share { write, first }) = record.shares.pop() {
+            let pending = &mut self.requests[write];
+            pending.cursor = first;
+            pending.shares_left -= 1;
+            // A part of it is in the draft, and the rest waits.
+            self.waiting.retain(|waiting| *waiting != write);
+            let partials = pending.partials.iter_mut().flatten();
+            match partials.into_iter().find(|partial| Some(partial.lba) == stale) {
+                Some(partial) => {
+                    partial.expected = None;
+                    partial.tries = 0;
+                    again.push(write);
+                }
+                None => self.waiting.push_front(write),
+            }
+        }
+        self.spare.push(record);
+        again
+    }
+
+    /// There is no room: what needs some fails; what gives some up goes on.
+    pub(super) fn refuse(
+        &mut self,
+        queue: &mut Queue,
+        flushes: &mut Flushes,
+        record: Box<PendingRecord>,
+        errno: Errno,
+    ) {
+        let shares: Vec<usize> = record.shares.iter().map(|share| share.write).collect();
+        let only_trims = record.only_trims();
+        self.take_apart(record, None);
+        for index in shares {
+            let pending = &mut self.requests[index];
+            if only_trims || pending.brings_data() {
+                pending.outcome = Err(errno);
+                pending.cursor = pending.end;
+                self.finish_if_done(queue, flushes, index);
+            }
+        }
+    }
+}
