@@ -171,14 +171,32 @@ impl SegmentTable {
 
     /// A free segment to get host space for; hand it back with `make_ready` or `put_back`.
     pub fn take_free(&mut self) -> Option<SegmentId> {
-        if let Some(number) = self.free.pop_front() {
-            return Some(number);
-        }
         let next = SegmentId::new(self.segments.len() as u32);
-        (next.get() < self.limit).then(|| {
-            self.entry(next);
-            next
-        })
+        self.free.pop_front().or_else(|| self.take_new(next).then_some(next))
+    }
+
+    /// The free segments that follow this one in the file, up to `count`: how many there are.
+    pub fn take_free_behind(&mut self, number: SegmentId, count: u32) -> u32 {
+        let mut taken = 0;
+        while taken < count {
+            let next = SegmentId::new(number.get() + 1 + taken);
+            match self.free.iter().position(|free| *free == next) {
+                Some(at) => drop(self.free.remove(at)),
+                None if self.take_new(next) => {}
+                None => break,
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    /// Whether this is the first one that has never been used.
+    fn take_new(&mut self, number: SegmentId) -> bool {
+        let is_new = number.index() == self.segments.len() && number.get() < self.limit;
+        if is_new {
+            self.entry(number);
+        }
+        is_new
     }
 
     /// All free segments that have been used before.

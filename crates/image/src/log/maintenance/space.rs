@@ -5,7 +5,7 @@
 //! fdatasync. So some freed segments keep their space while guests write, and give it back when
 //! guests pause.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileOp;
@@ -20,6 +20,39 @@ const READY_KEPT: u32 = 2;
 /// Freed segments are kept for use as they are up to one part in so many of the image, and up to
 /// what is appended between two checkpoints: that is what the next checkpoint frees.
 const POOL_SHARE: u32 = 8;
+
+/// Guests that take all that is ready within so long write fast.
+const FAST: Duration = Duration::from_millis(100);
+/// Space that is got at once for guests that write fast, in bytes, at most.
+const AHEAD_BYTES: u64 = 64 << 20;
+
+/// How many segments are got at once: more while guests take them fast.
+#[derive(Debug)]
+pub struct SpaceAhead {
+    segments: u32,
+    /// When there were enough.
+    enough_at: Option<Instant>,
+}
+
+impl Default for SpaceAhead {
+    fn default() -> Self {
+        Self { segments: 1, enough_at: None }
+    }
+}
+
+impl SpaceAhead {
+    fn is_enough(&mut self, now: Instant) {
+        self.enough_at.get_or_insert(now);
+    }
+
+    /// One is missing: how many to get.
+    fn is_short(&mut self, now: Instant, most: u32) -> u32 {
+        let Some(at) = self.enough_at.take() else { return self.segments };
+        let is_fast = now.duration_since(at) < FAST * self.segments;
+        self.segments = if is_fast { (self.segments * 2).min(most.max(1)) } else { 1 };
+        self.segments
+    }
+}
 
 impl Maintenance {
     /// Gets host space for a head or a segment in reserve, if one is wanted.
@@ -37,27 +70,63 @@ impl Maintenance {
         if self.host_full.is_some_and(|at| at.elapsed() < FULL_RETRY) {
             return Progress::Idle;
         }
-        let is_enough = {
+        let (wanted, ready, most, unused) = {
             let state = self.core.append_state();
             let unused =
                 state.next_sequence() == self.superblock.next_sequence && !state.wants_room();
             let wanted = state.kept_from_writes(&self.core.map) + READY_KEPT;
-            unused || state.segments.ready() >= wanted
+            let most = AHEAD_BYTES / self.core.shape.segment_bytes();
+            let most = (most as u32).min(state.segments.limit() / POOL_SHARE);
+            (wanted, state.segments.ready(), most, unused)
         };
-        if is_enough || self.obtain().is_err() {
+        if unused {
+            return Progress::Idle;
+        }
+        if ready >= wanted {
+            self.space.is_enough(Instant::now());
+            return Progress::Idle;
+        }
+        // What is missing, and what is got ahead; both count the first.
+        let ahead = self.space.is_short(Instant::now(), most);
+        if self.obtain(wanted - ready - 1 + ahead - 1).is_err() {
             return Progress::Idle;
         }
         self.announce_room();
         Progress::Made
     }
 
-    /// Makes a free segment ready. If the host has no space for the one whose turn it is, that may
+    /// Makes a free segment ready, and up to so many that follow it in the file: each call to the host holds up
+    /// writes to the file. If the host has no space for the one whose turn it is, that may
     /// lie behind the end of a device, and the first one of all need not.
-    fn obtain(&mut self) -> Outcome {
-        let segment = self.core.append_state().segments.take_free().ok_or(Errno::NOSPC)?;
-        let Err(errno) = self.make_ready(segment) else { return Ok(()) };
-        let other = self.core.append_state().segments.take_free_before(segment);
+    fn obtain(&mut self, more: u32) -> Outcome {
+        let (first, more) = {
+            let mut state = self.core.append_state();
+            let first = state.segments.take_free().ok_or(Errno::NOSPC)?;
+            (first, state.segments.take_free_behind(first, more))
+        };
+        if more > 0 && self.obtain_run(first, more) {
+            return Ok(());
+        }
+        let Err(errno) = self.make_ready(first) else { return Ok(()) };
+        let other = self.core.append_state().segments.take_free_before(first);
         other.map_or(Err(errno), |other| self.make_ready(other))
+    }
+
+    /// Makes a segment ready together with so many that follow it, or gives those back.
+    fn obtain_run(&mut self, first: SegmentId, more: u32) -> bool {
+        let offset = self.core.shape.address(first, 0).offset();
+        let bytes = u64::from(1 + more) * self.core.shape.segment_bytes();
+        let allocated = self.file.run(FileOp::Allocate { offset, bytes }).is_ok();
+        let behind: Vec<_> = SegmentId::range(first.get() + 1..first.get() + 1 + more).collect();
+        if allocated {
+            let mut state = self.core.append_state();
+            state.segments.make_ready(first);
+            behind.into_iter().for_each(|segment| state.segments.make_ready(segment));
+        } else {
+            // The host may have had space for some of them.
+            self.punch(&behind);
+        }
+        allocated
     }
 
     fn make_ready(&mut self, segment: SegmentId) -> Outcome {
@@ -131,16 +200,18 @@ impl Maintenance {
             if let Some(opened) = opened {
                 return Ok(opened);
             }
-            self.obtain()?;
+            self.obtain(0)?;
         }
     }
 
     /// How many freed segments are kept for use as they are while guests write.
     pub fn ready_kept_in_use(&self) -> u32 {
         let state = self.core.append_state();
-        let pool = INTERVAL_MIN_BLOCKS as u32 / self.core.shape.segment_blocks;
+        let appended = self.appended_between.max(INTERVAL_MIN_BLOCKS);
+        let pool = (appended / u64::from(self.core.shape.segment_blocks)) as u32;
         let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);
-        state.kept_from_writes(&self.core.map) + pool
+        // What was got ahead must not displace those that have been written before.
+        state.kept_from_writes(&self.core.map) + pool + self.space.segments - 1
     }
 
     /// Ready segments beyond those that are kept when nothing is written.
@@ -162,5 +233,29 @@ impl Maintenance {
             state.segments.release_ready(keep)
         };
         self.punch(&surplus);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Guests take all that is ready beyond what is wanted after so long each time.
+    fn taken_every(space: &mut SpaceAhead, now: &mut Instant, time: Duration) -> u32 {
+        space.is_enough(*now);
+        space.is_enough(*now + time / 2);
+        *now += time;
+        space.is_short(*now, 8)
+    }
+
+    #[test]
+    fn more_is_got_at_once_while_guests_write_fast() {
+        let (mut space, mut now) = (SpaceAhead::default(), Instant::now());
+        assert_eq!(space.is_short(now, 8), 1);
+        let fast = [2, 4, 8, 8].map(|_| taken_every(&mut space, &mut now, FAST / 2));
+        assert_eq!(fast, [2, 4, 8, 8]);
+        assert_eq!(taken_every(&mut space, &mut now, 7 * FAST), 8, "8 lasted for so long");
+        assert_eq!(taken_every(&mut space, &mut now, 9 * FAST), 1);
+        assert_eq!(taken_every(&mut space, &mut now, FAST * 2), 1);
     }
 }

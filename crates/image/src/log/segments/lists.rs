@@ -56,6 +56,22 @@ fn a_free_segment_before_another_is_the_first_of_all_or_none() {
 }
 
 #[test]
+fn free_segments_that_follow_one_another_are_taken_together() {
+    let mut table = with_free(8, &[3, 1, 5, 2, 6]);
+    assert_eq!(table.take_free(), Some(SegmentId::new(3)));
+    assert_eq!(table.take_free_behind(SegmentId::new(3), 4), 0, "4 is not free");
+    assert_eq!(table.take_free(), Some(SegmentId::new(1)));
+    assert_eq!(table.take_free_behind(SegmentId::new(1), 4), 1);
+    assert_eq!(table.take_all_free(), ids(&[5, 6]));
+    let mut table = SegmentTable::new(SHAPE, 8, 1);
+    assert_eq!(table.take_free(), Some(SegmentId::new(1)));
+    assert_eq!(table.take_free_behind(SegmentId::new(1), 3), 3, "never used");
+    assert_eq!(table.take_free(), Some(SegmentId::new(5)));
+    assert_eq!(table.take_free_behind(SegmentId::new(5), 9), 2, "the limit");
+    assert_eq!((table.take_free(), table.obtainable()), (None, 0));
+}
+
+#[test]
 fn a_segment_that_the_host_refuses_is_the_last_to_be_asked_for_again() {
     let mut table = with_free(8, &[3, 1]);
     let refused = table.take_free().unwrap();

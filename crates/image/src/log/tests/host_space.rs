@@ -104,12 +104,29 @@ fn a_host_that_was_full_just_now_is_not_asked_again() {
     assert_eq!(fixture.maintenance.provide(), Progress::Made);
 }
 
+/// One call for all that is wanted; where the host has less, one segment at a time, and what the call may
+/// have got goes back.
+#[test]
+fn a_host_without_space_for_all_gives_what_it_has() {
+    let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
+    fixture.write_blocks(0..1).unwrap();
+    fixture.maintenance.release_reserve();
+    let before = fixture.core.append_state().segments.ready_or_obtainable();
+    let wanted = kept_from_writes(&fixture) + KEPT;
+    fixture.disk.inject(Fault::fail(Errno::NOSPC).on(Call::Allocate));
+    assert_eq!((fixture.maintenance.provide(), ready(&fixture)), (Progress::Made, 1));
+    assert_eq!((fixture.maintenance.provide(), ready(&fixture)), (Progress::Made, wanted));
+    assert_eq!(fixture.core.append_state().segments.ready_or_obtainable(), before);
+    fixture.write_blocks(0..200).unwrap();
+    fixture.check();
+}
+
 /// After a crash it is not known which of them have space.
 #[test]
 fn free_segments_have_no_space_of_the_host_after_a_crash() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
     fixture.guests().mix = Mix::writes(0..100);
-    fixture.run(300);
+    fixture.run(600);
     fixture.flush().unwrap();
     fixture.checkpoint().unwrap();
     fixture.run(20);
