@@ -9,7 +9,7 @@ use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
 use flowstone_daemon::{
-    Backend, CacheSize, Choice, Pdc, PolicyKind, SocketGroup, SocketMode, VmSpec,
+    Backend, CacheSize, Choice, Pdc, PolicyKind, Resort, SocketGroup, SocketMode, VmSpec,
 };
 use flowstone_daemon::{CpuList, DetectZeroes, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
@@ -268,7 +268,7 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; flowstone.toml(5) lists its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
-        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "vm", "engine", "direct",
+        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "vm", "engine", "direct", "resort",
         "readonly", "backing_dirs", "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
@@ -338,6 +338,10 @@ pub struct Serve {
     /// Bypass the host's page cache: auto (where the file system can), on or off
     #[arg(long, value_name = "CHOICE")]
     pub direct: Option<Choice<DirectChoice>>,
+    /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs while guests
+    /// are idle, or off [default: a tenth of the disk]
+    #[arg(long, value_name = "SIZE_PER_DAY|off")]
+    pub resort: Option<Resort>,
     /// Refuse writes; several daemons may serve the same image this way
     #[arg(long)]
     pub readonly: bool,

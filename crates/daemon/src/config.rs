@@ -26,7 +26,7 @@ use serde::Deserialize;
 use toml::{Spanned, Table};
 use tracing::info;
 
-pub use self::choices::{Backend, Choice, Pdc, PollMode};
+pub use self::choices::{Backend, Choice, Pdc, PollMode, Resort};
 use self::text::{one_line, optional_text, text_or_default, texts};
 pub use self::vm::VmSpec;
 use crate::cache_config::{CacheConfig, CacheSize, PolicyKind};
@@ -146,6 +146,9 @@ pub struct DiskConfig {
     /// Whether to bypass the host's page cache.
     #[serde(default, deserialize_with = "text_or_default")]
     pub direct: Choice<DirectChoice>,
+    /// What a log image may write in a day to put blocks in order while guests are idle.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub resort: Resort,
     /// Refuse writes.
     #[serde(default)]
     pub readonly: bool,
@@ -297,6 +300,7 @@ impl DiskConfig {
             vm: VmSpec::default(),
             engine: Choice::default(),
             direct: Choice::default(),
+            resort: Resort::default(),
             readonly: false,
             backing_dirs: Vec::new(),
             layers: Vec::new(),
@@ -351,7 +355,8 @@ impl DiskConfig {
             ..OpenOptions::new(access)
         };
         let (discard, backing_dirs) = (self.discard, self.backing_dirs.clone());
-        ImageOptions { discard, opener, backing_dirs, ..ImageOptions::new(file) }
+        let resort = self.resort.0;
+        ImageOptions { discard, opener, backing_dirs, resort, ..ImageOptions::new(file) }
     }
 }
 

@@ -20,6 +20,8 @@ pub struct LogReport {
     write_amplification: f64,
     checkpoint: u64,
     since_checkpoint_blocks: u64,
+    resorted_bytes: u64,
+    resort_passes: u64,
     full: bool,
 }
 
@@ -39,6 +41,8 @@ impl From<LogState> for LogReport {
             write_amplification: state.appended_blocks as f64 / state.guest_blocks.max(1) as f64,
             checkpoint: state.checkpoint,
             since_checkpoint_blocks: state.since_checkpoint_blocks,
+            resorted_bytes: state.resorted_bytes,
+            resort_passes: state.resort_passes,
             full: state.full,
         }
     }

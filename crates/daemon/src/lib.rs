@@ -28,7 +28,9 @@ mod vm_report;
 mod vms;
 
 pub use cache_config::{CacheConfig, CacheSize, PolicyKind};
-pub use config::{Backend, Choice, Config, DiskConfig, Pdc, PollMode, Source, VmSpec, keys};
+pub use config::{
+    Backend, Choice, Config, DiskConfig, Pdc, PollMode, Resort, Source, VmSpec, keys,
+};
 pub use control::{Client, Command};
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketGroup, SocketMode};

@@ -13,7 +13,7 @@ use flowstone_fileio::{
 use tracing::warn;
 
 use crate::capacity::valid_capacity;
-use crate::log::{self, LogImage, LogInfo, LogOptions};
+use crate::log::{self, LogImage, LogInfo, LogOptions, ResortLimit};
 use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format, Image, Space};
@@ -29,6 +29,8 @@ pub struct ImageOptions {
     pub discard: DiscardMode,
     /// Where the backing file of a qcow2 image may be, besides the directory of the image.
     pub backing_dirs: Vec<PathBuf>,
+    /// How much the idle-time pass of a log image may write.
+    pub resort: ResortLimit,
     /// How many images are based on this one, for opening backing files.
     pub chain_depth: usize,
 }
@@ -38,7 +40,8 @@ impl ImageOptions {
     pub fn new(file: OpenOptions) -> Self {
         let discard = DiscardMode::Deallocate;
         let opener = open_host_file;
-        Self { file, opener, discard, backing_dirs: Vec::new(), chain_depth: 0 }
+        let resort = ResortLimit::Off;
+        Self { file, opener, discard, backing_dirs: Vec::new(), resort, chain_depth: 0 }
     }
 }
 
@@ -212,6 +215,10 @@ pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
 
 /// Opens the image at `path`; [`inspect`] is for images that another process may be writing.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
+    if format != Format::Log && matches!(options.resort, ResortLimit::Bytes(_)) {
+        let why = "only a log image is put in order while guests are idle";
+        return Err(Error::unsupported(path.display().to_string(), why, "leave out --resort"));
+    }
     let file = (options.opener)(path, file_options(path, format, options.file))?;
     match format {
         Format::Raw => {
@@ -241,6 +248,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
         )),
         Format::Log => {
             let image = LogImage::open(path, file, options.discard, options.file.access)?;
+            image.set_resort(options.resort);
             Ok(Box::new(image))
         }
         Format::Qcow2 => {

@@ -126,6 +126,10 @@ pub struct LogState {
     pub checkpoint: u64,
     /// Blocks appended since.
     pub since_checkpoint_blocks: u64,
+    /// Bytes that the idle-time pass has written since the image was opened.
+    pub resorted_bytes: u64,
+    /// How often it has gone through the whole disk.
+    pub resort_passes: u64,
     /// Whether writes are refused for lack of room.
     pub full: bool,
 }

@@ -72,6 +72,7 @@ fn disk(args: Serve) -> DiskConfig {
         vm: args.vm.unwrap_or_default(),
         engine: args.engine.unwrap_or_default(),
         direct: args.direct.unwrap_or_default(),
+        resort: args.resort.unwrap_or_default(),
         readonly: args.readonly,
         backing_dirs: args.backing_dirs,
         layers: args.layers,

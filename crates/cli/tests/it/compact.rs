@@ -244,3 +244,18 @@ fn every_format_says_how_its_data_lies() {
         assert!(said.contains(name), "{said}");
     }
 }
+
+#[test]
+fn an_idle_time_pass_that_cannot_be_is_refused_with_what_to_do() {
+    let place = Place::new();
+    place.image("1M");
+    let serve = ["serve", "--socket", "s", "disk.raw", "--resort"];
+    for (limit, expected) in [("some", "use a size such as 20G, or off"), ("0", "use a size")] {
+        let output = place.run(&[&serve[..], &[limit]].concat());
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{limit}: {errors}");
+        assert!(errors.contains(expected), "{limit}: {errors}");
+    }
+    let refusal = place.refused(&[&serve[..], &["1G"]].concat());
+    assert!(refusal.contains("only a log image"), "{refusal}");
+}

@@ -4,6 +4,7 @@ use std::str::FromStr;
 
 use flowstone_block::parse_size;
 use flowstone_fileio::{DirectChoice, EngineChoice};
+use flowstone_image::ResortLimit;
 
 /// When a queue looks for work by itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -58,6 +59,32 @@ impl FromStr for Pdc {
             "on" => Ok(Self::On),
             "off" => Ok(Self::Off),
             _ => Err(format!("`{text}` is not a choice for journals; use on or off")),
+        }
+    }
+}
+
+/// The limit of a log image's idle-time pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resort(pub ResortLimit);
+
+impl Default for Resort {
+    fn default() -> Self {
+        Self(ResortLimit::Tenth)
+    }
+}
+
+impl FromStr for Resort {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(ResortLimit::Off));
+        }
+        match parse_size(text) {
+            Ok(bytes) if bytes > 0 => Ok(Self(ResortLimit::Bytes(bytes))),
+            _ => {
+                Err(format!("`{text}` is not an amount for a day; use a size such as 20G, or off"))
+            }
         }
     }
 }

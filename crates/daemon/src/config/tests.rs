@@ -1,3 +1,5 @@
+use flowstone_image::ResortLimit;
+
 use super::*;
 
 fn read(text: &str) -> Result<Config> {
@@ -55,6 +57,7 @@ fn every_key_is_read() {
         backing-dirs = ["/images"]
         detect-zeroes = "on"
         pdc = "off"
+        resort = "20G"
         engine = "sync"
         direct = "off"
         readonly = true
@@ -70,6 +73,7 @@ fn every_key_is_read() {
     assert_eq!(config.cache, Some(cache.unwrap()));
     let disk = &config.disks[0];
     assert_eq!((disk.cpus.for_queue(1), disk.pdc), (Some(3), Pdc::Off));
+    assert_eq!(disk.resort, Resort(ResortLimit::Bytes(20 << 30)));
     assert_eq!(disk.engine, Choice(EngineChoice::Sync));
     assert_eq!(disk.layers.len(), 2);
     assert_eq!(disk.detect_zeroes, DetectZeroes::On);
@@ -88,6 +92,10 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("{disk}poll = 'a|b'\n"), "`a|b` is not a polling mode"),
         (&format!("{disk}'a|b' = 1\n"), "unknown field `a|b`"),
         (&format!("{disk}layers = ['lag=1ms']\n"), "`lag=1ms` is not a layer"),
+        (
+            &format!("{disk}resort = '0'\n"),
+            "`0` is not an amount for a day; use a size such as 20G, or off",
+        ),
         (&format!("{disk}pdc = 'no'\n"), "`no` is not a choice for journals"),
         (&format!("cache = '4K'\n{disk}"), "a cache of 4K; use a size from 1 MiB"),
         (&format!("cache = '2M'\ncache-min = '3M'\n{disk}"), "smallest size is larger"),

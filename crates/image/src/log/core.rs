@@ -13,6 +13,7 @@ use super::command::Command;
 use super::ids::Sequence;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
+use super::resort::Resorting;
 use super::shape::{Shape, blocks_of_sectors};
 use crate::damage::{DamageList, Flaw};
 use crate::runtime::discards::DiscardCounters;
@@ -32,6 +33,7 @@ pub struct Core {
     pub inbox: Inbox<Command>,
     pub discards: Arc<DiscardCounters>,
     pub damages: DamageList,
+    pub resorting: Resorting,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     state: Mutex<AppendState>,
@@ -63,6 +65,7 @@ impl Core {
             inbox: Inbox::default(),
             discards: Arc::default(),
             damages: DamageList::default(),
+            resorting: Resorting::default(),
             capacity: AtomicU64::new(capacity.get()),
             committed: AtomicU64::new(state.committed().get()),
             broken: AtomicBool::new(state.health != Health::Running),

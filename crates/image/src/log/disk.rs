@@ -22,6 +22,7 @@ use super::load::{Loaded, load};
 use super::maintenance::{Knowledge, Maintenance};
 use super::map::LEAF_BLOCKS;
 use super::refusal::LoadError;
+use super::resort::ResortLimit;
 use super::shape::blocks_of;
 use crate::capacity::valid_capacity;
 use crate::runtime::worker;
@@ -55,6 +56,12 @@ impl LogImage {
             image.maintenance = Some(start_maintenance(&image.core, knowledge).map_err(host)?);
         }
         Ok(image)
+    }
+
+    /// How much the idle-time pass may write, which puts blocks in the order of their LBAs.
+    pub fn set_resort(&self, limit: ResortLimit) {
+        self.core.resorting.set_limit(limit.bytes(self.core.capacity().bytes()));
+        self.core.inbox.schedule_pass();
     }
 
     /// Whether the block in which a disk of this size ends holds something behind that end, which

@@ -82,6 +82,8 @@ pub fn log_state(core: &Core) -> LogState {
         map_blocks: state.totals.map_blocks,
         checkpoint: state.generation,
         since_checkpoint_blocks: state.since_checkpoint,
+        resorted_bytes: core.resorting.written(),
+        resort_passes: core.resorting.passes(),
         full: state.writes.full.is_some() || state.restart_full.is_some(),
     }
 }

@@ -29,6 +29,7 @@ mod record_builder;
 mod refusal;
 mod replay;
 mod reserve;
+mod resort;
 mod root;
 mod segments;
 mod shape;
@@ -42,6 +43,7 @@ pub use create::{LogOptions, create};
 pub use disk::LogImage;
 pub use inspect::{LogInfo, inspect};
 pub use map::BlockMap;
+pub use resort::ResortLimit;
 pub use superblock::SUPERBLOCK_AREA_BYTES;
 
 #[cfg(test)]

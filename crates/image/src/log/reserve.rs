@@ -136,9 +136,14 @@ pub enum Step {
 }
 
 impl View {
+    /// Segments that writes may still open.
+    pub const fn left_for_writes(&self) -> u32 {
+        (self.available + self.trim_heads).saturating_sub(self.reserve.left_by(Opener::Write))
+    }
+
     /// Whether writes have to wait, or soon will.
     pub const fn is_urgent(&self) -> bool {
-        self.available + self.trim_heads <= self.reserve.left_by(Opener::Write) + 1
+        self.left_for_writes() <= 1
     }
 
     /// Whether copies can have one more segment at most: then they share one.

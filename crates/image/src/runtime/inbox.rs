@@ -145,6 +145,11 @@ impl<Command> Inbox<Command> {
         std::mem::take(&mut self.state().commands)
     }
 
+    /// For the worker: whether there is work that it has not taken; does not wait.
+    pub fn is_called(&self) -> bool {
+        self.state().pending_work != PendingWork::default()
+    }
+
     /// For the worker: whether it is to end; does not wait.
     pub fn is_stopping(&self) -> bool {
         self.state().pending_work.stop

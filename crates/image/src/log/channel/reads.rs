@@ -71,6 +71,7 @@ const TRIES_MAX: u32 = 2;
 
 impl Reads {
     pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
+        queue.core.resorting.note_read();
         let index = self.requests.insert(Reading { request, parts_left: 1, outcome: Ok(()) });
         self.plan(queue, index, extent);
         self.part_done(queue, index, Ok(()));

@@ -42,7 +42,7 @@ impl Maintenance {
         }
     }
 
-    fn view(&self) -> View {
+    pub fn view(&self) -> View {
         let state = self.core.append_state();
         let (dead, freeable) = state.segments.dead();
         View {

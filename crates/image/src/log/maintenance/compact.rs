@@ -92,7 +92,8 @@ impl Maintenance {
         (!moves.is_empty()).then_some(moves)
     }
 
-    fn rewrite(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
+    /// Copies these blocks, one after the other.
+    pub fn rewrite(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
         let mut reads: Vec<(FileOffset, &mut [u8])> = moves
             .iter()
             .zip(buffer.chunks_exact_mut(BLOCK_BYTES))

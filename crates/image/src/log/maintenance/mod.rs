@@ -6,6 +6,7 @@ mod checkpoint;
 mod cleaner;
 mod compact;
 mod copying;
+mod resort;
 mod restart;
 mod space;
 mod stream;
@@ -18,6 +19,7 @@ use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::BlockingFile;
 use tracing::{error, info, warn};
 
+use self::resort::Resort;
 use self::space::SpaceAhead;
 use self::stream::AppendStream;
 use super::address::Address;
@@ -70,6 +72,7 @@ pub struct Maintenance {
     checkpoint_at: Option<Instant>,
     appended_between: u64,
     space: SpaceAhead,
+    resort: Resort,
     /// Places of leaves and roots that the newest superblock still names and the next will not.
     outdated: Vec<(Address, u32)>,
     streams: [Option<AppendStream>; LIFETIMES],
@@ -110,6 +113,7 @@ impl Maintenance {
             checkpoint_at: None,
             appended_between: 0,
             space: SpaceAhead::default(),
+            resort: Resort::default(),
             outdated: Vec::new(),
             streams: Default::default(),
             policy: Box::new(CostBenefit),
@@ -293,6 +297,10 @@ impl Maintenance {
     /// When to check whether the guest pauses.
     fn next_pause(&mut self) -> Option<Instant> {
         let is_sparse = self.sparsest().is_some();
+        let resort = self.wants_resort();
+        if resort {
+            self.look_for_idle();
+        }
         let state = self.core.append_state();
         if state.health != Health::Running || self.core.sync.has_failed() {
             return None;
@@ -300,12 +308,13 @@ impl Maintenance {
         self.seen = state.committed();
         let gives_back = is_sparse || state.segments.dead().0 > 0 || self.has_surplus(&state);
         let wait = if gives_back { RELEASE_TIME } else { QUIET_TIME };
-        (gives_back || state.changed).then(|| Instant::now() + wait)
+        (gives_back || state.changed || resort).then(|| Instant::now() + wait)
     }
 
     /// Does work that was put off: no request came for a while.
     fn pause(&mut self) {
         self.clean_sparse();
+        self.resort_if_idle();
         let (committed, wanted, dead) = {
             let state = self.core.append_state();
             (state.committed(), state.changed, state.segments.dead().0)

@@ -63,7 +63,7 @@ impl Maintenance {
 
     /// Whether cleaning frees enough; the space of headers does not count, since copies have
     /// headers too.
-    fn is_worth_cleaning(&self, segment: &Segment) -> bool {
+    pub fn is_worth_cleaning(&self, segment: &Segment) -> bool {
         let shape = self.core.shape;
         segment.state == State::Sealed
             && !segment.damaged

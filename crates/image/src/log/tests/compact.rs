@@ -10,7 +10,7 @@ use super::history_model::{End, HistoryModel};
 use crate::log::maintenance::Maintenance;
 
 /// A disk of which so many blocks are in use, in no order, on an image that uses all its segments.
-fn disordered(setup: Setup, live: u64, seed: u64) -> (SimDisk, HistoryModel) {
+pub fn disordered(setup: Setup, live: u64, seed: u64) -> (SimDisk, HistoryModel) {
     let mut fixture = setup.fixture(seed);
     fixture.guests().mix = Mix { blocks_max: 3, ..Mix::writes(0..live) };
     fixture.run(setup.blocks as u32 * 4);
@@ -24,7 +24,7 @@ fn compact(fixture: &mut Fixture) -> Outcome {
 }
 
 /// Every cut must leave an image that opens with all its data, and goes on.
-fn cut_everywhere(fixture: Fixture, setup: Setup, moments: usize) {
+pub fn cut_everywhere(fixture: Fixture, setup: Setup, moments: usize) {
     let opened = fixture.opened;
     let (disk, model) = fixture.abandon();
     for (index, moment) in some_moments(&disk, moments).filter(|it| *it >= opened).enumerate() {

@@ -18,6 +18,7 @@ mod outlive;
 mod overlaps;
 mod races;
 mod resize;
+mod resort;
 mod rot;
 mod scheduler;
 mod soak;

@@ -1,0 +1,233 @@
+//! The idle-time pass: what guests have scattered is put in the order of its LBAs again while they do
+//! nothing, one leaf of the map at a time, so that sequential readers find it in sequence. It has a
+//! budget in bytes per day, and stops when a guest does anything.
+
+use std::time::{Duration, Instant};
+
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+
+use super::copying::Move;
+use super::{CheckpointKind, Maintenance, QUIET_TIME};
+use crate::log::address::BLOCK_BYTES;
+use crate::log::core::Core;
+use crate::log::ids::{SegmentId, Sequence};
+use crate::log::policy::{LIFETIME_MAP, LIFETIME_SORTED};
+use crate::log::reserve::SLACK_SEGMENTS;
+use crate::log::resort::Budget;
+use crate::log::segments::{Segment, State};
+
+/// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then takes two
+/// places of the file or more.
+const RUN_BLOCKS_MIN: usize = 32;
+/// Guests must have written so much since the last pass for another one: a look at the whole map takes
+/// 5 ns for each block of the disk.
+const WRITTEN_MIN_BLOCKS: u64 = (16 << 20) / 4096;
+/// Segments that may be in use at once beyond those at the beginning: one part in so many of them.
+const GROWTH_PART: u32 = 4;
+/// So many are cleaned at most before the next blocks are put in order, and so many are freed with one checkpoint.
+const VICTIMS_TOGETHER: u32 = 16;
+const DEAD_TOGETHER: u32 = 4;
+/// Blocks that are put in order together, at most.
+const BATCH_BLOCKS_MAX: u32 = 2048;
+/// Segments that their copies may open.
+const COPIES_SEGMENTS: u32 = 2;
+
+/// See the module.
+#[derive(Default)]
+pub struct Resort {
+    budget: Budget,
+    /// The first block that this pass has not come to.
+    next: u64,
+    /// What guests had written when the last pass ended, if one has.
+    done_at: Option<u64>,
+    idle: Idle,
+}
+
+/// Where the segments for copies come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    Found,
+    /// Segments were cleaned: blocks have moved.
+    Made,
+}
+
+/// For how long guests have neither read nor written.
+#[derive(Default)]
+struct Idle {
+    since: Option<Instant>,
+    committed: Sequence,
+}
+
+impl Idle {
+    fn look(&mut self, core: &Core, now: Instant) -> Duration {
+        let committed = core.commits();
+        if core.resorting.take_read() || committed != self.committed || self.since.is_none() {
+            (self.since, self.committed) = (Some(now), committed);
+        }
+        self.since.map_or(Duration::ZERO, |since| now.duration_since(since))
+    }
+}
+
+impl Maintenance {
+    /// Whether there may be something to put in order, and it may be done.
+    pub fn wants_resort(&self) -> bool {
+        let limit = self.core.resorting.limit();
+        if limit == 0 || self.resort.budget.left(limit, Instant::now()) == 0 {
+            return false;
+        }
+        let clock = self.core.append_state().clock;
+        self.resort.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS)
+    }
+
+    /// Starts to wait for idle guests.
+    pub fn look_for_idle(&mut self) -> Duration {
+        self.resort.idle.look(&self.core, Instant::now())
+    }
+
+    /// Goes on with the pass if guests have been idle for long enough.
+    pub fn resort_if_idle(&mut self) {
+        if !self.wants_resort() || self.look_for_idle() < QUIET_TIME {
+            return;
+        }
+        if let Err(errno) = self.resort() {
+            // It is tried again when guests have written more.
+            tracing::debug!("{}: the idle-time pass ended: {errno}", self.core.name);
+            self.end_pass();
+        }
+    }
+
+    /// Goes on with the pass until it ends, the budget does, or a guest does anything.
+    pub fn resort(&mut self) -> Outcome {
+        let used = self.core.append_state().segments.used();
+        let used_most = used + used / GROWTH_PART + SLACK_SEGMENTS;
+        let mut buffer = AlignedBuf::zeroed(self.sorted_together() * BLOCK_BYTES);
+        let mut sorted = Ok(());
+        while sorted.is_ok() && self.may_go_on() {
+            let Some(moves) = self.next_scattered() else {
+                self.end_pass();
+                self.core.resorting.end_pass();
+                break;
+            };
+            let first = moves[0].lba;
+            let before = self.core.append_state().totals.appended_blocks;
+            sorted = self.sort_from(first, moves, used_most, &mut buffer);
+            if sorted.is_err() {
+                self.resort.next = first;
+            }
+            let after = self.core.append_state().totals.appended_blocks;
+            self.charge((after - before) * BLOCK_BYTES as u64);
+        }
+        self.seal_stream(LIFETIME_SORTED);
+        sorted
+    }
+
+    fn sort_from(
+        &mut self,
+        first: u64,
+        mut moves: Vec<Move>,
+        used_most: u32,
+        buffer: &mut AlignedBuf,
+    ) -> Outcome {
+        if self.make_room_to_sort(used_most)? == Room::Made {
+            // Cleaning may have moved some of them.
+            self.resort.next = first;
+            moves = self.next_scattered().unwrap_or_default();
+        }
+        self.rewrite(&moves, buffer)
+    }
+
+    fn charge(&mut self, bytes: u64) {
+        self.resort.budget.spend(bytes, Instant::now());
+        self.core.resorting.add(bytes);
+    }
+
+    fn end_pass(&mut self) {
+        self.resort.next = 0;
+        self.resort.done_at = Some(self.core.append_state().clock);
+    }
+
+    /// Whether no guest has done anything, nothing else is to be done, and the budget is not used up.
+    fn may_go_on(&mut self) -> bool {
+        let limit = self.core.resorting.limit();
+        let before = self.resort.idle.since;
+        self.look_for_idle();
+        self.resort.idle.since == before
+            && self.resort.budget.left(limit, Instant::now()) > 0
+            && !self.core.inbox.is_called()
+    }
+
+    /// The next live blocks of the disk that are not in order, as many as are put in order together.
+    fn next_scattered(&mut self) -> Option<Vec<Move>> {
+        let blocks = self.core.blocks();
+        let together = self.sorted_together();
+        loop {
+            let mut moves = Vec::with_capacity(together);
+            while moves.len() < together
+                && let Some(lba) = self.core.map.next_mapped(self.resort.next..blocks)
+            {
+                moves.push(Move { lba, old: self.core.map.get(lba) });
+                self.resort.next = lba + 1;
+            }
+            if moves.is_empty() {
+                return None;
+            }
+            if is_scattered(&moves) {
+                return Some(moves);
+            }
+        }
+    }
+
+    /// Half a segment, so that there is little to make room for, up to 8 MiB: guests that come back wait for
+    /// the device until these have been copied.
+    fn sorted_together(&self) -> usize {
+        (self.core.shape.segment_blocks / 2).min(BATCH_BLOCKS_MAX) as usize
+    }
+
+    /// Segments for the copies, with which neither guests nor the host come to lack room: by freeing what is
+    /// dead, and by cleaning the emptiest.
+    fn make_room_to_sort(&mut self, used_most: u32) -> Result<Room, Errno> {
+        let has_room = |maintenance: &Self| {
+            let used = maintenance.core.append_state().segments.used();
+            let left = maintenance.view().left_for_writes();
+            left > SLACK_SEGMENTS + COPIES_SEGMENTS && used <= used_most
+        };
+        if has_room(self) {
+            return Ok(Room::Found);
+        }
+        self.checkpoint(CheckpointKind::Running)?;
+        for _ in 0..VICTIMS_TOGETHER {
+            if has_room(self) {
+                return Ok(Room::Made);
+            }
+            let Some((victim, segment)) = self.emptiest() else { break };
+            self.clean(victim, segment)?;
+            if self.view().dead >= DEAD_TOGETHER {
+                self.checkpoint(CheckpointKind::Running)?;
+            }
+        }
+        self.checkpoint(CheckpointKind::Running)?;
+        // If that was not enough, the next blocks bring the next victims.
+        let left = self.view().left_for_writes();
+        if left > COPIES_SEGMENTS { Ok(Room::Made) } else { Err(Errno::NOSPC) }
+    }
+
+    /// The segment with the fewest live blocks, except those that have been put in order.
+    fn emptiest(&self) -> Option<(SegmentId, Segment)> {
+        let state = self.core.append_state();
+        let fits = |segment: &Segment| {
+            segment.state == State::Sealed
+                && !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED)
+                && self.is_worth_cleaning(segment)
+        };
+        let found = state.segments.iter().filter(|(_, segment)| fits(segment));
+        found.min_by_key(|(_, segment)| segment.live)
+    }
+}
+
+/// Whether the runs of these blocks in the file are short.
+fn is_scattered(moves: &[Move]) -> bool {
+    let follows = |pair: &[Move]| pair[0].old.address().is_followed_by(pair[1].old.address());
+    // Where the disk has a hole, a reader does not go on either.
+    let breaks = moves.windows(2).filter(|pair| !follows(pair)).count();
+    breaks * RUN_BLOCKS_MIN > moves.len()
+}

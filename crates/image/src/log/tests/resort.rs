@@ -1,0 +1,174 @@
+//! The idle-time pass: what it puts in order, what it may write, and when it stops.
+
+use flowstone_block::{Errno, Outcome};
+use flowstone_fileio::FileIo;
+use flowstone_sim::{Call, Fault, Schedule};
+
+use super::compact::{cut_everywhere, disordered};
+use super::crash::Tell;
+use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
+use crate::log::maintenance::Maintenance;
+use crate::log::map::LEAF_BLOCKS;
+
+const UNLIMITED: u64 = 1 << 40;
+
+/// A disk of three leaves, all of it live and in no order.
+fn scattered(seed: u64) -> (Setup, Fixture) {
+    let setup = Setup { blocks: 3 * LEAF_BLOCKS - 100, segment_bytes: 1 << 20, ..Setup::default() };
+    let (disk, model) = disordered(setup, setup.blocks, seed);
+    let fixture = Fixture::open(&disk, setup, model, seed).unwrap();
+    fixture.core.resorting.set_limit(UNLIMITED);
+    (setup, fixture)
+}
+
+fn resort(fixture: &mut Fixture) -> Outcome {
+    fixture.maintenance(Maintenance::look_for_idle);
+    fixture.maintenance(Maintenance::resort)
+}
+
+/// Places of the file that a reader of the whole disk goes to.
+fn runs(fixture: &Fixture) -> usize {
+    let map = &fixture.core.map;
+    let mapped = (0..fixture.core.blocks()).filter(|lba| map.get(*lba).is_mapped());
+    let places: Vec<_> = mapped.map(|lba| map.get(lba).address()).collect();
+    1 + places.windows(2).filter(|pair| !pair[0].is_followed_by(pair[1])).count()
+}
+
+#[test]
+fn scattered_blocks_come_in_order() {
+    let (_, mut fixture) = scattered(1);
+    let before = (runs(&fixture), fixture.contents());
+    resort(&mut fixture).unwrap();
+    assert!(before.0 > 1000 && runs(&fixture) < 60, "{} runs of {}", runs(&fixture), before.0);
+    assert!(fixture.contents() == before.1);
+    fixture.check();
+    assert_eq!(fixture.core.resorting.passes(), 1);
+    let written = fixture.core.resorting.written();
+    assert!(written > 6000 * 4096, "{written} bytes");
+    // All is in order: another pass writes nothing.
+    resort(&mut fixture).unwrap();
+    assert_eq!(fixture.core.resorting.written(), written);
+    // The image goes on, and what guests scatter is not looked for before it is much.
+    assert!(!fixture.maintenance.wants_resort());
+    fixture.guests().mix = Mix::writes(0..1000);
+    fixture.run(2000);
+    fixture.check();
+    assert_eq!(fixture.guests().failures, []);
+    fixture.run(4000);
+    assert!(fixture.maintenance.wants_resort());
+}
+
+#[test]
+fn its_budget_is_kept() {
+    let (_, mut fixture) = scattered(2);
+    let limit = 9 << 20;
+    fixture.core.resorting.set_limit(limit);
+    (0..3).for_each(|_| resort(&mut fixture).unwrap());
+    let written = fixture.core.resorting.written();
+    // One leaf is begun while something is left, with what is cleaned for it.
+    assert!((limit..limit + (40 << 20)).contains(&written), "{written} bytes");
+    assert_eq!(fixture.core.resorting.passes(), 0);
+    assert!(!fixture.maintenance.wants_resort());
+    fixture.core.resorting.set_limit(0);
+    assert!(!fixture.maintenance.wants_resort());
+}
+
+#[test]
+fn guests_that_do_anything_stop_it() {
+    for reads in [true, false] {
+        let (_, mut fixture) = scattered(3);
+        fixture.maintenance(Maintenance::look_for_idle);
+        if reads {
+            fixture.read(0..8).unwrap();
+        } else {
+            fixture.write_blocks(0..1).unwrap();
+        }
+        fixture.maintenance(Maintenance::resort).unwrap();
+        assert_eq!(fixture.core.resorting.written(), 0);
+        // From then on they are idle.
+        fixture.maintenance(Maintenance::resort).unwrap();
+        assert!(fixture.core.resorting.written() > 0);
+    }
+}
+
+/// The image may use no more segments than it has, and guests must not wait for any of them.
+#[test]
+fn guests_find_room_while_it_is_at_work() {
+    for seed in 0..3 {
+        let _tell = Tell(format!("seed {seed}"));
+        let (setup, mut fixture) = scattered(seed);
+        fixture.guests().mix = Mix { depth: 6, ..Mix::on(setup.blocks) };
+        for _ in 0..20 {
+            fixture.guests().quota = 30;
+            let _ = resort(&mut fixture);
+            fixture.run(100);
+        }
+        assert_eq!(fixture.guests().failures, [], "{}", fixture.describe());
+        fixture.check();
+        assert!(fixture.core.resorting.written() > 0);
+    }
+}
+
+/// What the host refuses ends the pass, and nothing else.
+#[test]
+fn a_host_without_room_is_left_alone() {
+    for more in 0..6 {
+        let _tell = Tell(format!("{more} more"));
+        let (setup, mut fixture) = scattered(more);
+        let room = fixture.disk.allocated_bytes().unwrap() + more * SEGMENT_BYTES;
+        fixture.disk.set_capacity(Some(room));
+        let before = fixture.contents();
+        for _ in 0..3 {
+            let _ = resort(&mut fixture);
+        }
+        assert!(fixture.contents() == before);
+        fixture.check();
+        fixture.disk.set_capacity(None);
+        fixture.guests().mix = Mix::writes(0..setup.blocks);
+        fixture.run(500);
+        fixture.check();
+        let fixture = fixture.reopen().unwrap();
+        assert_eq!(fixture.guests().failures, []);
+    }
+}
+
+#[test]
+fn errors_of_the_host_lose_nothing() {
+    for (call, after) in
+        [(Call::Read, 700u64), (Call::Write, 3), (Call::Write, 40), (Call::Datasync, 0)]
+    {
+        let _tell = Tell(format!("{call:?} after {after}"));
+        let (_, mut fixture) = scattered(after);
+        let before = fixture.contents();
+        fixture.disk.inject(Fault::fail(Errno::IO).on(call).after(after));
+        let _ = resort(&mut fixture);
+        fixture.disk.clear_faults();
+        assert!(fixture.contents() == before);
+        let (disk, model) = fixture.close();
+        drop((disk, model));
+    }
+}
+
+#[test]
+fn power_cuts_in_it_lose_nothing() {
+    for seed in 0..4 {
+        let _tell = Tell(format!("seed {seed}"));
+        let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
+        let (disk, model) = disordered(setup, setup.blocks, seed);
+        disk.set_schedule(Schedule::Shuffled { seed });
+        let mut fixture = Fixture::open(&disk, setup, model, seed).unwrap();
+        fixture.core.resorting.set_limit(UNLIMITED);
+        fixture.guests().mix = Mix { depth: 12, ..Mix::on(setup.blocks) };
+        for _ in 0..3 {
+            fixture.guests().quota = 60;
+            let _ = resort(&mut fixture);
+            fixture.run(30);
+        }
+        assert!(fixture.core.resorting.written() > 0);
+        fixture.guests().quota = 0;
+        fixture.drain();
+        assert_eq!(fixture.guests().failures, []);
+        fixture.check();
+        cut_everywhere(fixture, setup, 100);
+    }
+}
