@@ -99,6 +99,7 @@ fn note_sealed(
             lifetime: note.lifetime as u8,
             incarnation: note.incarnation,
             birth: note.birth,
+            sealed: note.birth,
             ..Segment::default()
         };
         segments.set(note.segment, segment);

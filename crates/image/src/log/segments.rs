@@ -43,8 +43,10 @@ pub struct Segment {
     pub live: u32,
     /// Names its present use.
     pub incarnation: Incarnation,
-    /// The log's clock when it was sealed.
+    /// The log's clock when its blocks were written by a guest, on the mean: copies keep their age.
     pub birth: u64,
+    /// The log's clock when it was sealed; after a start, `birth`.
+    pub sealed: u64,
 }
 
 /// All segments of an image.
@@ -256,12 +258,17 @@ impl SegmentTable {
 
     /// Ends appending to a segment. All records in it have been applied to the map.
     pub fn seal(&mut self, number: SegmentId, clock: u64) {
+        self.seal_copies(number, clock, clock);
+    }
+
+    /// The same for copies of blocks that guests had written by `birth`, on the mean.
+    pub fn seal_copies(&mut self, number: SegmentId, clock: u64, birth: u64) {
         let segment = self.entry(number);
         assert!(
             number > SegmentId::SUPERBLOCKS && segment.state == State::Open,
             "only an open segment is sealed"
         );
-        segment.birth = clock;
+        (segment.birth, segment.sealed) = (birth, clock);
         segment.state = State::Sealed;
         self.bury(number);
     }

@@ -70,6 +70,13 @@ impl Shape {
         (self.segment_blocks - 1) / (payload + 1) * payload
     }
 
+    /// Blocks of data that a segment holds when its last record is as long as fits: so are those of
+    /// copies, which are made after their place is known.
+    pub const fn data_blocks_most(&self) -> u32 {
+        let usable = self.segment_blocks - 1;
+        usable - usable.div_ceil(self.record_payload_max() + 1)
+    }
+
     /// Blocks that cleaning a segment must win, or it is not worth the wear. A victim's last record
     /// is seldom full: in small segments, to win less than a record is to win nothing, for ever.
     pub const fn cleaning_gain_min(&self) -> u32 {

@@ -1,4 +1,4 @@
-//! Copying the live blocks of a victim.
+//! Copying the live blocks of a victim, in the order of their LBAs.
 
 use flowstone_block::{Errno, Outcome, mutant};
 use tracing::warn;
@@ -24,8 +24,9 @@ struct Copies {
     segment: Segment,
     /// Of the stream that they go to.
     lifetime: u8,
-    /// The next record of that stream.
+    /// The next record of that stream, and how many blocks it may have.
     builder: RecordBuilder,
+    most: u32,
     moves: Vec<Move>,
     /// Blocks that cannot be copied.
     unreadable: u32,
@@ -37,7 +38,9 @@ impl Maintenance {
         self.filling = Some(lifetime);
         let builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let moves = Vec::new();
-        let mut copies = Copies { victim, segment, lifetime, builder, moves, unreadable: 0 };
+        let mut copies =
+            Copies { victim, segment, lifetime, builder, most: 0, moves, unreadable: 0 };
+        self.stage.clear();
         let mut window = Window::default();
         let mut entries = Vec::new();
         let mut block = 0;
@@ -54,19 +57,20 @@ impl Maintenance {
             let mut at = block + 1;
             for entry in &entries {
                 if let Entry::Data { lba, .. } | Entry::Moved { lba, .. } = *entry {
-                    self.copy_if_live(&mut copies, &mut window, lba, at)?;
+                    self.stage_if_live(&mut copies, &mut window, lba, at)?;
                 }
                 at += entry.payload_blocks();
             }
             block += header.record_blocks();
         }
+        self.copy_staged(&mut copies)?;
         self.append_moves(&mut copies)?;
         self.leave_the_rest(&copies);
         Ok(())
     }
 
-    /// Copies the block at this place of the victim, if the map still says that it is there.
-    fn copy_if_live(
+    /// Takes the block at this place of the victim along, if the map still says that it is there.
+    fn stage_if_live(
         &mut self,
         copies: &mut Copies,
         window: &mut Window,
@@ -87,12 +91,30 @@ impl Maintenance {
             copies.unreadable += 1;
             return Ok(());
         }
-        if !copies.builder.has_room_for(1) {
-            self.append_moves(copies)?;
+        if !self.stage.push(Move { lba, old: map_entry }, window.block(at)) {
+            self.copy_staged(copies)?;
         }
-        let entry = Entry::Moved { lba, from: address, checksum };
-        copies.builder.push(entry).copy_from_slice(window.block(at));
-        copies.moves.push(Move { lba, old: map_entry });
+        Ok(())
+    }
+
+    /// Makes records of what has been taken along. The last one is written when it is full, or with the
+    /// last block of the victim.
+    fn copy_staged(&mut self, copies: &mut Copies) -> Outcome {
+        let mut stage = std::mem::take(&mut self.stage);
+        for (moved, content) in stage.in_order() {
+            if copies.builder.payload() == 0 {
+                copies.most = self.copies_that_fit(copies.lifetime);
+            }
+            let from = moved.old.address();
+            let entry = Entry::Moved { lba: moved.lba, from, checksum: moved.old.checksum() };
+            copies.builder.push(entry).copy_from_slice(content);
+            copies.moves.push(moved);
+            if copies.builder.payload() >= copies.most {
+                self.append_moves(copies)?;
+            }
+        }
+        stage.clear();
+        self.stage = stage;
         Ok(())
     }
 

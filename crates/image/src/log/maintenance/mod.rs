@@ -9,6 +9,7 @@ mod copying;
 mod resort;
 mod restart;
 mod space;
+mod stage;
 mod stream;
 mod victims;
 
@@ -21,6 +22,7 @@ use tracing::{error, info, warn};
 
 use self::resort::Resort;
 use self::space::SpaceAhead;
+use self::stage::Stage;
 use self::stream::AppendStream;
 use super::address::Address;
 use super::append::{Full, Health};
@@ -82,6 +84,8 @@ pub struct Maintenance {
     records: u64,
     /// The lifetime whose stream is being filled.
     filling: Option<u8>,
+    /// Blocks on their way from a victim to a stream.
+    stage: Stage,
     /// When the host last said that it has no space.
     host_full: Option<Instant>,
     /// When the host had no space for new heads.
@@ -120,6 +124,7 @@ impl Maintenance {
             lifetimes: Lifetimes::default(),
             records: 0,
             filling: None,
+            stage: Stage::default(),
             host_full: None,
             restart_tried: None,
             seen: Sequence::default(),
@@ -315,6 +320,7 @@ impl Maintenance {
     fn pause(&mut self) {
         self.clean_sparse();
         self.resort_if_idle();
+        self.stage = Stage::default();
         let (committed, wanted, dead) = {
             let state = self.core.append_state();
             (state.committed(), state.changed, state.segments.dead().0)

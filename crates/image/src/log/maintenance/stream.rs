@@ -12,6 +12,9 @@ use crate::log::record::Kind;
 use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::Opener;
 
+/// The end of a segment is not used for a record of fewer copies.
+const COPIES_LEAST: u32 = 4;
+
 /// A stream of the maintenance worker.
 #[derive(Clone, Copy, Debug)]
 pub struct AppendStream {
@@ -138,11 +141,12 @@ impl Maintenance {
     pub fn seal_stream(&mut self, lifetime: u8) {
         let Some(stream) = self.streams[usize::from(lifetime)].take() else { return };
         let mut state = self.core.append_state();
+        let clock = state.clock;
         let birth = match stream.copies {
-            0 => state.clock,
+            0 => clock,
             copies => (stream.births / u128::from(copies)) as u64,
         };
-        state.segments.seal(stream.place.segment, birth);
+        state.segments.seal_copies(stream.place.segment, clock, birth);
     }
 
     /// The lifetime whose stream takes copies when segments are short, instead of this one's: that
@@ -159,10 +163,23 @@ impl Maintenance {
         roomiest
     }
 
-    /// Whether the stream has no room for another full record.
+    /// How many copies the next record of this lifetime may have: what is left of the open segment, or
+    /// a full record in another one if that is next to nothing.
+    pub fn copies_that_fit(&self, lifetime: u8) -> u32 {
+        let full = self.core.shape.record_payload_max();
+        match self.room_for_copies(lifetime) {
+            0..COPIES_LEAST => full,
+            room => room.min(full),
+        }
+    }
+
+    /// Whether the next copies open another segment.
     pub fn is_stream_full(&self, lifetime: u8) -> bool {
-        let blocks = 1 + self.core.shape.record_payload_max();
-        self.streams[usize::from(lifetime)]
-            .is_none_or(|stream| stream.place.room(self.core.shape) < blocks)
+        self.room_for_copies(lifetime) < COPIES_LEAST
+    }
+
+    fn room_for_copies(&self, lifetime: u8) -> u32 {
+        let room = |stream: AppendStream| stream.place.room(self.core.shape).saturating_sub(1);
+        self.streams[usize::from(lifetime)].map_or(0, room)
     }
 }

@@ -30,13 +30,13 @@ impl Maintenance {
     /// The victim with the best score. While a stream is being filled, only victims whose blocks
     /// belong in it, as long as one of them is worth it: a stream is written without a break.
     pub fn choose_victim(&mut self) -> Option<(SegmentId, Segment)> {
-        let packed = self.core.shape.data_blocks_packed();
+        let blocks = self.core.shape.data_blocks_most();
         let state = self.core.append_state();
         let clock = state.clock;
         let usable = state.segments.iter().filter(|(_, segment)| self.is_worth_cleaning(segment));
         let scored = usable.map(|found| {
-            let age = clock.saturating_sub(found.1.birth);
-            let candidate = Candidate { live: found.1.live, blocks: packed, age };
+            let age = clock.saturating_sub(found.1.sealed);
+            let candidate = Candidate { live: found.1.live, blocks, age };
             (self.policy.score(&candidate), found)
         });
         let mut best: Option<(f64, (SegmentId, Segment))> = None;
@@ -65,9 +65,13 @@ impl Maintenance {
     /// headers too.
     pub fn is_worth_cleaning(&self, segment: &Segment) -> bool {
         let shape = self.core.shape;
+        let full = match segment.lifetime {
+            LIFETIME_MAP => shape.data_blocks_packed(),
+            _ => shape.data_blocks_most(),
+        };
         segment.state == State::Sealed
             && !segment.damaged
-            && segment.live + shape.cleaning_gain_min() < shape.data_blocks_packed()
+            && segment.live + shape.cleaning_gain_min() < full
     }
 
     /// Marks the live leaves of sparse map segments, so that the next checkpoint writes them

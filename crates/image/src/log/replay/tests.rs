@@ -16,13 +16,13 @@ fn a_segment_that_replay_reads_is_sealed_and_pinned_in_its_present_use() {
     let mut segments = SegmentTable::new(SHAPE, 8, 1);
     let segment = SegmentId::new(3);
     let incarnation = Incarnation::new(1, 9);
-    segments.set(segment, Segment { live: 5, birth: 7, ..Segment::default() });
+    segments.set(segment, Segment { live: 5, birth: 7, sealed: 8, ..Segment::default() });
     let cursor = Cursor::new(LIFETIME_COLD, HeadPlace { incarnation, segment, block: 2 });
     note_segment(&mut segments, &cursor);
-    let Segment { state, lifetime, pinned, incarnation: noted, live, birth, damaged } =
+    let Segment { state, lifetime, pinned, incarnation: noted, live, birth, sealed, damaged } =
         segments.get(segment);
     assert_eq!((state, lifetime, pinned), (State::Sealed, LIFETIME_COLD, true));
-    assert_eq!((noted, live, birth, damaged), (incarnation, 5, 7, false));
+    assert_eq!((noted, live, birth, sealed, damaged), (incarnation, 5, 7, 8, false));
 }
 
 #[test]

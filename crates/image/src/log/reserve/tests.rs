@@ -255,7 +255,11 @@ impl Model {
     fn is_worth_cleaning(&self, segment: &Segment) -> bool {
         let shape = self.state.shape;
         segment.state == State::Sealed
-            && segment.live + shape.cleaning_gain_min() < shape.data_blocks_packed()
+            && segment.live + shape.cleaning_gain_min()
+                < match segment.lifetime {
+                    LIFETIME_MAP => shape.data_blocks_packed(),
+                    _ => shape.data_blocks_most(),
+                }
     }
 
     /// Any victim: the argument must not depend on a good choice.
@@ -294,7 +298,11 @@ impl Model {
             map_entry.is_mapped() && shape.segment_of(map_entry.address()) == victim
         };
         let live: Vec<u64> = (0..self.blocks).filter(in_victim).collect();
-        for record in live.chunks(shape.record_payload_max() as usize) {
+        let mut rest = &*live;
+        while !rest.is_empty() {
+            let most = self.copies_that_fit(lifetime).min(rest.len());
+            let (record, others) = rest.split_at(most);
+            rest = others;
             let first = self.append(lifetime, record.len() as u32)?;
             self.state.segments.gain(shape.segment_of(first), record.len() as u32);
             for (block, lba) in (0..).zip(record) {
@@ -308,6 +316,15 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// What is left of the open segment, or a full record in another.
+    fn copies_that_fit(&self, lifetime: u8) -> usize {
+        let shape = self.state.shape;
+        let room = self.copy_streams[usize::from(lifetime)]
+            .map_or(0, |it| (shape.segment_blocks - 1 - it.block).saturating_sub(1));
+        let full = shape.record_payload_max();
+        if room < 4 { full as usize } else { room.min(full) as usize }
     }
 
     /// A record with so many blocks; the address of the first.

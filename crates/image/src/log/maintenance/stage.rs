@@ -1,0 +1,71 @@
+//! Live blocks of a victim that have been read and not copied yet: they are put in the order of their
+//! LBAs, so that cleaning leaves what a guest reads in sequence in sequence.
+
+use super::copying::Move;
+use crate::log::address::BLOCK_BYTES;
+
+/// As many are sorted together. More would lie in longer runs, and takes memory of every image that is
+/// being cleaned: this is 8 MiB.
+const STAGE_BLOCKS: usize = 2048;
+
+/// See the module.
+#[derive(Default)]
+pub struct Stage {
+    moves: Vec<(Move, u32)>,
+    /// In the order of their arrival.
+    contents: Vec<u8>,
+}
+
+impl Stage {
+    /// Takes a block in. Returns `false` if it was the last one that there is room for.
+    pub fn push(&mut self, moved: Move, content: &[u8]) -> bool {
+        self.moves.push((moved, self.moves.len() as u32));
+        self.contents.extend_from_slice(content);
+        self.moves.len() < STAGE_BLOCKS
+    }
+
+    /// Forgets the blocks, and keeps the memory.
+    pub fn clear(&mut self) {
+        self.moves.clear();
+        self.contents.clear();
+    }
+
+    /// All blocks, by LBA.
+    pub fn in_order(&mut self) -> impl Iterator<Item = (Move, &[u8])> {
+        self.moves.sort_unstable_by_key(|(moved, _)| moved.lba);
+        self.moves.iter().map(|(moved, number)| {
+            let start = *number as usize * BLOCK_BYTES;
+            (*moved, &self.contents[start..start + BLOCK_BYTES])
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::log::address::{Address, MapEntry};
+
+    #[test]
+    fn blocks_come_out_by_their_lba_with_their_content() {
+        let mut stage = Stage::default();
+        for round in 0..2u8 {
+            for lba in [7u64, 3, 900, 0] {
+                let old = MapEntry::new(Address::new(lba as u32 + 1), 0);
+                assert!(stage.push(Move { lba, old }, &[lba as u8 ^ round; BLOCK_BYTES]));
+            }
+            let out: Vec<(u64, u8)> =
+                stage.in_order().map(|(moved, content)| (moved.lba, content[9])).collect();
+            let expected = [0u64, 3, 7, 900].map(|lba| (lba, lba as u8 ^ round));
+            assert_eq!(out, expected);
+            stage.clear();
+        }
+    }
+
+    #[test]
+    fn there_is_an_end_to_what_it_takes() {
+        let mut stage = Stage::default();
+        let moved = Move { lba: 1, old: MapEntry::UNMAPPED };
+        let taken = (1..).find(|_| !stage.push(moved, &[0; BLOCK_BYTES]));
+        assert_eq!(taken, Some(STAGE_BLOCKS));
+    }
+}
