@@ -8,6 +8,7 @@ use flowstone_fileio::FileIo;
 
 use crate::damage::Damages;
 use crate::format::Format;
+use crate::log::LogCosts;
 
 /// What becomes of the space behind a discarded range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,6 +123,8 @@ pub struct LogState {
     pub relocated_blocks: u64,
     /// Of these, leaves and roots of the map, with their headers.
     pub map_blocks: u64,
+    /// What the log has cost besides the blocks of guests.
+    pub costs: LogCosts,
     /// Number of the newest checkpoint.
     pub checkpoint: u64,
     /// Blocks appended since.

@@ -25,7 +25,7 @@ pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
 pub use damage::Damages;
 pub use format::Format;
 pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, LogState, Space};
-pub use log::{LogInfo, LogOptions, ResortLimit};
+pub use log::{LogCosts, LogInfo, LogOptions, ResortLimit};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};
 pub use sample::{ReadSample, sample_reads};

@@ -14,9 +14,11 @@ use flowstone_block::{Errno, mutant};
 use self::commit_order::{CommitOrder, InFlightRecord};
 pub use self::room::{FULL_RETRY, Full, Want};
 use super::address::{Address, MapEntry};
+use super::costs::LogCosts;
 use super::head::{HeadPlace, Placed, Stamp};
 use super::ids::Sequence;
 use super::map::BlockMap;
+use super::rate::CleaningRate;
 use super::record::{Entry, Kind};
 use super::reserve::Opener;
 use super::segments::SegmentTable;
@@ -97,6 +99,7 @@ pub struct AppendState {
     pub heads: [Head; STREAMS_MAX],
     pub health: Health,
     pub totals: Totals,
+    pub costs: LogCosts,
     /// Guest blocks committed since the image was made: the log's own time.
     pub clock: u64,
     /// Number of the newest durable checkpoint.
@@ -107,6 +110,8 @@ pub struct AppendState {
     pub since_checkpoint: u64,
     pub writes: Want,
     pub trims: Want,
+    /// Which part of cleaning writes have to wait for.
+    pub rate: CleaningRate,
     /// Why new heads could not be started yet: the host was full.
     pub restart_full: Option<Full>,
     /// Whether anything has changed since the last checkpoint.
@@ -135,12 +140,14 @@ impl AppendState {
             heads: [Head::default(); STREAMS_MAX],
             health: Health::Running,
             totals: Totals::default(),
+            costs: LogCosts::default(),
             clock: 0,
             generation: 0,
             durable: next_sequence,
             since_checkpoint: 0,
             writes: Want::default(),
             trims: Want::default(),
+            rate: CleaningRate::default(),
             restart_full: None,
             changed: false,
             disk_leaves: 0,
@@ -202,11 +209,14 @@ impl AppendState {
             }
         }
         let seal = self.make_room(draft, map, owner, effects)?;
+        let room = self.heads[draft.stream].place.room(self.shape);
+        self.rate.wrote(draft.payload_blocks, room);
         let stamp = self.stamp();
         let place = &mut self.heads[draft.stream].place;
         let seal = seal.map(|seal| (seal, place.entry_of_seal()));
         let record = place.append(self.shape, stamp, Kind::Writes, draft.payload_blocks, 0);
         self.order.push(owner, &record, draft.entries);
+        self.costs.header_blocks += 1;
         self.account(record.header.record_blocks(), effects);
         Ok(Place { record, seal })
     }

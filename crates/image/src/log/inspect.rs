@@ -80,6 +80,7 @@ pub fn log_state(core: &Core) -> LogState {
         appended_blocks: state.totals.appended_blocks,
         relocated_blocks: state.totals.relocated_blocks,
         map_blocks: state.totals.map_blocks,
+        costs: state.costs,
         checkpoint: state.generation,
         since_checkpoint_blocks: state.since_checkpoint,
         resorted_bytes: core.resorting.written(),

@@ -14,6 +14,7 @@ mod command;
 mod core;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod corrupter;
+mod costs;
 mod create;
 mod disk;
 mod head;
@@ -24,6 +25,7 @@ mod lost_tail;
 pub(crate) mod maintenance;
 mod map;
 pub mod policy;
+mod rate;
 pub(crate) mod record;
 mod record_builder;
 mod refusal;
@@ -39,6 +41,7 @@ mod window;
 
 pub use address::{Address, MapEntry};
 pub use check::{check, repair};
+pub use costs::LogCosts;
 pub use create::{LogOptions, create};
 pub use disk::LogImage;
 pub use inspect::{LogInfo, inspect};

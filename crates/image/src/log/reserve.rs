@@ -104,9 +104,14 @@ impl Reserve {
 }
 
 /// Segments above what writes must leave at which cleaning begins.
-pub const SLACK_SEGMENTS: u32 = 5;
-/// Dead segments that are freed together: each time costs an fdatasync.
+pub const SLACK_SEGMENTS: u32 = 4;
+/// Dead segments are freed together, so many blocks and so many segments at most: each time costs an
+/// fdatasync, and what waits is room that cleaning lacks.
+const FREED_TOGETHER_BLOCKS: u32 = (16 << 20) / 4096;
 const FREED_TOGETHER: u32 = 3;
+/// A checkpoint to free dead segments must cost so many times less for each block than cleaning: it
+/// only frees earlier what the next one would free, and cleaning wins room that nothing else wins.
+const CHECKPOINT_FACTOR: u64 = 2;
 
 /// What the next step of the maintenance worker depends on.
 #[derive(Clone, Copy, Debug)]
@@ -118,6 +123,7 @@ pub struct View {
     pub dead: u32,
     pub freeable: u32,
     pub map_segments: u32,
+    pub segment_blocks: u32,
 }
 
 /// What the maintenance worker does to make room.
@@ -146,18 +152,39 @@ impl View {
         self.left_for_writes() <= 1
     }
 
+    /// Whether so many segments are worth a sync.
+    const fn is_worth_sync(&self, segments: u32) -> bool {
+        segments >= FREED_TOGETHER || segments * self.segment_blocks >= FREED_TOGETHER_BLOCKS
+    }
+
+    const fn is_sync_due(&self) -> bool {
+        self.is_worth_sync(self.freeable) || self.is_urgent() && self.freeable > 0
+    }
+
+    /// Whether a checkpoint that writes so many blocks frees what is dead for less than it costs to copy
+    /// the live blocks of the best victim.
+    pub fn checkpoint_is_cheaper(&self, checkpoint: u64, victim_live: Option<u32>) -> bool {
+        let Some(live) = victim_live else { return self.dead > 0 };
+        let segment = u64::from(self.segment_blocks);
+        let won = u64::from(self.dead) * segment;
+        let won_by_cleaning = segment.saturating_sub(live.into());
+        self.is_worth_sync(self.dead)
+            && checkpoint * CHECKPOINT_FACTOR * won_by_cleaning < u64::from(live) * won
+    }
+
     /// Whether copies can have one more segment at most: then they share one.
     pub const fn is_tight(&self) -> bool {
         self.available + self.trim_heads <= self.reserve.left_by(Opener::Copy) + 1
     }
 
     pub const fn next_step(&self) -> Step {
-        let wanted = self.reserve.left_by(Opener::Write) + SLACK_SEGMENTS;
-        if self.available + self.trim_heads >= wanted {
+        if self.left_for_writes() >= SLACK_SEGMENTS {
             Step::Nothing
-        } else if self.freeable >= FREED_TOGETHER || self.is_urgent() && self.freeable > 0 {
+        } else if self.is_sync_due() {
             Step::SyncAndFree
-        } else if self.is_urgent() && self.dead > 0 {
+        } else if self.left_for_writes() + self.freeable >= SLACK_SEGMENTS {
+            Step::Nothing
+        } else if self.left_for_writes() == 0 && self.dead > 0 {
             Step::Checkpoint
         } else if self.is_urgent() && self.map_segments > self.reserve.map_full {
             Step::CleanMap

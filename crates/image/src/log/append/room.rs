@@ -107,7 +107,11 @@ impl AppendState {
         if !head.has_space {
             return Err(self.refuse(opener, effects));
         }
-        if head.place.room(self.shape) > draft.payload_blocks {
+        let room = head.place.room(self.shape);
+        if opener == Opener::Write && !self.rate.admit(room) {
+            return Err(PlaceError::Wait);
+        }
+        if room > draft.payload_blocks {
             let waits = !mutant("log.reserve.writes-fill-heads-of-trims");
             if head.for_trims && opener == Opener::Write && waits {
                 // Taking it over counts as opening it.
@@ -131,7 +135,9 @@ impl AppendState {
         let next = HeadPlace::start_of(segment, incarnation);
         let seal = place.go_on_at(next, self.shape, self.stamp());
         self.order.push(owner, &seal, &[next.entry_of_seal()]);
+        self.costs.seal_blocks += 1;
         self.account(1, effects);
+        self.rate.opened(self.shape.segment_blocks);
         self.heads[draft.stream] = Head { place, has_space: true, for_trims };
         Ok(Some(seal))
     }

@@ -7,7 +7,8 @@ use super::{CheckpointKind, Maintenance, Progress};
 use crate::log::append::Health;
 use crate::log::ids::SegmentId;
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_MAP};
-use crate::log::reserve::{Step, View};
+use crate::log::record::LEAF_ON_DISK_BLOCKS;
+use crate::log::reserve::{SLACK_SEGMENTS, Step, View};
 use crate::log::segments::Segment;
 
 /// Checkpoints that may be needed until the map takes a segment less.
@@ -43,20 +44,37 @@ impl Maintenance {
     }
 
     pub fn view(&self) -> View {
-        let state = self.core.append_state();
+        let mut state = self.core.append_state();
         let (dead, freeable) = state.segments.dead();
-        View {
+        let segment_blocks = self.core.shape.segment_blocks;
+        let view = View {
             reserve: state.reserve(&self.core.map, true),
             available: self.available(&state),
             trim_heads: state.trim_heads(),
             dead,
             freeable,
             map_segments: state.segments.used_for_maps(),
-        }
+            segment_blocks,
+        };
+        let blocks = |segments: u32| u64::from(segments) * u64::from(segment_blocks);
+        // What a sync frees is as good as free.
+        state.rate.set_room(blocks(view.left_for_writes() + freeable), blocks(SLACK_SEGMENTS));
+        view
+    }
+
+    /// Whether a checkpoint frees what is dead for less than it costs to clean this victim.
+    fn checkpoint_is_cheaper(&self, view: &View, victim: Option<&Segment>) -> bool {
+        let leaves = u64::from(self.core.map.changed_count());
+        let blocks = leaves * u64::from(1 + LEAF_ON_DISK_BLOCKS) + u64::from(self.root.blocks);
+        view.checkpoint_is_cheaper(blocks, victim.map(|it| it.live))
     }
 
     fn clean_any(&mut self) -> Outcome {
         let found = self.choose_victim();
+        let view = self.view();
+        if view.dead > 0 && self.checkpoint_is_cheaper(&view, found.as_ref().map(|it| &it.1)) {
+            return self.checkpoint(CheckpointKind::Running);
+        }
         let done = match found {
             Some((victim, segment)) => self.clean(victim, segment),
             None if self.view().is_urgent() => self.clean_stream(),

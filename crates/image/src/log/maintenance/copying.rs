@@ -1,15 +1,26 @@
 //! Copying the live blocks of a victim, in the order of their LBAs.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use flowstone_block::{Errno, Outcome, mutant};
 use tracing::warn;
 
 use super::Maintenance;
 use crate::log::address::{Address, BLOCK_BYTES, MapEntry};
+use crate::log::core::Core;
 use crate::log::ids::SegmentId;
 use crate::log::record::{Entry, Kind};
 use crate::log::record_builder::RecordBuilder;
 use crate::log::segments::Segment;
 use crate::log::window::Window;
+
+/// How long cleaning waits for guests at once, and how often before the next record.
+const AHEAD_WAIT: Duration = Duration::from_millis(1);
+const AHEAD_WAITS: u32 = 20;
+
+/// Blocks that are read before guests are told.
+const EARN_BLOCKS: u32 = 32;
 
 /// A copy on its way into the map.
 #[derive(Clone, Copy, Debug)]
@@ -28,20 +39,50 @@ struct Copies {
     builder: RecordBuilder,
     most: u32,
     moves: Vec<Move>,
+    /// Blocks that have been read since guests were told.
+    staged: u32,
     /// Blocks that cannot be copied.
     unreadable: u32,
 }
 
+/// Guests may write more: so many live blocks of a victim have been read, or written elsewhere. Each is
+/// half of the work.
+fn earn(core: &Core, victim: &Segment, blocks: u32) {
+    let gain = core.shape.data_blocks_most().saturating_sub(victim.live);
+    let won = u64::from(blocks) * u64::from(gain);
+    let go_on = core.append_state().rate.won(won, 2 * u64::from(victim.live));
+    if go_on {
+        core.announce_room();
+    }
+}
+
 impl Maintenance {
-    /// Copies the live blocks of `victim` into the stream of a lifetime.
+    /// Copies the live blocks of `victim` into the stream of a lifetime, at a pace that writes share.
     pub fn clean_into(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
+        let start = Instant::now();
+        self.waited = Duration::ZERO;
+        self.core.append_state().rate.begin();
+        let outcome = self.copy(lifetime, victim, segment);
+        let held = {
+            let mut state = self.core.append_state();
+            state.costs.cleaned_segments += u64::from(outcome.is_ok());
+            state.costs.cleaning_time += start.elapsed().saturating_sub(self.waited);
+            state.rate.end()
+        };
+        if held {
+            self.core.announce_room();
+        }
+        outcome
+    }
+
+    fn copy(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
         self.filling = Some(lifetime);
         let builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let moves = Vec::new();
         let mut copies =
-            Copies { victim, segment, lifetime, builder, most: 0, moves, unreadable: 0 };
+            Copies { victim, segment, lifetime, builder, most: 0, moves, staged: 0, unreadable: 0 };
         self.stage.clear();
-        let mut window = Window::default();
+        let mut window = Window::beside_guests();
         let mut entries = Vec::new();
         let mut block = 0;
         while block < self.core.shape.segment_blocks {
@@ -91,10 +132,12 @@ impl Maintenance {
             copies.unreadable += 1;
             return Ok(());
         }
-        if !self.stage.push(Move { lba, old: map_entry }, window.block(at)) {
-            self.copy_staged(copies)?;
+        let has_room = self.stage.push(Move { lba, old: map_entry }, window.block(at));
+        copies.staged += 1;
+        if copies.staged == EARN_BLOCKS {
+            earn(&self.core, &copies.segment, std::mem::take(&mut copies.staged));
         }
-        Ok(())
+        if has_room { Ok(()) } else { self.copy_staged(copies) }
     }
 
     /// Makes records of what has been taken along. The last one is written when it is full, or with the
@@ -116,6 +159,23 @@ impl Maintenance {
         stage.clear();
         self.stage = stage;
         Ok(())
+    }
+
+    /// Cleaning that is ahead of guests waits while they write: it goes on as they pay for it.
+    fn let_guests_go_first(&mut self) {
+        for _ in 0..AHEAD_WAITS {
+            let (is_ahead, clock) = {
+                let state = self.core.append_state();
+                (state.rate.is_ahead(), state.clock)
+            };
+            let writes = std::mem::replace(&mut self.guest_clock, clock) != clock;
+            if !is_ahead || !writes || self.core.inbox.is_stopping() {
+                return;
+            }
+            let start = Instant::now();
+            thread::sleep(AHEAD_WAIT);
+            self.waited += start.elapsed();
+        }
     }
 
     /// What cannot be copied stays, and so does its segment.
@@ -157,8 +217,12 @@ impl Maintenance {
         let replayable =
             self.streams[usize::from(lifetime)].is_some_and(|stream| stream.replayable);
         let link = if replayable { segment.incarnation.bits() } else { 0 };
+        let copied = builder.payload();
+        self.let_guests_go_first();
         let header = self.append(lifetime, Kind::Relocated, link, builder)?;
         self.apply_moves(lifetime, header, builder, moves, segment.birth);
+        self.core.append_state().costs.copied_blocks += u64::from(copied);
+        earn(&self.core, segment, copied);
         if !replayable {
             // Replay would not find the copies.
             self.core.append_state().segments.pin(*victim);

@@ -84,6 +84,10 @@ pub struct Maintenance {
     records: u64,
     /// The lifetime whose stream is being filled.
     filling: Option<u8>,
+    /// The log's clock when guests were last waited for.
+    guest_clock: u64,
+    /// How long, since the cleaning of this victim began.
+    waited: Duration,
     /// Blocks on their way from a victim to a stream.
     stage: Stage,
     /// When the host last said that it has no space.
@@ -124,6 +128,8 @@ impl Maintenance {
             lifetimes: Lifetimes::default(),
             records: 0,
             filling: None,
+            guest_clock: 0,
+            waited: Duration::ZERO,
             stage: Stage::default(),
             host_full: None,
             restart_tried: None,

@@ -48,6 +48,7 @@ impl Maintenance {
         let blocks = u64::from(placed.header.record_blocks());
         let mut state = self.core.append_state();
         state.since_checkpoint += blocks;
+        state.costs.header_blocks += 1;
         state.totals.appended_blocks += blocks;
         match kind {
             Kind::Map => state.totals.map_blocks += blocks,
@@ -121,7 +122,11 @@ impl Maintenance {
         let seal = place.go_on_at(next, self.core.shape, self.stamp());
         let mut builder = RecordBuilder::new(0);
         builder.push(next.entry_of_seal());
-        self.file.write(seal.address.offset(), builder.finish(self.core.codec, &seal))
+        self.file.write(seal.address.offset(), builder.finish(self.core.codec, &seal))?;
+        let mut state = self.core.append_state();
+        state.costs.seal_blocks += 1;
+        state.totals.appended_blocks += 1;
+        Ok(())
     }
 
     /// A write to a stream failed. The next attempt uses another segment, since the place may be

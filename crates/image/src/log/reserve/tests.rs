@@ -208,6 +208,7 @@ impl Model {
             dead,
             freeable,
             map_segments: self.state.segments.used_for_maps(),
+            segment_blocks: self.state.shape.segment_blocks,
         };
         let done = match view.next_step() {
             Step::Nothing => return Err(NoRoom),
@@ -517,6 +518,38 @@ impl Model {
             }
         }
     }
+}
+
+const RESERVE: Reserve = Reserve { checkpoints: 3, trims: 2, cleaning: 2, map_full: 1, leaves: 10 };
+
+/// With so many segments beyond those that writes must leave.
+fn view(left: u32, dead: u32, freeable: u32) -> View {
+    let available = RESERVE.left_by(Opener::Write) + left;
+    let (trim_heads, map_segments, segment_blocks) = (0, 1, 1024);
+    View { reserve: RESERVE, available, trim_heads, dead, freeable, map_segments, segment_blocks }
+}
+
+#[test]
+fn what_a_sync_frees_is_freed_together_and_counts_as_room() {
+    assert_eq!(view(SLACK_SEGMENTS, 9, 9).next_step(), Step::Nothing);
+    assert_eq!(view(2, 3, 3).next_step(), Step::SyncAndFree);
+    assert_eq!(view(3, 1, 1).next_step(), Step::Nothing);
+    assert_eq!(view(2, 1, 1).next_step(), Step::Clean);
+    assert_eq!(view(1, 1, 1).next_step(), Step::SyncAndFree);
+    assert_eq!(View { segment_blocks: 8192, ..view(3, 1, 1) }.next_step(), Step::SyncAndFree);
+    assert_eq!(view(1, 1, 0).next_step(), Step::Clean);
+    assert_eq!(view(0, 1, 0).next_step(), Step::Checkpoint);
+}
+
+#[test]
+fn a_checkpoint_is_made_for_dead_segments_where_that_is_cheaper_than_cleaning() {
+    // A victim with half of it alive costs a block for a block.
+    assert!(view(2, 4, 0).checkpoint_is_cheaper(2000, Some(512)));
+    assert!(!view(2, 4, 0).checkpoint_is_cheaper(2100, Some(512)));
+    assert!(view(2, 5, 0).checkpoint_is_cheaper(2100, Some(512)));
+    assert!(!view(2, 4, 0).checkpoint_is_cheaper(2000, Some(100)));
+    assert!(!view(2, 2, 0).checkpoint_is_cheaper(0, Some(512)), "two are not worth the syncs");
+    assert!(view(2, 1, 0).checkpoint_is_cheaper(5000, None));
 }
 
 fn runs(seeds: std::ops::Range<u64>, rounds: u32) {

@@ -24,7 +24,7 @@ fn crashed(setup: Setup, seed: u64) -> (SimDisk, Vec<Stamp>) {
     fixture.guests().mix = Mix::writes(0..setup.blocks - 8);
     fixture.run(500);
     fixture.checkpoint().unwrap();
-    fixture.run(60);
+    fixture.run(40);
     fixture.flush().unwrap();
     fixture.write_blocks(setup.blocks - 1..setup.blocks).unwrap();
     fixture.flush().unwrap();
