@@ -146,8 +146,8 @@ fn damage_to_records_that_were_promised_is_no_end_of_the_log() {
 #[test]
 fn a_seal_is_missed_even_if_it_led_to_a_segment_that_the_map_root_names() {
     let mut named = 0;
-    for seed in 0..60 {
-        let setup = Setup { blocks: 512, reserve: Some(5), ..Setup::default() };
+    for seed in 0..40 {
+        let setup = Setup { blocks: 512, reserve: Some(40), ..Setup::default() };
         let (disk, expected) = crashed_after(setup, seed, 700 + seed as u32 * 31);
         let bytes = disk.to_bytes();
         let loaded = load(&disk).unwrap();
