@@ -7,9 +7,6 @@ use std::process::Command;
 
 use serde::Serialize;
 
-use crate::args::CompareArgs;
-use crate::server::versions;
-
 /// The machine, the code, and how busy it was.
 #[derive(Clone, Debug, Serialize)]
 pub struct Host {
@@ -35,7 +32,7 @@ pub struct Host {
 
 impl Host {
     /// Reads the host's properties.
-    pub fn inspect(args: &CompareArgs, disk_dir: &Path) -> Self {
+    pub fn inspect(versions: Vec<(&'static str, String)>, disk_dir: &Path) -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         Host {
             date: said("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
@@ -50,12 +47,27 @@ impl Host {
                 .next()
                 .and_then(|word| word.parse().ok())
                 .unwrap_or(f64::NAN),
-            versions: versions(args),
+            versions,
         }
+    }
+
+    /// Where and when, in a line of a report.
+    pub fn sentence(&self) -> String {
+        format!(
+            "Measured {} at commit `{}`: {}, {} CPUs, {} MiB, kernel {}; load average at the start {:.2}.",
+            self.date,
+            self.commit,
+            self.cpu,
+            self.cpus,
+            self.memory_mib,
+            self.kernel,
+            self.load_average
+        )
     }
 }
 
-fn commit() -> String {
+/// The commit of this repository, with `-dirty` if there are changes; or why it is not known.
+pub fn commit() -> String {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
     let hash = said("git", &["-C", root, "rev-parse", "--short=12", "HEAD"]);
     let changes = said("git", &["-C", root, "status", "--porcelain", "--untracked-files=no"]);

@@ -76,36 +76,41 @@ impl Image {
         Image { path: dir.join(format!("flowstone-bench-{bytes}.raw")), bytes }
     }
 
-    /// Is every block of it there?
-    fn is_full(&self) -> bool {
-        let full =
-            |meta: std::fs::Metadata| meta.len() == self.bytes && meta.blocks() * 512 >= self.bytes;
-        std::fs::metadata(&self.path).is_ok_and(full)
-    }
-
-    #[expect(clippy::disallowed_methods, reason = "nothing else syncs this file")]
     fn fill(&self) -> Result<()> {
-        if self.is_full() {
-            return Ok(());
-        }
-        eprintln!("writing {} ({} MiB), once", self.path.display(), self.bytes >> 20);
-        let mut file = File::create(&self.path)?;
-        let mut random = fastrand::Rng::with_seed(self.bytes);
-        let mut chunk = vec![0; CHUNK];
-        random.fill(&mut chunk);
-        let mut left = self.bytes as usize;
-        while left > 0 {
-            // One word per page tells pages apart; the rest may repeat.
-            chunk.chunks_mut(4096).for_each(|page| random.fill(&mut page[..8]));
-            let part = left.min(CHUNK);
-            file.write_all(&chunk[..part])?;
-            left -= part;
-        }
-        file.sync_all()?;
-        fadvise(&file, 0, None, Advice::DontNeed)?;
-        std::thread::sleep(REST);
-        Ok(())
+        fill(&self.path, self.bytes)
     }
+}
+
+/// Is every block of it there?
+fn is_full(path: &Path, bytes: u64) -> bool {
+    let full = |meta: std::fs::Metadata| meta.len() == bytes && meta.blocks() * 512 >= bytes;
+    std::fs::metadata(path).is_ok_and(full)
+}
+
+/// Writes every block of a raw image, unless that has been done. None of it stays in the page cache, where
+/// direct writes would have to look for it.
+#[expect(clippy::disallowed_methods, reason = "nothing else syncs this file")]
+pub fn fill(path: &Path, bytes: u64) -> Result<()> {
+    if is_full(path, bytes) {
+        return Ok(());
+    }
+    eprintln!("writing {} ({} MiB), once", path.display(), bytes >> 20);
+    let mut file = File::create(path)?;
+    let mut random = fastrand::Rng::with_seed(bytes);
+    let mut chunk = vec![0; CHUNK];
+    random.fill(&mut chunk);
+    let mut left = bytes as usize;
+    while left > 0 {
+        // One word per page tells pages apart; the rest may repeat.
+        chunk.chunks_mut(4096).for_each(|page| random.fill(&mut page[..8]));
+        let part = left.min(CHUNK);
+        file.write_all(&chunk[..part])?;
+        left -= part;
+    }
+    file.sync_all()?;
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    std::thread::sleep(REST);
+    Ok(())
 }
 
 /// `bench` in the target directory this program was built into.

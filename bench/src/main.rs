@@ -9,6 +9,7 @@ mod cache;
 mod cached;
 mod compact;
 mod compare;
+mod document;
 mod host;
 mod idle;
 mod image;
@@ -23,6 +24,7 @@ mod pdc;
 mod point;
 mod qcow2_image;
 mod sample;
+mod series;
 mod server;
 mod size;
 mod storm;
@@ -58,8 +60,8 @@ struct Cli {
 enum Command {
     /// Run one workload against any vhost-user-blk socket and print the result as JSON.
     Load(Box<LoadArgs>),
-    /// Log images beside raw ones and qcow2.
-    Log(log_image::LogArgs),
+    /// Log images beside raw ones: what they have to reach.
+    Log(Box<log_image::LogArgs>),
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(qcow2_image::Qcow2Args),
     /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base itself.
@@ -118,7 +120,7 @@ fn run(args: &CompareArgs) -> Result<()> {
     let any = Point::all().iter().any(|point| named(&point.name)) || named(idle::NAME);
     ensure!(any, "no point matches {:?}; see `flowstone-bench list`", args.only);
     let images = Images::new(args)?;
-    let host = Host::inspect(args, images.disk_dir());
+    let host = Host::inspect(server::versions(args), images.disk_dir());
     let points = compare(args, &images)?;
     let idle = compare_idle(args);
     let report = Report { args, host: &host, points: &points, idle: &idle };
@@ -127,7 +129,7 @@ fn run(args: &CompareArgs) -> Result<()> {
         write_json(path, &report)?;
     }
     if let Some(path) = &args.markdown {
-        markdown::update(path, &report)?;
+        document::update(path, "bench", &markdown::render(&report))?;
     }
     let failures = count_failures(&points, &idle);
     ensure!(failures == 0, "{failures} measurements failed; see above");
@@ -162,4 +164,46 @@ fn count_failures(points: &[PointResult], idle: &[IdleResult]) -> usize {
         result.problem.as_ref().is_some_and(|problem| problem.starts_with("failed"))
     };
     loaded.sum::<usize>() + idle.iter().filter(failed).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_arguments_are_refused() {
+        for (line, wanted) in [
+            ("log --size 4X", ErrorKind::ValueValidation),
+            ("log --rounds few", ErrorKind::ValueValidation),
+            ("log --settle never", ErrorKind::InvalidValue),
+            ("log --rounds 2 steady", ErrorKind::ArgumentConflict),
+            ("log steady --passes 2", ErrorKind::UnknownArgument),
+            ("log open --live", ErrorKind::InvalidValue),
+            ("pair", ErrorKind::MissingRequiredArgument),
+        ] {
+            let words = ["flowstone-bench"].into_iter().chain(line.split(' '));
+            let refused = Cli::try_parse_from(words).expect_err(line);
+            assert_eq!(refused.kind(), wanted, "{line}");
+        }
+    }
+
+    #[test]
+    fn what_names_nothing_is_refused_before_anything_is_made() {
+        for line in ["log --only nothing", "log steady --only nothing"] {
+            let words = ["flowstone-bench"].into_iter().chain(line.split(' '));
+            let Some(Command::Log(args)) = Cli::parse_from(words).command else {
+                panic!("{line} is a log command");
+            };
+            let refused = log_image::log(&args).unwrap_err();
+            assert!(refused.to_string().contains("matches [\"nothing\"]"), "{refused}");
+        }
+    }
 }

@@ -1,9 +1,6 @@
-//! The tables, as Markdown, and their place in a document.
+//! The tables of the comparison, as Markdown.
 
 use std::fmt::Write;
-use std::path::Path;
-
-use anyhow::{Context, Result};
 
 use crate::args::CompareArgs;
 use crate::compare::{IdleResult, PointResult, ServerResult};
@@ -11,9 +8,6 @@ use crate::host::Host;
 use crate::noise::LIMIT_PERCENT;
 use crate::point::Backend;
 use crate::server::Server;
-
-const BEGIN: &str = "<!-- bench:begin -->";
-const END: &str = "<!-- bench:end -->";
 
 /// Everything a report shows.
 pub struct Report<'a> {
@@ -25,20 +19,6 @@ pub struct Report<'a> {
     pub points: &'a [PointResult],
     /// What was measured with nothing to do.
     pub idle: &'a [IdleResult],
-}
-
-/// Replaces what stands between the markers of a document.
-pub fn update(path: &Path, report: &Report<'_>) -> Result<()> {
-    let old = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-    let new = splice(&old, &render(report))
-        .with_context(|| format!("{} has no `{BEGIN}` before a `{END}`", path.display()))?;
-    std::fs::write(path, new).with_context(|| format!("write {}", path.display()))
-}
-
-fn splice(document: &str, tables: &str) -> Option<String> {
-    let begin = document.find(BEGIN)? + BEGIN.len();
-    let end = begin + document[begin..].find(END)?;
-    Some(format!("{}\n\n{tables}\n{}", &document[..begin], &document[end..]))
 }
 
 /// The whole report.
@@ -67,17 +47,7 @@ fn preamble(report: &Report<'_>) -> String {
     let Report { args, host, .. } = report;
     let mut text = String::new();
     let paragraphs = [
-        format!(
-            "Measured {} at commit `{}`: {}, {} CPUs, {} MiB, kernel {}; load average at the \
-             start {:.2}.",
-            host.date,
-            host.commit,
-            host.cpu,
-            host.cpus,
-            host.memory_mib,
-            host.kernel,
-            host.load_average
-        ),
+        host.sentence(),
         format!(
             "Server on CPU {}, client on CPU {} (one thread), queue size 128; plain fio is one \
              io_uring job on CPU {}, without a server, and its us/IO is its own CPU. {} rounds \
@@ -177,7 +147,7 @@ fn line(text: &mut String, content: &str) {
 }
 
 /// 1234567.8 as 1,234,568.
-fn thousands(value: f64) -> String {
+pub fn thousands(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut grouped = String::with_capacity(digits.len() * 4 / 3);
     for (position, digit) in digits.chars().enumerate() {
@@ -192,20 +162,6 @@ fn thousands(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_what_stands_between_the_markers_changes() {
-        let old = format!("before\n{BEGIN}\nold tables\n{END}\nafter\n");
-        let new = splice(&old, "| new |\n").unwrap();
-        assert_eq!(new, format!("before\n{BEGIN}\n\n| new |\n\n{END}\nafter\n"));
-        assert_eq!(splice(&new, "| new |\n").unwrap(), new);
-    }
-
-    #[test]
-    fn a_document_without_markers_is_left_alone() {
-        assert!(splice("no markers", "x").is_none());
-        assert!(splice(&format!("{END} {BEGIN}"), "x").is_none());
-    }
 
     #[test]
     fn large_numbers_are_grouped() {

@@ -1,32 +1,55 @@
 //! How long a daemon takes until it serves a large image: after a clean stop, and after a kill with
 //! as much to replay as there can be.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use clap::Args;
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, run};
 
-use super::LogOptions;
-use super::contender::{Contender, create_log};
+use super::contender::{Place, stop};
+use super::default_dir;
+use crate::size::parse_size;
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct OpenArgs {
+    /// How often it is opened after a clean stop.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Size of the disk.
+    #[arg(long, default_value = "100G", value_parser = parse_size)]
+    size: u64,
+    /// Bytes of the disk that are written before.
+    #[arg(long, default_value = "20G", value_parser = parse_size)]
+    live: u64,
+    /// Directory of the image, on the file system to be measured.
+    #[arg(long, default_value_os_t = default_dir())]
+    dir: PathBuf,
+    #[command(flatten)]
+    place: Place,
+}
 
 /// Shares of what is appended between two checkpoints that the killed daemon had written, in
 /// percent. Headers come on top.
 const KILLED_AT: [u64; 4] = [20, 50, 80, 90];
 
 /// Prints times from start to ready.
-pub fn measure(options: &LogOptions, live: u64) -> Result<()> {
+pub fn measure(options: &OpenArgs) -> Result<()> {
+    let live = options.live;
+    std::fs::create_dir_all(&options.dir)?;
     let image = options.dir.join("open.flow");
-    create_log(options, &image, &[])?;
+    options.place.create_log(&image, options.size, &[])?;
     let mut daemon = start(options, &image)?.0;
     load(options, "write", 128, live >> 17, live)?;
-    Contender::Log.stop(&mut daemon)?;
+    stop(&mut daemon)?;
     println!("| open | seconds |\n|---|---|");
     for _ in 0..options.rounds {
         let (mut daemon, seconds) = start(options, &image)?;
         println!("| after a clean stop | {seconds:.3} |");
-        Contender::Log.stop(&mut daemon)?;
+        stop(&mut daemon)?;
     }
     // A checkpoint is due after 256 MiB to 4 GiB, within that after 20 times the map, which has 8
     // bytes for each block.
@@ -37,26 +60,26 @@ pub fn measure(options: &LogOptions, live: u64) -> Result<()> {
         daemon.kill()?;
         let (mut daemon, seconds) = start(options, &image)?;
         println!("| after a kill, {percent} % of a checkpoint's interval written | {seconds:.3} |");
-        Contender::Log.stop(&mut daemon)?;
+        stop(&mut daemon)?;
     }
     Ok(std::fs::remove_file(&image)?)
 }
 
 /// A daemon that is ready, and the seconds that took.
-fn start(options: &LogOptions, image: &Path) -> Result<(Daemon, f64)> {
+fn start(options: &OpenArgs, image: &Path) -> Result<(Daemon, f64)> {
     let socket = options.dir.join("bench.sock");
-    let _ = std::fs::remove_file(&socket);
+    let direct = ["--direct", "on"].map(str::to_owned);
     let begin = Instant::now();
-    let daemon = Contender::Log.command(options, image, &socket, 1)?.spawn()?;
+    let daemon = options.place.serve(image, &socket, 1, &direct)?;
     Ok((daemon, begin.elapsed().as_secs_f64()))
 }
 
-fn load(options: &LogOptions, rw: &str, kib: u64, ops: u64, span: u64) -> Result<()> {
+fn load(options: &OpenArgs, rw: &str, kib: u64, ops: u64, span: u64) -> Result<()> {
     let mut load = LoadOptions::new(options.dir.join("bench.sock")).workload(rw).iodepth(32);
     load.block_bytes = kib << 10;
     load.span_bytes = span;
     load.threads = 1;
-    load.cpus = vec![options.client_cpu];
+    load.cpus = vec![options.place.client_cpu];
     load.completion = Completion::Eventfd;
     load.limit = Limit::Ops(ops);
     let report = run(&load)?;

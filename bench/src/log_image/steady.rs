@@ -1,71 +1,311 @@
-//! Steady state: a disk that is written all over, then overwritten at random until cleaning costs
-//! what it costs. The host's write amplification is read from the image itself.
+//! Steady state: full disks, overwritten at random until cleaning costs what it costs.
+//!
+//! Amplification is what the image has appended for each block of the guest, by what it was, as `stats`
+//! counts it. Latency is compared with that of the same load on an image with so much room that nothing is
+//! cleaned.
 
-use std::path::Path;
-use std::process::Command;
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
-use serde_json::Value;
+use clap::Args;
+use flowstone_testkit::Daemon;
+use flowstone_testkit::load::{Completion, LoadOptions, LoadReport, run};
+use rustix::fs::statfs;
 
-use super::LogOptions;
-use super::contender::{Contender, create_log, program};
+use super::contender::{Place, stop};
+use super::default_dir;
+use super::parts::Parts;
+use super::settle::stats;
+use crate::document;
+use crate::host::{Host, commit};
+use crate::point::selected;
+use crate::series::{Series, Spread};
+use crate::size::parse_size;
 
-/// Shares of the image that live blocks take, and the reserve that makes them so.
-const SHARES: [(u32, u32); 4] = [(50, 50), (70, 30), (80, 20), (90, 10)];
-/// Uniform writes, greedy cleaning: host write amplification in the page-mapped model.
-const MODEL: [f64; 4] = [1.25, 1.86, 2.66, 5.05];
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct SteadyArgs {
+    /// Size of the disks.
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    size: u64,
+    /// Size of a segment [default: flowstone's choice].
+    #[arg(long)]
+    segment: Option<String>,
+    /// How often a disk is overwritten before measuring.
+    #[arg(long, default_value_t = 7)]
+    before: u64,
+    /// How often a disk is overwritten while measuring.
+    #[arg(long, default_value_t = 4)]
+    measured: u64,
+    /// Only cases whose name contains this (uniform-50 to uniform-90, zipf-50 to zipf-80); may be given
+    /// several times.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+    /// Leave out the load on an image where nothing is cleaned.
+    #[arg(long)]
+    skip_room: bool,
+    /// Further arguments for `flowstone create`.
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    create_arg: Vec<String>,
+    /// Further arguments for `flowstone serve`.
+    #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
+    serve_arg: Vec<String>,
+    /// Add to the figures that earlier runs have kept in this file, and keep all of them there.
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
+    /// Rewrite the table between the steady markers of this file (steady-disk, unless the images are in
+    /// memory).
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Directory of the images; on a tmpfs, amplification is that of the disk, and latency is not.
+    #[arg(long, default_value_os_t = default_dir())]
+    dir: PathBuf,
+    #[command(flatten)]
+    place: Place,
+}
 
-pub fn measure(options: &LogOptions, passes: u64) -> Result<()> {
-    println!(
-        "| live | write amplification | model | ratio | 4 KiB writes/s | p99, ms |\n|---|---|---|---|---|---|"
-    );
-    for ((live, reserve), model) in SHARES.into_iter().zip(MODEL) {
-        let image = options.dir.join("steady.flow");
-        let reserve = reserve.to_string();
-        create_log(options, &image, &["--reserve", &reserve, "--segment", "8M"])?;
-        let blocks = options.size / 4096;
-        load(options, &image, "write", 128, blocks / 32)?;
-        load(options, &image, "randwrite", 4, blocks * passes)?;
-        let before = written(options, &image)?;
-        let report = load(options, &image, "randwrite", 4, blocks * passes)?;
-        let after = written(options, &image)?;
-        let amplification = (after.0 - before.0) / (after.1 - before.1);
-        println!(
-            "| {live} % | {amplification:.2} | {model:.2} | {:.2} | {:.0} | {:.1} |",
-            amplification / model,
-            report.iops,
-            report.latency.p99_us / 1000.0
-        );
-        std::fs::remove_file(&image)?;
+/// One full disk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    name: &'static str,
+    zipf: Option<f64>,
+    /// Part of the image that is not the disk's, in percent.
+    reserve: u32,
+    /// Write amplification of greedy cleaning on uniform writes; of cost-benefit cleaning with perfect
+    /// lifetime classes on zipf ones; both without headers and maps.
+    model: f64,
+    /// How many times the model there may be.
+    target: f64,
+}
+
+const fn uniform(name: &'static str, reserve: u32, model: f64) -> Case {
+    Case { name, zipf: None, reserve, model, target: 1.08 }
+}
+
+const fn zipf(name: &'static str, reserve: u32, model: f64) -> Case {
+    Case { name, zipf: Some(0.99), reserve, model, target: 1.15 }
+}
+
+const CASES: [Case; 7] = [
+    uniform("uniform-50", 50, 1.25),
+    uniform("uniform-70", 30, 1.86),
+    uniform("uniform-80", 20, 2.66),
+    uniform("uniform-90", 10, 5.05),
+    zipf("zipf-50", 50, 1.28),
+    zipf("zipf-70", 30, 1.59),
+    zipf("zipf-80", 20, 1.94),
+];
+
+const BLOCK_BYTES: u64 = 4096;
+const FILL_BYTES: u64 = 128 << 10;
+const IODEPTH: u16 = 32;
+/// How many times as often as the guest's p99 without cleaning the p99 with it may be.
+const P99_TARGET: f64 = 2.5;
+
+/// Measures what was asked for, and prints the table.
+pub fn measure(args: &SteadyArgs) -> Result<()> {
+    let chosen: Vec<&Case> = CASES.iter().filter(|it| selected(it.name, &args.only)).collect();
+    ensure!(!chosen.is_empty(), "no case matches {:?}", args.only);
+    ensure!(args.measured > 0, "nothing is measured in no overwrites");
+    std::fs::create_dir_all(&args.dir)?;
+    let host = Host::inspect(Vec::new(), &args.dir);
+    let of = format!("steady {} {} {:?} {:?}", commit(), args.size, args.segment, args.serve_arg);
+    let mut series = match &args.keep {
+        Some(path) => Series::load(path, &of)?,
+        None => Series::new(&of),
+    };
+    for case in &chosen {
+        one_case(args, case, &mut series).with_context(|| case.name)?;
+        if let Some(path) = &args.keep {
+            series.save(path)?;
+        }
+    }
+    let text = report(args, &host, &series);
+    println!("{text}");
+    let marker = if is_memory(&args.dir) { "steady" } else { "steady-disk" };
+    args.markdown.as_ref().map_or(Ok(()), |path| document::update(path, marker, &text))
+}
+
+fn is_memory(dir: &Path) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    statfs(dir).is_ok_and(|answer| answer.f_type == TMPFS_MAGIC)
+}
+
+fn one_case(args: &SteadyArgs, case: &Case, series: &mut Series) -> Result<()> {
+    let blocks = args.size / BLOCK_BYTES;
+    let reserve = ["--reserve".to_owned(), case.reserve.to_string()];
+    let mut disk = Disk::make(args, args.size, &reserve)?;
+    disk.fill()?;
+    disk.overwrite(case, blocks * args.before)?;
+    let before = disk.parts()?;
+    let report = disk.overwrite(case, blocks * args.measured)?;
+    let parts = disk.parts()?.since(&before);
+    disk.remove()?;
+    let mut add = |what: &str, figure: f64| series.add(&key(case, what), figure);
+    parts.figures().into_iter().for_each(|(what, figure)| add(what, figure));
+    add("writes", report.iops);
+    add("p99", report.latency.p99_us / 1000.0);
+    add("gap", report.longest_gap_ms);
+    let (name, amplification) = (case.name, parts.amplification());
+    eprintln!("{name}: amplification {amplification:.3}, {:.0}/s", report.iops);
+    if !args.skip_room {
+        // Room for all that is written here: nothing is cleaned.
+        let mut disk = Disk::make(args, args.size * (args.measured + 4), &[])?;
+        disk.fill()?;
+        let report = disk.overwrite(case, blocks * args.measured)?;
+        disk.remove()?;
+        series.add(&key(case, "p99 room"), report.latency.p99_us / 1000.0);
     }
     Ok(())
 }
 
-fn load(options: &LogOptions, image: &Path, rw: &str, kib: u64, ops: u64) -> Result<LoadReport> {
-    let socket = options.dir.join("bench.sock");
-    let _ = std::fs::remove_file(&socket);
-    let mut daemon = Contender::Log.command(options, image, &socket, 1)?.spawn()?;
-    let mut load = LoadOptions::new(&socket).workload(rw).iodepth(32);
-    load.block_bytes = kib << 10;
-    load.threads = 1;
-    load.cpus = vec![options.client_cpu];
-    load.completion = Completion::Eventfd;
-    load.limit = Limit::Ops(ops);
-    load.stall_timeout = Duration::from_secs(60);
-    let report = run(&load)?;
-    ensure!(report.errors == 0, "{} requests failed", report.errors);
-    Contender::Log.stop(&mut daemon)?;
-    Ok(report)
+fn key(case: &Case, what: &str) -> String {
+    format!("{} {what}", case.name)
 }
 
-/// Blocks appended to the image, and blocks written by the guest, since it was made.
-fn written(options: &LogOptions, image: &Path) -> Result<(f64, f64)> {
-    let output = Command::new(program(options)?).args(["info", "--json"]).arg(image).output()?;
-    let info: Value = serde_json::from_slice(&output.stdout).context("read `info --json`")?;
-    let number = |key: &str| {
-        info["log"][key].as_f64().with_context(|| format!("`info --json` has no log.{key}"))
+/// An image that is served.
+struct Disk<'a> {
+    args: &'a SteadyArgs,
+    image: PathBuf,
+    socket: PathBuf,
+    control: PathBuf,
+    daemon: Daemon,
+}
+
+impl<'a> Disk<'a> {
+    fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
+        let image = args.dir.join("steady.flow");
+        let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
+        let mut create = more.to_vec();
+        if let Some(segment) = &args.segment {
+            create.extend(["--segment".to_owned(), segment.clone()]);
+        }
+        create.extend_from_slice(&args.create_arg);
+        args.place.create_log(&image, bytes, &create)?;
+        let mut serve = vec!["--control".to_owned(), control.display().to_string()];
+        serve.extend_from_slice(&args.serve_arg);
+        let daemon = args.place.serve(&image, &socket, 1, &serve)?;
+        Ok(Self { args, image, socket, control, daemon })
+    }
+
+    fn fill(&self) -> Result<LoadReport> {
+        let fill = LoadOptions::new(&self.socket).workload("write").iodepth(8);
+        self.load(LoadOptions { block_bytes: FILL_BYTES, ..fill.ops(self.args.size / FILL_BYTES) })
+    }
+
+    fn overwrite(&self, case: &Case, blocks: u64) -> Result<LoadReport> {
+        let load = LoadOptions::new(&self.socket).workload("randwrite").iodepth(IODEPTH);
+        self.load(LoadOptions { zipf: case.zipf, seed: blocks, ..load.ops(blocks) })
+    }
+
+    fn load(&self, load: LoadOptions) -> Result<LoadReport> {
+        let report = run(&LoadOptions {
+            threads: 1,
+            cpus: vec![self.args.place.client_cpu],
+            completion: Completion::Eventfd,
+            span_bytes: self.args.size,
+            stall_timeout: Duration::from_secs(60),
+            ..load
+        })?;
+        ensure!(report.errors == 0, "{} requests failed", report.errors);
+        Ok(report)
+    }
+
+    fn parts(&self) -> Result<Parts> {
+        Parts::of(&stats(&self.args.place, &self.control)?["disks"][0]["log"])
+    }
+
+    fn remove(&mut self) -> Result<()> {
+        stop(&mut self.daemon)?;
+        Ok(std::fs::remove_file(&self.image)?)
+    }
+}
+
+fn report(args: &SteadyArgs, host: &Host, series: &Series) -> String {
+    let segment = args.segment.as_deref().unwrap_or("the default");
+    let mut text = format!(
+        "{}\n\nDisks of {} MiB, segments of {segment}, on {}; written in sequence, then overwritten {} times at random \
+         before and {} times while measuring, 4 KiB QD{IODEPTH}, without flushes. Blocks appended for each block of \
+         the guest; \"p99 ratio\" is to the same load on an image where nothing is cleaned; the longest pause is that \
+         in which no write completed.\n\n",
+        host.sentence(),
+        args.size >> 20,
+        host.device,
+        args.before,
+        args.measured,
+    );
+    text += "| load, live % | amplification | headers, seals | maps | copies | model | ratio | target | met | writes/s | p99, ms | p99 ratio | longest pause, ms |\n";
+    text += "|---|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|\n";
+    CASES.iter().for_each(|case| row(&mut text, case, series));
+    write!(text, "\nThe p99 ratio is to be at most {P99_TARGET} at 80 %.")
+        .expect("strings take everything");
+    text
+}
+
+fn row(text: &mut String, case: &Case, series: &Series) {
+    let figure = |what: &str| Spread::of(series.of(&key(case, what))).map(|spread| spread.median);
+    let Some(amplification) = figure("amplification") else {
+        return;
     };
-    Ok((number("appended_blocks")?, number("guest_blocks")?))
+    let shown = |figure: Option<f64>, digits: usize| {
+        figure.map_or("-".to_owned(), |figure| format!("{figure:.digits$}"))
+    };
+    let ratio = amplification / case.model;
+    let met = if (ratio * 100.0).round() <= case.target * 100.0 { "yes" } else { "no" };
+    let p99 = figure("p99");
+    let p99_ratio = p99.zip(figure("p99 room")).map(|(with, without)| with / without);
+    let overhead = ["headers", "seals"].map(|what| shown(figure(what), 3));
+    let overhead = match figure("seals") {
+        Some(_) => overhead.join(", "),
+        None => shown(figure("headers and seals"), 3),
+    };
+    let name = case.name.replace('-', ", ");
+    writeln!(
+        text,
+        "| {name} | {amplification:.3} | {overhead} | {} | {} | {:.2} | {ratio:.2} | {:.2} | {met} | {} | {} | {} | {} |",
+        shown(figure("maps"), 3),
+        shown(figure("copies"), 3),
+        case.model,
+        case.target,
+        shown(figure("writes"), 0),
+        shown(p99, 2),
+        shown(p99_ratio, 2),
+        shown(figure("gap"), 0),
+    )
+    .expect("strings take everything");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_case_that_was_not_measured_has_no_row() {
+        let mut text = String::new();
+        row(&mut text, &CASES[0], &Series::new("test"));
+        assert!(text.is_empty());
+    }
+
+    #[test]
+    fn a_row_has_the_parts_and_says_whether_the_model_is_met() {
+        let (case, mut series) = (&CASES[2], Series::new("test"));
+        for (what, figure) in [
+            ("amplification", 2.93),
+            ("headers and seals", 0.05),
+            ("maps", 0.01),
+            ("copies", 1.87),
+            ("writes", 20_000.0),
+            ("p99", 5.0),
+            ("p99 room", 2.5),
+            ("gap", 12.0),
+        ] {
+            series.add(&key(case, what), figure);
+        }
+        let mut text = String::new();
+        row(&mut text, case, &series);
+        let wanted = "| uniform, 80 | 2.930 | 0.050 | 0.010 | 1.870 | 2.66 | 1.10 | 1.08 | no | 20000 | 5.00 | 2.00 | 12 |\n";
+        assert_eq!(text, wanted);
+    }
 }

@@ -23,6 +23,7 @@ mod stats;
 #[cfg(test)]
 mod tests;
 mod worker;
+mod zipf;
 
 pub use cpu::{CpuSample, CpuTime};
 pub use map::VerifyMap;

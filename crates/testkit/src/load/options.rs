@@ -128,6 +128,12 @@ pub struct LoadOptions {
     pub limit: Limit,
     /// A flush after so many writes of a queue; 0 means never.
     pub flush_every: u64,
+    /// Random places are drawn by Zipf's law with this exponent, not uniformly. The hot blocks are
+    /// scattered over the span.
+    pub zipf: Option<f64>,
+    /// Random requests of a queue keep to a part of the span that is the queue's own, as sequential ones
+    /// always do.
+    pub parts: bool,
     /// The last queue discards at random instead, with so many requests in flight. It has the upper
     /// half of the span to itself.
     pub storm: Option<u16>,
@@ -164,6 +170,8 @@ impl LoadOptions {
             completion: Completion::Poll,
             limit: Limit::Time { ramp: Duration::ZERO, runtime: Duration::from_secs(1) },
             flush_every: 0,
+            zipf: None,
+            parts: false,
             storm: None,
             offset_bytes: 0,
             span_bytes: 0,

@@ -90,6 +90,8 @@ pub struct LoadReport {
     pub calls: u64,
     /// Times the client went to sleep.
     pub sleeps: u64,
+    /// Longest time in which a thread of the client got no answer.
+    pub longest_gap_ms: f64,
     /// Kicks per request.
     pub kicks_per_io: f64,
     /// Calls per request.
@@ -159,6 +161,7 @@ impl LoadReport {
             kicks: stats.kicks,
             calls: stats.calls,
             sleeps: stats.sleeps,
+            longest_gap_ms: stats.longest_gap_ns as f64 / 1e6,
             kicks_per_io: per_io(stats.kicks as f64),
             calls_per_io: per_io(stats.calls as f64),
             reaped_per_batch: ops as f64 / stats.batches.max(1) as f64,

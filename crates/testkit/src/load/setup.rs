@@ -178,6 +178,9 @@ impl<'a> Plan<'a> {
             options.block_bytes > 0 && options.block_bytes.is_multiple_of(SECTOR_BYTES),
             || format!("requests of {} bytes", options.block_bytes),
         )?;
+        require(options.zipf.is_none_or(|exponent| (0.0..=10.0).contains(&exponent)), || {
+            "a Zipf exponent that is not between 0 and 10".into()
+        })?;
         let blocks = blocks(options, config.capacity_bytes())?;
         let lane = LaneOptions {
             iodepth: options.iodepth,
@@ -223,7 +226,8 @@ impl<'a> Plan<'a> {
                 let (first, blocks) = self.part(index, queues, storm.is_some());
                 let seed = self.options.seed.wrapping_mul(0x9e37_79b9).wrapping_add(index);
                 let workload = storm.map_or(self.options.workload, |_| STORM);
-                let source = Source::new(workload, first, blocks, seed);
+                let source =
+                    Source::new(workload, first, blocks, seed).with_zipf(self.options.zipf, seed);
                 let lane = storm.unwrap_or(&self.lane).clone();
                 let checker = maps.next().map(|map| self.checker(map, first));
                 let quota = quota(self.options.limit, index, queues);
@@ -237,7 +241,10 @@ impl<'a> Plan<'a> {
         if self.storm.is_some() {
             let half = self.blocks / 2;
             if storms { (half, self.blocks - half) } else { (0, half) }
-        } else if self.options.verify || self.options.workload.order == Order::Sequential {
+        } else if self.options.verify
+            || self.options.parts
+            || self.options.workload.order == Order::Sequential
+        {
             let first = index * self.blocks / queues;
             (first, (index + 1) * self.blocks / queues - first)
         } else {

@@ -6,6 +6,7 @@
 use fastrand::Rng;
 
 use super::options::{Mix, Order, Workload};
+use super::zipf::ZipfBlocks;
 
 /// What a request does. The numbers index tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,8 @@ impl Kind {
 pub(super) struct Source {
     random: Rng,
     order: Order,
+    /// Random places that are not all alike.
+    zipf: Option<ZipfBlocks>,
     /// Upper ends of read, write and discard on a scale of 100; the rest is zeroes.
     steps: [u8; 3],
     /// The mix has one kind only, so no dice are needed.
@@ -45,7 +48,14 @@ impl Source {
         let only = parts.iter().position(|&part| part == 100).map(|at| Kind::ALL[at]);
         let steps = [read, read + write, read + write + discard];
         let random = Rng::with_seed(seed);
-        Source { random, order: workload.order, steps, only, first, blocks, next: 0 }
+        let (order, zipf) = (workload.order, None);
+        Source { random, order, zipf, steps, only, first, blocks, next: 0 }
+    }
+
+    /// The same with random places drawn by Zipf's law.
+    pub(super) fn with_zipf(mut self, exponent: Option<f64>, seed: u64) -> Self {
+        self.zipf = exponent.map(|exponent| ZipfBlocks::new(self.blocks, exponent, seed));
+        self
     }
 
     /// The first block of its part.
@@ -68,7 +78,13 @@ impl Source {
     #[inline]
     pub(super) fn block(&mut self) -> u64 {
         match self.order {
-            Order::Random => self.first + self.random.u64(0..self.blocks),
+            Order::Random => {
+                self.first
+                    + match &mut self.zipf {
+                        None => self.random.u64(0..self.blocks),
+                        Some(zipf) => zipf.block(),
+                    }
+            }
             Order::Sequential => {
                 let block = self.first + self.next;
                 self.next = if self.next + 1 == self.blocks { 0 } else { self.next + 1 };

@@ -17,6 +17,8 @@ pub(super) struct Stats {
     pub(super) calls: u64,
     pub(super) sleeps: u64,
     pub(super) batches: u64,
+    /// Longest time between two looks that found answers.
+    pub(super) longest_gap_ns: u64,
     pub(super) errors: u64,
     pub(super) first_error: Option<String>,
 }
@@ -32,6 +34,7 @@ impl Stats {
             calls: 0,
             sleeps: 0,
             batches: 0,
+            longest_gap_ns: 0,
             errors: 0,
             first_error: None,
         }
@@ -41,6 +44,7 @@ impl Stats {
     pub(super) fn clear(&mut self) {
         self.latency.iter_mut().for_each(Histogram::reset);
         (self.kicks, self.calls, self.sleeps, self.batches) = (0, 0, 0, 0);
+        self.longest_gap_ns = 0;
     }
 
     #[inline]
@@ -85,6 +89,7 @@ impl Stats {
         self.calls += other.calls;
         self.sleeps += other.sleeps;
         self.batches += other.batches;
+        self.longest_gap_ns = self.longest_gap_ns.max(other.longest_gap_ns);
         self.errors += other.errors;
         if self.first_error.is_none() {
             self.first_error.clone_from(&other.first_error);

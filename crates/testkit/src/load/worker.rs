@@ -46,6 +46,8 @@ struct Shift {
     clock: Instant,
     answers: u64,
     disarmed_at: u64,
+    /// When answers were found last.
+    answered_ns: u64,
     started: (Instant, Duration),
     ended: Option<(Instant, Duration)>,
 }
@@ -93,6 +95,7 @@ impl Worker<'_> {
 
     /// Refuses calls and sends the first requests.
     fn begin(&mut self, shift: &mut Shift) -> Result<()> {
+        shift.answered_ns = shift.now_ns();
         for lane in &mut self.lanes {
             lane.ring.queue.disarm_calls();
             lane.refill(shift.now_ns());
@@ -177,6 +180,7 @@ impl Shift {
             clock: Instant::now(),
             answers: 0,
             disarmed_at: 0,
+            answered_ns: 0,
             started: (Instant::now(), thread_cpu()),
             ended: None,
         }
@@ -192,6 +196,9 @@ impl Shift {
     fn serve(&mut self, lane: &mut Lane) -> Result<()> {
         let now_ns = self.now_ns();
         self.answers += lane.reap(now_ns, &mut self.stats)?;
+        let gap_ns = now_ns - self.answered_ns;
+        self.stats.longest_gap_ns = self.stats.longest_gap_ns.max(gap_ns);
+        self.answered_ns = now_ns;
         lane.refill(now_ns);
         let kicked = lane.ring.notify()?;
         self.stats.kicks += u64::from(kicked);
@@ -205,6 +212,7 @@ impl Shift {
             lane.ring.take_calls();
         }
         self.stats.clear();
+        self.answered_ns = self.now_ns();
         self.started = (Instant::now(), thread_cpu());
     }
 

@@ -1,0 +1,122 @@
+//! What is done with raw and log images, and what a log image has to reach.
+
+use super::contender::Contender::{self, Raw, RawAlone};
+
+/// One workload.
+#[derive(Clone, Copy, Debug)]
+pub struct Point {
+    /// Short name, for `--only`.
+    pub name: &'static str,
+    /// For people.
+    pub title: &'static str,
+    /// fio's word for the workload.
+    pub rw: &'static str,
+    /// Request size.
+    pub kib: u64,
+    /// Requests in flight per queue.
+    pub iodepth: u16,
+    /// Queues; one client thread drives all of them.
+    pub queues: usize,
+    /// A flush after so many writes; 0 means never.
+    pub flush_every: u64,
+    /// The image has been overwritten at random, and put in order since.
+    pub settled: bool,
+    /// How many times as fast as these the log image has to be.
+    pub targets: &'static [(Contender, f64)],
+}
+
+const fn point(
+    name: &'static str,
+    title: &'static str,
+    (rw, kib, iodepth): (&'static str, u64, u16),
+    targets: &'static [(Contender, f64)],
+) -> Point {
+    Point { name, title, rw, kib, iodepth, queues: 1, flush_every: 0, settled: false, targets }
+}
+
+impl Point {
+    const fn flushed(self, flush_every: u64) -> Self {
+        Point { flush_every, ..self }
+    }
+
+    const fn queues(self, queues: usize) -> Self {
+        Point { queues, ..self }
+    }
+
+    const fn settled(self) -> Self {
+        Point { settled: true, ..self }
+    }
+
+    /// Whoever is measured here, the log image last.
+    pub fn contenders(&self) -> Vec<Contender> {
+        self.targets.iter().map(|(to, _)| *to).chain([Contender::Log]).collect()
+    }
+}
+
+const LEVEL: &[(Contender, f64)] = &[(Raw, 1.0)];
+const READS: &[(Contender, f64)] = &[(Raw, 0.98)];
+
+/// In the order of the table.
+pub const POINTS: [Point; 15] = [
+    point("seq-write-128k-qd8", "128 KiB sequential write QD8", ("write", 128, 8), LEVEL),
+    point("seq-write-128k-qd32", "128 KiB sequential write QD32", ("write", 128, 32), LEVEL),
+    point("seq-write-1m-qd8", "1 MiB sequential write QD8", ("write", 1024, 8), LEVEL),
+    point("seq-write-1m-qd32", "1 MiB sequential write QD32", ("write", 1024, 32), LEVEL),
+    point("rand-write-4k-qd1", "4 KiB random write QD1", ("randwrite", 4, 1), LEVEL),
+    point("rand-write-4k-qd32", "4 KiB random write QD32", ("randwrite", 4, 32), &[(Raw, 2.5)]),
+    point("rand-write-4k-qd128", "4 KiB random write QD128", ("randwrite", 4, 128), &[(Raw, 3.0)]),
+    point("rand-write-4k-4xqd8", "4 KiB random write 4 x QD8", ("randwrite", 4, 8), &[(Raw, 2.5)])
+        .queues(4),
+    point("flush-32", "the same QD32, a flush every 32", ("randwrite", 4, 32), &[(Raw, 2.0)])
+        .flushed(32),
+    point("flush-8", "the same QD32, a flush every 8", ("randwrite", 4, 32), &[(Raw, 1.8)])
+        .flushed(8),
+    point("flush-1", "the same QD32, a flush every 1", ("randwrite", 4, 32), &[(Raw, 1.05)])
+        .flushed(1),
+    point(
+        "writers-4k-8xqd64",
+        "8 sequential writers 4 KiB QD64",
+        ("write", 4, 64),
+        &[(Raw, 1.16), (RawAlone, 1.0)],
+    )
+    .queues(8),
+    point("rand-read-4k-qd1", "4 KiB random read QD1, all mapped", ("randread", 4, 1), READS),
+    point("rand-read-4k-qd32", "4 KiB random read QD32, all mapped", ("randread", 4, 32), READS),
+    point(
+        "seq-read-128k-qd8-settled",
+        "128 KiB sequential read QD8, after random overwrites, put in order",
+        ("read", 128, 8),
+        &[(Raw, 0.95)],
+    )
+    .settled(),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::point::selected;
+
+    #[test]
+    fn names_are_unique_and_workloads_known() {
+        for point in POINTS {
+            let same = POINTS.iter().filter(|other| other.name == point.name).count();
+            assert_eq!(same, 1, "{}", point.name);
+            let known = point.rw.parse::<flowstone_testkit::load::Workload>();
+            assert!(known.is_ok(), "{}", point.rw);
+        }
+    }
+
+    #[test]
+    fn a_log_image_is_always_measured_and_compared() {
+        for point in POINTS {
+            assert!(point.contenders().len() >= 2, "{}", point.name);
+            assert_eq!(point.contenders().last(), Some(&Contender::Log));
+        }
+    }
+
+    #[test]
+    fn a_pattern_selects_all_points_with_it() {
+        let chosen = POINTS.iter().filter(|it| selected(it.name, &["flush".to_owned()])).count();
+        assert_eq!(chosen, 3);
+    }
+}

@@ -1,0 +1,83 @@
+//! How a log image that was overwritten at random is put in the order of its disk again.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use serde_json::Value;
+
+use super::contender::{Place, stop};
+
+/// Who does it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Settle {
+    /// `flowstone compact`, while nobody uses the image.
+    Compact,
+    /// A daemon without a guest, with `--resort`.
+    Idle,
+}
+
+/// More than any image here: the whole of it may be done at once.
+const RESORT_PER_DAY: &str = "16T";
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Puts it in order. Returns when that is done.
+pub fn settle(how: Settle, place: &Place, image: &Path) -> Result<()> {
+    match how {
+        Settle::Compact => place.compact(image),
+        Settle::Idle => idle(place, image),
+    }
+}
+
+fn idle(place: &Place, image: &Path) -> Result<()> {
+    let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
+    let more = ["--resort", RESORT_PER_DAY, "--control", &control.display().to_string()]
+        .map(str::to_owned);
+    let mut daemon = place.serve(image, &socket, 1, &more)?;
+    let end = Instant::now() + PATIENCE;
+    while !is_settled(&stats(place, &control)?)? {
+        if Instant::now() > end {
+            bail!("{} has not been put in order within {PATIENCE:?}", image.display());
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+    stop(&mut daemon)
+}
+
+/// What `stats --json` says of a daemon.
+pub fn stats(place: &Place, control: &Path) -> Result<Value> {
+    let mut command = Command::new(place.program()?);
+    let output = command.args(["stats", "--json", "--control"]).arg(control).output()?;
+    serde_json::from_slice(&output.stdout).context("read `stats --json`")
+}
+
+/// Whether the only disk has nothing left to be put in order.
+fn is_settled(stats: &Value) -> Result<bool> {
+    let waiting = &stats["disks"][0]["log"]["resort"]["waiting_bytes"];
+    let waiting = waiting.as_u64().context("`stats` has no log.resort.waiting_bytes")?;
+    Ok(waiting == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn with(waiting_bytes: u64) -> Value {
+        json!({"disks": [{"log": {"resort": {"waiting_bytes": waiting_bytes}}}]})
+    }
+
+    #[test]
+    fn an_image_is_settled_when_nothing_waits() {
+        assert!(is_settled(&with(0)).unwrap());
+        assert!(!is_settled(&with(4096)).unwrap());
+    }
+
+    #[test]
+    fn a_daemon_without_an_idle_pass_is_an_error() {
+        assert!(is_settled(&json!({"disks": [{"log": {}}]})).is_err());
+    }
+}
