@@ -87,6 +87,9 @@ fn device(dir: &Path) -> String {
     let (kind, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let sys = |file: &str| read(&format!("/sys/dev/block/{id}/{file}")).trim().to_owned();
     let (cache, scheduler) = (sys("queue/write_cache"), sys("queue/scheduler"));
+    if scheduler.is_empty() {
+        return kind.to_owned();
+    }
     format!("{kind} on {name} ({cache}, scheduler {scheduler})")
 }
 

@@ -28,6 +28,7 @@ mod series;
 mod server;
 mod size;
 mod storm;
+mod writers;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -68,6 +69,8 @@ enum Command {
     Overlay(overlay::OverlayArgs),
     /// Two binaries of Flowstone beside each other: has a change made anything slower?
     Pair(pair::PairArgs),
+    /// Eight writers at once, on several file systems and schedulers of the host.
+    Writers(Box<writers::WritersArgs>),
     /// Measure what a storm of small discards does to the writes beside it.
     Storm(storm::StormArgs),
     /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),
         Some(Command::Pair(args)) => pair::pair(&args),
+        Some(Command::Writers(args)) => writers::writers(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::List) => {
@@ -187,6 +191,7 @@ mod tests {
             ("log --rounds 2 steady", ErrorKind::ArgumentConflict),
             ("log steady --passes 2", ErrorKind::UnknownArgument),
             ("log open --live", ErrorKind::InvalidValue),
+            ("writers --rw read", ErrorKind::InvalidValue),
             ("pair", ErrorKind::MissingRequiredArgument),
         ] {
             let words = ["flowstone-bench"].into_iter().chain(line.split(' '));

@@ -18,6 +18,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
+pub use contender::{Place, stop, succeed};
+
 /// What to measure.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -53,6 +55,6 @@ pub fn log(args: &LogArgs) -> Result<()> {
 }
 
 /// Where images are, by default.
-fn default_dir() -> PathBuf {
+pub fn default_dir() -> PathBuf {
     PathBuf::from("target/bench-data")
 }

@@ -1,0 +1,194 @@
+//! `flowstone-bench writers`: eight writers at once, as the paper on reshaping writes measured it (8 threads,
+//! sequential and random, 4 KiB, QD64 each), on a raw and on a log image, on several file systems and
+//! schedulers of the host.
+//!
+//! Each environment is set up and taken down by the command itself. One that cannot be had is a row that
+//! says why.
+
+mod environment;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flowstone_testkit::load::{Completion, LoadOptions, run};
+
+use crate::document;
+use crate::host::{Host, commit};
+use crate::image::fill;
+use crate::log_image::{Place, default_dir, stop};
+use crate::point::selected;
+use crate::series::Series;
+use crate::size::parse_size;
+use environment::{ENVIRONMENTS, Environment, Ground};
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct WritersArgs {
+    /// Runs of everything.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// What each of the writers writes, on the file system of DIR.
+    #[arg(long, default_value = "1G", value_parser = parse_size)]
+    job_size: u64,
+    /// What each of them writes on file systems of their own.
+    #[arg(long, default_value = "128M", value_parser = parse_size)]
+    small_job_size: u64,
+    /// Seconds of rest between two measurements.
+    #[arg(long, default_value_t = 1.0)]
+    pause: f64,
+    /// Only environments whose name contains this (ext4-none, xfs, btrfs, loop-mq-deadline, loop-kyber,
+    /// loop-bfq); may be given several times.
+    #[arg(long, value_name = "PATTERN")]
+    only: Vec<String>,
+    /// Only sequential or only random writes.
+    #[arg(long, value_parser = ["write", "randwrite"])]
+    rw: Option<String>,
+    /// Add to the figures that earlier runs have kept in this file, and keep all of them there.
+    #[arg(long, value_name = "FILE")]
+    keep: Option<PathBuf>,
+    /// Rewrite the table between the writers markers of this file.
+    #[arg(long, value_name = "FILE")]
+    markdown: Option<PathBuf>,
+    /// Directory of the images, on ext4.
+    #[arg(long, default_value_os_t = default_dir())]
+    dir: PathBuf,
+    #[command(flatten)]
+    place: Place,
+}
+
+const WRITERS: usize = 8;
+const IODEPTH: u16 = 64;
+const BLOCK_BYTES: u64 = 4096;
+
+/// What the writers do.
+const PATTERNS: [&str; 2] = ["write", "randwrite"];
+
+/// Who is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Who {
+    Raw,
+    OneRaw,
+    Log,
+}
+
+impl Who {
+    const ALL: [Self; 3] = [Self::Raw, Self::OneRaw, Self::Log];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::OneRaw => "one raw writer",
+            Self::Log => "log",
+        }
+    }
+}
+
+/// Carries out the subcommand.
+pub fn writers(args: &WritersArgs) -> Result<()> {
+    let chosen: Vec<&Environment> =
+        ENVIRONMENTS.iter().filter(|it| selected(it.name, &args.only)).collect();
+    ensure!(!chosen.is_empty(), "no environment matches {:?}", args.only);
+    for bytes in [args.job_size, args.small_job_size] {
+        ensure!(bytes > 0 && bytes % (1 << 20) == 0, "a job is a number of MiB, not {bytes} bytes");
+    }
+    std::fs::create_dir_all(&args.dir)?;
+    let dir = args.dir.canonicalize()?;
+    let host = Host::inspect(Vec::new(), &dir);
+    let of = format!("writers {} {} {}", commit(), args.job_size, args.small_job_size);
+    let mut series = match &args.keep {
+        Some(path) => Series::load(path, &of)?,
+        None => Series::new(&of),
+    };
+    let mut skipped = Vec::new();
+    for environment in &chosen {
+        if let Err(error) = in_environment(args, environment, &dir, &mut series) {
+            eprintln!("{}: {error:#}", environment.name);
+            skipped.push((environment.name, format!("{error:#}")));
+        }
+        if let Some(path) = &args.keep {
+            series.save(path)?;
+        }
+    }
+    let text = table::render(args, &host, &series, &skipped);
+    println!("{text}");
+    args.markdown.as_ref().map_or(Ok(()), |path| document::update(path, "writers", &text))
+}
+
+/// Everything in one environment. The environment goes, whatever became of it.
+fn in_environment(
+    args: &WritersArgs,
+    environment: &Environment,
+    dir: &Path,
+    series: &mut Series,
+) -> Result<()> {
+    let job = if environment.is_small() { args.small_job_size } else { args.job_size };
+    let ground = environment.set_up(dir, WRITERS as u64 * job)?;
+    let done = measure_all(args, environment, &ground, job, series);
+    // What went wrong while measuring says more than what went wrong after it.
+    let taken_down = ground.take_down();
+    done.and(taken_down)
+}
+
+fn measure_all(
+    args: &WritersArgs,
+    environment: &Environment,
+    ground: &Ground,
+    job: u64,
+    series: &mut Series,
+) -> Result<()> {
+    fill(&raw(ground.dir()), WRITERS as u64 * job)?;
+    let wanted = |rw: &str| args.rw.as_ref().is_none_or(|only| only == rw);
+    for round in 0..args.rounds {
+        for rw in PATTERNS.into_iter().filter(|rw| wanted(rw)) {
+            for turn in 0..Who::ALL.len() {
+                let who = Who::ALL[(turn + round) % Who::ALL.len()];
+                let rate = measure(args, ground.dir(), who, rw, job)
+                    .with_context(|| format!("{} {rw}", who.name()))?;
+                let (name, who_name) = (environment.name, who.name());
+                eprintln!("{}/{} {name} {rw} {who_name} {rate:.0}/s", round + 1, args.rounds);
+                series.add(&key(name, rw, who), rate);
+                std::thread::sleep(Duration::from_secs_f64(args.pause));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn key(environment: &str, rw: &str, who: Who) -> String {
+    format!("{environment} {rw} {}", who.name())
+}
+
+fn raw(dir: &Path) -> PathBuf {
+    dir.join("writers.raw")
+}
+
+/// Writes per second.
+fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Result<f64> {
+    let disk = WRITERS as u64 * job;
+    let queues = if who == Who::OneRaw { 1 } else { WRITERS };
+    let image = match who {
+        Who::Raw | Who::OneRaw => raw(dir),
+        Who::Log => dir.join("writers.flow"),
+    };
+    if who == Who::Log {
+        args.place.create_log(&image, disk, &[])?;
+    }
+    let socket = args.dir.join("writers.sock");
+    // Direct I/O where the file system says what that demands; btrfs does not.
+    let mut daemon = args.place.serve(&image, &socket, queues, &[])?;
+    let mut load = LoadOptions::new(&socket).workload(rw).iodepth(IODEPTH);
+    load.client = load.client.queues(queues);
+    (load.threads, load.cpus) = (1, vec![args.place.client_cpu]);
+    (load.completion, load.parts) = (Completion::Eventfd, true);
+    load.span_bytes = queues as u64 * job;
+    let report = run(&load.ops(queues as u64 * job / BLOCK_BYTES))?;
+    ensure!(report.errors == 0, "{} writes failed", report.errors);
+    stop(&mut daemon)?;
+    if who == Who::Log {
+        std::fs::remove_file(&image)?;
+    }
+    Ok(report.iops)
+}
