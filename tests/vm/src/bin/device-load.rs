@@ -1,11 +1,15 @@
-//! Runs inside a guest (tests/vm, `devices`): a driver for a `flowstone serve` beside it.
+//! Runs inside a guest (tests/vm, `devices` and `f2fs`): a driver for a `flowstone serve` beside it.
 //!
 //! device-load SOCKET zeroes|anything: random requests of all kinds, every read checked. The second
 //! word is what a discarded block may read as. Before and after that the whole disk is made zero and
 //! read back.
+//!
+//! device-load SOCKET killed: the same requests while the daemon is killed and started again beside it; what
+//! was written stays.
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use flowstone_testkit::load::{Limit, LoadOptions, run};
@@ -13,12 +17,17 @@ use flowstone_testkit::{Client, ClientOptions, Status};
 
 const CHUNK_BYTES: usize = 1 << 20;
 const REQUESTS: u64 = 1500;
+/// Requests of a load under which the daemon is killed again and again.
+const REQUESTS_KILLED: u64 = 20_000;
+/// Longest wait for the next daemon.
+const RECONNECT: Duration = Duration::from_secs(60);
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match &*words {
+        [socket, word] if word == "killed" => survive(Path::new(socket)),
         [socket, discarded] => exercise(Path::new(socket), discarded == "zeroes"),
-        _ => Err(anyhow::anyhow!("usage: device-load SOCKET zeroes|anything")),
+        _ => Err(anyhow::anyhow!("usage: device-load SOCKET zeroes|anything|killed")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -43,6 +52,22 @@ fn exercise(socket: &Path, discard_zeroes: bool) -> Result<()> {
         ensure!(report.errors == 0, "load, seed {seed}: {} errors", report.errors);
     }
     make_zero(socket).context("after the load")
+}
+
+/// Every read is checked, and all that is known of the disk is read at the end.
+fn survive(socket: &Path) -> Result<()> {
+    let mut options = LoadOptions::new(socket).workload("mix").iodepth(16).ops(REQUESTS_KILLED);
+    options.verify = true;
+    options.verify_final = true;
+    options.discard_zeroes = true;
+    options.flush_every = 40;
+    options.reconnect = Some(RECONNECT);
+    options.stall_timeout = RECONNECT;
+    let report = run(&options)?;
+    ensure!(report.errors == 0, "{} errors, the first: {:?}", report.errors, report.first_error);
+    ensure!(report.reconnects > 0, "the daemon was never killed under this load");
+    println!("{} reconnects, {} blocks checked", report.reconnects, report.verified_blocks);
+    Ok(())
 }
 
 /// Zeroes the disk, every other part with leave to give its space back, and reads it.

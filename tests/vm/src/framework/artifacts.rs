@@ -1,6 +1,6 @@
-//! Kernel and initramfs of the guests, in `target/guest`.
+//! Kernels and initramfs of the guests, in `target/guest`.
 //!
-//! The kernel is fetched by `scripts/setup` only: a test never downloads. The initramfs is
+//! Kernels are fetched by `scripts/setup` only: a test never downloads. The initramfs is
 //! built here, through `scripts/guest-initrd`, whenever its inputs changed.
 
 use std::fs;
@@ -20,14 +20,27 @@ pub struct Artifacts {
     pub initrd: PathBuf,
 }
 
+/// Which of Debian's kernels a guest boots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// The one for clouds: small, and without F2FS.
+    Cloud,
+    /// The generic one, with F2FS.
+    Generic,
+}
+
 impl Artifacts {
-    /// Finds the kernel and brings the initramfs up to date. The error is a skip reason.
-    pub fn find() -> Result<Self> {
+    /// Finds a kernel and brings its initramfs up to date. The error is a skip reason.
+    pub fn find(which: Kernel) -> Result<Self> {
         let folder = workspace::guest_folder();
-        let kernel_root = folder.join("kernel");
+        let (kernel_root, initrd, more): (_, _, &[&str]) = match which {
+            Kernel::Cloud => (folder.join("kernel"), folder.join("initrd.cpio"), &[]),
+            Kernel::Generic => {
+                (folder.join("kernel-generic"), folder.join("initrd-generic.cpio"), &["f2fs"])
+            }
+        };
         let kernel = kernel_image(&kernel_root)?;
-        let initrd = folder.join("initrd.cpio");
-        build_initrd(&kernel_root, &initrd)?;
+        build_initrd(&kernel_root, &initrd, more)?;
         Ok(Self { kernel, initrd })
     }
 }
@@ -43,10 +56,11 @@ fn kernel_image(kernel_root: &Path) -> Result<PathBuf> {
         .with_context(|| format!("no guest kernel in {} (run scripts/setup)", boot.display()))
 }
 
-fn build_initrd(kernel_root: &Path, initrd: &Path) -> Result<()> {
+fn build_initrd(kernel_root: &Path, initrd: &Path, more: &[&str]) -> Result<()> {
     let script = workspace::script("guest-initrd");
     let output = Command::new(&script)
         .args([kernel_root, initrd])
+        .args(more)
         .output()
         .with_context(|| format!("run {}", script.display()))?;
     if !output.status.success() {

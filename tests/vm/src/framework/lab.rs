@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::accel::Accel;
-use super::artifacts::Artifacts;
+use super::artifacts::{Artifacts, Kernel};
 use super::daemon::{self, Daemon};
 use super::guest::Guest;
 use super::qemu::{Disk, Machine};
@@ -58,11 +58,16 @@ pub struct Lab {
 impl Lab {
     /// Opens a lab, or says why guests cannot run here.
     pub fn open() -> Result<Self> {
+        Self::open_with(Kernel::Cloud)
+    }
+
+    /// The same with guests of this kernel.
+    fn open_with(kernel: Kernel) -> Result<Self> {
         workspace::flowstone()?;
         fs::create_dir_all(workspace::guest_folder())?;
         let turn = File::create(workspace::guest_folder().join("lock"))?;
         turn.lock().context("wait for other guests")?;
-        let artifacts = Artifacts::find()?;
+        let artifacts = Artifacts::find(kernel)?;
         let accel = Accel::choose(&artifacts)?;
         // Not in the source tree: socket paths have to stay below 108 bytes.
         let folder = TempDir::with_prefix("flowstone-")?;
@@ -75,7 +80,16 @@ impl Lab {
     /// If guests cannot run here and `FLOWSTONE_REQUIRE_GUESTS` is set.
     #[must_use]
     pub fn open_or_skip() -> Option<Self> {
-        match Self::open() {
+        Self::open_with_or_skip(Kernel::Cloud)
+    }
+
+    /// The same with guests of this kernel.
+    ///
+    /// # Panics
+    /// As [`open_or_skip`](Self::open_or_skip).
+    #[must_use]
+    pub fn open_with_or_skip(kernel: Kernel) -> Option<Self> {
+        match Self::open_with(kernel) {
             Ok(lab) => Some(lab),
             Err(reason) if std::env::var_os(REQUIRE).is_some() => {
                 panic!("guests are required and cannot run: {reason:#}")

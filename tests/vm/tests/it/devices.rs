@@ -74,7 +74,7 @@ fn zeroes_stay_zeroes_on_dm_crypt_in_every_format() -> Result<()> {
 }
 
 /// A file system with the binaries that the guest runs.
-fn tools_image(lab: &Lab) -> Result<PathBuf> {
+pub fn tools_image(lab: &Lab) -> Result<PathBuf> {
     let (folder, image) = (lab.folder().join("bin"), lab.folder().join("tools.raw"));
     fs::create_dir(&folder)?;
     for (name, binary) in

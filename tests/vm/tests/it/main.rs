@@ -7,6 +7,7 @@ mod caches;
 mod classes;
 mod devices;
 mod disk_errors;
+mod f2fs;
 mod filesystems;
 mod full_disk;
 mod gives_back;
