@@ -7,6 +7,7 @@ use crate::compare::{IdleResult, PointResult, ServerResult};
 use crate::host::Host;
 use crate::noise::LIMIT_PERCENT;
 use crate::point::Backend;
+use crate::sample::interval;
 use crate::server::Server;
 
 /// Everything a report shows.
@@ -51,8 +52,9 @@ fn preamble(report: &Report<'_>) -> String {
         format!(
             "Server on CPU {}, client on CPU {} (one thread), queue size 128; plain fio is one \
              io_uring job on CPU {}, without a server, and its us/IO is its own CPU. {} rounds \
-             of {} s a point, servers in turn; medians, rates with (min-max). Ratios are rates; \
-             QSD is its better engine at that point. \"Noisy\" is a point during which others used \
+             of {} s a point, servers in turn; medians, rates with (min-max). Ratios are those \
+             of the rates of a round, with the interval that holds the true one in 95 % of all runs \
+             (of 6 rounds and more); QSD is its better engine at that point. \"Noisy\" is a point during which others used \
              that share of the machine: do not trust it.",
             args.server_cpu, args.client_cpu, args.client_cpu, args.rounds, args.runtime
         ),
@@ -74,8 +76,8 @@ fn load_table(text: &mut String, points: &[&PointResult]) {
     line(text, "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
     for point in points {
         let best = |wanted: fn(Server) -> bool| {
-            let rates = point.servers.iter().filter(|result| wanted(result.server));
-            rates.filter_map(rate).reduce(f64::max)
+            let results = point.servers.iter().filter(|result| wanted(result.server));
+            results.filter(|it| it.summary.is_some()).max_by(|a, b| rate(a).total_cmp(&rate(b)))
         };
         let qsd = best(|server| matches!(server, Server::Qsd { .. }));
         let fio = best(|server| server == Server::Fio);
@@ -85,11 +87,25 @@ fn load_table(text: &mut String, points: &[&PointResult]) {
     }
 }
 
-fn rate(result: &ServerResult) -> Option<f64> {
-    result.summary.as_ref().map(|summary| summary.iops)
+fn rate(result: &ServerResult) -> f64 {
+    result.summary.as_ref().map_or(f64::NAN, |summary| summary.iops)
 }
 
-fn load_row(title: &str, result: &ServerResult, qsd: Option<f64>, fio: Option<f64>) -> String {
+/// The median of the ratios of each round.
+fn ratio(result: &ServerResult, to: Option<&ServerResult>) -> String {
+    let Some(to) = to else {
+        return "-".into();
+    };
+    let rounds = result.samples.iter().zip(&to.samples);
+    interval(rounds.map(|(one, other)| one.iops / other.iops).collect())
+}
+
+fn load_row(
+    title: &str,
+    result: &ServerResult,
+    qsd: Option<&ServerResult>,
+    fio: Option<&ServerResult>,
+) -> String {
     let Some(summary) = &result.summary else {
         let reason = match &result.skipped {
             Some(reason) => format!("skipped: {reason}"),
@@ -97,7 +113,6 @@ fn load_row(title: &str, result: &ServerResult, qsd: Option<f64>, fio: Option<f6
         };
         return format!("| {title} | {} | {reason} | | | | | | | |", result.name);
     };
-    let ratio = |to: Option<f64>| to.map_or("-".into(), |to| format!("{:.2}", summary.iops / to));
     let count = |count: Option<f64>| count.map_or("-".into(), |count| format!("{count:.3}"));
     let mut remarks = String::new();
     if !result.failures.is_empty() {
@@ -118,8 +133,8 @@ fn load_row(title: &str, result: &ServerResult, qsd: Option<f64>, fio: Option<f6
         summary.server_us_per_io,
         count(summary.kicks_per_io),
         count(summary.calls_per_io),
-        ratio(qsd),
-        ratio(fio),
+        ratio(result, qsd),
+        ratio(result, fio),
     )
 }
 

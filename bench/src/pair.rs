@@ -18,7 +18,7 @@ use flowstone_testkit::{Daemon, DaemonCommand};
 use tempfile::{TempDir, tempdir_in};
 
 use crate::point::selected;
-use crate::sample::median;
+use crate::sample::{interval, median};
 use crate::size::parse_size;
 
 /// Options.
@@ -245,51 +245,9 @@ fn row(load: &Load, rounds: &[Round]) -> String {
     format!("| {} | {:.0} | {:.0} | {iops} | {cpu} |", load.name(), rate(0), rate(1))
 }
 
-/// The median of some values and its 95 % confidence interval, which the sign test gives: it asks nothing
-/// of how they are distributed.
-fn interval(mut values: Vec<f64>) -> String {
-    values.sort_by(f64::total_cmp);
-    let middle = median(values.clone()).unwrap_or(f64::NAN);
-    match outside(values.len()) {
-        Some(cut) => {
-            let (low, high) = (values[cut], values[values.len() - 1 - cut]);
-            format!("{middle:.3} ({low:.3}-{high:.3})")
-        }
-        None => format!("{middle:.3}"),
-    }
-}
-
-/// How many of `count` values the interval leaves out at each end: as many as lie below the true median
-/// in 97.5 % of all runs at least. Nothing if there are too few values for an interval.
-fn outside(count: usize) -> Option<usize> {
-    let mut chance = 0.5_f64.powi(count as i32);
-    let mut sum = chance;
-    let mut cut = None;
-    for below in 0..count {
-        if sum > 0.025 {
-            break;
-        }
-        cut = Some(below);
-        chance *= (count - below) as f64 / (below + 1) as f64;
-        sum += chance;
-    }
-    cut
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// From the table of the sign test.
-    #[test]
-    fn the_interval_leaves_out_as_many_as_the_sign_test_says() {
-        for (count, cut) in [(6, 0), (9, 1), (12, 2), (15, 3), (20, 5), (25, 7)] {
-            assert_eq!(outside(count), Some(cut), "{count}");
-        }
-        assert_eq!((outside(0), outside(5)), (None, None));
-        let values = (1..=15).map(f64::from).rev().collect();
-        assert_eq!(interval(values), "8.000 (4.000-12.000)");
-    }
 
     #[test]
     fn points_have_names_of_their_own() {
