@@ -57,11 +57,14 @@ impl EngineChoice {
     }
 }
 
-/// Whether the file lives in memory (tmpfs, ramfs).
+/// Whether the file lives in memory (tmpfs, ramfs). The name of a device does so in `/dev`, and the device
+/// does not.
 fn is_memory(file: &File) -> bool {
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
-    fstatfs(file)
-        .is_ok_and(|answer| answer.f_type == libc::TMPFS_MAGIC || answer.f_type == RAMFS_MAGIC)
+    let is_file = file.metadata().is_ok_and(|meta| meta.is_file());
+    is_file
+        && fstatfs(file)
+            .is_ok_and(|answer| answer.f_type == libc::TMPFS_MAGIC || answer.f_type == RAMFS_MAGIC)
 }
 
 /// Whether a ring can be made here and has every operation that the engine uses.
@@ -84,4 +87,23 @@ fn uring_works() -> bool {
     ]
     .into_iter()
     .all(|code| probe.is_supported(code))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Block devices were served with calls that wait for them on the queue's own thread: `/dev` is a
+    /// tmpfs, and what was asked about was the name there.
+    #[test]
+    fn a_device_is_not_memory_because_its_name_is() {
+        let device = File::open("/dev/null").expect("every host has it");
+        assert!(!is_memory(&device));
+    }
+
+    #[test]
+    fn a_file_on_tmpfs_is_memory() {
+        let file = tempfile::tempfile_in("/dev/shm").expect("/dev/shm is there");
+        assert!(is_memory(&file));
+    }
 }
