@@ -54,11 +54,10 @@ pub fn stats(place: &Place, control: &Path) -> Result<Value> {
     serde_json::from_slice(&output.stdout).context("read `stats --json`")
 }
 
-/// Whether the only disk has nothing left to be put in order.
+/// Whether the daemon has gone through its only disk once. It counts from its start.
 fn is_settled(stats: &Value) -> Result<bool> {
-    let waiting = &stats["disks"][0]["log"]["resort"]["waiting_bytes"];
-    let waiting = waiting.as_u64().context("`stats` has no log.resort.waiting_bytes")?;
-    Ok(waiting == 0)
+    let passes = &stats["disks"][0]["log"]["resort_passes"];
+    Ok(passes.as_u64().context("`stats` has no log.resort_passes")? > 0)
 }
 
 #[cfg(test)]
@@ -66,14 +65,14 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn with(waiting_bytes: u64) -> Value {
-        json!({"disks": [{"log": {"resort": {"waiting_bytes": waiting_bytes}}}]})
+    fn with(passes: u64) -> Value {
+        json!({"disks": [{"log": {"resort_passes": passes}}]})
     }
 
     #[test]
-    fn an_image_is_settled_when_nothing_waits() {
-        assert!(is_settled(&with(0)).unwrap());
-        assert!(!is_settled(&with(4096)).unwrap());
+    fn an_image_is_settled_after_a_pass() {
+        assert!(is_settled(&with(1)).unwrap());
+        assert!(!is_settled(&with(0)).unwrap());
     }
 
     #[test]
