@@ -41,6 +41,9 @@ pub struct CompareArgs {
     /// build].
     #[arg(long)]
     pub dir: Option<PathBuf>,
+    /// Measure on this block device instead of an image on a file system; all that is on it is lost.
+    #[arg(long, conflicts_with_all = ["dir", "file_size"])]
+    pub device: Option<PathBuf>,
     /// Size of the disk image.
     #[arg(long, default_value = "8G", value_parser = parse_size)]
     pub file_size: u64,

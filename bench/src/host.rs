@@ -1,7 +1,7 @@
 //! Where a result comes from: without this a figure means nothing.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -74,11 +74,13 @@ pub fn commit() -> String {
     if changes.is_empty() { hash } else { format!("{hash}-dirty") }
 }
 
-/// File system type and block device of a directory, with what sysfs says about it.
+/// File system type and block device of a directory, or a device itself, with what sysfs says about it.
 fn device(dir: &Path) -> String {
-    let Ok(number) = fs::metadata(dir).map(|meta| meta.dev()) else {
+    let Ok(meta) = fs::metadata(dir) else {
         return "unknown".to_owned();
     };
+    let is_device = meta.file_type().is_block_device();
+    let number = if is_device { meta.rdev() } else { meta.dev() };
     let id = format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number));
     let mounts = read("/proc/self/mountinfo");
     let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(&id));
@@ -87,6 +89,9 @@ fn device(dir: &Path) -> String {
     let (kind, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let sys = |file: &str| read(&format!("/sys/dev/block/{id}/{file}")).trim().to_owned();
     let (cache, scheduler) = (sys("queue/write_cache"), sys("queue/scheduler"));
+    if is_device {
+        return format!("a block device ({cache}, scheduler {scheduler})");
+    }
     if scheduler.is_empty() {
         return kind.to_owned();
     }

@@ -44,7 +44,11 @@ impl Images {
         std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
         Ok(Images {
             tmpfs: Image::new(Path::new(TMPFS), args.tmpfs_size),
-            disk: Image::new(&dir, args.file_size),
+            disk: match &args.device {
+                // Of no size as a file, so that it is full.
+                Some(device) => Image { path: device.clone(), bytes: 0 },
+                None => Image::new(&dir, args.file_size),
+            },
         })
     }
 
@@ -59,9 +63,12 @@ impl Images {
         Ok(Some(&image.path))
     }
 
-    /// The directory of the disk image, for the report.
-    pub fn disk_dir(&self) -> &Path {
-        self.disk.path.parent().unwrap_or(Path::new("/"))
+    /// The directory of the disk image, or the device that is measured, for the report.
+    pub fn disk_place(&self) -> &Path {
+        match self.disk.bytes {
+            0 => &self.disk.path,
+            _ => self.disk.path.parent().unwrap_or(Path::new("/")),
+        }
     }
 }
 

@@ -124,7 +124,7 @@ fn run(args: &CompareArgs) -> Result<()> {
     let any = Point::all().iter().any(|point| named(&point.name)) || named(idle::NAME);
     ensure!(any, "no point matches {:?}; see `flowstone-bench list`", args.only);
     let images = Images::new(args)?;
-    let host = Host::inspect(server::versions(args), images.disk_dir());
+    let host = Host::inspect(server::versions(args), images.disk_place());
     let points = compare(args, &images)?;
     let idle = compare_idle(args);
     let report = Report { args, host: &host, points: &points, idle: &idle };
@@ -191,6 +191,7 @@ mod tests {
             ("log --rounds 2 steady", ErrorKind::ArgumentConflict),
             ("log steady --passes 2", ErrorKind::UnknownArgument),
             ("log open --live", ErrorKind::InvalidValue),
+            ("--device /dev/loop0 --file-size 1G", ErrorKind::ArgumentConflict),
             ("writers --rw read", ErrorKind::InvalidValue),
             ("pair", ErrorKind::MissingRequiredArgument),
         ] {

@@ -58,7 +58,10 @@ fn preamble(report: &Report<'_>) -> String {
              that share of the machine: do not trust it.",
             args.server_cpu, args.client_cpu, args.client_cpu, args.rounds, args.runtime
         ),
-        format!("Disk image: {} MiB, {}.", args.file_size >> 20, host.device),
+        match &args.device {
+            Some(device) => format!("Disk: {}, {}.", device.display(), host.device),
+            None => format!("Disk image: {} MiB, {}.", args.file_size >> 20, host.device),
+        },
     ];
     paragraphs.iter().for_each(|paragraph| line(&mut text, &format!("{paragraph}\n")));
     for (program, version) in &host.versions {

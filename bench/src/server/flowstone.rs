@@ -32,8 +32,8 @@ pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
         .args(["--queues", &point.queues.to_string()]);
     command = match point.backend {
         Backend::Null => command.args(["--backend", NULL]),
-        Backend::Tmpfs => command.args(["--direct", "off"]),
-        Backend::Disk => command.args(["--direct", "on"]),
+        Backend::Tmpfs => command.args(["--format", "raw", "--direct", "off"]),
+        Backend::Disk => command.args(["--format", "raw", "--direct", "on"]),
     };
     command = command.args(&args.flowstone_arg);
     Ok(match setting.image {

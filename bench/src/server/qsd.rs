@@ -79,8 +79,9 @@ fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
         Aio::Uring => "io_uring",
     };
     let image = setting.image.context("a file backend needs an image")?.display();
+    let file = if setting.args.device.is_some() { "host_device" } else { "file" };
     Ok(format!(
-        "driver=raw,node-name=d,file.driver=file,file.filename={image},\
+        "driver=raw,node-name=d,file.driver={file},file.filename={image},\
          file.cache.direct={direct},file.aio={aio}"
     ))
 }
