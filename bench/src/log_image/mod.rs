@@ -11,6 +11,7 @@ mod open;
 mod parts;
 mod point;
 mod settle;
+mod share;
 mod steady;
 
 use std::path::PathBuf;

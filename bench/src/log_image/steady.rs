@@ -18,6 +18,7 @@ use super::contender::{Place, stop};
 use super::default_dir;
 use super::parts::Parts;
 use super::settle::stats;
+use super::share::{greedy, live_share, reserve_for};
 use crate::document;
 use crate::host::{Host, commit};
 use crate::point::selected;
@@ -39,7 +40,8 @@ pub struct SteadyArgs {
     /// How often a disk is overwritten while measuring.
     #[arg(long, default_value_t = 4)]
     measured: u64,
-    /// Only cases whose name contains this (uniform-50 to uniform-90, zipf-50 to zipf-80); may be given
+    /// Only cases whose name contains this (uniform-50 to uniform-90 by live blocks, zipf-50 to zipf-80 by what the reserve
+    /// leaves); may be given
     /// several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -66,33 +68,67 @@ pub struct SteadyArgs {
     place: Place,
 }
 
+impl SteadyArgs {
+    fn image(&self) -> PathBuf {
+        self.dir.join("steady.flow")
+    }
+
+    /// For `flowstone create`.
+    fn create_options(&self) -> Vec<String> {
+        let segment = self.segment.iter().flat_map(|it| ["--segment".to_owned(), it.clone()]);
+        segment.chain(self.create_arg.iter().cloned()).collect()
+    }
+}
+
 /// One full disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     name: &'static str,
-    zipf: Option<f64>,
-    /// Part of the image that is not the disk's, in percent.
-    reserve: u32,
-    /// Write amplification of greedy cleaning on uniform writes; of cost-benefit cleaning with perfect
-    /// lifetime classes on zipf ones; both without headers and maps.
-    model: f64,
+    fullness: Fullness,
     /// How many times the model there may be.
     target: f64,
 }
 
-const fn uniform(name: &'static str, reserve: u32, model: f64) -> Case {
-    Case { name, zipf: None, reserve, model, target: 1.08 }
+/// How full the image is, by which its load is known, too.
+#[derive(Clone, Copy, Debug)]
+enum Fullness {
+    /// Uniform writes with this share of live blocks; the model is that of greedy cleaning at the share that
+    /// the image really has.
+    Share(f64),
+    /// Zipf writes with this reserve, in percent, and the amplification of cost-benefit cleaning with perfect
+    /// lifetime classes.
+    Reserve { percent: u32, model: f64 },
 }
 
-const fn zipf(name: &'static str, reserve: u32, model: f64) -> Case {
-    Case { name, zipf: Some(0.99), reserve, model, target: 1.15 }
+const ZIPF: f64 = 0.99;
+
+const fn uniform(name: &'static str, share: f64) -> Case {
+    Case { name, fullness: Fullness::Share(share), target: 1.08 }
+}
+
+const fn zipf(name: &'static str, percent: u32, model: f64) -> Case {
+    Case { name, fullness: Fullness::Reserve { percent, model }, target: 1.15 }
+}
+
+impl Case {
+    fn zipf(&self) -> Option<f64> {
+        matches!(self.fullness, Fullness::Reserve { .. }).then_some(ZIPF)
+    }
+
+    /// Write amplification with so many live blocks, without headers and maps.
+    fn model(&self, live_percent: f64) -> f64 {
+        match self.fullness {
+            Fullness::Share(_) => greedy(live_percent / 100.0),
+            Fullness::Reserve { model, .. } => model,
+        }
+    }
 }
 
 const CASES: [Case; 7] = [
-    uniform("uniform-50", 50, 1.25),
-    uniform("uniform-70", 30, 1.86),
-    uniform("uniform-80", 20, 2.66),
-    uniform("uniform-90", 10, 5.05),
+    uniform("uniform-50", 0.5),
+    uniform("uniform-70", 0.7),
+    uniform("uniform-80", 0.8),
+    uniform("uniform-90", 0.9),
     zipf("zipf-50", 50, 1.28),
     zipf("zipf-70", 30, 1.59),
     zipf("zipf-80", 20, 1.94),
@@ -135,8 +171,15 @@ fn is_memory(dir: &Path) -> bool {
 
 fn one_case(args: &SteadyArgs, case: &Case, series: &mut Series) -> Result<()> {
     let blocks = args.size / BLOCK_BYTES;
-    let reserve = ["--reserve".to_owned(), case.reserve.to_string()];
-    let mut disk = Disk::make(args, args.size, &reserve)?;
+    let reserve = match case.fullness {
+        Fullness::Reserve { percent, .. } => percent,
+        Fullness::Share(share) => {
+            let (image, more) = (args.image(), args.create_options());
+            reserve_for(&args.place, &image, args.size, &more, share)?
+        }
+    };
+    let mut disk = Disk::make(args, args.size, &["--reserve".to_owned(), reserve.to_string()])?;
+    series.add(&key(case, "live"), disk.live_share * 100.0);
     disk.fill()?;
     disk.overwrite(case, blocks * args.before)?;
     let before = disk.parts()?;
@@ -171,23 +214,20 @@ struct Disk<'a> {
     image: PathBuf,
     socket: PathBuf,
     control: PathBuf,
+    live_share: f64,
     daemon: Daemon,
 }
 
 impl<'a> Disk<'a> {
     fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
-        let image = args.dir.join("steady.flow");
+        let image = args.image();
         let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
-        let mut create = more.to_vec();
-        if let Some(segment) = &args.segment {
-            create.extend(["--segment".to_owned(), segment.clone()]);
-        }
-        create.extend_from_slice(&args.create_arg);
-        args.place.create_log(&image, bytes, &create)?;
+        args.place.create_log(&image, bytes, &[&args.create_options(), more].concat())?;
+        let live_share = live_share(&args.place, &image, bytes)?;
         let mut serve = vec!["--control".to_owned(), control.display().to_string()];
         serve.extend_from_slice(&args.serve_arg);
         let daemon = args.place.serve(&image, &socket, 1, &serve)?;
-        Ok(Self { args, image, socket, control, daemon })
+        Ok(Self { args, image, socket, control, live_share, daemon })
     }
 
     fn fill(&self) -> Result<LoadReport> {
@@ -197,7 +237,7 @@ impl<'a> Disk<'a> {
 
     fn overwrite(&self, case: &Case, blocks: u64) -> Result<LoadReport> {
         let load = LoadOptions::new(&self.socket).workload("randwrite").iodepth(IODEPTH);
-        self.load(LoadOptions { zipf: case.zipf, seed: blocks, ..load.ops(blocks) })
+        self.load(LoadOptions { zipf: case.zipf(), seed: blocks, ..load.ops(blocks) })
     }
 
     fn load(&self, load: LoadOptions) -> Result<LoadReport> {
@@ -228,7 +268,7 @@ fn report(args: &SteadyArgs, host: &Host, series: &Series) -> String {
     let mut text = format!(
         "{}\n\nDisks of {} MiB, segments of {segment}, on {}; written in sequence, then overwritten {} times at random \
          before and {} times while measuring, 4 KiB QD{IODEPTH}, without flushes. Blocks appended for each block of \
-         the guest; \"p99 ratio\" is to the same load on an image where nothing is cleaned; the longest pause is that \
+         the guest; \"live\" is what the disk takes of the whole image; \"p99 ratio\" is to the same load on an image where nothing is cleaned; the longest pause is that \
          in which no write completed.\n\n",
         host.sentence(),
         args.size >> 20,
@@ -236,8 +276,8 @@ fn report(args: &SteadyArgs, host: &Host, series: &Series) -> String {
         args.before,
         args.measured,
     );
-    text += "| load, live % | amplification | headers, seals | maps | copies | model | ratio | target | met | writes/s | p99, ms | p99 ratio | longest pause, ms |\n";
-    text += "|---|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|\n";
+    text += "| load | live % | amplification | headers, seals | maps | copies | model | ratio | target | met | writes/s | p99, ms | p99 ratio | longest pause, ms |\n";
+    text += "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|\n";
     CASES.iter().for_each(|case| row(&mut text, case, series));
     write!(text, "\nThe p99 ratio is to be at most {P99_TARGET} at 80 %.")
         .expect("strings take everything");
@@ -246,13 +286,14 @@ fn report(args: &SteadyArgs, host: &Host, series: &Series) -> String {
 
 fn row(text: &mut String, case: &Case, series: &Series) {
     let figure = |what: &str| Spread::of(series.of(&key(case, what))).map(|spread| spread.median);
-    let Some(amplification) = figure("amplification") else {
+    let Some((amplification, live)) = figure("amplification").zip(figure("live")) else {
         return;
     };
     let shown = |figure: Option<f64>, digits: usize| {
         figure.map_or("-".to_owned(), |figure| format!("{figure:.digits$}"))
     };
-    let ratio = amplification / case.model;
+    let model = case.model(live);
+    let ratio = amplification / model;
     let met = if (ratio * 100.0).round() <= case.target * 100.0 { "yes" } else { "no" };
     let p99 = figure("p99");
     let p99_ratio = p99.zip(figure("p99 room")).map(|(with, without)| with / without);
@@ -261,13 +302,12 @@ fn row(text: &mut String, case: &Case, series: &Series) {
         Some(_) => overhead.join(", "),
         None => shown(figure("headers and seals"), 3),
     };
-    let name = case.name.replace('-', ", ");
+    let name = case.name;
     writeln!(
         text,
-        "| {name} | {amplification:.3} | {overhead} | {} | {} | {:.2} | {ratio:.2} | {:.2} | {met} | {} | {} | {} | {} |",
+        "| {name} | {live:.1} | {amplification:.3} | {overhead} | {} | {} | {model:.2} | {ratio:.2} | {:.2} | {met} | {} | {} | {} | {} |",
         shown(figure("maps"), 3),
         shown(figure("copies"), 3),
-        case.model,
         case.target,
         shown(figure("writes"), 0),
         shown(p99, 2),
@@ -292,6 +332,7 @@ mod tests {
     fn a_row_has_the_parts_and_says_whether_the_model_is_met() {
         let (case, mut series) = (&CASES[2], Series::new("test"));
         for (what, figure) in [
+            ("live", 80.0),
             ("amplification", 2.93),
             ("headers and seals", 0.05),
             ("maps", 0.01),
@@ -305,7 +346,7 @@ mod tests {
         }
         let mut text = String::new();
         row(&mut text, case, &series);
-        let wanted = "| uniform, 80 | 2.930 | 0.050 | 0.010 | 1.870 | 2.66 | 1.10 | 1.08 | no | 20000 | 5.00 | 2.00 | 12 |\n";
+        let wanted = "| uniform-80 | 80.0 | 2.930 | 0.050 | 0.010 | 1.870 | 2.69 | 1.09 | 1.08 | no | 20000 | 5.00 | 2.00 | 12 |\n";
         assert_eq!(text, wanted);
     }
 }

@@ -1,0 +1,76 @@
+//! How full a log image is, and what cleaning has to cost there.
+//!
+//! An image has more segments than disk and reserve, for checkpoints and headers: of small disks many. So the
+//! share of live blocks is asked of the image, and never taken from the option that it was made with.
+
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::contender::Place;
+
+/// What `create --reserve` takes, in percent.
+const RESERVES: std::ops::RangeInclusive<u32> = 3..=74;
+
+/// Live blocks of a full disk of so many bytes as a share of its image, which nobody serves.
+pub fn live_share(place: &Place, image: &Path, bytes: u64) -> Result<f64> {
+    let output = Command::new(place.program()?).args(["info", "--json"]).arg(image).output()?;
+    let info: Value = serde_json::from_slice(&output.stdout).context("read `info --json`")?;
+    let number = |key: &str| {
+        info["log"][key].as_f64().with_context(|| format!("`info --json` has no log.{key}"))
+    };
+    Ok(bytes as f64 / (number("segments_limit")? * number("segment_bytes")?))
+}
+
+/// The reserve with which an image is closest to a share of live blocks.
+pub fn reserve_for(
+    place: &Place,
+    image: &Path,
+    bytes: u64,
+    more: &[String],
+    share: f64,
+) -> Result<u32> {
+    let mut best = (f64::MAX, *RESERVES.start());
+    for reserve in RESERVES {
+        let options = [more, &["--reserve".to_owned(), reserve.to_string()]].concat();
+        place.create_log(image, bytes, &options)?;
+        let distance = (live_share(place, image, bytes)? - share).abs();
+        if distance < best.0 {
+            best = (distance, reserve);
+        }
+    }
+    Ok(best.1)
+}
+
+/// Write amplification of greedy cleaning under uniform writes, without headers and maps: 1 / (1 - v), where v is
+/// the share of live blocks in a segment that is cleaned, and (v - 1) / ln v that in the whole image.
+pub fn greedy(share: f64) -> f64 {
+    let (mut low, mut high) = (1e-9_f64, 1.0 - 1e-9_f64);
+    for _ in 0..100 {
+        let middle = f64::midpoint(low, high);
+        if (middle - 1.0) / middle.ln() < share { low = middle } else { high = middle }
+    }
+    1.0 / (1.0 - low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_is_the_known_one() {
+        for (share, known) in [(0.5, 1.25), (0.7, 1.86), (0.8, 2.66), (0.9, 5.05)] {
+            let model = greedy(share);
+            assert!((model / known - 1.0).abs() < 0.03, "{share}: {model:.3}, known {known}");
+        }
+    }
+
+    #[test]
+    fn more_live_blocks_cost_more() {
+        let costs: Vec<f64> =
+            (1..20).map(|twentieth| greedy(f64::from(twentieth) / 20.0)).collect();
+        assert!(costs.windows(2).all(|pair| pair[0] < pair[1]), "{costs:?}");
+    }
+}
