@@ -136,3 +136,57 @@ fn many_large_records_on_their_way_survive_power_cuts() {
         many_records(seed, 60);
     }
 }
+
+/// Write amplification of the last passes over a disk of which half of the writes, metadata, go to a twentieth,
+/// 16 at once.
+fn amplification(split: bool, reserve: u32) -> f64 {
+    let setup = Setup {
+        blocks: 8192,
+        split,
+        queues: 1,
+        segment_bytes: 512 << 10,
+        reserve: Some(reserve),
+        ..Setup::default()
+    };
+    let mut fixture = setup.fixture(1);
+    let mut random = fastrand::Rng::with_seed(1);
+    let (mut before, mut after) = ((0, 0), (0, 0));
+    for pass in 0..8 {
+        for _ in 0..setup.blocks / 16 {
+            let mut guests = fixture.guests();
+            for _ in 0..16 {
+                let metadata = random.bool();
+                let lba = match metadata {
+                    true => random.u64(0..setup.blocks / 20),
+                    false => random.u64(setup.blocks / 20..setup.blocks),
+                };
+                let class = if metadata { Class::Metadata } else { Class::Data };
+                let sectors = lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS;
+                guests.change_anyway(0, sectors, false, |request| request.class = class);
+            }
+            guests.kick(0);
+            drop(guests);
+            fixture.drain();
+        }
+        let state = fixture.core.append_state();
+        after = (state.totals.appended_blocks, state.clock);
+        drop(state);
+        if pass == 3 {
+            before = after;
+        }
+        let (disk, model) = fixture.close();
+        let model = super::history_model::HistoryModel::new(model.latest(), model.next_stamp());
+        let disk = super::fixture::without_history(&disk);
+        fixture = Fixture::open(&disk, setup, model, pass).unwrap();
+    }
+    (after.0 - before.0) as f64 / (after.1 - before.1) as f64
+}
+
+#[test]
+#[ignore = "prints a table for docs/benchmarks.md, in a minute"]
+fn measure_one_stream_and_two() {
+    for reserve in [20, 30] {
+        let [one, two] = [false, true].map(|split| amplification(split, reserve));
+        println!("reserve {reserve} %: one stream {one:.2}, two {two:.2}");
+    }
+}
