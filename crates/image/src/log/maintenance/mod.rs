@@ -306,7 +306,7 @@ impl Maintenance {
     }
 
     /// When to check whether the guest pauses.
-    fn next_pause(&mut self) -> Option<Instant> {
+    pub fn next_pause(&mut self) -> Option<Instant> {
         let is_sparse = self.sparsest().is_some();
         let resort = self.wants_resort();
         if resort {

@@ -2,6 +2,7 @@
 //! are the attempts to refute it.
 
 mod checkpoints;
+mod churn;
 mod compact;
 mod crash;
 mod damage;

@@ -46,7 +46,9 @@ fn scattered_blocks_come_in_order() {
     let written = fixture.core.resorting.written();
     assert!(written > 6000 * 4096, "{written} bytes");
     // All is in order: another pass writes nothing.
+    fixture.quiet();
     resort(&mut fixture).unwrap();
+    assert_eq!(fixture.core.resorting.passes(), 2);
     assert_eq!(fixture.core.resorting.written(), written);
     // The image goes on, and what guests scatter is not looked for before it is much.
     assert!(!fixture.maintenance.wants_resort());
@@ -170,5 +172,99 @@ fn power_cuts_in_it_lose_nothing() {
         assert_eq!(fixture.guests().failures, []);
         fixture.check();
         cut_everywhere(fixture, setup, 100);
+    }
+}
+
+/// Records of small segments are short: headers between them are no disorder, or every pass rewrites all.
+#[test]
+fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
+    for segment_bytes in [256 << 10, 512 << 10, 1 << 20, 4 << 20] {
+        let _tell = Tell(format!("segments of {segment_bytes}"));
+        let setup = Setup { blocks: 2 * LEAF_BLOCKS, segment_bytes, ..Setup::default() };
+        let (disk, model) = disordered(setup, setup.blocks, 1);
+        let mut fixture = Fixture::open(&disk, setup, model, 1).unwrap();
+        fixture.core.resorting.set_limit(UNLIMITED);
+        while fixture.core.resorting.passes() < 1 {
+            resort(&mut fixture).unwrap();
+        }
+        let written = fixture.core.resorting.written();
+        assert!(written > 4096 * setup.blocks / 2, "{written} bytes");
+        fixture.quiet();
+        resort(&mut fixture).unwrap();
+        assert_eq!(fixture.core.resorting.passes(), 2);
+        let more = fixture.core.resorting.written() - written;
+        assert!(more <= written / 20, "{more} bytes more after {written}");
+    }
+}
+
+/// What guests write meanwhile is not the pass's.
+#[test]
+fn guests_writes_are_not_charged_to_the_budget() {
+    let (_, mut fixture) = scattered(6);
+    fixture.quiet();
+    let before = fixture.core.append_state().totals;
+    fixture.maintenance(Maintenance::look_for_idle);
+    fixture.guests().mix = Mix { blocks_max: 32, depth: 16, ..Mix::writes(0..3000) };
+    fixture.guests().quota = 2000;
+    fixture.maintenance(Maintenance::resort).unwrap();
+    let after = fixture.core.append_state().totals;
+    let own =
+        after.relocated_blocks - before.relocated_blocks + after.map_blocks - before.map_blocks;
+    let charged = fixture.core.resorting.written() / 4096;
+    assert!(charged > 0 && after.appended_blocks - before.appended_blocks > own);
+    assert!(charged <= own + own / 10 + 8, "{charged} blocks charged of {own}");
+}
+
+/// The place where the pass goes on may lie behind the new end.
+#[test]
+fn a_disk_that_shrinks_between_two_parts_of_a_pass_ends_it() {
+    let (_, mut fixture) = scattered(7);
+    fixture.core.resorting.set_limit(4 << 20);
+    resort(&mut fixture).unwrap();
+    assert_eq!(fixture.core.resorting.passes(), 0);
+    fixture.zero(8 * 100..fixture.setup.sectors()).unwrap();
+    super::resize::resize_alone(&mut fixture, 100 * 8).unwrap();
+    fixture.quiet();
+    fixture.core.resorting.set_limit(UNLIMITED);
+    resort(&mut fixture).unwrap();
+    assert_eq!(fixture.core.resorting.passes(), 1);
+    assert!(!fixture.maintenance.wants_resort());
+    // And one that has nothing at all.
+    fixture.zero(0..100 * 8).unwrap();
+    fixture.quiet();
+    resort(&mut fixture).unwrap();
+    fixture.quiet();
+    fixture.audit();
+}
+
+/// An idle image comes to rest: neither cleaning nor the pass undoes the other's work for ever.
+#[test]
+fn an_idle_image_comes_to_rest() {
+    for segment_bytes in [SEGMENT_BYTES, 1 << 20] {
+        let setup = Setup { blocks: 2 * LEAF_BLOCKS, segment_bytes, ..Setup::default() };
+        let (disk, model) = disordered(setup, setup.blocks * 2 / 3, 3);
+        let mut fixture = Fixture::open(&disk, setup, model, 3).unwrap();
+        for first in (0..setup.blocks).step_by(3) {
+            fixture.zero(first * 8..first * 8 + 8).unwrap();
+        }
+        fixture.core.resorting.set_limit(UNLIMITED);
+        let mut written = Vec::new();
+        for _ in 0..60 {
+            fixture.quiet();
+            fixture.maintenance(|maintenance| maintenance.next_pause());
+            fixture.maintenance(Maintenance::clean_sparse);
+            if fixture.maintenance.wants_resort() {
+                let _ = resort(&mut fixture);
+            }
+            fixture.maintenance(Maintenance::trim_reserve);
+            if fixture.core.append_state().segments.dead().0 > 0 {
+                fixture.checkpoint().unwrap();
+            }
+            written.push(fixture.core.append_state().totals.appended_blocks);
+        }
+        assert_eq!(written[50], written[59], "{written:?}");
+        assert!(!fixture.maintenance.wants_resort());
+        assert!(fixture.maintenance.sparsest().is_none());
+        fixture.check();
     }
 }

@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use std::sync::atomic::Ordering;
 
 use super::crash::{CRASHES, Tell, three_fates};
-use super::{crash, damage, faults, gather, kill, matrix, overlaps, races, space, threads_cut};
+use super::{
+    churn, crash, damage, faults, gather, kill, matrix, overlaps, races, space, threads_cut,
+};
 
 #[test]
 #[ignore = "runs for SOAK_MINUTES: make soak"]
@@ -17,7 +19,7 @@ fn soak_crashes_of_the_log() {
     eprintln!("SOAK_SEED={seed}");
     while Instant::now() < end {
         type HistoryModel = fn(u64);
-        let models: [(&str, HistoryModel); 19] = [
+        let models: [(&str, HistoryModel); 20] = [
             ("tiny", |seed| (seed * 100..seed * 100 + 60).for_each(crash::tiny_run)),
             ("faults and power cuts", |seed| {
                 (0..matrix::CASES).for_each(|case| matrix::run(case, seed));
@@ -25,6 +27,7 @@ fn soak_crashes_of_the_log() {
             ("cuts in a row", |seed| (seed * 20..seed * 20 + 20).for_each(crash::cuts_in_a_row)),
             ("overlaps", overlaps::run),
             ("many records", |seed| gather::many_records(seed, 60)),
+            ("nearly full", |seed| churn::run(seed, 40)),
             ("threads", |seed| threads_cut::run(seed, 300, 60)),
             ("short runs", |seed| crash::short_run(seed, three_fates)),
             ("cleaning", |seed| crash::cleaning(seed, 300)),
