@@ -7,6 +7,7 @@ use flowstone_sim::{Call, Fault, Schedule};
 use super::compact::{cut_everywhere, disordered};
 use super::crash::Tell;
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
+use super::scheduler::with_hook;
 use crate::log::maintenance::Maintenance;
 use crate::log::map::LEAF_BLOCKS;
 
@@ -195,6 +196,49 @@ fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
         let more = fixture.core.resorting.written() - written;
         assert!(more <= written / 20, "{more} bytes more after {written}");
     }
+}
+
+/// Blocks behind one that cannot be read come in order all the same.
+#[test]
+fn a_block_that_cannot_be_read_does_not_keep_others_from_being_put_in_order() {
+    let (_, mut fixture) = scattered(5);
+    let before = runs(&fixture);
+    let bad = fixture.core.map.get(20).address().offset().get();
+    let fault = Fault::fail(Errno::IO).on(Call::Read).within(bad..bad + 4096);
+    fixture.disk.inject(fault.always());
+    for _ in 0..3 {
+        fixture.quiet();
+        let _ = resort(&mut fixture);
+    }
+    fixture.disk.clear_faults();
+    assert!(runs(&fixture) < before / 4, "{} runs of {before}", runs(&fixture));
+    fixture.check();
+}
+
+/// A pass that guests interrupt again and again is one pass: what it may take is counted from its
+/// beginning.
+#[test]
+fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
+    let setup = Setup { blocks: 6 * LEAF_BLOCKS, segment_bytes: 1 << 20, ..Setup::default() };
+    let mut fixture = setup.fixture(1);
+    fixture.guests().mix = Mix { depth: 32, ..Mix::writes(0..3 * LEAF_BLOCKS) };
+    fixture.run(4000);
+    fixture.checkpoint().unwrap();
+    fixture.core.resorting.set_limit(UNLIMITED);
+    let used = |fixture: &Fixture| fixture.core.append_state().segments.used();
+    let (first, mut most) = (used(&fixture), 0);
+    for _ in 0..400 {
+        fixture.quiet();
+        fixture.maintenance(Maintenance::look_for_idle);
+        let core = std::sync::Arc::clone(&fixture.core);
+        with_hook(move || core.resorting.note_read(), || fixture.maintenance.resort()).unwrap();
+        most = most.max(used(&fixture));
+        if fixture.core.resorting.passes() > 0 {
+            break;
+        }
+    }
+    assert_eq!(fixture.core.resorting.passes(), 1);
+    assert!(most <= first + first / 4 + 6, "{most} segments, {first} in the beginning");
 }
 
 /// What guests write meanwhile is not the pass's.
