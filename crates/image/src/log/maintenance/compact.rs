@@ -93,13 +93,23 @@ impl Maintenance {
     }
 
     /// Copies these blocks, one after the other.
-    pub fn rewrite(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
+    fn rewrite(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
+        self.read_blocks(moves, buffer)?;
+        self.append_in_order(moves, buffer)
+    }
+
+    /// Reads these blocks one behind the other.
+    pub fn read_blocks(&mut self, moves: &[Move], buffer: &mut AlignedBuf) -> Outcome {
         let mut reads: Vec<(FileOffset, &mut [u8])> = moves
             .iter()
             .zip(buffer.chunks_exact_mut(BLOCK_BYTES))
             .map(|(moved, target)| (moved.old.address().offset(), target))
             .collect();
-        self.file.read_many(&mut reads)?;
+        self.file.read_many(&mut reads)
+    }
+
+    /// Appends copies of what has been read.
+    pub fn append_in_order(&mut self, moves: &[Move], buffer: &AlignedBuf) -> Outcome {
         let mut builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let mut pending = Vec::new();
         for (moved, block) in moves.iter().zip(buffer.chunks_exact(BLOCK_BYTES)) {

@@ -38,6 +38,8 @@ pub struct Resort {
     budget: Budget,
     /// The first block that this pass has not come to.
     next: u64,
+    /// Segments that may be in use at most in this pass, and what guests had written when that was said.
+    used_most: Option<(u32, u64)>,
     /// What guests had written when the last pass ended, if one has.
     done_at: Option<u64>,
     idle: Idle,
@@ -98,8 +100,7 @@ impl Maintenance {
 
     /// Goes on with the pass until it ends, the budget does, or a guest does anything.
     pub fn resort(&mut self) -> Outcome {
-        let used = self.core.append_state().segments.used();
-        let used_most = used + used / GROWTH_PART + SLACK_SEGMENTS;
+        let used_most = self.used_most();
         let mut buffer = AlignedBuf::zeroed(self.sorted_together() * BLOCK_BYTES);
         let mut sorted = Ok(());
         while sorted.is_ok() && self.may_go_on() {
@@ -109,16 +110,26 @@ impl Maintenance {
                 break;
             };
             let first = moves[0].lba;
-            let before = self.core.append_state().totals.appended_blocks;
+            let before = self.own_blocks();
             sorted = self.sort_from(first, moves, used_most, &mut buffer);
             if sorted.is_err() {
                 self.resort.next = first;
             }
-            let after = self.core.append_state().totals.appended_blocks;
-            self.charge((after - before) * BLOCK_BYTES as u64);
+            self.charge((self.own_blocks() - before) * BLOCK_BYTES as u64);
         }
         self.seal_stream(LIFETIME_SORTED);
         sorted
+    }
+
+    /// Counted from the beginning of the pass, however often guests interrupt it, unless they have written much.
+    fn used_most(&mut self) -> u32 {
+        let (used, clock) = {
+            let state = self.core.append_state();
+            (state.segments.used(), state.clock)
+        };
+        let most = (used + used / GROWTH_PART + SLACK_SEGMENTS, clock);
+        let known = self.resort.used_most.filter(|(_, at)| clock < at + WRITTEN_MIN_BLOCKS);
+        self.resort.used_most.insert(known.unwrap_or(most)).0
     }
 
     fn sort_from(
@@ -133,7 +144,18 @@ impl Maintenance {
             self.resort.next = first;
             moves = self.next_scattered().unwrap_or_default();
         }
-        self.rewrite(&moves, buffer)
+        if let Err(errno) = self.read_blocks(&moves, buffer) {
+            // They stay where they are, and what lies behind them has its turn.
+            tracing::debug!("{}: cannot read blocks to put them in order: {errno}", self.core.name);
+            return Ok(());
+        }
+        self.append_in_order(&moves, buffer)
+    }
+
+    /// Blocks that maintenance has written, copies and maps; guests' own go on meanwhile.
+    fn own_blocks(&self) -> u64 {
+        let totals = self.core.append_state().totals;
+        totals.relocated_blocks + totals.map_blocks
     }
 
     fn charge(&mut self, bytes: u64) {
@@ -143,6 +165,7 @@ impl Maintenance {
 
     fn end_pass(&mut self) {
         self.resort.next = 0;
+        self.resort.used_most = None;
         self.resort.done_at = Some(self.core.append_state().clock);
     }
 
