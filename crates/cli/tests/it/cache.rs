@@ -252,14 +252,15 @@ fn memory_is_given_back_when_the_daemons_cgroup_runs_short() {
     let deadline = Instant::now() + Duration::from_secs(20);
     let cache = loop {
         let cache = place.stats()["cache"].clone();
-        if number(&cache, "target_bytes") < 56 << 20 {
+        let target = number(&cache, "target_bytes");
+        // What is beyond the new size is given up a moment later.
+        if target < 56 << 20 && number(&cache, "bytes") <= target {
             break cache;
         }
         assert!(Instant::now() < deadline, "{cache}");
         std::thread::sleep(Duration::from_millis(50));
     };
     fs::remove_file(&hog).unwrap();
-    assert!(number(&cache, "bytes") <= number(&cache, "target_bytes"), "{cache}");
     let decision = &cache["decisions"][0];
     assert_eq!(number(decision, "from_bytes"), 64 << 20);
     assert!(decision["reason"].as_str().unwrap().contains("of 96 MiB of memory are available"));

@@ -1,6 +1,6 @@
 //! Checkpoints. The order of steps is docs/format.md section 7, and so is why it loses nothing.
 
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
@@ -44,11 +44,7 @@ impl Maintenance {
         let changed = self.core.map.take_changed(self.core.blocks());
         let made = self.make_durable(next, &changed, &frozen.dead, kind);
         match made {
-            Ok(()) => {
-                self.checkpoint_at = Some(Instant::now());
-                self.appended_between = frozen.appended;
-                self.finish_checkpoint(frozen);
-            }
+            Ok(()) => self.finish_checkpoint(frozen),
             Err(_) => {
                 changed.iter().for_each(|leaf| self.core.map.touch(*leaf));
                 let mut state = self.core.append_state();

@@ -44,10 +44,6 @@ pub use self::checkpoint::CheckpointKind;
 const INTERVAL_MAPS: u64 = 20;
 const INTERVAL_MIN_BLOCKS: u64 = (256 << 20) / 4096;
 const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
-/// A checkpoint syncs twice, which holds up writes for some milliseconds. While guests write fast it is put off
-/// until so long after the one before, and until so many times the interval has been written at most.
-const INTERVAL_TIME: Duration = Duration::from_secs(1);
-const INTERVALS_MAX: u64 = 4;
 /// How long after the last write a checkpoint is made, so that the next start is quick.
 pub const QUIET_TIME: Duration = Duration::from_secs(20);
 /// The same where the checkpoint gives space back.
@@ -70,9 +66,6 @@ pub struct Maintenance {
     superblock: Superblock,
     leaves: LeafPlaces,
     root: RootPlace,
-    /// When it was written, and how much had been appended since the one before, in blocks.
-    checkpoint_at: Option<Instant>,
-    appended_between: u64,
     space: SpaceAhead,
     resort: Resort,
     /// Places of leaves and roots that the newest superblock still names and the next will not.
@@ -118,8 +111,6 @@ impl Maintenance {
             root: superblock.root,
             superblock,
             leaves,
-            checkpoint_at: None,
-            appended_between: 0,
             space: SpaceAhead::default(),
             resort: Resort::default(),
             outdated: Vec::new(),
@@ -277,16 +268,11 @@ impl Maintenance {
         if self.provide() == Progress::Made {
             return Progress::Made;
         }
-        if self.is_checkpoint_due() {
+        let due = self.core.append_state().since_checkpoint >= self.interval();
+        if due {
             return self.try_checkpoint();
         }
         self.make_room()
-    }
-
-    fn is_checkpoint_due(&self) -> bool {
-        let (appended, interval) = (self.core.append_state().since_checkpoint, self.interval());
-        let is_soon = self.checkpoint_at.is_some_and(|at| at.elapsed() < INTERVAL_TIME);
-        appended >= interval && !(is_soon && appended < interval * INTERVALS_MAX)
     }
 
     fn interval(&self) -> u64 {

@@ -207,8 +207,7 @@ impl Maintenance {
     /// How many freed segments are kept for use as they are while guests write.
     pub fn ready_kept_in_use(&self) -> u32 {
         let state = self.core.append_state();
-        let appended = self.appended_between.max(INTERVAL_MIN_BLOCKS);
-        let pool = (appended / u64::from(self.core.shape.segment_blocks)) as u32;
+        let pool = INTERVAL_MIN_BLOCKS as u32 / self.core.shape.segment_blocks;
         let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);
         // What was got ahead must not displace those that have been written before.
         state.kept_from_writes(&self.core.map) + pool + self.space.segments - 1
