@@ -9,7 +9,8 @@ use clap::{ArgGroup, Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
 use flowstone_daemon::{
-    Backend, CacheSize, Choice, Pdc, PolicyKind, Resort, SocketGroup, SocketMode, VmSpec,
+    Backend, CacheSize, Choice, CpuShare, Pdc, PolicyKind, PollerChoice, Resort, SocketGroup,
+    SocketMode, VmSpec,
 };
 use flowstone_daemon::{CpuList, DetectZeroes, LayerSpec, PollMode};
 use flowstone_fileio::{DirectChoice, EngineChoice};
@@ -268,7 +269,7 @@ pub struct Compact {
 pub struct Serve {
     /// Serve the disks of this file; flowstone.toml(5) lists its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
-        "name", "serial", "format", "queues", "cpus", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "vm", "engine", "direct", "resort",
+        "name", "serial", "format", "queues", "cpus", "pollers", "poller_cpus", "cpu_budget", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "vm", "engine", "direct", "resort",
         "readonly", "backing_dirs", "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
@@ -295,9 +296,19 @@ pub struct Serve {
     /// Most queues the guest may use [default: 64]
     #[arg(long, value_name = "N")]
     pub queues: Option<u16>,
-    /// Pin queue threads to these CPUs in turn, e.g. 2-5 or 0,3
+    /// Pin queue threads to these CPUs in turn, e.g. 2-5 or 0,3; not with shared pollers
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
+    /// Which threads run queues: per-queue (one for each), N (so many for all queues; these move between
+    /// them by load), auto (as many as the load asks for) [default: per-queue]
+    #[arg(long, value_name = "N|auto|per-queue")]
+    pub pollers: Option<PollerChoice>,
+    /// Pin shared pollers to these CPUs in turn; with --pollers auto there are as many at most
+    #[arg(long, value_name = "LIST", requires = "pollers")]
+    pub poller_cpus: Option<CpuList>,
+    /// The most CPU time that the daemon may use, e.g. 50% of one CPU, or 150% [default: no limit]
+    #[arg(long, value_name = "PERCENT")]
+    pub cpu_budget: Option<CpuShare>,
     /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,

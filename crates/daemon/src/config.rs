@@ -13,6 +13,7 @@
 //! is made from these structures and the help of `serve`.
 
 mod choices;
+mod file;
 pub mod keys;
 mod text;
 mod vm;
@@ -23,15 +24,16 @@ use flowstone_block::{Error, Result};
 use flowstone_fileio::{Access, DirectChoice, EngineChoice, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{DiscardMode, Format, ImageOptions};
 use serde::Deserialize;
-use toml::{Spanned, Table};
 use tracing::info;
 
 pub use self::choices::{Backend, Choice, Pdc, PollMode, Resort};
+use self::file::ConfigFile;
 use self::text::{one_line, optional_text, text_or_default, texts};
 pub use self::vm::VmSpec;
-use crate::cache_config::{CacheConfig, CacheSize, PolicyKind};
+use crate::cache_config::CacheConfig;
 use crate::layer_spec::{DetectZeroes, LayerSpec};
-use crate::{CpuList, SocketGroup, SocketMode};
+use crate::pollers::PollersConfig;
+use crate::{CpuList, CpuShare, SocketGroup, SocketMode};
 
 /// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
 pub const QUEUES_DEFAULT: u16 = 64;
@@ -54,38 +56,12 @@ pub struct Config {
     pub control: Option<PathBuf>,
     /// The cache that all disks share; none without it.
     pub cache: Option<CacheConfig>,
+    /// The threads that run queues.
+    pub pollers: PollersConfig,
     /// The disks.
     pub disks: Vec<DiskConfig>,
     /// Why some disks of the file are not among them.
     pub refused: Vec<Error>,
-}
-
-/// A configuration file: the disks are read one by one, so that a mistake in one costs no other.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConfigFile {
-    control: Option<PathBuf>,
-    /// The most that a cache of all disks may take.
-    #[serde(default, deserialize_with = "optional_text")]
-    cache: Option<CacheSize>,
-    /// What the cache takes at least, however short the host's memory is.
-    #[serde(default, deserialize_with = "optional_text", rename = "cache-min")]
-    #[serde(alias = "cache_min")]
-    cache_min: Option<CacheSize>,
-    /// Decides what the cache keeps.
-    #[serde(default, deserialize_with = "optional_text", rename = "cache-policy")]
-    #[serde(alias = "cache_policy")]
-    cache_policy: Option<PolicyKind>,
-    /// Group of the disks' sockets, where a disk does not say.
-    #[serde(default, deserialize_with = "optional_text", rename = "socket-group")]
-    #[serde(alias = "socket_group")]
-    socket_group: Option<SocketGroup>,
-    /// Mode of the disks' sockets, where a disk does not say.
-    #[serde(default, deserialize_with = "optional_text", rename = "socket-mode")]
-    #[serde(alias = "socket_mode")]
-    socket_mode: Option<SocketMode>,
-    #[serde(rename = "disk", default)]
-    disks: Vec<Spanned<Table>>,
 }
 
 /// One disk.
@@ -117,9 +93,13 @@ pub struct DiskConfig {
     /// Most queues a guest may use.
     #[serde(default = "queues_default")]
     pub queues: u16,
-    /// CPUs that queue threads are pinned to, in turn.
+    /// CPUs that its queues' threads are pinned to, in turn, where each queue has a thread of its own.
     #[serde(default, deserialize_with = "text_or_default")]
     pub cpus: CpuList,
+    /// What its queues may use of the CPUs.
+    #[serde(default, deserialize_with = "optional_text", rename = "cpu-budget")]
+    #[serde(alias = "cpu_budget")]
+    pub cpu_budget: Option<CpuShare>,
     /// When to look for work instead of sleeping.
     #[serde(default, deserialize_with = "text_or_default")]
     pub poll: PollMode,
@@ -190,7 +170,8 @@ impl Config {
         })?;
         let cache =
             file.cache().map_err(|Refusal { why, advice }| Error::invalid(&name, why, advice))?;
-        let mut config = Self { control: file.control.clone(), cache, ..Self::default() };
+        let pollers = file.pollers();
+        let mut config = Self { control: file.control.clone(), cache, pollers, ..Self::default() };
         for (index, table) in file.disks.iter().enumerate() {
             let line = text[..table.span().start].matches('\n').count() + 1;
             let added = file.disk(table).and_then(|disk| config.add(disk));
@@ -210,9 +191,10 @@ impl Config {
     pub fn single(
         control: Option<PathBuf>,
         cache: Option<CacheConfig>,
+        pollers: PollersConfig,
         disk: DiskConfig,
     ) -> Result<Self> {
-        let mut config = Self { control, cache, ..Self::default() };
+        let mut config = Self { control, cache, pollers, ..Self::default() };
         // Its name may be what is refused.
         config.add(disk).map_err(|Refusal { why, advice }| Error::invalid("serve", why, advice))?;
         Ok(config)
@@ -234,33 +216,6 @@ impl Config {
         }
         self.disks.push(disk);
         Ok(())
-    }
-}
-
-impl ConfigFile {
-    fn cache(&self) -> std::result::Result<Option<CacheConfig>, Refusal> {
-        let Self { cache, cache_min, cache_policy, .. } = self;
-        let Some(size) = *cache else {
-            let says_how = cache_min.is_some() || cache_policy.is_some();
-            let why = "cache-min or cache-policy without a cache".into();
-            let advice = "add cache = SIZE, or remove them";
-            return if says_how { Err(Refusal { why, advice }) } else { Ok(None) };
-        };
-        let made = CacheConfig::new(size, *cache_min, cache_policy.unwrap_or_default());
-        let advice = "use a smaller cache-min";
-        made.map(Some).map_err(|why| Refusal { why, advice })
-    }
-
-    fn disk(&self, table: &Spanned<Table>) -> std::result::Result<DiskConfig, Refusal> {
-        let disk = DiskConfig::deserialize(table.get_ref().clone()).map_err(|error| Refusal {
-            why: one_line(&error.to_string()),
-            advice: "see `man flowstone.toml` for the keys",
-        })?;
-        Ok(DiskConfig {
-            socket_group: disk.socket_group.or(self.socket_group),
-            socket_mode: disk.socket_mode.or(self.socket_mode),
-            ..disk
-        })
     }
 }
 
@@ -292,6 +247,7 @@ impl DiskConfig {
             format: None,
             queues: QUEUES_DEFAULT,
             cpus: CpuList::default(),
+            cpu_budget: None,
             poll: PollMode::default(),
             discard: DiscardMode::default(),
             detect_zeroes: DetectZeroes::default(),

@@ -39,6 +39,11 @@ pub struct QueueCounters {
 }
 
 impl QueueCounters {
+    /// Nanoseconds in turns that found work.
+    pub fn work_ns(&self) -> u64 {
+        self.submit.sum_ns() + self.publish.sum_ns()
+    }
+
     /// Counts a request, or one range of it, that came back `latency` after its submission.
     pub fn came_back(&self, op: Op, latency: Duration) {
         let kind = op.kind() as usize;

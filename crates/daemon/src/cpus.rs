@@ -5,13 +5,23 @@ use std::str::FromStr;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// CPUs for queue threads, in the order given.
+/// CPUs for threads, in the order given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CpuList(Vec<usize>);
 
 impl CpuList {
-    /// The CPU for the queue with this number; `None` if the list is empty.
-    pub fn for_queue(&self, index: usize) -> Option<usize> {
+    /// Whether it names none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// How many it names.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The CPU for the thread with this number; `None` if the list is empty.
+    pub fn for_thread(&self, index: usize) -> Option<usize> {
         (!self.0.is_empty()).then(|| self.0[index % self.0.len()])
     }
 }
@@ -57,9 +67,9 @@ mod tests {
     }
 
     #[test]
-    fn queues_take_turns_on_the_cpus() {
+    fn threads_take_turns_on_the_cpus() {
         let list: CpuList = "3,5".parse().unwrap();
-        assert_eq!([0, 1, 2].map(|queue| list.for_queue(queue)), [Some(3), Some(5), Some(3)]);
-        assert_eq!(CpuList::default().for_queue(0), None);
+        assert_eq!([0, 1, 2].map(|thread| list.for_thread(thread)), [Some(3), Some(5), Some(3)]);
+        assert_eq!(CpuList::default().for_thread(0), None);
     }
 }

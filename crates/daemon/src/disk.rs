@@ -13,7 +13,8 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
 use crate::config::{DiskConfig, VmSpec};
-use crate::runner::{QueueTable, ThreadRunner};
+use crate::pollers::Pollers;
+use crate::runner::{DiskQueues, QueueTable};
 use crate::stack::Stack;
 
 /// Time between two looks at a thread that is about to end.
@@ -39,22 +40,21 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Starts listening. No other disk of the daemon has its `number`.
-    pub fn start(stack: Stack, number: u32, config: DiskConfig) -> Result<Self> {
+    /// Starts listening; `pollers` run its queues. No other disk of the daemon has its `number`.
+    pub fn start(
+        stack: Stack,
+        number: u32,
+        config: DiskConfig,
+        pollers: Arc<Pollers>,
+    ) -> Result<Self> {
         let host = |error| Error::host(format!("disk {}", config.name), error, "free resources");
         if let Some(image) = &stack.image {
             info!(disk = config.name, "serving {}", image.serving());
         }
         let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
         let queues = Arc::new(QueueTable::default());
-        let runner = ThreadRunner::new(
-            config.name.clone(),
-            number,
-            Arc::clone(&stack.top),
-            config.poll,
-            config.cpus.clone(),
-            Arc::clone(&queues),
-        );
+        let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
+        let runner = DiskQueues::new(&config, number, top, pollers, table);
         let options = DeviceOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),

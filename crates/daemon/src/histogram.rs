@@ -62,6 +62,11 @@ impl Histogram {
         add(&self.sum_ns, nanos);
     }
 
+    /// The sum of all latencies, in nanoseconds.
+    pub fn sum_ns(&self) -> u64 {
+        self.sum_ns.load(Ordering::Relaxed)
+    }
+
     /// What has been counted so far.
     pub fn snapshot(&self) -> Snapshot {
         let mut copy = Snapshot::default();

@@ -9,6 +9,7 @@ mod class_report;
 mod config;
 mod control;
 mod counters;
+mod cpu_budget;
 mod cpus;
 mod disk;
 mod disks;
@@ -17,6 +18,7 @@ mod image_report;
 mod layer_spec;
 mod open_files;
 mod poller;
+mod pollers;
 mod queue_task;
 mod report;
 mod resource_monitor;
@@ -32,7 +34,9 @@ pub use config::{
     Backend, Choice, Config, DiskConfig, Pdc, PollMode, Resort, Source, VmSpec, keys,
 };
 pub use control::{Client, Command};
+pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketGroup, SocketMode};
 pub use layer_spec::{DetectZeroes, LayerSpec};
+pub use pollers::{PollerChoice, PollersConfig};
 pub use serve::serve;

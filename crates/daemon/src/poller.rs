@@ -1,268 +1,240 @@
 //! A thread that runs queues: it gives them turns, looks for work while that pays, and sleeps once
 //! for all of them.
 
+mod activity;
+mod counters;
+mod handover;
+mod task;
+mod thread;
+
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TryRecvError, channel, sync_channel};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Layer, NextLook, Origin, QueueContext, QueueDepth, Reactor, Waker};
-use flowstone_frontend::vhost_user::VirtQueue;
-use tracing::warn;
+use flowstone_block::{NextLook, QueueContext, QueueDepth, Reactor};
+use tracing::{error, warn};
 
-use crate::PollMode;
-use crate::counters::QueueCounters;
-use crate::cpus::pin_this_thread;
-use crate::queue_task::{QueueTask, StopFlag};
-
-/// Queue threads recurse nowhere and keep nothing large on the stack.
-const STACK_BYTES: usize = 256 << 10;
+pub use self::activity::Activity;
+pub use self::counters::PollerCounters;
+use self::handover::{Arrival, Cause, Departure};
+pub use self::handover::{Inbox, Orders, QueueSpec, RunningQueue};
+use self::task::{THRIFT, Task};
+pub use self::thread::{PollerOptions, PollerThread};
+use crate::histogram::add;
+use crate::queue_task::QueueTask;
 
 /// Turns between two looks at the clock while looking for work.
 const TURNS_PER_LOOK: u32 = 16;
 
-/// A queue that is to run, and what it needs.
-pub struct Assignment {
-    /// The queue.
-    pub queue: VirtQueue,
-    /// The top of its disk's stack.
-    pub layer: Arc<dyn Layer>,
-    /// Which queue of which disk it is.
-    pub origin: Origin,
-    /// Where it counts.
-    pub counters: Arc<QueueCounters>,
-    /// How it looks for work.
-    pub poll: PollMode,
-}
+/// What a queue that shares its thread may take from its ring in one turn. Where a submission is a copy
+/// (files in memory), that is about a tenth of a millisecond.
+const SHARED_TURN_BYTES: u64 = 1 << 20;
 
-/// A queue that runs on a poller. Dropped without [`stop`](Self::stop), it stops by itself.
-pub struct RunningQueue {
-    stop: Arc<StopFlag>,
-    ended: Receiver<VirtQueue>,
-}
+/// A cold queue gets one turn of so many.
+const COLD_STRIDE: u32 = 16;
 
-impl RunningQueue {
-    /// Asks it to take nothing more; does not wait.
-    pub fn begin_stop(&self) {
-        self.stop.raise();
-    }
-
-    /// Waits until nothing is in flight, and gives the queue back; `None` if its thread has died.
-    pub fn stop(self) -> Option<VirtQueue> {
-        self.begin_stop();
-        self.ended.recv().ok()
-    }
-}
-
-impl Drop for RunningQueue {
-    fn drop(&mut self) {
-        // Its thread, which may be waited for next, ends with its queues.
-        self.begin_stop();
-    }
-}
-
-/// A poller's thread, seen from others. Dropping it ends the thread when its queues have ended.
-pub struct PollerThread {
-    mailbox: Arc<Mailbox>,
-    arrivals: Option<Sender<Arrival>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-/// How a poller hears that something has arrived for it.
-struct Mailbox {
-    waker: Arc<Waker>,
-    full: AtomicBool,
-}
-
-impl Mailbox {
-    fn ring(&self) {
-        self.full.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-
-    fn is_full(&self) -> bool {
-        self.full.load(Ordering::Acquire)
-    }
-}
-
-/// A queue on its way to a poller.
-struct Arrival {
-    assignment: Assignment,
-    stop: Arc<StopFlag>,
-    started: SyncSender<io::Result<()>>,
-    ended: SyncSender<VirtQueue>,
-}
-
-impl PollerThread {
-    /// Starts a thread called `name`, on this CPU if one is given.
-    pub fn spawn(name: String, cpu: Option<usize>) -> io::Result<Self> {
-        let (arrivals, inbox) = channel();
-        let (report, made) = sync_channel(1);
-        let run = move || {
-            if let Some(cpu) = cpu
-                && let Err(error) = pin_this_thread(cpu)
-            {
-                warn!(cpu, %error, "cannot pin a queue to its CPU; it runs anywhere");
-            }
-            // Here: a reactor stays on its thread.
-            match Poller::new(inbox) {
-                Ok(poller) => {
-                    let _ = report.send(Ok(Arc::clone(&poller.mailbox)));
-                    poller.run();
-                }
-                Err(error) => drop(report.send(Err(error))),
-            }
-        };
-        let thread = Builder::new().name(name).stack_size(STACK_BYTES).spawn(run)?;
-        let mailbox = made.recv().map_err(|_| died())??;
-        Ok(Self { mailbox, arrivals: Some(arrivals), thread: Some(thread) })
-    }
-
-    /// Runs a queue on this thread.
-    pub fn assign(&self, assignment: Assignment) -> io::Result<RunningQueue> {
-        let stop = Arc::new(StopFlag::new(Arc::clone(&self.mailbox.waker)));
-        let (started, has_started) = sync_channel(1);
-        let (ended, has_ended) = sync_channel(1);
-        let arrival = Arrival { assignment, stop: Arc::clone(&stop), started, ended };
-        let sent = self.arrivals.as_ref().is_some_and(|it| it.send(arrival).is_ok());
-        if !sent {
-            return Err(died());
-        }
-        self.mailbox.ring();
-        has_started.recv().map_err(|_| died())??;
-        Ok(RunningQueue { stop, ended: has_ended })
-    }
-}
-
-impl Drop for PollerThread {
-    /// Waits for the thread. One that has panicked has said so.
-    fn drop(&mut self) {
-        self.arrivals = None;
-        self.mailbox.ring();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn died() -> io::Error {
-    io::Error::other("a queue's thread died")
-}
+/// Time between two looks at what the process has used of its CPU budget.
+const BUDGET_LOOK: Duration = Duration::from_millis(1);
 
 /// What runs on the thread.
 struct Poller {
     // Before the reactor's last handle: they have watches and rings in it.
     tasks: Vec<Task>,
     reactor: Reactor,
-    mailbox: Arc<Mailbox>,
-    inbox: Receiver<Arrival>,
-    /// Whether nothing more can arrive.
-    closed: bool,
-}
-
-struct Task {
-    queue: QueueTask,
-    ended: SyncSender<VirtQueue>,
+    inbox: Arc<Inbox>,
+    options: PollerOptions,
+    /// When the budget is looked at again.
+    pay_at: Instant,
+    /// Until when it does not look for work.
+    thrift: Instant,
+    /// Counts passes over the queues.
+    pass: u32,
+    /// Whether the next pass is over all of them, the cold ones too.
+    look_at_all: bool,
 }
 
 impl Poller {
-    fn new(inbox: Receiver<Arrival>) -> io::Result<Self> {
+    fn new(options: PollerOptions) -> io::Result<Self> {
         let reactor = Reactor::new()?;
-        let mailbox = Arc::new(Mailbox { waker: reactor.waker(), full: AtomicBool::new(false) });
-        Ok(Self { tasks: Vec::new(), reactor, mailbox, inbox, closed: false })
+        let inbox = Arc::new(Inbox::new(options.index, reactor.waker()));
+        let now = Instant::now();
+        Ok(Self {
+            tasks: Vec::new(),
+            reactor,
+            inbox,
+            options,
+            pay_at: now,
+            thrift: now,
+            pass: 0,
+            look_at_all: true,
+        })
     }
 
     fn run(mut self) {
         loop {
-            if self.mailbox.is_full() {
-                self.take_arrivals();
+            if self.inbox.is_full() {
+                self.inbox.empty().into_iter().for_each(|arrival| self.begin(arrival));
             }
-            if self.closed && self.tasks.is_empty() {
+            if self.tasks.is_empty() && self.inbox.end_if_closed() {
                 return;
             }
-            if self.turn().is_none() {
-                self.idle();
-            }
-        }
-    }
-
-    fn take_arrivals(&mut self) {
-        // Before the inbox is read: what comes later raises it again.
-        self.mailbox.full.store(false, Ordering::Release);
-        loop {
-            match self.inbox.try_recv() {
-                Ok(arrival) => self.begin(arrival),
-                Err(TryRecvError::Empty) => return,
-                Err(TryRecvError::Disconnected) => {
-                    self.closed = true;
-                    return;
-                }
+            match self.turn() {
+                Some(found) => self.pay(found),
+                None => self.idle(),
             }
         }
     }
 
     fn begin(&mut self, arrival: Arrival) {
-        let Arrival { assignment, stop, started, ended } = arrival;
-        let Assignment { queue, layer, origin, counters, poll } = assignment;
+        let Arrival { queue, spec, orders, ended, cause } = arrival;
         let depth = QueueDepth(queue.size());
-        let context = QueueContext { depth, origin, reactor: self.reactor.clone() };
-        let made = layer.channel(&context).map(|channel| {
-            let queue = QueueTask::new(queue, channel, &context, stop, counters, poll);
-            self.tasks.push(Task { queue, ended });
-        });
-        let _ = started.send(made);
+        let context = QueueContext { depth, origin: spec.origin, reactor: self.reactor.clone() };
+        let channel = match (spec.layer.channel(&context), cause) {
+            (Ok(channel), Cause::Start(started)) => {
+                let _ = started.send(Ok(()));
+                channel
+            }
+            (Ok(channel), Cause::Move { drained, .. }) => {
+                self.inbox.counters.moves.record(drained.elapsed());
+                channel
+            }
+            (Ok(channel), Cause::Return) => channel,
+            (Err(error), Cause::Start(started)) => return drop(started.send(Err(error))),
+            (Err(error), Cause::Move { from, .. }) => {
+                warn!(%error, "a queue cannot run on another poller; it stays where it was");
+                orders.divert(&from);
+                let cause = Cause::Return;
+                return send(&from, Arrival { queue, spec, orders, ended, cause });
+            }
+            (Err(error), Cause::Return) => return error!(%error, "a queue cannot run any more"),
+        };
+        let (leave, counters) = (orders.leave_flag(), Arc::clone(&spec.counters));
+        let queue = QueueTask::new(queue, channel, &context, leave, counters, spec.poll);
+        self.tasks.push(Task::new(queue, spec, orders, ended));
+        self.inbox.counters.set_queues(self.tasks.len());
     }
 
-    /// A turn for every queue. Returns when one found work, or ended.
+    /// A turn for every queue that is not cold or resting. Returns when one found work, or ended.
     fn turn(&mut self) -> Option<Instant> {
-        let mut found = None;
-        let mut over = false;
-        for Task { queue, .. } in &mut self.tasks {
-            found = queue.turn().or(found);
-            over |= queue.is_over();
+        let (mut found, mut over, mut busy) = (None, false, Duration::ZERO);
+        let shares = self.tasks.len() > 1;
+        let bytes_max = if shares { SHARED_TURN_BYTES } else { u64::MAX };
+        let all = std::mem::take(&mut self.look_at_all) || !shares;
+        self.pass = self.pass.wrapping_add(1);
+        for (index, task) in (0..).zip(&mut self.tasks) {
+            let has_turn =
+                all || !task.is_cold() || self.pass.wrapping_add(index).is_multiple_of(COLD_STRIDE);
+            if has_turn
+                && (task.rests.is_none() || !task.is_resting())
+                && let Some(work) = task.turn(bytes_max)
+            {
+                found = Some(work.found);
+                busy += work.time;
+            }
+            over |= task.is_over();
+        }
+        let counters = &self.inbox.counters;
+        add(&counters.turns, 1);
+        if found.is_some() {
+            PollerCounters::add_time(&counters.busy_ns, busy);
         }
         if over { self.end_tasks().or(found) } else { found }
     }
 
     fn end_tasks(&mut self) -> Option<Instant> {
-        for Task { queue, ended } in self.tasks.extract_if(.., |task| task.queue.is_over()) {
-            let _ = ended.send(queue.into_queue());
+        let now = Instant::now();
+        let over: Vec<Task> = self.tasks.extract_if(.., |task| task.is_over()).collect();
+        self.inbox.counters.set_queues(self.tasks.len());
+        over.into_iter().for_each(|task| self.end(task, now));
+        Some(now)
+    }
+
+    fn end(&self, task: Task, drained: Instant) {
+        if task.dead {
+            error!(queue = ?task.spec.origin, "a queue has panicked; it takes no more requests");
+            // Its channel waits for what is in flight, since the kernel uses the guest's memory.
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
+            return;
         }
-        Some(Instant::now())
+        let Task { queue, spec, orders, ended, .. } = task;
+        let queue = queue.into_queue();
+        match orders.depart() {
+            Departure::Stop => drop(ended.send(queue)),
+            Departure::MoveTo(to) => {
+                let from = Arc::clone(&self.inbox);
+                let cause = Cause::Move { from, drained };
+                send(&to, Arrival { queue, spec, orders, ended, cause });
+            }
+        }
+    }
+
+    /// Rests if the process has used its CPU budget.
+    fn pay(&mut self, now: Instant) {
+        if now < self.pay_at {
+            return;
+        }
+        self.pay_at = now + BUDGET_LOOK;
+        let Some(until) = self.options.budget.as_ref().and_then(|budget| budget.charge(now)) else {
+            return;
+        };
+        while !self.inbox.is_full() && Instant::now() < until {
+            self.reactor.sleep(|| NextLook::now_if(self.inbox.is_full()).min(NextLook::At(until)));
+        }
+        self.thrift = until + THRIFT;
+        PollerCounters::add_time(&self.inbox.counters.resting_ns, now.elapsed());
     }
 
     /// Looks for work for a while, then sleeps until there is some. A wake-up for nothing is part
     /// of the gap between work, and looking again would not pay.
     fn idle(&mut self) {
         let start = Instant::now();
-        let budgets = self.tasks.iter_mut().map(|task| task.queue.begin_idle(start));
-        let budget = budgets.max().unwrap_or_default();
-        let mut found = self.look(start, budget);
-        while found.is_none() && !self.mailbox.is_full() {
+        let budget = self.look_budget(start);
+        let mut found = if budget.is_zero() { None } else { self.look(start, budget) };
+        self.pay(found.unwrap_or(start));
+        while found.is_none() && !self.inbox.is_full() {
             self.sleep();
             found = self.turn();
         }
     }
 
+    /// How long it is worth looking for work.
+    fn look_budget(&mut self, now: Instant) -> Duration {
+        let budgets = self.tasks.iter_mut().map(|task| task.begin_idle(now));
+        // Every one is asked, since gaps begin here.
+        let longest = budgets.max().unwrap_or_default();
+        if now < self.thrift { Duration::ZERO } else { longest }
+    }
+
     /// Returns when it found work, if it did. What was found is done by then, and is not counted
     /// as looking.
-    fn look(&mut self, start: Instant, budget: Duration) -> Option<Instant> {
-        if budget.is_zero() {
-            return None;
-        }
+    fn look(&mut self, start: Instant, mut budget: Duration) -> Option<Instant> {
+        let mut counted = start;
         loop {
             let found = self.turns();
             let now = found.unwrap_or_else(Instant::now);
-            let time = now - start;
-            if found.is_some() || self.mailbox.is_full() || time > budget {
-                self.tasks.iter().for_each(|task| task.queue.count_looking(time));
+            if now >= self.pay_at {
+                self.count_looking(now - counted, now);
+                self.pay(now);
+                budget = self.look_budget(now);
+                counted = Instant::now().max(now);
+            }
+            if found.is_some() || self.inbox.is_full() || now - start > budget {
+                self.count_looking(now.saturating_duration_since(counted), now);
                 return found;
             }
             // The threads that do the disk's work may need this core: the kernel's threads that
             // sync and complete, a maintenance worker, other queues.
             std::thread::yield_now();
+        }
+    }
+
+    fn count_looking(&mut self, time: Duration, now: Instant) {
+        PollerCounters::add_time(&self.inbox.counters.looking_ns, time);
+        let each = time / self.tasks.len().max(1) as u32;
+        for task in &mut self.tasks {
+            task.queue.count_looking(time);
+            task.charge(each, now);
         }
     }
 
@@ -277,21 +249,31 @@ impl Poller {
     fn sleep(&mut self) {
         let from = Instant::now();
         let mut has_work = false;
-        for Task { queue, .. } in &mut self.tasks {
+        for task in &mut self.tasks {
             // All of them, whatever one finds: each is unparked below.
-            has_work |= queue.park();
+            has_work |= task.park();
         }
         if !has_work {
-            let Self { tasks, reactor, mailbox, .. } = self;
+            let Self { tasks, reactor, inbox, .. } = self;
             reactor.sleep(|| {
-                let looks = tasks.iter_mut().map(|task| task.queue.next_look());
+                let looks = tasks.iter_mut().map(Task::next_look);
                 // Every one of them: a look also starts what is to be started.
-                looks.fold(NextLook::now_if(mailbox.is_full()), NextLook::min)
+                looks.fold(NextLook::now_if(inbox.is_full()), NextLook::min)
             });
             let time = from.elapsed();
+            add(&self.inbox.counters.sleeps, 1);
+            self.options.activity.as_ref().inspect(|activity| activity.woke());
             self.tasks.iter().for_each(|task| task.queue.count_sleep(time));
         }
-        self.tasks.iter_mut().for_each(|task| task.queue.unpark());
+        self.tasks.iter_mut().for_each(Task::unpark);
+        self.look_at_all = true;
+    }
+}
+
+/// Hands a queue over to another poller. If that has ended, so has the daemon: its monitor hears it.
+fn send(to: &Inbox, arrival: Arrival) {
+    if to.post(arrival).is_err() {
+        error!("a queue's next poller has died; the queue takes no more requests");
     }
 }
 

@@ -1,14 +1,15 @@
 //! One queue at work: take a batch, submit it, reap, publish, and signal at most once.
 //!
 //! A task never waits. Its [`Poller`](crate::poller::Poller) gives it turns and sleeps for it. A task
-//! that has been stopped takes nothing more; when nothing is in flight it is over, and its queue may
-//! go to another thread, or back to the monitor.
+//! that is to leave takes nothing more; when nothing is in flight it is over, and its queue goes to
+//! another thread, or back to the monitor.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request, Waker};
+use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request};
 use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 use flowstone_reactor::Watch;
 
@@ -21,27 +22,13 @@ use crate::spin::SpinBudget;
 /// many. The disk gets something to do early, and long batches still cost few system calls.
 const BATCH_FIRST: u16 = 4;
 
-/// Tells a task to stop, and wakes its thread up to hear it.
-pub struct StopFlag {
-    raised: AtomicBool,
-    waker: Arc<Waker>,
-}
-
-impl StopFlag {
-    /// Not raised; for a task on the thread of `waker`.
-    pub fn new(waker: Arc<Waker>) -> Self {
-        Self { raised: AtomicBool::new(false), waker }
-    }
-
-    /// Raises it. It stays raised.
-    pub fn raise(&self) {
-        self.raised.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-
-    fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Acquire)
-    }
+/// What a turn has done.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// When it found the first of it.
+    pub found: Instant,
+    /// How long it took.
+    pub time: Duration,
 }
 
 /// A queue and what it needs to run. Stays on the thread that makes it.
@@ -51,7 +38,9 @@ pub struct QueueTask {
     kicks: Watch,
     queue: VirtQueue,
     origin: Origin,
-    stop: Arc<StopFlag>,
+    /// Raised from another thread: it is to take nothing more, and to stop or to move when nothing is in
+    /// flight.
+    leave: Arc<AtomicBool>,
     counters: Arc<QueueCounters>,
     /// How long to look for work when only the driver can bring it.
     spin_for_driver: SpinBudget,
@@ -78,7 +67,7 @@ impl QueueTask {
         queue: VirtQueue,
         channel: Box<dyn Channel>,
         context: &QueueContext,
-        stop: Arc<StopFlag>,
+        leave: Arc<AtomicBool>,
         counters: Arc<QueueCounters>,
         poll: PollMode,
     ) -> Self {
@@ -89,7 +78,7 @@ impl QueueTask {
             kicks: Watch::new(&context.reactor, Arc::clone(queue.kick())),
             queue,
             origin: context.origin,
-            stop,
+            leave,
             counters,
             spin_for_driver: SpinBudget::new(poll),
             spin_for_disk: SpinBudget::new(poll),
@@ -100,20 +89,30 @@ impl QueueTask {
         }
     }
 
-    /// One pass over ring and channel. Returns when it found work, if it did.
-    pub fn turn(&mut self) -> Option<Instant> {
-        let submitted = self.submit_available();
+    /// One pass over ring and channel. Takes no more from the ring than requests of about so many bytes
+    /// at once: where a submission is a copy, others of the thread wait for it. Returns what it has
+    /// done, if there was anything.
+    pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        let submitted = self.submit_available(bytes_max);
         let completed = self.collect_completed();
-        let found = submitted.or(completed)?;
+        let work = match (submitted, completed) {
+            (Some(one), Some(other)) => Work { time: one.time + other.time, ..one },
+            (one, other) => one.or(other)?,
+        };
         if let Some(idle) = self.idle.take() {
-            self.spin(idle).learn(found - idle.since);
+            self.spin(idle).learn(work.found - idle.since);
         }
-        Some(found)
+        Some(work)
     }
 
-    /// Whether it has been stopped and has nothing left to do.
+    /// Whether it is to take nothing more.
+    pub fn is_leaving(&self) -> bool {
+        self.leave.load(Ordering::Acquire)
+    }
+
+    /// Whether it is to leave and has nothing left to do.
     pub fn is_over(&self) -> bool {
-        self.stop.is_raised() && self.queue.in_flight() == 0 && !self.queue.has_undone()
+        self.is_leaving() && self.queue.in_flight() == 0 && !self.queue.has_undone()
     }
 
     /// The queue of a task that is over.
@@ -123,53 +122,59 @@ impl QueueTask {
         self.queue
     }
 
-    /// Whether there is something to submit. A task that has been stopped takes nothing but what an
+    /// Whether there is something to submit. A task that is to leave takes nothing but what an
     /// earlier life left undone: the monitor may not keep the log of that any longer. (It is no
     /// more than a queue holds in flight.)
     fn has_available(&self) -> bool {
-        let wanted = !self.stop.is_raised() || self.queue.has_undone();
+        let wanted = !self.is_leaving() || self.queue.has_undone();
         wanted && self.queue.has_available()
     }
 
-    fn submit_available(&mut self) -> Option<Instant> {
+    fn submit_available(&mut self, bytes_max: u64) -> Option<Work> {
         if !self.has_available() {
             return None;
         }
-        let Self { channel, queue, origin, stop, submitted, batch_max, .. } = self;
+        let Self { channel, queue, origin, leave, submitted, batch_max, .. } = self;
         let start = Instant::now();
+        let bytes = Cell::new(0);
         let submit = |mut request: Box<Request>| {
             submitted[request.tag as usize] = start;
             request.origin = *origin;
+            bytes.set(bytes.get() + request.op.bytes());
             channel.submit(request);
         };
-        let taken = if stop.is_raised() {
+        let is_leaving = || leave.load(Ordering::Acquire);
+        let taken = if is_leaving() {
             // New ones are left alone.
             queue.take_undone(submit)
         } else {
-            queue.take(*batch_max, || !stop.is_raised(), submit)
+            queue.take(*batch_max, || !is_leaving() && bytes.get() < bytes_max, submit)
         };
         channel.kick();
         queue.handed_over();
         *batch_max = batch_max.saturating_mul(2);
-        self.counters.submit.record(start.elapsed());
+        let time = start.elapsed();
+        self.counters.submit.record(time);
         add(&self.counters.answered, taken.answered as u64);
         if taken.answered > 0 {
             self.publish();
         }
-        Some(start)
+        Some(Work { found: start, time })
     }
 
-    fn collect_completed(&mut self) -> Option<Instant> {
+    fn collect_completed(&mut self) -> Option<Work> {
         let mut done = std::mem::take(&mut self.done);
         self.channel.reap(&mut done);
         let found = (!done.is_empty()).then(Instant::now);
-        if let Some(now) = found {
-            self.finish(&mut done, now);
+        let work = found.map(|found| {
+            self.finish(&mut done, found);
             self.publish();
-            self.counters.publish.record(now.elapsed());
-        }
+            let time = found.elapsed();
+            self.counters.publish.record(time);
+            Work { found, time }
+        });
         self.done = done;
-        found
+        work
     }
 
     fn finish(&mut self, done: &mut Vec<Completion>, now: Instant) {
@@ -214,7 +219,7 @@ impl QueueTask {
     pub fn park(&mut self) -> bool {
         // A notification from before would keep the next one from being noticed.
         self.take_kicks();
-        if self.stop.is_raised() {
+        if self.is_leaving() {
             return self.is_over() || self.has_available();
         }
         self.queue.ask_for_kicks()
@@ -225,10 +230,10 @@ impl QueueTask {
         NextLook::now_if(self.is_over()).min(self.channel.next_look())
     }
 
-    /// Its thread is awake.
-    pub fn unpark(&mut self) {
+    /// Its thread is awake. Returns whether the driver has notified us.
+    pub fn unpark(&mut self) -> bool {
         self.queue.refuse_kicks();
-        self.take_kicks();
+        self.take_kicks()
     }
 
     /// Its thread has slept for that long.
@@ -237,10 +242,12 @@ impl QueueTask {
         add(&self.counters.sleep_ns, nanos(time));
     }
 
-    fn take_kicks(&self) {
-        if self.kicks.take_ready() {
+    fn take_kicks(&self) -> bool {
+        let rung = self.kicks.take_ready();
+        if rung {
             add(&self.counters.kicks, self.queue.clear_kicks());
         }
+        rung
     }
 }
 

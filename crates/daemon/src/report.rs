@@ -14,6 +14,7 @@ use crate::disk::Disk;
 use crate::disks::Disks;
 use crate::histogram::Snapshot;
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
+use crate::pollers::PollerReport;
 use crate::vm_report::VmReport;
 
 /// The whole daemon.
@@ -28,6 +29,7 @@ pub struct Report {
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheReport>,
     vms: Vec<VmReport>,
+    pollers: Vec<PollerReport>,
     disks: Vec<DiskReport>,
 }
 
@@ -137,12 +139,18 @@ impl<T> ByKind<T> {
 
 impl Report {
     /// Reads the counters of all disks.
-    pub fn of(disks: &Disks, cache: Option<CacheReport>, uptime: Duration) -> Self {
+    pub fn of(
+        disks: &Disks,
+        cache: Option<CacheReport>,
+        pollers: Vec<PollerReport>,
+        uptime: Duration,
+    ) -> Self {
         let serving = disks.serving();
         Self {
             opening: disks.opening(),
             cache,
             vms: VmReport::of_all(&serving),
+            pollers,
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),

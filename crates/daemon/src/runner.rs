@@ -1,4 +1,4 @@
-//! A thread for each running queue of a disk.
+//! The queues of one disk: started and stopped by its front end, run by the daemon's pollers.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,9 +8,12 @@ use flowstone_frontend::vhost_user::{QueueRunner, VirtQueue};
 use tracing::error;
 
 use crate::PollMode;
+use crate::config::DiskConfig;
 use crate::counters::QueueCounters;
+use crate::cpu_budget::CpuBudget;
 use crate::cpus::CpuList;
-use crate::poller::{Assignment, PollerThread, RunningQueue};
+use crate::poller::QueueSpec;
+use crate::pollers::{OwnThread, PlacedQueue, Pollers};
 
 /// The counters of a disk's queues, by queue number; queues that never ran have none.
 #[derive(Default)]
@@ -40,67 +43,73 @@ impl QueueTable {
     }
 }
 
-/// Runs the queues of one disk, each on a thread of its own.
-pub struct ThreadRunner {
+/// Runs the queues of one disk on the daemon's pollers.
+pub struct DiskQueues {
     name: String,
     /// The disk's number in the daemon.
     number: u32,
     layer: Arc<dyn Layer>,
     poll: PollMode,
+    /// The CPUs of its threads, where each queue has one.
     cpus: CpuList,
+    /// What its queues may use of the CPUs, if that is limited.
+    budget: Option<Arc<CpuBudget>>,
+    pollers: Arc<Pollers>,
     table: Arc<QueueTable>,
-    running: Vec<Option<Running>>,
+    running: Vec<Option<PlacedQueue>>,
 }
 
-struct Running {
-    queue: RunningQueue,
-    /// Ends with its queue.
-    _thread: PollerThread,
-}
-
-impl ThreadRunner {
-    /// For the queues of the disk called `name`, whose stack begins at `layer`.
+impl DiskQueues {
+    /// For the disk of `config`, whose stack begins at `layer`.
     pub fn new(
-        name: String,
+        config: &DiskConfig,
         number: u32,
         layer: Arc<dyn Layer>,
-        poll: PollMode,
-        cpus: CpuList,
+        pollers: Arc<Pollers>,
         table: Arc<QueueTable>,
     ) -> Self {
-        Self { name, number, layer, poll, cpus, table, running: Vec::new() }
+        Self {
+            name: config.name.clone(),
+            number,
+            layer,
+            poll: config.poll,
+            cpus: config.cpus.clone(),
+            budget: config.cpu_budget.map(|share| Arc::new(CpuBudget::new(share))),
+            pollers,
+            table,
+            running: Vec::new(),
+        }
     }
 }
 
-impl QueueRunner for ThreadRunner {
+impl QueueRunner for DiskQueues {
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()> {
-        let thread =
-            PollerThread::spawn(format!("{}/q{index}", self.name), self.cpus.for_queue(index))?;
-        let queue = thread.assign(Assignment {
-            queue,
+        let spec = QueueSpec {
             layer: Arc::clone(&self.layer),
             origin: Origin::Queue { disk: self.number, queue: index as u16 },
             counters: self.table.of(index),
             poll: self.poll,
-        })?;
+            budget: self.budget.clone(),
+        };
+        let (name, cpu) = (format!("{}/q{index}", self.name), self.cpus.for_thread(index));
+        let placed = self.pollers.run(queue, spec, OwnThread { name, cpu })?;
         if self.running.len() <= index {
             self.running.resize_with(index + 1, || None);
         }
-        self.running[index] = Some(Running { queue, _thread: thread });
+        self.running[index] = Some(placed);
         Ok(())
     }
 
     fn begin_stop(&mut self, index: usize) {
         if let Some(Some(running)) = self.running.get(index) {
-            running.queue.begin_stop();
+            running.begin_stop();
         }
     }
 
     fn stop(&mut self, index: usize) -> Option<u16> {
-        let running = self.running.get_mut(index)?.take()?;
-        let queue = running.queue.stop();
+        let queue = self.running.get_mut(index)?.take()?.stop();
         if queue.is_none() {
-            error!(disk = self.name, queue = index, "a queue's thread has panicked");
+            error!(disk = self.name, queue = index, "a queue has panicked");
         }
         queue.map(|queue| queue.next_avail())
     }

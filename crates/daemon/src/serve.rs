@@ -26,6 +26,7 @@ use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
 use crate::disks::Disks;
 use crate::open_files;
+use crate::pollers::Pollers;
 use crate::report::Report;
 use crate::resource_monitor::ResourceMonitor;
 use crate::stack::{Shared, Stack};
@@ -37,6 +38,7 @@ const STOP_PATIENCE: Duration = Duration::from_secs(3);
 struct Daemon {
     start: Instant,
     shared: Shared,
+    pollers: Arc<Pollers>,
     disks: Arc<Disks>,
     /// Sizes the cache, if there is one.
     resource_monitor: Option<ResourceMonitor>,
@@ -56,13 +58,15 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
     let start = Instant::now();
-    let disks = Arc::<Disks>::default();
+    let pollers = Pollers::new(&config.pollers)
+        .map_err(|error| Error::host("the pollers", error, "free resources"))?;
+    let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
     let watch = |(cache, config): (&Arc<_>, CacheConfig)| {
         ResourceMonitor::start(Arc::clone(cache), config.limits, Arc::clone(&disks), start)
             .map_err(|error| Error::host("the resource monitor", error, "free resources"))
     };
     let resource_monitor = shared.cache.as_ref().zip(config.cache).map(watch).transpose()?;
-    let daemon = Arc::new(Daemon { start, shared, disks, resource_monitor });
+    let daemon = Arc::new(Daemon { start, shared, pollers, disks, resource_monitor });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
         None => None,
@@ -162,7 +166,7 @@ impl Daemon {
         if !self.disks.begin_start(number) {
             return Ok(());
         }
-        let disk = Disk::start(stack, number, config)?;
+        let disk = Disk::start(stack, number, config, Arc::clone(&self.pollers))?;
         let socket = disk.socket.display().to_string();
         if let Err(late) = self.disks.serve(number, disk) {
             late.begin_stop();
@@ -183,7 +187,8 @@ impl Daemon {
             Command::Stats => {
                 let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
                 let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
-                let report = Report::of(&self.disks, cache, self.start.elapsed());
+                let pollers = self.pollers.report();
+                let report = Report::of(&self.disks, cache, pollers, self.start.elapsed());
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
             Command::Layout { disk: name, path } => {

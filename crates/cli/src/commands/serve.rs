@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result};
-use flowstone_daemon::{CacheConfig, Config, DiskConfig};
+use flowstone_daemon::{CacheConfig, Config, DiskConfig, PollersConfig};
 use flowstone_fileio::FileOpener;
 use tracing_subscriber::EnvFilter;
 
@@ -46,7 +46,12 @@ fn config(args: Serve) -> Result<Config> {
     let cache = cache
         .transpose()
         .map_err(|why| Error::invalid("cache", why, "use a smaller --cache-min"))?;
-    Config::single(control, cache, disk(args))
+    let pollers = PollersConfig {
+        choice: args.pollers.unwrap_or_default(),
+        cpus: args.poller_cpus.clone().unwrap_or_default(),
+        budget: args.cpu_budget,
+    };
+    Config::single(control, cache, pollers, disk(args))
 }
 
 fn disk(args: Serve) -> DiskConfig {

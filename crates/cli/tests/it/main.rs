@@ -19,6 +19,7 @@ mod log_images;
 mod many_disks;
 mod model;
 mod overlaps;
+mod pollers;
 mod qcow2;
 mod serving;
 mod sockets;

@@ -130,6 +130,11 @@ fn a_disk_with_a_cache_behaves_like_the_model() {
 }
 
 #[test]
+fn a_disk_on_a_shared_poller_behaves_like_the_model() {
+    behaves_like_the_model(&["--pollers", "auto", "disk.raw"], 0);
+}
+
+#[test]
 fn a_memory_disk_behaves_like_the_model() {
     behaves_like_the_model(&["--backend", "mem:2M", "--layer", "verify"], 0);
 }

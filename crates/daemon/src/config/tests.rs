@@ -1,6 +1,7 @@
 use flowstone_image::ResortLimit;
 
 use super::*;
+use crate::cache_config::{CacheSize, PolicyKind};
 
 fn read(text: &str) -> Result<Config> {
     let dir = tempfile::tempdir().unwrap();
@@ -72,7 +73,7 @@ fn every_key_is_read() {
     let cache = CacheConfig::new(CacheSize(1 << 30), Some(CacheSize(1 << 28)), PolicyKind::Lru);
     assert_eq!(config.cache, Some(cache.unwrap()));
     let disk = &config.disks[0];
-    assert_eq!((disk.cpus.for_queue(1), disk.pdc), (Some(3), Pdc::Off));
+    assert_eq!((disk.cpus.for_thread(1), disk.pdc), (Some(3), Pdc::Off));
     assert_eq!(disk.resort, Resort(ResortLimit::Bytes(20 << 30)));
     assert_eq!(disk.engine, Choice(EngineChoice::Sync));
     assert_eq!(disk.layers.len(), 2);
@@ -126,12 +127,22 @@ fn what_no_disk_can_be_is_refused() {
         DiskConfig { backend: Some(Backend::Null(1)), ..DiskConfig::new("a".into(), "s".into()) };
     for queues in [0, QUEUES_MAX + 1] {
         let disk = DiskConfig { queues, ..valid.clone() };
-        assert!(Config::single(None, None, disk).unwrap_err().to_string().contains("1 to 128"));
+        assert!(
+            Config::single(None, None, PollersConfig::default(), disk)
+                .unwrap_err()
+                .to_string()
+                .contains("1 to 128")
+        );
     }
     let (detect_zeroes, discard) = (DetectZeroes::Unmap, DiscardMode::Keep);
     let disk = DiskConfig { detect_zeroes, discard, ..valid.clone() };
-    assert!(Config::single(None, None, disk).unwrap_err().to_string().contains("give space back"));
-    assert!(Config::single(None, None, valid).is_ok());
+    assert!(
+        Config::single(None, None, PollersConfig::default(), disk)
+            .unwrap_err()
+            .to_string()
+            .contains("give space back")
+    );
+    assert!(Config::single(None, None, PollersConfig::default(), valid).is_ok());
 }
 
 /// A misspelt key of one disk kept the guests of all others without theirs.
@@ -174,8 +185,19 @@ fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
         let message = refusal(&disk);
         assert!(message.contains(expected) && !message.contains('\n'), "{message}");
     }
-    assert!(Config::single(None, None, DiskConfig::new("a\0".into(), "s".into())).is_err());
-    assert!(Config::single(None, None, DiskConfig::new(longest, "s".into())).is_ok());
+    assert!(
+        Config::single(
+            None,
+            None,
+            PollersConfig::default(),
+            DiskConfig::new("a\0".into(), "s".into())
+        )
+        .is_err()
+    );
+    assert!(
+        Config::single(None, None, PollersConfig::default(), DiskConfig::new(longest, "s".into()))
+            .is_ok()
+    );
 }
 
 #[test]

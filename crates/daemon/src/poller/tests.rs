@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use flowstone_fileio::{DirectChoice, EngineChoice, LockPatience, open_host_file};
@@ -13,8 +13,15 @@ use flowstone_image::{CreateOptions, Format, create};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
 use rustix::event::{EventfdFlags, eventfd};
 
+use flowstone_block::{Channel, Completion, Request, Sector};
+
+use flowstone_block::{Layer, Origin};
+use flowstone_frontend::vhost_user::VirtQueue;
+
 use super::*;
+use crate::PollMode;
 use crate::config::{Choice, DiskConfig};
+use crate::counters::QueueCounters;
 use crate::stack::Stack;
 
 const QUEUES: u16 = 2;
@@ -23,50 +30,29 @@ const DISK_BYTES: u64 = 64 << 20;
 /// The queues that run, by disk and number, on pollers that all disks share.
 struct Shared {
     pollers: Vec<PollerThread>,
-    running: Mutex<HashMap<(u32, usize), Placed>>,
-}
-
-/// A queue, where it runs, and what it takes to run it elsewhere.
-struct Placed {
-    poller: usize,
-    queue: RunningQueue,
-    layer: Arc<dyn Layer>,
-    counters: Arc<QueueCounters>,
+    running: Mutex<HashMap<(u32, usize), RunningQueue>>,
 }
 
 impl Shared {
     fn new(pollers: usize) -> Arc<Self> {
-        let poller = |n| PollerThread::spawn(format!("poller{n}"), None).unwrap();
+        let poller = |index| {
+            let options = PollerOptions { index, ..PollerOptions::default() };
+            PollerThread::spawn(format!("poller{index}"), options).unwrap()
+        };
         Arc::new(Self { pollers: (0..pollers).map(poller).collect(), running: Mutex::default() })
     }
 
-    fn place(
-        &self,
-        poller: usize,
-        origin: Origin,
-        queue: VirtQueue,
-        layer: Arc<dyn Layer>,
-        counters: Arc<QueueCounters>,
-    ) -> Placed {
-        let (poll, to) = (PollMode::Auto, Arc::clone(&layer));
-        let assignment =
-            Assignment { queue, layer: to, origin, counters: Arc::clone(&counters), poll };
-        let queue = self.pollers[poller].assign(assignment).unwrap();
-        Placed { poller, queue, layer, counters }
+    /// Tells a queue to move to the next poller. Returns whether it will.
+    fn move_one(&self, at: (u32, usize)) -> bool {
+        let running = self.running.lock().unwrap();
+        let Some(queue) = running.get(&at) else { return false };
+        let next = (queue.orders().place().0 + 1) % self.pollers.len();
+        queue.orders().move_to(self.pollers[next].inbox())
     }
 
-    /// Moves a queue to the next poller, if there is one that runs. Returns whether there was.
-    fn move_one(&self, at: (u32, usize)) -> bool {
-        // Held meanwhile: a monitor that stops the queue waits for the move.
-        let mut running = self.running.lock().unwrap();
-        let Some(Placed { poller, queue, layer, counters }) = running.remove(&at) else {
-            return false;
-        };
-        let queue = queue.stop().expect("the poller lives");
-        let origin = Origin::Queue { disk: at.0, queue: at.1 as u16 };
-        let next = (poller + 1) % self.pollers.len();
-        running.insert(at, self.place(next, origin, queue, layer, counters));
-        true
+    fn moves(&self) -> u64 {
+        let moves = |poller: &PollerThread| poller.inbox().counters.moves.snapshot().count();
+        self.pollers.iter().map(moves).sum()
     }
 }
 
@@ -74,33 +60,41 @@ impl Shared {
 struct Runner {
     disk: u32,
     layer: Arc<dyn Layer>,
+    /// Of all its queues.
+    counters: Arc<QueueCounters>,
     shared: Arc<Shared>,
 }
 
 impl QueueRunner for Runner {
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()> {
-        let origin = Origin::Queue { disk: self.disk, queue: index as u16 };
-        let layer = Arc::clone(&self.layer);
-        let placed = self.shared.place(0, origin, queue, layer, Arc::default());
-        self.shared.running.lock().unwrap().insert((self.disk, index), placed);
+        let spec = QueueSpec {
+            layer: Arc::clone(&self.layer),
+            origin: Origin::Queue { disk: self.disk, queue: index as u16 },
+            counters: Arc::clone(&self.counters),
+            poll: PollMode::Auto,
+            budget: None,
+        };
+        let queue = self.shared.pollers[0].assign(queue, spec)?;
+        self.shared.running.lock().unwrap().insert((self.disk, index), queue);
         Ok(())
     }
 
     fn begin_stop(&mut self, index: usize) {
-        if let Some(placed) = self.shared.running.lock().unwrap().get(&(self.disk, index)) {
-            placed.queue.begin_stop();
+        if let Some(queue) = self.shared.running.lock().unwrap().get(&(self.disk, index)) {
+            queue.begin_stop();
         }
     }
 
     fn stop(&mut self, index: usize) -> Option<u16> {
-        let placed = self.shared.running.lock().unwrap().remove(&(self.disk, index))?;
-        placed.queue.stop().map(|queue| queue.next_avail())
+        let queue = self.shared.running.lock().unwrap().remove(&(self.disk, index))?;
+        queue.stop().map(|queue| queue.next_avail())
     }
 }
 
 /// A disk that listens.
 struct Served {
     socket: PathBuf,
+    counters: Arc<QueueCounters>,
     stop: Arc<std::os::fd::OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
@@ -108,20 +102,25 @@ struct Served {
 impl Served {
     fn new(disk: u32, config: &DiskConfig, shared: &Arc<Shared>) -> Self {
         let of_all = crate::stack::Shared::new(open_host_file, None).unwrap();
-        let layer = Stack::build(&of_all, disk, config).unwrap().top;
+        Self::over(disk, config, Stack::build(&of_all, disk, config).unwrap().top, shared)
+    }
+
+    /// A disk with any layer.
+    fn over(disk: u32, config: &DiskConfig, layer: Arc<dyn Layer>, shared: &Arc<Shared>) -> Self {
         let options = DeviceOptions {
             layer: Arc::clone(&layer),
             shared: Arc::new(DeviceShared::new(layer.geometry().capacity)),
             queues_max: QUEUES,
             id: "shared".into(),
         };
-        let runner = Box::new(Runner { disk, layer, shared: Arc::clone(shared) });
+        let (counters, shared) = (Arc::<QueueCounters>::default(), Arc::clone(shared));
+        let runner = Box::new(Runner { disk, layer, counters: Arc::clone(&counters), shared });
         let server =
             Server::bind(&config.socket, SocketAccess::default(), options, runner).unwrap();
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
         let told = Arc::clone(&stop);
         let thread = Some(thread::spawn(move || server.run(&told)));
-        Self { socket: config.socket.clone(), stop, thread }
+        Self { socket: config.socket.clone(), counters, stop, thread }
     }
 }
 
@@ -213,34 +212,128 @@ fn a_queue_that_nobody_holds_any_more_ends() {
 /// A queue goes to and fro between threads while its guest writes, reads and flushes.
 #[test]
 fn a_queue_moves_a_thousand_times_under_load() {
-    const MOVES: usize = 1000;
+    const MOVES: u64 = 1000;
     let dir = on_disk();
     let names = ["moving.raw", "moving.qcow2", "moving.flow"];
     let configs = names.map(|name| disk(dir.path(), name, EngineChoice::Auto, DirectChoice::Auto));
     let shared = Shared::new(2);
     let disks: Vec<Served> =
         (0..).zip(&configs).map(|(n, config)| Served::new(n, config, &shared)).collect();
-    let moved = AtomicUsize::new(0);
     thread::scope(|scope| {
         for (seed, disk) in (1..).zip(&disks) {
-            let moved = &moved;
+            let shared = &shared;
             scope.spawn(move || {
                 for round in 0.. {
                     load(&disk.socket, 2000, seed + 10 * round);
-                    if moved.load(Ordering::Relaxed) >= MOVES {
+                    if shared.moves() >= MOVES {
                         break;
                     }
                 }
             });
         }
-        while moved.load(Ordering::Relaxed) < MOVES {
+        while shared.moves() < MOVES {
             for disk in 0..names.len() as u32 {
-                for queue in 0..usize::from(QUEUES) {
-                    moved.fetch_add(usize::from(shared.move_one((disk, queue))), Ordering::Relaxed);
-                }
+                (0..usize::from(QUEUES)).for_each(|queue| _ = shared.move_one((disk, queue)));
             }
             // The queues have work to do between two moves.
             thread::yield_now();
         }
     });
+}
+
+/// An order to stop that came while a queue was on its way was told to the poller that it had left.
+#[test]
+fn a_queue_that_is_stopped_while_it_moves_stops() {
+    let dir = on_disk();
+    let config = disk(dir.path(), "stopped.flow", EngineChoice::Auto, DirectChoice::Auto);
+    let shared = Shared::new(3);
+    let disk = Served::new(0, &config, &shared);
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            // Each one connects, and stops its queues when it goes.
+            (0..150).for_each(|seed| _ = load(&disk.socket, 40, seed));
+            over.store(true, Ordering::Relaxed);
+        });
+        while !over.load(Ordering::Relaxed) {
+            (0..usize::from(QUEUES)).for_each(|queue| _ = shared.move_one((0, queue)));
+        }
+    });
+    assert!(shared.moves() > 0 && shared.running.lock().unwrap().is_empty());
+}
+
+/// A layer with a mistake in it: one sector makes it panic.
+struct Panics(Arc<dyn Layer>);
+
+struct PanicsHere(Box<dyn Channel>);
+
+const DEADLY: Sector = Sector::new(8);
+
+impl Layer for Panics {
+    fn geometry(&self) -> flowstone_block::Geometry {
+        self.0.geometry()
+    }
+
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        Ok(Box::new(PanicsHere(self.0.channel(context)?)))
+    }
+}
+
+impl Channel for PanicsHere {
+    fn submit(&mut self, request: Box<Request>) {
+        assert!(request.op.extent().is_none_or(|extent| extent.start() != DEADLY), "the mistake");
+        self.0.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.0.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        self.0.reap(done);
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        self.0.next_look()
+    }
+}
+
+/// A panic ended the thread, and with it the queues of all disks on it.
+#[test]
+fn a_queue_that_panics_takes_no_other_one_with_it() {
+    let dir = on_disk();
+    let configs = ["broken.raw", "neighbour.flow"]
+        .map(|name| disk(dir.path(), name, EngineChoice::Auto, DirectChoice::Auto));
+    let shared = Shared::new(1);
+    let of_all = crate::stack::Shared::new(open_host_file, None).unwrap();
+    let below = Stack::build(&of_all, 0, &configs[0]).unwrap().top;
+    let broken = Served::over(0, &configs[0], Arc::new(Panics(below)), &shared);
+    let neighbour = Served::new(1, &configs[1], &shared);
+    thread::scope(|scope| {
+        let load = scope.spawn(|| load(&neighbour.socket, 3000, 1));
+        let mut options = flowstone_testkit::ClientOptions::new(&broken.socket);
+        options.queues = usize::from(QUEUES);
+        let mut client = flowstone_testkit::Client::connect(options).unwrap();
+        client.write(0, &[1; 4096]).unwrap();
+        client.set_timeout(Duration::from_millis(200));
+        assert!(client.write(8, &[1; 4096]).is_err(), "nobody answers");
+        drop(client);
+        load.join().unwrap();
+    });
+    drop((broken, neighbour));
+}
+
+/// Where a submission is a copy, a queue that takes all that its ring has makes others wait.
+#[test]
+fn a_queue_that_shares_its_thread_takes_large_requests_one_by_one() {
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let config = disk(memory.path(), "large.raw", EngineChoice::Auto, DirectChoice::Auto);
+    let shared = Shared::new(1);
+    let disk = Served::new(0, &config, &shared);
+    let mut options = LoadOptions::new(&disk.socket).workload("write").iodepth(16).ops(500);
+    (options.client.queues, options.block_bytes) = (usize::from(QUEUES), 1 << 20);
+    let report = flowstone_testkit::load::run(&options).unwrap();
+    assert_eq!(report.errors, 0);
+    let batches = disk.counters.submit.snapshot().count();
+    assert!(batches >= 500, "{batches} batches for 500 requests of {SHARED_TURN_BYTES} bytes");
 }

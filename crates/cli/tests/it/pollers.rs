@@ -1,0 +1,229 @@
+//! Pollers that the queues of all disks share.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flowstone_testkit::load::{Completion, CpuSample, Limit, LoadOptions, run};
+use flowstone_testkit::{Client, ClientOptions, Daemon, DaemonCommand};
+use serde_json::Value;
+
+use crate::fixture::{Place, stop};
+
+const QUEUES: usize = 2;
+
+/// A configuration of these disks: name, and image or backend.
+fn configure(place: &Place, head: &str, disks: &[(&str, &str)]) {
+    let disk = |(name, source): &(&str, &str)| {
+        let socket = place.text(&format!("{name}.sock"));
+        let source = match source.contains(':') {
+            true => format!("backend = '{source}'"),
+            false => format!("image = '{}'", place.text(source)),
+        };
+        format!("[[disk]]\nname = '{name}'\nsocket = '{socket}'\n{source}\n")
+    };
+    let control = format!("control = '{}'\n", place.text("control.sock"));
+    let disks: String = disks.iter().map(disk).collect();
+    fs::write(place.path("disks.toml"), control + head + &disks).unwrap();
+}
+
+fn serve(place: &Place, disks: &[(&str, &str)]) -> Daemon {
+    let command = DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"));
+    let command = command.args(["serve", "--config", &place.text("disks.toml")]);
+    let mut daemon = command.env("FLOWSTONE_LOG", "flowstone_daemon=debug").spawn().unwrap();
+    for (name, _) in disks {
+        let socket = place.text(&format!("{name}.sock"));
+        daemon.wait_stdout(&format!("listening on {socket}"), Duration::from_secs(20)).unwrap();
+    }
+    daemon
+}
+
+/// A load of everything, with flushes, each block read back and checked.
+fn checked(place: &Place, name: &str, ops: u64, seed: u64) -> LoadOptions {
+    let mut options = LoadOptions::new(place.path(&format!("{name}.sock")));
+    options = options.workload("mix").iodepth(8).ops(ops);
+    options.client.queues = QUEUES;
+    options.completion = Completion::Eventfd;
+    options.flush_every = 16;
+    (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
+    options.seed = seed;
+    options
+}
+
+fn pollers(place: &Place) -> Vec<Value> {
+    place.stats()["pollers"].as_array().unwrap().clone()
+}
+
+fn sum(pollers: &[Value], key: &str) -> f64 {
+    pollers.iter().map(|poller| poller[key].as_f64().unwrap()).sum()
+}
+
+/// Waits until this holds of the pollers.
+fn wait_until(place: &Place, what: &str, holds: impl Fn(&[Value]) -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let now = pollers(place);
+        if holds(&now) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{what}: {now:?}");
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn disks_of_every_format_share_two_pollers_and_these_sleep_when_there_is_nothing_to_do() {
+    let place = Place::new();
+    let disks = [("a", "a.raw"), ("b", "b.qcow2"), ("c", "c.flow"), ("d", "mem:16M")];
+    for (_, image) in disks.iter().filter(|(_, image)| !image.contains(':')) {
+        place.succeed(&["create", "--size", "64M", image]);
+    }
+    configure(&place, "pollers = '2'\npoller-cpus = '0-1'\n", &disks);
+    let daemon = serve(&place, &disks);
+    thread::scope(|scope| {
+        for (seed, (name, _)) in (1..).zip(&disks) {
+            let options = checked(&place, name, 4000, seed);
+            scope.spawn(move || assert_eq!(run(&options).unwrap().errors, 0));
+        }
+        let all = (QUEUES * disks.len()) as f64;
+        wait_until(&place, "all queues run", |it| it.len() == 2 && sum(it, "queues") == all);
+        let cpus: Vec<Value> = pollers(&place).iter().map(|it| it["cpu"].clone()).collect();
+        assert_eq!(cpus, [0, 1]);
+    });
+    let now = pollers(&place);
+    assert!(sum(&now, "busy_s") > 0.0 && sum(&now, "sleeps") > 0.0, "{now:?}");
+    wait_until(&place, "no queue is left", |it| sum(it, "queues") == 0.0);
+    let turns = || sum(&pollers(&place), "turns");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while Instant::now() < deadline {
+        let before = turns();
+        thread::sleep(Duration::from_millis(300));
+        if turns() == before {
+            return stop(daemon);
+        }
+    }
+    panic!("pollers without queues do not sleep");
+}
+
+/// One poller is enough for nothing; four queues that never pause ask for more, until they do.
+#[test]
+fn pollers_come_and_go_with_the_load() {
+    let place = Place::new();
+    let disks = [("a", "null:1G"), ("b", "null:1G"), ("c", "null:1G"), ("d", "null:1G")];
+    // Three, whatever the machine has.
+    configure(&place, "pollers = 'auto'\npoller_cpus = '0,1,0'\n", &disks);
+    let daemon = serve(&place, &disks);
+    let in_use = |it: &[Value]| it.iter().filter(|poller| poller["queues"] != 0).count();
+    let clients: Vec<_> = disks
+        .iter()
+        .map(|(name, _)| {
+            let options = ClientOptions::new(place.path(&format!("{name}.sock")));
+            Client::connect(options).unwrap()
+        })
+        .collect();
+    wait_until(&place, "all run", |it| sum(it, "queues") == 4.0);
+    assert_eq!(in_use(&pollers(&place)), 1);
+    drop(clients);
+    thread::scope(|scope| {
+        let loads: Vec<_> = disks
+            .iter()
+            .map(|(name, _)| {
+                let mut options = LoadOptions::new(place.path(&format!("{name}.sock"))).iodepth(64);
+                options.limit =
+                    Limit::Time { ramp: Duration::ZERO, runtime: Duration::from_secs(8) };
+                scope.spawn(move || assert_eq!(run(&options).unwrap().errors, 0))
+            })
+            .collect();
+        wait_until(&place, "more pollers run", |it| in_use(it) > 1 && sum(it, "moves") > 0.0);
+        loads.into_iter().for_each(|load| load.join().unwrap());
+    });
+    // Guests that are connected and quiet need one.
+    let options = |name: &str| {
+        let options = ClientOptions::new(place.path(&format!("{name}.sock")));
+        options.queues(8)
+    };
+    let clients = ["a", "b"].map(|it| Client::connect(options(it)).unwrap());
+    wait_until(&place, "one is enough", |it| in_use(it) == 1 && sum(it, "queues") == 16.0);
+    drop(clients);
+    stop(daemon);
+}
+
+#[test]
+fn a_killed_daemon_with_shared_pollers_loses_nothing() {
+    let place = Place::new();
+    let disks = [("a", "a.raw"), ("b", "b.qcow2"), ("c", "c.flow")];
+    for (_, image) in disks {
+        place.succeed(&["create", "--size", "64M", image]);
+    }
+    configure(&place, "pollers = '2'\n", &disks);
+    let mut daemon = serve(&place, &disks);
+    thread::scope(|scope| {
+        let loads: Vec<_> = (1..)
+            .zip(&disks)
+            .map(|(seed, (name, _))| {
+                let mut options = checked(&place, name, 12_000, seed);
+                options.reconnect = Some(Duration::from_secs(60));
+                scope.spawn(move || run(&options).unwrap())
+            })
+            .collect();
+        for _ in 0..3 {
+            thread::sleep(Duration::from_millis(150));
+            daemon.kill().unwrap();
+            daemon = serve(&place, &disks);
+        }
+        for load in loads {
+            let report = load.join().unwrap();
+            assert_eq!((report.errors, report.verified_blocks > 0), (0, true));
+        }
+    });
+    stop(daemon);
+    for (_, image) in disks {
+        place.succeed(&["check", &place.text(image)]);
+    }
+}
+
+/// What is not used for want of load proves nothing, so the load is one that would use two CPUs. Other
+/// processes may keep it from using its budget; nothing may make it use more.
+#[test]
+fn a_cpu_budget_is_kept() {
+    for (head, disk) in [("cpu-budget = '30%'\n", ""), ("pollers = '1'\n", "cpu_budget = '30%'\n")]
+    {
+        let place = Place::new();
+        let disks = [("a", "null:1G")];
+        configure(&place, head, &disks);
+        let file = place.path("disks.toml");
+        fs::write(&file, fs::read_to_string(&file).unwrap() + disk).unwrap();
+        let daemon = serve(&place, &disks);
+        let mut options = LoadOptions::new(place.path("a.sock")).iodepth(32);
+        options.client.queues = QUEUES;
+        options.threads = 1;
+        options.limit =
+            Limit::Time { ramp: Duration::from_millis(200), runtime: Duration::from_secs(2) };
+        let before = (Instant::now(), CpuSample::take(daemon.pid()).unwrap());
+        assert_eq!(run(&options).unwrap().errors, 0);
+        let used = CpuSample::take(daemon.pid()).unwrap().since(&before.1).cpu_ns;
+        let share = used as f64 / before.0.elapsed().as_nanos() as f64;
+        assert!(share > 0.0 && share < 0.36, "{head}{disk}uses {share}");
+        stop(daemon);
+    }
+}
+
+#[test]
+fn choices_of_pollers_that_make_no_sense_are_refused() {
+    let place = Place::new();
+    place.image("8M");
+    let cases: [(&[&str], &str); 5] = [
+        (&["--pollers", "0"], "use a number from 1 to 256, auto or per-queue"),
+        (&["--pollers", "many"], "use a number from 1 to 256, auto or per-queue"),
+        (&["--poller-cpus", "0"], "--pollers"),
+        (&["--cpu-budget", "1.5"], "write e.g. 50% or 150%"),
+        (&["--cpu-budget", "0%"], "write e.g. 50% or 150%"),
+    ];
+    for (args, advice) in cases {
+        let all = [&["serve", "--socket", "s.sock", "disk.raw"], args].concat();
+        let output = place.run(&all);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
+        assert!(errors.contains(advice), "{args:?}: {errors}");
+    }
+}

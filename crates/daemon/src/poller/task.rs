@@ -1,0 +1,121 @@
+//! A queue on the thread of its poller: whether it gets a turn, and what becomes of a panic in one.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::SyncSender;
+use std::time::{Duration, Instant};
+
+use flowstone_block::NextLook;
+use flowstone_frontend::vhost_user::VirtQueue;
+
+use super::handover::{Orders, QueueSpec};
+use crate::queue_task::{QueueTask, Work};
+
+/// Turns for nothing after which a queue is cold: others come first. On a thread with many idle queues,
+/// looking at all of them takes longer than a busy one's work.
+const COLD_AFTER: u32 = 256;
+
+/// For so long after a rest nothing looks for work: the budget is needed for work itself.
+pub(super) const THRIFT: Duration = Duration::from_millis(50);
+
+/// A queue on the thread of its poller.
+pub(super) struct Task {
+    pub queue: QueueTask,
+    pub spec: QueueSpec,
+    pub orders: Arc<Orders>,
+    pub ended: SyncSender<VirtQueue>,
+    /// Turns in which it found nothing since it last found something.
+    empty_turns: u32,
+    /// Until when it gets no turns: its disk has used its CPU budget.
+    pub rests: Option<Instant>,
+    /// Until when nothing is looked for on its behalf.
+    thrift: Instant,
+    /// Whether it has panicked. It gets no more turns.
+    pub dead: bool,
+}
+
+impl Task {
+    /// Has done nothing yet.
+    pub fn new(
+        queue: QueueTask,
+        spec: QueueSpec,
+        orders: Arc<Orders>,
+        ended: SyncSender<VirtQueue>,
+    ) -> Self {
+        let (empty_turns, rests, thrift, dead) = (0, None, Instant::now(), false);
+        Self { queue, spec, orders, ended, empty_turns, rests, thrift, dead }
+    }
+
+    /// Calls its queue. A panic there ends this queue and no other.
+    fn guard<T>(&mut self, call: impl FnOnce(&mut QueueTask) -> T) -> Option<T> {
+        let called = catch_unwind(AssertUnwindSafe(|| call(&mut self.queue)));
+        self.dead |= called.is_err();
+        called.ok()
+    }
+
+    /// Whether nothing is left to do for it here.
+    pub fn is_over(&self) -> bool {
+        self.dead || self.queue.is_over()
+    }
+
+    /// Whether it has been without work for so long that others come first.
+    pub fn is_cold(&self) -> bool {
+        self.empty_turns > COLD_AFTER
+    }
+
+    /// Whether its disk has used its CPU budget. A queue that is to leave does not rest.
+    pub fn is_resting(&mut self) -> bool {
+        let waits = |until| Instant::now() < until && !self.queue.is_leaving();
+        let rests = self.rests.is_some_and(waits);
+        if !rests {
+            self.rests = None;
+        }
+        rests
+    }
+
+    /// A turn; see [`QueueTask::turn`].
+    pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        let work = self.guard(|queue| queue.turn(bytes_max)).flatten();
+        match work {
+            Some(Work { found, time }) => {
+                self.empty_turns = 0;
+                self.charge(time, found + time);
+            }
+            None => self.empty_turns = self.empty_turns.saturating_add(1),
+        }
+        work
+    }
+
+    /// So much CPU time has been used for it.
+    pub fn charge(&mut self, time: Duration, now: Instant) {
+        let Some(budget) = &self.spec.budget else { return };
+        if let Some(until) = budget.charge(time, now) {
+            (self.rests, self.thrift) = (Some(until), until + THRIFT);
+        }
+    }
+
+    /// How long it is worth looking for work on its behalf.
+    pub fn begin_idle(&mut self, now: Instant) -> Duration {
+        let budget = self.queue.begin_idle(now);
+        if now < self.thrift { Duration::ZERO } else { budget }
+    }
+
+    /// Asks the driver for notifications. Returns whether there is something to do already.
+    pub fn park(&mut self) -> bool {
+        // Nothing is taken from a ring while its disk rests.
+        self.dead || !self.is_resting() && self.guard(QueueTask::park).unwrap_or(true)
+    }
+
+    /// When it has to be looked at again, as the last look before a sleep.
+    pub fn next_look(&mut self) -> NextLook {
+        let look = self.guard(QueueTask::next_look).unwrap_or(NextLook::Now);
+        self.rests.map_or(look, NextLook::At)
+    }
+
+    /// Its thread is awake.
+    pub fn unpark(&mut self) {
+        if self.queue.unpark() {
+            self.empty_turns = 0;
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! A poller's thread, as others see it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::{Builder, JoinHandle};
+
+use flowstone_frontend::vhost_user::VirtQueue;
+use tracing::warn;
+
+use super::Poller;
+use super::activity::Activity;
+use super::handover::{Arrival, Cause, EndsInbox, Inbox, Orders, QueueSpec, RunningQueue};
+use crate::cpu_budget::ProcessBudget;
+use crate::cpus::pin_this_thread;
+
+/// Pollers recurse nowhere and keep nothing large on the stack.
+const STACK_BYTES: usize = 256 << 10;
+
+/// What a poller's thread is told when it starts.
+#[derive(Clone, Default)]
+pub struct PollerOptions {
+    /// Which one it is, among those of the daemon.
+    pub index: usize,
+    /// The CPU that it stays on.
+    pub cpu: Option<usize>,
+    /// What the whole process may use, if that is limited.
+    pub budget: Option<Arc<ProcessBudget>>,
+    /// What hears that it has woken up.
+    pub activity: Option<Arc<Activity>>,
+}
+
+/// A poller's thread, seen from others. Dropping it ends the thread when its queues have ended.
+pub struct PollerThread {
+    inbox: Arc<Inbox>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PollerThread {
+    /// Starts a thread called `name`.
+    pub fn spawn(name: String, options: PollerOptions) -> io::Result<Self> {
+        let (report, made) = sync_channel(1);
+        let run = move || {
+            if let Some(cpu) = options.cpu
+                && let Err(error) = pin_this_thread(cpu)
+            {
+                warn!(cpu, %error, "cannot pin a poller to its CPU; it runs anywhere");
+            }
+            // Here: a reactor stays on its thread.
+            match Poller::new(options) {
+                Ok(poller) => {
+                    let _ends = EndsInbox(Arc::clone(&poller.inbox));
+                    let _ = report.send(Ok(Arc::clone(&poller.inbox)));
+                    poller.run();
+                }
+                Err(error) => drop(report.send(Err(error))),
+            }
+        };
+        let thread = Builder::new().name(name).stack_size(STACK_BYTES).spawn(run)?;
+        let inbox = made.recv().map_err(|_| died())??;
+        Ok(Self { inbox, thread: Some(thread) })
+    }
+
+    /// Where queues are handed over to it.
+    pub fn inbox(&self) -> &Arc<Inbox> {
+        &self.inbox
+    }
+
+    /// Runs a queue on this thread.
+    pub fn assign(&self, queue: VirtQueue, spec: QueueSpec) -> io::Result<RunningQueue> {
+        let orders = Arc::new(Orders::new(Arc::clone(&self.inbox)));
+        let (started, has_started) = sync_channel(1);
+        let (ended, has_ended) = sync_channel(1);
+        let cause = Cause::Start(started);
+        let arrival = Arrival { queue, spec, orders: Arc::clone(&orders), ended, cause };
+        self.inbox.post(arrival).map_err(|_| died())?;
+        has_started.recv().map_err(|_| died())??;
+        Ok(RunningQueue { orders, ended: has_ended })
+    }
+}
+
+impl Drop for PollerThread {
+    /// Waits for the thread. One that has panicked has said so.
+    fn drop(&mut self) {
+        self.inbox.close();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn died() -> io::Error {
+    io::Error::other("a poller's thread died")
+}

@@ -1,0 +1,151 @@
+//! The threads that run the queues of all disks: one for each queue, or a few that all queues share.
+
+mod balance;
+mod balancer;
+mod report;
+
+use std::io;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use flowstone_frontend::vhost_user::VirtQueue;
+
+pub use self::balance::Spread;
+use self::balancer::Balancer;
+pub use self::report::PollerReport;
+use crate::CpuList;
+use crate::cpu_budget::{CpuShare, ProcessBudget};
+use crate::poller::{Inbox, PollerOptions, PollerThread, QueueSpec, RunningQueue};
+
+/// More threads than that serve nobody.
+const POLLERS_MAX: usize = 256;
+
+/// Which threads run queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PollerChoice {
+    /// One for each queue: a queue waits for no other one.
+    #[default]
+    PerQueue,
+    /// So many, for all queues.
+    Count(usize),
+    /// As many as the load asks for, for all queues.
+    Auto,
+}
+
+impl FromStr for PollerChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("per-queue", _) => Ok(Self::PerQueue),
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(count @ 1..=POLLERS_MAX)) => Ok(Self::Count(count)),
+            _ => Err(format!(
+                "`{text}` is not a choice of pollers; use a number from 1 to {POLLERS_MAX}, auto or per-queue"
+            )),
+        }
+    }
+}
+
+/// What the daemon's threads are to be.
+#[derive(Clone, Debug, Default)]
+pub struct PollersConfig {
+    /// How many.
+    pub choice: PollerChoice,
+    /// The CPUs that shared ones stay on, in turn.
+    pub cpus: CpuList,
+    /// What the daemon may use of the CPUs.
+    pub budget: Option<CpuShare>,
+}
+
+/// All pollers of a daemon.
+pub struct Pollers {
+    budget: Option<Arc<ProcessBudget>>,
+    /// Those that queues share; none if each has its own.
+    shared: Option<Balancer>,
+    /// Every one that lives, with the CPU that it stays on.
+    known: Mutex<Vec<(Option<usize>, Weak<Inbox>)>>,
+}
+
+/// A queue that runs, and the thread that only it uses, if it has one.
+pub struct PlacedQueue {
+    // Before the thread: that ends when its queue has stopped.
+    queue: RunningQueue,
+    _thread: Option<PollerThread>,
+}
+
+impl PlacedQueue {
+    /// Asks it to take nothing more; does not wait.
+    pub fn begin_stop(&self) {
+        self.queue.begin_stop();
+    }
+
+    /// Waits until nothing is in flight, and gives the queue back; `None` if it has panicked.
+    pub fn stop(self) -> Option<VirtQueue> {
+        let Self { queue, _thread } = self;
+        queue.stop()
+    }
+}
+
+/// How to run the queues of one disk where each has a thread of its own.
+pub struct OwnThread {
+    /// What the thread is called.
+    pub name: String,
+    /// The CPU that it stays on.
+    pub cpu: Option<usize>,
+}
+
+impl Pollers {
+    /// Starts no thread yet.
+    pub fn new(config: &PollersConfig) -> io::Result<Self> {
+        let budget = config.budget.map(|share| Arc::new(ProcessBudget::new(share)));
+        let shared = |count, spread| {
+            Balancer::start(count, spread, config.cpus.clone(), budget.clone()).map(Some)
+        };
+        let shared = match config.choice {
+            PollerChoice::PerQueue => None,
+            PollerChoice::Count(count) => shared(count, Spread::All)?,
+            PollerChoice::Auto => {
+                let host = std::thread::available_parallelism().map_or(1, Into::into);
+                let count = if config.cpus.is_empty() { host } else { config.cpus.len() };
+                shared(count.min(POLLERS_MAX), Spread::AsNeeded)?
+            }
+        };
+        Ok(Self { budget, shared, known: Mutex::default() })
+    }
+
+    /// Runs a queue: on a thread of its own, as `own` says, or on a shared one.
+    pub fn run(
+        &self,
+        queue: VirtQueue,
+        spec: QueueSpec,
+        own: OwnThread,
+    ) -> io::Result<PlacedQueue> {
+        if let Some(shared) = &self.shared {
+            let queue = shared.run(queue, spec)?;
+            return Ok(PlacedQueue { queue, _thread: None });
+        }
+        let options =
+            PollerOptions { cpu: own.cpu, budget: self.budget.clone(), ..Default::default() };
+        let thread = PollerThread::spawn(own.name, options)?;
+        self.remember(own.cpu, thread.inbox());
+        let queue = thread.assign(queue, spec)?;
+        Ok(PlacedQueue { queue, _thread: Some(thread) })
+    }
+
+    fn remember(&self, cpu: Option<usize>, inbox: &Arc<Inbox>) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.retain(|(_, inbox)| inbox.strong_count() > 0);
+        known.push((cpu, Arc::downgrade(inbox)));
+    }
+
+    /// What every poller that lives has done.
+    pub fn report(&self) -> Vec<PollerReport> {
+        if let Some(shared) = &self.shared {
+            return shared.report();
+        }
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let living = known.iter().filter_map(|(cpu, inbox)| Some((*cpu, inbox.upgrade()?)));
+        living.map(|(cpu, inbox)| PollerReport::of(cpu, &inbox.counters)).collect()
+    }
+}

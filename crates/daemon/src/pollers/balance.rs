@@ -1,0 +1,246 @@
+//! Which queue should run on another poller. Pure: loads in, a move out.
+//!
+//! One move at a time, and the loads are measured again before the next: a queue's load changes with its
+//! neighbours.
+
+/// A poller has too much to do above this, in CPUs: queues wait for each other.
+const BUSY: f64 = 0.8;
+/// Pollers are given up when the others would have no more than this to do without them. Far below
+/// [`BUSY`], or a poller would come and go.
+const ROOMY: f64 = 0.5;
+/// A difference between two pollers that is worth a move.
+const UNEVEN: f64 = 0.25;
+/// What a move must take from the busier of two pollers to be worth it.
+const GAIN: f64 = 0.05;
+/// A queue with less to do does not keep a poller busy.
+const LIGHT: f64 = 0.02;
+
+/// A queue, and what it has done lately.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueLoad {
+    /// The poller that runs it.
+    pub poller: usize,
+    /// Time in turns that found work, as a part of the time that went by.
+    pub load: f64,
+    /// Whether it may be moved now.
+    pub movable: bool,
+}
+
+/// How many pollers are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spread {
+    /// All of them, always.
+    All,
+    /// As many as the load asks for.
+    AsNeeded,
+}
+
+/// A queue that should run elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// Its index among the loads.
+    pub queue: usize,
+    /// The poller to run it.
+    pub to: usize,
+}
+
+/// Decides on the next move between `pollers` pollers.
+pub fn plan(queues: &[QueueLoad], pollers: usize, spread: Spread) -> Option<Move> {
+    let all = Pollers::of(queues, pollers);
+    let evened = || all.even_out(queues, spread);
+    match spread {
+        Spread::All => evened(),
+        Spread::AsNeeded => all.grow(queues).or_else(evened).or_else(|| all.give_one_up(queues)),
+    }
+}
+
+/// Where a new queue runs: where there is the least to do, and of those where there are the fewest
+/// queues. With [`Spread::AsNeeded`] no poller is woken for it.
+pub fn place(queues: &[QueueLoad], pollers: usize, spread: Spread) -> usize {
+    let all = Pollers::of(queues, pollers);
+    let may = |at: &usize| spread == Spread::All || all.counts[*at] > 0;
+    let candidates = (0..pollers).filter(may);
+    let rank = |at: &usize| (all.loads[*at], all.counts[*at]);
+    let by_rank = |one: &usize, other: &usize| {
+        let ((load, count), (other_load, other_count)) = (rank(one), rank(other));
+        // Loads that hardly differ are the same.
+        let rounded = |load: f64| (load / UNEVEN) as u64;
+        rounded(load).cmp(&rounded(other_load)).then(count.cmp(&other_count))
+    };
+    candidates.min_by(by_rank).unwrap_or(0)
+}
+
+/// The pollers, with what their queues do.
+struct Pollers {
+    loads: Vec<f64>,
+    counts: Vec<usize>,
+}
+
+impl Pollers {
+    fn of(queues: &[QueueLoad], pollers: usize) -> Self {
+        let mut all = Self { loads: vec![0.0; pollers], counts: vec![0; pollers] };
+        for queue in queues {
+            all.loads[queue.poller] += queue.load;
+            all.counts[queue.poller] += 1;
+        }
+        all
+    }
+
+    fn used(&self) -> impl Iterator<Item = usize> {
+        (0..self.loads.len()).filter(|at| self.counts[*at] > 0)
+    }
+
+    fn busiest(&self) -> Option<usize> {
+        self.used().max_by(|one, other| self.loads[*one].total_cmp(&self.loads[*other]))
+    }
+
+    /// A queue of an overloaded poller wakes an unused one.
+    fn grow(&self, queues: &[QueueLoad]) -> Option<Move> {
+        let from = self.busiest().filter(|at| self.loads[*at] > BUSY)?;
+        let to = (0..self.loads.len()).find(|at| self.counts[*at] == 0)?;
+        // Another used poller with room comes first.
+        let has_room = |at: usize| self.loads[at] + GAIN < ROOMY;
+        if self.used().any(has_room) {
+            return None;
+        }
+        self.best(queues, from, to)
+    }
+
+    fn even_out(&self, queues: &[QueueLoad], spread: Spread) -> Option<Move> {
+        let from = self.busiest()?;
+        let may = |at: &usize| spread == Spread::All || self.counts[*at] > 0;
+        let lightest = |one: &usize, other: &usize| self.loads[*one].total_cmp(&self.loads[*other]);
+        let to = (0..self.loads.len()).filter(may).min_by(lightest)?;
+        // Where nothing waits for a poller, a move gains nothing.
+        let waits = self.loads[from] > ROOMY;
+        let uneven = self.loads[from] - self.loads[to] > UNEVEN;
+        (waits && uneven).then(|| self.best(queues, from, to))?
+    }
+
+    /// The queue whose move leaves the busier of the two with the least, if that is worth a move.
+    fn best(&self, queues: &[QueueLoad], from: usize, to: usize) -> Option<Move> {
+        let after = |load: f64| (self.loads[from] - load).max(self.loads[to] + load);
+        let candidates = queues
+            .iter()
+            .enumerate()
+            .filter(|(_, it)| it.poller == from && it.movable && it.load > LIGHT);
+        let (queue, load) = candidates
+            .map(|(queue, it)| (queue, it.load))
+            .min_by(|one, other| after(one.1).total_cmp(&after(other.1)))?;
+        (after(load) + GAIN < self.loads[from]).then_some(Move { queue, to })
+    }
+
+    /// A queue of the lightest poller goes to another one, if the others can do all of its work.
+    fn give_one_up(&self, queues: &[QueueLoad]) -> Option<Move> {
+        let lightest = |one: &usize, other: &usize| self.loads[*one].total_cmp(&self.loads[*other]);
+        let from = self.used().min_by(lightest)?;
+        let mut room: Vec<f64> = self.loads.iter().map(|load| ROOMY - load).collect();
+        // All of them must fit before the first one moves, the largest first.
+        let mut leaving: Vec<usize> =
+            (0..queues.len()).filter(|q| queues[*q].poller == from).collect();
+        leaving.sort_by(|one, other| queues[*other].load.total_cmp(&queues[*one].load));
+        let mut first = None;
+        for queue in leaving {
+            let others = self.used().filter(|at| *at != from);
+            let to = others.max_by(|one, other| room[*one].total_cmp(&room[*other]))?;
+            room[to] -= queues[queue].load;
+            if room[to] < 0.0 || !queues[queue].movable {
+                return None;
+            }
+            first = first.or(Some(Move { queue, to }));
+        }
+        first
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loads(all: &[(usize, f64)]) -> Vec<QueueLoad> {
+        let load = |&(poller, load)| QueueLoad { poller, load, movable: true };
+        all.iter().map(load).collect()
+    }
+
+    /// Makes all moves there are; says how many.
+    fn settle(queues: &mut [QueueLoad], pollers: usize, spread: Spread) -> usize {
+        for moves in 0..100 {
+            let Some(Move { queue, to }) = plan(queues, pollers, spread) else { return moves };
+            assert_ne!(queues[queue].poller, to);
+            queues[queue].poller = to;
+        }
+        panic!("it never settles: {queues:?}");
+    }
+
+    fn by_poller(queues: &[QueueLoad], pollers: usize) -> Vec<f64> {
+        Pollers::of(queues, pollers).loads
+    }
+
+    fn used(queues: &[QueueLoad], pollers: usize) -> usize {
+        Pollers::of(queues, pollers).used().count()
+    }
+
+    #[test]
+    fn an_overloaded_poller_wakes_another_one_and_shares_evenly() {
+        let mut queues = loads(&[(0, 0.25); 4]);
+        settle(&mut queues, 4, Spread::AsNeeded);
+        assert_eq!(by_poller(&queues, 4), [0.5, 0.5, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn one_queue_that_fills_a_poller_stays_and_its_neighbours_leave() {
+        let mut queues = loads(&[(0, 0.9), (0, 0.05), (0, 0.05)]);
+        settle(&mut queues, 2, Spread::AsNeeded);
+        assert_eq!(queues[0].poller, 1, "the heavy one moves at once; the others stay together");
+        assert_eq!(settle(&mut queues, 2, Spread::AsNeeded), 0);
+        let mut alone = loads(&[(0, 1.0)]);
+        assert_eq!(settle(&mut alone, 2, Spread::AsNeeded), 0, "nothing would be won");
+    }
+
+    #[test]
+    fn pollers_are_given_up_when_the_load_goes() {
+        let mut queues = loads(&[(0, 0.1), (1, 0.1), (2, 0.1), (3, 0.1), (3, 0.01)]);
+        settle(&mut queues, 4, Spread::AsNeeded);
+        assert_eq!(used(&queues, 4), 1);
+        let mut idle = loads(&[(0, 0.0), (1, 0.0), (1, 0.0)]);
+        settle(&mut idle, 4, Spread::AsNeeded);
+        assert_eq!(used(&idle, 4), 1);
+    }
+
+    /// A load between the two thresholds moved queues for ever.
+    #[test]
+    fn no_load_makes_queues_wander() {
+        let mut random = fastrand::Rng::with_seed(14);
+        for round in 0..20_000 {
+            let pollers = random.usize(1..6);
+            let count = random.usize(0..12);
+            let load = |_| QueueLoad {
+                poller: random.usize(0..pollers),
+                load: random.f64().powi(3),
+                movable: true,
+            };
+            let mut queues: Vec<QueueLoad> = (0..count).map(load).collect();
+            let spread = if round % 2 == 0 { Spread::All } else { Spread::AsNeeded };
+            let before = by_poller(&queues, pollers).into_iter().fold(0.0, f64::max);
+            settle(&mut queues, pollers, spread);
+            let after = by_poller(&queues, pollers).into_iter().fold(0.0, f64::max);
+            assert!(after <= before.max(ROOMY) + 1e-9, "{before} {after}: {queues:?}");
+        }
+    }
+
+    #[test]
+    fn a_queue_that_has_just_moved_stays_for_a_while() {
+        let mut queues = loads(&[(0, 0.6), (0, 0.6)]);
+        queues.iter_mut().for_each(|queue| queue.movable = false);
+        assert_eq!(plan(&queues, 2, Spread::All), None);
+    }
+
+    #[test]
+    fn new_queues_go_where_there_is_least_to_do() {
+        assert_eq!(place(&[], 3, Spread::All), 0);
+        assert_eq!(place(&loads(&[(0, 0.0)]), 3, Spread::All), 1);
+        assert_eq!(place(&loads(&[(0, 0.9), (1, 0.0), (1, 0.0)]), 2, Spread::All), 1);
+        assert_eq!(place(&loads(&[(0, 0.9)]), 3, Spread::AsNeeded), 0, "load wakes pollers");
+        assert_eq!(place(&loads(&[(0, 0.9), (2, 0.1)]), 3, Spread::AsNeeded), 2);
+    }
+}

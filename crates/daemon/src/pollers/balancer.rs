@@ -1,0 +1,213 @@
+//! Pollers that all queues share, and the thread that moves queues between them by their load.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use flowstone_frontend::vhost_user::VirtQueue;
+use tracing::{debug, warn};
+
+use super::balance::{Move, QueueLoad, Spread, place, plan};
+use super::report::PollerReport;
+use crate::CpuList;
+use crate::counters::QueueCounters;
+use crate::cpu_budget::ProcessBudget;
+use crate::poller::{
+    Activity, Inbox, Orders, PollerOptions, PollerThread, QueueSpec, RunningQueue,
+};
+
+/// Time between two looks at the loads while there is any.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Looks without load after which the thread sleeps until a poller has woken.
+const QUIET_LOOKS: u32 = 20;
+/// Looks for which a queue that has moved stays: its load has to be learnt anew.
+const STAY_LOOKS: u32 = 5;
+/// Less than that, in CPUs, is no load.
+const IDLE: f64 = 0.001;
+
+/// Pollers that all queues share.
+pub struct Balancer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    spread: Spread,
+    cpus: CpuList,
+    budget: Option<Arc<ProcessBudget>>,
+    activity: Arc<Activity>,
+    state: Mutex<State>,
+    stop: AtomicBool,
+}
+
+struct State {
+    /// Started when they are needed.
+    pollers: Vec<Option<PollerThread>>,
+    queues: Vec<Known>,
+}
+
+/// A queue that runs, as far as its load is known.
+struct Known {
+    orders: Weak<Orders>,
+    counters: Arc<QueueCounters>,
+    /// What it had done at the last look, in nanoseconds.
+    done_ns: u64,
+    /// Smoothed, in CPUs.
+    load: f64,
+    /// Looks for which it stays where it is.
+    stays: u32,
+}
+
+impl Balancer {
+    /// For at most so many pollers.
+    pub fn start(
+        pollers: usize,
+        spread: Spread,
+        cpus: CpuList,
+        budget: Option<Arc<ProcessBudget>>,
+    ) -> io::Result<Self> {
+        let pollers = (0..pollers).map(|_| None).collect();
+        let shared = Arc::new(Shared {
+            spread,
+            cpus,
+            budget,
+            activity: Arc::default(),
+            state: Mutex::new(State { pollers, queues: Vec::new() }),
+            stop: AtomicBool::new(false),
+        });
+        let theirs = Arc::clone(&shared);
+        let run = move || theirs.run();
+        let thread = Builder::new().name("balancer".into()).stack_size(128 << 10).spawn(run)?;
+        shared.activity.tell(thread.thread().clone());
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Runs a queue on one of them.
+    pub fn run(&self, queue: VirtQueue, spec: QueueSpec) -> io::Result<RunningQueue> {
+        let mut state = self.shared.state();
+        state.forget_ended();
+        let at = place(&state.loads(), state.pollers.len(), self.shared.spread);
+        let counters = Arc::clone(&spec.counters);
+        let running = self.shared.poller(&mut state, at)?.assign(queue, spec)?;
+        let (orders, done_ns) = (Arc::downgrade(running.orders()), counters.work_ns());
+        state.queues.push(Known { orders, counters, done_ns, load: 0.0, stays: 0 });
+        Ok(running)
+    }
+
+    /// What each has done.
+    pub fn report(&self) -> Vec<PollerReport> {
+        let state = self.shared.state();
+        let report = |(index, poller): (usize, &Option<PollerThread>)| {
+            let inbox = poller.as_ref()?.inbox();
+            Some(PollerReport::of(self.shared.cpus.for_thread(index), &inbox.counters))
+        };
+        state.pollers.iter().enumerate().filter_map(report).collect()
+    }
+}
+
+impl Drop for Balancer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The poller with this index, started if it is needed for the first time.
+    fn poller<'a>(&self, state: &'a mut State, index: usize) -> io::Result<&'a PollerThread> {
+        let slot = &mut state.pollers[index];
+        if slot.is_none() {
+            let (cpu, budget) = (self.cpus.for_thread(index), self.budget.clone());
+            let activity = Some(Arc::clone(&self.activity));
+            let options = PollerOptions { index, cpu, budget, activity };
+            *slot = Some(PollerThread::spawn(format!("poller{index}"), options)?);
+        }
+        Ok(slot.as_ref().expect("made above"))
+    }
+
+    fn run(&self) {
+        let (mut last, mut quiet) = (Instant::now(), 0);
+        while !self.stop.load(Ordering::Acquire) {
+            if quiet < QUIET_LOOKS {
+                std::thread::park_timeout(PERIOD);
+            } else {
+                self.activity.wait();
+                // What has been done meanwhile is not the load of now.
+                self.state().measure(last.elapsed());
+                (last, quiet) = (Instant::now(), 0);
+                continue;
+            }
+            let time = last.elapsed();
+            if time < PERIOD / 2 {
+                continue;
+            }
+            last = Instant::now();
+            let mut state = self.state();
+            let load = state.measure(time);
+            let moved = self.balance(&mut state);
+            quiet = if load < IDLE && !moved { quiet + 1 } else { 0 };
+        }
+    }
+
+    /// Moves a queue if one should be elsewhere. Returns whether that is so.
+    fn balance(&self, state: &mut State) -> bool {
+        let loads = state.loads();
+        let next = plan(&loads, state.pollers.len(), self.spread);
+        let Some(Move { queue, to }) = next else { return false };
+        let inbox: Arc<Inbox> = match self.poller(state, to) {
+            Ok(poller) => Arc::clone(poller.inbox()),
+            Err(error) => {
+                warn!(%error, "cannot start another poller");
+                return false;
+            }
+        };
+        let known = &mut state.queues[queue];
+        known.stays = STAY_LOOKS;
+        if let Some(orders) = known.orders.upgrade() {
+            let load = known.load;
+            debug!(from = loads[queue].poller, to, load, "a queue moves to another poller");
+            orders.move_to(&inbox);
+        }
+        true
+    }
+}
+
+impl State {
+    fn forget_ended(&mut self) {
+        self.queues.retain(|queue| queue.orders.strong_count() > 0);
+    }
+
+    /// Learns what queues have done in the time that has gone by. Returns the sum of it, in CPUs.
+    fn measure(&mut self, time: Duration) -> f64 {
+        self.forget_ended();
+        let mut sum = 0.0;
+        for queue in &mut self.queues {
+            let done_ns = queue.counters.work_ns();
+            let done = done_ns.saturating_sub(queue.done_ns) as f64 / 1e9;
+            let load = done / time.as_secs_f64().max(1e-9);
+            queue.load = (queue.load + load) / 2.0;
+            (queue.done_ns, queue.stays) = (done_ns, queue.stays.saturating_sub(1));
+            sum += load;
+        }
+        sum
+    }
+
+    /// The queues in their order here. Those that end meanwhile count as being nowhere in
+    /// particular, and do nothing.
+    fn loads(&self) -> Vec<QueueLoad> {
+        let load = |queue: &Known| {
+            let (poller, has_no_order) = queue.orders.upgrade().map_or((0, false), |it| it.place());
+            QueueLoad { poller, load: queue.load, movable: has_no_order && queue.stays == 0 }
+        };
+        self.queues.iter().map(load).collect()
+    }
+}

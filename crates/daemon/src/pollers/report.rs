@@ -1,0 +1,42 @@
+//! What `stats --json` says of a poller.
+
+use std::sync::atomic::Ordering;
+
+use serde::Serialize;
+
+use crate::poller::PollerCounters;
+
+/// One poller; see docs/operating.md.
+#[derive(Serialize)]
+pub struct PollerReport {
+    /// The CPU that it stays on; `null` if it runs anywhere.
+    cpu: Option<usize>,
+    queues: u64,
+    turns: u64,
+    sleeps: u64,
+    busy_s: f64,
+    looking_s: f64,
+    resting_s: f64,
+    /// Queues that have come from other pollers.
+    moves: u64,
+    /// The longest time in which such a queue ran nowhere, in microseconds.
+    move_us_max: f64,
+}
+
+impl PollerReport {
+    /// Reads its counters.
+    pub fn of(cpu: Option<usize>, counters: &PollerCounters) -> Self {
+        let moves = counters.moves.snapshot();
+        Self {
+            cpu,
+            queues: counters.queues.load(Ordering::Relaxed),
+            turns: counters.turns.load(Ordering::Relaxed),
+            sleeps: counters.sleeps.load(Ordering::Relaxed),
+            busy_s: PollerCounters::seconds(&counters.busy_ns),
+            looking_s: PollerCounters::seconds(&counters.looking_ns),
+            resting_s: PollerCounters::seconds(&counters.resting_ns),
+            moves: moves.count(),
+            move_us_max: moves.percentile_us(1.0),
+        }
+    }
+}
