@@ -383,6 +383,9 @@ pub struct Stats {
     /// its image
     #[arg(long, value_name = "DISK")]
     pub layout: Option<String>,
+    /// Show on which NUMA nodes guests' memory, their queues and the host's CPUs are, and where vCPUs should be
+    #[arg(long, conflicts_with = "layout")]
+    pub numa: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

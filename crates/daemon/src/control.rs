@@ -40,6 +40,8 @@ const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 pub enum Command {
     /// The counters of everything.
     Stats,
+    /// On which NUMA nodes guests' memory and queues are.
+    Numa,
     /// What has been recognised on a disk.
     Layout {
         /// The disk's name or the path of its image.

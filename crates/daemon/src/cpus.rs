@@ -1,7 +1,7 @@
 //! Lists of CPUs as `taskset` writes them: `0`, `2-5`, `0,2,4-7`.
 
-use std::io;
 use std::str::FromStr;
+use std::{fmt, io};
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -18,6 +18,16 @@ impl CpuList {
     /// How many it names.
     pub fn len(&self) -> usize {
         self.0.len()
+    }
+
+    /// Whether it names this one.
+    pub fn contains(&self, cpu: usize) -> bool {
+        self.0.contains(&cpu)
+    }
+
+    /// Each CPU.
+    pub fn iter(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().copied()
     }
 
     /// The CPU for the thread with this number; `None` if the list is empty.
@@ -47,10 +57,30 @@ impl FromStr for CpuList {
     }
 }
 
-/// Keeps the calling thread on one CPU.
-pub fn pin_this_thread(cpu: usize) -> io::Result<()> {
+impl fmt::Display for CpuList {
+    /// As it was read, but for what is written in another way: `0-3,16`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let runs = self.0.chunk_by(|one, next| one + 1 == *next).map(|run| match run {
+            [first, .., last] => format!("{first}-{last}"),
+            _ => run[0].to_string(),
+        });
+        f.write_str(&runs.collect::<Vec<_>>().join(","))
+    }
+}
+
+impl From<usize> for CpuList {
+    fn from(cpu: usize) -> Self {
+        Self(vec![cpu])
+    }
+}
+
+/// Keeps the calling thread on these CPUs; an empty list changes nothing.
+pub fn pin_this_thread(cpus: &CpuList) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
     let mut set = CpuSet::new();
-    set.set(cpu);
+    cpus.iter().for_each(|cpu| set.set(cpu));
     sched_setaffinity(None, &set).map_err(io::Error::from)
 }
 
@@ -61,6 +91,9 @@ mod tests {
     #[test]
     fn lists_and_ranges_are_read_in_order() {
         assert_eq!("0,2-4,1".parse(), Ok(CpuList(vec![0, 2, 3, 4, 1])));
+        for text in ["0", "0,2-4,1", "5,3", "0-1"] {
+            assert_eq!(text.parse::<CpuList>().unwrap().to_string(), text);
+        }
         for text in ["", "a", "3-1", "1,", "-1", "99999999"] {
             assert!(text.parse::<CpuList>().is_err(), "{text} was accepted");
         }

@@ -16,6 +16,8 @@ mod disks;
 mod histogram;
 mod image_report;
 mod layer_spec;
+mod numa;
+mod numa_report;
 mod open_files;
 mod poller;
 mod pollers;

@@ -15,6 +15,7 @@ use self::balancer::Balancer;
 pub use self::report::PollerReport;
 use crate::CpuList;
 use crate::cpu_budget::{CpuShare, ProcessBudget};
+use crate::numa::Topology;
 use crate::poller::{Inbox, PollerOptions, PollerThread, QueueSpec, RunningQueue};
 
 /// More threads than that serve nobody.
@@ -63,8 +64,9 @@ pub struct Pollers {
     budget: Option<Arc<ProcessBudget>>,
     /// Those that queues share; none if each has its own.
     shared: Option<Balancer>,
-    /// Every one that lives, with the CPU that it stays on.
-    known: Mutex<Vec<(Option<usize>, Weak<Inbox>)>>,
+    topology: Topology,
+    /// Every one of a queue of its own that lives, with the CPUs that it stays on.
+    known: Mutex<Vec<(CpuList, Weak<Inbox>)>>,
 }
 
 /// A queue that runs, and the thread that only it uses, if it has one.
@@ -91,7 +93,7 @@ impl PlacedQueue {
 pub struct OwnThread {
     /// What the thread is called.
     pub name: String,
-    /// The CPU that it stays on.
+    /// The CPU that it stays on, if the configuration names one. Else it is near the guest's memory.
     pub cpu: Option<usize>,
 }
 
@@ -99,8 +101,10 @@ impl Pollers {
     /// Starts no thread yet.
     pub fn new(config: &PollersConfig) -> io::Result<Self> {
         let budget = config.budget.map(|share| Arc::new(ProcessBudget::new(share)));
+        let topology = Topology::of_host();
         let shared = |count, spread| {
-            Balancer::start(count, spread, config.cpus.clone(), budget.clone()).map(Some)
+            let (topology, budget) = (topology.clone(), budget.clone());
+            Balancer::start(count, spread, &config.cpus, topology, budget).map(Some)
         };
         let shared = match config.choice {
             PollerChoice::PerQueue => None,
@@ -111,7 +115,7 @@ impl Pollers {
                 shared(count.min(POLLERS_MAX), Spread::AsNeeded)?
             }
         };
-        Ok(Self { budget, shared, known: Mutex::default() })
+        Ok(Self { budget, shared, topology, known: Mutex::default() })
     }
 
     /// Runs a queue: on a thread of its own, as `own` says, or on a shared one.
@@ -125,18 +129,20 @@ impl Pollers {
             let queue = shared.run(queue, spec)?;
             return Ok(PlacedQueue { queue, _thread: None });
         }
-        let options =
-            PollerOptions { cpu: own.cpu, budget: self.budget.clone(), ..Default::default() };
+        let near = || self.topology.home_of(&queue).map(|node| self.topology.cpus_near(node));
+        let cpus = own.cpu.map_or_else(|| near().unwrap_or_default(), CpuList::from);
+        let (named, budget) = (cpus.clone(), self.budget.clone());
+        let options = PollerOptions { cpus: named, budget, ..Default::default() };
         let thread = PollerThread::spawn(own.name, options)?;
-        self.remember(own.cpu, thread.inbox());
+        self.remember(cpus, thread.inbox());
         let queue = thread.assign(queue, spec)?;
         Ok(PlacedQueue { queue, _thread: Some(thread) })
     }
 
-    fn remember(&self, cpu: Option<usize>, inbox: &Arc<Inbox>) {
+    fn remember(&self, cpus: CpuList, inbox: &Arc<Inbox>) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|(_, inbox)| inbox.strong_count() > 0);
-        known.push((cpu, Arc::downgrade(inbox)));
+        known.push((cpus, Arc::downgrade(inbox)));
     }
 
     /// What every poller that lives has done.
@@ -145,7 +151,14 @@ impl Pollers {
             return shared.report();
         }
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let living = known.iter().filter_map(|(cpu, inbox)| Some((*cpu, inbox.upgrade()?)));
-        living.map(|(cpu, inbox)| PollerReport::of(cpu, &inbox.counters)).collect()
+        let living = known.iter().filter_map(|(cpus, inbox)| Some((cpus, inbox.upgrade()?)));
+        living
+            .map(|(cpus, inbox)| PollerReport::of(cpus, &self.topology, &inbox.counters))
+            .collect()
+    }
+
+    /// The host's nodes.
+    pub fn topology(&self) -> &Topology {
+        &self.topology
     }
 }

@@ -25,6 +25,7 @@ use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
 use crate::disks::Disks;
+use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
 use crate::report::Report;
@@ -189,6 +190,10 @@ impl Daemon {
                 let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
                 let pollers = self.pollers.report();
                 let report = Report::of(&self.disks, cache, pollers, self.start.elapsed());
+                Ok(serde_json::to_value(report).expect("a report is plain values"))
+            }
+            Command::Numa => {
+                let report = NumaReport::of(&self.disks.serving(), &self.pollers);
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
             Command::Layout { disk: name, path } => {

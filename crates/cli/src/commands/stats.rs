@@ -15,6 +15,7 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
     let mut daemon = Client::connect(&args.control)?;
     let (command, print): (_, fn(&Value)) = match &args.layout {
         Some(disk) => (layout_of(disk), print_layout),
+        None if args.numa => (Command::Numa, print_numa),
         None => (Command::Stats, print_disks),
     };
     let report = daemon.run(&command)?;
@@ -62,6 +63,28 @@ fn print_layout(report: &Value) {
     if report["truncated"] == true {
         println!("there is more: what is missing counts as data");
     }
+}
+
+/// Nodes, what is on them, and advice.
+fn print_numa(report: &Value) {
+    let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    for node in list("nodes") {
+        println!("node {}  CPUs {}", text(&node["node"]), text(&node["cpus"]));
+    }
+    for disk in list("disks") {
+        let part = |it: &Value| format!("{} on node {}", text(&it["pages"]), text(&it["node"]));
+        let pages: Vec<String> = disk["pages"].as_array().into_iter().flatten().map(part).collect();
+        let pages = if pages.is_empty() { "no pages found".into() } else { pages.join(", ") };
+        println!("disk {}  its guest's memory, of a sample: {pages}", text(&disk["name"]));
+    }
+    for (number, poller) in list("pollers").iter().enumerate() {
+        let place =
+            |key: &str| poller[key].as_u64().map_or_else(|| "any".into(), |it| it.to_string());
+        let queues = text(&poller["queues"]);
+        println!("poller {number}  CPU {}, node {}, {queues} queues", place("cpu"), place("node"));
+    }
+    list("advice").iter().for_each(|line| println!("{}", text(line)));
 }
 
 fn print_disks(report: &Value) {

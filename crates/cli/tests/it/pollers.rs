@@ -227,3 +227,31 @@ fn choices_of_pollers_that_make_no_sense_are_refused() {
         assert!(errors.contains(advice), "{args:?}: {errors}");
     }
 }
+
+/// On a host with one node, as here, everything is on it; the rest is tested with made-up nodes.
+#[test]
+fn guests_memory_is_found_on_its_node() {
+    let place = Place::new();
+    place.image("8M");
+    let daemon = place.serve(&["--cpus", "1", "--name", "disk", "disk.raw"]);
+    let mut client = place.client();
+    client.write(0, &[1; 4096]).unwrap();
+    let control = place.text("control.sock");
+    let text = place.succeed(&["stats", "--control", &control, "--numa", "--json"]);
+    let report: Value = serde_json::from_str(&text).unwrap();
+    let (nodes, disk) = (report["nodes"].as_array().unwrap(), &report["disks"][0]);
+    let pages: u64 =
+        disk["pages"].as_array().unwrap().iter().map(|it| it["pages"].as_u64().unwrap()).sum();
+    assert!(!nodes.is_empty() && pages > 0, "{report}");
+    assert_eq!((&disk["name"], &report["pollers"][0]["cpu"]), (&"disk".into(), &1.into()));
+    if nodes.len() == 1 {
+        assert_eq!(
+            (&disk["home"], &report["pollers"][0]["node"]),
+            (&nodes[0]["node"], &nodes[0]["node"])
+        );
+    }
+    let said = place.succeed(&["stats", "--control", &control, "--numa"]);
+    assert!(said.contains("disk disk  its guest's memory") && said.contains("vCPUs"), "{said}");
+    drop(client);
+    stop(daemon);
+}

@@ -11,6 +11,7 @@ use tracing::warn;
 use super::Poller;
 use super::activity::Activity;
 use super::handover::{Arrival, Cause, EndsInbox, Inbox, Orders, QueueSpec, RunningQueue};
+use crate::CpuList;
 use crate::cpu_budget::ProcessBudget;
 use crate::cpus::pin_this_thread;
 
@@ -22,8 +23,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub struct PollerOptions {
     /// Which one it is, among those of the daemon.
     pub index: usize,
-    /// The CPU that it stays on.
-    pub cpu: Option<usize>,
+    /// The CPUs that it stays on; it runs anywhere if there are none.
+    pub cpus: CpuList,
     /// What the whole process may use, if that is limited.
     pub budget: Option<Arc<ProcessBudget>>,
     /// What hears that it has woken up.
@@ -41,10 +42,9 @@ impl PollerThread {
     pub fn spawn(name: String, options: PollerOptions) -> io::Result<Self> {
         let (report, made) = sync_channel(1);
         let run = move || {
-            if let Some(cpu) = options.cpu
-                && let Err(error) = pin_this_thread(cpu)
-            {
-                warn!(cpu, %error, "cannot pin a poller to its CPU; it runs anywhere");
+            // First: what it makes lies on the node where it runs.
+            if let Err(error) = pin_this_thread(&options.cpus) {
+                warn!(cpus = %options.cpus, %error, "cannot pin a poller to its CPUs; it runs anywhere");
             }
             // Here: a reactor stays on its thread.
             match Poller::new(options) {

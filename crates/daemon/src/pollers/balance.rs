@@ -24,6 +24,8 @@ pub struct QueueLoad {
     pub load: f64,
     /// Whether it may be moved now.
     pub movable: bool,
+    /// The NUMA node of its guest's memory, if that matters.
+    pub home: Option<u32>,
 }
 
 /// How many pollers are used.
@@ -44,46 +46,69 @@ pub struct Move {
     pub to: usize,
 }
 
-/// Decides on the next move between `pollers` pollers.
-pub fn plan(queues: &[QueueLoad], pollers: usize, spread: Spread) -> Option<Move> {
-    let all = Pollers::of(queues, pollers);
-    let evened = || all.even_out(queues, spread);
-    match spread {
-        Spread::All => evened(),
-        Spread::AsNeeded => all.grow(queues).or_else(evened).or_else(|| all.give_one_up(queues)),
-    }
+/// Decides on the next move between pollers on these nodes, where that matters.
+pub fn plan(queues: &[QueueLoad], nodes: &[Option<u32>], spread: Spread) -> Option<Move> {
+    let all = Pollers::of(queues, nodes);
+    all.bring_home(queues).or_else(|| all.level(queues, spread))
 }
 
-/// Where a new queue runs: where there is the least to do, and of those where there are the fewest
-/// queues. With [`Spread::AsNeeded`] no poller is woken for it.
-pub fn place(queues: &[QueueLoad], pollers: usize, spread: Spread) -> usize {
-    let all = Pollers::of(queues, pollers);
-    let may = |at: &usize| spread == Spread::All || all.counts[*at] > 0;
-    let candidates = (0..pollers).filter(may);
-    let rank = |at: &usize| (all.loads[*at], all.counts[*at]);
-    let by_rank = |one: &usize, other: &usize| {
-        let ((load, count), (other_load, other_count)) = (rank(one), rank(other));
-        // Loads that hardly differ are the same.
-        let rounded = |load: f64| (load / UNEVEN) as u64;
-        rounded(load).cmp(&rounded(other_load)).then(count.cmp(&other_count))
-    };
-    candidates.min_by(by_rank).unwrap_or(0)
+/// Where a new queue runs: near its guest's memory, where there is the least to do, and of those where there
+/// are the fewest queues. With [`Spread::AsNeeded`] no poller is woken for it, unless none is near.
+pub fn place(
+    home: Option<u32>,
+    queues: &[QueueLoad],
+    nodes: &[Option<u32>],
+    spread: Spread,
+) -> usize {
+    let all = Pollers::of(queues, nodes);
+    let near = || (0..nodes.len()).filter(|at| all.may_run(home, *at));
+    let wanted = |at: &usize| spread == Spread::All || all.counts[*at] > 0;
+    // Loads that hardly differ are the same.
+    let rank = |at: &usize| ((all.loads[*at] / UNEVEN) as u64, all.counts[*at]);
+    near().filter(wanted).min_by_key(rank).or_else(|| near().next()).unwrap_or(0)
 }
 
 /// The pollers, with what their queues do.
-struct Pollers {
+struct Pollers<'a> {
+    nodes: &'a [Option<u32>],
     loads: Vec<f64>,
     counts: Vec<usize>,
 }
 
-impl Pollers {
-    fn of(queues: &[QueueLoad], pollers: usize) -> Self {
-        let mut all = Self { loads: vec![0.0; pollers], counts: vec![0; pollers] };
+impl<'a> Pollers<'a> {
+    fn of(queues: &[QueueLoad], nodes: &'a [Option<u32>]) -> Self {
+        let (loads, counts) = (vec![0.0; nodes.len()], vec![0; nodes.len()]);
+        let mut all = Self { nodes, loads, counts };
         for queue in queues {
             all.loads[queue.poller] += queue.load;
             all.counts[queue.poller] += 1;
         }
         all
+    }
+
+    /// Whether a queue of this home may run there: on its node, if any poller is.
+    fn may_run(&self, home: Option<u32>, at: usize) -> bool {
+        home.is_none() || self.nodes[at] == home || !self.nodes.contains(&home)
+    }
+
+    fn level(&self, queues: &[QueueLoad], spread: Spread) -> Option<Move> {
+        let evened = || self.even_out(queues, spread);
+        match spread {
+            Spread::All => evened(),
+            Spread::AsNeeded => {
+                self.grow(queues).or_else(evened).or_else(|| self.give_one_up(queues))
+            }
+        }
+    }
+
+    /// A queue with work to do goes where its guest's memory is.
+    fn bring_home(&self, queues: &[QueueLoad]) -> Option<Move> {
+        let is_abroad =
+            |it: &QueueLoad| it.movable && it.load > LIGHT && !self.may_run(it.home, it.poller);
+        let queue = queues.iter().position(is_abroad)?;
+        let near = (0..self.nodes.len()).filter(|at| self.may_run(queues[queue].home, *at));
+        near.min_by(|one, other| self.loads[*one].total_cmp(&self.loads[*other]))
+            .map(|to| Move { queue, to })
     }
 
     fn used(&self) -> impl Iterator<Item = usize> {
@@ -120,10 +145,9 @@ impl Pollers {
     /// The queue whose move leaves the busier of the two with the least, if that is worth a move.
     fn best(&self, queues: &[QueueLoad], from: usize, to: usize) -> Option<Move> {
         let after = |load: f64| (self.loads[from] - load).max(self.loads[to] + load);
-        let candidates = queues
-            .iter()
-            .enumerate()
-            .filter(|(_, it)| it.poller == from && it.movable && it.load > LIGHT);
+        let candidates = queues.iter().enumerate().filter(|(_, it)| {
+            it.poller == from && it.movable && it.load > LIGHT && self.may_run(it.home, to)
+        });
         let (queue, load) = candidates
             .map(|(queue, it)| (queue, it.load))
             .min_by(|one, other| after(one.1).total_cmp(&after(other.1)))?;
@@ -141,7 +165,8 @@ impl Pollers {
         leaving.sort_by(|one, other| queues[*other].load.total_cmp(&queues[*one].load));
         let mut first = None;
         for queue in leaving {
-            let others = self.used().filter(|at| *at != from);
+            let may = |at: &usize| *at != from && self.may_run(queues[queue].home, *at);
+            let others = self.used().filter(may);
             let to = others.max_by(|one, other| room[*one].total_cmp(&room[*other]))?;
             room[to] -= queues[queue].load;
             if room[to] < 0.0 || !queues[queue].movable {
@@ -158,14 +183,17 @@ mod tests {
     use super::*;
 
     fn loads(all: &[(usize, f64)]) -> Vec<QueueLoad> {
-        let load = |&(poller, load)| QueueLoad { poller, load, movable: true };
+        let load = |&(poller, load)| QueueLoad { poller, load, movable: true, home: None };
         all.iter().map(load).collect()
     }
 
+    /// Pollers where nodes do not matter.
+    const ANYWHERE: [Option<u32>; 6] = [None; 6];
+
     /// Makes all moves there are; says how many.
-    fn settle(queues: &mut [QueueLoad], pollers: usize, spread: Spread) -> usize {
+    fn settle(queues: &mut [QueueLoad], nodes: &[Option<u32>], spread: Spread) -> usize {
         for moves in 0..100 {
-            let Some(Move { queue, to }) = plan(queues, pollers, spread) else { return moves };
+            let Some(Move { queue, to }) = plan(queues, nodes, spread) else { return moves };
             assert_ne!(queues[queue].poller, to);
             queues[queue].poller = to;
         }
@@ -173,37 +201,37 @@ mod tests {
     }
 
     fn by_poller(queues: &[QueueLoad], pollers: usize) -> Vec<f64> {
-        Pollers::of(queues, pollers).loads
+        Pollers::of(queues, &ANYWHERE[..pollers]).loads
     }
 
     fn used(queues: &[QueueLoad], pollers: usize) -> usize {
-        Pollers::of(queues, pollers).used().count()
+        Pollers::of(queues, &ANYWHERE[..pollers]).used().count()
     }
 
     #[test]
     fn an_overloaded_poller_wakes_another_one_and_shares_evenly() {
         let mut queues = loads(&[(0, 0.25); 4]);
-        settle(&mut queues, 4, Spread::AsNeeded);
+        settle(&mut queues, &ANYWHERE[..4], Spread::AsNeeded);
         assert_eq!(by_poller(&queues, 4), [0.5, 0.5, 0.0, 0.0]);
     }
 
     #[test]
     fn one_queue_that_fills_a_poller_stays_and_its_neighbours_leave() {
         let mut queues = loads(&[(0, 0.9), (0, 0.05), (0, 0.05)]);
-        settle(&mut queues, 2, Spread::AsNeeded);
+        settle(&mut queues, &ANYWHERE[..2], Spread::AsNeeded);
         assert_eq!(queues[0].poller, 1, "the heavy one moves at once; the others stay together");
-        assert_eq!(settle(&mut queues, 2, Spread::AsNeeded), 0);
+        assert_eq!(settle(&mut queues, &ANYWHERE[..2], Spread::AsNeeded), 0);
         let mut alone = loads(&[(0, 1.0)]);
-        assert_eq!(settle(&mut alone, 2, Spread::AsNeeded), 0, "nothing would be won");
+        assert_eq!(settle(&mut alone, &ANYWHERE[..2], Spread::AsNeeded), 0, "nothing would be won");
     }
 
     #[test]
     fn pollers_are_given_up_when_the_load_goes() {
         let mut queues = loads(&[(0, 0.1), (1, 0.1), (2, 0.1), (3, 0.1), (3, 0.01)]);
-        settle(&mut queues, 4, Spread::AsNeeded);
+        settle(&mut queues, &ANYWHERE[..4], Spread::AsNeeded);
         assert_eq!(used(&queues, 4), 1);
         let mut idle = loads(&[(0, 0.0), (1, 0.0), (1, 0.0)]);
-        settle(&mut idle, 4, Spread::AsNeeded);
+        settle(&mut idle, &ANYWHERE[..4], Spread::AsNeeded);
         assert_eq!(used(&idle, 4), 1);
     }
 
@@ -218,11 +246,12 @@ mod tests {
                 poller: random.usize(0..pollers),
                 load: random.f64().powi(3),
                 movable: true,
+                home: None,
             };
             let mut queues: Vec<QueueLoad> = (0..count).map(load).collect();
             let spread = if round % 2 == 0 { Spread::All } else { Spread::AsNeeded };
             let before = by_poller(&queues, pollers).into_iter().fold(0.0, f64::max);
-            settle(&mut queues, pollers, spread);
+            settle(&mut queues, &ANYWHERE[..pollers], spread);
             let after = by_poller(&queues, pollers).into_iter().fold(0.0, f64::max);
             assert!(after <= before.max(ROOMY) + 1e-9, "{before} {after}: {queues:?}");
         }
@@ -232,15 +261,56 @@ mod tests {
     fn a_queue_that_has_just_moved_stays_for_a_while() {
         let mut queues = loads(&[(0, 0.6), (0, 0.6)]);
         queues.iter_mut().for_each(|queue| queue.movable = false);
-        assert_eq!(plan(&queues, 2, Spread::All), None);
+        assert_eq!(plan(&queues, &ANYWHERE[..2], Spread::All), None);
     }
 
     #[test]
     fn new_queues_go_where_there_is_least_to_do() {
-        assert_eq!(place(&[], 3, Spread::All), 0);
-        assert_eq!(place(&loads(&[(0, 0.0)]), 3, Spread::All), 1);
-        assert_eq!(place(&loads(&[(0, 0.9), (1, 0.0), (1, 0.0)]), 2, Spread::All), 1);
-        assert_eq!(place(&loads(&[(0, 0.9)]), 3, Spread::AsNeeded), 0, "load wakes pollers");
-        assert_eq!(place(&loads(&[(0, 0.9), (2, 0.1)]), 3, Spread::AsNeeded), 2);
+        assert_eq!(place(None, &[], &ANYWHERE[..3], Spread::All), 0);
+        assert_eq!(place(None, &loads(&[(0, 0.0)]), &ANYWHERE[..3], Spread::All), 1);
+        assert_eq!(
+            place(None, &loads(&[(0, 0.9), (1, 0.0), (1, 0.0)]), &ANYWHERE[..2], Spread::All),
+            1
+        );
+        assert_eq!(
+            place(None, &loads(&[(0, 0.9)]), &ANYWHERE[..3], Spread::AsNeeded),
+            0,
+            "load wakes pollers"
+        );
+        assert_eq!(place(None, &loads(&[(0, 0.9), (2, 0.1)]), &ANYWHERE[..3], Spread::AsNeeded), 2);
+    }
+
+    const TWO_NODES: [Option<u32>; 4] = [Some(0), Some(1), Some(0), Some(1)];
+
+    fn at_home(home: u32, poller: usize, load: f64) -> QueueLoad {
+        QueueLoad { poller, load, movable: true, home: Some(home) }
+    }
+
+    #[test]
+    fn queues_stay_on_the_node_of_their_memory_and_come_back_to_it() {
+        for spread in [Spread::All, Spread::AsNeeded] {
+            let mut queues =
+                [(0, 0.9), (0, 0.9), (1, 0.3), (0, 0.9)].map(|(home, load)| at_home(home, 1, load));
+            settle(&mut queues, &TWO_NODES, spread);
+            let nodes = queues.map(|queue| TWO_NODES[queue.poller]);
+            assert_eq!(nodes, [Some(0), Some(0), Some(1), Some(0)]);
+            assert_eq!(Pollers::of(&queues, &TWO_NODES).loads[1], 0.3, "though there is room");
+        }
+    }
+
+    #[test]
+    fn a_queue_whose_node_has_no_poller_runs_anywhere() {
+        let mut queues = [at_home(7, 0, 0.5), at_home(7, 0, 0.5)];
+        settle(&mut queues, &TWO_NODES, Spread::All);
+        assert_ne!(queues[0].poller, queues[1].poller);
+        assert_eq!(place(Some(7), &[], &TWO_NODES, Spread::All), 0);
+    }
+
+    #[test]
+    fn a_new_queue_wakes_a_poller_if_none_is_near() {
+        let busy = [at_home(0, 0, 0.1)];
+        assert_eq!(place(Some(0), &busy, &TWO_NODES, Spread::AsNeeded), 0);
+        assert_eq!(place(Some(1), &busy, &TWO_NODES, Spread::AsNeeded), 1);
+        assert_eq!(place(Some(0), &busy, &TWO_NODES, Spread::All), 2);
     }
 }

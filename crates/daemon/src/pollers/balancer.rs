@@ -14,6 +14,7 @@ use super::report::PollerReport;
 use crate::CpuList;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::ProcessBudget;
+use crate::numa::Topology;
 use crate::poller::{
     Activity, Inbox, Orders, PollerOptions, PollerThread, QueueSpec, RunningQueue,
 };
@@ -35,7 +36,11 @@ pub struct Balancer {
 
 struct Shared {
     spread: Spread,
-    cpus: CpuList,
+    topology: Topology,
+    /// Of each poller: the CPUs that it stays on.
+    cpus: Vec<CpuList>,
+    /// Of each poller: its node, where that matters.
+    nodes: Vec<Option<u32>>,
     budget: Option<Arc<ProcessBudget>>,
     activity: Arc<Activity>,
     state: Mutex<State>,
@@ -54,6 +59,8 @@ struct Known {
     counters: Arc<QueueCounters>,
     /// What it had done at the last look, in nanoseconds.
     done_ns: u64,
+    /// The node of its guest's memory, where that matters.
+    home: Option<u32>,
     /// Smoothed, in CPUs.
     load: f64,
     /// Looks for which it stays where it is.
@@ -65,13 +72,24 @@ impl Balancer {
     pub fn start(
         pollers: usize,
         spread: Spread,
-        cpus: CpuList,
+        cpus: &CpuList,
+        topology: Topology,
         budget: Option<Arc<ProcessBudget>>,
     ) -> io::Result<Self> {
+        let cpus_of = |index| {
+            let named = cpus.for_thread(index).map(CpuList::from);
+            named.unwrap_or_else(|| topology.spread(index))
+        };
+        let cpus: Vec<CpuList> = (0..pollers).map(cpus_of).collect();
+        let matters = topology.matters();
+        let node_of = |cpus| topology.node_of_all(cpus).filter(|_| matters);
+        let nodes = cpus.iter().map(node_of).collect();
         let pollers = (0..pollers).map(|_| None).collect();
         let shared = Arc::new(Shared {
             spread,
+            topology,
             cpus,
+            nodes,
             budget,
             activity: Arc::default(),
             state: Mutex::new(State { pollers, queues: Vec::new() }),
@@ -88,11 +106,13 @@ impl Balancer {
     pub fn run(&self, queue: VirtQueue, spec: QueueSpec) -> io::Result<RunningQueue> {
         let mut state = self.shared.state();
         state.forget_ended();
-        let at = place(&state.loads(), state.pollers.len(), self.shared.spread);
+        let Shared { topology, nodes, spread, .. } = &*self.shared;
+        let home = topology.home_of(&queue);
+        let at = place(home, &state.loads(), nodes, *spread);
         let counters = Arc::clone(&spec.counters);
         let running = self.shared.poller(&mut state, at)?.assign(queue, spec)?;
         let (orders, done_ns) = (Arc::downgrade(running.orders()), counters.work_ns());
-        state.queues.push(Known { orders, counters, done_ns, load: 0.0, stays: 0 });
+        state.queues.push(Known { orders, counters, done_ns, home, load: 0.0, stays: 0 });
         Ok(running)
     }
 
@@ -101,7 +121,8 @@ impl Balancer {
         let state = self.shared.state();
         let report = |(index, poller): (usize, &Option<PollerThread>)| {
             let inbox = poller.as_ref()?.inbox();
-            Some(PollerReport::of(self.shared.cpus.for_thread(index), &inbox.counters))
+            let (cpus, topology) = (&self.shared.cpus[index], &self.shared.topology);
+            Some(PollerReport::of(cpus, topology, &inbox.counters))
         };
         state.pollers.iter().enumerate().filter_map(report).collect()
     }
@@ -126,9 +147,9 @@ impl Shared {
     fn poller<'a>(&self, state: &'a mut State, index: usize) -> io::Result<&'a PollerThread> {
         let slot = &mut state.pollers[index];
         if slot.is_none() {
-            let (cpu, budget) = (self.cpus.for_thread(index), self.budget.clone());
+            let (cpus, budget) = (self.cpus[index].clone(), self.budget.clone());
             let activity = Some(Arc::clone(&self.activity));
-            let options = PollerOptions { index, cpu, budget, activity };
+            let options = PollerOptions { index, cpus, budget, activity };
             *slot = Some(PollerThread::spawn(format!("poller{index}"), options)?);
         }
         Ok(slot.as_ref().expect("made above"))
@@ -161,7 +182,7 @@ impl Shared {
     /// Moves a queue if one should be elsewhere. Returns whether that is so.
     fn balance(&self, state: &mut State) -> bool {
         let loads = state.loads();
-        let next = plan(&loads, state.pollers.len(), self.spread);
+        let next = plan(&loads, &self.nodes, self.spread);
         let Some(Move { queue, to }) = next else { return false };
         let inbox: Arc<Inbox> = match self.poller(state, to) {
             Ok(poller) => Arc::clone(poller.inbox()),
@@ -206,7 +227,8 @@ impl State {
     fn loads(&self) -> Vec<QueueLoad> {
         let load = |queue: &Known| {
             let (poller, has_no_order) = queue.orders.upgrade().map_or((0, false), |it| it.place());
-            QueueLoad { poller, load: queue.load, movable: has_no_order && queue.stays == 0 }
+            let movable = has_no_order && queue.stays == 0;
+            QueueLoad { poller, load: queue.load, movable, home: queue.home }
         };
         self.queues.iter().map(load).collect()
     }

@@ -4,13 +4,17 @@ use std::sync::atomic::Ordering;
 
 use serde::Serialize;
 
+use crate::CpuList;
+use crate::numa::Topology;
 use crate::poller::PollerCounters;
 
 /// One poller; see docs/operating.md.
 #[derive(Serialize)]
 pub struct PollerReport {
-    /// The CPU that it stays on; `null` if it runs anywhere.
+    /// The CPU that it stays on; `null` if there is more than one.
     cpu: Option<usize>,
+    /// The NUMA node that it stays on; `null` if there is more than one.
+    node: Option<u32>,
     queues: u64,
     turns: u64,
     sleeps: u64,
@@ -25,10 +29,11 @@ pub struct PollerReport {
 
 impl PollerReport {
     /// Reads its counters.
-    pub fn of(cpu: Option<usize>, counters: &PollerCounters) -> Self {
+    pub fn of(cpus: &CpuList, topology: &Topology, counters: &PollerCounters) -> Self {
         let moves = counters.moves.snapshot();
         Self {
-            cpu,
+            cpu: cpus.iter().next().filter(|_| cpus.len() == 1),
+            node: topology.node_of_all(cpus),
             queues: counters.queues.load(Ordering::Relaxed),
             turns: counters.turns.load(Ordering::Relaxed),
             sleeps: counters.sleeps.load(Ordering::Relaxed),

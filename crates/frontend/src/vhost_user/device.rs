@@ -101,7 +101,7 @@ impl Device {
         self.shared.set_monitor(None);
         self.features = 0;
         self.memory = Arc::default();
-        self.shared.set_guest_bytes(0);
+        self.shared.set_guest_memory(&self.memory);
         self.inflight = None;
         self.write_through_chosen = false;
         self.apply_cache_mode();
@@ -216,7 +216,7 @@ impl Device {
     fn change_memory(&mut self, memory: GuestMemory) -> Result<()> {
         self.stop_all();
         self.memory = Arc::new(memory);
-        self.shared.set_guest_bytes(self.memory.bytes());
+        self.shared.set_guest_memory(&self.memory);
         self.start_all()
     }
 

@@ -1,11 +1,15 @@
 //! Guest memory, mapped into the daemon, and the only way from a guest address to a host one.
 
+mod nodes;
+
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
 use flowstone_block::IoVec;
 use vm_memory::{FileOffset, MmapRegion};
+
+pub use self::nodes::NodePages;
 
 /// Where a region of guest memory lies in the three address spaces that name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

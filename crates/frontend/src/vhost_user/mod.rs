@@ -20,7 +20,7 @@ mod shared;
 mod vring;
 
 pub use device::{DeviceOptions, QueueRunner};
-pub use memory::GuestMemory;
+pub use memory::{GuestMemory, NodePages};
 pub use queue::{QueueFault, Signal, VirtQueue};
 pub use server::{HangUp, Server};
 pub use shared::{DeviceShared, Guest};

@@ -17,6 +17,7 @@ use tracing::warn;
 
 use super::chain::BadChain;
 use super::inflight::{InflightLog, Undone};
+use super::memory::GuestMemory;
 use super::protocol::{ID_BYTES, SEGMENTS_MAX, Status};
 use super::request::{Limits, Parsed, Verdict, parse, written_bytes};
 use super::ring::SplitRing;
@@ -214,6 +215,11 @@ impl VirtQueue {
     /// How deep the queue is.
     pub fn size(&self) -> u16 {
         self.parts.ring.size()
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory {
+        self.parts.ring.memory()
     }
 
     /// Why the queue has stopped for good, if it has.

@@ -4,10 +4,12 @@
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use flowstone_block::{Errno, LogBudget, SectorCount};
 use rustix::net::{SendFlags, send};
+
+use super::memory::GuestMemory;
 
 /// The changeable state of a device.
 #[derive(Debug, Default)]
@@ -17,7 +19,7 @@ pub struct DeviceShared {
     /// The process that is connected; 0 if none is, or if it is not known.
     monitor_pid: AtomicU32,
     /// The guest's memory that it has handed over.
-    guest_bytes: AtomicU64,
+    guest_memory: Mutex<Weak<GuestMemory>>,
     /// The channel on which the monitor hears of configuration changes.
     monitor: Mutex<Option<UnixStream>>,
     /// For what guests and monitors can make us say again and again.
@@ -61,7 +63,7 @@ impl DeviceShared {
 
     /// The guest that uses the disk, if one does.
     pub fn guest(&self) -> Option<Guest> {
-        let memory_bytes = self.guest_bytes.load(Ordering::Relaxed);
+        let memory_bytes = self.guest_memory().map_or(0, |memory| memory.bytes());
         let pid = self.monitor_pid.load(Ordering::Relaxed);
         let guest = Guest { monitor_pid: (pid != 0).then_some(pid), memory_bytes };
         (memory_bytes > 0).then_some(guest)
@@ -71,8 +73,18 @@ impl DeviceShared {
         self.monitor_pid.store(pid.unwrap_or(0), Ordering::Relaxed);
     }
 
-    pub(super) fn set_guest_bytes(&self, bytes: u64) {
-        self.guest_bytes.store(bytes, Ordering::Relaxed);
+    /// The memory of the guest that uses the disk, while it does.
+    pub fn guest_memory(&self) -> Option<Arc<GuestMemory>> {
+        self.memory_of_guest().upgrade()
+    }
+
+    /// It is not kept from being unmapped.
+    pub(super) fn set_guest_memory(&self, memory: &Arc<GuestMemory>) {
+        *self.memory_of_guest() = Arc::downgrade(memory);
+    }
+
+    fn memory_of_guest(&self) -> MutexGuard<'_, Weak<GuestMemory>> {
+        self.guest_memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn set_monitor(&self, channel: Option<UnixStream>) {

@@ -2,14 +2,14 @@ use std::os::fd::FromRawFd;
 
 use super::*;
 
-fn memfd(bytes: u64) -> File {
+pub(super) fn memfd(bytes: u64) -> File {
     // SAFETY: the name is a C string; the descriptor returned is ours.
     let file = unsafe { File::from_raw_fd(libc::memfd_create(c"test".as_ptr(), 0)) };
     file.set_len(bytes).unwrap();
     file
 }
 
-fn region(guest: u64, monitor: u64, bytes: u64) -> RegionAddresses {
+pub(super) fn region(guest: u64, monitor: u64, bytes: u64) -> RegionAddresses {
     RegionAddresses { guest, monitor, bytes }
 }
 

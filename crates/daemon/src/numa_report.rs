@@ -1,0 +1,119 @@
+//! What `stats --numa` says: where guests' memory is, where their queues run, and what to do about vCPUs.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::disk::Disk;
+use crate::numa::{Node, Topology};
+use crate::pollers::{PollerReport, Pollers};
+use crate::vms;
+
+/// The report; its shape is in docs/operating.md.
+#[derive(Serialize)]
+pub struct NumaReport {
+    nodes: Vec<NodeReport>,
+    disks: Vec<HomeReport>,
+    pollers: Vec<PollerReport>,
+    /// One line for each VM.
+    advice: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct NodeReport {
+    node: u32,
+    cpus: String,
+}
+
+/// Where the memory of a disk's guest is.
+#[derive(Serialize)]
+struct HomeReport {
+    name: String,
+    /// The node of more than half of it.
+    home: Option<u32>,
+    pages: Vec<PagesReport>,
+}
+
+/// So many pages of a sample.
+#[derive(Serialize)]
+struct PagesReport {
+    node: u32,
+    pages: u32,
+}
+
+/// A VM to be advised on.
+struct Guest<'a> {
+    name: &'a str,
+    pid: Option<u32>,
+    home: Option<u32>,
+}
+
+impl NumaReport {
+    /// Looks at the memory of all guests.
+    pub fn of(disks: &[Arc<Disk>], pollers: &Pollers) -> Self {
+        let topology = pollers.topology();
+        let homes: Vec<(u32, HomeReport)> =
+            disks.iter().filter_map(|disk| Some((disk.number, HomeReport::of(disk)?))).collect();
+        let guests = vms::look(&vms::attached(disks));
+        let advice = guests.iter().map(|vm| {
+            let its = homes.iter().filter(|(number, _)| vm.disks.contains(number));
+            let home = its.filter_map(|(_, disk)| disk.home).next();
+            advise(&Guest { name: &vm.name, pid: vm.pid, home }, topology)
+        });
+        let advice = advice.collect();
+        let node = |it: &Node| NodeReport { node: it.number, cpus: it.cpus.to_string() };
+        Self {
+            nodes: topology.nodes().iter().map(node).collect(),
+            disks: homes.into_iter().map(|(_, disk)| disk).collect(),
+            pollers: pollers.report(),
+            advice,
+        }
+    }
+}
+
+impl HomeReport {
+    /// Nothing if no guest uses the disk.
+    fn of(disk: &Disk) -> Option<Self> {
+        let found = disk.shared.guest_memory()?.nodes();
+        let pages = found.0.iter().map(|(node, pages)| PagesReport { node: *node, pages: *pages });
+        Some(Self { name: disk.name.clone(), home: found.home(), pages: pages.collect() })
+    }
+}
+
+fn advise(guest: &Guest<'_>, topology: &Topology) -> String {
+    let Guest { name, pid, home } = guest;
+    if !topology.matters() {
+        return format!(
+            "{name}: the host has one node; keep its vCPUs off the CPUs of pinned pollers"
+        );
+    }
+    let Some(home) = home else {
+        return format!(
+            "{name}: its memory is spread over several nodes; bind it to one (libvirt: <numatune>, QEMU: \
+             -object memory-backend-memfd,host-nodes=N,policy=bind)"
+        );
+    };
+    let cpus = topology.cpus_near(*home);
+    let command = pid.map_or_else(String::new, |pid| format!("taskset -apc {cpus} {pid}, or "));
+    format!(
+        "{name}: its memory is on node {home}; pin its vCPUs there ({command}libvirt: <vcpupin cpuset='{cpus}'/>)"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_names_the_cpus_near_the_memory() {
+        let two = Topology::fake(&[(0, "0-3"), (1, "4-7,12")]);
+        let vm = |pid, home| Guest { name: "vm", pid, home };
+        let far = advise(&vm(Some(77), Some(1)), &two);
+        assert!(far.contains("on node 1") && far.contains("taskset -apc 4-7,12 77, or"), "{far}");
+        let hidden = advise(&vm(None, Some(0)), &two);
+        assert!(!hidden.contains("taskset") && hidden.contains("cpuset='0-3'"), "{hidden}");
+        assert!(advise(&vm(None, None), &two).contains("bind it to one"));
+        let one = Topology::fake(&[(0, "0-3")]);
+        assert!(advise(&vm(Some(1), Some(0)), &one).contains("one node"));
+    }
+}
