@@ -13,6 +13,7 @@ use flowstone_fileio::{BlockingFile, FileOffset};
 use super::address::BLOCK_BYTES;
 use super::append::STREAMS_MAX;
 use super::ids::{SegmentId, Sequence};
+use super::policy::LIFETIME_GUEST_MAX;
 use super::record::{Codec, Header, Kind};
 use super::replay::Replay;
 use super::segments::SegmentTable;
@@ -62,10 +63,15 @@ impl LostTailScan<'_> {
     fn astray(&mut self, replay: &Replay, segments: &SegmentTable) -> Result<Option<Flaw>, Errno> {
         let in_file = (self.file_blocks / u64::from(self.shape.segment_blocks)) as u32;
         let limit = segments.limit().min(in_file);
-        // All but those that were replayed: one that the map root names may have died since, and
-        // have been used again.
+        // All but those in which guests' records were replayed: one that the map root names, or the
+        // superblock as a head of copies, may have died since, and have been used again.
+        let was_replayed = |number: &SegmentId| {
+            let segment = segments.get(*number);
+            let copies = mutant("log.lost-tail.trusts-heads-of-copies");
+            segment.pinned && (segment.lifetime <= LIFETIME_GUEST_MAX || copies)
+        };
         let unused: Vec<SegmentId> =
-            SegmentId::range(1..limit).filter(|number| !segments.get(*number).pinned).collect();
+            SegmentId::range(1..limit).filter(|number| !was_replayed(number)).collect();
         let mut buffer = AlignedBuf::zeroed(BATCH * BLOCK_BYTES);
         for batch in unused.chunks(BATCH) {
             let place = |segment: &SegmentId| self.shape.address(*segment, 0).offset();

@@ -10,7 +10,9 @@ use crate::fuzzing::{Left, Patch, blocks, content, small_image, survive};
 use crate::log::LogImage;
 use crate::log::address::Address;
 use crate::log::corrupter::{Corrupter, Target};
+use crate::log::head::HeadPlace;
 use crate::log::ids::{Incarnation, SegmentId, Sequence};
+use crate::log::policy::LIFETIME_WARM;
 use crate::log::record::{Entry, Header, Kind};
 use crate::log::slots::shape_of;
 use crate::log::superblock::SLOTS;
@@ -361,6 +363,24 @@ fn a_damaged_seal_is_not_the_end_of_the_log() {
     let mut bytes = small_image(Left::Killed).to_vec();
     flip(&mut bytes, seal.0);
     refused(&bytes, &format!("record {} is damaged", seal.1.sequence));
+}
+
+/// Copies were in the next segment when the checkpoint was made, and the superblock still names it as their
+/// head. They died, a sync freed it, and guests were given it.
+#[test]
+fn a_damaged_seal_is_found_where_copies_were_before() {
+    let mut corrupter = corrupter(Left::Killed);
+    let (at, seal, _) =
+        corrupter.replayed().into_iter().find(|(_, it, _)| it.kind == Kind::Seal).unwrap();
+    let mut superblock = corrupter.superblock();
+    let segment = SegmentId::new(seal.link as u32);
+    let copies = &mut superblock.heads[usize::from(LIFETIME_WARM)];
+    *copies = HeadPlace { incarnation: Incarnation::new(1, 1), segment, block: 13 };
+    corrupter.set_superblock(&superblock);
+    let mut bytes = corrupter.into_bytes();
+    assert_eq!(check_bytes(&bytes, true).errors, [""; 0]);
+    flip(&mut bytes, at);
+    refused(&bytes, &format!("record {} is damaged", seal.sequence));
 }
 
 #[test]
