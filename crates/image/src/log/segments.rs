@@ -5,11 +5,13 @@
 //! made since it was sealed, or replay would read its records. Nothing may be written there before.
 
 mod free;
+mod ready;
 
 use std::collections::{BTreeSet, VecDeque};
 
 use flowstone_block::mutant;
 
+use self::ready::ReadySegments;
 use super::address::Address;
 use super::ids::{Incarnation, SegmentId};
 use super::policy::LIFETIME_MAP;
@@ -60,7 +62,7 @@ pub struct SegmentTable {
     limit: u32,
     /// In order of their release: reusing the oldest first lets neighbours die together.
     free: VecDeque<SegmentId>,
-    ready: VecDeque<SegmentId>,
+    ready: ReadySegments,
     dead: Vec<SegmentId>,
     session: u64,
     incarnations: u32,
@@ -74,7 +76,7 @@ impl SegmentTable {
             segments: vec![Segment { state: State::Open, ..Segment::default() }],
             limit,
             free: VecDeque::new(),
-            ready: VecDeque::new(),
+            ready: ReadySegments::default(),
             dead: Vec::new(),
             session,
             incarnations: 0,
@@ -160,7 +162,7 @@ impl SegmentTable {
 
     /// Segments with host space, waiting for use.
     pub fn ready(&self) -> u32 {
-        self.ready.len() as u32
+        self.ready.count()
     }
 
     /// Segments that could be made ready if the host has room.
@@ -173,10 +175,11 @@ impl SegmentTable {
         self.ready() + self.obtainable()
     }
 
+    /// The host has given a free segment space, which has not been written since.
     pub fn make_ready(&mut self, number: SegmentId) {
         assert_eq!(self.get(number).state, State::Free, "segment {number} is made ready");
         self.entry(number).state = State::Ready;
-        self.ready.push_back(number);
+        self.ready.add_fresh(number);
     }
 
     /// An open segment in which nothing is becomes the last of the ready ones.
@@ -188,7 +191,7 @@ impl SegmentTable {
     /// Ready segments beyond `keep`, as free ones: their host space is to be given back.
     pub fn release_ready(&mut self, keep: u32) -> Vec<SegmentId> {
         let surplus = self.ready().saturating_sub(keep);
-        let released: Vec<SegmentId> = self.ready.drain(..surplus as usize).collect();
+        let released = self.ready.release(surplus);
         for number in &released {
             *self.entry(*number) = Segment::default();
         }
@@ -197,7 +200,7 @@ impl SegmentTable {
 
     /// Opens a ready segment.
     pub fn open(&mut self, lifetime: u8) -> Option<(SegmentId, Incarnation)> {
-        let number = self.ready.pop_front()?;
+        let number = self.ready.take()?;
         // Whatever else goes wrong: two incarnations at once in one segment would lose data.
         assert_eq!(self.get(number).state, State::Ready, "segment {number} is opened");
         let incarnation = self.new_incarnation();
@@ -300,17 +303,17 @@ impl SegmentTable {
         self.dead.extend(numbers);
     }
 
-    /// The checkpoint is durable. Up to `keep` segments become ready for use as they are; the
-    /// others are returned, to be given back to the host.
+    /// The checkpoint is durable. Segments become ready for use as they are until there are `keep` of
+    /// those; the others are returned, to be given back to the host.
     pub fn release_dead(&mut self, mut numbers: Vec<SegmentId>, keep: u32) -> Vec<SegmentId> {
         for number in &numbers {
             assert_eq!(self.get(*number).state, State::Dead, "segment {number} is freed");
         }
-        let kept = keep.saturating_sub(self.ready()).min(numbers.len() as u32);
+        let kept = keep.saturating_sub(self.ready.recycled()).min(numbers.len() as u32);
         let released = numbers.split_off(kept as usize);
         for number in numbers {
-            *self.entry(number) = Segment::default();
-            self.make_ready(number);
+            *self.entry(number) = Segment { state: State::Ready, ..Segment::default() };
+            self.ready.add_recycled(number);
         }
         for number in &released {
             *self.entry(*number) = Segment::default();

@@ -310,7 +310,7 @@ impl Maintenance {
 
     /// Frees segments that nothing on the medium leads to any more.
     fn release(&mut self, dead: Vec<SegmentId>) {
-        let keep = self.ready_kept_in_use();
+        let keep = self.recycled_kept_in_use();
         let released = self.core.append_state().segments.release_dead(dead, keep);
         self.punch(&released);
         self.announce_room();

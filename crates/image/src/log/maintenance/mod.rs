@@ -275,7 +275,7 @@ impl Maintenance {
         self.make_room()
     }
 
-    fn interval(&self) -> u64 {
+    pub fn interval(&self) -> u64 {
         let map = self.leaves.len() as u64 * 4 + u64::from(self.root.blocks);
         (INTERVAL_MAPS * map).clamp(INTERVAL_MIN_BLOCKS, INTERVAL_MAX_BLOCKS)
     }

@@ -11,7 +11,7 @@ use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileOp;
 use tracing::warn;
 
-use super::{INTERVAL_MIN_BLOCKS, Maintenance, Progress};
+use super::{Maintenance, Progress};
 use crate::log::append::{AppendState, FULL_RETRY, Head};
 use crate::log::ids::{Incarnation, SegmentId};
 
@@ -204,13 +204,13 @@ impl Maintenance {
         }
     }
 
-    /// How many freed segments are kept for use as they are while guests write.
-    pub fn ready_kept_in_use(&self) -> u32 {
+    /// How many freed segments are kept for use as they are while guests write. Those that were never
+    /// written do not count: they must not displace the others.
+    pub fn recycled_kept_in_use(&self) -> u32 {
         let state = self.core.append_state();
-        let pool = INTERVAL_MIN_BLOCKS as u32 / self.core.shape.segment_blocks;
+        let pool = self.interval() as u32 / self.core.shape.segment_blocks;
         let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);
-        // What was got ahead must not displace those that have been written before.
-        state.kept_from_writes(&self.core.map) + pool + self.space.segments - 1
+        state.kept_from_writes(&self.core.map) + pool
     }
 
     /// Ready segments beyond those that are kept when nothing is written.

@@ -151,3 +151,23 @@ fn segments_behind_the_limit_were_borrowed_and_are_not_used_again() {
     let mut table = with_free(8, &[9, 8, 7]);
     assert_eq!(table.take_all_free(), ids(&[7]));
 }
+
+/// Space that was never written costs more to write, and must not displace what was.
+#[test]
+fn what_was_written_before_is_kept_beside_fresh_segments_and_opened_first() {
+    let mut table = with_free(16, &[1, 2, 3, 4, 5, 6]);
+    [1, 2, 3].map(SegmentId::new).into_iter().for_each(|number| table.make_ready(number));
+    let used: Vec<SegmentId> = (0..3).map(|_| table.open(0).unwrap().0).collect();
+    used.iter().for_each(|number| table.seal(*number, 1));
+    [4, 5, 6].map(SegmentId::new).into_iter().for_each(|number| table.make_ready(number));
+    let dead = table.take_dead();
+    assert_eq!(table.release_dead(dead, 2), ids(&[3]), "two are kept, whatever is fresh");
+    assert_eq!(table.ready(), 5);
+    let opened: Vec<SegmentId> = (0..3).map(|_| table.open(0).unwrap().0).collect();
+    assert_eq!(opened, ids(&[1, 2, 4]), "in the order of their death, then fresh ones");
+    opened.iter().for_each(|number| table.seal(*number, 2));
+    let dead = table.take_dead();
+    assert_eq!(table.release_dead(dead, 1), ids(&[2, 4]));
+    assert_eq!(table.release_ready(1), ids(&[5, 6]), "fresh ones go back to the host first");
+    assert_eq!(table.open(0).unwrap().0, SegmentId::new(1));
+}

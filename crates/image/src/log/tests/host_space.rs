@@ -72,7 +72,7 @@ fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
         fixture.core.append_state().segments.set_limit(segments);
         let kept = kept_from_writes(&fixture);
         assert!(kept > 1);
-        assert_eq!(fixture.maintenance.ready_kept_in_use(), kept + pool, "{segments} segments");
+        assert_eq!(fixture.maintenance.recycled_kept_in_use(), kept + pool, "{segments} segments");
     }
 }
 
