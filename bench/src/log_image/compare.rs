@@ -9,13 +9,11 @@ use clap::Args;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 
 use super::contender::{Contender, Place, stop};
-use super::default_dir;
 use super::point::{POINTS, Point};
+use super::run_args::RunArgs;
 use super::settle::{Settle, settle};
-use crate::document;
 use crate::host::{Host, commit};
 use crate::markdown::thousands;
-use crate::point::selected;
 use crate::series::{Series, Spread};
 use crate::size::parse_size;
 
@@ -34,26 +32,14 @@ pub struct CompareArgs {
     /// Bytes that are read and written, of each image.
     #[arg(long, default_value = "4G", value_parser = parse_size)]
     size: u64,
-    /// Only points whose name contains this; may be given several times.
-    #[arg(long, value_name = "PATTERN")]
-    only: Vec<String>,
     /// Print the names of the points and do nothing.
     #[arg(long)]
     list: bool,
     /// How images are put in order before they are read in sequence.
     #[arg(long, value_enum, default_value_t = Settle::Compact)]
     settle: Settle,
-    /// Add to the figures that earlier runs have kept in this file, and keep all of them there.
-    #[arg(long, value_name = "FILE")]
-    keep: Option<PathBuf>,
-    /// Rewrite the table between the log markers of this file.
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// Directory of the images, on the file system to be measured.
-    #[arg(long, default_value_os_t = default_dir())]
-    dir: PathBuf,
     #[command(flatten)]
-    place: Place,
+    run: RunArgs,
 }
 
 /// Time before measuring starts.
@@ -68,34 +54,25 @@ const BLOCK_BYTES: u64 = 4096;
 
 /// Measures what was asked for, and prints the table.
 pub fn compare(args: &CompareArgs) -> Result<()> {
-    let chosen: Vec<&Point> =
-        POINTS.iter().filter(|point| selected(point.name, &args.only)).collect();
-    ensure!(!chosen.is_empty(), "no point matches {:?}; see --list", args.only);
+    let chosen = args.run.choose(&POINTS, |point| point.name)?;
     if args.list {
         chosen.iter().for_each(|point| println!("{:<26} {}", point.name, point.title));
         return Ok(());
     }
-    std::fs::create_dir_all(&args.dir)?;
-    let host = Host::inspect(Vec::new(), &args.dir);
+    std::fs::create_dir_all(&args.run.dir)?;
+    let host = Host::inspect(Vec::new(), &args.run.dir);
     let of = format!("log {} {} {}", commit(), args.runtime, args.size);
-    let mut series = match &args.keep {
-        Some(path) => Series::load(path, &of)?,
-        None => Series::new(&of),
-    };
+    let mut series = args.run.series(&of)?;
     let bench = Bench { args };
     bench.make(&chosen)?;
     for round in 0..args.rounds {
         for point in &chosen {
             bench.round(round, point, &mut series).with_context(|| point.name)?;
         }
-        if let Some(path) = &args.keep {
-            series.save(path)?;
-        }
+        args.run.save(&series)?;
     }
     bench.remove()?;
-    let text = report(args, &host, &chosen, &series);
-    println!("{text}");
-    args.markdown.as_ref().map_or(Ok(()), |path| document::update(path, "log", &text))
+    args.run.publish("log", &report(args, &host, &chosen, &series))
 }
 
 struct Bench<'a> {
@@ -105,7 +82,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// All images, every block of them written. The raw one stays for the next run.
     fn make(&self, points: &[&Point]) -> Result<()> {
-        let place = &self.args.place;
+        let place = &self.args.run.place;
         place.fill_raw(&self.raw(), self.args.size)?;
         for settled in [false, true] {
             if points.iter().any(|point| point.settled == settled) {
@@ -131,11 +108,11 @@ impl Bench<'_> {
     }
 
     fn raw(&self) -> PathBuf {
-        self.args.dir.join(format!("log-{}.raw", self.args.size))
+        self.args.run.dir.join(format!("log-{}.raw", self.args.size))
     }
 
     fn log(&self, settled: bool) -> PathBuf {
-        self.args.dir.join(if settled { "settled.flow" } else { "log.flow" })
+        self.args.run.dir.join(if settled { "settled.flow" } else { "log.flow" })
     }
 
     /// Bytes of an image that are used.
@@ -165,7 +142,7 @@ impl Bench<'_> {
             let overwrite =
                 |load: LoadOptions| load.workload("randwrite").iodepth(32).ops(span / BLOCK_BYTES);
             self.serve_and_load(&image, 1, span, overwrite)?;
-            settle(self.args.settle, &self.args.place, &image)?;
+            settle(self.args.settle, &self.args.run.place, &image)?;
         }
         let limit = Limit::Time { ramp: RAMP, runtime: Duration::from_secs_f64(self.args.runtime) };
         self.serve_and_load(&image, contender.queues(point.queues), span, |load| LoadOptions {
@@ -184,10 +161,10 @@ impl Bench<'_> {
         span: u64,
         shape: impl FnOnce(LoadOptions) -> LoadOptions,
     ) -> Result<LoadReport> {
-        let Place { client_cpu, .. } = self.args.place;
-        let socket = self.args.dir.join("log.sock");
+        let Place { client_cpu, .. } = self.args.run.place;
+        let socket = self.args.run.dir.join("log.sock");
         let direct = ["--direct", "on"].map(str::to_owned);
-        let mut daemon = self.args.place.serve(image, &socket, queues, &direct)?;
+        let mut daemon = self.args.run.place.serve(image, &socket, queues, &direct)?;
         let mut load = LoadOptions::new(&socket);
         load.client = load.client.queues(queues);
         (load.threads, load.cpus) = (1, vec![client_cpu]);
@@ -217,8 +194,8 @@ fn report(args: &CompareArgs, host: &Host, points: &[&Point], series: &Series) -
         host.sentence(),
         args.size >> 20,
         host.device,
-        args.place.server_cpu,
-        args.place.client_cpu,
+        args.run.place.server_cpu,
+        args.run.place.client_cpu,
         args.runtime,
         RAMP.as_secs_f64(),
     );

@@ -10,6 +10,7 @@ mod map;
 mod open;
 mod parts;
 mod point;
+mod run_args;
 mod settle;
 mod share;
 mod steady;
@@ -19,7 +20,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-pub use contender::{Place, stop, succeed};
+pub use contender::{stop, succeed};
+pub use run_args::RunArgs;
 
 /// What to measure.
 #[derive(Debug, Args)]
@@ -34,7 +36,8 @@ pub struct LogArgs {
 
 #[derive(Debug, Subcommand)]
 enum Other {
-    /// Writes to full disks until cleaning is steady: write amplification, rate, latency.
+    /// Writes to full disks until cleaning is steady: write amplification, rate, latency. On a tmpfs,
+    /// amplification is that of any disk, and latency is not.
     Steady(steady::SteadyArgs),
     /// Time until a daemon serves a large image, after a clean stop and after a kill.
     Open(open::OpenArgs),

@@ -14,14 +14,12 @@ use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport, run};
 use rustix::fs::statfs;
 
-use super::contender::{Place, stop};
-use super::default_dir;
+use super::contender::stop;
 use super::parts::Parts;
+use super::run_args::RunArgs;
 use super::settle::stats;
 use super::share::{greedy, live_share, reserve_for};
-use crate::document;
 use crate::host::{Host, commit};
-use crate::point::selected;
 use crate::series::{Series, Spread};
 use crate::size::parse_size;
 
@@ -40,11 +38,6 @@ pub struct SteadyArgs {
     /// How often a disk is overwritten while measuring.
     #[arg(long, default_value_t = 4)]
     measured: u64,
-    /// Only cases whose name contains this (uniform-50 to uniform-90 by live blocks, zipf-50 to zipf-80 by what the reserve
-    /// leaves); may be given
-    /// several times.
-    #[arg(long, value_name = "PATTERN")]
-    only: Vec<String>,
     /// Leave out the load on an image where nothing is cleaned.
     #[arg(long)]
     skip_room: bool,
@@ -54,23 +47,13 @@ pub struct SteadyArgs {
     /// Further arguments for `flowstone serve`.
     #[arg(long, value_name = "ARG", allow_hyphen_values = true)]
     serve_arg: Vec<String>,
-    /// Add to the figures that earlier runs have kept in this file, and keep all of them there.
-    #[arg(long, value_name = "FILE")]
-    keep: Option<PathBuf>,
-    /// Rewrite the table between the steady markers of this file (steady-disk, unless the images are in
-    /// memory).
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// Directory of the images; on a tmpfs, amplification is that of the disk, and latency is not.
-    #[arg(long, default_value_os_t = default_dir())]
-    dir: PathBuf,
     #[command(flatten)]
-    place: Place,
+    run: RunArgs,
 }
 
 impl SteadyArgs {
     fn image(&self) -> PathBuf {
-        self.dir.join("steady.flow")
+        self.run.dir.join("steady.flow")
     }
 
     /// For `flowstone create`.
@@ -142,26 +125,18 @@ const P99_TARGET: f64 = 2.5;
 
 /// Measures what was asked for, and prints the table.
 pub fn measure(args: &SteadyArgs) -> Result<()> {
-    let chosen: Vec<&Case> = CASES.iter().filter(|it| selected(it.name, &args.only)).collect();
-    ensure!(!chosen.is_empty(), "no case matches {:?}", args.only);
+    let chosen = args.run.choose(&CASES, |case| case.name)?;
     ensure!(args.measured > 0, "nothing is measured in no overwrites");
-    std::fs::create_dir_all(&args.dir)?;
-    let host = Host::inspect(Vec::new(), &args.dir);
+    std::fs::create_dir_all(&args.run.dir)?;
+    let host = Host::inspect(Vec::new(), &args.run.dir);
     let of = format!("steady {} {} {:?} {:?}", commit(), args.size, args.segment, args.serve_arg);
-    let mut series = match &args.keep {
-        Some(path) => Series::load(path, &of)?,
-        None => Series::new(&of),
-    };
+    let mut series = args.run.series(&of)?;
     for case in &chosen {
         one_case(args, case, &mut series).with_context(|| case.name)?;
-        if let Some(path) = &args.keep {
-            series.save(path)?;
-        }
+        args.run.save(&series)?;
     }
-    let text = report(args, &host, &series);
-    println!("{text}");
-    let marker = if is_memory(&args.dir) { "steady" } else { "steady-disk" };
-    args.markdown.as_ref().map_or(Ok(()), |path| document::update(path, marker, &text))
+    let marker = if is_memory(&args.run.dir) { "steady" } else { "steady-disk" };
+    args.run.publish(marker, &report(args, &host, &series))
 }
 
 fn is_memory(dir: &Path) -> bool {
@@ -175,7 +150,7 @@ fn one_case(args: &SteadyArgs, case: &Case, series: &mut Series) -> Result<()> {
         Fullness::Reserve { percent, .. } => percent,
         Fullness::Share(share) => {
             let (image, more) = (args.image(), args.create_options());
-            reserve_for(&args.place, &image, args.size, &more, share)?
+            reserve_for(&args.run.place, &image, args.size, &more, share)?
         }
     };
     let mut disk = Disk::make(args, args.size, &["--reserve".to_owned(), reserve.to_string()])?;
@@ -222,11 +197,11 @@ impl<'a> Disk<'a> {
     fn make(args: &'a SteadyArgs, bytes: u64, more: &[String]) -> Result<Self> {
         let image = args.image();
         let (socket, control) = (image.with_extension("sock"), image.with_extension("control"));
-        args.place.create_log(&image, bytes, &[&args.create_options(), more].concat())?;
-        let live_share = live_share(&args.place, &image, bytes)?;
+        args.run.place.create_log(&image, bytes, &[&args.create_options(), more].concat())?;
+        let live_share = live_share(&args.run.place, &image, bytes)?;
         let mut serve = vec!["--control".to_owned(), control.display().to_string()];
         serve.extend_from_slice(&args.serve_arg);
-        let daemon = args.place.serve(&image, &socket, 1, &serve)?;
+        let daemon = args.run.place.serve(&image, &socket, 1, &serve)?;
         Ok(Self { args, image, socket, control, live_share, daemon })
     }
 
@@ -243,7 +218,7 @@ impl<'a> Disk<'a> {
     fn load(&self, load: LoadOptions) -> Result<LoadReport> {
         let report = run(&LoadOptions {
             threads: 1,
-            cpus: vec![self.args.place.client_cpu],
+            cpus: vec![self.args.run.place.client_cpu],
             completion: Completion::Eventfd,
             span_bytes: self.args.size,
             stall_timeout: Duration::from_secs(60),
@@ -254,7 +229,7 @@ impl<'a> Disk<'a> {
     }
 
     fn parts(&self) -> Result<Parts> {
-        Parts::of(&stats(&self.args.place, &self.control)?["disks"][0]["log"])
+        Parts::of(&stats(&self.args.run.place, &self.control)?["disks"][0]["log"])
     }
 
     fn remove(&mut self) -> Result<()> {

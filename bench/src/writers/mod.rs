@@ -15,11 +15,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_testkit::load::{Completion, LoadOptions, run};
 
-use crate::document;
 use crate::host::{Host, commit};
 use crate::image::fill;
-use crate::log_image::{Place, default_dir, stop};
-use crate::point::selected;
+use crate::log_image::{RunArgs, stop};
 use crate::series::Series;
 use crate::size::parse_size;
 use environment::{ENVIRONMENTS, Environment, Ground};
@@ -39,24 +37,11 @@ pub struct WritersArgs {
     /// Seconds of rest between two measurements.
     #[arg(long, default_value_t = 1.0)]
     pause: f64,
-    /// Only environments whose name contains this (ext4-none, xfs, btrfs, loop-mq-deadline, loop-kyber,
-    /// loop-bfq); may be given several times.
-    #[arg(long, value_name = "PATTERN")]
-    only: Vec<String>,
     /// Only sequential or only random writes.
     #[arg(long, value_parser = ["write", "randwrite"])]
     rw: Option<String>,
-    /// Add to the figures that earlier runs have kept in this file, and keep all of them there.
-    #[arg(long, value_name = "FILE")]
-    keep: Option<PathBuf>,
-    /// Rewrite the table between the writers markers of this file.
-    #[arg(long, value_name = "FILE")]
-    markdown: Option<PathBuf>,
-    /// Directory of the images, on ext4.
-    #[arg(long, default_value_os_t = default_dir())]
-    dir: PathBuf,
     #[command(flatten)]
-    place: Place,
+    run: RunArgs,
 }
 
 const WRITERS: usize = 8;
@@ -88,33 +73,24 @@ impl Who {
 
 /// Carries out the subcommand.
 pub fn writers(args: &WritersArgs) -> Result<()> {
-    let chosen: Vec<&Environment> =
-        ENVIRONMENTS.iter().filter(|it| selected(it.name, &args.only)).collect();
-    ensure!(!chosen.is_empty(), "no environment matches {:?}", args.only);
+    let chosen = args.run.choose(&ENVIRONMENTS, |it| it.name)?;
     for bytes in [args.job_size, args.small_job_size] {
         ensure!(bytes > 0 && bytes % (1 << 20) == 0, "a job is a number of MiB, not {bytes} bytes");
     }
-    std::fs::create_dir_all(&args.dir)?;
-    let dir = args.dir.canonicalize()?;
+    std::fs::create_dir_all(&args.run.dir)?;
+    let dir = args.run.dir.canonicalize()?;
     let host = Host::inspect(Vec::new(), &dir);
     let of = format!("writers {} {} {}", commit(), args.job_size, args.small_job_size);
-    let mut series = match &args.keep {
-        Some(path) => Series::load(path, &of)?,
-        None => Series::new(&of),
-    };
+    let mut series = args.run.series(&of)?;
     let mut skipped = Vec::new();
     for environment in &chosen {
         if let Err(error) = in_environment(args, environment, &dir, &mut series) {
             eprintln!("{}: {error:#}", environment.name);
             skipped.push((environment.name, format!("{error:#}")));
         }
-        if let Some(path) = &args.keep {
-            series.save(path)?;
-        }
+        args.run.save(&series)?;
     }
-    let text = table::render(args, &host, &series, &skipped);
-    println!("{text}");
-    args.markdown.as_ref().map_or(Ok(()), |path| document::update(path, "writers", &text))
+    args.run.publish("writers", &table::render(args, &host, &series, &skipped))
 }
 
 /// Everything in one environment. The environment goes, whatever became of it.
@@ -174,14 +150,14 @@ fn measure(args: &WritersArgs, dir: &Path, who: Who, rw: &str, job: u64) -> Resu
         Who::Log => dir.join("writers.flow"),
     };
     if who == Who::Log {
-        args.place.create_log(&image, disk, &[])?;
+        args.run.place.create_log(&image, disk, &[])?;
     }
-    let socket = args.dir.join("writers.sock");
+    let socket = args.run.dir.join("writers.sock");
     // Direct I/O where the file system says what that demands; btrfs does not.
-    let mut daemon = args.place.serve(&image, &socket, queues, &[])?;
+    let mut daemon = args.run.place.serve(&image, &socket, queues, &[])?;
     let mut load = LoadOptions::new(&socket).workload(rw).iodepth(IODEPTH);
     load.client = load.client.queues(queues);
-    (load.threads, load.cpus) = (1, vec![args.place.client_cpu]);
+    (load.threads, load.cpus) = (1, vec![args.run.place.client_cpu]);
     (load.completion, load.parts) = (Completion::Eventfd, true);
     load.span_bytes = queues as u64 * job;
     let report = run(&load.ops(queues as u64 * job / BLOCK_BYTES))?;

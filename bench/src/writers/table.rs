@@ -27,8 +27,8 @@ pub fn render(
         args.job_size >> 20,
         host.device,
         args.small_job_size >> 20,
-        args.place.server_cpu,
-        args.place.client_cpu,
+        args.run.place.server_cpu,
+        args.run.place.client_cpu,
     );
     text += "| environment | writes | runs | raw | one raw writer | log | log / raw | log / one raw writer |\n";
     text += "|---|---|---:|---:|---:|---:|---:|---:|\n";
