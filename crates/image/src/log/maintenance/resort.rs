@@ -1,6 +1,6 @@
 //! The idle-time pass: what guests have scattered is put in the order of its LBAs again while they do
-//! nothing, one leaf of the map at a time, so that sequential readers find it in sequence. It has a
-//! budget in bytes per day, and stops when a guest does anything.
+//! nothing, half a segment at a time and up to 8 MiB, so that sequential readers find it in sequence. It has
+//! a budget in bytes per day, and stops when a guest does anything.
 
 use std::time::{Duration, Instant};
 

@@ -147,8 +147,8 @@ fn errors_of_the_host_lose_nothing() {
         let _ = resort(&mut fixture);
         fixture.disk.clear_faults();
         assert!(fixture.contents() == before);
-        let (disk, model) = fixture.close();
-        drop((disk, model));
+        fixture.check();
+        fixture.close();
     }
 }
 
