@@ -43,6 +43,8 @@ pub(super) struct Harvest {
 /// The part of a worker that changes all the time.
 struct Shift {
     stats: Stats,
+    /// What came back after the end.
+    late: Stats,
     clock: Instant,
     answers: u64,
     disarmed_at: u64,
@@ -177,6 +179,7 @@ impl Shift {
     fn new() -> Self {
         Shift {
             stats: Stats::new(),
+            late: Stats::new(),
             clock: Instant::now(),
             answers: 0,
             disarmed_at: 0,
@@ -195,7 +198,9 @@ impl Shift {
     #[inline]
     fn serve(&mut self, lane: &mut Lane) -> Result<()> {
         let now_ns = self.now_ns();
-        self.answers += lane.reap(now_ns, &mut self.stats)?;
+        // What comes back after the end was not done in the time that is measured.
+        let stats = if self.ended.is_some() { &mut self.late } else { &mut self.stats };
+        self.answers += lane.reap(now_ns, stats)?;
         let gap_ns = now_ns - self.answered_ns;
         self.stats.longest_gap_ns = self.stats.longest_gap_ns.max(gap_ns);
         self.answered_ns = now_ns;
@@ -224,7 +229,9 @@ impl Shift {
         }
     }
 
-    fn harvest(self, lanes: Vec<Lane>) -> Harvest {
+    fn harvest(mut self, lanes: Vec<Lane>) -> Harvest {
+        self.stats.errors += self.late.errors;
+        self.stats.first_error = self.stats.first_error.or(self.late.first_error);
         let (end, cpu_end) = self.ended.unwrap_or(self.started);
         let elapsed = end.duration_since(self.started.0);
         Harvest { lanes, stats: self.stats, elapsed, cpu: cpu_end.saturating_sub(self.started.1) }
