@@ -40,6 +40,7 @@ pub fn page() -> Result<String> {
     for key in keys::of_file() {
         page += &match key {
             "disk" => paragraph("[[disk]]", "Begins a disk; repeat for several"),
+            "group" => paragraph("[[group]]", "Begins a group of disks that share a limit"),
             _ if keys::of_disk().contains(&key) => {
                 paragraph(&entry(serve, key)?.0, "For each disk that does not say itself")
             }
@@ -48,9 +49,43 @@ pub fn page() -> Result<String> {
     }
     page += ".SH KEYS OF A DISK\nName, socket and one of image and backend are needed.\n";
     for key in keys::of_disk() {
-        page += &of_option(serve, key)?;
+        page += &match of_several(key) {
+            Some((value, help)) => paragraph(&format!("{key} = {value}"), help),
+            None => of_option(serve, key)?,
+        };
+    }
+    page += ".SH KEYS OF A GROUP\nA name is needed. Disks name it with their key group.\n";
+    for key in keys::of_group() {
+        let (value, help) = of_a_group(key).with_context(|| format!("a group's {key}"))?;
+        page += &paragraph(&format!("{key} = {value}"), help);
     }
     Ok(page + EXAMPLE)
+}
+
+/// What a disk has only beside others, which `serve` has no option for.
+fn of_several(key: &str) -> Option<(&'static str, &'static str)> {
+    match key {
+        "group" => Some(("\"NAME\"", "The [[group]] whose limit it shares")),
+        "weight" => Some((
+            "N",
+            "How much the disk gets, beside others, of a device and of its group's limit: 1 to 10000 \
+             [default: 100]",
+        )),
+        _ => None,
+    }
+}
+
+fn of_a_group(key: &str) -> Option<(&'static str, &'static str)> {
+    match key {
+        "name" => Some(("\"NAME\"", "What disks call it")),
+        "iops" => Some(("N", "Requests that its disks may use together in a second")),
+        "bw" => Some(("\"SIZE\"", "Bytes that its disks may use together in a second")),
+        "burst" => Some((
+            "\"TIME\"",
+            "So much of what its disks have not used they may use later, as 2s or 500ms [default: 10ms]",
+        )),
+        _ => None,
+    }
 }
 
 fn of_option(serve: &clap::Command, key: &str) -> Result<String> {
@@ -100,11 +135,17 @@ mod tests {
     #[test]
     fn the_page_has_every_key_that_the_parser_knows() {
         let page = page().unwrap();
-        let (file, disk) = page.split_once(".SH KEYS OF A DISK").unwrap();
-        for (text, keys) in [(file, keys::of_file()), (disk, keys::of_disk())] {
+        let (file, rest) = page.split_once(".SH KEYS OF A DISK").unwrap();
+        let (disk, group) = rest.split_once(".SH KEYS OF A GROUP").unwrap();
+        let keys = [(file, keys::of_file()), (disk, keys::of_disk()), (group, keys::of_group())];
+        for (text, keys) in keys {
             assert!(keys.len() >= 4, "{keys:?}");
-            for key in keys.iter().filter(|key| **key != "disk") {
-                assert!(text.contains(&format!(".B {} = ", roff(key))), "no {key} in {text}");
+            for key in keys {
+                let wanted = match key {
+                    "disk" | "group" if text == file => format!(".B [[{key}]]"),
+                    _ => format!(".B {} = ", roff(key)),
+                };
+                assert!(text.contains(&wanted), "no {key} in {text}");
             }
         }
     }

@@ -15,24 +15,28 @@
 mod choices;
 mod file;
 pub mod keys;
+mod label;
+mod source;
 mod text;
 mod vm;
 
 use std::path::{Path, PathBuf};
 
 use flowstone_block::{Error, Result};
-use flowstone_fileio::{Access, DirectChoice, EngineChoice, FileOpener, LockPatience, OpenOptions};
-use flowstone_image::{DiscardMode, Format, ImageOptions};
+use flowstone_fileio::{DirectChoice, EngineChoice};
+use flowstone_image::{DiscardMode, Format};
 use serde::Deserialize;
-use tracing::info;
 
 pub use self::choices::{Backend, Choice, Pdc, PollMode, Resort};
 use self::file::ConfigFile;
+use self::label::check_label;
+pub use self::source::Source;
 use self::text::{one_line, optional_text, text_or_default, texts};
 pub use self::vm::VmSpec;
 use crate::cache_config::CacheConfig;
 use crate::layer_spec::{DetectZeroes, LayerSpec};
 use crate::pollers::PollersConfig;
+use crate::qos_config::{GroupConfig, GroupTable, Limit, Weight, weight};
 use crate::{CpuList, CpuShare, SocketGroup, SocketMode};
 
 /// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
@@ -58,6 +62,8 @@ pub struct Config {
     pub cache: Option<CacheConfig>,
     /// The threads that run queues.
     pub pollers: PollersConfig,
+    /// What disks may use together.
+    pub groups: Vec<GroupConfig>,
     /// The disks.
     pub disks: Vec<DiskConfig>,
     /// Why some disks of the file are not among them.
@@ -117,6 +123,14 @@ pub struct DiskConfig {
     /// Whether its journals are kept out of caches.
     #[serde(default, deserialize_with = "text_or_default")]
     pub pdc: Pdc,
+    /// What it may use in a second.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub limit: Limit,
+    /// The group that it shares a limit with.
+    pub group: Option<String>,
+    /// How much it gets of what disks share, beside others.
+    #[serde(default, deserialize_with = "weight")]
+    pub weight: Weight,
     /// The VM that uses it, where that is not to be found out.
     #[serde(default, deserialize_with = "text_or_default")]
     pub vm: VmSpec,
@@ -140,17 +154,6 @@ pub struct DiskConfig {
     pub layers: Vec<LayerSpec>,
 }
 
-/// Where a disk's data is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source<'config> {
-    /// Nowhere.
-    Null(u64),
-    /// In the daemon's memory.
-    Mem(u64),
-    /// In the image at this path.
-    Image(&'config Path, Format),
-}
-
 /// Why there cannot be such a disk, and what to do.
 struct Refusal {
     why: String,
@@ -172,6 +175,10 @@ impl Config {
             file.cache().map_err(|Refusal { why, advice }| Error::invalid(&name, why, advice))?;
         let pollers = file.pollers();
         let mut config = Self { control: file.control.clone(), cache, pollers, ..Self::default() };
+        for group in &file.groups {
+            let added = config.add_group(group);
+            added.map_err(|why| Error::invalid(&name, why, "correct the [[group]]"))?;
+        }
         for (index, table) in file.disks.iter().enumerate() {
             let line = text[..table.span().start].matches('\n').count() + 1;
             let added = file.disk(table).and_then(|disk| config.add(disk));
@@ -214,7 +221,24 @@ impl Config {
         if self.disks.iter().any(|other| other.socket == disk.socket) {
             return taken(format!("two disks share the socket {path}"));
         }
+        let is_its_group = |group: &GroupConfig| disk.group.as_ref() == Some(&group.name);
+        if let Some(group) = &disk.group
+            && !self.groups.iter().any(is_its_group)
+        {
+            let why = format!("there is no [[group]] called `{group}`");
+            return Err(Refusal { why, advice: "add it, or leave `group` out" });
+        }
         self.disks.push(disk);
+        Ok(())
+    }
+
+    fn add_group(&mut self, table: &GroupTable) -> std::result::Result<(), String> {
+        let group = table.read()?;
+        check_label("name", "group", &group.name, NAME_BYTES_MAX)?;
+        if self.groups.iter().any(|other| other.name == group.name) {
+            return Err(format!("two groups are called `{}`", group.name));
+        }
+        self.groups.push(group);
         Ok(())
     }
 }
@@ -253,6 +277,9 @@ impl DiskConfig {
             detect_zeroes: DetectZeroes::default(),
             journal_ioprio: JOURNAL_IOPRIO_DEFAULT,
             pdc: Pdc::default(),
+            limit: Limit::default(),
+            group: None,
+            weight: Weight::default(),
             vm: VmSpec::default(),
             engine: Choice::default(),
             direct: Choice::default(),
@@ -267,9 +294,9 @@ impl DiskConfig {
     fn check(&self) -> std::result::Result<(), Refusal> {
         let refuse = |why: String, advice| Err(Refusal { why, advice });
         let unfit = |why| Refusal { why, advice: "choose another one" };
-        check_label("name", &self.name, NAME_BYTES_MAX).map_err(unfit)?;
+        check_label("name", "disk", &self.name, NAME_BYTES_MAX).map_err(unfit)?;
         if let Some(serial) = &self.serial {
-            check_label("serial", serial, SERIAL_BYTES_MAX).map_err(unfit)?;
+            check_label("serial", "disk", serial, SERIAL_BYTES_MAX).map_err(unfit)?;
         }
         if self.queues == 0 || self.queues > QUEUES_MAX {
             return refuse(format!("{} queues", self.queues), QUEUES_ADVICE);
@@ -283,50 +310,6 @@ impl DiskConfig {
             return refuse(why.into(), "use --discard deallocate or --detect-zeroes on");
         }
         Ok(())
-    }
-
-    /// Where the data is; says what is missing or too much.
-    pub fn source(&self) -> Result<Source<'_>> {
-        let refuse = |why| {
-            let advice = "give an image, or a backend such as null:8G or mem:1G";
-            Err(Error::invalid(format!("disk {}", self.name), why, advice))
-        };
-        match (&self.image, self.backend) {
-            (Some(_), Some(_)) => refuse("it has both an image and a backend"),
-            (None, None) => refuse("it has neither an image nor a backend"),
-            (None, Some(Backend::Null(bytes))) => Ok(Source::Null(bytes)),
-            (None, Some(Backend::Mem(bytes))) => Ok(Source::Mem(bytes)),
-            (Some(path), None) => Ok(Source::Image(path, Format::choose(self.format, path)?)),
-        }
-    }
-
-    /// How its image is opened, by `opener`.
-    pub fn image_options(&self, opener: FileOpener) -> ImageOptions {
-        let access = if self.readonly { Access::Read } else { Access::Write };
-        let file = OpenOptions {
-            direct: self.direct.0,
-            dont_cache: self.pdc == Pdc::On,
-            engine: self.engine.0,
-            lock_patience: LockPatience::telling(|text| info!("{text}")),
-            ..OpenOptions::new(access)
-        };
-        let (discard, backing_dirs) = (self.discard, self.backing_dirs.clone());
-        let resort = self.resort.0;
-        ImageOptions { discard, opener, backing_dirs, resort, ..ImageOptions::new(file) }
-    }
-}
-
-/// A guest would read a longer serial as another one, and threads cannot be called just anything.
-fn check_label(what: &str, text: &str, bytes_max: usize) -> std::result::Result<(), String> {
-    match text {
-        "" => Err(format!("the {what} of a disk is empty")),
-        _ if text.len() > bytes_max => {
-            Err(format!("the disk's {what} {text:?} is longer than {bytes_max} bytes"))
-        }
-        _ if text.contains(char::is_control) => {
-            Err(format!("the disk's {what} {text:?} has control characters"))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -7,6 +7,8 @@
 //! <- {"error":{"kind":"busy","what":"resize vm1","why":"...","advice":"..."}}
 //! -> {"command":"resize","disk":"vm1","add_bytes":1073741824}
 //! <- {"ok":{"capacity_bytes":18253611008,"guest_told":true}}
+//! -> {"command":"set_disk","disk":"vm1","limit":"iops=20000","weight":200}
+//! <- {"ok":{"limit":{"iops":20000,...},"weight":200,...}}
 //! ```
 //! A unix socket that only its owner may use. Not on the data path: a slow client waits alone.
 //! Clients are bounded in number, and a command in the time that its line may take.
@@ -63,6 +65,27 @@ pub enum Command {
         /// how much larger it becomes. The daemon adds it up: of two clients, both are right.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         add_bytes: Option<u64>,
+    },
+    /// Change what a disk may use; what is not given stays.
+    SetDisk {
+        /// The disk's name or the path of its image.
+        disk: String,
+        /// The image that `disk` is where the client runs; `disk` is then no path to us.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        path: Option<PathBuf>,
+        /// Its whole limit, as `serve --limit` takes it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        limit: Option<String>,
+        /// Its weight beside others.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        weight: Option<u32>,
+    },
+    /// Change what the disks of a group may use together.
+    SetGroup {
+        /// The group's name.
+        group: String,
+        /// Its whole limit, as `serve --limit` takes it.
+        limit: String,
     },
 }
 

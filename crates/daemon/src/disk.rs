@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
 use crate::config::{DiskConfig, VmSpec};
+use crate::limited_runner::LimitedRunner;
 use crate::pollers::Pollers;
 use crate::runner::{DiskQueues, QueueTable};
 use crate::stack::Stack;
@@ -55,6 +56,7 @@ impl Disk {
         let queues = Arc::new(QueueTable::default());
         let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
         let runner = DiskQueues::new(&config, number, top, pollers, table);
+        let runner = LimitedRunner::new(runner, Arc::clone(&stack.limits));
         let options = DeviceOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),

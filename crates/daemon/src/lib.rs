@@ -1,6 +1,6 @@
 //! The daemon: wires stages into disks, runs their queues, and answers operators.
 //!
-//! `stack` is the only file that names more than one stage (front end, classification, cache, layers, images). A `Disk` is a stack with a socket;
+//! `stack` is the only file that names more than one stage (front end, classification, limits, cache, layers, images). A `Disk` is a stack with a socket;
 //! [`serve()`] runs all disks of a configuration until a signal ends them.
 
 mod cache_config;
@@ -16,11 +16,15 @@ mod disks;
 mod histogram;
 mod image_report;
 mod layer_spec;
+mod limited_runner;
 mod numa;
 mod numa_report;
 mod open_files;
 mod poller;
 mod pollers;
+mod qos_config;
+mod qos_control;
+mod qos_report;
 mod queue_task;
 mod report;
 mod resource_monitor;
@@ -41,4 +45,5 @@ pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketGroup, SocketMode};
 pub use layer_spec::{DetectZeroes, LayerSpec};
 pub use pollers::{PollerChoice, PollersConfig};
+pub use qos_config::{GroupConfig, Limit, Weight};
 pub use serve::serve;

@@ -15,6 +15,7 @@ use crate::disks::Disks;
 use crate::histogram::Snapshot;
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
 use crate::pollers::PollerReport;
+use crate::qos_report::{GroupReport, QosReport};
 use crate::vm_report::VmReport;
 
 /// The whole daemon.
@@ -30,6 +31,7 @@ pub struct Report {
     cache: Option<CacheReport>,
     vms: Vec<VmReport>,
     pollers: Vec<PollerReport>,
+    groups: Vec<GroupReport>,
     disks: Vec<DiskReport>,
 }
 
@@ -59,6 +61,9 @@ struct DiskReport {
     /// Absent without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<DiskCacheReport>,
+    /// What it may use.
+    #[serde(flatten)]
+    qos: QosReport,
     /// What became of discards; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     discards: Option<DiscardReport>,
@@ -143,6 +148,7 @@ impl Report {
         disks: &Disks,
         cache: Option<CacheReport>,
         pollers: Vec<PollerReport>,
+        groups: Vec<GroupReport>,
         uptime: Duration,
     ) -> Self {
         let serving = disks.serving();
@@ -151,6 +157,7 @@ impl Report {
             cache,
             vms: VmReport::of_all(&serving),
             pollers,
+            groups,
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
@@ -184,6 +191,7 @@ impl DiskReport {
             }),
             classes: ClassesReport::of(&disk.stack.classes),
             cache: disk.stack.cached.as_deref().map(DiskCacheReport::of),
+            qos: QosReport::of(&disk.stack.limits),
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),

@@ -28,6 +28,7 @@ use crate::disks::Disks;
 use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
+use crate::qos_report::GroupReport;
 use crate::report::Report;
 use crate::resource_monitor::ResourceMonitor;
 use crate::stack::{Shared, Stack};
@@ -51,7 +52,7 @@ struct Daemon {
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
     config.refused.iter().for_each(|error| error!("{error}"));
-    let shared = Shared::new(opener, config.cache)?;
+    let shared = Shared::new(opener, config.cache, &config.groups)?;
     run(config, shared).map_err(name_the_limit)
 }
 
@@ -189,7 +190,8 @@ impl Daemon {
                 let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
                 let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
                 let pollers = self.pollers.report();
-                let report = Report::of(&self.disks, cache, pollers, self.start.elapsed());
+                let groups = GroupReport::of_all(&self.shared.groups);
+                let report = Report::of(&self.disks, cache, pollers, groups, self.start.elapsed());
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
             Command::Numa => {
@@ -208,6 +210,11 @@ impl Daemon {
                 let (capacity, told) = disk.grow(change)?;
                 Ok(json!({ "capacity_bytes": capacity.bytes(), "guest_told": told }))
             }
+            Command::SetDisk { disk: name, path, limit, weight } => {
+                let disk = self.disks.find(&format!("disk set {name}"), &name, path.as_deref())?;
+                disk.set(limit.as_deref(), weight)
+            }
+            Command::SetGroup { group, limit } => self.shared.set_group(&group, &limit),
         }
     }
 

@@ -1,9 +1,10 @@
 //! The wiring: the only place that names two stages.
 //!
 //! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
-//! and the cache if these were asked for, then classification, then the diagnosis layers, the first named
-//! lowest.
+//! and the cache if these were asked for, then its limit, then classification, then the diagnosis layers,
+//! the first named lowest.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use flowstone_block::{Error, Layer, Result, SectorCount};
@@ -14,10 +15,12 @@ use flowstone_image::{Image, open};
 use flowstone_layers::{
     Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
 };
+use flowstone_qos::{DiskLimits, Group, Limited};
 
 use crate::cache_config::CacheConfig;
 use crate::config::{DiskConfig, Pdc, Source};
 use crate::layer_spec::LayerSpec;
+use crate::qos_config::GroupConfig;
 
 /// What all disks of a daemon share.
 pub struct Shared {
@@ -25,16 +28,24 @@ pub struct Shared {
     pub opener: FileOpener,
     /// Holds blocks of all disks, if there is one.
     pub cache: Option<Arc<Cache>>,
+    /// Disks that share a limit, by name.
+    pub groups: BTreeMap<String, Arc<Group>>,
 }
 
 impl Shared {
-    /// Makes the cache, if one was asked for.
-    pub fn new(opener: FileOpener, cache: Option<CacheConfig>) -> Result<Self> {
+    /// Makes the cache, if one was asked for, and the groups.
+    pub fn new(
+        opener: FileOpener,
+        cache: Option<CacheConfig>,
+        groups: &[GroupConfig],
+    ) -> Result<Self> {
+        let group = |it: &GroupConfig| (it.name.clone(), Group::new(it.name.clone(), it.limit));
+        let groups = groups.iter().map(group).collect();
         let make = |CacheConfig { limits, policy }| {
             let cache = Cache::new(limits.max, policy);
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
         };
-        Ok(Self { opener, cache: cache.map(make).transpose()? })
+        Ok(Self { opener, cache: cache.map(make).transpose()?, groups })
     }
 }
 
@@ -51,6 +62,8 @@ pub struct Stack {
     pub zeroes: Option<Arc<ZeroCounters>>,
     /// What the cache does for it, if there is one.
     pub cached: Option<Arc<CachedDisk>>,
+    /// What it may use, alone and in its group.
+    pub limits: Arc<DiskLimits>,
     /// What is known of the guest's file systems, and requests counted by class.
     pub classes: Arc<DiskClasses>,
     /// Counters of the `stats` layers, from the lowest up.
@@ -63,10 +76,12 @@ impl Stack {
         let (base, image) = Self::foundation(shared, config)?;
         let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
         let (base, cached) = Self::cache(base, shared, number, config.pdc);
-        let classify = Classify::new(base, config.journal_ioprio);
+        let limited = Self::limit(base, shared, config)?;
+        let limits = limited.disk();
+        let classify = Classify::new(Arc::new(limited), config.journal_ioprio);
         let classes = classify.classes();
         let top = Arc::new(classify);
-        let mut stack = Self { top, image, zeroes, cached, classes, counters: Vec::new() };
+        let mut stack = Self { top, image, zeroes, cached, limits, classes, counters: Vec::new() };
         for spec in &config.layers {
             stack.add(spec)?;
         }
@@ -114,6 +129,18 @@ impl Stack {
         let cached = Cached::new(base, Arc::clone(cache), number, pdc == Pdc::Off);
         let disk = cached.disk();
         (Arc::new(cached), Some(disk))
+    }
+
+    /// The layer is there without a limit, too: one may be set later.
+    fn limit(base: Arc<dyn Layer>, shared: &Shared, config: &DiskConfig) -> Result<Limited> {
+        let group = match &config.group {
+            None => Group::unnamed(),
+            Some(name) => shared.groups.get(name).map(Arc::clone).ok_or_else(|| {
+                let why = format!("there is no group called `{name}`");
+                Error::invalid(format!("disk {}", config.name), why, "add a [[group]]")
+            })?,
+        };
+        Ok(Limited::new(base, group, config.limit, config.weight))
     }
 
     fn add(&mut self, spec: &LayerSpec) -> Result<()> {

@@ -14,7 +14,7 @@ use super::source::Source;
 
 /// What the packages of the product, and of `crates/`, may depend on. An optional dependency is for
 /// tests.
-const MAY_KNOW: [(&str, &[&str]); 12] = [
+const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("reactor", &[]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
@@ -22,8 +22,12 @@ const MAY_KNOW: [(&str, &[&str]); 12] = [
     ("layers", &["block"]),
     ("classify", &["block"]),
     ("cache", &["block"]),
+    ("qos", &["block", "fileio"]),
     ("frontend", &["block"]),
-    ("daemon", &["reactor", "block", "fileio", "image", "layers", "classify", "cache", "frontend"]),
+    (
+        "daemon",
+        &["reactor", "block", "fileio", "image", "layers", "classify", "cache", "qos", "frontend"],
+    ),
     ("cli", &["block", "fileio", "image", "daemon"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
@@ -33,10 +37,11 @@ const MAY_KNOW: [(&str, &[&str]); 12] = [
 const TESTING: &str = "testing";
 
 /// The stages. A file is the image's own business.
-const STAGES: [(&str, &str); 6] = [
+const STAGES: [(&str, &str); 7] = [
     ("flowstone_frontend", "frontend"),
     ("flowstone_classify", "classify"),
     ("flowstone_cache", "cache"),
+    ("flowstone_qos", "qos"),
     ("flowstone_layers", "layers"),
     ("flowstone_image", "image"),
     ("flowstone_fileio", "image"),

@@ -7,16 +7,19 @@ mod create;
 mod info;
 mod resize;
 mod serve;
+mod set;
 mod stats;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
+use flowstone_daemon::Limit;
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
 
-use crate::args::Command;
+use crate::args::{Command, DiskCommand, GroupCommand};
 
 /// A tool that comes right after the kill of a daemon waits for it as the next daemon would.
 const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flowstone: {what}"));
@@ -32,6 +35,12 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Resize(args) => resize::run(&args),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
+        Command::Disk(args) => match args.command {
+            DiskCommand::Set(args) => set::disk(&args),
+        },
+        Command::Group(args) => match args.command {
+            GroupCommand::Set(args) => set::group(&args),
+        },
     }
 }
 
@@ -62,6 +71,13 @@ fn sector_count(what: &str, bytes: u64) -> Result<SectorCount> {
         let why = format!("{bytes} is not a multiple of {SECTOR_BYTES} bytes");
         Error::invalid(what, why, "round it, e.g. to a whole number of M")
     })
+}
+
+/// A limit in a daemon's answer, as it is typed.
+fn limit_text(limit: &serde_json::Value) -> String {
+    let rate = |key: &str| limit[key].as_u64();
+    let burst = Duration::from_secs_f64(limit["burst_s"].as_f64().unwrap_or(0.0));
+    Limit { iops: rate("iops"), bytes_per_s: rate("bytes_per_s"), burst }.to_string()
 }
 
 /// Prints a value as JSON.

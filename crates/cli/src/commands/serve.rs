@@ -74,6 +74,7 @@ fn disk(args: Serve) -> DiskConfig {
         detect_zeroes: args.detect_zeroes.unwrap_or_default(),
         journal_ioprio: args.journal_ioprio.unwrap_or(defaults.journal_ioprio),
         pdc: args.pdc.unwrap_or_default(),
+        limit: args.limit.unwrap_or_default(),
         vm: args.vm.unwrap_or_default(),
         engine: args.engine.unwrap_or_default(),
         direct: args.direct.unwrap_or_default(),

@@ -6,7 +6,7 @@ use flowstone_block::{Result, format_size};
 use flowstone_daemon::{Client, Command};
 use serde_json::Value;
 
-use super::{only_print_from_now_on, print_json};
+use super::{limit_text, only_print_from_now_on, print_json};
 use crate::args::Stats;
 
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
@@ -96,6 +96,13 @@ fn print_disks(report: &Value) {
     let vms = report["vms"].as_array().map_or(&[][..], Vec::as_slice);
     if vms.len() > 1 {
         vms.iter().for_each(print_vm);
+    }
+    for group in report["groups"].as_array().into_iter().flatten() {
+        println!(
+            "group  {}: {}",
+            group["name"].as_str().unwrap_or("-"),
+            limit_text(&group["limit"])
+        );
     }
     report["disks"].as_array().into_iter().flatten().for_each(print_disk);
 }
@@ -199,6 +206,21 @@ fn print_cache(cache: &Value) {
     );
 }
 
+/// What the disk may use, if anything limits it.
+fn print_limit(disk: &Value) {
+    if disk["limit"].is_null() && disk["group"].is_null() {
+        return;
+    }
+    let group = disk["group"].as_str().map_or_else(String::new, |name| format!(", group {name}"));
+    println!(
+        "  limit {}{group}, weight {}; {} requests waited, {:.1} s in all",
+        limit_text(&disk["limit"]),
+        disk["weight"],
+        disk["throttled"],
+        disk["throttled_s"].as_f64().unwrap_or(0.0),
+    );
+}
+
 fn print_disk(disk: &Value) {
     let text = |key: &str| disk[key].as_str().unwrap_or("-").to_owned();
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
@@ -214,6 +236,7 @@ fn print_disk(disk: &Value) {
         print_discards(discards);
     }
     print_classes(&disk["classes"]);
+    print_limit(disk);
     if let Some(cache) = disk.get("cache") {
         print_cache(cache);
     }

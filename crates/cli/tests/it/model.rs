@@ -135,6 +135,12 @@ fn a_disk_on_a_shared_poller_behaves_like_the_model() {
 }
 
 #[test]
+fn a_disk_with_a_limit_behaves_like_the_model() {
+    let limit = ["--limit", "iops=5000,bw=60M"];
+    behaves_like_the_model(&[&limit[..], &["--layer", "verify", "disk.raw"]].concat(), 0);
+}
+
+#[test]
 fn a_memory_disk_behaves_like_the_model() {
     behaves_like_the_model(&["--backend", "mem:2M", "--layer", "verify"], 0);
 }

@@ -9,6 +9,7 @@ use super::text::{one_line, optional_text, text_or_default};
 use super::{DiskConfig, Refusal};
 use crate::cache_config::{CacheConfig, CacheSize, PolicyKind};
 use crate::pollers::{PollerChoice, PollersConfig};
+use crate::qos_config::GroupTable;
 use crate::{CpuList, CpuShare, SocketGroup, SocketMode};
 
 /// A configuration file: the disks are read one by one, so that a mistake in one costs no other.
@@ -46,6 +47,8 @@ pub(super) struct ConfigFile {
     #[serde(default, deserialize_with = "optional_text", rename = "cpu-budget")]
     #[serde(alias = "cpu_budget")]
     cpu_budget: Option<CpuShare>,
+    #[serde(rename = "group", default)]
+    pub groups: Vec<GroupTable>,
     #[serde(rename = "disk", default)]
     pub disks: Vec<Spanned<Table>>,
 }

@@ -4,6 +4,7 @@ use serde::de::value::Error as NoValue;
 use serde::de::{Deserialize, Deserializer, Error as _, Visitor};
 
 use super::{ConfigFile, DiskConfig};
+use crate::qos_config::GroupTable;
 
 /// Keys before the first `[[disk]]`.
 pub fn of_file() -> Vec<&'static str> {
@@ -13,6 +14,11 @@ pub fn of_file() -> Vec<&'static str> {
 /// Keys of a `[[disk]]`.
 pub fn of_disk() -> Vec<&'static str> {
     documented(every_spelling::<DiskConfig>())
+}
+
+/// Keys of a `[[group]]`.
+pub fn of_group() -> Vec<&'static str> {
+    documented(every_spelling::<GroupTable>())
 }
 
 /// Each key once: with hyphens, as the options are spelt.

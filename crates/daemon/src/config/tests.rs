@@ -43,6 +43,11 @@ fn every_key_is_read() {
         cache = "1G"
         cache-min = "256M"
         cache-policy = "lru"
+        [[group]]
+        name = "web"
+        iops = 1000
+        bw = "10M"
+        burst = "500ms"
         [[disk]]
         name = "vm1"
         image = "/dev/sdb"
@@ -59,6 +64,9 @@ fn every_key_is_read() {
         detect-zeroes = "on"
         pdc = "off"
         resort = "20G"
+        limit = "iops=300,burst=2s"
+        group = "web"
+        weight = 250
         engine = "sync"
         direct = "off"
         readonly = true
@@ -75,6 +83,11 @@ fn every_key_is_read() {
     let disk = &config.disks[0];
     assert_eq!((disk.cpus.for_thread(1), disk.pdc), (Some(3), Pdc::Off));
     assert_eq!(disk.resort, Resort(ResortLimit::Bytes(20 << 30)));
+    let group =
+        GroupConfig { name: "web".into(), limit: "iops=1000,bw=10M,burst=0.5s".parse().unwrap() };
+    assert_eq!((config.groups, disk.group.as_deref()), (vec![group], Some("web")));
+    assert_eq!((disk.limit, disk.weight.get()), ("iops=300,burst=2s".parse().unwrap(), 250));
+    assert_eq!(config.disks[1].weight.get(), 100);
     assert_eq!(disk.engine, Choice(EngineChoice::Sync));
     assert_eq!(disk.layers.len(), 2);
     assert_eq!(disk.detect_zeroes, DetectZeroes::On);
@@ -84,6 +97,7 @@ fn every_key_is_read() {
 #[test]
 fn what_is_wrong_with_a_file_is_said_in_one_line() {
     let disk = "[[disk]]\nname = 'a'\nimage = 'a.raw'\nsocket = 's'\n";
+    let group = "[[group]]\nname = 'web'\niops = 5\n";
     for (text, expected) in [
         ("", "has no [[disk]]"),
         ("[[disk]]\nname = 'a'\nsokcet = 's'\n", "unknown field `sokcet`"),
@@ -97,6 +111,13 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
             &format!("{disk}resort = '0'\n"),
             "`0` is not an amount for a day; use a size such as 20G, or off",
         ),
+        (&format!("{disk}limit = 'iops=0'\n"), "`iops=0` is no rate; use 20000"),
+        (&format!("{disk}weight = 0\n"), "a weight of 0; use one from 1 to 10000"),
+        (&format!("{disk}group = 'web'\n"), "no [[group]] called `web`; add it"),
+        (&format!("[[group]]\nname = 'web'\niosp = 3\n{disk}"), "unknown field `iosp`"),
+        (&format!("[[group]]\nname = 'web'\nbw = '1x'\n{disk}"), "`bw=1x` is no rate"),
+        (&format!("[[group]]\nname = ''\n{disk}"), "the name of a group is empty"),
+        (&format!("{group}{group}{disk}"), "two groups are called `web`"),
         (&format!("{disk}pdc = 'no'\n"), "`no` is not a choice for journals"),
         (&format!("cache = '4K'\n{disk}"), "a cache of 4K; use a size from 1 MiB"),
         (&format!("cache = '2M'\ncache-min = '3M'\n{disk}"), "smallest size is larger"),

@@ -101,7 +101,7 @@ struct Served {
 
 impl Served {
     fn new(disk: u32, config: &DiskConfig, shared: &Arc<Shared>) -> Self {
-        let of_all = crate::stack::Shared::new(open_host_file, None).unwrap();
+        let of_all = crate::stack::Shared::new(open_host_file, None, &[]).unwrap();
         Self::over(disk, config, Stack::build(&of_all, disk, config).unwrap().top, shared)
     }
 
@@ -305,7 +305,7 @@ fn a_queue_that_panics_takes_no_other_one_with_it() {
     let configs = ["broken.raw", "neighbour.flow"]
         .map(|name| disk(dir.path(), name, EngineChoice::Auto, DirectChoice::Auto));
     let shared = Shared::new(1);
-    let of_all = crate::stack::Shared::new(open_host_file, None).unwrap();
+    let of_all = crate::stack::Shared::new(open_host_file, None, &[]).unwrap();
     let below = Stack::build(&of_all, 0, &configs[0]).unwrap().top;
     let broken = Served::over(0, &configs[0], Arc::new(Panics(below)), &shared);
     let neighbour = Served::new(1, &configs[1], &shared);

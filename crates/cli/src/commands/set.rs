@@ -1,0 +1,33 @@
+//! `flowstone disk set` and `flowstone group set`
+
+use std::process::ExitCode;
+
+use flowstone_block::Result;
+use flowstone_daemon::{Client, Command};
+
+use super::{limit_text, only_print_from_now_on};
+use crate::args::{SetDisk, SetGroup};
+
+pub fn disk(args: &SetDisk) -> Result<ExitCode> {
+    // A file here may have the name of a disk; the daemon, perhaps in another folder, knows which
+    // of them it serves.
+    let command = Command::SetDisk {
+        disk: args.disk.display().to_string(),
+        path: std::fs::canonicalize(&args.disk).ok(),
+        limit: args.limit.map(|limit| limit.to_string()),
+        weight: args.weight.map(|weight| weight.get()),
+    };
+    let now = Client::connect(&args.control)?.run(&command)?;
+    only_print_from_now_on();
+    let name = args.disk.display();
+    println!("{name}: limit {}, weight {}", limit_text(&now["limit"]), now["weight"]);
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn group(args: &SetGroup) -> Result<ExitCode> {
+    let (group, limit) = (args.group.clone(), args.limit.to_string());
+    let now = Client::connect(&args.control)?.run(&Command::SetGroup { group, limit })?;
+    only_print_from_now_on();
+    println!("{}: limit {}", args.group, limit_text(&now["limit"]));
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,262 @@
+//! Limits of disks and groups, as operators and guests meet them.
+//!
+//! Rates are counted over a second with bounds that a busy machine keeps; how exact they are is measured by
+//! `flowstone-bench qos`.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
+use flowstone_testkit::{Client, ClientOptions, Request, Status};
+use serde_json::Value;
+
+use crate::fixture::{Place, pattern, stop};
+use crate::many_disks::{config, serve};
+
+/// Keeps `iodepth` requests waiting for a second and a fifth; counts those of the second.
+fn load(place: &Place, name: &str, queues: usize, iodepth: u16, block_bytes: u64) -> LoadReport {
+    let mut options =
+        LoadOptions::new(place.path(&format!("{name}.sock"))).workload("randrw").iodepth(iodepth);
+    options.client = options.client.queues(queues);
+    options.block_bytes = block_bytes;
+    options.completion = Completion::Eventfd;
+    let (ramp, runtime) = (Duration::from_millis(200), Duration::from_secs(1));
+    options.limit = Limit::Time { ramp, runtime };
+    let report = run(&options).unwrap();
+    assert_eq!(report.errors, 0, "{:?}", report.first_error);
+    report
+}
+
+fn disk(place: &Place, name: &str) -> Value {
+    let stats = place.stats();
+    let disks = stats["disks"].as_array().unwrap();
+    disks.iter().find(|disk| disk["name"] == name).unwrap().clone()
+}
+
+/// `flowstone disk set` or `group set` with the daemon's control socket.
+fn set(place: &Place, what: &str, args: &[&str]) -> String {
+    let control = place.text("control.sock");
+    place.succeed(&[&[what, "set", "--control", &control], args].concat())
+}
+
+fn near(got: f64, wanted: f64) -> bool {
+    (0.8 * wanted..1.1 * wanted).contains(&got)
+}
+
+#[test]
+fn a_disk_gets_as_many_requests_and_bytes_as_its_limit_says() {
+    for (limit, queues, block_bytes, wanted) in [
+        ("iops=4000", 1, 4096, 4000.0),
+        ("iops=4000", 3, 4096, 4000.0),
+        ("iops=100000,bw=32M", 1, 16384, 2048.0),
+    ] {
+        let place = Place::new();
+        let daemon = place.serve(&["--backend", "mem:64M", "--name", "disk", "--limit", limit]);
+        let report = load(&place, "disk", queues, 32, block_bytes);
+        assert!(near(report.iops, wanted), "{limit}: {}", report.iops);
+        let stats = disk(&place, "disk");
+        assert!(stats["throttled"].as_u64().unwrap() > 500, "{stats}");
+        assert!(stats["throttled_s"].as_f64().unwrap() > 1.0, "{stats}");
+        let shown = place.succeed(&["stats", "--control", &place.text("control.sock")]);
+        assert!(shown.contains(&format!("  limit {limit},burst=0.01s, weight 100; ")), "{shown}");
+        stop(daemon);
+    }
+}
+
+/// One that asks for much, one that asks for little, and what they may use together.
+#[test]
+fn disks_of_a_group_share_its_limit_and_none_starves() {
+    let place = Place::new();
+    let line = "backend = 'mem:16M'\ngroup = 'web'";
+    let file = config(&place, &[("hog", line), ("modest", line), ("free", "backend = 'mem:16M'")]);
+    let groups = "[[group]]\nname = 'web'\niops = 3000\n";
+    let text = std::fs::read_to_string(&file).unwrap() + groups;
+    std::fs::write(&file, text).unwrap();
+    let daemon = serve(&file, 3);
+    let both = |place: &Place| {
+        std::thread::scope(|scope| {
+            let hog = scope.spawn(|| load(place, "hog", 2, 128, 4096));
+            let modest = load(place, "modest", 1, 1, 4096);
+            (hog.join().unwrap(), modest)
+        })
+    };
+    let (hog, modest) = both(&place);
+    assert!(near(hog.iops + modest.iops, 3000.0), "{} and {}", hog.iops, modest.iops);
+    // A turn of each: it waits for a request of the other, and for its own wake-up.
+    assert!(modest.iops > 300.0, "{} beside {}", modest.iops, hog.iops);
+    assert!(load(&place, "free", 1, 8, 4096).iops > 6000.0, "what is in no group has no limit");
+
+    assert_eq!(
+        set(&place, "group", &["web", "--limit", "bw=4M"]),
+        "web: limit bw=4M,burst=0.01s\n"
+    );
+    let (hog, modest) = both(&place);
+    assert!(near(hog.iops + modest.iops, 1024.0), "{} and {}", hog.iops, modest.iops);
+    let stats = place.stats();
+    assert_eq!(stats["groups"][0]["limit"]["bytes_per_s"], 4 << 20);
+    assert_eq!(disk(&place, "hog")["group"], "web");
+    assert!(disk(&place, "free")["group"].is_null());
+    set(&place, "group", &["web", "--limit", "off"]);
+    assert!(load(&place, "modest", 1, 8, 4096).iops > 6000.0);
+    stop(daemon);
+}
+
+/// A client with so many writes in flight, of which all but one wait.
+fn held(place: &Place, count: u64) -> Client {
+    let mut client = place.client();
+    for at in 0..count {
+        client.submit(0, &Request::write(at * 8, &pattern(4096, at as u8))).unwrap();
+    }
+    client.notify(0).unwrap();
+    assert_eq!(client.wait(0).unwrap().status, Status::Ok);
+    client
+}
+
+fn check_all(client: &mut Client, count: u64) {
+    for at in 0..count {
+        let mut back = [0; 4096];
+        assert_eq!(client.read(at * 8, &mut back).unwrap(), Status::Ok);
+        assert!(back == *pattern(4096, at as u8), "block {at} is wrong");
+    }
+}
+
+/// At one request in two hours the held ones come back because of what happens, or never.
+const NEVER: [&str; 4] = ["--limit", "bw=1", "--name", "disk"];
+
+fn serve_held(place: &Place) -> flowstone_testkit::Daemon {
+    place.image("1M");
+    place.serve(&[&NEVER[..], &["disk.raw"]].concat())
+}
+
+#[test]
+fn a_limit_that_is_changed_counts_for_what_waits_already() {
+    let place = Place::new();
+    let daemon = serve_held(&place);
+    let mut client = held(&place, 16);
+    let said = set(&place, "disk", &["disk", "--weight", "250"]);
+    assert_eq!(said, "disk: limit bw=1,burst=0.01s, weight 250\n");
+    assert_eq!(client.in_flight(0), 15);
+    let image = place.text("disk.raw");
+    assert_eq!(
+        set(&place, "disk", &[&image, "--limit", "off"]),
+        format!("{image}: limit off, weight 250\n")
+    );
+    assert!(client.drain(0).unwrap().iter().all(|done| done.status == Status::Ok));
+    check_all(&mut client, 16);
+    let stats = disk(&place, "disk");
+    assert!(stats["limit"].is_null(), "{stats}");
+    assert_eq!((&stats["weight"], &stats["throttled"]), (&250.into(), &15.into()));
+    set(&place, "disk", &["disk", "--limit", "iops=100000,burst=2s"]);
+    let limit = &disk(&place, "disk")["limit"];
+    assert_eq!((&limit["iops"], &limit["burst_s"]), (&100_000.into(), &2.0.into()));
+    check_all(&mut client, 16);
+    stop(daemon);
+}
+
+/// They would have kept the daemon, or the monitor, waiting for as long as the limit says.
+#[test]
+fn what_waits_at_a_stop_is_carried_out_at_once() {
+    let place = Place::new();
+    let daemon = serve_held(&place);
+    let mut client = held(&place, 16);
+    // GET_VRING_BASE, as at a reset of the guest.
+    let began = Instant::now();
+    client.stop().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    client.start().unwrap();
+    assert_eq!(client.drain(0).unwrap().len(), 15);
+    assert_eq!(disk(&place, "disk")["total"]["requests"]["write"], 16);
+    // What has been carried out is owed: the next one waits.
+    client.submit(0, &Request::write(800, &pattern(4096, 99))).unwrap();
+    client.notify(0).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(client.poll(0).unwrap().is_none());
+    // SIGTERM.
+    let began = Instant::now();
+    stop(daemon);
+    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
+    let daemon = place.serve(&["disk.raw"]);
+    drop(client);
+    let mut client = place.client();
+    check_all(&mut client, 16);
+    let mut last = [0; 4096];
+    client.read(800, &mut last).unwrap();
+    assert!(last == *pattern(4096, 99));
+    stop(daemon);
+}
+
+#[test]
+fn what_waits_at_a_kill_is_carried_out_by_the_next_daemon() {
+    let place = Place::new();
+    let mut daemon = serve_held(&place);
+    let mut client = held(&place, 16);
+    daemon.kill().unwrap();
+    let daemon = place.serve(&["disk.raw"]);
+    client.reconnect().unwrap();
+    assert!(client.drain(0).unwrap().iter().all(|done| done.status == Status::Ok));
+    check_all(&mut client, 16);
+    stop(daemon);
+}
+
+/// Overtaking would show: blocks are written again before they have been read.
+#[test]
+fn data_is_right_and_in_order_while_requests_wait() {
+    for image in ["disk.raw", "disk.qcow2", "disk.flow"] {
+        let place = Place::new();
+        place.succeed(&["create", "--size", "64M", image]);
+        let daemon = place.serve(&["--limit", "iops=3000,bw=40M", "--cache", "4M", image]);
+        let mut options =
+            LoadOptions::new(place.path("disk.sock")).workload("mix").iodepth(16).ops(2000);
+        options.client = options.client.queues(2);
+        options.block_bytes = 16384;
+        (options.span_bytes, options.flush_every) = (4 << 20, 20);
+        (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
+        let report = run(&options).unwrap();
+        assert_eq!(report.errors, 0, "{:?}", report.first_error);
+        assert!(disk(&place, "disk")["throttled"].as_u64().unwrap() > 500);
+        stop(daemon);
+    }
+}
+
+#[test]
+fn what_is_no_limit_is_refused_with_what_to_do() {
+    let place = Place::new();
+    let daemon = place.serve(&["--backend", "mem:1M", "--name", "disk"]);
+    let control = place.text("control.sock");
+    let serve = ["serve", "--socket", "s", "--backend", "mem:1M", "--limit"];
+    let set = ["disk", "set", "--control", &control, "disk"];
+    let of_group = ["group", "set", "--control", &control, "web"];
+    for (args, expected) in [
+        ([&serve[..], &["iops=0"]].concat(), "`iops=0` is no rate; use 20000"),
+        ([&serve[..], &["5000"]].concat(), "use iops=N,bw=SIZE,burst=TIME, or off"),
+        ([&set[..], &["--limit", "bw=fast"]].concat(), "`bw=fast` is no rate; use bytes"),
+        ([&set[..], &["--weight", "0"]].concat(), "a weight of 0; use one from 1 to 10000"),
+        (set.to_vec(), "<--limit <PARTS>|--weight <N>>"),
+        (of_group.to_vec(), "--limit <PARTS>"),
+    ] {
+        let output = place.run(&args);
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {errors}");
+        assert!(errors.contains(expected), "{args:?}: {errors}");
+    }
+    let nobody = ["disk", "set", "--control", &control, "nobody", "--limit", "off"];
+    assert!(place.refused(&nobody).contains("disk set nobody: no disk is called that; see"));
+    let group = [&of_group[..], &["--limit", "off"]].concat();
+    assert!(place.refused(&group).contains("group set web: no group is called that; see"));
+    // Programs talk to the socket themselves.
+    let mut socket = UnixStream::connect(&control).unwrap();
+    let command = br#"{"command":"set_disk","disk":"disk","limit":"iops=9","weight":0}"#;
+    socket.write_all(&[&command[..], b"\n"].concat()).unwrap();
+    socket.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    assert!(
+        answer.contains(r#""kind":"invalid","what":"disk set disk","why":"a weight of 0;"#),
+        "{answer}"
+    );
+    assert!(disk(&place, "disk")["limit"].is_null(), "all of a command or nothing");
+    let client = Client::connect(ClientOptions::new(place.path("disk.sock"))).unwrap();
+    drop(client);
+    stop(daemon);
+}

@@ -1,0 +1,42 @@
+//! Limits and weights that are changed while disks run.
+
+use flowstone_block::{Error, Result};
+use serde_json::{Value, json};
+
+use crate::disk::Disk;
+use crate::qos_config::{Limit, Weight};
+use crate::qos_report::{GroupReport, QosReport};
+use crate::stack::Shared;
+
+impl Disk {
+    /// Changes what is given, all of it or nothing. Returns what holds then.
+    pub fn set(&self, limit: Option<&str>, weight: Option<u32>) -> Result<Value> {
+        let what = format!("disk set {}", self.name);
+        let refuse = |why| Error::invalid(&what, why, ADVICE);
+        let limit = limit.map(str::parse::<Limit>).transpose().map_err(refuse)?;
+        let weight = weight.map(Weight::new).transpose().map_err(refuse)?;
+        if let Some(limit) = limit {
+            self.stack.limits.set_limit(limit);
+        }
+        if let Some(weight) = weight {
+            self.stack.limits.set_weight(weight);
+        }
+        Ok(json!(QosReport::of(&self.stack.limits)))
+    }
+}
+
+const ADVICE: &str = "see `flowstone help disk set`";
+
+impl Shared {
+    /// Changes what the disks of a group may use together. Returns what holds then.
+    pub fn set_group(&self, name: &str, limit: &str) -> Result<Value> {
+        let what = format!("group set {name}");
+        let Some(group) = self.groups.get(name) else {
+            let advice = "see `flowstone stats` for the groups";
+            return Err(Error::invalid(what, "no group is called that", advice));
+        };
+        let limit = limit.parse().map_err(|why: String| Error::invalid(what, why, ADVICE))?;
+        group.set_limit(limit);
+        Ok(json!(GroupReport::of(name, group)))
+    }
+}

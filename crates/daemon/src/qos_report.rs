@@ -1,0 +1,66 @@
+//! Limits, groups and weights in `stats --json`.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use flowstone_qos::{DiskLimits, Group, Limit};
+use serde::Serialize;
+
+/// What a disk may use, and what that has cost it.
+#[derive(Serialize)]
+pub struct QosReport {
+    limit: Option<LimitReport>,
+    weight: u32,
+    group: Option<String>,
+    /// Requests that had to wait for their limit.
+    throttled: u64,
+    throttled_s: f64,
+}
+
+/// Disks that share a limit.
+#[derive(Serialize)]
+pub struct GroupReport {
+    name: String,
+    limit: Option<LimitReport>,
+}
+
+#[derive(Serialize)]
+struct LimitReport {
+    iops: Option<u64>,
+    bytes_per_s: Option<u64>,
+    burst_s: f64,
+}
+
+impl LimitReport {
+    fn of(limit: Limit) -> Option<Self> {
+        let Limit { iops, bytes_per_s, burst } = limit;
+        let report = Self { iops, bytes_per_s, burst_s: burst.as_secs_f64() };
+        (!limit.is_none()).then_some(report)
+    }
+}
+
+impl QosReport {
+    /// Of a disk.
+    pub fn of(limits: &DiskLimits) -> Self {
+        let (throttled, time) = limits.throttled();
+        Self {
+            limit: LimitReport::of(limits.limit()),
+            weight: limits.weight().get(),
+            group: limits.group().map(str::to_owned),
+            throttled,
+            throttled_s: time.as_secs_f64(),
+        }
+    }
+}
+
+impl GroupReport {
+    /// Of a group.
+    pub fn of(name: &str, group: &Group) -> Self {
+        Self { name: name.to_owned(), limit: LimitReport::of(group.limit()) }
+    }
+
+    /// Of all groups.
+    pub fn of_all(groups: &BTreeMap<String, Arc<Group>>) -> Vec<Self> {
+        groups.iter().map(|(name, group)| Self::of(name, group)).collect()
+    }
+}

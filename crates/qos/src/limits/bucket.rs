@@ -1,0 +1,147 @@
+//! A token bucket, as pure arithmetic on a clock in nanoseconds.
+//!
+//! The bucket is kept as the time at which it is (or was) exactly empty. Tokens come at a rate, so a time
+//! says how many there are: later than now, so many are owed; earlier, so many are there, up to the burst.
+//! Who takes tokens needs to find the bucket out of debt and may then owe any number, so that a request
+//! that is larger than the burst passes.
+
+use std::time::Duration;
+
+const SECOND: u128 = 1_000_000_000;
+
+/// See the module.
+#[derive(Clone, Debug, Default)]
+pub struct Bucket {
+    /// Tokens per second; without it the bucket never runs out.
+    rate: Option<u64>,
+    burst_ns: u64,
+    /// When it holds nothing and owes nothing.
+    empty_at: u64,
+    /// Of a nanosecond, in parts of `rate`: what `empty_at` leaves out.
+    fraction: u64,
+}
+
+impl Bucket {
+    /// Sets the rate and the burst. With another rate, what is owed is owed on as so many tokens, and
+    /// credit ends.
+    pub fn set(&mut self, rate: Option<u64>, burst: Duration, now: u64) {
+        self.burst_ns = u64::try_from(burst.as_nanos()).unwrap_or(u64::MAX);
+        if rate == self.rate {
+            return;
+        }
+        let owed_ns = u128::from(self.empty_at.saturating_sub(now));
+        let owed = owed_ns * u128::from(self.rate.unwrap_or(0)) / SECOND;
+        *self = Self { rate, burst_ns: self.burst_ns, empty_at: now, fraction: 0 };
+        self.take(u64::try_from(owed).unwrap_or(u64::MAX), now);
+    }
+
+    /// When it is out of debt; this may have been long ago.
+    pub const fn ready_at(&self) -> u64 {
+        if self.rate.is_some() { self.empty_at } else { 0 }
+    }
+
+    /// Takes tokens, whether they are there or not.
+    pub fn take(&mut self, tokens: u64, now: u64) {
+        let Some(rate) = self.rate else { return };
+        let earliest = now.saturating_sub(self.burst_ns);
+        if self.empty_at < earliest {
+            (self.empty_at, self.fraction) = (earliest, 0);
+        }
+        let parts = u128::from(tokens) * SECOND + u128::from(self.fraction);
+        let ns = u64::try_from(parts / u128::from(rate)).unwrap_or(u64::MAX);
+        self.empty_at = self.empty_at.saturating_add(ns);
+        self.fraction = (parts % u128::from(rate)) as u64;
+    }
+
+    /// How long so many tokens take to come.
+    pub fn time_of(&self, tokens: u64) -> u64 {
+        let ns = |rate: u64| u128::from(tokens) * SECOND / u128::from(rate);
+        self.rate.map_or(0, |rate| u64::try_from(ns(rate)).unwrap_or(u64::MAX))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const MS: u64 = 1_000_000;
+    const BURST: Duration = Duration::from_millis(10);
+
+    fn bucket(rate: u64, burst: Duration) -> Bucket {
+        let mut bucket = Bucket::default();
+        bucket.set(Some(rate), burst, SECOND);
+        bucket
+    }
+
+    /// Takes as much as it can at each of `looks`; returns how much that was.
+    fn drain(bucket: &mut Bucket, looks: impl Iterator<Item = u64>) -> u64 {
+        let mut taken = 0;
+        for now in looks {
+            while bucket.ready_at() <= now {
+                bucket.take(1, now);
+                taken += 1;
+            }
+        }
+        taken
+    }
+
+    #[test]
+    fn the_rate_is_exact_however_it_divides_a_second_and_however_late_the_looks_are() {
+        for rate in [1, 3, 7, 999, 20_000, 333_333, 3_000_007] {
+            for step in [MS / 10, MS, 9 * MS] {
+                let mut bucket = bucket(rate, BURST);
+                let end = SECOND + 10 * SECOND;
+                let taken = drain(&mut bucket, (SECOND..end).step_by(step as usize));
+                // One may be owed at the end, and the last look is a step before it.
+                let least = (rate * 10).saturating_sub(rate * step / SECOND + 1);
+                assert!((least..=rate * 10 + 1).contains(&taken), "{rate}, {step}: {taken}");
+            }
+        }
+    }
+
+    #[test]
+    fn credit_is_what_a_burst_of_idle_time_brings_and_no_more() {
+        for (idle, credit) in [(5 * MS, 5), (10 * MS, 10), (3600 * SECOND, 10)] {
+            let mut bucket = bucket(1000, BURST);
+            let taken = drain(&mut bucket, std::iter::once(SECOND + idle));
+            assert_eq!(taken, credit + 1, "one may be owed");
+        }
+    }
+
+    #[test]
+    fn a_request_larger_than_the_burst_passes_and_is_owed() {
+        let mut bucket = bucket(1000, BURST);
+        assert!(bucket.ready_at() <= SECOND);
+        bucket.take(5000, SECOND);
+        assert_eq!(bucket.ready_at(), 6 * SECOND);
+        assert_eq!(drain(&mut bucket, [2 * SECOND, 6 * SECOND - 1].into_iter()), 0);
+        assert_eq!(drain(&mut bucket, std::iter::once(6 * SECOND)), 1);
+    }
+
+    #[test]
+    fn another_rate_keeps_the_tokens_that_are_owed_and_no_credit() {
+        let mut owing = bucket(10, BURST);
+        owing.take(100, SECOND);
+        assert_eq!(owing.ready_at(), 11 * SECOND);
+        owing.set(Some(1000), BURST, 6 * SECOND);
+        assert_eq!(owing.ready_at(), 6 * SECOND + 50 * MS, "50 are owed");
+        owing.set(None, BURST, 6 * SECOND);
+        assert_eq!(owing.ready_at(), 0);
+        owing.set(Some(10), BURST, 7 * SECOND);
+        assert_eq!(owing.ready_at(), 7 * SECOND);
+
+        let mut saved = bucket(10, Duration::from_secs(100));
+        saved.set(Some(1000), Duration::from_secs(100), 50 * SECOND);
+        assert_eq!(drain(&mut saved, std::iter::once(50 * SECOND)), 1);
+    }
+
+    #[test]
+    fn nothing_overflows() {
+        let mut bucket = bucket(1, Duration::from_secs(3600));
+        (0..3).for_each(|_| bucket.take(u64::MAX, SECOND));
+        assert_eq!((bucket.ready_at(), bucket.time_of(u64::MAX)), (u64::MAX, u64::MAX));
+        bucket.set(Some(1 << 50), BURST, 2 * SECOND);
+        assert!(bucket.ready_at() > 2 * SECOND);
+    }
+}

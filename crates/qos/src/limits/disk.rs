@@ -1,0 +1,114 @@
+//! A disk's limit, as operators and the end of its queues see it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use flowstone_block::Reactor;
+
+use super::gate::QueueGate;
+use super::group::Group;
+use crate::{DiskKey, Limit, Weight};
+
+/// What a disk may use, in its group.
+pub struct DiskLimits {
+    pub(super) group: Arc<Group>,
+    key: DiskKey,
+    /// By the queue's number: whether it is being stopped.
+    stopping: Mutex<BTreeMap<u16, Arc<AtomicBool>>>,
+    throttled: AtomicU64,
+    throttled_ns: AtomicU64,
+}
+
+impl DiskLimits {
+    /// Of a new disk of the group.
+    pub(super) fn new(group: Arc<Group>, limit: Limit, weight: Weight) -> Arc<Self> {
+        let now = group.now();
+        let key = {
+            let line = &mut group.lock().line;
+            let key = line.add_disk(weight);
+            line.set_limit(key, limit, now);
+            key
+        };
+        let (stopping, throttled, throttled_ns) = Default::default();
+        Arc::new(Self { group, key, stopping, throttled, throttled_ns })
+    }
+
+    /// The name of the disk's group, if it is in one.
+    pub fn group(&self) -> Option<&str> {
+        self.group.name()
+    }
+
+    /// What the disk may use.
+    pub fn limit(&self) -> Limit {
+        self.group.lock().line.limit(self.key)
+    }
+
+    /// Changes that, for requests that wait already, too.
+    pub fn set_limit(&self, limit: Limit) {
+        self.group.change(|line, now| line.set_limit(self.key, limit, now));
+    }
+
+    /// How much it gets of what its group may use.
+    pub fn weight(&self) -> Weight {
+        self.group.lock().line.weight(self.key)
+    }
+
+    /// Changes that.
+    pub fn set_weight(&self, weight: Weight) {
+        self.group.change(|line, _| line.set_weight(self.key, weight));
+    }
+
+    /// How many requests had to wait, and how long all of them together.
+    pub fn throttled(&self) -> (u64, Duration) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (get(&self.throttled), Duration::from_nanos(get(&self.throttled_ns)))
+    }
+
+    pub(super) fn count_throttled(&self, requests: u64, ns: u64) {
+        self.throttled.fetch_add(requests, Ordering::Relaxed);
+        self.throttled_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// A queue is being stopped: whoever waits for it does not wait for tokens. What it holds goes at
+    /// once, and is owed. Until it [starts](Self::start_queue) again.
+    pub fn stop_queue(&self, queue: u16) {
+        self.stopping(queue).store(true, Ordering::Release);
+        self.group.change(|_, _| {});
+    }
+
+    /// A queue runs, or will.
+    pub fn start_queue(&self, queue: u16) {
+        self.stopping(queue).store(false, Ordering::Release);
+    }
+
+    fn stopping(&self, queue: u16) -> Arc<AtomicBool> {
+        let mut queues = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(queues.entry(queue).or_default())
+    }
+
+    /// A channel of a queue begins.
+    pub(super) fn open_gate(&self, queue: u16, reactor: &Reactor) -> Arc<QueueGate> {
+        let stopping = self.stopping(queue);
+        let mut state = self.group.lock();
+        let queue = state.line.add_queue(self.key);
+        let gate = Arc::new(QueueGate::new(self.key, queue, stopping, reactor.waker()));
+        gate.set_limited(state.line.is_limited(self.key));
+        state.gates.retain(|gate| gate.strong_count() > 0);
+        state.gates.push(Arc::downgrade(&gate));
+        gate
+    }
+
+    /// A channel of a queue ends.
+    pub(super) fn close_gate(&self, gate: &QueueGate) {
+        self.group.lock().line.remove_queue(gate.queue);
+    }
+}
+
+impl Drop for DiskLimits {
+    /// Its channels are gone: each holds it.
+    fn drop(&mut self) {
+        self.group.lock().line.remove_disk(self.key);
+    }
+}

@@ -1,0 +1,46 @@
+//! What the thread of a queue and others share of it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flowstone_block::Waker;
+
+use crate::{DiskKey, QueueKey};
+
+/// See the module.
+pub struct QueueGate {
+    pub disk: DiskKey,
+    pub queue: QueueKey,
+    /// Whether requests may have to wait. Read for each request.
+    limited: AtomicBool,
+    /// Whether the queue is being stopped: what waits goes at once.
+    stopping: Arc<AtomicBool>,
+    waker: Arc<Waker>,
+}
+
+impl QueueGate {
+    pub fn new(
+        disk: DiskKey,
+        queue: QueueKey,
+        stopping: Arc<AtomicBool>,
+        waker: Arc<Waker>,
+    ) -> Self {
+        Self { disk, queue, limited: AtomicBool::new(false), stopping, waker }
+    }
+
+    pub fn set_limited(&self, limited: bool) {
+        self.limited.store(limited, Ordering::Relaxed);
+    }
+
+    pub fn is_limited(&self) -> bool {
+        self.limited.load(Ordering::Relaxed)
+    }
+
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    pub fn wake(&self) {
+        self.waker.wake();
+    }
+}

@@ -1,0 +1,95 @@
+//! Disks that share a limit, and the line that their threads share.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use super::gate::QueueGate;
+use super::line::Line;
+use crate::Limit;
+
+/// Disks that share a limit. A disk of its own is in a group without a name and without a limit.
+pub struct Group {
+    name: Option<String>,
+    start: Instant,
+    state: Mutex<State>,
+    /// Moves with each change of what a waiting queue waits for.
+    changes: AtomicU64,
+}
+
+/// What the lock protects. It is taken for each batch of a limited queue, and never held across I/O.
+#[derive(Default)]
+pub struct State {
+    pub line: Line,
+    /// Of all disks of the group.
+    pub gates: Vec<Weak<QueueGate>>,
+}
+
+impl Group {
+    /// A group with a name and a limit.
+    pub fn new(name: String, limit: Limit) -> Arc<Self> {
+        let group = Self::make(Some(name));
+        group.change(|line, now| line.set_group_limit(limit, now));
+        group
+    }
+
+    /// For a disk that is in no group.
+    pub fn unnamed() -> Arc<Self> {
+        Self::make(None)
+    }
+
+    fn make(name: Option<String>) -> Arc<Self> {
+        let (state, changes) = Default::default();
+        Arc::new(Self { name, start: Instant::now(), state, changes })
+    }
+
+    /// Its name, if it was given one.
+    pub fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// What its disks may use together.
+    pub fn limit(&self) -> Limit {
+        self.lock().line.group_limit()
+    }
+
+    /// Changes that, for requests that wait already, too.
+    pub fn set_limit(&self, limit: Limit) {
+        self.change(|line, now| line.set_group_limit(limit, now));
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds on the clock of the line.
+    pub(super) fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// When the clock of the line will show this.
+    pub(super) fn instant(&self, ns: u64) -> Instant {
+        self.start + Duration::from_nanos(ns)
+    }
+
+    /// Changes something that queues may be waiting for, and wakes all of them.
+    pub(super) fn change(&self, change: impl FnOnce(&mut Line, u64)) {
+        let now = self.now();
+        let mut state = self.lock();
+        let State { line, gates } = &mut *state;
+        change(line, now);
+        gates.retain(|gate| gate.strong_count() > 0);
+        let gates: Vec<_> = gates.iter().filter_map(Weak::upgrade).collect();
+        for gate in &gates {
+            gate.set_limited(line.is_limited(gate.disk));
+        }
+        drop(state);
+        self.changes.fetch_add(1, Ordering::Release);
+        gates.iter().for_each(|gate| gate.wake());
+    }
+
+    /// Moves with each change.
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+}
