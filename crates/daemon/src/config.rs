@@ -27,7 +27,7 @@ use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{DiscardMode, Format};
 use serde::Deserialize;
 
-pub use self::choices::{Backend, Choice, Pdc, PollMode, Resort};
+pub use self::choices::{Backend, Choice, Pdc, Pipeline, PollMode, Resort};
 use self::file::ConfigFile;
 use self::label::check_label;
 pub use self::source::Source;
@@ -106,6 +106,9 @@ pub struct DiskConfig {
     #[serde(default, deserialize_with = "optional_text", rename = "cpu-budget")]
     #[serde(alias = "cpu_budget")]
     pub cpu_budget: Option<CpuShare>,
+    /// How many threads a queue runs on.
+    #[serde(default, deserialize_with = "text_or_default")]
+    pub pipeline: Pipeline,
     /// When to look for work instead of sleeping.
     #[serde(default, deserialize_with = "text_or_default")]
     pub poll: PollMode,
@@ -272,6 +275,7 @@ impl DiskConfig {
             queues: QUEUES_DEFAULT,
             cpus: CpuList::default(),
             cpu_budget: None,
+            pipeline: Pipeline::default(),
             poll: PollMode::default(),
             discard: DiscardMode::default(),
             detect_zeroes: DetectZeroes::default(),

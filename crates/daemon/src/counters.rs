@@ -34,6 +34,12 @@ pub struct QueueCounters {
     pub device: [Histogram; KINDS],
     /// From taking a batch off the ring to having submitted it.
     pub submit: Histogram,
+    /// Of a queue on two threads: from finding chains in the ring to having handed them over.
+    pub front: Histogram,
+    /// ... times the thread that takes requests slept
+    pub front_sleeps: AtomicU64,
+    /// ... and nanoseconds that it looked for work.
+    pub front_spin_ns: AtomicU64,
     /// From a batch's completions to having shown them to the driver.
     pub publish: Histogram,
 }
@@ -42,6 +48,11 @@ impl QueueCounters {
     /// Nanoseconds in turns that found work.
     pub fn work_ns(&self) -> u64 {
         self.submit.sum_ns() + self.publish.sum_ns()
+    }
+
+    /// ... of the thread that takes requests, of a queue on two threads.
+    pub fn front_ns(&self) -> u64 {
+        self.front.sum_ns()
     }
 
     /// Counts a request, or one range of it, that came back `latency` after its submission.

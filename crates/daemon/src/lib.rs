@@ -3,6 +3,7 @@
 //! `stack` is the only file that names more than one stage (front end, classification, limits, cache, layers, images). A `Disk` is a stack with a socket;
 //! [`serve()`] runs all disks of a configuration until a signal ends them.
 
+mod back_task;
 mod cache_config;
 mod cache_report;
 mod class_report;
@@ -13,6 +14,8 @@ mod cpu_budget;
 mod cpus;
 mod disk;
 mod disks;
+mod front_task;
+mod halves;
 mod histogram;
 mod image_report;
 mod layer_spec;
@@ -25,6 +28,7 @@ mod pollers;
 mod qos_config;
 mod qos_control;
 mod qos_report;
+mod queue_run;
 mod queue_task;
 mod report;
 mod resource_monitor;
@@ -37,7 +41,7 @@ mod vms;
 
 pub use cache_config::{CacheConfig, CacheSize, PolicyKind};
 pub use config::{
-    Backend, Choice, Config, DiskConfig, Pdc, PollMode, Resort, Source, VmSpec, keys,
+    Backend, Choice, Config, DiskConfig, Pdc, Pipeline, PollMode, Resort, Source, VmSpec, keys,
 };
 pub use control::{Client, Command};
 pub use cpu_budget::CpuShare;

@@ -10,6 +10,7 @@ mod thread;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{NextLook, QueueContext, QueueDepth, Reactor};
@@ -21,7 +22,10 @@ use self::handover::{Arrival, Cause, Departure};
 pub use self::handover::{Inbox, Orders, QueueSpec, RunningQueue};
 use self::task::{THRIFT, Task};
 pub use self::thread::{PollerOptions, PollerThread};
+use crate::back_task::BackTask;
+use crate::front_task::FrontTask;
 use crate::histogram::add;
+use crate::queue_run::{QueuePart, QueueRun};
 use crate::queue_task::QueueTask;
 
 /// Turns between two looks at the clock while looking for work.
@@ -88,31 +92,52 @@ impl Poller {
 
     fn begin(&mut self, arrival: Arrival) {
         let Arrival { queue, spec, orders, ended, cause } = arrival;
-        let depth = QueueDepth(queue.size());
-        let context = QueueContext { depth, origin: spec.origin, reactor: self.reactor.clone() };
-        let channel = match (spec.layer.channel(&context), cause) {
-            (Ok(channel), Cause::Start(started)) => {
-                let _ = started.send(Ok(()));
-                channel
+        let leave = orders.leave_flag();
+        match self.task(queue, &spec, leave) {
+            Ok(queue) => {
+                cause.succeed(&self.inbox.counters);
+                self.tasks.push(Task::new(queue, spec, orders, ended));
+                self.inbox.counters.set_queues(self.tasks.len());
             }
-            (Ok(channel), Cause::Move { drained, .. }) => {
-                self.inbox.counters.moves.record(drained.elapsed());
-                channel
-            }
-            (Ok(channel), Cause::Return) => channel,
-            (Err(error), Cause::Start(started)) => return drop(started.send(Err(error))),
-            (Err(error), Cause::Move { from, .. }) => {
-                warn!(%error, "a queue cannot run on another poller; it stays where it was");
-                orders.divert(&from);
-                let cause = Cause::Return;
-                return send(&from, Arrival { queue, spec, orders, ended, cause });
-            }
-            (Err(error), Cause::Return) => return error!(%error, "a queue cannot run any more"),
+            Err((queue, error)) => match cause {
+                Cause::Start(started) => drop(started.send(Err(error))),
+                Cause::Move { from, .. } => {
+                    warn!(%error, "a queue cannot run on another poller; it stays where it was");
+                    orders.divert(&from);
+                    let cause = Cause::Return;
+                    send(&from, Arrival { queue, spec, orders, ended, cause });
+                }
+                Cause::Return => error!(%error, "a queue cannot run any more"),
+            },
+        }
+    }
+
+    /// Makes what a queue needs on this thread. The queue comes back if that fails.
+    fn task(
+        &self,
+        queue: QueuePart,
+        spec: &QueueSpec,
+        leave: Arc<AtomicBool>,
+    ) -> Result<Box<dyn QueueRun>, (QueuePart, io::Error)> {
+        let (counters, poll) = (Arc::clone(&spec.counters), spec.poll);
+        let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
+        if let QueuePart::Front(front) = queue {
+            return Ok(Box::new(FrontTask::new(*front, &reactor, leave, counters, poll)));
+        }
+        let context = QueueContext { depth, origin: spec.origin, reactor };
+        let channel = match spec.layer.channel(&context) {
+            Ok(channel) => channel,
+            Err(error) => return Err((queue, error)),
         };
-        let (leave, counters) = (orders.leave_flag(), Arc::clone(&spec.counters));
-        let queue = QueueTask::new(queue, channel, &context, leave, counters, spec.poll);
-        self.tasks.push(Task::new(queue, spec, orders, ended));
-        self.inbox.counters.set_queues(self.tasks.len());
+        Ok(match queue {
+            QueuePart::Whole(queue) => {
+                Box::new(QueueTask::new(*queue, channel, &context, leave, counters, poll))
+            }
+            QueuePart::Back(back) => {
+                Box::new(BackTask::new(*back, channel, &context, leave, counters, poll))
+            }
+            QueuePart::Front(_) => unreachable!("it has no channel"),
+        })
     }
 
     /// A turn for every queue that is not cold or resting. Returns when one found work, or ended.
@@ -158,7 +183,7 @@ impl Poller {
             return;
         }
         let Task { queue, spec, orders, ended, .. } = task;
-        let queue = queue.into_queue();
+        let queue = queue.finish();
         match orders.depart() {
             Departure::Stop => drop(ended.send(queue)),
             Departure::MoveTo(to) => {

@@ -14,9 +14,12 @@ pub use self::balance::Spread;
 use self::balancer::Balancer;
 pub use self::report::PollerReport;
 use crate::CpuList;
+use crate::config::Pipeline;
 use crate::cpu_budget::{CpuShare, ProcessBudget};
+use crate::halves::{join, split};
 use crate::numa::Topology;
 use crate::poller::{Inbox, PollerOptions, PollerThread, QueueSpec, RunningQueue};
+use crate::queue_run::QueuePart;
 
 /// More threads than that serve nobody.
 const POLLERS_MAX: usize = 256;
@@ -69,32 +72,49 @@ pub struct Pollers {
     known: Mutex<Vec<(CpuList, Weak<Inbox>)>>,
 }
 
-/// A queue that runs, and the thread that only it uses, if it has one.
+/// A queue that runs, and the threads that only it uses, if it has any.
 pub struct PlacedQueue {
-    // Before the thread: that ends when its queue has stopped.
-    queue: RunningQueue,
-    _thread: Option<PollerThread>,
+    // Before the threads: these end when their queues have stopped.
+    parts: Parts,
+    _threads: Vec<PollerThread>,
+}
+
+enum Parts {
+    Whole(RunningQueue),
+    Split { front: RunningQueue, back: RunningQueue },
 }
 
 impl PlacedQueue {
     /// Asks it to take nothing more; does not wait.
     pub fn begin_stop(&self) {
-        self.queue.begin_stop();
+        match &self.parts {
+            // The other half is needed until all has come back.
+            Parts::Whole(queue) | Parts::Split { front: queue, .. } => queue.begin_stop(),
+        }
     }
 
     /// Waits until nothing is in flight, and gives the queue back; `None` if it has panicked.
     pub fn stop(self) -> Option<VirtQueue> {
-        let Self { queue, _thread } = self;
-        queue.stop()
+        let Self { parts, _threads } = self;
+        match parts {
+            Parts::Whole(queue) => match queue.stop()? {
+                QueuePart::Whole(queue) => Some(*queue),
+                _ => None,
+            },
+            Parts::Split { front, back } => match (front.stop()?, back.stop()?) {
+                (QueuePart::Front(front), QueuePart::Back(back)) => join(*front, *back),
+                _ => None,
+            },
+        }
     }
 }
 
-/// How to run the queues of one disk where each has a thread of its own.
-pub struct OwnThread {
-    /// What the thread is called.
+/// How to run a queue where each has threads of its own.
+pub struct OwnThreads {
+    /// What the first one is called.
     pub name: String,
-    /// The CPU that it stays on, if the configuration names one. Else it is near the guest's memory.
-    pub cpu: Option<usize>,
+    /// The CPUs that they stay on, if the configuration names them. Else they are near the guest's memory.
+    pub cpus: [Option<usize>; 2],
 }
 
 impl Pollers {
@@ -118,25 +138,55 @@ impl Pollers {
         Ok(Self { budget, shared, topology, known: Mutex::default() })
     }
 
-    /// Runs a queue: on a thread of its own, as `own` says, or on a shared one.
+    /// Runs a queue: on threads of its own, as `own` says, or on shared ones.
     pub fn run(
         &self,
         queue: VirtQueue,
         spec: QueueSpec,
-        own: OwnThread,
+        own: &OwnThreads,
     ) -> io::Result<PlacedQueue> {
+        let home = self.topology.home_of(&queue);
+        let mut threads = Vec::new();
+        let parts = match spec.pipeline {
+            Pipeline::Fused => {
+                let whole = QueuePart::Whole(Box::new(queue));
+                Parts::Whole(self.place(whole, &spec, home, own, &mut threads)?)
+            }
+            Pipeline::Split => {
+                let (front, back) = split(queue);
+                let (front, back) = (Box::new(front), Box::new(back));
+                // First what the other half hands its work to.
+                let back = self.place(QueuePart::Back(back), &spec, home, own, &mut threads)?;
+                let front = self.place(QueuePart::Front(front), &spec, home, own, &mut threads)?;
+                Parts::Split { front, back }
+            }
+        };
+        Ok(PlacedQueue { parts, _threads: threads })
+    }
+
+    fn place(
+        &self,
+        part: QueuePart,
+        spec: &QueueSpec,
+        home: Option<u32>,
+        own: &OwnThreads,
+        threads: &mut Vec<PollerThread>,
+    ) -> io::Result<RunningQueue> {
+        let spec = spec.clone();
         if let Some(shared) = &self.shared {
-            let queue = shared.run(queue, spec)?;
-            return Ok(PlacedQueue { queue, _thread: None });
+            return shared.run(part, spec, home);
         }
-        let near = || self.topology.home_of(&queue).map(|node| self.topology.cpus_near(node));
-        let cpus = own.cpu.map_or_else(|| near().unwrap_or_default(), CpuList::from);
+        let near = || home.map(|node| self.topology.cpus_near(node)).unwrap_or_default();
+        let number = threads.len();
+        let cpus = own.cpus[number].map_or_else(near, CpuList::from);
         let (named, budget) = (cpus.clone(), self.budget.clone());
         let options = PollerOptions { cpus: named, budget, ..Default::default() };
-        let thread = PollerThread::spawn(own.name, options)?;
+        let name = if number == 0 { own.name.clone() } else { format!("{}/front", own.name) };
+        let thread = PollerThread::spawn(name, options)?;
         self.remember(cpus, thread.inbox());
-        let queue = thread.assign(queue, spec)?;
-        Ok(PlacedQueue { queue, _thread: Some(thread) })
+        let queue = thread.assign(part, spec)?;
+        threads.push(thread);
+        Ok(queue)
     }
 
     fn remember(&self, cpus: CpuList, inbox: &Arc<Inbox>) {

@@ -16,20 +16,8 @@ use flowstone_reactor::Watch;
 use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::histogram::add;
+use crate::queue_run::{BATCH_FIRST, QueuePart, QueueRun, Work, nanos};
 use crate::spin::SpinBudget;
-
-/// Requests that the first submission after a pause carries; each following one may carry twice as
-/// many. The disk gets something to do early, and long batches still cost few system calls.
-const BATCH_FIRST: u16 = 4;
-
-/// What a turn has done.
-#[derive(Clone, Copy, Debug)]
-pub struct Work {
-    /// When it found the first of it.
-    pub found: Instant,
-    /// How long it took.
-    pub time: Duration,
-}
 
 /// A queue and what it needs to run. Stays on the thread that makes it.
 pub struct QueueTask {
@@ -87,39 +75,6 @@ impl QueueTask {
             done: Vec::with_capacity(size),
             idle: None,
         }
-    }
-
-    /// One pass over ring and channel. Takes no more from the ring than requests of about so many bytes
-    /// at once: where a submission is a copy, others of the thread wait for it. Returns what it has
-    /// done, if there was anything.
-    pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
-        let submitted = self.submit_available(bytes_max);
-        let completed = self.collect_completed();
-        let work = match (submitted, completed) {
-            (Some(one), Some(other)) => Work { time: one.time + other.time, ..one },
-            (one, other) => one.or(other)?,
-        };
-        if let Some(idle) = self.idle.take() {
-            self.spin(idle).learn(work.found - idle.since);
-        }
-        Some(work)
-    }
-
-    /// Whether it is to take nothing more.
-    pub fn is_leaving(&self) -> bool {
-        self.leave.load(Ordering::Acquire)
-    }
-
-    /// Whether it is to leave and has nothing left to do.
-    pub fn is_over(&self) -> bool {
-        self.is_leaving() && self.queue.in_flight() == 0 && !self.queue.has_undone()
-    }
-
-    /// The queue of a task that is over.
-    pub fn into_queue(self) -> VirtQueue {
-        assert!(self.queue.in_flight() == 0, "a queue leaves its thread with requests in flight");
-        drop(self.channel);
-        self.queue
     }
 
     /// Whether there is something to submit. A task that is to leave takes nothing but what an
@@ -194,52 +149,8 @@ impl QueueTask {
         }
     }
 
-    /// Its thread has nothing to do: says how long it is worth looking for work. Gaps in which only
-    /// the driver can bring work and gaps in which the disk is busy are learnt apart: a driver that
-    /// answers at once must not be slept through because the disk takes its time, nor the other way
-    /// round.
-    pub fn begin_idle(&mut self, now: Instant) -> Duration {
-        self.batch_max = BATCH_FIRST;
-        let disk_is_busy = self.queue.in_flight() > 0;
-        let idle = *self.idle.get_or_insert(Idle { since: now, disk_is_busy });
-        self.spin(idle).budget()
-    }
-
     fn spin(&mut self, idle: Idle) -> &mut SpinBudget {
         if idle.disk_is_busy { &mut self.spin_for_disk } else { &mut self.spin_for_driver }
-    }
-
-    /// Its thread has looked for work that long.
-    pub fn count_looking(&self, time: Duration) {
-        add(&self.counters.spin_ns, nanos(time));
-    }
-
-    /// Its thread is about to sleep: the driver is to notify us. Returns whether there is something
-    /// to do already; in any case, [`unpark`](Self::unpark) is to follow.
-    pub fn park(&mut self) -> bool {
-        // A notification from before would keep the next one from being noticed.
-        self.take_kicks();
-        if self.is_leaving() {
-            return self.is_over() || self.has_available();
-        }
-        self.queue.ask_for_kicks()
-    }
-
-    /// When it has to be looked at again, as the last look before a sleep.
-    pub fn next_look(&mut self) -> NextLook {
-        NextLook::now_if(self.is_over()).min(self.channel.next_look())
-    }
-
-    /// Its thread is awake. Returns whether the driver has notified us.
-    pub fn unpark(&mut self) -> bool {
-        self.queue.refuse_kicks();
-        self.take_kicks()
-    }
-
-    /// Its thread has slept for that long.
-    pub fn count_sleep(&self, time: Duration) {
-        add(&self.counters.sleeps, 1);
-        add(&self.counters.sleep_ns, nanos(time));
     }
 
     fn take_kicks(&self) -> bool {
@@ -251,6 +162,66 @@ impl QueueTask {
     }
 }
 
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+impl QueueRun for QueueTask {
+    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        let submitted = self.submit_available(bytes_max);
+        let completed = self.collect_completed();
+        let work = Work::sum(submitted, completed)?;
+        if let Some(idle) = self.idle.take() {
+            self.spin(idle).learn(work.found - idle.since);
+        }
+        Some(work)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leave.load(Ordering::Acquire)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_leaving() && self.queue.in_flight() == 0 && !self.queue.has_undone()
+    }
+
+    /// Gaps in which only the driver can bring work and gaps in which the disk is busy are learnt apart: a
+    /// driver that answers at once must not be slept through because the disk takes its time, nor the other
+    /// way round.
+    fn begin_idle(&mut self, now: Instant) -> Duration {
+        self.batch_max = BATCH_FIRST;
+        let disk_is_busy = self.queue.in_flight() > 0;
+        let idle = *self.idle.get_or_insert(Idle { since: now, disk_is_busy });
+        self.spin(idle).budget()
+    }
+
+    fn count_looking(&self, time: Duration) {
+        add(&self.counters.spin_ns, nanos(time));
+    }
+
+    fn park(&mut self) -> bool {
+        // A notification from before would keep the next one from being noticed.
+        self.take_kicks();
+        if self.is_leaving() {
+            return self.is_over() || self.has_available();
+        }
+        self.queue.ask_for_kicks()
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(self.is_over()).min(self.channel.next_look())
+    }
+
+    fn unpark(&mut self) -> bool {
+        self.queue.refuse_kicks();
+        self.take_kicks()
+    }
+
+    fn count_sleep(&self, time: Duration) {
+        add(&self.counters.sleeps, 1);
+        add(&self.counters.sleep_ns, nanos(time));
+    }
+
+    fn finish(self: Box<Self>) -> QueuePart {
+        assert!(self.queue.in_flight() == 0, "a queue leaves its thread with requests in flight");
+        let Self { channel, queue, .. } = *self;
+        drop(channel);
+        QueuePart::Whole(Box::new(queue))
+    }
 }

@@ -100,6 +100,12 @@ struct QueueReport {
     device_us: ByKind<Latency>,
     submit_us: Latency,
     publish_us: Latency,
+    /// Of queues on two threads: from finding chains to having handed them over.
+    front_us: Latency,
+    /// ... how often the thread that takes requests slept
+    front_sleeps: u64,
+    /// ... and how long it looked for work.
+    front_spin_s: f64,
 }
 
 /// One value for each kind of operation.
@@ -233,6 +239,9 @@ impl QueueReport {
             }),
             submit_us: Latency::of(queues.iter().map(|queue| queue.submit.snapshot())),
             publish_us: Latency::of(queues.iter().map(|queue| queue.publish.snapshot())),
+            front_us: Latency::of(queues.iter().map(|queue| queue.front.snapshot())),
+            front_sleeps: sum(&|queue| &queue.front_sleeps),
+            front_spin_s: seconds(sum(&|queue| &queue.front_spin_ns)),
         }
     }
 }

@@ -8,12 +8,12 @@ use flowstone_frontend::vhost_user::{QueueRunner, VirtQueue};
 use tracing::error;
 
 use crate::PollMode;
-use crate::config::DiskConfig;
+use crate::config::{DiskConfig, Pipeline};
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
 use crate::cpus::CpuList;
 use crate::poller::QueueSpec;
-use crate::pollers::{OwnThread, PlacedQueue, Pollers};
+use crate::pollers::{OwnThreads, PlacedQueue, Pollers};
 
 /// The counters of a disk's queues, by queue number; queues that never ran have none.
 #[derive(Default)]
@@ -50,6 +50,7 @@ pub struct DiskQueues {
     number: u32,
     layer: Arc<dyn Layer>,
     poll: PollMode,
+    pipeline: Pipeline,
     /// The CPUs of its threads, where each queue has one.
     cpus: CpuList,
     /// What its queues may use of the CPUs, if that is limited.
@@ -73,11 +74,20 @@ impl DiskQueues {
             number,
             layer,
             poll: config.poll,
+            pipeline: config.pipeline,
             cpus: config.cpus.clone(),
             budget: config.cpu_budget.map(|share| Arc::new(CpuBudget::new(share))),
             pollers,
             table,
             running: Vec::new(),
+        }
+    }
+
+    /// The CPUs of a queue's threads: those of a list in turn.
+    fn cpus_of(&self, index: usize) -> [Option<usize>; 2] {
+        match self.pipeline {
+            Pipeline::Fused => [self.cpus.for_thread(index), None],
+            Pipeline::Split => [0, 1].map(|half| self.cpus.for_thread(2 * index + half)),
         }
     }
 }
@@ -89,10 +99,11 @@ impl QueueRunner for DiskQueues {
             origin: Origin::Queue { disk: self.number, queue: index as u16 },
             counters: self.table.of(index),
             poll: self.poll,
+            pipeline: self.pipeline,
             budget: self.budget.clone(),
         };
-        let (name, cpu) = (format!("{}/q{index}", self.name), self.cpus.for_thread(index));
-        let placed = self.pollers.run(queue, spec, OwnThread { name, cpu })?;
+        let own = OwnThreads { name: format!("{}/q{index}", self.name), cpus: self.cpus_of(index) };
+        let placed = self.pollers.run(queue, spec, &own)?;
         if self.running.len() <= index {
             self.running.resize_with(index + 1, || None);
         }

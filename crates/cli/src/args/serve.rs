@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args as ClapArgs};
 use flowstone_daemon::{
-    Backend, CacheSize, Choice, CpuList, CpuShare, DetectZeroes, LayerSpec, Limit, Pdc, PolicyKind,
-    PollMode, PollerChoice, Resort, SocketGroup, SocketMode, VmSpec,
+    Backend, CacheSize, Choice, CpuList, CpuShare, DetectZeroes, LayerSpec, Limit, Pdc, Pipeline,
+    PolicyKind, PollMode, PollerChoice, Resort, SocketGroup, SocketMode, VmSpec,
 };
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{DiscardMode, Format};
@@ -17,7 +17,7 @@ use flowstone_image::{DiscardMode, Format};
 pub struct Serve {
     /// Serve the disks of this file; flowstone.toml(5) lists its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
-        "name", "serial", "format", "queues", "cpus", "pollers", "poller_cpus", "cpu_budget", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "limit", "vm", "engine", "direct", "resort",
+        "name", "serial", "format", "queues", "cpus", "pollers", "poller_cpus", "cpu_budget", "pipeline", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "limit", "vm", "engine", "direct", "resort",
         "readonly", "backing_dirs", "layers", "control"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
@@ -57,6 +57,10 @@ pub struct Serve {
     /// The most CPU time that the daemon may use, e.g. 50% of one CPU, or 150% [default: no limit]
     #[arg(long, value_name = "PERCENT")]
     pub cpu_budget: Option<CpuShare>,
+    /// How many threads a queue runs on: fused (one does everything) or split (one takes requests from the guest,
+    /// the other one submits and completes them) [default: fused]
+    #[arg(long, value_name = "FORM")]
+    pub pipeline: Option<Pipeline>,
     /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,

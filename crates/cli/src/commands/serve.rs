@@ -69,6 +69,7 @@ fn disk(args: Serve) -> DiskConfig {
         format: args.format,
         queues: args.queues.unwrap_or(defaults.queues),
         cpus: args.cpus.unwrap_or_default(),
+        pipeline: args.pipeline.unwrap_or_default(),
         poll: args.poll.unwrap_or_default(),
         discard: args.discard.unwrap_or_default(),
         detect_zeroes: args.detect_zeroes.unwrap_or_default(),

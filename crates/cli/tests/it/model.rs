@@ -141,6 +141,13 @@ fn a_disk_with_a_limit_behaves_like_the_model() {
 }
 
 #[test]
+fn a_disk_whose_queue_has_two_threads_behaves_like_the_model() {
+    behaves_like_the_model(&["--pipeline", "split", "--layer", "verify", "disk.raw"], 0);
+    let plain = virtio::F_EVENT_IDX | virtio::F_INDIRECT_DESC;
+    behaves_like_the_model(&["--pipeline", "split", "--poll", "never", "disk.raw"], plain);
+}
+
+#[test]
 fn a_memory_disk_behaves_like_the_model() {
     behaves_like_the_model(&["--backend", "mem:2M", "--layer", "verify"], 0);
 }

@@ -14,13 +14,18 @@ const QUEUES: usize = 2;
 
 /// A configuration of these disks: name, and image or backend.
 fn configure(place: &Place, head: &str, disks: &[(&str, &str)]) {
+    configure_all(place, head, disks, "");
+}
+
+/// ... with more keys for each of them.
+fn configure_all(place: &Place, head: &str, disks: &[(&str, &str)], of_disk: &str) {
     let disk = |(name, source): &(&str, &str)| {
         let socket = place.text(&format!("{name}.sock"));
         let source = match source.contains(':') {
             true => format!("backend = '{source}'"),
             false => format!("image = '{}'", place.text(source)),
         };
-        format!("[[disk]]\nname = '{name}'\nsocket = '{socket}'\n{source}\n")
+        format!("[[disk]]\nname = '{name}'\nsocket = '{socket}'\n{source}\n{of_disk}")
     };
     let control = format!("control = '{}'\n", place.text("control.sock"));
     let disks: String = disks.iter().map(disk).collect();
@@ -150,12 +155,23 @@ fn pollers_come_and_go_with_the_load() {
 
 #[test]
 fn a_killed_daemon_with_shared_pollers_loses_nothing() {
+    kill_under_load("pollers = '2'\n", "");
+}
+
+/// A head that is taken again while the marks of its last use are being cleared would be forgotten.
+#[test]
+fn a_killed_daemon_whose_queues_have_two_threads_loses_nothing() {
+    kill_under_load("", "pipeline = 'split'\n");
+    kill_under_load("pollers = '2'\n", "pipeline = 'split'\n");
+}
+
+fn kill_under_load(head: &str, of_disk: &str) {
     let place = Place::new();
     let disks = [("a", "a.raw"), ("b", "b.qcow2"), ("c", "c.flow")];
     for (_, image) in disks {
         place.succeed(&["create", "--size", "64M", image]);
     }
-    configure(&place, "pollers = '2'\n", &disks);
+    configure_all(&place, head, &disks, of_disk);
     let mut daemon = serve(&place, &disks);
     thread::scope(|scope| {
         let loads: Vec<_> = (1..)
@@ -190,9 +206,7 @@ fn a_cpu_budget_is_kept() {
     {
         let place = Place::new();
         let disks = [("a", "null:1G")];
-        configure(&place, head, &disks);
-        let file = place.path("disks.toml");
-        fs::write(&file, fs::read_to_string(&file).unwrap() + disk).unwrap();
+        configure_all(&place, head, &disks, disk);
         let daemon = serve(&place, &disks);
         let mut options = LoadOptions::new(place.path("a.sock")).iodepth(32);
         options.client.queues = QUEUES;
@@ -254,4 +268,28 @@ fn guests_memory_is_found_on_its_node() {
     assert!(said.contains("disk disk  its guest's memory") && said.contains("vCPUs"), "{said}");
     drop(client);
     stop(daemon);
+}
+
+/// Both threads of a queue work, and what an operator sees adds up, on threads of their own and on shared ones.
+#[test]
+fn a_queue_on_two_threads_counts_like_one_on_one() {
+    for pollers in ["per-queue", "1", "2"] {
+        let place = Place::new();
+        place.image("16M");
+        let args = ["--pipeline", "split", "--pollers", pollers, "--name", "disk", "disk.raw"];
+        let daemon = place.serve(&args);
+        let mut options = checked(&place, "disk", 2000, 5);
+        options.client.queues = 1;
+        assert_eq!(run(&options).unwrap().errors, 0);
+        let stats = place.stats();
+        let total = &stats["disks"][0]["total"];
+        let requests: u64 = ["read", "write", "discard", "write_zeroes"]
+            .map(|kind| total["requests"][kind].as_u64().unwrap())
+            .iter()
+            .sum();
+        assert!(requests >= 2000, "{total}");
+        assert!(total["front_us"]["count"].as_u64() > Some(0), "{total}");
+        assert!(total["kicks"].as_u64() > Some(0) && total["calls"].as_u64() > Some(0), "{total}");
+        stop(daemon);
+    }
 }

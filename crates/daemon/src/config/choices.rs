@@ -18,6 +18,16 @@ pub enum PollMode {
     Never,
 }
 
+/// How many threads a queue runs on (S2.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pipeline {
+    /// One does everything.
+    #[default]
+    Fused,
+    /// One takes requests, the other one submits and completes them.
+    Split,
+}
+
 /// Whether journals are kept out of caches: nothing reads them again but recovery (pollution-defensive
 /// caching).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,6 +57,18 @@ impl FromStr for PollMode {
             "always" => Ok(Self::Always),
             "never" => Ok(Self::Never),
             _ => Err(format!("`{text}` is not a polling mode; use auto, always or never")),
+        }
+    }
+}
+
+impl FromStr for Pipeline {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "fused" => Ok(Self::Fused),
+            "split" => Ok(Self::Split),
+            _ => Err(format!("`{text}` is not a pipeline; use fused or split")),
         }
     }
 }

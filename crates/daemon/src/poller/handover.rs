@@ -10,12 +10,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use flowstone_block::{Layer, Origin, Waker};
-use flowstone_frontend::vhost_user::VirtQueue;
 
 use super::counters::PollerCounters;
 use crate::PollMode;
+use crate::config::Pipeline;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
+use crate::queue_run::QueuePart;
 
 /// What a queue needs wherever it runs.
 #[derive(Clone)]
@@ -28,16 +29,18 @@ pub struct QueueSpec {
     pub counters: Arc<QueueCounters>,
     /// How it looks for work.
     pub poll: PollMode,
+    /// Whether it runs on one thread or two.
+    pub pipeline: Pipeline,
     /// What the queues of its disk may use of the CPUs, if that is limited.
     pub budget: Option<Arc<CpuBudget>>,
 }
 
 /// A queue on its way to a poller.
 pub(super) struct Arrival {
-    pub queue: VirtQueue,
+    pub queue: QueuePart,
     pub spec: QueueSpec,
     pub orders: Arc<Orders>,
-    pub ended: SyncSender<VirtQueue>,
+    pub ended: SyncSender<QueuePart>,
     pub cause: Cause,
 }
 
@@ -49,6 +52,17 @@ pub(super) enum Cause {
     Move { from: Arc<Inbox>, drained: Instant },
     /// It could not run where it was moved to, and comes back.
     Return,
+}
+
+impl Cause {
+    /// The queue runs.
+    pub fn succeed(self, counters: &PollerCounters) {
+        match self {
+            Self::Start(started) => drop(started.send(Ok(()))),
+            Self::Move { drained, .. } => counters.moves.record(drained.elapsed()),
+            Self::Return => {}
+        }
+    }
 }
 
 /// One poller, as other threads see it.
@@ -251,7 +265,7 @@ impl Orders {
 /// A queue that runs on a poller. Dropped without [`stop`](Self::stop), it stops by itself.
 pub struct RunningQueue {
     pub(super) orders: Arc<Orders>,
-    pub(super) ended: Receiver<VirtQueue>,
+    pub(super) ended: Receiver<QueuePart>,
 }
 
 impl RunningQueue {
@@ -266,7 +280,7 @@ impl RunningQueue {
     }
 
     /// Waits until nothing is in flight, and gives the queue back; `None` if it has panicked.
-    pub fn stop(self) -> Option<VirtQueue> {
+    pub fn stop(self) -> Option<QueuePart> {
         self.begin_stop();
         self.ended.recv().ok()
     }

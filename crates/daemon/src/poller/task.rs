@@ -6,10 +6,9 @@ use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use flowstone_block::NextLook;
-use flowstone_frontend::vhost_user::VirtQueue;
 
 use super::handover::{Orders, QueueSpec};
-use crate::queue_task::{QueueTask, Work};
+use crate::queue_run::{QueuePart, QueueRun, Work};
 
 /// Turns for nothing after which a queue is cold: others come first. On a thread with many idle queues,
 /// looking at all of them takes longer than a busy one's work.
@@ -20,10 +19,10 @@ pub(super) const THRIFT: Duration = Duration::from_millis(50);
 
 /// A queue on the thread of its poller.
 pub(super) struct Task {
-    pub queue: QueueTask,
+    pub queue: Box<dyn QueueRun>,
     pub spec: QueueSpec,
     pub orders: Arc<Orders>,
-    pub ended: SyncSender<VirtQueue>,
+    pub ended: SyncSender<QueuePart>,
     /// Turns in which it found nothing since it last found something.
     empty_turns: u32,
     /// Until when it gets no turns: its disk has used its CPU budget.
@@ -37,18 +36,18 @@ pub(super) struct Task {
 impl Task {
     /// Has done nothing yet.
     pub fn new(
-        queue: QueueTask,
+        queue: Box<dyn QueueRun>,
         spec: QueueSpec,
         orders: Arc<Orders>,
-        ended: SyncSender<VirtQueue>,
+        ended: SyncSender<QueuePart>,
     ) -> Self {
         let (empty_turns, rests, thrift, dead) = (0, None, Instant::now(), false);
         Self { queue, spec, orders, ended, empty_turns, rests, thrift, dead }
     }
 
     /// Calls its queue. A panic there ends this queue and no other.
-    fn guard<T>(&mut self, call: impl FnOnce(&mut QueueTask) -> T) -> Option<T> {
-        let called = catch_unwind(AssertUnwindSafe(|| call(&mut self.queue)));
+    fn guard<T>(&mut self, call: impl FnOnce(&mut dyn QueueRun) -> T) -> Option<T> {
+        let called = catch_unwind(AssertUnwindSafe(|| call(&mut *self.queue)));
         self.dead |= called.is_err();
         called.ok()
     }
@@ -73,7 +72,7 @@ impl Task {
         rests
     }
 
-    /// A turn; see [`QueueTask::turn`].
+    /// A turn; see [`QueueRun::turn`].
     pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
         let work = self.guard(|queue| queue.turn(bytes_max)).flatten();
         match work {
@@ -103,12 +102,12 @@ impl Task {
     /// Asks the driver for notifications. Returns whether there is something to do already.
     pub fn park(&mut self) -> bool {
         // Nothing is taken from a ring while its disk rests.
-        self.dead || !self.is_resting() && self.guard(QueueTask::park).unwrap_or(true)
+        self.dead || !self.is_resting() && self.guard(|queue| queue.park()).unwrap_or(true)
     }
 
     /// When it has to be looked at again, as the last look before a sleep.
     pub fn next_look(&mut self) -> NextLook {
-        let look = self.guard(QueueTask::next_look).unwrap_or(NextLook::Now);
+        let look = self.guard(|queue| queue.next_look()).unwrap_or(NextLook::Now);
         self.rests.map_or(look, NextLook::At)
     }
 

@@ -20,7 +20,7 @@ use flowstone_frontend::vhost_user::VirtQueue;
 
 use super::*;
 use crate::PollMode;
-use crate::config::{Choice, DiskConfig};
+use crate::config::{Choice, DiskConfig, Pipeline};
 use crate::counters::QueueCounters;
 use crate::stack::Stack;
 
@@ -72,9 +72,10 @@ impl QueueRunner for Runner {
             origin: Origin::Queue { disk: self.disk, queue: index as u16 },
             counters: Arc::clone(&self.counters),
             poll: PollMode::Auto,
+            pipeline: Pipeline::Fused,
             budget: None,
         };
-        let queue = self.shared.pollers[0].assign(queue, spec)?;
+        let queue = self.shared.pollers[0].assign(QueuePart::Whole(Box::new(queue)), spec)?;
         self.shared.running.lock().unwrap().insert((self.disk, index), queue);
         Ok(())
     }
@@ -87,7 +88,10 @@ impl QueueRunner for Runner {
 
     fn stop(&mut self, index: usize) -> Option<u16> {
         let queue = self.shared.running.lock().unwrap().remove(&(self.disk, index))?;
-        queue.stop().map(|queue| queue.next_avail())
+        match queue.stop()? {
+            QueuePart::Whole(queue) => Some(queue.next_avail()),
+            _ => None,
+        }
     }
 }
 

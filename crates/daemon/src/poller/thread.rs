@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::mpsc::sync_channel;
 use std::thread::{Builder, JoinHandle};
 
-use flowstone_frontend::vhost_user::VirtQueue;
 use tracing::warn;
 
 use super::Poller;
@@ -14,6 +13,7 @@ use super::handover::{Arrival, Cause, EndsInbox, Inbox, Orders, QueueSpec, Runni
 use crate::CpuList;
 use crate::cpu_budget::ProcessBudget;
 use crate::cpus::pin_this_thread;
+use crate::queue_run::QueuePart;
 
 /// Pollers recurse nowhere and keep nothing large on the stack.
 const STACK_BYTES: usize = 256 << 10;
@@ -67,7 +67,7 @@ impl PollerThread {
     }
 
     /// Runs a queue on this thread.
-    pub fn assign(&self, queue: VirtQueue, spec: QueueSpec) -> io::Result<RunningQueue> {
+    pub fn assign(&self, queue: QueuePart, spec: QueueSpec) -> io::Result<RunningQueue> {
         let orders = Arc::new(Orders::new(Arc::clone(&self.inbox)));
         let (started, has_started) = sync_channel(1);
         let (ended, has_ended) = sync_channel(1);

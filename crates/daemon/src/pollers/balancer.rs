@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_frontend::vhost_user::VirtQueue;
 use tracing::{debug, warn};
 
 use super::balance::{Move, QueueLoad, Spread, place, plan};
@@ -18,6 +17,7 @@ use crate::numa::Topology;
 use crate::poller::{
     Activity, Inbox, Orders, PollerOptions, PollerThread, QueueSpec, RunningQueue,
 };
+use crate::queue_run::QueuePart;
 
 /// Time between two looks at the loads while there is any.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -57,8 +57,12 @@ struct State {
 struct Known {
     orders: Weak<Orders>,
     counters: Arc<QueueCounters>,
-    /// What it had done at the last look, in nanoseconds.
+    /// What it has done, in nanoseconds.
+    work_ns: fn(&QueueCounters) -> u64,
+    /// ... at the last look.
     done_ns: u64,
+    /// Whether it is a half, which stays where it is.
+    is_half: bool,
     /// The node of its guest's memory, where that matters.
     home: Option<u32>,
     /// Smoothed, in CPUs.
@@ -102,17 +106,36 @@ impl Balancer {
         Ok(Self { shared, thread: Some(thread) })
     }
 
-    /// Runs a queue on one of them.
-    pub fn run(&self, queue: VirtQueue, spec: QueueSpec) -> io::Result<RunningQueue> {
+    /// Runs a queue, or a half of one, on one of them; `home` is the node of its guest's memory, where that
+    /// matters. A half stays where it is, if possible on another poller than its other half.
+    pub fn run(
+        &self,
+        part: QueuePart,
+        spec: QueueSpec,
+        home: Option<u32>,
+    ) -> io::Result<RunningQueue> {
         let mut state = self.shared.state();
         state.forget_ended();
-        let Shared { topology, nodes, spread, .. } = &*self.shared;
-        let home = topology.home_of(&queue);
-        let at = place(home, &state.loads(), nodes, *spread);
+        let Shared { nodes, spread, .. } = &*self.shared;
+        let mut loads = state.loads();
+        let is_half = !matches!(part, QueuePart::Whole(_));
+        let mut spread = *spread;
+        if matches!(part, QueuePart::Front(_)) {
+            // The other half was placed last. Two pollers are what this form is for.
+            spread = Spread::All;
+            let other = loads.last().map_or(0, |half| half.poller);
+            loads.iter_mut().filter(|it| it.poller == other).for_each(|it| it.load += 1.0);
+        }
+        let at = place(home, &loads, nodes, spread);
+        let work_ns = match part {
+            QueuePart::Front(_) => QueueCounters::front_ns,
+            _ => QueueCounters::work_ns,
+        };
         let counters = Arc::clone(&spec.counters);
-        let running = self.shared.poller(&mut state, at)?.assign(queue, spec)?;
-        let (orders, done_ns) = (Arc::downgrade(running.orders()), counters.work_ns());
-        state.queues.push(Known { orders, counters, done_ns, home, load: 0.0, stays: 0 });
+        let running = self.shared.poller(&mut state, at)?.assign(part, spec)?;
+        let (orders, done_ns) = (Arc::downgrade(running.orders()), work_ns(&counters));
+        let (load, stays) = (0.0, 0);
+        state.queues.push(Known { orders, counters, work_ns, done_ns, home, is_half, load, stays });
         Ok(running)
     }
 
@@ -212,7 +235,7 @@ impl State {
         self.forget_ended();
         let mut sum = 0.0;
         for queue in &mut self.queues {
-            let done_ns = queue.counters.work_ns();
+            let done_ns = (queue.work_ns)(&queue.counters);
             let done = done_ns.saturating_sub(queue.done_ns) as f64 / 1e9;
             let load = done / time.as_secs_f64().max(1e-9);
             queue.load = (queue.load + load) / 2.0;
@@ -227,7 +250,7 @@ impl State {
     fn loads(&self) -> Vec<QueueLoad> {
         let load = |queue: &Known| {
             let (poller, has_no_order) = queue.orders.upgrade().map_or((0, false), |it| it.place());
-            let movable = has_no_order && queue.stays == 0;
+            let movable = has_no_order && queue.stays == 0 && !queue.is_half;
             QueueLoad { poller, load: queue.load, movable, home: queue.home }
         };
         self.queues.iter().map(load).collect()

@@ -82,15 +82,35 @@ pub struct InflightRegion {
     queue_size: u16,
 }
 
-/// One ring's part of it.
+/// One ring's part of it, in two halves: an entry belongs to the first from when its head is taken until
+/// the request is handed to the second, and to that until its mark is cleared.
 pub struct InflightLog {
-    region: Arc<InflightRegion>,
-    start: usize,
-    queue_size: u16,
+    /// For what is taken from the ring.
+    pub avail: AvailLog,
+    /// For what goes to the disk and comes back.
+    pub used: UsedLog,
+}
+
+/// The half that marks requests.
+pub struct AvailLog {
+    ring: RingLog,
     counter: u64,
+}
+
+/// The half that clears the marks.
+pub struct UsedLog {
+    ring: RingLog,
     batch: Vec<u16>,
     /// Started, and not with the disk yet.
     in_hand: Vec<u16>,
+}
+
+/// The memory of one ring.
+#[derive(Clone)]
+struct RingLog {
+    region: Arc<InflightRegion>,
+    start: usize,
+    queue_size: u16,
 }
 
 fn queue_bytes(queue_size: u16) -> usize {
@@ -156,14 +176,10 @@ impl InflightRegion {
             return None;
         }
         let start = index * queue_bytes(self.queue_size);
-        Some(InflightLog {
-            region: Arc::clone(self),
-            start,
-            queue_size,
-            counter: 0,
-            batch: Vec::with_capacity(usize::from(queue_size)),
-            in_hand: Vec::with_capacity(usize::from(queue_size)),
-        })
+        let ring = RingLog { region: Arc::clone(self), start, queue_size };
+        let room = || Vec::with_capacity(usize::from(queue_size));
+        let avail = AvailLog { ring: ring.clone(), counter: 0 };
+        Some(InflightLog { avail, used: UsedLog { ring, batch: room(), in_hand: room() } })
     }
 }
 
@@ -181,7 +197,7 @@ impl InflightRegion {
     }
 }
 
-impl InflightLog {
+impl RingLog {
     fn at<T>(&self, offset: usize) -> *mut T {
         let offset = self.start + offset;
         assert!(offset + size_of::<T>() <= self.region.mapping.size());
@@ -206,79 +222,6 @@ impl InflightLog {
         HEADER_BYTES + ENTRY_BYTES * usize::from(head)
     }
 
-    /// Marks a request before it starts.
-    pub fn begin(&mut self, head: u16) {
-        let entry = Self::entry(head);
-        self.write(entry + AT_COUNTER, self.counter);
-        self.counter = self.counter.wrapping_add(1);
-        self.write(entry + AT_MARK, marked(1, 1));
-        self.in_hand.push(head);
-    }
-
-    /// Counts another life before a request starts again.
-    pub fn begin_again(&mut self, undone: Undone) {
-        let Undone { head, started, in_hand } = undone;
-        self.write(Self::entry(head) + AT_MARK, marked(started + 1, in_hand + 1));
-        self.in_hand.push(head);
-    }
-
-    /// The disk has all that was started: a death from now on is not the doing of these requests.
-    pub fn handed_over(&mut self) {
-        while let Some(head) = self.in_hand.pop() {
-            let at = Self::entry(head) + AT_MARK;
-            let [inflight, deaths] = self.read::<u16>(at).to_ne_bytes();
-            // It may have been answered already.
-            if inflight == 1 && !mutant("frontend.inflight.never-hands-over") {
-                self.write(at, marked(deaths >> 4, 0));
-            }
-        }
-    }
-
-    /// Forgets a request that turned out to be none.
-    pub fn abandon(&mut self, head: u16) {
-        self.write(Self::entry(head) + AT_MARK, UNMARKED);
-    }
-
-    /// Links a completion into the batch that will be published next.
-    pub fn complete(&mut self, head: u16) {
-        let newest: u16 = self.read(AT_LAST_BATCH_HEAD);
-        self.write(Self::entry(head) + AT_NEXT, newest);
-        if !mutant("frontend.inflight.leaves-out-last-batch-head") {
-            self.write(AT_LAST_BATCH_HEAD, head);
-        }
-        self.batch.push(head);
-    }
-
-    /// Clears the marks of a batch; the ring's used index is `used_index` already.
-    pub fn published(&mut self, used_index: u16) {
-        while let Some(head) = self.batch.pop() {
-            self.write(Self::entry(head) + AT_MARK, UNMARKED);
-        }
-        if !mutant("frontend.inflight.leaves-out-used-index") {
-            self.write(AT_USED_IDX, used_index);
-        }
-    }
-
-    /// What an earlier life left undone, oldest first. The ring's used index is `used_index`.
-    pub fn recover(&mut self, used_index: u16) -> Vec<Undone> {
-        if self.read::<u16>(AT_VERSION) == 0 {
-            self.write(AT_DESC_NUM, self.queue_size);
-            self.write(AT_USED_IDX, used_index);
-            self.write(AT_VERSION, VERSION);
-        }
-        if !mutant("frontend.inflight.does-not-finish-publish") {
-            self.finish_interrupted_publish(used_index);
-        }
-        let mut undone: Vec<(u64, Undone)> =
-            (0..self.queue_size).filter_map(|head| self.undone(head)).collect();
-        if !mutant("frontend.inflight.replays-out-of-order") {
-            undone.sort_unstable_by_key(|(counter, undone)| (*counter, undone.head));
-        }
-        let newest = undone.iter().map(|(counter, _)| *counter).max();
-        self.counter = newest.map_or(0, |counter| counter.wrapping_add(1));
-        undone.into_iter().map(|(_, undone)| undone).collect()
-    }
-
     /// The request at `head` and its place in the order, if it is marked.
     fn undone(&self, head: u16) -> Option<(u64, Undone)> {
         let [inflight, deaths] = self.read::<u16>(Self::entry(head) + AT_MARK).to_ne_bytes();
@@ -287,7 +230,7 @@ impl InflightLog {
         (inflight == 1).then(|| (self.read(Self::entry(head) + AT_COUNTER), undone))
     }
 
-    fn finish_interrupted_publish(&mut self, used_index: u16) {
+    fn finish_interrupted_publish(&self, used_index: u16) {
         let batch = used_index.wrapping_sub(self.read(AT_USED_IDX));
         let mut head: u16 = self.read(AT_LAST_BATCH_HEAD);
         for _ in 0..batch.min(self.queue_size) {
@@ -298,6 +241,89 @@ impl InflightLog {
             head = self.read(Self::entry(head) + AT_NEXT);
         }
         self.write(AT_USED_IDX, used_index);
+    }
+}
+
+impl AvailLog {
+    /// Marks a request before it starts.
+    pub fn begin(&mut self, head: u16) {
+        let entry = RingLog::entry(head);
+        self.ring.write(entry + AT_COUNTER, self.counter);
+        self.counter = self.counter.wrapping_add(1);
+        self.ring.write(entry + AT_MARK, marked(1, 1));
+    }
+
+    /// Counts another life before a request starts again.
+    pub fn begin_again(&mut self, undone: Undone) {
+        let Undone { head, started, in_hand } = undone;
+        self.ring.write(RingLog::entry(head) + AT_MARK, marked(started + 1, in_hand + 1));
+    }
+
+    /// Forgets a request that turned out to be none.
+    pub fn abandon(&mut self, head: u16) {
+        self.ring.write(RingLog::entry(head) + AT_MARK, UNMARKED);
+    }
+}
+
+impl UsedLog {
+    /// A request that has been marked is here now, and on its way to the disk.
+    pub fn take_over(&mut self, head: u16) {
+        self.in_hand.push(head);
+    }
+
+    /// The disk has all that was started: a death from now on is not the doing of these requests.
+    pub fn handed_over(&mut self) {
+        while let Some(head) = self.in_hand.pop() {
+            let at = RingLog::entry(head) + AT_MARK;
+            let [inflight, deaths] = self.ring.read::<u16>(at).to_ne_bytes();
+            // It may have been answered already.
+            if inflight == 1 && !mutant("frontend.inflight.never-hands-over") {
+                self.ring.write(at, marked(deaths >> 4, 0));
+            }
+        }
+    }
+
+    /// Links a completion into the batch that will be published next.
+    pub fn complete(&mut self, head: u16) {
+        let newest: u16 = self.ring.read(AT_LAST_BATCH_HEAD);
+        self.ring.write(RingLog::entry(head) + AT_NEXT, newest);
+        if !mutant("frontend.inflight.leaves-out-last-batch-head") {
+            self.ring.write(AT_LAST_BATCH_HEAD, head);
+        }
+        self.batch.push(head);
+    }
+
+    /// Clears the marks of a batch; the ring's used index is `used_index` already.
+    pub fn published(&mut self, used_index: u16) {
+        while let Some(head) = self.batch.pop() {
+            self.ring.write(RingLog::entry(head) + AT_MARK, UNMARKED);
+        }
+        if !mutant("frontend.inflight.leaves-out-used-index") {
+            self.ring.write(AT_USED_IDX, used_index);
+        }
+    }
+}
+
+impl InflightLog {
+    /// What an earlier life left undone, oldest first. The ring's used index is `used_index`.
+    pub fn recover(&mut self, used_index: u16) -> Vec<Undone> {
+        let ring = &self.used.ring;
+        if ring.read::<u16>(AT_VERSION) == 0 {
+            ring.write(AT_DESC_NUM, ring.queue_size);
+            ring.write(AT_USED_IDX, used_index);
+            ring.write(AT_VERSION, VERSION);
+        }
+        if !mutant("frontend.inflight.does-not-finish-publish") {
+            ring.finish_interrupted_publish(used_index);
+        }
+        let mut undone: Vec<(u64, Undone)> =
+            (0..ring.queue_size).filter_map(|head| ring.undone(head)).collect();
+        if !mutant("frontend.inflight.replays-out-of-order") {
+            undone.sort_unstable_by_key(|(counter, undone)| (*counter, undone.head));
+        }
+        let newest = undone.iter().map(|(counter, _)| *counter).max();
+        self.avail.counter = newest.map_or(0, |counter| counter.wrapping_add(1));
+        undone.into_iter().map(|(_, undone)| undone).collect()
     }
 }
 

@@ -21,7 +21,9 @@ mod vring;
 
 pub use device::{DeviceOptions, QueueRunner};
 pub use memory::{GuestMemory, NodePages};
-pub use queue::{QueueFault, Signal, VirtQueue};
+pub use queue::{
+    AvailHalf, Finished, QueueFault, Signal, Start, StatusPlace, UsedHalf, VirtQueue, Work,
+};
 pub use server::{HangUp, Server};
 pub use shared::{DeviceShared, Guest};
 

@@ -12,6 +12,35 @@ fn heads(log: &mut InflightLog, used_index: u16) -> Vec<u16> {
     log.recover(used_index).iter().map(|undone| undone.head).collect()
 }
 
+/// One thread has both halves.
+impl InflightLog {
+    fn begin(&mut self, head: u16) {
+        self.avail.begin(head);
+        self.used.take_over(head);
+    }
+
+    fn begin_again(&mut self, undone: Undone) {
+        self.avail.begin_again(undone);
+        self.used.take_over(undone.head);
+    }
+
+    fn abandon(&mut self, head: u16) {
+        self.avail.abandon(head);
+    }
+
+    fn handed_over(&mut self) {
+        self.used.handed_over();
+    }
+
+    fn complete(&mut self, head: u16) {
+        self.used.complete(head);
+    }
+
+    fn published(&mut self, used_index: u16) {
+        self.used.published(used_index);
+    }
+}
+
 fn undone(head: u16, started: u8, in_hand: u8) -> Undone {
     Undone { head, started, in_hand }
 }
@@ -67,7 +96,7 @@ fn a_daemon_that_counted_no_lives_had_one() {
     let region = region();
     let mut log = region.log(0, 8).unwrap();
     log.recover(0);
-    log.write(InflightLog::entry(2) + AT_MARK, u16::from_ne_bytes([1, 0]));
+    log.used.ring.write(RingLog::entry(2) + AT_MARK, u16::from_ne_bytes([1, 0]));
     assert_eq!(region.log(0, 8).unwrap().recover(0), [undone(2, 1, 0)]);
 }
 

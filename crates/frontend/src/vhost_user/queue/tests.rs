@@ -1,13 +1,19 @@
 //! Queues over plain memory, and what they leave to a next life.
 
+use super::super::chain::BadChain;
 use super::super::fuzzing::{log_for, parts_over};
-use super::super::inflight::InflightRegion;
-use super::super::protocol::{RANGES_MAX, REQUEST_BYTES_MAX, SEGMENT_BYTES_MAX, request_type};
+use super::super::inflight::{InflightRegion, Undone};
+use super::super::protocol::{
+    RANGES_MAX, REQUEST_BYTES_MAX, SEGMENT_BYTES_MAX, SEGMENTS_MAX, Status, request_type,
+};
+use super::avail::DEATHS_MAX;
+use super::start::PIECES_KEPT;
 use super::*;
-use flowstone_block::SectorCount;
+use flowstone_block::{Errno, Op, SectorCount};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::os::unix::fs::FileExt;
+use std::sync::atomic::Ordering;
 
 const SIZE: u16 = 4;
 const HEADER_AT: u64 = 0x1000;
@@ -260,7 +266,7 @@ fn dying_before_the_used_index_moves_loses_nothing() {
     let first = take(&mut queue).remove(0);
     finish(&mut queue, first);
     die(|| {
-        let start = queue.parts.ring.memory().from_guest(0, GUEST_BYTES).unwrap();
+        let start = queue.memory().from_guest(0, GUEST_BYTES).unwrap();
         // SAFETY: the mapping is the guest's memory, and this process is about to end.
         unsafe {
             let flags = rustix::mm::MprotectFlags::READ;
@@ -404,7 +410,7 @@ fn a_request_that_three_lives_died_with_breaks_its_queue() {
     let mut log = guest.region.log(0, 8).unwrap();
     let undone = log.recover(0)[0];
     assert_eq!(undone.in_hand, 2);
-    log.begin_again(undone);
+    log.avail.begin_again(undone);
     let mut queue = guest.queue();
     assert!(take(&mut queue).is_empty());
     assert_eq!((queue.fault(), guest.status(6)), (Some(QueueFault::Deadly), 0xff));
@@ -423,7 +429,10 @@ fn a_queue_that_breaks_among_what_is_undone_has_nothing_left_to_wait_for() {
     assert_eq!(queue.fault(), Some(QueueFault::Chain(BadChain::Unmapped)));
     assert!(!queue.has_available() && !queue.has_undone() && !queue.ask_for_kicks());
     assert_eq!(queue.in_flight(), 0);
-    assert!(queue.parts.broken.load(Ordering::Relaxed), "left alone when its ring is built anew");
+    assert!(
+        queue.avail.parts.broken.load(Ordering::Relaxed),
+        "left alone when its ring is built anew"
+    );
 }
 
 /// Between two lives of the daemon a guest may make its chains larger than what was taken.
@@ -508,7 +517,7 @@ fn a_request_is_as_large_as_a_driver_that_keeps_to_the_limits_can_make_it() {
 fn a_slot_shrinks_whichever_way_its_request_went() {
     let long = [(DATA_AT, 512, true); 1000];
     let kept = |guest: &Guest, queue: &VirtQueue| {
-        let kept = queue.slots[1].request.as_ref().unwrap().memory.capacity();
+        let kept = queue.avail.slots[1].request.as_ref().unwrap().memory.capacity();
         assert!(kept <= PIECES_KEPT, "{kept} pieces, status {}", guest.status(1));
     };
     for (kind, sector, done) in [
@@ -560,7 +569,7 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
             assert!(!queue.has_available() || answered + queue.in_flight() == 1024);
             answered += queue.in_flight();
             taken.into_iter().for_each(|request| finish(&mut queue, request));
-            assert_eq!((queue.in_flight(), queue.weight), (0, 0));
+            assert_eq!((queue.in_flight(), queue.avail.weight), (0, 0));
             queue.publish();
         }
         assert_eq!(guest.used_index(), 1024);

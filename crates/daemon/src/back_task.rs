@@ -1,0 +1,221 @@
+//! The thread that has the disk's channel: submits what is handed over, waits for completions, publishes them, and
+//! interrupts the driver.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request};
+use flowstone_frontend::vhost_user::{Finished, Signal, Start, Work as Asked};
+
+use crate::PollMode;
+use crate::counters::QueueCounters;
+use crate::halves::{Back, Return};
+use crate::histogram::add;
+use crate::queue_run::{BATCH_FIRST, QueuePart, QueueRun, Work, nanos};
+use crate::spin::SpinBudget;
+
+/// See the module. Stays on the thread that makes it.
+pub struct BackTask {
+    // Before the queue: dropping the channel waits for requests that use the queue's memory.
+    channel: Box<dyn Channel>,
+    half: Back,
+    origin: Origin,
+    leave: Arc<AtomicBool>,
+    counters: Arc<QueueCounters>,
+    /// How long to look for work when only the other thread can bring it.
+    spin_for_front: SpinBudget,
+    /// How long to look for work when the disk is busy for us.
+    spin_for_disk: SpinBudget,
+    /// The most chains that the next submission carries.
+    batch_max: usize,
+    /// Chains with the disk.
+    in_flight: usize,
+    /// When the request with a certain tag was submitted.
+    submitted: Box<[Instant]>,
+    done: Vec<Completion>,
+    /// Since its thread had nothing to do, if this task has not had anything since; and whether the disk
+    /// was busy.
+    idle: Option<(Instant, bool)>,
+}
+
+impl BackTask {
+    /// Brings a half and a channel together, on the thread of the context's reactor.
+    pub fn new(
+        half: Back,
+        channel: Box<dyn Channel>,
+        context: &QueueContext,
+        leave: Arc<AtomicBool>,
+        counters: Arc<QueueCounters>,
+        poll: PollMode,
+    ) -> Self {
+        let size = usize::from(half.size);
+        let _ = half.link.0.back.set(context.reactor.waker());
+        Self {
+            channel,
+            half,
+            origin: context.origin,
+            leave,
+            counters,
+            spin_for_front: SpinBudget::new(poll),
+            spin_for_disk: SpinBudget::new(poll),
+            batch_max: usize::from(BATCH_FIRST),
+            in_flight: 0,
+            submitted: vec![Instant::now(); size].into_boxed_slice(),
+            done: Vec::with_capacity(size),
+            idle: None,
+        }
+    }
+
+    fn submit_handed_over(&mut self, bytes_max: u64) -> Option<Work> {
+        if self.half.starts.is_empty() {
+            return None;
+        }
+        let found = Instant::now();
+        let (mut bytes, mut answered) = (0, 0);
+        for _ in 0..self.batch_max {
+            let Ok(start) = self.half.starts.pop() else { break };
+            let asked = self.begin(start, found);
+            answered += u64::from(asked.is_none());
+            bytes += asked.unwrap_or(0);
+            if bytes >= bytes_max {
+                break;
+            }
+        }
+        self.channel.kick();
+        self.half.used.handed_over();
+        self.batch_max = self.batch_max.saturating_mul(2);
+        let time = found.elapsed();
+        self.counters.submit.record(time);
+        add(&self.counters.answered, answered);
+        if answered > 0 {
+            self.publish();
+        }
+        Some(Work { found, time })
+    }
+
+    /// Submits a chain; returns how many bytes it moves, or nothing if it needs no disk.
+    fn begin(&mut self, start: Start, now: Instant) -> Option<u64> {
+        let Start { head, status, work } = start;
+        self.half.used.begin(head, status, work.parts());
+        match work {
+            Asked::Submit(request) => {
+                self.in_flight += 1;
+                Some(self.submit(request, now))
+            }
+            Asked::Ranges(parts) => {
+                self.in_flight += 1;
+                parts.into_iter().for_each(|part| _ = self.submit(part, now));
+                Some(0)
+            }
+            Asked::Answer(status, bytes) => {
+                self.half.used.answer(head, status, bytes);
+                self.give_back(head, None);
+                None
+            }
+        }
+    }
+
+    fn submit(&mut self, mut request: Box<Request>, now: Instant) -> u64 {
+        self.submitted[request.tag as usize] = now;
+        request.origin = self.origin;
+        let bytes = request.op.bytes();
+        self.channel.submit(request);
+        bytes
+    }
+
+    fn collect_completed(&mut self) -> Option<Work> {
+        let mut done = std::mem::take(&mut self.done);
+        self.channel.reap(&mut done);
+        let found = (!done.is_empty()).then(Instant::now);
+        let work = found.map(|found| {
+            done.drain(..).for_each(|completion| self.finish_one(completion, found));
+            self.publish();
+            let time = found.elapsed();
+            self.counters.publish.record(time);
+            Work { found, time }
+        });
+        self.done = done;
+        work
+    }
+
+    fn finish_one(&mut self, completion: Completion, now: Instant) {
+        let op = completion.request.op;
+        let since = self.submitted[completion.request.tag as usize];
+        self.counters.came_back(op, now - since);
+        if let Some(Finished { head, request, outcome }) = self.half.used.complete(completion) {
+            self.counters.completed(op.kind(), outcome.is_err());
+            self.in_flight -= 1;
+            self.give_back(head, Some(request));
+        }
+    }
+
+    /// Before it is published: when the driver offers the chain again, the other thread has it.
+    fn give_back(&mut self, head: u16, request: Option<Box<Request>>) {
+        let done = Return { head, request, used: self.half.used.next_used() };
+        assert!(self.half.returns.push(done).is_ok(), "there is room for every head");
+    }
+
+    fn publish(&mut self) {
+        if self.half.used.publish() == Signal::Sent {
+            add(&self.counters.calls, 1);
+        }
+        self.half.link.0.cleared.store(self.half.used.next_used(), Ordering::Release);
+        self.half.link.0.wake_front();
+    }
+}
+
+impl QueueRun for BackTask {
+    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        let submitted = self.submit_handed_over(bytes_max);
+        let completed = self.collect_completed();
+        let work = Work::sum(submitted, completed)?;
+        if let Some((since, disk_is_busy)) = self.idle.take() {
+            let spin =
+                if disk_is_busy { &mut self.spin_for_disk } else { &mut self.spin_for_front };
+            spin.learn(work.found - since);
+        }
+        Some(work)
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leave.load(Ordering::Acquire)
+    }
+
+    fn is_over(&self) -> bool {
+        self.is_leaving() && self.in_flight == 0 && self.half.starts.is_empty()
+    }
+
+    fn begin_idle(&mut self, now: Instant) -> Duration {
+        self.batch_max = usize::from(BATCH_FIRST);
+        let (_, disk_is_busy) = *self.idle.get_or_insert((now, self.in_flight > 0));
+        if disk_is_busy { self.spin_for_disk.budget() } else { self.spin_for_front.budget() }
+    }
+
+    fn count_looking(&self, time: Duration) {
+        add(&self.counters.spin_ns, nanos(time));
+    }
+
+    fn park(&mut self) -> bool {
+        self.is_over() || !self.half.starts.is_empty()
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        let has_work = self.is_over() || !self.half.starts.is_empty();
+        NextLook::now_if(has_work).min(self.channel.next_look())
+    }
+
+    fn unpark(&mut self) -> bool {
+        !self.half.starts.is_empty()
+    }
+
+    fn count_sleep(&self, time: Duration) {
+        add(&self.counters.sleeps, 1);
+        add(&self.counters.sleep_ns, nanos(time));
+    }
+
+    fn finish(self: Box<Self>) -> QueuePart {
+        drop(self.channel);
+        QueuePart::Back(Box::new(self.half))
+    }
+}

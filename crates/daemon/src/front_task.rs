@@ -1,0 +1,196 @@
+//! The thread that takes requests: polls the avail ring, reads chains, and hands them over.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{NextLook, Reactor};
+use flowstone_frontend::vhost_user::Start;
+use flowstone_reactor::Watch;
+
+use crate::PollMode;
+use crate::counters::QueueCounters;
+use crate::halves::{Front, Return};
+use crate::histogram::add;
+use crate::queue_run::{QueuePart, QueueRun, Work, nanos};
+use crate::spin::SpinBudget;
+
+/// Chains that are handed over at once, at most: the other thread gets something to do early.
+const HAND_OVER_MAX: u16 = 16;
+
+/// See the module. Stays on the thread that makes it.
+pub struct FrontTask {
+    kicks: Watch,
+    half: Front,
+    /// Done, and not to be taken again before their marks are cleared.
+    returned: VecDeque<Return>,
+    leave: Arc<AtomicBool>,
+    counters: Arc<QueueCounters>,
+    spin: SpinBudget,
+    /// Since its thread had nothing to do, if this task has not had anything since.
+    idle: Option<Instant>,
+}
+
+impl FrontTask {
+    /// On the thread of this reactor.
+    pub fn new(
+        half: Front,
+        reactor: &Reactor,
+        leave: Arc<AtomicBool>,
+        counters: Arc<QueueCounters>,
+        poll: PollMode,
+    ) -> Self {
+        half.avail.refuse_kicks();
+        let _ = half.link.front.set(reactor.waker());
+        Self {
+            kicks: Watch::new(reactor, Arc::clone(half.avail.kick())),
+            half,
+            returned: VecDeque::new(),
+            leave,
+            counters,
+            spin: SpinBudget::new(poll),
+            idle: None,
+        }
+    }
+
+    fn take_returns(&mut self) {
+        let Self { half, returned, .. } = self;
+        while let Ok(done) = half.returns.pop() {
+            returned.push_back(done);
+        }
+        while let Some(done) = returned.pop_front_if(|done| half.link.is_cleared(done.used)) {
+            half.avail.take_back(done.head, done.request);
+        }
+    }
+
+    /// Whether there is something to take. What an earlier life left undone goes first, also if the task is to
+    /// leave, and one by one: if it is what the daemon dies of, no other one is in hand.
+    fn has_available(&self) -> bool {
+        let avail = &self.half.avail;
+        if avail.has_undone() {
+            return avail.in_flight() == 0;
+        }
+        !self.is_leaving() && avail.has_available()
+    }
+
+    /// Takes what there is and hands it over. Returns how many chains there were.
+    fn hand_over(&mut self) -> usize {
+        let avail = &mut self.half.avail;
+        let mut taken = 0;
+        if let Some((_, start)) = avail.take_undone() {
+            self.push(start);
+            return 1;
+        }
+        for _ in 0..self.half.avail.available().min(HAND_OVER_MAX) {
+            if self.is_on_its_way(self.half.avail.next_head()) {
+                break;
+            }
+            let Some(start) = self.half.avail.take() else { break };
+            self.push(start);
+            taken += 1;
+        }
+        taken
+    }
+
+    fn push(&mut self, start: Start) {
+        assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
+    }
+
+    /// Whether a chain is done and offered again, while its marks are still being cleared. It can be taken
+    /// in a moment; one that is not done is a mistake of the driver.
+    fn is_on_its_way(&mut self, head: u16) -> bool {
+        if self.half.avail.is_busy(head) {
+            // It came back before the driver could see it.
+            self.take_returns();
+        }
+        self.half.avail.is_busy(head) && self.returned.iter().any(|done| done.head == head)
+    }
+
+    /// Whether it can go on only when chains come back.
+    fn needs_returns(&self) -> bool {
+        let avail = &self.half.avail;
+        self.is_leaving() || avail.is_full() || avail.has_undone() || !self.returned.is_empty()
+    }
+
+    fn take_kicks(&self) -> bool {
+        let rung = self.kicks.take_ready();
+        if rung {
+            add(&self.counters.kicks, self.half.avail.clear_kicks());
+        }
+        rung
+    }
+}
+
+impl QueueRun for FrontTask {
+    fn turn(&mut self, _bytes_max: u64) -> Option<Work> {
+        if self.half.returns.slots() > 0 || !self.returned.is_empty() {
+            self.take_returns();
+        }
+        if !self.has_available() {
+            return None;
+        }
+        let found = Instant::now();
+        if self.hand_over() > 0 {
+            self.half.link.wake_back();
+        }
+        if let Some(since) = self.idle.take() {
+            self.spin.learn(found - since);
+        }
+        let time = found.elapsed();
+        self.counters.front.record(time);
+        Some(Work { found, time })
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leave.load(Ordering::Acquire)
+    }
+
+    fn is_over(&self) -> bool {
+        let avail = &self.half.avail;
+        let drained = avail.in_flight() == 0 && !avail.has_undone();
+        self.is_leaving() && (drained || self.half.starts.is_abandoned())
+    }
+
+    fn begin_idle(&mut self, now: Instant) -> Duration {
+        self.idle.get_or_insert(now);
+        self.spin.budget()
+    }
+
+    fn count_looking(&self, time: Duration) {
+        add(&self.counters.front_spin_ns, nanos(time));
+    }
+
+    fn park(&mut self) -> bool {
+        // A notification from before would keep the next one from being noticed.
+        self.take_kicks();
+        if self.needs_returns() {
+            self.half.link.begin_wait();
+            if self.half.returns.slots() > 0 || !self.returned.is_empty() || self.is_over() {
+                return true;
+            }
+        }
+        if self.is_leaving() || self.half.avail.has_undone() {
+            return self.has_available();
+        }
+        self.half.avail.ask_for_kicks()
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(self.is_over())
+    }
+
+    fn unpark(&mut self) -> bool {
+        self.half.link.end_wait();
+        self.half.avail.refuse_kicks();
+        self.take_kicks()
+    }
+
+    fn count_sleep(&self, _time: Duration) {
+        add(&self.counters.front_sleeps, 1);
+    }
+
+    fn finish(self: Box<Self>) -> QueuePart {
+        QueuePart::Front(Box::new(self.half))
+    }
+}

@@ -1,0 +1,147 @@
+//! The halves of a queue on two threads (S2.2): one takes requests from the driver, the other one has the disk's channel and
+//! gives completions to the driver.
+//!
+//! Chains go to the second thread through a ring of one producer and one consumer, and come back through another
+//! one when they are done. Each has room for all chains that the queue can have in flight, so nothing waits for room.
+//!
+//! A head comes back before the driver can see that its request is done, and is taken again only when the marks of
+//! its last use are cleared in the in-flight log: [`Link::cleared`] says how far that is. Else the mark of
+//! a new request could be cleared with those of the old batch, and a daemon that is killed would lose it.
+
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
+use std::sync::{Arc, OnceLock};
+
+use flowstone_block::{Request, Waker};
+use flowstone_frontend::vhost_user::{AvailHalf, Start, UsedHalf, VirtQueue};
+use rtrb::{Consumer, Producer, RingBuffer};
+
+/// What both threads see.
+#[derive(Default)]
+pub struct Link {
+    /// The used index up to which marks are cleared.
+    pub cleared: AtomicU16,
+    /// Whether the front waits for chains to come back.
+    front_waits: AtomicBool,
+    /// Wakes the thread that takes requests.
+    pub front: OnceLock<Arc<Waker>>,
+    /// Wakes the thread that completes them.
+    pub back: OnceLock<Arc<Waker>>,
+}
+
+/// A chain that is done.
+pub struct Return {
+    /// Its chain.
+    pub head: u16,
+    /// The request, if the disk had one.
+    pub request: Option<Box<Request>>,
+    /// The used index behind its entry.
+    pub used: u16,
+}
+
+/// The half that takes requests, on its way to a thread.
+pub struct Front {
+    pub avail: AvailHalf,
+    pub starts: Producer<Start>,
+    pub returns: Consumer<Return>,
+    pub link: Arc<Link>,
+}
+
+/// The half that completes them.
+pub struct Back {
+    pub used: UsedHalf,
+    pub starts: Consumer<Start>,
+    pub returns: Producer<Return>,
+    pub link: BackLink,
+    /// How deep the queue is.
+    pub size: u16,
+}
+
+/// Cuts a queue that has nothing in flight.
+pub fn split(queue: VirtQueue) -> (Front, Back) {
+    let size = queue.size();
+    let (avail, used) = queue.split();
+    let (to_back, starts) = RingBuffer::new(usize::from(size));
+    let (to_front, returns) = RingBuffer::new(usize::from(size));
+    let link = Arc::new(Link { cleared: AtomicU16::new(used.next_used()), ..Link::default() });
+    let front = Front { avail, starts: to_back, returns, link: Arc::clone(&link) };
+    (front, Back { used, starts, returns: to_front, link: BackLink(link), size })
+}
+
+/// Puts the halves of a queue together again; nothing if one of them has not come to rest.
+pub fn join(front: Front, back: Back) -> Option<VirtQueue> {
+    (front.avail.in_flight() == 0).then(|| VirtQueue::join(front.avail, back.used))
+}
+
+impl Front {
+    /// How deep the queue is.
+    pub fn size(&self) -> u16 {
+        self.avail.size()
+    }
+}
+
+impl Back {
+    /// How deep the queue is.
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+}
+
+impl Link {
+    /// Whether the marks of a chain with this used index are cleared.
+    pub fn is_cleared(&self, used: u16) -> bool {
+        // No more than a ring lies between the two.
+        self.cleared.load(Ordering::Acquire).wrapping_sub(used) < 1 << 15
+    }
+
+    /// Chains have been handed over.
+    pub fn wake_back(&self) {
+        self.back.get().inspect(|waker| waker.wake());
+    }
+
+    /// The front is about to sleep, and can only go on when chains come back. It is to look for them
+    /// after this.
+    pub fn begin_wait(&self) {
+        self.front_waits.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// It goes on.
+    pub fn end_wait(&self) {
+        self.front_waits.store(false, Ordering::Relaxed);
+    }
+
+    /// Chains have come back, or the back is gone.
+    pub fn wake_front(&self) {
+        // Either we see that it waits, or it sees what has come back.
+        fence(Ordering::SeqCst);
+        if self.front_waits.load(Ordering::Relaxed) {
+            self.front.get().inspect(|waker| waker.wake());
+        }
+    }
+}
+
+/// Of the half that completes.
+pub struct BackLink(pub Arc<Link>);
+
+impl Drop for BackLink {
+    /// Also if its thread has panicked: the front must not wait for it.
+    fn drop(&mut self) {
+        self.0.wake_front();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_cleared_up_to_the_used_index_also_across_its_wrap() {
+        let link = Link::default();
+        for (cleared, used, is_cleared) in
+            [(5, 5, true), (5, 4, true), (5, 6, false), (1, 0xffff, true), (0xffff, 1, false)]
+        {
+            link.cleared.store(cleared, Ordering::Relaxed);
+            assert_eq!(link.is_cleared(used), is_cleared, "{cleared} {used}");
+        }
+    }
+}

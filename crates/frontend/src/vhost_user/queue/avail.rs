@@ -1,0 +1,337 @@
+//! The half of a queue that takes requests from the driver: polls the ring, reads chains, marks requests in the
+//! in-flight log. What it has taken goes to the [`UsedHalf`](super::UsedHalf), and comes back when it is done.
+
+use std::fs::File;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use flowstone_block::{Op, Request, mutant};
+use tracing::warn;
+
+use super::super::chain::BadChain;
+use super::super::inflight::{AvailLog, Undone};
+use super::super::memory::GuestMemory;
+use super::super::protocol::{ID_BYTES, Status};
+use super::super::request::{Limits, Parsed, Verdict, parse};
+use super::super::ring::SplitRing;
+use super::super::shared::DeviceShared;
+use super::start::{PART_WEIGHT, Start, StatusPlace, Work, give_back_room, ranges, weight};
+
+/// What the requests in flight of a queue may weigh before it takes no more of them; the last one
+/// taken may exceed it. See [`weight`].
+const WEIGHT_MAX: u32 = 1 << 17;
+/// Lives of the daemon that may die with a request in hand. The next one answers it with an error,
+/// and if it dies of that too, the one after it leaves the queue alone.
+const DEATHS_IN_HAND_MAX: u8 = 2;
+/// Lives that may die with a request in flight, wherever it was: so even what kills the daemon
+/// through another thread does so a limited number of times. A daemon that is killed from outside
+/// hardly ever is so often before one request is done.
+pub(super) const DEATHS_MAX: u8 = 8;
+
+/// Why a queue has stopped for good. The driver has to reset the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueueFault {
+    /// The avail index jumped further than the ring is long.
+    AvailIndex,
+    /// The avail ring names a descriptor that does not exist.
+    Head,
+    /// The avail ring names a chain that is in flight already.
+    HeadInUse,
+    /// A chain is broken so that there is no place for a status.
+    Chain(BadChain),
+    /// Three lives of the daemon died with the same request in hand.
+    Deadly,
+}
+
+/// What this half is made of.
+pub(super) struct AvailParts {
+    pub ring: SplitRing,
+    pub next_avail: u16,
+    pub kick: Arc<File>,
+    pub error: Option<Arc<File>>,
+    pub log: Option<AvailLog>,
+    pub broken: Arc<AtomicBool>,
+    pub shared: Arc<DeviceShared>,
+    pub readonly: bool,
+    pub discards: bool,
+    pub id: [u8; ID_BYTES],
+    /// What an earlier life left undone, newest first.
+    pub replay: Vec<Undone>,
+}
+
+/// See the module.
+pub struct AvailHalf {
+    pub(super) parts: AvailParts,
+    pub(super) slots: Box<[Slot]>,
+    in_flight: usize,
+    /// What the requests in flight weigh.
+    pub(super) weight: u32,
+    fault: Option<QueueFault>,
+}
+
+/// A place for the chain with a certain head.
+#[derive(Default)]
+pub(super) struct Slot {
+    /// The request, except while it is in flight or was never needed.
+    pub request: Option<Box<Request>>,
+    /// Whether the chain has been taken and is not back.
+    busy: bool,
+    /// What it weighs while it is in flight.
+    weight: u32,
+}
+
+impl AvailHalf {
+    pub(super) fn new(parts: AvailParts) -> Self {
+        let slots = (0..parts.ring.size()).map(|_| Slot::default()).collect();
+        Self { parts, slots, in_flight: 0, weight: 0, fault: None }
+    }
+
+    /// Position of the next avail entry, for the monitor to keep.
+    pub fn next_avail(&self) -> u16 {
+        self.parts.next_avail
+    }
+
+    /// Requests taken and not back yet.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// How deep the queue is.
+    pub fn size(&self) -> u16 {
+        self.parts.ring.size()
+    }
+
+    /// The guest's memory.
+    pub fn memory(&self) -> &GuestMemory {
+        self.parts.ring.memory()
+    }
+
+    /// Why the queue has stopped for good, if it has.
+    pub fn fault(&self) -> Option<QueueFault> {
+        self.fault
+    }
+
+    /// Readable when the driver has notified us.
+    pub fn kick(&self) -> &Arc<File> {
+        &self.parts.kick
+    }
+
+    /// Forgets the driver's notifications and says how many there were.
+    pub fn clear_kicks(&self) -> u64 {
+        let mut counter = [0; 8];
+        match rustix::io::read(&*self.parts.kick, &mut counter) {
+            Ok(8) => u64::from_ne_bytes(counter),
+            _ => 0,
+        }
+    }
+
+    /// Whether what is in flight weighs so much that nothing more is taken: a completion has to
+    /// come first.
+    pub fn is_full(&self) -> bool {
+        self.weight >= WEIGHT_MAX
+    }
+
+    fn may_take(&self) -> bool {
+        self.fault.is_none() && !self.is_full()
+    }
+
+    /// Whether there is something left to take that an earlier life left undone.
+    pub fn has_undone(&self) -> bool {
+        self.fault.is_none() && !self.parts.replay.is_empty()
+    }
+
+    /// Asks the driver for a notification with its next request. Returns whether there is
+    /// something to take already.
+    pub fn ask_for_kicks(&self) -> bool {
+        let ring = &self.parts.ring;
+        self.may_take()
+            && (ring.ask_for_kicks(self.parts.next_avail) || !self.parts.replay.is_empty())
+    }
+
+    /// Asks the driver to save its notifications: we look by ourselves.
+    pub fn refuse_kicks(&self) {
+        self.parts.ring.refuse_kicks(self.parts.next_avail);
+    }
+
+    /// Whether there is something to take.
+    pub fn has_available(&self) -> bool {
+        let ring = &self.parts.ring;
+        self.may_take()
+            && (ring.avail_index() != self.parts.next_avail || !self.parts.replay.is_empty())
+    }
+
+    /// How many new chains the driver has made available.
+    pub fn available(&mut self) -> u16 {
+        let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
+        if available > self.parts.ring.size() {
+            self.fail(QueueFault::AvailIndex);
+        }
+        if self.fault.is_some() { 0 } else { available }
+    }
+
+    /// Takes the next available chain; there must be one. Nothing if it cannot be taken: what is in flight
+    /// weighs too much, or the driver has broken the queue.
+    pub fn take(&mut self) -> Option<Start> {
+        if !self.may_take() {
+            return None;
+        }
+        let head = self.parts.ring.avail_head(self.parts.next_avail);
+        self.admit(head).then(|| self.start(head, false))?
+    }
+
+    /// Takes the oldest request that an earlier life left undone. Only one at a time is in hand: if it is
+    /// what the daemon dies of, no other one is.
+    pub fn take_undone(&mut self) -> Option<(Undone, Start)> {
+        let undone = if self.may_take() { self.parts.replay.pop() } else { None }?;
+        let Undone { head, started, in_hand } = undone;
+        let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
+            && !mutant("frontend.queue.replays-for-ever");
+        if deadly && in_hand > DEATHS_IN_HAND_MAX {
+            // To answer it, its chain has to be read, and that may be what is deadly.
+            self.fail(QueueFault::Deadly);
+            return None;
+        }
+        if !mutant("frontend.queue.counts-a-life-after-submission") {
+            self.count_life(undone);
+        }
+        Some((undone, self.start(head, deadly)?))
+    }
+
+    pub(super) fn count_life(&mut self, undone: Undone) {
+        if let Some(log) = &mut self.parts.log {
+            log.begin_again(undone);
+        }
+    }
+
+    pub(super) fn mark(&mut self, head: u16) {
+        if let Some(log) = &mut self.parts.log {
+            log.begin(head);
+        }
+    }
+
+    /// Whether a request with this head has been taken and is not back.
+    pub fn is_busy(&self, head: u16) -> bool {
+        self.slots.get(usize::from(head)).is_some_and(|slot| slot.busy)
+    }
+
+    /// The head of the next available chain; there must be one.
+    pub fn next_head(&self) -> u16 {
+        self.parts.ring.avail_head(self.parts.next_avail)
+    }
+
+    /// Checks a head from the avail ring and records it as taken.
+    fn admit(&mut self, head: u16) -> bool {
+        match self.slots.get(usize::from(head)) {
+            None => self.fail(QueueFault::Head),
+            Some(slot) if slot.busy => self.fail(QueueFault::HeadInUse),
+            Some(_) => {
+                if !mutant("frontend.queue.marks-after-submission") {
+                    self.mark(head);
+                }
+                self.parts.next_avail = self.parts.next_avail.wrapping_add(1);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// What a request must keep to.
+    fn limits(&self) -> Limits {
+        Limits {
+            capacity: self.parts.shared.capacity(),
+            readonly: self.parts.readonly,
+            discards: self.parts.discards,
+        }
+    }
+
+    /// Reads a chain. If it is `deadly` it is to be answered with an error.
+    fn start(&mut self, head: u16, deadly: bool) -> Option<Start> {
+        let limits = self.limits();
+        let slot = &mut self.slots[usize::from(head)];
+        let mut request =
+            slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
+        request.reset();
+        let parsed = parse(&self.parts.ring, head, &mut request, limits, &self.parts.id);
+        let Parsed { status, verdict } = match parsed {
+            Ok(parsed) => parsed,
+            Err(why) => {
+                slot.put_back(request);
+                if let Some(log) = &mut self.parts.log {
+                    log.abandon(head);
+                }
+                self.fail(QueueFault::Chain(why));
+                return None;
+            }
+        };
+        slot.busy = true;
+        slot.weight = 0;
+        self.in_flight += 1;
+        let verdict = if deadly { Verdict::Answer(Status::IoError, 0) } else { verdict };
+        let work = match verdict {
+            Verdict::Answer(status, bytes) => {
+                slot.put_back(request);
+                Work::Answer(status, bytes + 1)
+            }
+            Verdict::Submit => {
+                self.prepare(&mut request);
+                self.weigh(head, weight(&request));
+                Work::Submit(request)
+            }
+            Verdict::Ranges(first, others) => {
+                self.prepare(&mut request);
+                self.weigh(head, (others.len() as u32 + 1) * PART_WEIGHT);
+                Work::Ranges(ranges(request, first, others))
+            }
+        };
+        Some(Start { head, status: StatusPlace(status), work })
+    }
+
+    /// Before it goes to the disk.
+    fn prepare(&self, request: &mut Request) {
+        // A chain may have many pieces that its request does not use. They weigh nothing, so the room
+        // for them must not be held while it is in flight.
+        give_back_room(&mut request.memory);
+        request.durable = self.parts.shared.write_through()
+            && !mutant("frontend.queue.write-through-is-not-durable");
+    }
+
+    fn weigh(&mut self, head: u16, weight: u32) {
+        self.slots[usize::from(head)].weight = weight;
+        self.weight += weight;
+    }
+
+    /// A chain is done: its head may be used again. A request for the disk comes along.
+    pub fn take_back(&mut self, head: u16, request: Option<Box<Request>>) {
+        let slot = &mut self.slots[usize::from(head)];
+        assert!(slot.busy, "a request came back twice");
+        slot.busy = false;
+        self.weight -= slot.weight;
+        self.in_flight -= 1;
+        if let Some(request) = request {
+            slot.put_back(request);
+        }
+    }
+
+    fn fail(&mut self, fault: QueueFault) {
+        self.fault = Some(fault);
+        self.parts.broken.store(true, Ordering::Relaxed);
+        if let Some(unsaid) = self.parts.shared.may_log() {
+            let id = String::from_utf8_lossy(&self.parts.id);
+            let disk = id.trim_end_matches('\0');
+            warn!(disk, ?fault, unsaid, "a guest broke its queue; it is left alone until a reset");
+        }
+        if let Some(file) = &self.parts.error {
+            let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
+        }
+    }
+}
+
+impl Slot {
+    /// Takes a request back that is not in flight (any more), whichever way it went: one huge
+    /// scatter list must not be kept for ever in every slot.
+    fn put_back(&mut self, mut request: Box<Request>) {
+        request.memory.clear();
+        give_back_room(&mut request.memory);
+        self.request = Some(request);
+    }
+}
