@@ -19,6 +19,9 @@ use crate::log::reserve::SLACK_SEGMENTS;
 
 /// Blocks read at once, from wherever they lie.
 const BATCH_BLOCKS: usize = 1024;
+/// So many blocks of the disk, at a multiple of their number, are copied into one record: a request of 128
+/// KiB reads them from one place. A record's header lies between those of two.
+const TOGETHER_BLOCKS: u64 = 32;
 
 impl Maintenance {
     /// Puts the whole image in order.
@@ -67,9 +70,9 @@ impl Maintenance {
     /// Rewrites what is not in order yet.
     fn sort(&mut self) -> Outcome {
         let blocks = self.core.blocks();
-        let mut buffer = AlignedBuf::zeroed(BATCH_BLOCKS * BLOCK_BYTES);
+        let mut buffer = AlignedBuf::zeroed(moves_most(BATCH_BLOCKS) * BLOCK_BYTES);
         let mut next = 0;
-        while let Some(moves) = self.next_batch(&mut next, blocks) {
+        while let Some(moves) = self.next_moves(&mut next, BATCH_BLOCKS) {
             if !is_in_order(&moves) {
                 self.rewrite(&moves, &mut buffer)?;
             }
@@ -81,11 +84,16 @@ impl Maintenance {
         Ok(())
     }
 
-    /// The next live blocks of the disk, in the order of their LBAs.
-    fn next_batch(&self, next: &mut u64, end: u64) -> Option<Vec<Move>> {
-        let mut moves = Vec::with_capacity(BATCH_BLOCKS);
-        while moves.len() < BATCH_BLOCKS {
-            let Some(lba) = self.core.map.next_mapped(*next..end) else { break };
+    /// The next live blocks of the disk, in the order of their LBAs, `count` or as many more as stay together
+    /// with those.
+    pub fn next_moves(&self, next: &mut u64, count: usize) -> Option<Vec<Move>> {
+        let end = self.core.blocks();
+        let mut moves: Vec<Move> = Vec::with_capacity(moves_most(count));
+        while let Some(lba) = self.core.map.next_mapped(*next..end) {
+            let goes_along = |last: &Move| last.lba / TOGETHER_BLOCKS == lba / TOGETHER_BLOCKS;
+            if moves.len() >= count && !moves.last().is_some_and(goes_along) {
+                break;
+            }
             moves.push(Move { lba, old: self.core.map.get(lba) });
             *next = lba + 1;
         }
@@ -108,25 +116,45 @@ impl Maintenance {
         self.file.read_many(&mut reads)
     }
 
-    /// Appends copies of what has been read.
+    /// Appends copies of what has been read. No record ends inside a part of the disk that guests read with
+    /// one request, as far as that can be.
     pub fn append_in_order(&mut self, moves: &[Move], buffer: &AlignedBuf) -> Outcome {
         let mut builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let mut pending = Vec::new();
-        for (moved, block) in moves.iter().zip(buffer.chunks_exact(BLOCK_BYTES)) {
-            let checksum = moved.old.checksum();
-            if crc32c::crc32c(block) != checksum {
-                // It was overwritten and its place used again meanwhile, or it is damaged: it is
-                // not moved.
-                continue;
-            }
-            if !builder.has_room_for(1) {
+        let mut contents = buffer.chunks_exact(BLOCK_BYTES);
+        let mut most = 0;
+        let together = self.sorted_together_in_record();
+        for part in moves.chunk_by(|one, next| one.lba / together == next.lba / together) {
+            let count = part.len() as u32;
+            if builder.payload() + count > most {
                 self.append_sorted(&mut builder, &mut pending)?;
+                most = self.sorted_that_fit(count);
             }
-            let entry = Entry::Moved { lba: moved.lba, from: moved.old.address(), checksum };
-            builder.push(entry).copy_from_slice(block);
-            pending.push(*moved);
+            for (moved, block) in part.iter().zip(&mut contents) {
+                let checksum = moved.old.checksum();
+                if crc32c::crc32c(block) != checksum {
+                    // It was overwritten and its place used again meanwhile, or it is damaged: it is
+                    // not moved.
+                    continue;
+                }
+                let entry = Entry::Moved { lba: moved.lba, from: moved.old.address(), checksum };
+                builder.push(entry).copy_from_slice(block);
+                pending.push(*moved);
+            }
         }
         self.append_sorted(&mut builder, &mut pending)
+    }
+
+    /// How many blocks of the disk stay in one record, if all of them are live.
+    fn sorted_together_in_record(&self) -> u64 {
+        TOGETHER_BLOCKS.min(self.core.shape.record_payload_max().into())
+    }
+
+    /// How many copies the next record may have, of which `count` stay together: what is left of the open
+    /// segment, or a full record in another one.
+    fn sorted_that_fit(&self, count: u32) -> u32 {
+        let fit = self.copies_that_fit(LIFETIME_SORTED);
+        if fit < count { self.core.shape.record_payload_max() } else { fit }
     }
 
     /// Copies from many segments at once are not replayed: their sources wait for a checkpoint.
@@ -171,6 +199,11 @@ impl Maintenance {
         }
         Ok(())
     }
+}
+
+/// How many blocks [`Maintenance::next_moves`] may return that was asked for `count`.
+pub const fn moves_most(count: usize) -> usize {
+    count + TOGETHER_BLOCKS as usize - 1
 }
 
 /// Whether the blocks lie one after the other already.

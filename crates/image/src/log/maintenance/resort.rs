@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{AlignedBuf, Errno, Outcome};
 
+use super::compact::moves_most;
 use super::copying::Move;
 use super::{CheckpointKind, Maintenance, QUIET_TIME};
 use crate::log::address::BLOCK_BYTES;
@@ -101,7 +102,7 @@ impl Maintenance {
     /// Goes on with the pass until it ends, the budget does, or a guest does anything.
     pub fn resort(&mut self) -> Outcome {
         let used_most = self.used_most();
-        let mut buffer = AlignedBuf::zeroed(self.sorted_together() * BLOCK_BYTES);
+        let mut buffer = AlignedBuf::zeroed(moves_most(self.sorted_together()) * BLOCK_BYTES);
         let mut sorted = Ok(());
         while sorted.is_ok() && self.may_go_on() {
             let Some(moves) = self.next_scattered() else {
@@ -181,23 +182,16 @@ impl Maintenance {
 
     /// The next live blocks of the disk that are not in order, as many as are put in order together.
     fn next_scattered(&mut self) -> Option<Vec<Move>> {
-        let blocks = self.core.blocks();
         let together = self.sorted_together();
-        loop {
-            let mut moves = Vec::with_capacity(together);
-            while moves.len() < together
-                && let Some(lba) = self.core.map.next_mapped(self.resort.next..blocks)
-            {
-                moves.push(Move { lba, old: self.core.map.get(lba) });
-                self.resort.next = lba + 1;
+        let mut next = self.resort.next;
+        let found = loop {
+            let moves = self.next_moves(&mut next, together);
+            if moves.as_deref().is_none_or(is_scattered) {
+                break moves;
             }
-            if moves.is_empty() {
-                return None;
-            }
-            if is_scattered(&moves) {
-                return Some(moves);
-            }
-        }
+        };
+        self.resort.next = next;
+        found
     }
 
     /// Half a segment, so that there is little to make room for, up to 8 MiB: guests that come back wait for

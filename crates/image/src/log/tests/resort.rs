@@ -10,6 +10,7 @@ use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::scheduler::with_hook;
 use crate::log::maintenance::Maintenance;
 use crate::log::map::LEAF_BLOCKS;
+use crate::log::policy::LIFETIME_SORTED;
 
 const UNLIMITED: u64 = 1 << 40;
 
@@ -195,6 +196,38 @@ fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
         assert_eq!(fixture.core.resorting.passes(), 2);
         let more = fixture.core.resorting.written() - written;
         assert!(more <= written / 20, "{more} bytes more after {written}");
+    }
+}
+
+/// A request of 128 KiB reads one place of the file, whatever holes the disk has: no header of a record
+/// lies inside what it reads, nor does the end of a segment.
+#[test]
+fn what_is_in_order_is_read_in_one_piece() {
+    for by_compact in [false, true] {
+        let setup = Setup { blocks: 8000, segment_bytes: 4 << 20, ..Setup::default() };
+        let (disk, model) = disordered(setup, setup.blocks, 2);
+        let mut fixture = Fixture::open(&disk, setup, model, 2).unwrap();
+        for first in (5..setup.blocks - 3).step_by(97) {
+            fixture.zero(first * 8..(first + 1 + first % 3) * 8).unwrap();
+        }
+        fixture.core.resorting.set_limit(UNLIMITED);
+        match by_compact {
+            true => fixture.maintenance(Maintenance::compact).unwrap(),
+            false => resort(&mut fixture).unwrap(),
+        }
+        let map = &fixture.core.map;
+        let in_pieces = (0..setup.blocks - 1).filter(|lba| {
+            let (this, next) = (map.get(*lba), map.get(lba + 1));
+            let both = this.is_mapped() && next.is_mapped() && (lba + 1) % 32 != 0;
+            both && this.address().forward(1) != next.address()
+        });
+        assert_eq!(in_pieces.collect::<Vec<_>>(), [0; 0]);
+        // Besides the seal, a segment of 1024 blocks has 8 headers, and at its end no room for 32 blocks.
+        let (state, packed) = (fixture.core.append_state(), map.mapped().div_ceil(1023 - 8 - 31));
+        let used = state.segments.iter().filter(|(_, it)| it.lifetime == LIFETIME_SORTED).count();
+        assert_eq!(used as u64, packed);
+        drop(state);
+        fixture.check();
     }
 }
 
