@@ -96,6 +96,15 @@ impl Budget {
         }
     }
 
+    /// When something may be written: now, or when this day is over. Never without a limit above zero.
+    pub fn next(&self, limit: u64, now: Instant) -> Option<Instant> {
+        match self.since {
+            _ if limit == 0 => None,
+            Some(since) if self.left(limit, now) == 0 => Some(since + DAY),
+            _ => Some(now),
+        }
+    }
+
     pub fn spend(&mut self, bytes: u64, now: Instant) {
         if self.since.is_none_or(|since| now.duration_since(since) >= DAY) {
             (self.since, self.spent) = (Some(now), 0);
@@ -121,6 +130,19 @@ mod tests {
         assert_eq!(budget.left(100, start + DAY), 100);
         budget.spend(7, start + DAY);
         assert_eq!(budget.left(100, start + DAY), 93);
+    }
+
+    #[test]
+    fn a_budget_that_is_used_up_is_there_again_when_its_day_is_over() {
+        let (mut budget, start) = (Budget::default(), Instant::now());
+        assert_eq!((budget.next(0, start), budget.next(100, start)), (None, Some(start)));
+        budget.spend(90, start);
+        let later = start + DAY / 2;
+        assert_eq!(budget.next(100, later), Some(later));
+        budget.spend(10, later);
+        assert_eq!(budget.next(100, later), Some(start + DAY));
+        assert_eq!(budget.next(100, start + DAY), Some(start + DAY));
+        assert_eq!(budget.next(0, later), None);
     }
 
     #[test]

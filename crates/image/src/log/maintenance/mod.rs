@@ -291,11 +291,12 @@ impl Maintenance {
         }
     }
 
-    /// When to check whether the guest pauses.
+    /// When to check whether the guest pauses, and at the latest when the idle-time pass has a budget again.
     pub fn next_pause(&mut self) -> Option<Instant> {
-        let is_sparse = self.sparsest().is_some();
-        let resort = self.wants_resort();
-        if resort {
+        let (now, is_sparse) = (Instant::now(), self.sparsest().is_some());
+        let resort = self.next_resort(now);
+        let is_wanted = resort.is_some_and(|at| at <= now);
+        if is_wanted {
             self.look_for_idle();
         }
         let state = self.core.append_state();
@@ -305,7 +306,8 @@ impl Maintenance {
         self.seen = state.committed();
         let gives_back = is_sparse || state.segments.dead().0 > 0 || self.has_surplus(&state);
         let wait = if gives_back { RELEASE_TIME } else { QUIET_TIME };
-        (gives_back || state.changed || resort).then(|| Instant::now() + wait)
+        let pause = (gives_back || state.changed || is_wanted).then(|| now + wait);
+        pause.into_iter().chain(resort.filter(|at| *at > now)).min()
     }
 
     /// Does work that was put off: no request came for a while.

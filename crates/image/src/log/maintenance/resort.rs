@@ -74,12 +74,16 @@ impl Idle {
 impl Maintenance {
     /// Whether there may be something to put in order, and it may be done.
     pub fn wants_resort(&self) -> bool {
-        let limit = self.core.resorting.limit();
-        if limit == 0 || self.resort.budget.left(limit, Instant::now()) == 0 {
-            return false;
-        }
+        let now = Instant::now();
+        self.next_resort(now).is_some_and(|at| at <= now)
+    }
+
+    /// When what there may be to put in order may be: now, or when the budget is there again.
+    pub fn next_resort(&self, now: Instant) -> Option<Instant> {
+        let next = self.resort.budget.next(self.core.resorting.limit(), now)?;
         let clock = self.core.append_state().clock;
-        self.resort.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS)
+        let wanted = self.resort.done_at.is_none_or(|done| clock >= done + WRITTEN_MIN_BLOCKS);
+        wanted.then_some(next)
     }
 
     /// Starts to wait for idle guests.

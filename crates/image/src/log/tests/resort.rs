@@ -1,5 +1,7 @@
 //! The idle-time pass: what it puts in order, what it may write, and when it stops.
 
+use std::time::Instant;
+
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileIo;
 use flowstone_sim::{Call, Fault, Schedule};
@@ -75,6 +77,31 @@ fn its_budget_is_kept() {
     assert!(!fixture.maintenance.wants_resort());
     fixture.core.resorting.set_limit(0);
     assert!(!fixture.maintenance.wants_resort());
+}
+
+/// An image that stays idle goes on with a new budget: nothing else would wake its worker.
+#[test]
+fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
+    let (_, mut fixture) = scattered(2);
+    fixture.core.resorting.set_limit(9 << 20);
+    while fixture.maintenance.wants_resort() {
+        resort(&mut fixture).unwrap();
+    }
+    fixture.quiet();
+    fixture.checkpoint().unwrap();
+    fixture.maintenance.trim_reserve();
+    let hours = |fixture: &mut Fixture| {
+        let next = fixture.maintenance.next_pause()?;
+        Some(next.duration_since(Instant::now()).as_secs().div_ceil(3600))
+    };
+    assert_eq!(hours(&mut fixture), Some(24));
+    // What is in order, or is to stay as it is, wakes nobody.
+    fixture.core.resorting.set_limit(UNLIMITED);
+    resort(&mut fixture).unwrap();
+    fixture.quiet();
+    fixture.checkpoint().unwrap();
+    fixture.maintenance.trim_reserve();
+    assert_eq!(hours(&mut fixture), None);
 }
 
 #[test]
