@@ -5,6 +5,8 @@
 //! It holds writes only between [`begin`](CleaningRate::begin) and [`end`](CleaningRate::end): what never
 //! begins never stops anybody. Pure: numbers in, numbers out.
 
+use flowstone_block::mutant;
+
 /// A price of one: a block may be written for a block that is won.
 const ONE: u64 = 256;
 /// The price when the last segment that writes may open is full. Where it is one, half of the room is
@@ -62,9 +64,16 @@ impl CleaningRate {
 
     /// Whether a write may go on in a head with room for so many blocks.
     pub fn admit(&mut self, head_room: u32) -> bool {
-        let admitted = !self.copying || self.credit > 0 || self.price(head_room) == 0;
+        let pays = self.copying || mutant("log.rate.holds-when-nothing-is-copied");
+        let admitted = !pays || self.credit > 0 || self.price(head_room) == 0;
         self.held |= !admitted;
         admitted
+    }
+
+    /// Whether a write waits.
+    #[cfg(test)]
+    pub fn is_holding(&self) -> bool {
+        self.held
     }
 
     /// A write of so many blocks has a place in such a head.

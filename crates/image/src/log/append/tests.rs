@@ -256,6 +256,20 @@ fn nothing_beyond_the_end_of_the_disk_gets_into_the_log() {
     assert_eq!(log.try_place(&trim(BLOCKS - 2, 3)).map(|_| ()), stale(BLOCKS - 2));
 }
 
+/// Trims give room back: they wait for nothing that is copied.
+#[test]
+fn trims_do_not_pay_for_cleaning() {
+    let mut log = Log::new();
+    log.state.rate.set_room(0, 4 * u64::from(SHAPE.segment_blocks));
+    log.append(&data(0..3));
+    log.state.rate.begin();
+    assert_eq!(log.try_place(&data(3..4)).unwrap_err(), PlaceError::Wait);
+    assert!(log.state.rate.is_holding());
+    log.append(&trim(0, 2));
+    assert!(log.state.rate.end());
+    log.append(&data(3..4));
+}
+
 /// Trims may open segments that writes must leave. A head that they have opened takes no writes until
 /// there is room, and is found again when the image is opened.
 #[test]

@@ -154,7 +154,7 @@ impl WriteQueue {
         while let Some(&index) = self.waiting.get(at) {
             let pending = &mut self.requests[index];
             let stream = stream_of(pending.request.class, self.shape);
-            if record.shares.is_empty() {
+            if record.shares.is_empty() || mutant("log.gather.mixes-classes") {
                 record.stream = stream;
             }
             let overlaps = |other: &Extent| other.overlaps(pending.extent);

@@ -51,7 +51,7 @@ fn earn(core: &Core, victim: &Segment, blocks: u32) {
     let gain = core.shape.data_blocks_most().saturating_sub(victim.live);
     let won = u64::from(blocks) * u64::from(gain);
     let go_on = core.append_state().rate.won(won, 2 * u64::from(victim.live));
-    if go_on {
+    if go_on && !mutant("log.rate.tells-nobody") {
         core.announce_room();
     }
 }
@@ -69,7 +69,7 @@ impl Maintenance {
             state.costs.cleaning_time += start.elapsed().saturating_sub(self.waited);
             state.rate.end()
         };
-        if held {
+        if held && !mutant("log.rate.leaves-writes-behind") {
             self.core.announce_room();
         }
         outcome
@@ -223,7 +223,7 @@ impl Maintenance {
         self.apply_moves(lifetime, header, builder, moves, segment.birth);
         self.core.append_state().costs.copied_blocks += u64::from(copied);
         earn(&self.core, segment, copied);
-        if !replayable {
+        if !replayable && !mutant("log.clean.does-not-pin-victims") {
             // Replay would not find the copies.
             self.core.append_state().segments.pin(*victim);
         }

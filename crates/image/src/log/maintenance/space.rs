@@ -7,7 +7,7 @@
 
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::FileOp;
 use tracing::warn;
 
@@ -116,7 +116,8 @@ impl Maintenance {
     fn obtain_run(&mut self, first: SegmentId, more: u32) -> bool {
         let offset = self.core.shape.address(first, 0).offset();
         let bytes = u64::from(1 + more) * self.core.shape.segment_bytes();
-        let allocated = self.file.run(FileOp::Allocate { offset, bytes }).is_ok();
+        let allocated = mutant("log.space.ready-without-space")
+            || self.file.run(FileOp::Allocate { offset, bytes }).is_ok();
         let behind: Vec<_> = SegmentId::range(first.get() + 1..first.get() + 1 + more).collect();
         if allocated {
             let mut state = self.core.append_state();

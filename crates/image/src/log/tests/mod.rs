@@ -9,6 +9,7 @@ mod damage;
 mod faults;
 mod fixture;
 mod gather;
+mod held;
 mod history_model;
 mod host_space;
 mod hostile;

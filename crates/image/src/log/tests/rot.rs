@@ -57,6 +57,24 @@ fn a_part_is_not_written_onto_what_has_rotted() {
     }
 }
 
+/// The place of a block that cannot be verified may be read better another time: it stays there.
+#[test]
+fn what_has_rotted_is_not_moved_by_the_idle_time_pass() {
+    let mut fixture = rotted(Setup { blocks: 256, ..Setup::default() }, 3);
+    for lba in (0..256).filter(|lba| lba % 2 == 0) {
+        fixture.write_blocks(lba..lba + 1).unwrap();
+    }
+    let (bad, good) = (fixture.core.map.get(3), fixture.core.map.get(5));
+    fixture.core.resorting.set_limit(1 << 40);
+    fixture.maintenance(Maintenance::look_for_idle);
+    fixture.maintenance(Maintenance::resort).unwrap();
+    assert_ne!(fixture.core.map.get(5), good, "nothing was put in order");
+    assert_eq!(fixture.core.map.get(3), bad);
+    assert_eq!(try_read(&fixture, 24..32), Err(Errno::IO));
+    fixture.disk.flip_bit(bad.address().offset().get() + 100, 2);
+    fixture.check();
+}
+
 /// Two parts that make a whole are two parts.
 #[test]
 fn two_parts_of_what_has_rotted_written_together_are_errors() {
