@@ -20,8 +20,9 @@ impl Disk {
         }
         if let Some(weight) = weight {
             self.stack.limits.set_weight(weight);
+            self.stack.share.set_weight(weight);
         }
-        Ok(json!(QosReport::of(&self.stack.limits)))
+        Ok(json!(QosReport::of(&self.stack.limits, &self.stack.share)))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flowstone_qos::{DiskLimits, Group, Limit};
+use flowstone_qos::{DiskLimits, DiskShare, Group, Limit};
 use serde::Serialize;
 
 /// What a disk may use, and what that has cost it.
@@ -15,6 +15,9 @@ pub struct QosReport {
     /// Requests that had to wait for their limit.
     throttled: u64,
     throttled_s: f64,
+    /// Requests to its files that had to wait for their turn at a contended device.
+    held_back: u64,
+    held_back_s: f64,
 }
 
 /// Disks that share a limit.
@@ -41,14 +44,17 @@ impl LimitReport {
 
 impl QosReport {
     /// Of a disk.
-    pub fn of(limits: &DiskLimits) -> Self {
+    pub fn of(limits: &DiskLimits, share: &DiskShare) -> Self {
         let (throttled, time) = limits.throttled();
+        let (held_back, held_back_time) = share.held_back();
         Self {
             limit: LimitReport::of(limits.limit()),
             weight: limits.weight().get(),
             group: limits.group().map(str::to_owned),
             throttled,
             throttled_s: time.as_secs_f64(),
+            held_back,
+            held_back_s: held_back_time.as_secs_f64(),
         }
     }
 }

@@ -197,7 +197,7 @@ impl DiskReport {
             }),
             classes: ClassesReport::of(&disk.stack.classes),
             cache: disk.stack.cached.as_deref().map(DiskCacheReport::of),
-            qos: QosReport::of(&disk.stack.limits),
+            qos: QosReport::of(&disk.stack.limits, &disk.stack.share),
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use flowstone_block::{Error, Layer, Result, SectorCount};
 use flowstone_cache::{Cache, Cached, CachedDisk};
 use flowstone_classify::{Classify, DiskClasses};
-use flowstone_fileio::FileOpener;
-use flowstone_image::{Image, open};
+use flowstone_fileio::{FileOpener, FileWrapper};
+use flowstone_image::{Image, ImageOptions, open};
 use flowstone_layers::{
     Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
 };
-use flowstone_qos::{DiskLimits, Group, Limited};
+use flowstone_qos::{Devices, DiskLimits, DiskShare, Group, Limited};
 
 use crate::cache_config::CacheConfig;
 use crate::config::{DiskConfig, Pdc, Source};
@@ -30,6 +30,8 @@ pub struct Shared {
     pub cache: Option<Arc<Cache>>,
     /// Disks that share a limit, by name.
     pub groups: BTreeMap<String, Arc<Group>>,
+    /// The devices that the files of images are on.
+    pub devices: Arc<Devices>,
 }
 
 impl Shared {
@@ -45,7 +47,8 @@ impl Shared {
             let cache = Cache::new(limits.max, policy);
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
         };
-        Ok(Self { opener, cache: cache.map(make).transpose()?, groups })
+        let cache = cache.map(make).transpose()?;
+        Ok(Self { opener, cache, groups, devices: Arc::default() })
     }
 }
 
@@ -64,6 +67,8 @@ pub struct Stack {
     pub cached: Option<Arc<CachedDisk>>,
     /// What it may use, alone and in its group.
     pub limits: Arc<DiskLimits>,
+    /// What it gets of the devices that its files are on.
+    pub share: Arc<DiskShare>,
     /// What is known of the guest's file systems, and requests counted by class.
     pub classes: Arc<DiskClasses>,
     /// Counters of the `stats` layers, from the lowest up.
@@ -73,7 +78,8 @@ pub struct Stack {
 impl Stack {
     /// Opens everything that `config` names. No other disk of the daemon has its `number`.
     pub fn build(shared: &Shared, number: u32, config: &DiskConfig) -> Result<Self> {
-        let (base, image) = Self::foundation(shared, config)?;
+        let share = DiskShare::new(Arc::clone(&shared.devices), config.weight);
+        let (base, image) = Self::foundation(shared, &share, config)?;
         let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
         let (base, cached) = Self::cache(base, shared, number, config.pdc);
         let limited = Self::limit(base, shared, config)?;
@@ -81,14 +87,19 @@ impl Stack {
         let classify = Classify::new(Arc::new(limited), config.journal_ioprio);
         let classes = classify.classes();
         let top = Arc::new(classify);
-        let mut stack = Self { top, image, zeroes, cached, limits, classes, counters: Vec::new() };
+        let counters = Vec::new();
+        let mut stack = Self { top, image, zeroes, cached, limits, share, classes, counters };
         for spec in &config.layers {
             stack.add(spec)?;
         }
         Ok(stack)
     }
 
-    fn foundation(shared: &Shared, config: &DiskConfig) -> Result<Foundation> {
+    fn foundation(
+        shared: &Shared,
+        share: &Arc<DiskShare>,
+        config: &DiskConfig,
+    ) -> Result<Foundation> {
         let (top, image): Foundation = match config.source()? {
             Source::Null(bytes) => (Arc::new(Null::new(capacity(bytes)?)), None),
             Source::Mem(bytes) => {
@@ -97,7 +108,9 @@ impl Stack {
                 (Arc::new(mem), None)
             }
             Source::Image(path, format) => {
-                let options = config.image_options(shared.opener);
+                let share = Arc::clone(share);
+                let wrapper = FileWrapper::new(move |file| share.charge(file));
+                let options = ImageOptions { wrapper, ..config.image_options(shared.opener) };
                 let image: Arc<dyn Image> = Arc::from(open(path, format, options)?);
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }

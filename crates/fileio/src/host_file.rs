@@ -3,6 +3,7 @@
 use std::io;
 use std::ops::Range;
 use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -110,6 +111,14 @@ impl FileIo for HostFile {
             bytes: get(&self.files.punched_bytes),
             freed_bytes: get(&self.files.freed_bytes),
         }
+    }
+
+    fn device(&self) -> Option<u64> {
+        if self.engine == Engine::Inline {
+            return None;
+        }
+        let metadata = self.files.file.metadata().ok()?;
+        Some(if self.is_block_device() { metadata.rdev() } else { metadata.dev() })
     }
 
     fn block_bytes(&self) -> u32 {

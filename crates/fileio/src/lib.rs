@@ -27,7 +27,8 @@ pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
 pub use host_file::HostFile;
 pub use open::{
-    Access, DirectChoice, FileOpener, LockPatience, OpenOptions, create_sparse, open_host_file,
+    Access, DirectChoice, FileOpener, FileWrapper, LockPatience, OpenOptions, create_sparse,
+    open_host_file,
 };
 pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 pub use seam::{FileChannel, FileIo, Punched};

@@ -1,11 +1,13 @@
 //! Opening and creating host files, with an error a person can act on for everything that is
 //! wrong with a path.
 
+use std::fmt;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, ErrorKind, Result};
@@ -185,6 +187,37 @@ impl OpenOptions {
 /// How an image gets its host file: [`open_host_file`], but for tests that put something between the
 /// two.
 pub type FileOpener = fn(&Path, OpenOptions) -> Result<Box<dyn FileIo>>;
+
+/// Puts something between an image and its files, backing files included.
+#[derive(Clone)]
+pub struct FileWrapper(Arc<Wrap>);
+
+type Wrap = dyn Fn(Box<dyn FileIo>) -> Box<dyn FileIo> + Send + Sync;
+
+impl FileWrapper {
+    /// What `wrap` makes of a file.
+    pub fn new(wrap: impl Fn(Box<dyn FileIo>) -> Box<dyn FileIo> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(wrap))
+    }
+
+    /// Makes it of `file`.
+    pub fn wrap(&self, file: Box<dyn FileIo>) -> Box<dyn FileIo> {
+        (self.0)(file)
+    }
+}
+
+impl Default for FileWrapper {
+    /// Nothing.
+    fn default() -> Self {
+        Self::new(|file| file)
+    }
+}
+
+impl fmt::Debug for FileWrapper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FileWrapper")
+    }
+}
 
 /// Opens the file at `path` as it is.
 pub fn open_host_file(path: &Path, options: OpenOptions) -> Result<Box<dyn FileIo>> {

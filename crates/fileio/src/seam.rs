@@ -69,6 +69,12 @@ pub trait FileIo: Send + Sync {
         Punched::default()
     }
 
+    /// The number of the device whose time requests take: files with the same one contend for it. A file
+    /// in memory has none.
+    fn device(&self) -> Option<u64> {
+        None
+    }
+
     /// Smallest unit in which the file can be read and written, in bytes.
     fn block_bytes(&self) -> u32;
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{
-    Access, BlockingFile, DirectChoice, FileIo, FileOffset, FileOpener, LockPatience, OpenOptions,
-    create_sparse, open_host_file,
+    Access, BlockingFile, DirectChoice, FileIo, FileOffset, FileOpener, FileWrapper, LockPatience,
+    OpenOptions, create_sparse, open_host_file,
 };
 use tracing::warn;
 
@@ -25,6 +25,8 @@ pub struct ImageOptions {
     pub file: OpenOptions,
     /// What opens it.
     pub opener: FileOpener,
+    /// What stands between it and the image.
+    pub wrapper: FileWrapper,
     /// What discards do.
     pub discard: DiscardMode,
     /// Where the backing file of a qcow2 image may be, besides the directory of the image.
@@ -41,7 +43,8 @@ impl ImageOptions {
         let discard = DiscardMode::Deallocate;
         let opener = open_host_file;
         let resort = ResortLimit::Off;
-        Self { file, opener, discard, backing_dirs: Vec::new(), resort, chain_depth: 0 }
+        let (wrapper, backing_dirs) = Default::default();
+        Self { file, opener, wrapper, discard, backing_dirs, resort, chain_depth: 0 }
     }
 }
 
@@ -220,6 +223,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
         return Err(Error::unsupported(path.display().to_string(), why, "leave out --resort"));
     }
     let file = (options.opener)(path, file_options(path, format, options.file))?;
+    let file = options.wrapper.wrap(file);
     match format {
         Format::Raw => {
             if options.discard == DiscardMode::Keep {

@@ -20,7 +20,7 @@ use crate::Weight;
 pub struct DiskKey(pub(crate) usize);
 
 /// A queue of a disk in a [`FairQueue`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueueKey(usize);
 
 /// Virtual time that a cost of 1 takes at weight 1.
@@ -105,6 +105,15 @@ impl<T> FairQueue<T> {
         let waiting = self.disks.iter().filter(|(_, disk)| !disk.turns.is_empty());
         let eligible = waiting.filter(|(key, _)| may_go(DiskKey(*key)));
         eligible.min_by_key(|(_, disk)| disk.tag).map(|(key, _)| DiskKey(key))
+    }
+
+    /// How much more than its part a disk has had, beside the one of `others` that waits and has had least,
+    /// as a cost.
+    pub fn lead(&self, disk: DiskKey, others: impl Fn(DiskKey) -> bool) -> u64 {
+        let Disk { tag, weight, .. } = &self.disks[disk.0];
+        let last = self.next(others).map_or(*tag, |last| self.disks[last.0].tag);
+        let lead = tag.saturating_sub(last) * u128::from(weight.get()) / SCALE;
+        u64::try_from(lead).unwrap_or(u64::MAX)
     }
 
     /// Lets the next request of a disk go, which has one waiting. Returns its queue and what is known of

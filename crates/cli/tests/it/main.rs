@@ -27,3 +27,4 @@ mod sockets;
 mod space;
 mod survival;
 mod tools;
+mod weights;

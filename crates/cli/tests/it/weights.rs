@@ -1,0 +1,102 @@
+//! Disks that contend for a device of the host.
+
+use std::time::Duration;
+
+use flowstone_testkit::Daemon;
+use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
+use serde_json::Value;
+
+use crate::fixture::{Place, stop};
+use crate::many_disks::{config, serve};
+
+/// Two images of a format on the file system of the build; the engine is one of those that devices have.
+fn serve_two(place: &Place, suffix: &str) -> Daemon {
+    let line = |name: &str| {
+        let image = format!("{name}.{suffix}");
+        place.succeed(&["create", "--size", "64M", &image]);
+        format!("image = {:?}\nengine = 'uring'", place.text(&image))
+    };
+    let file = config(place, &[("hog", &line("hog")), ("modest", &line("modest"))]);
+    serve(&file, 2)
+}
+
+fn load(place: &Place, name: &str, workload: &str, iodepth: u16) -> LoadOptions {
+    let socket = place.path(&format!("{name}.sock"));
+    let mut options = LoadOptions::new(socket).workload(workload).iodepth(iodepth);
+    options.completion = Completion::Eventfd;
+    options
+}
+
+fn checked(report: flowstone_testkit::Result<LoadReport>) -> LoadReport {
+    let report = report.unwrap();
+    assert_eq!(report.errors, 0, "{:?}", report.first_error);
+    report
+}
+
+fn disk(place: &Place, name: &str) -> Value {
+    let stats = place.stats();
+    let disks = stats["disks"].as_array().unwrap();
+    disks.iter().find(|disk| disk["name"] == name).unwrap().clone()
+}
+
+/// What waits is the one that asks for more than its part. (What each gets is measured by
+/// `flowstone-bench qos`.)
+#[test]
+fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
+    let place = Place::new();
+    let daemon = serve_two(&place, "raw");
+    // Both were active when they were opened.
+    std::thread::sleep(Duration::from_millis(300));
+    let before = disk(&place, "hog")["held_back"].clone();
+    checked(run(&load(&place, "hog", "randwrite", 64).ops(5000)));
+    assert_eq!(disk(&place, "hog")["held_back"], before);
+    let time = Limit::Time { ramp: Duration::from_millis(200), runtime: Duration::from_secs(1) };
+    let (mut hog, mut modest) =
+        (load(&place, "hog", "randwrite", 64), load(&place, "modest", "randwrite", 1));
+    (hog.limit, modest.limit) = (time, time);
+    let (hog, modest) = std::thread::scope(|scope| {
+        let hog = scope.spawn(|| checked(run(&hog)));
+        (checked(run(&modest)), hog.join().unwrap())
+    });
+    assert!(hog.ops > 100 && modest.ops > 100, "{} and {}", hog.ops, modest.ops);
+    let (hog, modest) = (disk(&place, "hog"), disk(&place, "modest"));
+    assert!(hog["held_back"].as_u64().unwrap() > 100, "{hog}");
+    assert!(hog["held_back_s"].as_f64().unwrap() > 0.0, "{hog}");
+    let waited = modest["held_back"].as_f64().unwrap();
+    let asked = modest["total"]["requests"]["write"].as_f64().unwrap();
+    assert!(waited < asked / 10.0, "{waited} of {asked}");
+    let set = ["disk", "set", "--control", &place.text("control.sock"), "hog", "--weight", "10"];
+    assert_eq!(place.succeed(&set), "hog: limit off, weight 10\n");
+    assert_eq!(disk(&place, "hog")["weight"], 10);
+    stop(daemon);
+}
+
+/// Every request below an image passes the scheduler: maintenance, commits and discards as well.
+#[test]
+fn data_is_right_on_every_format_while_disks_contend() {
+    for suffix in ["raw", "qcow2", "flow"] {
+        let place = Place::new();
+        let daemon = serve_two(&place, suffix);
+        let verified = |name| {
+            let mut options = load(&place, name, "mix", 32).ops(3000);
+            options.client = options.client.queues(2);
+            options.block_bytes = 16384;
+            (options.span_bytes, options.flush_every) = (16 << 20, 50);
+            (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
+            options
+        };
+        std::thread::scope(|scope| {
+            let loads = ["hog", "modest"].map(|name| {
+                let options = verified(name);
+                scope.spawn(move || checked(run(&options)))
+            });
+            loads.into_iter().for_each(|load| drop(load.join().unwrap()));
+        });
+        let waited = ["hog", "modest"].map(|name| disk(&place, name)["held_back"].as_u64());
+        assert!(waited.iter().flatten().sum::<u64>() > 0, "{suffix}: nobody contended");
+        stop(daemon);
+        for name in ["hog", "modest"] {
+            place.succeed(&["check", "--data", &format!("{name}.{suffix}")]);
+        }
+    }
+}

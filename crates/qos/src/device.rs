@@ -1,0 +1,12 @@
+//! Weights of disks at a host device that they contend for.
+
+mod channel;
+mod file;
+mod gate;
+mod host;
+mod member;
+mod scheduler;
+mod share;
+
+pub use file::SharedFile;
+pub use share::{Devices, DiskShare};

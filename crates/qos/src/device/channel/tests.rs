@@ -1,0 +1,234 @@
+use std::io;
+use std::ops::Range;
+use std::sync::Mutex;
+
+use flowstone_block::{QueueContext, QueueDepth, Reactor};
+use flowstone_fileio::{FileIo, FileOffset, MemoryList};
+
+use super::super::share::{Devices, DiskShare};
+use super::*;
+use crate::Weight;
+
+/// A file whose requests come back when the test says so, in the order in which they came.
+#[derive(Clone, Default)]
+struct Host(Arc<Mutex<HostState>>);
+
+#[derive(Default)]
+struct HostState {
+    below: VecDeque<usize>,
+    done: Vec<FileCompletion>,
+}
+
+impl Host {
+    /// Tags of what is below.
+    fn below(&self) -> Vec<usize> {
+        self.0.lock().unwrap().below.iter().copied().collect()
+    }
+
+    fn complete(&self, count: usize) {
+        let mut state = self.0.lock().unwrap();
+        let HostState { below, done } = &mut *state;
+        done.extend(below.drain(..count).map(|tag| FileCompletion { tag, outcome: Ok(()) }));
+    }
+}
+
+impl FileIo for Host {
+    fn size(&self) -> io::Result<u64> {
+        Ok(1 << 30)
+    }
+
+    fn set_size(&self, _: u64) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn allocated_bytes(&self) -> io::Result<u64> {
+        Ok(0)
+    }
+
+    fn next_data(&self, _: FileOffset) -> io::Result<Option<Range<FileOffset>>> {
+        Ok(None)
+    }
+
+    fn device(&self) -> Option<u64> {
+        Some(8)
+    }
+
+    fn block_bytes(&self) -> u32 {
+        512
+    }
+
+    fn describe(&self) -> String {
+        "a test".into()
+    }
+
+    fn channel(&self, _: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl FileChannel for Host {
+    fn submit(&mut self, request: FileRequest) {
+        self.0.lock().unwrap().below.push_back(request.tag);
+    }
+
+    fn kick(&mut self) {}
+
+    fn reap(&mut self, done: &mut Vec<FileCompletion>) {
+        done.append(&mut self.0.lock().unwrap().done);
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(!self.0.lock().unwrap().done.is_empty())
+    }
+}
+
+/// A queue of a disk, and the host below it.
+struct Queue {
+    host: Host,
+    share: Arc<DiskShare>,
+    channel: Box<dyn FileChannel>,
+    reactor: Reactor,
+    back: Vec<usize>,
+}
+
+impl Queue {
+    fn new(devices: &Arc<Devices>) -> Self {
+        let share = DiskShare::new(Arc::clone(devices), Weight::default());
+        let host = Host::default();
+        let context = QueueContext::alone(QueueDepth(256)).unwrap();
+        let channel = share.charge(Box::new(host.clone())).channel(&context).unwrap();
+        Self { host, share, channel, reactor: context.reactor, back: Vec::new() }
+    }
+
+    fn submit(&mut self, tags: Range<usize>) {
+        for tag in tags {
+            let op = FileOp::Read { offset: FileOffset::new(0), bytes: 4096 };
+            self.channel.submit(FileRequest::new(op, MemoryList::EMPTY, tag));
+        }
+        self.channel.kick();
+    }
+
+    fn sync(&mut self, tag: usize) {
+        self.channel.submit(FileRequest::new(FileOp::Datasync, MemoryList::EMPTY, tag));
+        self.channel.kick();
+    }
+
+    /// Completes so many, and takes what has come back.
+    fn complete(&mut self, count: usize) {
+        self.host.complete(count);
+        let mut done = Vec::new();
+        self.channel.reap(&mut done);
+        self.back.extend(done.iter().map(|completion| completion.tag));
+    }
+}
+
+#[test]
+fn a_disk_alone_sends_everything_at_once_and_in_order() {
+    let mut queue = Queue::new(&Arc::default());
+    queue.submit(0..200);
+    assert_eq!(queue.host.below(), Vec::from_iter(0..200));
+    queue.complete(200);
+    assert_eq!(queue.back.len(), 200);
+    assert_eq!(queue.share.held_back().0, 0);
+}
+
+#[test]
+fn while_two_contend_requests_wait_and_syncs_do_not() {
+    let devices = Arc::default();
+    let (mut hog, mut modest) = (Queue::new(&devices), Queue::new(&devices));
+    hog.submit(0..100);
+    assert_eq!(hog.host.below().len(), 100, "nobody contends yet");
+    modest.submit(0..1);
+    assert_eq!(modest.host.below(), [0]);
+    hog.submit(100..120);
+    assert_eq!(hog.host.below().len(), 100);
+    hog.sync(999);
+    assert_eq!(hog.host.below().last(), Some(&999));
+    // What it has there above its slots has to come back first.
+    hog.complete(80);
+    assert_eq!(hog.host.below().len(), 21);
+    hog.complete(21);
+    assert!(hog.host.below().len() >= 15, "{:?}", hog.host.below());
+    modest.complete(1);
+    while hog.back.len() < 121 {
+        hog.complete(hog.host.below().len());
+    }
+    hog.back.retain(|tag| *tag != 999);
+    assert_eq!(hog.back, Vec::from_iter(0..120));
+    assert!(hog.share.held_back().0 >= 20 && modest.share.held_back().0 == 0);
+}
+
+/// The slot that one disk gives back is the turn of another, on another thread that sleeps.
+#[test]
+fn what_comes_back_to_one_thread_ends_the_sleep_of_another() {
+    let devices: Arc<Devices> = Arc::default();
+    let mut hog = Queue::new(&devices);
+    hog.submit(0..1);
+    let (step, steps) = std::sync::mpsc::channel();
+    let (ready, is_ready) = std::sync::mpsc::channel();
+    let theirs = Arc::clone(&devices);
+    let other = std::thread::spawn(move || {
+        let mut queue = Queue::new(&theirs);
+        queue.submit(0..1);
+        ready.send(()).unwrap();
+        let () = steps.recv().unwrap();
+        queue.submit(1..10);
+        assert_eq!(queue.host.below(), [0]);
+        ready.send(()).unwrap();
+        while queue.host.below().len() < 10 {
+            let Queue { reactor, channel, .. } = &mut queue;
+            // Nothing but the waker ends it: no time, which would come to the same in the end.
+            reactor.clone().sleep(|| match channel.next_look() {
+                NextLook::At(_) => NextLook::OnWake,
+                other => other,
+            });
+            queue.complete(0);
+        }
+    });
+    is_ready.recv().unwrap();
+    // All slots but the one that the other has.
+    hog.submit(1..16);
+    assert_eq!(hog.host.below().len(), 15);
+    step.send(()).unwrap();
+    is_ready.recv().unwrap();
+    hog.complete(15);
+    other.join().unwrap();
+}
+
+#[test]
+fn what_waits_when_a_channel_goes_is_carried_out() {
+    let devices = Arc::default();
+    let (mut hog, mut modest) = (Queue::new(&devices), Queue::new(&devices));
+    modest.submit(0..1);
+    hog.submit(0..1);
+    hog.submit(1..60);
+    assert!(hog.host.below().len() <= 18, "{:?}", hog.host.below());
+    let host = hog.host.clone();
+    drop(hog);
+    assert_eq!(host.below(), Vec::from_iter(0..60));
+    modest.submit(1..16);
+    assert_eq!(modest.host.below().len(), 16, "its slots are free");
+}
+
+/// A stopped FUSE server, or a dead path to a part of a device.
+#[test]
+fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
+    let devices = Arc::default();
+    let (mut dead, mut live) = (Queue::new(&devices), Queue::new(&devices));
+    live.submit(0..1);
+    dead.submit(0..1);
+    dead.submit(1..40);
+    let sent = dead.host.below().len();
+    assert!(sent <= 16, "{sent}");
+    live.submit(1..30);
+    while live.back.len() < 30 {
+        let Queue { reactor, channel, .. } = &mut live;
+        reactor.clone().sleep(|| channel.next_look());
+        live.complete(live.host.below().len());
+    }
+    assert_eq!(dead.host.below().len(), sent, "it sends nothing more");
+    // And goes on when the host does.
+    while dead.back.len() < 40 {
+        dead.complete(dead.host.below().len());
+    }
+}

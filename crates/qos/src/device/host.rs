@@ -1,0 +1,101 @@
+//! A host device, and the scheduler that the threads of its disks share.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::gate::DeviceGate;
+use super::scheduler::Scheduler;
+use crate::{DiskKey, QueueKey, Weight};
+
+/// See the module.
+pub struct Device {
+    start: Instant,
+    state: Mutex<State>,
+    /// Whether two disks are active. Read for each request.
+    contended: AtomicBool,
+}
+
+/// What the lock protects. It is taken for each batch while disks contend, and else every few milliseconds.
+/// It is never held across I/O.
+#[derive(Default)]
+pub struct State {
+    pub scheduler: Scheduler,
+    gates: BTreeMap<QueueKey, Arc<DeviceGate>>,
+}
+
+impl State {
+    pub fn add_queue(&mut self, disk: DiskKey, gate: Arc<DeviceGate>) -> QueueKey {
+        let queue = self.scheduler.add_queue(disk);
+        self.gates.insert(queue, gate);
+        queue
+    }
+
+    pub fn remove_queue(&mut self, queue: QueueKey) {
+        self.scheduler.remove_queue(queue);
+        self.gates.remove(&queue);
+    }
+
+    /// Lets go what may go. Returns what is to be woken when the lock is released: other threads than that
+    /// of `own`.
+    pub fn advance(&mut self, now: u64, own: QueueKey) -> Vec<Arc<DeviceGate>> {
+        let Self { scheduler, gates } = self;
+        let mut others = Vec::new();
+        scheduler.advance(now, |queue| {
+            if queue != own
+                && let Some(gate) = gates.get(&queue)
+                && !gate.is_granted()
+            {
+                gate.grant();
+                others.push(Arc::clone(gate));
+            }
+        });
+        others
+    }
+}
+
+impl Default for Device {
+    fn default() -> Self {
+        let (state, contended) = Default::default();
+        Self { start: Instant::now(), state, contended }
+    }
+}
+
+impl Device {
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds on the clock of the scheduler.
+    pub fn now(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// When that clock will show this.
+    pub fn instant(&self, ns: u64) -> Instant {
+        self.start + Duration::from_nanos(ns)
+    }
+
+    pub fn is_contended(&self) -> bool {
+        self.contended.load(Ordering::Relaxed)
+    }
+
+    pub fn set_contended(&self, contended: bool) {
+        if self.is_contended() != contended {
+            self.contended.store(contended, Ordering::Relaxed);
+        }
+    }
+
+    pub fn add_disk(&self, weight: Weight) -> DiskKey {
+        self.lock().scheduler.add_disk(weight)
+    }
+
+    pub fn remove_disk(&self, disk: DiskKey) {
+        self.lock().scheduler.remove_disk(disk);
+    }
+
+    pub fn set_weight(&self, disk: DiskKey, weight: Weight) {
+        self.lock().scheduler.set_weight(disk, weight);
+    }
+}

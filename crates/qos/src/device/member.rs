@@ -1,0 +1,41 @@
+//! A disk at one device.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use super::host::Device;
+use crate::DiskKey;
+
+/// See the module. It is one of the device's for as long as it lives.
+pub struct Member {
+    pub device: Arc<Device>,
+    pub key: DiskKey,
+    pub held_back: Arc<HeldBack>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.device.remove_disk(self.key);
+    }
+}
+
+/// Requests of a disk that had to wait for their turn, at any device.
+#[derive(Default)]
+pub struct HeldBack {
+    requests: AtomicU64,
+    ns: AtomicU64,
+}
+
+impl HeldBack {
+    pub fn count(&self, requests: u64, ns: u64) {
+        self.requests.fetch_add(requests, Ordering::Relaxed);
+        self.ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// How many, and how long all of them together.
+    pub fn read(&self) -> (u64, Duration) {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        (get(&self.requests), Duration::from_nanos(get(&self.ns)))
+    }
+}

@@ -1,0 +1,159 @@
+//! Whose request a contended device gets next, as pure state on a clock in nanoseconds.
+//!
+//! Start-time fair queueing with a bounded depth, SFQ(D) (Jin, Chase, Kaur 2004): up to D requests are on
+//! their way, so that the device has something to choose from; of those that wait, [`FairQueue`] says which
+//! goes when one has come back. Two rules besides:
+//!
+//! * A disk with nothing on its way sends at once, without a slot, unless it has had [`LEAD`] more than its
+//!   part: a tag moves when a request is sent, so those with all slots are ahead by as much.
+//! * A disk of which nothing has come back for [`STALLED_NS`] holds no slots, and sends nothing more until
+//!   something has: what hangs below one file does not keep others of the same device from sending.
+//!
+//! Nothing is held back unless two disks are active.
+
+use slab::Slab;
+
+use crate::{DiskKey, FairQueue, QueueKey, Weight};
+
+/// The most requests on their way while disks contend, apart from the first one of each.
+const DEPTH: usize = 16;
+/// What a request costs besides its bytes: a device takes about as long for it as for so many bytes.
+const REQUEST_BYTES: u64 = 16 << 10;
+/// See the module.
+const LEAD: u64 = DEPTH as u64 * REQUEST_BYTES;
+/// A disk that has asked for nothing in so long is not active.
+const ACTIVE_FOR_NS: u64 = 200_000_000;
+/// See the module.
+const STALLED_NS: u64 = 100_000_000;
+
+/// See the module.
+#[derive(Default)]
+pub struct Scheduler {
+    fair: FairQueue<u64>,
+    disks: Slab<DiskState>,
+    contended: bool,
+}
+
+/// What a disk has at the device.
+#[derive(Default)]
+struct DiskState {
+    on_their_way: usize,
+    /// When something came back, or was sent while there was nothing on its way.
+    moved_at: u64,
+    /// When it asked for something.
+    active_at: Option<u64>,
+}
+
+impl DiskState {
+    fn sent(&mut self, requests: usize, now: u64) {
+        if self.on_their_way == 0 {
+            self.moved_at = now;
+        }
+        self.on_their_way += requests;
+    }
+
+    fn came_back(&mut self, requests: usize, now: u64) {
+        self.on_their_way -= requests;
+        self.moved_at = now;
+    }
+
+    const fn stalls_at(&self) -> u64 {
+        self.moved_at.saturating_add(STALLED_NS)
+    }
+
+    const fn is_stalled(&self, now: u64) -> bool {
+        self.on_their_way > 0 && now >= self.stalls_at()
+    }
+
+    fn is_active(&self, now: u64) -> bool {
+        self.active_at.is_some_and(|at| now.saturating_sub(at) < ACTIVE_FOR_NS)
+    }
+}
+
+impl Scheduler {
+    pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
+        let key = self.fair.add_disk(weight);
+        let at = self.disks.insert(DiskState::default());
+        // Both slabs are filled and emptied together, so they give the same places.
+        assert!(at == key.0, "a disk has one key");
+        key
+    }
+
+    /// A disk whose queues are gone.
+    pub fn remove_disk(&mut self, disk: DiskKey) {
+        self.disks.remove(disk.0);
+        self.fair.remove_disk(disk);
+    }
+
+    pub fn set_weight(&mut self, disk: DiskKey, weight: Weight) {
+        self.fair.set_weight(disk, weight);
+    }
+
+    pub fn add_queue(&mut self, disk: DiskKey) -> QueueKey {
+        self.fair.add_queue(disk)
+    }
+
+    pub fn remove_queue(&mut self, queue: QueueKey) {
+        self.fair.remove_queue(queue);
+    }
+
+    /// A disk asks for something. Returns whether disks contend.
+    pub fn touch(&mut self, disk: DiskKey, now: u64) -> bool {
+        self.disks[disk.0].active_at = Some(now);
+        let active = self.disks.iter().filter(|(_, disk)| disk.is_active(now)).count();
+        self.contended = active > 1;
+        self.contended
+    }
+
+    /// A request of so many bytes waits.
+    pub fn push(&mut self, queue: QueueKey, bytes: u64) {
+        self.fair.push(queue, REQUEST_BYTES.saturating_add(bytes));
+    }
+
+    /// Requests have gone to the device without waiting.
+    pub fn sent(&mut self, disk: DiskKey, requests: usize, now: u64) {
+        self.disks[disk.0].sent(requests, now);
+    }
+
+    /// Requests have come back.
+    pub fn came_back(&mut self, disk: DiskKey, requests: usize, now: u64) {
+        self.disks[disk.0].came_back(requests, now);
+    }
+
+    /// Lets everything go that may, and names the queue of each.
+    pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
+        let Self { fair, disks, contended } = self;
+        let counted = disks.iter().filter(|(_, disk)| !disk.is_stalled(now));
+        let mut slots: usize = counted.map(|(_, disk)| disk.on_their_way).sum();
+        loop {
+            let lives = |disk: DiskKey| !*contended || !disks[disk.0].is_stalled(now);
+            let needs_no_slot =
+                |disk: DiskKey| disks[disk.0].on_their_way == 0 && fair.lead(disk, lives) <= LEAD;
+            let next = if *contended && slots >= DEPTH {
+                fair.next(needs_no_slot)
+            } else {
+                fair.next(lives)
+            };
+            let Some(disk) = next else { return };
+            let (queue, _) = fair.grant(disk, |cost| *cost);
+            disks[disk.0].sent(1, now);
+            slots += 1;
+            granted(queue);
+        }
+    }
+
+    /// How many requests of a queue have been let go since the last call.
+    pub fn take_granted(&mut self, queue: QueueKey) -> usize {
+        self.fair.take_granted(queue)
+    }
+
+    /// When something may go although nothing has come back, if anything of the queue waits.
+    pub fn next_look(&self, queue: QueueKey, now: u64) -> Option<u64> {
+        self.fair.first(queue)?;
+        let holding = self.disks.iter().filter(|(_, disk)| disk.on_their_way > 0);
+        holding.map(|(_, disk)| disk.stalls_at()).filter(|at| *at > now).min()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,178 @@
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::*;
+
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1000 * MS;
+
+/// A disk that keeps so many requests of so many bytes at a device.
+struct Driver {
+    disk: DiskKey,
+    queue: QueueKey,
+    depth: usize,
+    bytes: u64,
+    /// When each that waits was pushed.
+    waiting: std::collections::VecDeque<u64>,
+    on_their_way: usize,
+    done: u64,
+    longest_ns: u64,
+}
+
+/// A device that carries out one request after the other, in the order in which they come.
+struct Bench {
+    scheduler: Scheduler,
+    drivers: Vec<Driver>,
+    now: u64,
+    free_at: u64,
+    /// When, whose, and how long after it was pushed.
+    on_their_way: BinaryHeap<Reverse<(u64, usize, u64)>>,
+    most: usize,
+}
+
+impl Bench {
+    fn new(drivers: &[(u32, usize, u64)]) -> Self {
+        let mut scheduler = Scheduler::default();
+        let make = |(weight, depth, bytes): &(u32, usize, u64)| {
+            let disk = scheduler.add_disk(Weight::new(*weight).unwrap());
+            let (queue, waiting) = (scheduler.add_queue(disk), Default::default());
+            let (depth, bytes) = (*depth, *bytes);
+            let (on_their_way, done, longest_ns) = (0, 0, 0);
+            Driver { disk, queue, depth, bytes, waiting, on_their_way, done, longest_ns }
+        };
+        let drivers = drivers.iter().map(make).collect();
+        let (now, on_their_way) = (SECOND, BinaryHeap::new());
+        Self { scheduler, drivers, now, free_at: 0, on_their_way, most: 0 }
+    }
+
+    /// Fills all drivers up, and lets go what may go.
+    fn send(&mut self) {
+        let Self { scheduler, drivers, now, .. } = self;
+        for driver in drivers.iter_mut() {
+            while driver.waiting.len() + driver.on_their_way < driver.depth {
+                scheduler.touch(driver.disk, *now);
+                scheduler.push(driver.queue, driver.bytes);
+                driver.waiting.push_back(*now);
+            }
+        }
+        scheduler.advance(*now, |_| {});
+        for (at, driver) in drivers.iter_mut().enumerate() {
+            for _ in 0..scheduler.take_granted(driver.queue) {
+                let since = driver.waiting.pop_front().unwrap();
+                driver.on_their_way += 1;
+                // 10 us and a nanosecond for a byte.
+                self.free_at = self.free_at.max(*now) + 10_000 + driver.bytes;
+                self.on_their_way.push(Reverse((self.free_at, at, since)));
+            }
+        }
+        self.most = self.most.max(self.on_their_way.len());
+    }
+
+    fn run(&mut self, time: u64) {
+        let end = self.now + time;
+        self.send();
+        while let Some(Reverse((at, driver, since))) = self.on_their_way.pop() {
+            self.now = at;
+            if at > end {
+                return self.on_their_way.push(Reverse((at, driver, since)));
+            }
+            let driver = &mut self.drivers[driver];
+            driver.on_their_way -= 1;
+            driver.done += 1;
+            driver.longest_ns = driver.longest_ns.max(at - since);
+            self.scheduler.came_back(driver.disk, 1, at);
+            self.send();
+        }
+    }
+}
+
+#[test]
+fn a_disk_that_is_alone_is_not_held_back() {
+    let mut bench = Bench::new(&[(100, 128, 4096), (100, 0, 4096)]);
+    bench.run(SECOND);
+    assert_eq!(bench.most, 128);
+}
+
+#[test]
+fn a_hog_does_not_starve_a_neighbour_and_keeps_what_it_does_not_use() {
+    let mut bench = Bench::new(&[(100, 128, 4096), (100, 1, 4096)]);
+    bench.run(SECOND);
+    let [hog, modest] = &bench.drivers[..] else { unreachable!() };
+    // One of each request in 17 at the device, and the device never waits.
+    assert!(
+        modest.longest_ns <= (DEPTH as u64 + 2) * 14_096 + 128 * 14_096,
+        "{}",
+        modest.longest_ns
+    );
+    assert!(modest.done * 14_096 * (DEPTH as u64 + 2) >= 9 * SECOND / 10, "{}", modest.done);
+    assert!((hog.done + modest.done) * 14_096 >= 99 * SECOND / 100);
+}
+
+#[test]
+fn deep_disks_share_by_weight_and_by_what_their_requests_cost() {
+    // Of the same weight, one with small requests and one with large ones; and one that is heavier.
+    let mut bench = Bench::new(&[(100, 64, 4096), (100, 64, 1 << 20), (200, 64, 4096)]);
+    bench.run(20 * SECOND);
+    let cost = |driver: &Driver| (driver.done * (driver.bytes + REQUEST_BYTES)) as f64;
+    let costs: Vec<f64> = bench.drivers.iter().map(cost).collect();
+    assert!((costs[1] / costs[0] - 1.0).abs() < 0.03, "{costs:?}");
+    assert!((costs[2] / costs[0] - 2.0).abs() < 0.03, "{costs:?}");
+    assert!(bench.most <= DEPTH + 2, "{}", bench.most);
+}
+
+#[test]
+fn a_disk_that_has_asked_for_nothing_for_a_while_holds_nobody_back() {
+    let mut bench = Bench::new(&[(100, 128, 4096), (100, 1, 4096)]);
+    bench.run(SECOND / 10);
+    bench.drivers[1].depth = 0;
+    bench.most = 0;
+    bench.run(ACTIVE_FOR_NS / 2);
+    assert!(bench.most <= DEPTH + 1, "{}", bench.most);
+    bench.run(ACTIVE_FOR_NS);
+    assert_eq!(bench.most, 128);
+}
+
+/// What hangs in a stopped FUSE server, or below a dead path, kept everybody of the device waiting.
+#[test]
+fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
+    let mut scheduler = Scheduler::default();
+    let [(dead, dead_queue), (live, live_queue)] = [(); 2].map(|()| {
+        let disk = scheduler.add_disk(Weight::default());
+        (disk, scheduler.add_queue(disk))
+    });
+    assert!(!scheduler.touch(dead, SECOND));
+    assert!(scheduler.touch(live, SECOND));
+    (0..100).for_each(|_| scheduler.push(dead_queue, 4096));
+    scheduler.advance(SECOND, |_| {});
+    assert_eq!(scheduler.take_granted(dead_queue), DEPTH);
+    // It goes on without a slot, one at a time, until it has had more than its part.
+    let now = SECOND + MS;
+    (0..30).for_each(|_| scheduler.push(live_queue, 4096));
+    let mut sent = 0;
+    loop {
+        scheduler.advance(now, |queue| assert_eq!(queue, live_queue));
+        let granted = scheduler.take_granted(live_queue);
+        if granted == 0 {
+            break;
+        }
+        assert_eq!(granted, 1);
+        scheduler.came_back(live, 1, now);
+        sent += 1;
+    }
+    assert!((DEPTH - 4..=DEPTH).contains(&sent), "{sent}");
+    let look = scheduler.next_look(live_queue, now).unwrap();
+    assert_eq!(look, SECOND + STALLED_NS);
+    scheduler.touch(live, look);
+    scheduler.touch(dead, look);
+    scheduler.advance(look, |_| {});
+    let rest = scheduler.take_granted(live_queue);
+    assert_eq!(rest, DEPTH.min(30 - sent));
+    assert_eq!(scheduler.take_granted(dead_queue), 0, "it sends nothing more");
+    assert!(scheduler.next_look(dead_queue, look).is_some());
+    scheduler.came_back(live, rest, look);
+    assert!(scheduler.next_look(dead_queue, look).is_none(), "what it waits for is its own");
+    // With the first that comes back it has its slots again.
+    scheduler.came_back(dead, 1, look + MS);
+    scheduler.advance(look + MS, |_| {});
+    assert_eq!(scheduler.take_granted(dead_queue), 1);
+}

@@ -1,0 +1,85 @@
+//! A disk's share of the devices that its files are on.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use flowstone_fileio::FileIo;
+
+use super::file::SharedFile;
+use super::host::Device;
+use super::member::{HeldBack, Member};
+use crate::Weight;
+
+/// The devices of all disks, by their numbers.
+#[derive(Default)]
+pub struct Devices(Mutex<BTreeMap<u64, Weak<Device>>>);
+
+impl Devices {
+    fn get(&self, number: u64) -> Arc<Device> {
+        let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        devices.retain(|_, device| device.strong_count() > 0);
+        let known = devices.get(&number).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let device = Arc::default();
+            devices.insert(number, Arc::downgrade(&device));
+            device
+        })
+    }
+}
+
+/// A disk's weight, wherever its files are.
+pub struct DiskShare {
+    devices: Arc<Devices>,
+    state: Mutex<State>,
+    held_back: Arc<HeldBack>,
+}
+
+struct State {
+    weight: Weight,
+    members: BTreeMap<u64, Weak<Member>>,
+}
+
+impl DiskShare {
+    /// Of a new disk.
+    pub fn new(devices: Arc<Devices>, weight: Weight) -> Arc<Self> {
+        let state = Mutex::new(State { weight, members: BTreeMap::new() });
+        Arc::new(Self { devices, state, held_back: Arc::default() })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Charges what is done with a file to this disk. A file in memory is on no device, and is left as it
+    /// is.
+    pub fn charge(&self, file: Box<dyn FileIo>) -> Box<dyn FileIo> {
+        let Some(number) = file.device() else { return file };
+        let mut state = self.lock();
+        let weight = state.weight;
+        let known = state.members.get(&number).and_then(Weak::upgrade);
+        let member = known.unwrap_or_else(|| {
+            let device = self.devices.get(number);
+            let key = device.add_disk(weight);
+            let held_back = Arc::clone(&self.held_back);
+            let member = Arc::new(Member { device, key, held_back });
+            state.members.insert(number, Arc::downgrade(&member));
+            member
+        });
+        Box::new(SharedFile::new(file, member))
+    }
+
+    /// Changes what the disk gets of a contended device.
+    pub fn set_weight(&self, weight: Weight) {
+        let mut state = self.lock();
+        state.weight = weight;
+        for member in state.members.values().filter_map(Weak::upgrade) {
+            member.device.set_weight(member.key, weight);
+        }
+    }
+
+    /// How many requests to its files had to wait for their turn, and how long all of them together.
+    pub fn held_back(&self) -> (u64, Duration) {
+        self.held_back.read()
+    }
+}
