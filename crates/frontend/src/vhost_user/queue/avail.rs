@@ -92,6 +92,7 @@ impl AvailHalf {
     }
 
     /// Requests taken and not back yet.
+    #[inline]
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
@@ -127,15 +128,18 @@ impl AvailHalf {
 
     /// Whether what is in flight weighs so much that nothing more is taken: a completion has to
     /// come first.
+    #[inline]
     pub fn is_full(&self) -> bool {
         self.weight >= WEIGHT_MAX
     }
 
+    #[inline]
     fn may_take(&self) -> bool {
         self.fault.is_none() && !self.is_full()
     }
 
     /// Whether there is something left to take that an earlier life left undone.
+    #[inline]
     pub fn has_undone(&self) -> bool {
         self.fault.is_none() && !self.parts.replay.is_empty()
     }
@@ -154,6 +158,7 @@ impl AvailHalf {
     }
 
     /// Whether there is something to take.
+    #[inline]
     pub fn has_available(&self) -> bool {
         let ring = &self.parts.ring;
         self.may_take()
@@ -161,6 +166,7 @@ impl AvailHalf {
     }
 
     /// How many new chains the driver has made available.
+    #[inline]
     pub fn available(&mut self) -> u16 {
         let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
         if available > self.parts.ring.size() {
@@ -171,6 +177,7 @@ impl AvailHalf {
 
     /// Takes the next available chain; there must be one. Nothing if it cannot be taken: what is in flight
     /// weighs too much, or the driver has broken the queue.
+    #[inline]
     pub fn take(&mut self) -> Option<Start> {
         if !self.may_take() {
             return None;
@@ -181,6 +188,7 @@ impl AvailHalf {
 
     /// Takes the oldest request that an earlier life left undone. Only one at a time is in hand: if it is
     /// what the daemon dies of, no other one is.
+    #[inline]
     pub fn take_undone(&mut self) -> Option<(Undone, Start)> {
         let undone = if self.may_take() { self.parts.replay.pop() } else { None }?;
         let Undone { head, started, in_hand } = undone;
@@ -203,6 +211,7 @@ impl AvailHalf {
         }
     }
 
+    #[inline]
     pub(super) fn mark(&mut self, head: u16) {
         if let Some(log) = &mut self.parts.log {
             log.begin(head);
@@ -220,6 +229,7 @@ impl AvailHalf {
     }
 
     /// Checks a head from the avail ring and records it as taken.
+    #[inline]
     fn admit(&mut self, head: u16) -> bool {
         match self.slots.get(usize::from(head)) {
             None => self.fail(QueueFault::Head),
@@ -245,6 +255,7 @@ impl AvailHalf {
     }
 
     /// Reads a chain. If it is `deadly` it is to be answered with an error.
+    #[inline]
     fn start(&mut self, head: u16, deadly: bool) -> Option<Start> {
         let limits = self.limits();
         let slot = &mut self.slots[usize::from(head)];
@@ -287,6 +298,7 @@ impl AvailHalf {
     }
 
     /// Before it goes to the disk.
+    #[inline]
     fn prepare(&self, request: &mut Request) {
         // A chain may have many pieces that its request does not use. They weigh nothing, so the room
         // for them must not be held while it is in flight.
@@ -295,12 +307,14 @@ impl AvailHalf {
             && !mutant("frontend.queue.write-through-is-not-durable");
     }
 
+    #[inline]
     fn weigh(&mut self, head: u16, weight: u32) {
         self.slots[usize::from(head)].weight = weight;
         self.weight += weight;
     }
 
     /// A chain is done: its head may be used again. A request for the disk comes along.
+    #[inline]
     pub fn take_back(&mut self, head: u16, request: Option<Box<Request>>) {
         let slot = &mut self.slots[usize::from(head)];
         assert!(slot.busy, "a request came back twice");
@@ -329,6 +343,7 @@ impl AvailHalf {
 impl Slot {
     /// Takes a request back that is not in flight (any more), whichever way it went: one huge
     /// scatter list must not be kept for ever in every slot.
+    #[inline]
     fn put_back(&mut self, mut request: Box<Request>) {
         request.memory.clear();
         give_back_room(&mut request.memory);

@@ -68,6 +68,7 @@ impl UsedHalf {
     }
 
     /// A chain has come from the avail half; so many completions of the disk are to follow, or an answer.
+    #[inline]
     pub fn begin(&mut self, head: u16, status: StatusPlace, parts: usize) {
         self.pending[usize::from(head)] = Pending { status, parts, outcome: Ok(()) };
         if let Some(log) = &mut self.log {
@@ -76,6 +77,7 @@ impl UsedHalf {
     }
 
     /// The disk has all requests that were begun.
+    #[inline]
     pub fn handed_over(&mut self) {
         if let Some(log) = &mut self.log {
             log.handed_over();
@@ -83,6 +85,7 @@ impl UsedHalf {
     }
 
     /// Takes a completion back. Returns the guest's request, if that was all of it.
+    #[inline]
     pub fn complete(&mut self, completion: Completion) -> Option<Finished> {
         let Completion { request, outcome } = completion;
         let head = request.tag as u16;
@@ -100,6 +103,7 @@ impl UsedHalf {
     }
 
     /// Writes status and used entry; the driver does not see them before `publish`.
+    #[inline]
     pub fn answer(&mut self, head: u16, status: Status, bytes: u32) {
         if mutant("frontend.queue.used-index-before-status") {
             self.ring.publish_used(self.next_used.wrapping_add(1));
