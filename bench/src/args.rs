@@ -91,6 +91,9 @@ pub struct LoadArgs {
     /// Requests in flight per queue.
     #[arg(long, default_value_t = 1)]
     pub iodepth: u16,
+    /// Requests per second and queue, sent when they are due [default: as one is answered].
+    #[arg(long)]
+    pub rate: Option<f64>,
     /// Queues.
     #[arg(long, default_value_t = 1)]
     pub queues: usize,

@@ -45,8 +45,8 @@ pub fn measure(server: Server, args: &CompareArgs) -> Result<IdleSample> {
     let dir = temp_dir()?;
     let disks = make_disks(dir.path())?;
     match server {
-        Server::Flowstone => watch(&flowstone_idle(args, &disks)?, &disks),
-        _ => watch(&qsd_idle(args, &disks), &disks),
+        Server::Flowstone => serve(&flowstone_idle(args, &disks)?, &disks),
+        _ => serve(&qsd_idle(args, &disks), &disks),
     }
 }
 
@@ -62,34 +62,38 @@ fn make_disks(dir: &Path) -> Result<Vec<IdleDisk>> {
     (0..DISKS).map(disk).collect()
 }
 
-fn watch(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<IdleSample> {
+fn serve(command: &DaemonCommand, disks: &[IdleDisk]) -> Result<IdleSample> {
     let mut daemon = command.spawn()?;
-    let clients = disks.iter().map(use_once).collect::<Result<Vec<_>>>()?;
-    std::thread::sleep(QUIET_TIME);
-    let pid = daemon.pid();
-    let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
-    std::thread::sleep(WATCH);
-    let seconds = began.elapsed().as_secs_f64();
-    let spent = CpuSample::take(pid)?.since(&cpu);
-    let sample = IdleSample {
-        disks: disks.len(),
-        cpu_percent: spent.cpu_ns as f64 / 1e9 / seconds * 100.0,
-        wakeups_per_second: (sleeps(pid)? - slept) / seconds,
-        threads: fs::read_dir(format!("/proc/{pid}/task"))?.count(),
-        rss_mib: status_kib(pid, "VmRSS:")? / 1024.0,
-        anonymous_mib: status_kib(pid, "RssAnon:")? / 1024.0,
-    };
+    let clients = disks.iter().map(|disk| use_once(&disk.socket)).collect::<Result<Vec<_>>>()?;
+    let sample = watch(daemon.pid(), disks.len(), WATCH)?;
     drop(clients);
     daemon.terminate(TERMINATE_TIMEOUT)?;
     Ok(sample)
 }
 
+/// Watches a server of so many disks that has just been used, after a moment.
+pub fn watch(pid: u32, disks: usize, time: Duration) -> Result<IdleSample> {
+    std::thread::sleep(QUIET_TIME);
+    let (began, cpu, slept) = (Instant::now(), CpuSample::take(pid)?, sleeps(pid)?);
+    std::thread::sleep(time);
+    let seconds = began.elapsed().as_secs_f64();
+    let spent = CpuSample::take(pid)?.since(&cpu);
+    Ok(IdleSample {
+        disks,
+        cpu_percent: spent.cpu_ns as f64 / 1e9 / seconds * 100.0,
+        wakeups_per_second: (sleeps(pid)? - slept) / seconds,
+        threads: fs::read_dir(format!("/proc/{pid}/task"))?.count(),
+        rss_mib: status_kib(pid, "VmRSS:")? / 1024.0,
+        anonymous_mib: status_kib(pid, "RssAnon:")? / 1024.0,
+    })
+}
+
 /// Connects, writes and reads one block, and stays connected.
-fn use_once(disk: &IdleDisk) -> Result<Client> {
-    let mut client = Client::connect(ClientOptions::new(&disk.socket))?;
+pub fn use_once(socket: &Path) -> Result<Client> {
+    let mut client = Client::connect(ClientOptions::new(socket))?;
     let written = client.write(0, &[1; 4096])?;
     let read = client.read(0, &mut [0; 4096])?;
-    ensure!((written, read) == (Status::Ok, Status::Ok), "disk {} does not work", disk.name);
+    ensure!((written, read) == (Status::Ok, Status::Ok), "{} does not work", socket.display());
     Ok(client)
 }
 

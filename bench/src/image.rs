@@ -96,12 +96,19 @@ fn is_full(path: &Path, bytes: u64) -> bool {
 
 /// Writes every block of a raw image, unless that has been done. None of it stays in the page cache, where
 /// direct writes would have to look for it.
-#[expect(clippy::disallowed_methods, reason = "nothing else syncs this file")]
 pub fn fill(path: &Path, bytes: u64) -> Result<()> {
     if is_full(path, bytes) {
         return Ok(());
     }
     eprintln!("writing {} ({} MiB), once", path.display(), bytes >> 20);
+    write_full(path, bytes)?;
+    std::thread::sleep(REST);
+    Ok(())
+}
+
+/// Writes every block of a raw image.
+#[expect(clippy::disallowed_methods, reason = "nothing else syncs this file")]
+pub fn write_full(path: &Path, bytes: u64) -> Result<()> {
     let mut file = File::create(path)?;
     let mut random = fastrand::Rng::with_seed(bytes);
     let mut chunk = vec![0; CHUNK];
@@ -116,7 +123,6 @@ pub fn fill(path: &Path, bytes: u64) -> Result<()> {
     }
     file.sync_all()?;
     fadvise(&file, 0, None, Advice::DontNeed)?;
-    std::thread::sleep(REST);
     Ok(())
 }
 

@@ -36,6 +36,7 @@ fn options(args: &LoadArgs) -> Result<LoadOptions> {
     }
     options.workload = args.rw.parse().map_err(|e: String| anyhow!(e))?;
     options.block_bytes = args.bs;
+    options.rate = args.rate;
     options.threads = args.threads;
     options.cpus.clone_from(&args.cpus);
     options.completion = if args.eventfd { Completion::Eventfd } else { Completion::Poll };

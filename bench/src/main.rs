@@ -22,6 +22,7 @@ mod overlay;
 mod pair;
 mod pdc;
 mod point;
+mod pollers;
 mod qcow2_image;
 mod sample;
 mod series;
@@ -69,6 +70,8 @@ enum Command {
     Overlay(overlay::OverlayArgs),
     /// Two binaries of Flowstone beside each other: has a change made anything slower?
     Pair(pair::PairArgs),
+    /// What it brings, and costs, that queues of several disks share threads.
+    Pollers(pollers::PollersArgs),
     /// Eight writers at once, on several file systems and schedulers of the host.
     Writers(Box<writers::WritersArgs>),
     /// Measure what a storm of small discards does to the writes beside it.
@@ -96,6 +99,7 @@ fn main() -> ExitCode {
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),
         Some(Command::Pair(args)) => pair::pair(&args),
+        Some(Command::Pollers(args)) => pollers::pollers(&args),
         Some(Command::Writers(args)) => writers::writers(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
@@ -194,6 +198,7 @@ mod tests {
             ("--device /dev/loop0 --file-size 1G", ErrorKind::ArgumentConflict),
             ("writers --rw read", ErrorKind::InvalidValue),
             ("pair", ErrorKind::MissingRequiredArgument),
+            ("pollers --rounds few", ErrorKind::ValueValidation),
         ] {
             let words = ["flowstone-bench"].into_iter().chain(line.split(' '));
             let refused = Cli::try_parse_from(words).expect_err(line);

@@ -23,6 +23,8 @@ pub struct PollerReport {
     resting_s: f64,
     /// Queues that have come from other pollers.
     moves: u64,
+    /// The mean time in which such a queue ran nowhere, in microseconds.
+    move_us_mean: f64,
     /// The longest time in which such a queue ran nowhere, in microseconds.
     move_us_max: f64,
 }
@@ -41,6 +43,7 @@ impl PollerReport {
             looking_s: PollerCounters::seconds(&counters.looking_ns),
             resting_s: PollerCounters::seconds(&counters.resting_ns),
             moves: moves.count(),
+            move_us_mean: moves.mean_us(),
             move_us_max: moves.percentile_us(1.0),
         }
     }

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::check::Checker;
 use super::map::{Content, VerifyMap};
+use super::pace::Pace;
 use super::source::{Kind, Source};
 use super::stats::Stats;
 use crate::Result;
@@ -74,6 +75,8 @@ impl LaneOptions {
 #[derive(Debug)]
 pub(super) struct Lane {
     pub(super) ring: Ring,
+    /// Which of the disks of a run it belongs to.
+    pub(super) disk: usize,
     options: LaneOptions,
     source: Source,
     control: Slice,
@@ -83,6 +86,8 @@ pub(super) struct Lane {
     slot_of_head: Vec<u16>,
     /// Requests still to be sent.
     left: u64,
+    /// When they are sent, if not as soon as there is room.
+    pace: Option<Pace>,
     writes_unflushed: u64,
     checker: Option<Checker>,
     /// While reading back: the next block to look at.
@@ -114,6 +119,7 @@ impl Lane {
         let size = usize::from(ring.queue.options().size);
         let mut lane = Lane {
             ring,
+            disk: 0,
             options,
             source,
             control,
@@ -122,6 +128,7 @@ impl Lane {
             idle: (0..depth).rev().collect(),
             slot_of_head: vec![0; size],
             left: quota,
+            pace: None,
             writes_unflushed: 0,
             checker,
             sweep: None,
@@ -133,10 +140,35 @@ impl Lane {
         Ok(lane)
     }
 
-    /// Sends as many requests as depth, quota and free blocks allow. Not yet published.
+    /// The same, sending so many requests per second.
+    pub(super) fn with_pace(mut self, rate: Option<f64>, seed: u64) -> Self {
+        self.pace = rate.map(|rate| Pace::new(rate, seed));
+        self
+    }
+
+    /// The same as a queue of another disk of the run. Queues of different disks do not keep step.
+    pub(super) fn of_disk(mut self, disk: usize) -> Self {
+        self.disk = disk;
+        self.pace.iter_mut().for_each(|pace| pace.reseed(disk));
+        self
+    }
+
+    /// When the next request is to be sent; nothing if it is not time that is waited for.
+    #[inline]
+    pub(super) fn due_ns(&self) -> Option<u64> {
+        let pace = self.pace.as_ref().filter(|_| self.left > 0 && !self.idle.is_empty());
+        pace.map(Pace::due_ns)
+    }
+
+    /// Whether nothing is in flight and nothing will be.
+    pub(super) fn is_over(&self) -> bool {
+        self.ring.queue.in_flight() == 0 && self.due_ns().is_none()
+    }
+
+    /// Sends as many requests as depth, pace, quota and free blocks allow. Not yet published.
     pub(super) fn refill(&mut self, now_ns: u64) {
         while let Some(&slot) = self.idle.last() {
-            let Some((kind, block)) = self.next_request() else {
+            let Some((kind, block)) = self.next_request(now_ns) else {
                 return;
             };
             self.idle.pop();
@@ -179,7 +211,7 @@ impl Lane {
         self.checker.map(Checker::into_map).unwrap_or_default()
     }
 
-    fn next_request(&mut self) -> Option<(Kind, u64)> {
+    fn next_request(&mut self, now_ns: u64) -> Option<(Kind, u64)> {
         if let Some(from) = self.sweep {
             return self.next_sweep(from);
         }
@@ -190,8 +222,14 @@ impl Lane {
         if self.left == 0 {
             return None;
         }
+        if self.pace.as_ref().is_some_and(|pace| pace.due_ns() > now_ns) {
+            return None;
+        }
         let block = self.pick()?;
         self.left -= 1;
+        if let Some(pace) = &mut self.pace {
+            pace.sent(now_ns);
+        }
         let kind = self.source.kind();
         self.writes_unflushed += u64::from(kind == Kind::Write);
         Some((kind, block))

@@ -2,7 +2,7 @@
 //!
 //! `options` says what to do, `run` does it on the stage that `setup` builds and returns a
 //! `LoadReport`. A `lane` is a queue
-//! with its requests, a `worker` a thread that drives lanes, `source` decides what comes next,
+//! with its requests, a `worker` a thread that drives lanes, `source` decides what comes next and `pace` when,
 //! `check`, `pattern` and `map` prove that reads return what was written, `cpu` measures the server.
 //!
 //! The data path allocates nothing, locks nothing and writes descriptors once: the generator must
@@ -13,6 +13,7 @@ mod cpu;
 mod lane;
 mod map;
 mod options;
+mod pace;
 mod pattern;
 mod report;
 mod run;
@@ -29,4 +30,4 @@ pub use cpu::{CpuSample, CpuTime};
 pub use map::VerifyMap;
 pub use options::{Completion, Limit, LoadOptions, Mix, Order, Workload};
 pub use report::{Latency, LoadReport};
-pub use run::{run, run_with_map};
+pub use run::{run, run_together, run_with_map};

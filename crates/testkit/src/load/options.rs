@@ -118,6 +118,9 @@ pub struct LoadOptions {
     pub block_bytes: u64,
     /// Requests in flight per queue.
     pub iodepth: u16,
+    /// Requests per second and queue, sent when they are due, whatever has become of those before; but no
+    /// more than `iodepth` are in flight. `None`: the next one is sent when one is answered.
+    pub rate: Option<f64>,
     /// Client threads; 0 means one per queue. Queue q belongs to thread q modulo threads.
     pub threads: usize,
     /// CPU of each thread, repeated as needed; empty means anywhere.
@@ -165,6 +168,7 @@ impl LoadOptions {
             workload: Workload { order: Order::Random, mix: Mix::READ },
             block_bytes: 4096,
             iodepth: 1,
+            rate: None,
             threads: 0,
             cpus: Vec::new(),
             completion: Completion::Poll,
@@ -200,15 +204,20 @@ impl LoadOptions {
         self
     }
 
+    /// The same with this many requests per second and queue.
+    pub fn rate(mut self, rate: f64) -> Self {
+        self.rate = Some(rate);
+        self
+    }
+
     /// The same, ended after this many requests.
     pub fn ops(mut self, ops: u64) -> Self {
         self.limit = Limit::Ops(ops);
         self
     }
 
-    /// Number of client threads.
-    pub(super) fn thread_count(&self) -> usize {
-        let queues = self.client.queues;
+    /// Number of client threads for so many queues.
+    pub(super) fn thread_count(&self, queues: usize) -> usize {
         if self.threads == 0 { queues } else { self.threads.clamp(1, queues) }
     }
 }

@@ -56,6 +56,8 @@ pub struct LoadReport {
     pub block_bytes: u64,
     /// Requests in flight per queue.
     pub iodepth: u16,
+    /// Requests per second and queue that it was to send.
+    pub rate: Option<f64>,
     /// Queues.
     pub queues: usize,
     /// Client threads.
@@ -116,6 +118,7 @@ pub struct LoadReport {
 
 /// Raw material of a report.
 pub(super) struct Totals {
+    pub(super) queues: usize,
     pub(super) stats: Stats,
     /// Longest measured interval of a worker.
     pub(super) elapsed: Duration,
@@ -144,8 +147,9 @@ impl LoadReport {
             workload: options.workload,
             block_bytes: options.block_bytes,
             iodepth: options.iodepth,
-            queues: options.client.queues,
-            threads: options.thread_count(),
+            rate: options.rate,
+            queues: totals.queues,
+            threads: options.thread_count(totals.queues),
             completion: options.completion,
             event_idx: totals.event_idx,
             indirect: totals.indirect,

@@ -1,6 +1,8 @@
-//! Conducts a run: sets the device up, starts the workers, leads them through the phases, watches
+//! Conducts a run: sets the devices up, starts the workers, leads them through the phases, watches
 //! for a backend that dies or stalls, and adds everything up.
 
+use std::mem::discriminant;
+use std::slice;
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
@@ -34,28 +36,56 @@ pub fn run_with_map(
     options: &LoadOptions,
     map: Option<VerifyMap>,
 ) -> Result<(LoadReport, VerifyMap)> {
-    let (mut stage, lanes) = Stage::set_up(options, map)?;
-    let mut act = Act::play(options, &mut stage, lanes, options.limit)?;
-    let mut errors = (act.stats.errors, act.stats.first_error.clone());
+    let (stage, lanes) = Stage::set_up(options, 0, map)?;
+    let loads = slice::from_ref(options);
+    let mut stages = [stage];
+    let mut act = Act::play(loads, &mut stages, lanes, options.limit)?;
     if options.verify && options.verify_final {
         act.lanes.iter_mut().for_each(Lane::start_sweep);
         let lanes = std::mem::take(&mut act.lanes);
-        let sweep = Act::play(options, &mut stage, lanes, Limit::Ops(0))?;
-        errors.0 += sweep.stats.errors;
-        errors.1 = errors.1.or(sweep.stats.first_error);
+        let sweep = Act::play(loads, &mut stages, lanes, Limit::Ops(0))?;
+        act.stats[0].add_errors(&sweep.stats[0]);
         act.lanes = sweep.lanes;
     }
-    (act.stats.errors, act.stats.first_error) = errors;
-    stage.shut_down(options, &act.lanes)?;
-    Ok(act.report(options, &stage))
+    stages[0].shut_down(options, &act.lanes)?;
+    let report = act.report(0, loads, &stages);
+    Ok((report, VerifyMap::join(act.lanes.into_iter().map(Lane::into_map))))
+}
+
+/// Runs workloads on several disks at once, all queues of all of them on the same client threads. The first
+/// one says which threads those are, how they learn of completions, when they stop and which process serves.
+/// Returns what happened on all disks together, and on each.
+pub fn run_together(loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport>)> {
+    let first = loads.first().ok_or_else(|| Error::Misuse("a run on no disk".into()))?;
+    let alike = |load: &LoadOptions| discriminant(&load.limit) == discriminant(&first.limit);
+    if !loads.iter().all(|load| alike(load) && !load.verify_final) {
+        return Err(Error::Misuse("disks whose runs end differently".into()));
+    }
+    let (mut stages, mut lanes) = (Vec::new(), Vec::new());
+    for (disk, load) in loads.iter().enumerate() {
+        let (stage, theirs) = Stage::set_up(load, disk, None)?;
+        stages.push(stage);
+        lanes.extend(theirs);
+    }
+    let act = Act::play(loads, &mut stages, lanes, first.limit)?;
+    let mut left = &act.lanes[..];
+    for (stage, load) in stages.iter_mut().zip(loads) {
+        let (theirs, others) = left.split_at(load.client.queues);
+        stage.shut_down(load, theirs)?;
+        left = others;
+    }
+    let each = (0..loads.len()).map(|disk| act.report(disk, loads, &stages)).collect();
+    Ok((act.report_all(loads, &stages), each))
 }
 
 /// One go of all workers, from start to drain.
 struct Act {
     lanes: Vec<Lane>,
-    stats: Stats,
+    /// By disk.
+    stats: Vec<Stats>,
+    /// By disk: the sum of the workers' own rates.
+    iops: Vec<f64>,
     elapsed: Duration,
-    iops: f64,
     client_cpu: Duration,
     server: Server,
 }
@@ -69,12 +99,13 @@ struct Server {
 
 impl Act {
     fn play(
-        options: &LoadOptions,
-        stage: &mut Stage,
+        loads: &[LoadOptions],
+        stages: &mut [Stage],
         lanes: Vec<Lane>,
         limit: Limit,
     ) -> Result<Self> {
-        let threads = options.thread_count();
+        let (options, disks) = (&loads[0], loads.len());
+        let threads = options.thread_count(lanes.len());
         let phase = if matches!(limit, Limit::Time { .. }) { Phase::Ramp } else { Phase::Measure };
         let shared = Shared::new(phase, threads);
         let groups = deal(lanes, threads);
@@ -85,27 +116,27 @@ impl Act {
                 .map(|(id, lanes)| {
                     let cpu = options.cpus.get(id % options.cpus.len().max(1)).copied();
                     let completion = options.completion;
-                    let worker = Worker { id, lanes, shared: &shared, completion, cpu };
+                    let worker = Worker { id, lanes, disks, shared: &shared, completion, cpu };
                     scope.spawn(move || worker.run())
                 })
                 .collect();
-            let mut watch = Watch { options, stage, shared: &shared, handles: &handles };
+            let mut watch = Watch { loads, stages, shared: &shared, handles: &handles };
             let server = watch.conduct(limit);
             if server.is_err() {
                 shared.enter(Phase::Abort);
             }
             let harvests = collect(handles);
             // A worker knows better what went wrong than the watch, which sees consequences.
-            Self::sum_up(harvests?, server?)
+            Ok(Self::sum_up(harvests?, disks, server?))
         })
     }
 
-    fn sum_up(harvests: Vec<Harvest>, server: Server) -> Result<Self> {
+    fn sum_up(harvests: Vec<Harvest>, disks: usize, server: Server) -> Self {
         let mut act = Act {
             lanes: Vec::new(),
-            stats: Stats::new(),
+            stats: (0..disks).map(|_| Stats::new()).collect(),
+            iops: vec![0.0; disks],
             elapsed: Duration::ZERO,
-            iops: 0.0,
             client_cpu: Duration::ZERO,
             server,
         };
@@ -113,8 +144,10 @@ impl Act {
         let queues = harvests.iter().map(|harvest| harvest.lanes.len()).sum();
         let mut lanes: Vec<Option<Lane>> = (0..queues).map(|_| None).collect();
         for (id, harvest) in harvests.into_iter().enumerate() {
-            act.iops += harvest.stats.ops() as f64 / harvest.elapsed.as_secs_f64().max(1e-9);
-            act.stats.add(&harvest.stats);
+            for (disk, stats) in harvest.stats.iter().enumerate() {
+                act.iops[disk] += stats.ops() as f64 / harvest.elapsed.as_secs_f64().max(1e-9);
+                act.stats[disk].add(stats);
+            }
             act.elapsed = act.elapsed.max(harvest.elapsed);
             act.client_cpu += harvest.cpu;
             for (turn, lane) in harvest.lanes.into_iter().enumerate() {
@@ -122,32 +155,60 @@ impl Act {
             }
         }
         act.lanes = lanes.into_iter().flatten().collect();
-        Ok(act)
+        act
     }
 
-    fn report(self, options: &LoadOptions, stage: &Stage) -> (LoadReport, VerifyMap) {
-        let verified_blocks = self.lanes.iter().map(Lane::checked).sum();
-        let totals = Totals {
-            stats: self.stats,
+    /// What happened on one disk. CPU time is told apart by threads, not by disks: it belongs to all.
+    fn report(&self, disk: usize, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
+        let lanes = self.lanes.iter().filter(|lane| lane.disk == disk);
+        let (stats, iops) = (self.stats[disk].clone(), self.iops[disk]);
+        let totals = self.totals(lanes, stats, iops, &stages[disk..=disk]);
+        let alone = loads.len() == 1;
+        let server_cpu = totals.server_cpu.filter(|_| alone);
+        let client_cpu = if alone { totals.client_cpu } else { Duration::ZERO };
+        LoadReport::new(&loads[disk], Totals { server_cpu, client_cpu, ..totals })
+    }
+
+    /// What happened on all of them.
+    fn report_all(&self, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
+        let mut stats = Stats::new();
+        self.stats.iter().for_each(|it| stats.add(it));
+        let totals = self.totals(self.lanes.iter(), stats, self.iops.iter().sum(), stages);
+        LoadReport::new(&loads[0], totals)
+    }
+
+    fn totals<'a>(
+        &self,
+        lanes: impl Iterator<Item = &'a Lane>,
+        stats: Stats,
+        iops: f64,
+        stages: &[Stage],
+    ) -> Totals {
+        let (mut queues, mut verified_blocks) = (0, 0);
+        for lane in lanes {
+            queues += 1;
+            verified_blocks += lane.checked();
+        }
+        Totals {
+            queues,
+            stats,
             elapsed: self.elapsed,
-            iops: self.iops,
+            iops,
             client_cpu: self.client_cpu,
             server_cpu: self.server.cpu,
             server_elapsed: self.server.elapsed,
             verified_blocks,
-            reconnects: stage.reconnects(),
-            event_idx: stage.event_idx(),
-            indirect: stage.indirect(),
-        };
-        let map = VerifyMap::join(self.lanes.into_iter().map(Lane::into_map));
-        (LoadReport::new(options, totals), map)
+            reconnects: stages.iter().map(Stage::reconnects).sum(),
+            event_idx: stages.iter().all(Stage::event_idx),
+            indirect: stages.iter().all(Stage::indirect),
+        }
     }
 }
 
 /// The conductor while the workers play.
 struct Watch<'a, 'scope> {
-    options: &'a LoadOptions,
-    stage: &'a mut Stage,
+    loads: &'a [LoadOptions],
+    stages: &'a mut [Stage],
     shared: &'a Shared,
     handles: &'a [Handle<'scope>],
 }
@@ -181,9 +242,11 @@ impl Watch<'_, '_> {
                 return Ok(());
             }
             thread::sleep(left.unwrap_or(TICK).min(TICK));
-            if self.stage.lost_backend() {
-                self.stage.recover(self.options)?;
-                seen.1 = Instant::now();
+            for (stage, load) in self.stages.iter_mut().zip(self.loads) {
+                if stage.lost_backend() {
+                    stage.recover(load)?;
+                    seen.1 = Instant::now();
+                }
             }
             self.check_stall(&mut seen)?;
         }
@@ -195,17 +258,18 @@ impl Watch<'_, '_> {
         if total != seen.0 {
             *seen = (total, Instant::now());
         }
-        if seen.1.elapsed() < self.options.stall_timeout {
+        let stall_timeout = self.loads[0].stall_timeout;
+        if seen.1.elapsed() < stall_timeout {
             return Ok(());
         }
-        let timeout_ms = self.options.stall_timeout.as_millis() as u64;
-        let rings = self.stage.describe_rings();
+        let timeout_ms = stall_timeout.as_millis() as u64;
+        let rings = self.stages.iter().map(Stage::describe_rings).collect::<Vec<_>>().join("; ");
         Err(Error::Timeout { action: format!("{total} requests were done; {rings}"), timeout_ms })
     }
 
     /// The server's CPU time; nothing when it is not known or just being replaced.
     fn sample(&self) -> Option<CpuSample> {
-        CpuSample::take(self.options.server_pid?).ok()
+        CpuSample::take(self.loads[0].server_pid?).ok()
     }
 }
 

@@ -39,9 +39,10 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    /// Connects, lays all lanes out and starts their rings.
+    /// Connects, lays all lanes out and starts their rings, for one of the disks of a run.
     pub(super) fn set_up(
         options: &LoadOptions,
+        disk: usize,
         map: Option<VerifyMap>,
     ) -> Result<(Self, Vec<Lane>)> {
         let mut session = Session::open(&options.client)?;
@@ -49,7 +50,7 @@ impl Stage {
         let config = session.config(options.client.config_bytes)?;
         let plan = Plan::new(options, &negotiated, &config)?;
         let memory = Memory::new(MemoryLayout::single(plan.memory_bytes()))?;
-        let lanes = plan.lanes(&memory, map)?;
+        let lanes = plan.lanes(&memory, disk, map)?;
         let shares =
             lanes.iter().map(|lane| lane.ring.share().try_clone()).collect::<Result<_>>()?;
         let (inflight, reconnects) = (None, 0);
@@ -181,6 +182,9 @@ impl<'a> Plan<'a> {
         require(options.zipf.is_none_or(|exponent| (0.0..=10.0).contains(&exponent)), || {
             "a Zipf exponent that is not between 0 and 10".into()
         })?;
+        require(options.rate.is_none_or(|rate| (1e-3..=1e9).contains(&rate)), || {
+            "a rate that is not between 0.001 and 1e9 requests per second".into()
+        })?;
         let blocks = blocks(options, config.capacity_bytes())?;
         let lane = LaneOptions {
             iodepth: options.iodepth,
@@ -216,7 +220,7 @@ impl<'a> Plan<'a> {
         self.options.client.queues * (ring + footprint)
     }
 
-    fn lanes(&self, memory: &Memory, map: Option<VerifyMap>) -> Result<Vec<Lane>> {
+    fn lanes(&self, memory: &Memory, disk: usize, map: Option<VerifyMap>) -> Result<Vec<Lane>> {
         let mut maps = self.maps(map)?.into_iter();
         let queues = self.options.client.queues as u64;
         (0..queues)
@@ -231,7 +235,8 @@ impl<'a> Plan<'a> {
                 let lane = storm.unwrap_or(&self.lane).clone();
                 let checker = maps.next().map(|map| self.checker(map, first));
                 let quota = quota(self.options.limit, index, queues);
-                Lane::new(memory, ring, lane, source, checker, quota)
+                let lane = Lane::new(memory, ring, lane, source, checker, quota)?;
+                Ok(lane.with_pace(self.options.rate, seed).of_disk(disk))
             })
             .collect()
     }

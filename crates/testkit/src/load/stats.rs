@@ -58,6 +58,14 @@ impl Stats {
         self.first_error.get_or_insert_with(describe);
     }
 
+    /// Adds what went wrong in another act, and nothing else of it.
+    pub(super) fn add_errors(&mut self, other: &Stats) {
+        self.errors += other.errors;
+        if self.first_error.is_none() {
+            self.first_error.clone_from(&other.first_error);
+        }
+    }
+
     /// Requests done, flushes not counted: they are overhead of the others.
     pub(super) fn ops(&self) -> u64 {
         Kind::ALL.iter().filter(|&&kind| kind != Kind::Flush).map(|&k| self.of(k).len()).sum()
@@ -90,9 +98,6 @@ impl Stats {
         self.sleeps += other.sleeps;
         self.batches += other.batches;
         self.longest_gap_ns = self.longest_gap_ns.max(other.longest_gap_ns);
-        self.errors += other.errors;
-        if self.first_error.is_none() {
-            self.first_error.clone_from(&other.first_error);
-        }
+        self.add_errors(other);
     }
 }

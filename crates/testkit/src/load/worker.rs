@@ -3,18 +3,20 @@
 //! It either looks at its rings all the time or sleeps until one of them calls, and it never does
 //! anything a guest's driver could not do.
 
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
+use rustix::thread::set_current_timer_slack;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::lane::Lane;
 use super::options::Completion;
 use super::shared::{Phase, Shared};
 use super::stats::Stats;
-use crate::Result;
 use crate::client::{Event, wait_readable};
 use crate::process::pin_current_thread;
+use crate::{Error, Result};
 
 /// Longest sleep before the phase is looked at again.
 const NAP: Duration = Duration::from_millis(50);
@@ -25,6 +27,8 @@ const DISARM_EVERY: u64 = 8192;
 pub(super) struct Worker<'a> {
     pub(super) id: usize,
     pub(super) lanes: Vec<Lane>,
+    /// How many disks all workers' lanes belong to.
+    pub(super) disks: usize,
     pub(super) shared: &'a Shared,
     pub(super) completion: Completion,
     pub(super) cpu: Option<usize>,
@@ -33,7 +37,8 @@ pub(super) struct Worker<'a> {
 /// What a thread brings back.
 pub(super) struct Harvest {
     pub(super) lanes: Vec<Lane>,
-    pub(super) stats: Stats,
+    /// Of each disk of the run.
+    pub(super) stats: Vec<Stats>,
     /// Measured time.
     pub(super) elapsed: Duration,
     /// CPU time of the thread while measuring.
@@ -42,7 +47,8 @@ pub(super) struct Harvest {
 
 /// The part of a worker that changes all the time.
 struct Shift {
-    stats: Stats,
+    /// By disk.
+    stats: Vec<Stats>,
     /// What came back after the end.
     late: Stats,
     clock: Instant,
@@ -69,16 +75,18 @@ impl Worker<'_> {
         if let Some(cpu) = self.cpu {
             pin_current_thread(&[cpu])?;
         }
+        // Paced requests are sent when they are due, not when timers are.
+        set_current_timer_slack(NonZeroU64::new(1)).map_err(|e| Error::io("set timer slack", e))?;
         let calls = self
             .lanes
             .iter()
             .map(|lane| lane.ring.share().call.try_clone())
             .collect::<Result<Vec<Event>>>()?;
         let mut fds: Vec<_> = calls.iter().map(|call| PollFd::new(call, PollFlags::IN)).collect();
-        let mut shift = Shift::new();
+        let mut shift = Shift::new(self.disks);
         let mut phase = self.shared.phase();
         self.begin(&mut shift)?;
-        while self.in_flight() {
+        while !self.lanes.iter().all(Lane::is_over) {
             let next = self.shared.phase();
             if next != phase {
                 phase = next;
@@ -101,7 +109,7 @@ impl Worker<'_> {
         for lane in &mut self.lanes {
             lane.ring.queue.disarm_calls();
             lane.refill(shift.now_ns());
-            shift.stats.kicks += u64::from(lane.ring.notify()?);
+            shift.stats[lane.disk].kicks += u64::from(lane.ring.notify()?);
         }
         Ok(())
     }
@@ -121,7 +129,8 @@ impl Worker<'_> {
     fn turn(&mut self, shift: &mut Shift) -> Result<bool> {
         let mut found = false;
         for lane in &mut self.lanes {
-            if lane.ring.queue.has_used() {
+            let is_due = lane.due_ns().is_some_and(|due_ns| due_ns <= shift.now_ns());
+            if is_due || lane.ring.queue.has_used() {
                 found = true;
                 shift.serve(lane)?;
             }
@@ -151,10 +160,15 @@ impl Worker<'_> {
         if self.lanes.iter().any(|lane| lane.ring.queue.has_used()) {
             return Ok(());
         }
-        shift.stats.sleeps += 1;
-        wait_readable(fds, NAP)?;
-        for lane in &mut self.lanes {
-            shift.stats.calls += lane.ring.take_calls();
+        let due = self.lanes.iter().filter_map(Lane::due_ns).min();
+        let nap = due.map(|due_ns| Duration::from_nanos(due_ns.saturating_sub(shift.now_ns())));
+        // A thread has no disk: its sleeps count as the first one's.
+        shift.stats[0].sleeps += 1;
+        wait_readable(fds, nap.unwrap_or(NAP).min(NAP))?;
+        for (lane, fd) in self.lanes.iter_mut().zip(fds) {
+            if !fd.revents().is_empty() {
+                shift.stats[lane.disk].calls += lane.ring.take_calls();
+            }
             // With EVENT_IDX the event just passed stays silent by itself.
             if !lane.ring.queue.options().event_idx {
                 lane.ring.queue.disarm_calls();
@@ -169,16 +183,12 @@ impl Worker<'_> {
             self.lanes.iter_mut().for_each(|lane| lane.ring.queue.disarm_calls());
         }
     }
-
-    fn in_flight(&self) -> bool {
-        self.lanes.iter().any(|lane| lane.ring.queue.in_flight() > 0)
-    }
 }
 
 impl Shift {
-    fn new() -> Self {
+    fn new(disks: usize) -> Self {
         Shift {
-            stats: Stats::new(),
+            stats: (0..disks).map(|_| Stats::new()).collect(),
             late: Stats::new(),
             clock: Instant::now(),
             answers: 0,
@@ -199,15 +209,17 @@ impl Shift {
     fn serve(&mut self, lane: &mut Lane) -> Result<()> {
         let now_ns = self.now_ns();
         // What comes back after the end was not done in the time that is measured.
-        let stats = if self.ended.is_some() { &mut self.late } else { &mut self.stats };
-        self.answers += lane.reap(now_ns, stats)?;
-        let gap_ns = now_ns - self.answered_ns;
-        self.stats.longest_gap_ns = self.stats.longest_gap_ns.max(gap_ns);
-        self.answered_ns = now_ns;
+        let over = self.ended.is_some();
+        let stats = if over { &mut self.late } else { &mut self.stats[lane.disk] };
+        let answers = lane.reap(now_ns, stats)?;
+        if answers > 0 {
+            self.answers += answers;
+            stats.longest_gap_ns = stats.longest_gap_ns.max(now_ns - self.answered_ns);
+            stats.batches += 1;
+            self.answered_ns = now_ns;
+        }
         lane.refill(now_ns);
-        let kicked = lane.ring.notify()?;
-        self.stats.kicks += u64::from(kicked);
-        self.stats.batches += 1;
+        stats.kicks += u64::from(lane.ring.notify()?);
         Ok(())
     }
 
@@ -216,7 +228,7 @@ impl Shift {
         for lane in lanes {
             lane.ring.take_calls();
         }
-        self.stats.clear();
+        self.stats.iter_mut().for_each(Stats::clear);
         self.answered_ns = self.now_ns();
         self.started = (Instant::now(), thread_cpu());
     }
@@ -224,7 +236,9 @@ impl Shift {
     /// Measuring ends; only the first end counts.
     fn end(&mut self, lanes: &[Lane]) {
         if self.ended.is_none() {
-            self.stats.calls += lanes.iter().map(|lane| lane.ring.take_calls()).sum::<u64>();
+            for lane in lanes {
+                self.stats[lane.disk].calls += lane.ring.take_calls();
+            }
             self.ended = Some((Instant::now(), thread_cpu()));
         }
     }

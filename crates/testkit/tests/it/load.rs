@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flowstone_testkit::Error;
 use flowstone_testkit::client::Shape;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, run, run_with_map};
+use flowstone_testkit::load::{Completion, Limit, LoadOptions, run, run_together, run_with_map};
 use flowstone_testkit::virtio::{F_EVENT_IDX, F_INDIRECT_DESC};
 
 use crate::peer::Peer;
@@ -167,4 +167,68 @@ fn requests_the_device_cannot_do_are_refused_before_the_run() {
     let mut too_long = options(&peer);
     too_long.span_bytes = 2 * DISK;
     assert!(matches!(run(&too_long), Err(Error::Misuse(_))));
+}
+
+#[test]
+fn one_thread_drives_several_disks() {
+    let (Some(one), Some(other)) = (Peer::start(DISK, 1), Peer::start(DISK, 2)) else {
+        return;
+    };
+    for completion in [Completion::Poll, Completion::Eventfd] {
+        let load = |peer: &Peer, ops| {
+            let mut load = options(peer).workload("randrw").iodepth(8).ops(ops);
+            (load.threads, load.completion, load.verify) = (1, completion, true);
+            load
+        };
+        let (all, each) = run_together(&[load(&one, 3000), load(&other, 2001)]).unwrap();
+        assert_eq!((all.ops, all.queues, all.threads, all.errors), (5001, 3, 1, 0));
+        assert_eq!(each.iter().map(|disk| disk.ops).collect::<Vec<_>>(), [3000, 2001]);
+        assert_eq!(each.iter().map(|disk| disk.queues).collect::<Vec<_>>(), [1, 2]);
+        assert!(all.server_us_per_io.is_some() && each[0].server_us_per_io.is_none());
+        assert!(all.verified_blocks > 0 && all.latency.count == 5001);
+    }
+}
+
+#[test]
+fn disks_of_one_run_end_in_the_same_way() {
+    let Some(peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    let refused = run_together(&[options(&peer), options(&peer).ops(1)]).unwrap_err();
+    assert!(matches!(refused, Error::Misuse(_)), "{refused}");
+    assert!(matches!(run_together(&[]), Err(Error::Misuse(_))));
+}
+
+#[test]
+fn paced_queues_keep_their_rate_in_both_ways_to_complete() {
+    let (Some(one), Some(other)) = (Peer::start(DISK, 1), Peer::start(DISK, 1)) else {
+        return;
+    };
+    for completion in [Completion::Poll, Completion::Eventfd] {
+        let load = |peer: &Peer, rate| {
+            let mut load = options(peer).workload("randrw").rate(rate);
+            (load.threads, load.completion, load.verify) = (1, completion, true);
+            let (ramp, runtime) = (Duration::from_millis(50), Duration::from_millis(500));
+            load.limit = Limit::Time { ramp, runtime };
+            load
+        };
+        let (_, each) = run_together(&[load(&one, 500.0), load(&other, 2000.0)]).unwrap();
+        for (disk, rate) in each.iter().zip([500.0, 2000.0]) {
+            // Less, where the machine is busy; never more, but for what was late.
+            let share = disk.iops / rate;
+            assert!((0.5..1.05).contains(&share), "{completion:?}: {} of {rate}", disk.iops);
+            assert_eq!((disk.rate, disk.errors), (Some(rate), 0));
+        }
+    }
+}
+
+#[test]
+fn a_paced_run_of_few_requests_waits_for_all_of_them() {
+    let Some(peer) = Peer::start(DISK, 1) else {
+        return;
+    };
+    let report = run(&options(&peer).rate(200.0).ops(20)).unwrap();
+    assert_eq!(report.ops, 20);
+    assert!((0.07..2.0).contains(&report.seconds), "{}", report.seconds);
+    assert!(matches!(run(&options(&peer).rate(0.0)), Err(Error::Misuse(_))));
 }

@@ -1,0 +1,230 @@
+//! Servers of several disks each, and the files they serve.
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use flowstone_testkit::load::{LoadOptions, LoadReport, run_together};
+use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, flowstone_binary};
+use flowstone_testkit::{Daemon, DaemonCommand};
+use serde_json::Value;
+use tempfile::{TempDir, tempdir_in};
+
+use super::PollersArgs;
+use crate::image::write_full;
+
+/// Files in memory.
+pub const TMPFS: &str = "/dev/shm";
+
+/// Who serves, and how.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Who {
+    /// Flowstone with this choice of pollers.
+    Flowstone(&'static str),
+    /// qemu-storage-daemon, all disks in its main thread.
+    Qsd,
+    /// qemu-storage-daemon with one thread for all disks, which polls for a while before it sleeps.
+    QsdOneThread,
+    /// qemu-storage-daemon with such a thread for each disk.
+    QsdThreads,
+}
+
+impl Who {
+    /// Name in tables.
+    pub fn name(self) -> String {
+        match self {
+            Self::Flowstone(pollers) => format!("`{pollers}`"),
+            Self::Qsd => "QSD".to_owned(),
+            Self::QsdOneThread => "QSD, one iothread".to_owned(),
+            Self::QsdThreads => "QSD, an iothread for each".to_owned(),
+        }
+    }
+}
+
+/// Which disks to serve.
+#[derive(Clone, Copy, Debug)]
+pub struct Disks<'a> {
+    /// How many.
+    pub count: usize,
+    /// Size of each; written in full, unless it is sparse.
+    pub bytes: u64,
+    /// Whether nothing is written to it.
+    pub sparse: bool,
+    /// Where the files are; those on tmpfs are served through the page cache.
+    pub dir: &'a Path,
+}
+
+/// A running server.
+pub struct Server {
+    /// Name in tables.
+    pub name: String,
+    daemon: Daemon,
+    program: PathBuf,
+    is_flowstone: bool,
+    sockets: Vec<PathBuf>,
+    dir: TempDir,
+}
+
+/// Several of them, idle unless they are driven.
+pub struct Servers(pub Vec<Server>);
+
+impl Servers {
+    /// Starts one of each, with disks of its own, on the CPU of servers.
+    pub fn start(args: &PollersArgs, who: &[Who], disks: Disks<'_>) -> Result<Self> {
+        let start = |who: &Who| Server::start(args, *who, disks, &[args.server_cpu], "");
+        who.iter().map(start).collect::<Result<_>>().map(Self)
+    }
+
+    /// Ends all of them.
+    pub fn stop(self) -> Result<()> {
+        self.0.into_iter().try_for_each(Server::stop)
+    }
+}
+
+impl Server {
+    /// Makes the disks and serves them. `keys` are added to the configuration of Flowstone.
+    pub fn start(
+        args: &PollersArgs,
+        who: Who,
+        disks: Disks<'_>,
+        cpus: &[usize],
+        keys: &str,
+    ) -> Result<Self> {
+        let dir = tempdir_in(disks.dir)?;
+        let paths = |end: &str| -> Vec<PathBuf> {
+            (0..disks.count).map(|disk| dir.path().join(format!("d{disk}.{end}"))).collect()
+        };
+        let (images, sockets) = (paths("raw"), paths("sock"));
+        for image in &images {
+            if disks.sparse {
+                std::fs::File::create(image)?.set_len(disks.bytes)?;
+            } else {
+                write_full(image, disks.bytes)?;
+            }
+        }
+        let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
+        let direct = disks.dir != Path::new(TMPFS);
+        let (name, is_flowstone) = (who.name(), matches!(who, Who::Flowstone(_)));
+        let command = match who {
+            Who::Flowstone(pollers) => {
+                let keys = format!("pollers = \"{pollers}\"\n{keys}");
+                flowstone(&program, dir.path(), &keys, &images, &sockets, direct)?
+            }
+            qsd => qemu(qsd, &images, &sockets, direct),
+        };
+        let daemon = command.cpus(cpus).spawn()?;
+        Ok(Self { name, daemon, program, is_flowstone, sockets, dir })
+    }
+
+    /// Drives all of its disks at once, or as many as there are loads.
+    pub fn drive_each(&self, loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport>)> {
+        let mut loads = loads.to_vec();
+        loads[0].server_pid = Some(self.daemon.pid());
+        let (report, each) = run_together(&loads).map_err(|e| {
+            anyhow::anyhow!("{}: {}; {}", self.name, e.chain(), self.daemon.stderr())
+        })?;
+        let first = report.first_error.as_deref().unwrap_or_default();
+        ensure!(report.errors == 0, "{}: {} requests failed: {first}", self.name, report.errors);
+        Ok((report, each))
+    }
+
+    /// Drives all of its disks in the same way.
+    pub fn drive(&self, load: impl Fn(&Path) -> LoadOptions) -> Result<LoadReport> {
+        let load = |(disk, socket): (u64, &PathBuf)| {
+            let mut load = load(socket);
+            load.seed += disk;
+            load
+        };
+        let loads: Vec<LoadOptions> = (0..).zip(&self.sockets).map(load).collect();
+        Ok(self.drive_each(&loads)?.0)
+    }
+
+    /// Where its disks are.
+    pub fn sockets(&self) -> &[PathBuf] {
+        &self.sockets
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.daemon.pid()
+    }
+
+    /// What it says of itself.
+    pub fn stats(&self) -> Result<Value> {
+        let mut ask = Command::new(&self.program);
+        let answer = ask.args(["stats", "--json", "--control"]).arg(control(self.dir.path()));
+        let answer = answer.output()?;
+        ensure!(answer.status.success(), "stats: {}", String::from_utf8_lossy(&answer.stderr));
+        serde_json::from_slice(&answer.stdout).context("read the statistics")
+    }
+
+    /// Ends it.
+    pub fn stop(mut self) -> Result<()> {
+        if self.is_flowstone {
+            let end = self.daemon.terminate(TERMINATE_TIMEOUT)?;
+            ensure!(end.success(), "flowstone ended with {end}: {}", self.daemon.stderr());
+        } else {
+            // With iothreads, 7.2 sometimes sleeps through SIGTERM.
+            self.daemon.kill()?;
+        }
+        Ok(())
+    }
+}
+
+fn control(dir: &Path) -> PathBuf {
+    dir.join("control")
+}
+
+fn flowstone(
+    program: &Path,
+    dir: &Path,
+    keys: &str,
+    images: &[PathBuf],
+    sockets: &[PathBuf],
+    direct: bool,
+) -> Result<DaemonCommand> {
+    let mut config = format!("control = \"{}\"\n{keys}\n", control(dir).display());
+    let direct = if direct { "on" } else { "off" };
+    for (disk, (image, socket)) in images.iter().zip(sockets).enumerate() {
+        let (image, socket) = (image.display(), socket.display());
+        writeln!(
+            config,
+            "[[disk]]\nname = \"d{disk}\"\nimage = \"{image}\"\nsocket = \"{socket}\"\n\
+             queues = 1\ndirect = \"{direct}\"\n"
+        )
+        .expect("writing to a string does not fail");
+    }
+    let path = dir.join("flowstone.toml");
+    std::fs::write(&path, config)?;
+    let command = DaemonCommand::new(program).args(["serve", "--config"]).arg(path);
+    Ok(command.ready(Ready::Listening(images.len())))
+}
+
+fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> DaemonCommand {
+    let mut command = DaemonCommand::new(crate::server::qsd::PROGRAM);
+    let (direct, aio) = if direct { ("on", "native") } else { ("off", "io_uring") };
+    for (disk, (image, socket)) in images.iter().zip(sockets).enumerate() {
+        let thread = match who {
+            Who::QsdThreads => Some(disk),
+            Who::QsdOneThread => Some(0),
+            Who::Qsd | Who::Flowstone(_) => None,
+        };
+        if let Some(thread) = thread.filter(|thread| *thread == disk) {
+            command = command.args(["--object", &format!("iothread,id=io{thread}")]);
+        }
+        let node = format!(
+            "driver=raw,node-name=d{disk},file.driver=file,file.filename={},\
+             file.cache.direct={direct},file.aio={aio}",
+            image.display()
+        );
+        let mut export = format!(
+            "type=vhost-user-blk,id=e{disk},node-name=d{disk},addr.type=unix,addr.path={},\
+             writable=on,num-queues=1",
+            socket.display()
+        );
+        export += &thread.map_or(String::new(), |thread| format!(",iothread=io{thread}"));
+        command = command.args(["--blockdev", &node, "--export", &export]);
+    }
+    command.ready(Ready::Sockets(sockets.to_vec()))
+}

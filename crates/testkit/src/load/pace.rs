@@ -1,0 +1,82 @@
+//! When a queue sends that is to send so many requests per second, whatever the device does.
+//!
+//! Time is cut into slots of equal length, and each request is due at a random moment of a slot of its own. So
+//! the rate is exact over any longer time, and queues of the same rate do not keep step. A queue that was held
+//! up makes up for a few milliseconds at most; what it missed before that is never sent.
+
+use fastrand::Rng;
+
+/// Lateness beyond this is forgotten.
+const LATE_MAX_NS: f64 = 2e6;
+
+/// The times of one queue's requests.
+#[derive(Debug)]
+pub(super) struct Pace {
+    random: Rng,
+    slot_ns: f64,
+    /// Where the slot begins that follows that of the next request.
+    next_slot_ns: f64,
+    due_ns: u64,
+}
+
+impl Pace {
+    /// So many requests per second, from time zero on.
+    pub(super) fn new(rate: f64, seed: u64) -> Self {
+        let random = Rng::with_seed(seed);
+        let mut pace = Pace { random, slot_ns: 1e9 / rate, next_slot_ns: 0.0, due_ns: 0 };
+        pace.sent(0);
+        pace
+    }
+
+    /// The same rate at other moments.
+    pub(super) fn reseed(&mut self, disk: usize) {
+        self.random = Rng::with_seed(self.random.u64(..) ^ disk as u64);
+    }
+
+    /// When the next request is to be sent.
+    #[inline]
+    pub(super) fn due_ns(&self) -> u64 {
+        self.due_ns
+    }
+
+    /// It has been sent.
+    #[inline]
+    pub(super) fn sent(&mut self, now_ns: u64) {
+        let slot_ns = self.next_slot_ns.max(now_ns as f64 - LATE_MAX_NS);
+        self.due_ns = (slot_ns + self.random.f64() * self.slot_ns) as u64;
+        self.next_slot_ns = slot_ns + self.slot_ns;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rate_is_exact_and_the_moments_are_not() {
+        let mut pace = Pace::new(20_000.0, 1);
+        let (mut now, mut sent, mut gaps) = (0, 0, Vec::new());
+        while pace.due_ns() < 1_000_000_000 {
+            gaps.push(pace.due_ns() - now);
+            now = pace.due_ns();
+            pace.sent(now);
+            sent += 1;
+        }
+        assert!((19_999..=20_001).contains(&sent), "{sent}");
+        assert!(gaps.iter().all(|gap| *gap <= 100_000));
+        assert!(gaps.iter().any(|gap| *gap < 10_000) && gaps.iter().any(|gap| *gap > 80_000));
+    }
+
+    #[test]
+    fn what_was_missed_in_a_pause_is_not_sent_all_at_once() {
+        let mut pace = Pace::new(10_000.0, 1);
+        let now = 5_000_000_000;
+        let mut sent = 0;
+        while pace.due_ns() <= now {
+            pace.sent(now);
+            sent += 1;
+        }
+        // The one that was due, and two milliseconds.
+        assert!((20..=22).contains(&sent), "{sent}");
+    }
+}
