@@ -226,20 +226,36 @@ impl SplitRing {
 /// `from` is valid for reads of a descriptor; it need not be aligned (indirect tables may not be).
 pub unsafe fn read_descriptor(from: *const Descriptor) -> Descriptor {
     // SAFETY: passed on to the caller. The driver may write meanwhile; any bytes are a descriptor.
-    let raw = unsafe { from.cast::<[u8; size_of::<Descriptor>()]>().read_volatile() };
-    let word = |at: usize| u16::from_le_bytes([raw[at], raw[at + 1]]);
-    let quarter = |at: usize| u32::from(word(at)) | u32::from(word(at + 2)) << 16;
+    let Unaligned(raw) = unsafe { from.cast::<Unaligned>().read_volatile() };
+    let raw = u128::from_le(raw);
     Descriptor {
-        address: u64::from(quarter(0)) | u64::from(quarter(4)) << 32,
-        bytes: quarter(8),
-        flags: word(12),
-        next: word(14),
+        address: raw as u64,
+        bytes: (raw >> 64) as u32,
+        flags: (raw >> 96) as u16,
+        next: (raw >> 112) as u16,
     }
 }
 
+/// A descriptor in one number, wherever it lies. (An array of bytes would be read byte by byte.)
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Unaligned(u128);
+
+const _: () = assert!(size_of::<Unaligned>() == size_of::<Descriptor>());
+
 #[cfg(test)]
 mod tests {
-    use super::passes;
+    use super::{Descriptor, passes, read_descriptor};
+
+    #[test]
+    fn a_descriptor_is_read_wherever_it_lies() {
+        let mut bytes = [0u8; 24];
+        bytes[3..19].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16]);
+        // SAFETY: the bytes of a descriptor begin there.
+        let read = unsafe { read_descriptor(bytes.as_ptr().add(3).cast::<Descriptor>()) };
+        assert_eq!((read.address, read.bytes), (0x0807_0605_0403_0201, 0x0c0b_0a09));
+        assert_eq!((read.flags, read.next), (0x0e0d, 0x100f));
+    }
 
     #[test]
     fn an_event_is_passed_once_also_across_the_wrap() {
