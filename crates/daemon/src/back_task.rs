@@ -13,7 +13,7 @@ use crate::counters::QueueCounters;
 use crate::halves::{Back, Return};
 use crate::histogram::add;
 use crate::queue_run::{BATCH_FIRST, QueuePart, QueueRun, Work, nanos};
-use crate::spin::SpinBudget;
+use crate::spin::{FOR_DISK, SpinBudget};
 
 /// See the module. Stays on the thread that makes it.
 pub struct BackTask {
@@ -48,6 +48,7 @@ impl BackTask {
         leave: Arc<AtomicBool>,
         counters: Arc<QueueCounters>,
         poll: PollMode,
+        patience: Duration,
     ) -> Self {
         let size = usize::from(half.size);
         let _ = half.link.0.back.set(context.reactor.waker());
@@ -57,8 +58,8 @@ impl BackTask {
             origin: context.origin,
             leave,
             counters,
-            spin_for_front: SpinBudget::new(poll),
-            spin_for_disk: SpinBudget::new(poll),
+            spin_for_front: SpinBudget::new(poll, patience),
+            spin_for_disk: SpinBudget::new(poll, FOR_DISK),
             batch_max: usize::from(BATCH_FIRST),
             in_flight: 0,
             submitted: vec![Instant::now(); size].into_boxed_slice(),

@@ -40,6 +40,7 @@ impl FrontTask {
         leave: Arc<AtomicBool>,
         counters: Arc<QueueCounters>,
         poll: PollMode,
+        patience: Duration,
     ) -> Self {
         half.avail.refuse_kicks();
         let _ = half.link.front.set(reactor.waker());
@@ -49,7 +50,7 @@ impl FrontTask {
             returned: VecDeque::new(),
             leave,
             counters,
-            spin: SpinBudget::new(poll),
+            spin: SpinBudget::new(poll, patience),
             idle: None,
         }
     }

@@ -27,6 +27,7 @@ use crate::front_task::FrontTask;
 use crate::histogram::add;
 use crate::queue_run::{QueuePart, QueueRun};
 use crate::queue_task::QueueTask;
+use crate::spin::{FOR_DRIVER, FOR_DRIVER_SHARED};
 
 /// Turns between two looks at the clock while looking for work.
 const TURNS_PER_LOOK: u32 = 16;
@@ -120,9 +121,11 @@ impl Poller {
         leave: Arc<AtomicBool>,
     ) -> Result<Box<dyn QueueRun>, (QueuePart, io::Error)> {
         let (counters, poll) = (Arc::clone(&spec.counters), spec.poll);
+        let is_shared = self.options.activity.is_some();
+        let patience = if is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
         if let QueuePart::Front(front) = queue {
-            return Ok(Box::new(FrontTask::new(*front, &reactor, leave, counters, poll)));
+            return Ok(Box::new(FrontTask::new(*front, &reactor, leave, counters, poll, patience)));
         }
         let context = QueueContext { depth, origin: spec.origin, reactor };
         let channel = match spec.layer.channel(&context) {
@@ -131,10 +134,10 @@ impl Poller {
         };
         Ok(match queue {
             QueuePart::Whole(queue) => {
-                Box::new(QueueTask::new(*queue, channel, &context, leave, counters, poll))
+                Box::new(QueueTask::new(*queue, channel, &context, leave, counters, poll, patience))
             }
             QueuePart::Back(back) => {
-                Box::new(BackTask::new(*back, channel, &context, leave, counters, poll))
+                Box::new(BackTask::new(*back, channel, &context, leave, counters, poll, patience))
             }
             QueuePart::Front(_) => unreachable!("it has no channel"),
         })

@@ -17,7 +17,7 @@ use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::histogram::add;
 use crate::queue_run::{BATCH_FIRST, QueuePart, QueueRun, Work, nanos};
-use crate::spin::SpinBudget;
+use crate::spin::{FOR_DISK, SpinBudget};
 
 /// A queue and what it needs to run. Stays on the thread that makes it.
 pub struct QueueTask {
@@ -50,7 +50,8 @@ struct Idle {
 }
 
 impl QueueTask {
-    /// Brings a queue and a channel together, on the thread of the context's reactor.
+    /// Brings a queue and a channel together, on the thread of the context's reactor. Longer gaps than `patience` are
+    /// slept through while only the driver can bring work.
     pub fn new(
         queue: VirtQueue,
         channel: Box<dyn Channel>,
@@ -58,6 +59,7 @@ impl QueueTask {
         leave: Arc<AtomicBool>,
         counters: Arc<QueueCounters>,
         poll: PollMode,
+        patience: Duration,
     ) -> Self {
         let size = usize::from(queue.size());
         queue.refuse_kicks();
@@ -68,8 +70,8 @@ impl QueueTask {
             origin: context.origin,
             leave,
             counters,
-            spin_for_driver: SpinBudget::new(poll),
-            spin_for_disk: SpinBudget::new(poll),
+            spin_for_driver: SpinBudget::new(poll, patience),
+            spin_for_disk: SpinBudget::new(poll, FOR_DISK),
             batch_max: BATCH_FIRST,
             submitted: vec![Instant::now(); size].into_boxed_slice(),
             done: Vec::with_capacity(size),

@@ -50,7 +50,7 @@ struct Shift {
     /// By disk.
     stats: Vec<Stats>,
     /// What came back after the end.
-    late: Stats,
+    late: Vec<Stats>,
     clock: Instant,
     answers: u64,
     disarmed_at: u64,
@@ -189,7 +189,7 @@ impl Shift {
     fn new(disks: usize) -> Self {
         Shift {
             stats: (0..disks).map(|_| Stats::new()).collect(),
-            late: Stats::new(),
+            late: (0..disks).map(|_| Stats::new()).collect(),
             clock: Instant::now(),
             answers: 0,
             disarmed_at: 0,
@@ -210,7 +210,8 @@ impl Shift {
         let now_ns = self.now_ns();
         // What comes back after the end was not done in the time that is measured.
         let over = self.ended.is_some();
-        let stats = if over { &mut self.late } else { &mut self.stats[lane.disk] };
+        let stats = if over { &mut self.late } else { &mut self.stats };
+        let stats = &mut stats[lane.disk];
         let answers = lane.reap(now_ns, stats)?;
         if answers > 0 {
             self.answers += answers;
@@ -244,8 +245,10 @@ impl Shift {
     }
 
     fn harvest(mut self, lanes: Vec<Lane>) -> Harvest {
-        self.stats.errors += self.late.errors;
-        self.stats.first_error = self.stats.first_error.or(self.late.first_error);
+        for (stats, late) in self.stats.iter_mut().zip(self.late) {
+            stats.errors += late.errors;
+            stats.first_error = stats.first_error.take().or(late.first_error);
+        }
         let (end, cpu_end) = self.ended.unwrap_or(self.started);
         let elapsed = end.duration_since(self.started.0);
         Harvest { lanes, stats: self.stats, elapsed, cpu: cpu_end.saturating_sub(self.started.1) }
