@@ -1,8 +1,11 @@
 //! Latencies in log-linear buckets: one writer adds, any thread reads, without locks.
 //!
 //! Each power of two nanoseconds is cut into eight buckets, so a percentile read from them is at
-//! most 12.5 % too high.
+//! most 12.5 % too high. The buckets of a power of two are made when one of them is needed: latencies of a kind
+//! lie close together, and an idle disk with its histograms must be small.
 
+use std::array::from_fn;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -14,9 +17,12 @@ const BUCKETS: usize = OCTAVES * BUCKETS_PER_OCTAVE;
 
 /// The histogram that a queue fills.
 pub struct Histogram {
-    buckets: Box<[AtomicU64; BUCKETS]>,
+    octaves: [OnceLock<Box<Octave>>; OCTAVES],
     sum_ns: AtomicU64,
 }
+
+/// The buckets of one power of two.
+type Octave = [AtomicU64; BUCKETS_PER_OCTAVE];
 
 /// A copy of a histogram, to read percentiles from and to add up.
 #[derive(Clone)]
@@ -47,10 +53,7 @@ fn upper_end(bucket: usize) -> u64 {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self {
-            buckets: Box::new([const { AtomicU64::new(0) }; BUCKETS]),
-            sum_ns: AtomicU64::new(0),
-        }
+        Self { octaves: from_fn(|_| OnceLock::new()), sum_ns: AtomicU64::new(0) }
     }
 }
 
@@ -58,7 +61,9 @@ impl Histogram {
     /// Counts one latency.
     pub fn record(&self, latency: Duration) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
-        add(&self.buckets[bucket_of(nanos)], 1);
+        let bucket = bucket_of(nanos);
+        let octave = self.octaves[bucket / BUCKETS_PER_OCTAVE].get_or_init(Box::default);
+        add(&octave[bucket % BUCKETS_PER_OCTAVE], 1);
         add(&self.sum_ns, nanos);
     }
 
@@ -70,8 +75,9 @@ impl Histogram {
     /// What has been counted so far.
     pub fn snapshot(&self) -> Snapshot {
         let mut copy = Snapshot::default();
-        for (to, from) in copy.buckets.iter_mut().zip(self.buckets.iter()) {
-            *to = from.load(Ordering::Relaxed);
+        for (to, from) in copy.buckets.chunks_exact_mut(BUCKETS_PER_OCTAVE).zip(&self.octaves) {
+            let Some(octave) = from.get() else { continue };
+            to.iter_mut().zip(&**octave).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
         }
         copy.sum_ns = self.sum_ns.load(Ordering::Relaxed);
         copy

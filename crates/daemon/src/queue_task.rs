@@ -36,8 +36,8 @@ pub struct QueueTask {
     spin_for_disk: SpinBudget,
     /// The most requests that the next submission carries.
     batch_max: u16,
-    /// When the request with a certain tag was submitted.
-    submitted: Box<[Instant]>,
+    /// When the request with a certain tag was submitted; as long as the greatest tag demands.
+    submitted: Vec<Instant>,
     done: Vec<Completion>,
     /// Since its thread had nothing to do, if this task has not had anything since.
     idle: Option<Idle>,
@@ -61,7 +61,6 @@ impl QueueTask {
         poll: PollMode,
         patience: Duration,
     ) -> Self {
-        let size = usize::from(queue.size());
         queue.refuse_kicks();
         Self {
             channel,
@@ -73,8 +72,8 @@ impl QueueTask {
             spin_for_driver: SpinBudget::new(poll, patience),
             spin_for_disk: SpinBudget::new(poll, FOR_DISK),
             batch_max: BATCH_FIRST,
-            submitted: vec![Instant::now(); size].into_boxed_slice(),
-            done: Vec::with_capacity(size),
+            submitted: Vec::new(),
+            done: Vec::new(),
             idle: None,
         }
     }
@@ -95,7 +94,11 @@ impl QueueTask {
         let start = Instant::now();
         let bytes = Cell::new(0);
         let submit = |mut request: Box<Request>| {
-            submitted[request.tag as usize] = start;
+            let tag = request.tag as usize;
+            if tag >= submitted.len() {
+                submitted.resize(tag + 1, start);
+            }
+            submitted[tag] = start;
             request.origin = *origin;
             bytes.set(bytes.get() + request.op.bytes());
             channel.submit(request);
