@@ -24,6 +24,7 @@ mod pdc;
 mod point;
 mod pollers;
 mod qcow2_image;
+mod qos;
 mod sample;
 mod series;
 mod server;
@@ -84,6 +85,8 @@ enum Command {
     Cached(cached::CachedArgs),
     /// What it brings to keep journals out of caches.
     Pdc(pdc::PdcArgs),
+    /// How exactly limits hold, what disks suffer from a neighbour, and what limits cost.
+    Qos(qos::QosArgs),
     /// List the points of the comparison.
     List,
 }
@@ -98,6 +101,7 @@ fn main() -> ExitCode {
         Some(Command::Cache(args)) => cache::cache(&args),
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),
+        Some(Command::Qos(args)) => qos::qos(&args),
         Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Pollers(args)) => pollers::pollers(&args),
         Some(Command::Writers(args)) => writers::writers(&args),
