@@ -1,6 +1,7 @@
 //! Weights of disks at a host device that they contend for.
 
 mod channel;
+mod clock;
 mod file;
 mod gate;
 mod host;

@@ -85,7 +85,7 @@ fn disks_of_a_group_share_its_limit_and_none_starves() {
     assert!(near(hog.iops + modest.iops, 3000.0), "{} and {}", hog.iops, modest.iops);
     // A turn of each: it waits for a request of the other, and for its own wake-up.
     assert!(modest.iops > 300.0, "{} beside {}", modest.iops, hog.iops);
-    assert!(load(&place, "free", 1, 8, 4096).iops > 6000.0, "what is in no group has no limit");
+    assert!(load(&place, "free", 1, 8, 4096).iops > 4000.0, "what is in no group has no limit");
 
     assert_eq!(
         set(&place, "group", &["web", "--limit", "bw=4M"]),
@@ -98,7 +98,7 @@ fn disks_of_a_group_share_its_limit_and_none_starves() {
     assert_eq!(disk(&place, "hog")["group"], "web");
     assert!(disk(&place, "free")["group"].is_null());
     set(&place, "group", &["web", "--limit", "off"]);
-    assert!(load(&place, "modest", 1, 8, 4096).iops > 6000.0);
+    assert!(load(&place, "modest", 1, 8, 4096).iops > 4000.0);
     stop(daemon);
 }
 

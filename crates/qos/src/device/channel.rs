@@ -6,7 +6,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use flowstone_block::{NextLook, Waker};
 use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
@@ -33,8 +32,8 @@ pub struct SharedChannel {
     /// Tags of syncs below, which are not counted: they may take long, and nothing waits for a slot of theirs.
     syncs: Vec<usize>,
     touched_at: Option<u64>,
-    /// When to look although nothing has come back.
-    look_at: Option<Instant>,
+    /// When to look although nothing has come back, on the scheduler's clock.
+    look_at: Option<u64>,
 }
 
 struct Waiting {
@@ -118,10 +117,9 @@ impl SharedChannel {
         let others = state.advance(now, self.queue);
         let granted = state.scheduler.take_granted(self.queue);
         self.counted = to_count + granted;
-        let look_at = state.scheduler.next_look(self.queue, now);
+        self.look_at = state.scheduler.next_look(self.queue, now);
         drop(state);
         others.iter().for_each(|gate| gate.wake());
-        self.look_at = look_at.map(|at| device.instant(at));
         self.hand_down(granted, now);
         granted > 0
     }
@@ -157,7 +155,7 @@ impl SharedChannel {
 
     /// Before a batch goes down.
     fn announce(&mut self) {
-        let now = self.member.device.now();
+        let now = self.member.device.clock.now();
         let asks = self.touched_at.is_none_or(|at| now.saturating_sub(at) >= TOUCH_NS);
         if asks {
             self.touched_at = Some(now);
@@ -190,8 +188,9 @@ impl FileChannel for SharedChannel {
         let before = done.len();
         self.base.reap(done);
         self.count_back(&done[before..]);
-        let is_due = || self.look_at.is_some_and(|at| at <= Instant::now());
-        if (self.has_news() || is_due()) && self.look(self.member.device.now(), false) {
+        let clock = &self.member.device.clock;
+        let is_due = || self.look_at.is_some_and(|at| at <= clock.now());
+        if (self.has_news() || is_due()) && self.look(self.member.device.clock.now(), false) {
             self.base.kick();
         }
     }
@@ -202,7 +201,7 @@ impl FileChannel for SharedChannel {
         }
         let own = match self.look_at {
             _ if self.gate.is_granted() => NextLook::Now,
-            Some(at) => NextLook::At(at),
+            Some(at) => NextLook::At(self.member.device.clock.instant(at)),
             None => NextLook::OnWake,
         };
         own.min(self.base.next_look())
@@ -217,7 +216,7 @@ impl Drop for SharedChannel {
         }
         self.base.kick();
         let Member { device, key, .. } = &*self.member;
-        let now = device.now();
+        let now = device.clock.now();
         let mut state = device.lock();
         let granted = state.scheduler.take_granted(self.queue);
         state.scheduler.came_back(*key, self.counted + granted, now);

@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
+use super::clock::Clock;
 use super::gate::DeviceGate;
 use super::scheduler::Scheduler;
 use crate::{DiskKey, QueueKey, Weight};
 
 /// See the module.
 pub struct Device {
-    start: Instant,
+    /// Of the scheduler.
+    pub clock: Clock,
     state: Mutex<State>,
     /// Whether two disks are active. Read for each request.
     contended: AtomicBool,
@@ -55,26 +56,14 @@ impl State {
     }
 }
 
-impl Default for Device {
-    fn default() -> Self {
-        let (state, contended) = Default::default();
-        Self { start: Instant::now(), state, contended }
-    }
-}
-
 impl Device {
+    pub fn new(clock: Clock) -> Self {
+        let (state, contended) = Default::default();
+        Self { clock, state, contended }
+    }
+
     pub fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Nanoseconds on the clock of the scheduler.
-    pub fn now(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    /// When that clock will show this.
-    pub fn instant(&self, ns: u64) -> Instant {
-        self.start + Duration::from_nanos(ns)
     }
 
     pub fn is_contended(&self) -> bool {

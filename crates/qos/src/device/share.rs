@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use flowstone_fileio::FileIo;
 
+use super::clock::Clock;
 use super::file::SharedFile;
 use super::host::Device;
 use super::member::{HeldBack, Member};
@@ -13,15 +14,23 @@ use crate::Weight;
 
 /// The devices of all disks, by their numbers.
 #[derive(Default)]
-pub struct Devices(Mutex<BTreeMap<u64, Weak<Device>>>);
+pub struct Devices {
+    known: Mutex<BTreeMap<u64, Weak<Device>>>,
+    clock: Clock,
+}
 
 impl Devices {
+    #[cfg(test)]
+    pub(super) fn with_clock(clock: Clock) -> Arc<Self> {
+        Arc::new(Self { known: Mutex::default(), clock })
+    }
+
     fn get(&self, number: u64) -> Arc<Device> {
-        let mut devices = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut devices = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         devices.retain(|_, device| device.strong_count() > 0);
         let known = devices.get(&number).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let device = Arc::default();
+            let device = Arc::new(Device::new(self.clock.clone()));
             devices.insert(number, Arc::downgrade(&device));
             device
         })

@@ -106,7 +106,8 @@ fn submit(channel: &mut dyn Channel, ops: impl IntoIterator<Item = Op>) {
 /// A flush that overtook a write that waits would promise what has not been done.
 #[test]
 fn nothing_overtakes_what_waits_and_a_flush_costs_nothing() {
-    let fixture = Fixture::new("iops=100");
+    // Credit is less than a request, however late the first one comes.
+    let fixture = Fixture::new("iops=20");
     let mut queue = fixture.queue(0);
     let ops = [
         Op::Flush,
@@ -117,15 +118,15 @@ fn nothing_overtakes_what_waits_and_a_flush_costs_nothing() {
         Op::Flush,
         Op::Read(block()),
     ];
-    submit(&mut *queue, ops);
-    // Credit is for one; what follows it and costs nothing goes along.
-    assert_eq!(fixture.order(), [0, 1, 2, 3]);
     let began = Instant::now();
+    submit(&mut *queue, ops);
+    // One may be owed; what follows it and costs nothing goes along.
+    assert_eq!(fixture.order(), [0, 1, 2, 3]);
     assert_eq!(fixture.wait(&mut *queue, 7), [0, 1, 2, 3, 4, 5, 6]);
-    assert!(began.elapsed() >= Duration::from_millis(15), "two had to wait for 10 ms each");
+    assert!(began.elapsed() >= Duration::from_millis(90), "two had to wait, 50 ms each");
     let (requests, time) = fixture.disk.throttled();
     assert_eq!(requests, 2);
-    assert!(time >= Duration::from_millis(25), "{time:?}");
+    assert!(time >= Duration::from_millis(40 + 90), "{time:?}");
 }
 
 #[test]
@@ -144,7 +145,7 @@ fn without_a_limit_requests_pass_and_nothing_is_counted() {
 /// GET_VRING_BASE and SIGTERM do not wait for tokens.
 #[test]
 fn a_queue_that_is_stopped_lets_everything_go_and_owes_it() {
-    let fixture = Fixture::new("iops=10");
+    let fixture = Fixture::new("iops=1");
     let mut queue = fixture.queue(3);
     let mut other = fixture.queue(4);
     submit(&mut *queue, [Op::Write(block()); 40]);
@@ -157,12 +158,12 @@ fn a_queue_that_is_stopped_lets_everything_go_and_owes_it() {
     });
     let began = Instant::now();
     assert_eq!(fixture.wait(&mut *queue, 40).len(), 40);
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(20), "{:?} of 40 s", began.elapsed());
     stopper.join().unwrap();
     // What an earlier life left undone comes after the stop.
     submit(&mut *queue, [Op::Write(block())]);
     assert_eq!(fixture.wait(&mut *queue, 1), [0]);
-    // 41 are owed: 4 seconds.
+    // 41 are owed.
     submit(&mut *other, [Op::Read(block())]);
     assert_eq!(fixture.order().len(), 41);
     fixture.disk.set_limit(Limit::NONE);
