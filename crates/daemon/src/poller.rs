@@ -94,7 +94,12 @@ impl Poller {
     fn begin(&mut self, arrival: Arrival) {
         let Arrival { queue, spec, orders, ended, cause } = arrival;
         let leave = orders.leave_flag();
-        match self.task(queue, &spec, leave) {
+        // What a panic leaves of the queue is dropped, and who waits for it hears of that.
+        let made = catch_unwind(AssertUnwindSafe(|| self.task(queue, &spec, leave)));
+        let Ok(made) = made else {
+            return error!(queue = ?spec.origin, "a queue has panicked before its first turn");
+        };
+        match made {
             Ok(queue) => {
                 cause.succeed(&self.inbox.counters);
                 self.tasks.push(Task::new(queue, spec, orders, ended));
@@ -154,6 +159,7 @@ impl Poller {
             let has_turn =
                 all || !task.is_cold() || self.pass.wrapping_add(index).is_multiple_of(COLD_STRIDE);
             if has_turn
+                && !task.dead
                 && (task.rests.is_none() || !task.is_resting())
                 && let Some(work) = task.turn(bytes_max)
             {
@@ -186,7 +192,9 @@ impl Poller {
             return;
         }
         let Task { queue, spec, orders, ended, .. } = task;
-        let queue = queue.finish();
+        let Ok(queue) = catch_unwind(AssertUnwindSafe(|| queue.finish())) else {
+            return error!(queue = ?spec.origin, "a queue has panicked after its last turn");
+        };
         match orders.depart() {
             Departure::Stop => drop(ended.send(queue)),
             Departure::MoveTo(to) => {

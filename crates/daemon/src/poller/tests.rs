@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::{self, JoinHandle};
 
 use flowstone_fileio::{DirectChoice, EngineChoice, LockPatience, open_host_file};
@@ -266,65 +266,116 @@ fn a_queue_that_is_stopped_while_it_moves_stops() {
     assert!(shared.moves() > 0 && shared.running.lock().unwrap().is_empty());
 }
 
-/// A layer with a mistake in it: one sector makes it panic.
-struct Panics(Arc<dyn Layer>);
+/// Where a layer has a mistake.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mistake {
+    Made,
+    Submit,
+    NextLook,
+    Dropped,
+}
 
-struct PanicsHere(Box<dyn Channel>);
+/// A layer that panics: its channel when one sector is asked for, or by the time this is reached.
+struct Panics {
+    base: Arc<dyn Layer>,
+    mistake: Mistake,
+    /// Calls of a channel that has panicked.
+    later: Arc<AtomicU32>,
+}
+
+struct PanicsHere {
+    base: Box<dyn Channel>,
+    mistake: Mistake,
+    asked: bool,
+    panicked: bool,
+    later: Arc<AtomicU32>,
+}
 
 const DEADLY: Sector = Sector::new(8);
 
 impl Layer for Panics {
     fn geometry(&self) -> flowstone_block::Geometry {
-        self.0.geometry()
+        self.base.geometry()
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(PanicsHere(self.0.channel(context)?)))
+        assert!(self.mistake != Mistake::Made, "the mistake");
+        let (base, mistake) = (self.base.channel(context)?, self.mistake);
+        let later = Arc::clone(&self.later);
+        Ok(Box::new(PanicsHere { base, mistake, asked: false, panicked: false, later }))
+    }
+}
+
+impl PanicsHere {
+    fn reach(&mut self, place: Mistake) {
+        self.later.fetch_add(u32::from(self.panicked), Ordering::Relaxed);
+        self.panicked |= self.asked && self.mistake == place;
+        assert!(!self.panicked, "the mistake");
     }
 }
 
 impl Channel for PanicsHere {
     fn submit(&mut self, request: Box<Request>) {
-        assert!(request.op.extent().is_none_or(|extent| extent.start() != DEADLY), "the mistake");
-        self.0.submit(request);
+        self.asked |= request.op.extent().is_some_and(|extent| extent.start() == DEADLY);
+        self.reach(Mistake::Submit);
+        self.base.submit(request);
     }
 
     fn kick(&mut self) {
-        self.0.kick();
+        self.base.kick();
     }
 
     fn reap(&mut self, done: &mut Vec<Completion>) {
-        self.0.reap(done);
+        self.later.fetch_add(u32::from(self.panicked), Ordering::Relaxed);
+        self.base.reap(done);
     }
 
     fn next_look(&mut self) -> NextLook {
-        self.0.next_look()
+        self.reach(Mistake::NextLook);
+        self.base.next_look()
+    }
+}
+
+impl Drop for PanicsHere {
+    fn drop(&mut self) {
+        assert!(!self.asked || self.mistake != Mistake::Dropped, "the mistake");
     }
 }
 
 /// A panic ended the thread, and with it the queues of all disks on it.
 #[test]
 fn a_queue_that_panics_takes_no_other_one_with_it() {
-    let dir = on_disk();
-    let configs = ["broken.raw", "neighbour.flow"]
-        .map(|name| disk(dir.path(), name, EngineChoice::Auto, DirectChoice::Auto));
-    let shared = Shared::new(1);
-    let of_all = crate::stack::Shared::new(open_host_file, None, &[]).unwrap();
-    let below = Stack::build(&of_all, 0, &configs[0]).unwrap().top;
-    let broken = Served::over(0, &configs[0], Arc::new(Panics(below)), &shared);
-    let neighbour = Served::new(1, &configs[1], &shared);
-    thread::scope(|scope| {
-        let load = scope.spawn(|| load(&neighbour.socket, 3000, 1));
-        let mut options = flowstone_testkit::ClientOptions::new(&broken.socket);
-        options.queues = usize::from(QUEUES);
-        let mut client = flowstone_testkit::Client::connect(options).unwrap();
-        client.write(0, &[1; 4096]).unwrap();
-        client.set_timeout(Duration::from_millis(200));
-        assert!(client.write(8, &[1; 4096]).is_err(), "nobody answers");
-        drop(client);
-        load.join().unwrap();
-    });
-    drop((broken, neighbour));
+    for mistake in [Mistake::Made, Mistake::Submit, Mistake::NextLook, Mistake::Dropped] {
+        let dir = on_disk();
+        let configs = ["broken.raw", "neighbour.flow"]
+            .map(|name| disk(dir.path(), name, EngineChoice::Auto, DirectChoice::Auto));
+        let shared = Shared::new(1);
+        let of_all = crate::stack::Shared::new(open_host_file, None, &[]).unwrap();
+        let base = Stack::build(&of_all, 0, &configs[0]).unwrap().top;
+        let later = Arc::<AtomicU32>::default();
+        let layer = Arc::new(Panics { base, mistake, later: Arc::clone(&later) });
+        let broken = Served::over(0, &configs[0], layer, &shared);
+        let neighbour = Served::new(1, &configs[1], &shared);
+        thread::scope(|scope| {
+            let load = scope.spawn(|| load(&neighbour.socket, 3000, 1));
+            let mut options = flowstone_testkit::ClientOptions::new(&broken.socket);
+            options.queues = usize::from(QUEUES);
+            options.timeout_ms = 1000;
+            if let Ok(mut client) = flowstone_testkit::Client::connect(options) {
+                assert!(mistake != Mistake::Made, "its queues cannot run");
+                client.write(0, &[1; 4096]).unwrap();
+                client.set_timeout(Duration::from_millis(200));
+                let answer = client.write(8, &[1; 4096]);
+                assert!(answer.is_err() || mistake != Mistake::Submit, "nobody answers");
+            }
+            load.join().unwrap();
+        });
+        // They stop, and the thread is there.
+        drop((broken, neighbour));
+        let last = Served::new(2, &configs[1], &shared);
+        load(&last.socket, 200, 2);
+        assert_eq!(later.load(Ordering::Relaxed), 0, "{mistake:?}: a turn after the panic");
+    }
 }
 
 /// Where a submission is a copy, a queue that takes all that its ring has makes others wait.
