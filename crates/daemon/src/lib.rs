@@ -14,6 +14,8 @@ mod cpu_budget;
 mod cpus;
 mod disk;
 mod disks;
+#[cfg(test)]
+mod fake_guest;
 mod front_task;
 mod halves;
 mod histogram;

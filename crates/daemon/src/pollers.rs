@@ -101,10 +101,16 @@ impl PlacedQueue {
                 QueuePart::Whole(queue) => Some(*queue),
                 _ => None,
             },
-            Parts::Split { front, back } => match (front.stop()?, back.stop()?) {
-                (QueuePart::Front(front), QueuePart::Back(back)) => join(*front, *back),
-                _ => None,
-            },
+            Parts::Split { front, back } => {
+                // Both, also if one has panicked: what is in flight uses the guest's memory and ring.
+                let halves = (front.stop(), back.stop());
+                match halves {
+                    (Some(QueuePart::Front(front)), Some(QueuePart::Back(back))) => {
+                        join(*front, *back)
+                    }
+                    _ => None,
+                }
+            }
         }
     }
 }
@@ -212,3 +218,6 @@ impl Pollers {
         &self.topology
     }
 }
+
+#[cfg(test)]
+mod tests;

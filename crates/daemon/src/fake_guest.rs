@@ -1,0 +1,68 @@
+//! A driver without a socket: chains without data, in memory of its own.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use flowstone_block::SectorCount;
+use flowstone_frontend::vhost_user::VirtQueue;
+use flowstone_frontend::vhost_user::fuzzing::{log_for, queue_over};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+
+/// How deep its queue is.
+pub const SIZE: u16 = 16;
+/// Its chains, of two descriptors each.
+pub const CHAINS: u16 = SIZE / 2;
+
+const MEMORY_BYTES: u64 = 0x2000;
+const AVAIL_AT: u64 = 16 * SIZE as u64;
+const HEADERS_AT: u64 = 0x1000;
+const STATUSES_AT: u64 = 0x1800;
+
+/// What its chains ask for.
+#[derive(Clone, Copy)]
+pub enum Asks {
+    /// A flush.
+    Flush = 4,
+    /// Something that no disk does.
+    Nonsense = 0xffff,
+}
+
+/// See the module.
+pub struct FakeGuest {
+    memory: File,
+    offered: u16,
+}
+
+impl FakeGuest {
+    /// With its queue.
+    pub fn new(asks: Asks) -> (Self, VirtQueue) {
+        let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+        memory.set_len(MEMORY_BYTES).unwrap();
+        let put = |at: u64, bytes: &[u8]| memory.write_all_at(bytes, at).unwrap();
+        for chain in 0..u64::from(CHAINS) {
+            let (header, next) = (HEADERS_AT + 16 * chain, 2 * chain + 1);
+            put(header, &(asks as u32).to_le_bytes());
+            put(32 * chain, &header.to_le_bytes());
+            put(32 * chain + 8, &16u32.to_le_bytes());
+            put(32 * chain + 12, &1u16.to_le_bytes());
+            put(32 * chain + 14, &(next as u16).to_le_bytes());
+            put(16 * next, &(STATUSES_AT + chain).to_le_bytes());
+            put(16 * next + 8, &1u32.to_le_bytes());
+            put(16 * next + 12, &2u16.to_le_bytes());
+        }
+        let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let (guest, log) = (memory.try_clone().unwrap(), log_for(SIZE).unwrap());
+        let capacity = SectorCount::new(1 << 12);
+        let queue = queue_over(guest, MEMORY_BYTES, SIZE, true, kick, capacity, &log).unwrap();
+        (Self { memory, offered: 0 }, queue)
+    }
+
+    /// Makes a chain available. Notifies nobody.
+    pub fn offer(&mut self, chain: u16) {
+        let at = AVAIL_AT + 4 + 2 * u64::from(self.offered % SIZE);
+        self.memory.write_all_at(&(2 * chain).to_le_bytes(), at).unwrap();
+        self.offered = self.offered.wrapping_add(1);
+        self.memory.write_all_at(&self.offered.to_le_bytes(), AVAIL_AT + 2).unwrap();
+    }
+}

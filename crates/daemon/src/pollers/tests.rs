@@ -1,0 +1,114 @@
+//! Queues of two halves, whose disk answers when it is told to.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{
+    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
+    SectorCount, Waker,
+};
+use rtrb::RingBuffer;
+
+use super::*;
+use crate::PollMode;
+use crate::fake_guest::{Asks, FakeGuest};
+
+/// A disk that answers nothing until it is told to go on.
+#[derive(Clone, Default)]
+struct Held {
+    has_one: Arc<AtomicBool>,
+    goes_on: Arc<AtomicBool>,
+    waker: Arc<Mutex<Option<Arc<Waker>>>>,
+}
+
+struct HeldChannel(Held, Vec<Completion>);
+
+impl Held {
+    fn go_on(&self) {
+        self.goes_on.store(true, Ordering::Release);
+        self.waker.lock().unwrap().as_ref().unwrap().wake();
+    }
+}
+
+impl Layer for Held {
+    fn geometry(&self) -> Geometry {
+        Geometry::with_capacity(SectorCount::new(1 << 12))
+    }
+
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        *self.waker.lock().unwrap() = Some(context.reactor.waker());
+        Ok(Box::new(HeldChannel(self.clone(), Vec::new())))
+    }
+}
+
+impl Channel for HeldChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        self.1.push(Completion { request, outcome: Ok(()) });
+        self.0.has_one.store(true, Ordering::Release);
+    }
+
+    fn kick(&mut self) {}
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        if self.0.goes_on.load(Ordering::Acquire) {
+            done.append(&mut self.1);
+        }
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        NextLook::now_if(self.0.goes_on.load(Ordering::Acquire) && !self.1.is_empty())
+    }
+}
+
+fn spec(disk: &Held) -> QueueSpec {
+    QueueSpec {
+        layer: Arc::new(disk.clone()),
+        origin: Origin::Queue { disk: 0, queue: 0 },
+        counters: Arc::default(),
+        poll: PollMode::Always,
+        pipeline: Pipeline::Split,
+        budget: None,
+    }
+}
+
+fn wait_until(holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "nothing happens");
+        thread::yield_now();
+    }
+}
+
+/// Its other half went on, on a thread that other queues share: the guest had its memory and its ring back, and
+/// the disk wrote to them.
+#[test]
+fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
+    let disk = Held::default();
+    let (mut guest, queue) = FakeGuest::new(Asks::Flush);
+    let (mut front, back) = split(queue);
+    // Room for one chain, so that it fails of two.
+    let (to_back, mut between) = RingBuffer::new(1);
+    let mut starts = std::mem::replace(&mut front.starts, to_back);
+    let link = Arc::clone(&front.link);
+    let threads = ["front", "back"]
+        .map(|name| PollerThread::spawn(name.into(), PollerOptions::default()).unwrap());
+    let back = threads[1].assign(QueuePart::Back(Box::new(back)), spec(&disk)).unwrap();
+    let front = threads[0].assign(QueuePart::Front(Box::new(front)), spec(&disk)).unwrap();
+    let orders = Arc::clone(front.orders());
+    let placed = PlacedQueue { parts: Parts::Split { front, back }, _threads: Vec::new() };
+    guest.offer(0);
+    wait_until(|| between.slots() == 1);
+    assert!(starts.push(between.pop().unwrap()).is_ok());
+    link.wake_back();
+    wait_until(|| disk.has_one.load(Ordering::Acquire));
+    guest.offer(1);
+    guest.offer(2);
+    // Its task has gone, and we and the placed queue are left.
+    wait_until(|| Arc::strong_count(&orders) == 2);
+    let stop = thread::spawn(move || placed.stop().is_none());
+    thread::sleep(Duration::from_millis(100));
+    let too_soon = stop.is_finished();
+    disk.go_on();
+    assert!(stop.join().unwrap() && !too_soon, "one was in flight");
+}
