@@ -75,6 +75,12 @@ impl FrontTask {
         !self.is_leaving() && avail.has_available()
     }
 
+    /// Whether what has come back can be made use of.
+    fn has_returns(&self) -> bool {
+        let first = self.returned.front();
+        self.half.returns.slots() > 0 || first.is_some_and(|it| self.half.link.is_cleared(it.used))
+    }
+
     /// Takes what there is and hands it over. Returns how many chains there were.
     fn hand_over(&mut self) -> usize {
         let avail = &mut self.half.avail;
@@ -132,9 +138,10 @@ impl QueueRun for FrontTask {
             return None;
         }
         let found = Instant::now();
-        if self.hand_over() > 0 {
-            self.half.link.wake_back();
+        if self.hand_over() == 0 {
+            return None;
         }
+        self.half.link.wake_back();
         if let Some(since) = self.idle.take() {
             self.spin.learn(found - since);
         }
@@ -167,18 +174,21 @@ impl QueueRun for FrontTask {
         self.take_kicks();
         if self.needs_returns() {
             self.half.link.begin_wait();
-            if self.half.returns.slots() > 0 || !self.returned.is_empty() || self.is_over() {
+            if self.has_returns() || self.is_over() {
                 return true;
             }
         }
         if self.is_leaving() || self.half.avail.has_undone() {
             return self.has_available();
         }
-        self.half.avail.ask_for_kicks()
+        self.half.avail.ask_for_kicks() && !self.is_on_its_way(self.half.avail.next_head())
     }
 
+    /// Who wakes a thread that is not asleep yet is not heard: what has come back since the task was parked has to be
+    /// seen here, and an order to leave, after which it waits for what comes back.
     fn next_look(&mut self) -> NextLook {
-        NextLook::now_if(self.is_over())
+        let missed = !self.half.link.front_waits() || self.has_returns();
+        NextLook::now_if(self.is_over() || self.needs_returns() && missed)
     }
 
     fn unpark(&mut self) -> bool {
@@ -195,3 +205,6 @@ impl QueueRun for FrontTask {
         QueuePart::Front(Box::new(self.half))
     }
 }
+
+#[cfg(test)]
+mod tests;

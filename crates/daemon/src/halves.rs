@@ -110,6 +110,11 @@ impl Link {
         self.front_waits.store(false, Ordering::Relaxed);
     }
 
+    /// Whether it has said that it waits. For the front itself.
+    pub fn front_waits(&self) -> bool {
+        self.front_waits.load(Ordering::Relaxed)
+    }
+
     /// Chains have come back, or the back is gone.
     pub fn wake_front(&self) {
         // Either we see that it waits, or it sees what has come back.
