@@ -183,6 +183,10 @@ impl QueueRun for BackTask {
         self.leave.load(Ordering::Acquire)
     }
 
+    fn may_rest(&self) -> bool {
+        !self.is_leaving() && !self.half.link.0.front_leaves()
+    }
+
     fn is_over(&self) -> bool {
         self.is_leaving() && self.in_flight == 0 && self.half.starts.is_empty()
     }

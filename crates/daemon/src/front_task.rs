@@ -44,6 +44,7 @@ impl FrontTask {
     ) -> Self {
         half.avail.refuse_kicks();
         let _ = half.link.front.set(reactor.waker());
+        let _ = half.link.front_leave.set(Arc::clone(&leave));
         Self {
             kicks: Watch::new(reactor, Arc::clone(half.avail.kick())),
             half,
@@ -177,6 +178,10 @@ impl QueueRun for FrontTask {
             if self.has_returns() || self.is_over() {
                 return true;
             }
+        }
+        if self.is_leaving() {
+            // It may rest.
+            self.half.link.wake_back();
         }
         if self.is_leaving() || self.half.avail.has_undone() {
             return self.has_available();

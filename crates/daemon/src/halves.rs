@@ -22,6 +22,8 @@ pub struct Link {
     pub cleared: AtomicU16,
     /// Whether the front waits for chains to come back.
     front_waits: AtomicBool,
+    /// Raised when the front is to take nothing more, which the back is told when all has come back.
+    pub front_leave: OnceLock<Arc<AtomicBool>>,
     /// Wakes the thread that takes requests.
     pub front: OnceLock<Arc<Waker>>,
     /// Wakes the thread that completes them.
@@ -91,6 +93,11 @@ impl Link {
     pub fn is_cleared(&self, used: u16) -> bool {
         // No more than a ring lies between the two.
         self.cleared.load(Ordering::Acquire).wrapping_sub(used) < 1 << 15
+    }
+
+    /// Whether the front is to take nothing more.
+    pub fn front_leaves(&self) -> bool {
+        self.front_leave.get().is_some_and(|leave| leave.load(Ordering::Acquire))
     }
 
     /// Chains have been handed over.

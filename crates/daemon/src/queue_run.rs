@@ -61,6 +61,11 @@ pub trait QueueRun {
     /// Whether it is to take nothing more.
     fn is_leaving(&self) -> bool;
 
+    /// Whether it may get no turns while its disk has used its CPU budget: not if somebody waits for it to end.
+    fn may_rest(&self) -> bool {
+        !self.is_leaving()
+    }
+
     /// Whether it is to leave and has nothing left to do.
     fn is_over(&self) -> bool;
 

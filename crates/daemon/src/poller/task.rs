@@ -64,7 +64,7 @@ impl Task {
 
     /// Whether its disk has used its CPU budget. A queue that is to leave does not rest.
     pub fn is_resting(&mut self) -> bool {
-        let waits = |until| Instant::now() < until && !self.queue.is_leaving();
+        let waits = |until| Instant::now() < until && self.queue.may_rest();
         let rests = self.rests.is_some_and(waits);
         if !rests {
             self.rests = None;
@@ -108,7 +108,9 @@ impl Task {
     /// When it has to be looked at again, as the last look before a sleep.
     pub fn next_look(&mut self) -> NextLook {
         let look = self.guard(|queue| queue.next_look()).unwrap_or(NextLook::Now);
-        self.rests.map_or(look, NextLook::At)
+        let Some(until) = self.rests else { return look };
+        // If the rest has ended meanwhile: it was not parked.
+        if self.is_resting() { NextLook::At(until) } else { NextLook::Now }
     }
 
     /// Its thread is awake.

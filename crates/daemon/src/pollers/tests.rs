@@ -5,14 +5,17 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, Request,
-    SectorCount, Waker,
+    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, QueueDepth, Reactor,
+    Request, SectorCount, Waker,
 };
 use rtrb::RingBuffer;
 
 use super::*;
 use crate::PollMode;
+use crate::back_task::BackTask;
 use crate::fake_guest::{Asks, FakeGuest};
+use crate::front_task::FrontTask;
+use crate::queue_run::QueueRun;
 
 /// A disk that answers nothing until it is told to go on.
 #[derive(Clone, Default)]
@@ -111,4 +114,21 @@ fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     let too_soon = stop.is_finished();
     disk.go_on();
     assert!(stop.join().unwrap() && !too_soon, "one was in flight");
+}
+
+/// A disk with a budget of 1 % rested for a tenth of a second at each step of a stop.
+#[test]
+fn a_half_that_others_wait_for_does_not_rest() {
+    let (disk, reactor) = (Held::default(), Reactor::new().unwrap());
+    let (front, back) = split(FakeGuest::new(Asks::Flush).1);
+    let QueueSpec { layer, origin, counters, poll, .. } = spec(&disk);
+    let context = QueueContext { depth: QueueDepth(back.size()), origin, reactor };
+    let channel = layer.channel(&context).unwrap();
+    let back = BackTask::new(back, channel, &context, Arc::default(), counters.clone(), poll);
+    assert!(back.may_rest());
+    let leave = Arc::<AtomicBool>::default();
+    let front = FrontTask::new(front, &context.reactor, Arc::clone(&leave), counters, poll);
+    assert!(front.may_rest() && back.may_rest());
+    leave.store(true, Ordering::Release);
+    assert!(!front.may_rest() && !back.may_rest());
 }
