@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request};
+use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request, mutant};
 use flowstone_frontend::vhost_user::{Finished, Signal, Start, Work as Asked};
 
 use crate::PollMode;
@@ -154,6 +154,9 @@ impl BackTask {
     /// Before it is published: when the driver offers the chain again, the other thread has it.
     fn give_back(&mut self, head: u16, request: Option<Box<Request>>) {
         let done = Return { head, request, used: self.half.used.next_used() };
+        if mutant("daemon.back.gives-back-after-publishing") {
+            self.half.used.publish();
+        }
         assert!(self.half.returns.push(done).is_ok(), "there is room for every head");
     }
 
@@ -184,7 +187,8 @@ impl QueueRun for BackTask {
     }
 
     fn may_rest(&self) -> bool {
-        !self.is_leaving() && !self.half.link.0.front_leaves()
+        let leaves = self.is_leaving() || self.half.link.0.front_leaves();
+        !leaves || mutant("daemon.back.rests-while-it-is-to-stop")
     }
 
     fn is_over(&self) -> bool {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{NextLook, Reactor};
+use flowstone_block::{NextLook, Reactor, mutant};
 use flowstone_frontend::vhost_user::Start;
 use flowstone_reactor::Watch;
 
@@ -192,7 +192,8 @@ impl QueueRun for FrontTask {
     /// Who wakes a thread that is not asleep yet is not heard: what has come back since the task was parked has to be
     /// seen here, and an order to leave, after which it waits for what comes back.
     fn next_look(&mut self) -> NextLook {
-        let missed = !self.half.link.front_waits() || self.has_returns();
+        let missed = (!self.half.link.front_waits() || self.has_returns())
+            && !mutant("daemon.front.last-look-sees-no-returns");
         NextLook::now_if(self.is_over() || self.needs_returns() && missed)
     }
 

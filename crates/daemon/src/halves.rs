@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use flowstone_block::{Request, Waker};
+use flowstone_block::{Request, Waker, mutant};
 use flowstone_frontend::vhost_user::{AvailHalf, Start, UsedHalf, VirtQueue};
 use rtrb::{Consumer, Producer, RingBuffer};
 
@@ -93,6 +93,7 @@ impl Link {
     pub fn is_cleared(&self, used: u16) -> bool {
         // No more than a ring lies between the two.
         self.cleared.load(Ordering::Acquire).wrapping_sub(used) < 1 << 15
+            || mutant("daemon.front.takes-a-head-before-its-mark-is-cleared")
     }
 
     /// Whether the front is to take nothing more.
@@ -102,7 +103,9 @@ impl Link {
 
     /// Chains have been handed over.
     pub fn wake_back(&self) {
-        self.back.get().inspect(|waker| waker.wake());
+        if !mutant("daemon.front.does-not-wake-the-back") {
+            self.back.get().inspect(|waker| waker.wake());
+        }
     }
 
     /// The front is about to sleep, and can only go on when chains come back. It is to look for them
@@ -126,7 +129,8 @@ impl Link {
     pub fn wake_front(&self) {
         // Either we see that it waits, or it sees what has come back.
         fence(Ordering::SeqCst);
-        if self.front_waits.load(Ordering::Relaxed) {
+        let waits = self.front_waits.load(Ordering::Relaxed);
+        if waits && !mutant("daemon.back.does-not-wake-the-front") {
             self.front.get().inspect(|waker| waker.wake());
         }
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{NextLook, QueueContext, QueueDepth, Reactor};
+use flowstone_block::{NextLook, QueueContext, QueueDepth, Reactor, mutant};
 use tracing::{error, warn};
 
 pub use self::activity::Activity;
@@ -159,7 +159,7 @@ impl Poller {
             let has_turn =
                 all || !task.is_cold() || self.pass.wrapping_add(index).is_multiple_of(COLD_STRIDE);
             if has_turn
-                && !task.dead
+                && (!task.dead || mutant("daemon.poller.panicked-queue-gets-turns"))
                 && (task.rests.is_none() || !task.is_resting())
                 && let Some(work) = task.turn(bytes_max)
             {
@@ -294,7 +294,9 @@ impl Poller {
             reactor.sleep(|| {
                 let looks = tasks.iter_mut().map(Task::next_look);
                 // Every one of them: a look also starts what is to be started.
-                looks.fold(NextLook::now_if(inbox.is_full()), NextLook::min)
+                let arrived =
+                    inbox.is_full() && !mutant("daemon.poller.last-look-sees-no-arrivals");
+                looks.fold(NextLook::now_if(arrived), NextLook::min)
             });
             let time = from.elapsed();
             add(&self.inbox.counters.sleeps, 1);

@@ -8,6 +8,7 @@ use std::io;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use flowstone_block::mutant;
 use flowstone_frontend::vhost_user::VirtQueue;
 
 pub use self::balance::Spread;
@@ -103,7 +104,11 @@ impl PlacedQueue {
             },
             Parts::Split { front, back } => {
                 // Both, also if one has panicked: what is in flight uses the guest's memory and ring.
-                let halves = (front.stop(), back.stop());
+                let front = front.stop();
+                if mutant("daemon.pollers.stop-leaves-the-other-half") && front.is_none() {
+                    return None;
+                }
+                let halves = (front, back.stop());
                 match halves {
                     (Some(QueuePart::Front(front)), Some(QueuePart::Back(back))) => {
                         join(*front, *back)

@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use flowstone_block::{Layer, Origin, Waker};
+use flowstone_block::{Layer, Origin, Waker, mutant};
 
 use super::counters::PollerCounters;
 use crate::PollMode;
@@ -249,7 +249,7 @@ impl Orders {
     /// stop that has come meanwhile stays.
     pub(super) fn divert(&self, to: &Arc<Inbox>) {
         let mut state = self.state();
-        if matches!(state.next, Next::Stop) {
+        if matches!(state.next, Next::Stop) && !mutant("daemon.orders.return-forgets-a-stop") {
             state.at = Arc::clone(to);
         } else {
             self.arrive(&mut state, to);
@@ -257,7 +257,10 @@ impl Orders {
     }
 
     fn arrive(&self, state: &mut State, at: &Arc<Inbox>) {
-        (state.at, state.next) = (Arc::clone(at), Next::Run);
+        if !mutant("daemon.orders.do-not-follow-a-move") {
+            state.at = Arc::clone(at);
+        }
+        state.next = Next::Run;
         self.leave.store(false, Ordering::Release);
     }
 }

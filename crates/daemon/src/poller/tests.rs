@@ -392,3 +392,34 @@ fn a_queue_that_shares_its_thread_takes_large_requests_one_by_one() {
     let batches = disk.counters.submit.snapshot().count();
     assert!(batches >= 500, "{batches} batches for 500 requests of {SHARED_TURN_BYTES} bytes");
 }
+
+/// Its waker is not heard by a thread that is about to sleep.
+#[test]
+fn what_arrives_just_before_the_sleep_is_seen() {
+    let sleeper = thread::spawn(|| {
+        let mut poller = Poller::new(PollerOptions::default()).unwrap();
+        poller.inbox.close();
+        poller.sleep();
+    });
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !sleeper.is_finished() {
+        assert!(Instant::now() < deadline, "it sleeps");
+        thread::yield_now();
+    }
+    sleeper.join().unwrap();
+}
+
+#[test]
+fn an_order_to_stop_stays_with_a_queue_that_comes_back() {
+    let inbox = |index| Arc::new(Inbox::new(index, Reactor::new().unwrap().waker()));
+    let (here, there) = (inbox(0), inbox(1));
+    let orders = Orders::new(Arc::clone(&here));
+    assert!(orders.move_to(&there));
+    assert!(matches!(orders.depart(), Departure::MoveTo(to) if to.index == 1));
+    assert_eq!(orders.place(), (1, true));
+    orders.stop();
+    orders.divert(&here);
+    assert_eq!(orders.place(), (0, false));
+    assert!(orders.leave_flag().load(Ordering::Acquire));
+    assert!(matches!(orders.depart(), Departure::Stop));
+}

@@ -132,3 +132,25 @@ fn a_half_that_others_wait_for_does_not_rest() {
     leave.store(true, Ordering::Release);
     assert!(!front.may_rest() && !back.may_rest());
 }
+
+/// Each half sleeps when the other one has something for it, and nobody else wakes it.
+#[test]
+fn halves_that_sleep_wake_each_other() {
+    let disk = Held::default();
+    let (mut guest, queue) = FakeGuest::new(Asks::Flush);
+    let (front, back) = split(queue);
+    let threads = ["front", "back"]
+        .map(|name| PollerThread::spawn(name.into(), PollerOptions::default()).unwrap());
+    let sleeps = QueueSpec { poll: PollMode::Never, ..spec(&disk) };
+    let back = threads[1].assign(QueuePart::Back(Box::new(back)), sleeps.clone()).unwrap();
+    thread::sleep(Duration::from_millis(50));
+    guest.offer(0);
+    let front = threads[0].assign(QueuePart::Front(Box::new(front)), sleeps).unwrap();
+    wait_until(|| disk.has_one.load(Ordering::Acquire));
+    let placed = PlacedQueue { parts: Parts::Split { front, back }, _threads: Vec::new() };
+    let stop = thread::spawn(move || placed.stop().is_some());
+    thread::sleep(Duration::from_millis(50));
+    disk.go_on();
+    wait_until(|| stop.is_finished());
+    assert!(stop.join().unwrap());
+}
