@@ -5,6 +5,7 @@ use flowstone_frontend::vhost_user::{QueueFault, Work as Asked};
 use super::*;
 use crate::fake_guest::{Asks, CHAINS, FakeGuest, SIZE};
 use crate::halves::{Back, split};
+use crate::spin::FOR_DRIVER;
 
 /// A driver whose chains need no disk, and the other half, by hand.
 struct Bench {
@@ -20,7 +21,8 @@ impl Bench {
         let (front, back) = split(queue);
         let (leave, reactor) = (Arc::<AtomicBool>::default(), Reactor::new().unwrap());
         let told = Arc::clone(&leave);
-        let front = FrontTask::new(front, &reactor, told, Arc::default(), PollMode::Auto);
+        let front =
+            FrontTask::new(front, &reactor, told, Arc::default(), PollMode::Auto, FOR_DRIVER);
         Self { guest, front, leave, back }
     }
 

@@ -16,6 +16,7 @@ use crate::back_task::BackTask;
 use crate::fake_guest::{Asks, FakeGuest};
 use crate::front_task::FrontTask;
 use crate::queue_run::QueueRun;
+use crate::spin::FOR_DRIVER;
 
 /// A disk that answers nothing until it is told to go on.
 #[derive(Clone, Default)]
@@ -124,10 +125,12 @@ fn a_half_that_others_wait_for_does_not_rest() {
     let QueueSpec { layer, origin, counters, poll, .. } = spec(&disk);
     let context = QueueContext { depth: QueueDepth(back.size()), origin, reactor };
     let channel = layer.channel(&context).unwrap();
-    let back = BackTask::new(back, channel, &context, Arc::default(), counters.clone(), poll);
+    let back =
+        BackTask::new(back, channel, &context, Arc::default(), counters.clone(), poll, FOR_DRIVER);
     assert!(back.may_rest());
     let leave = Arc::<AtomicBool>::default();
-    let front = FrontTask::new(front, &context.reactor, Arc::clone(&leave), counters, poll);
+    let front =
+        FrontTask::new(front, &context.reactor, Arc::clone(&leave), counters, poll, FOR_DRIVER);
     assert!(front.may_rest() && back.may_rest());
     leave.store(true, Ordering::Release);
     assert!(!front.may_rest() && !back.may_rest());
