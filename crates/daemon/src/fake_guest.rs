@@ -58,7 +58,7 @@ impl FakeGuest {
         (Self { memory, offered: 0 }, queue)
     }
 
-    /// Makes a chain available. Notifies nobody.
+    /// Makes a chain available, without a notification.
     pub fn offer(&mut self, chain: u16) {
         let at = AVAIL_AT + 4 + 2 * u64::from(self.offered % SIZE);
         self.memory.write_all_at(&(2 * chain).to_le_bytes(), at).unwrap();

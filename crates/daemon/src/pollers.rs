@@ -22,7 +22,7 @@ use crate::numa::Topology;
 use crate::poller::{Inbox, PollerOptions, PollerThread, QueueSpec, RunningQueue};
 use crate::queue_run::QueuePart;
 
-/// More threads than that serve nobody.
+/// The most pollers: hosts have hardly more CPUs than that.
 const POLLERS_MAX: usize = 256;
 
 /// Which threads run queues.

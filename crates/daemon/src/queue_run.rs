@@ -61,7 +61,7 @@ pub trait QueueRun {
     /// Whether it is to take nothing more.
     fn is_leaving(&self) -> bool;
 
-    /// Whether it may get no turns while its disk has used its CPU budget: not if somebody waits for it to end.
+    /// Whether it may get no turns while its disk has used its CPU budget: not if a monitor, or its other half, waits for it to end.
     fn may_rest(&self) -> bool {
         !self.is_leaving()
     }

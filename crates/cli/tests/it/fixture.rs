@@ -109,6 +109,13 @@ impl Place {
         Client::connect(self.options()).unwrap()
     }
 
+    /// What the daemon has counted of one disk.
+    pub fn disk_stats(&self, name: &str) -> serde_json::Value {
+        let stats = self.stats();
+        let disks = stats["disks"].as_array().unwrap();
+        disks.iter().find(|disk| disk["name"] == name).unwrap().clone()
+    }
+
     /// What the daemon has counted.
     pub fn stats(&self) -> serde_json::Value {
         let text = self.succeed(&["stats", "--control", &self.text("control.sock"), "--json"]);

@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 use flowstone_testkit::{Client, ClientOptions, Request, Status};
-use serde_json::Value;
 
 use crate::fixture::{Place, pattern, stop};
 use crate::many_disks::{config, serve};
@@ -26,12 +25,6 @@ fn load(place: &Place, name: &str, queues: usize, iodepth: u16, block_bytes: u64
     let report = run(&options).unwrap();
     assert_eq!(report.errors, 0, "{:?}", report.first_error);
     report
-}
-
-fn disk(place: &Place, name: &str) -> Value {
-    let stats = place.stats();
-    let disks = stats["disks"].as_array().unwrap();
-    disks.iter().find(|disk| disk["name"] == name).unwrap().clone()
 }
 
 /// `flowstone disk set` or `group set` with the daemon's control socket.
@@ -55,7 +48,7 @@ fn a_disk_gets_as_many_requests_and_bytes_as_its_limit_says() {
         let daemon = place.serve(&["--backend", "mem:64M", "--name", "disk", "--limit", limit]);
         let report = load(&place, "disk", queues, 32, block_bytes);
         assert!(near(report.iops, wanted), "{limit}: {}", report.iops);
-        let stats = disk(&place, "disk");
+        let stats = place.disk_stats("disk");
         assert!(stats["throttled"].as_u64().unwrap() > 500, "{stats}");
         assert!(stats["throttled_s"].as_f64().unwrap() > 1.0, "{stats}");
         let shown = place.succeed(&["stats", "--control", &place.text("control.sock")]);
@@ -95,8 +88,8 @@ fn disks_of_a_group_share_its_limit_and_none_starves() {
     assert!(near(hog.iops + modest.iops, 1024.0), "{} and {}", hog.iops, modest.iops);
     let stats = place.stats();
     assert_eq!(stats["groups"][0]["limit"]["bytes_per_s"], 4 << 20);
-    assert_eq!(disk(&place, "hog")["group"], "web");
-    assert!(disk(&place, "free")["group"].is_null());
+    assert_eq!(place.disk_stats("hog")["group"], "web");
+    assert!(place.disk_stats("free")["group"].is_null());
     set(&place, "group", &["web", "--limit", "off"]);
     assert!(load(&place, "modest", 1, 8, 4096).iops > 4000.0);
     stop(daemon);
@@ -144,11 +137,11 @@ fn a_limit_that_is_changed_counts_for_what_waits_already() {
     );
     assert!(client.drain(0).unwrap().iter().all(|done| done.status == Status::Ok));
     check_all(&mut client, 16);
-    let stats = disk(&place, "disk");
+    let stats = place.disk_stats("disk");
     assert!(stats["limit"].is_null(), "{stats}");
     assert_eq!((&stats["weight"], &stats["throttled"]), (&250.into(), &15.into()));
     set(&place, "disk", &["disk", "--limit", "iops=100000,burst=2s"]);
-    let limit = &disk(&place, "disk")["limit"];
+    let limit = &place.disk_stats("disk")["limit"];
     assert_eq!((&limit["iops"], &limit["burst_s"]), (&100_000.into(), &2.0.into()));
     check_all(&mut client, 16);
     stop(daemon);
@@ -166,7 +159,7 @@ fn what_waits_at_a_stop_is_carried_out_at_once() {
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     client.start().unwrap();
     assert_eq!(client.drain(0).unwrap().len(), 15);
-    assert_eq!(disk(&place, "disk")["total"]["requests"]["write"], 16);
+    assert_eq!(place.disk_stats("disk")["total"]["requests"]["write"], 16);
     // What has been carried out is owed: the next one waits.
     client.submit(0, &Request::write(800, &pattern(4096, 99))).unwrap();
     client.notify(0).unwrap();
@@ -214,7 +207,7 @@ fn data_is_right_and_in_order_while_requests_wait() {
         (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
         let report = run(&options).unwrap();
         assert_eq!(report.errors, 0, "{:?}", report.first_error);
-        assert!(disk(&place, "disk")["throttled"].as_u64().unwrap() > 500);
+        assert!(place.disk_stats("disk")["throttled"].as_u64().unwrap() > 500);
         stop(daemon);
     }
 }
@@ -255,7 +248,7 @@ fn what_is_no_limit_is_refused_with_what_to_do() {
         answer.contains(r#""kind":"invalid","what":"disk set disk","why":"a weight of 0;"#),
         "{answer}"
     );
-    assert!(disk(&place, "disk")["limit"].is_null(), "all of a command or nothing");
+    assert!(place.disk_stats("disk")["limit"].is_null(), "all of a command or nothing");
     let client = Client::connect(ClientOptions::new(place.path("disk.sock"))).unwrap();
     drop(client);
     stop(daemon);

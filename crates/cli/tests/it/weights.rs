@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use flowstone_testkit::Daemon;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
-use serde_json::Value;
 
 use crate::fixture::{Place, stop};
 use crate::many_disks::{config, serve};
@@ -33,12 +32,6 @@ fn checked(report: flowstone_testkit::Result<LoadReport>) -> LoadReport {
     report
 }
 
-fn disk(place: &Place, name: &str) -> Value {
-    let stats = place.stats();
-    let disks = stats["disks"].as_array().unwrap();
-    disks.iter().find(|disk| disk["name"] == name).unwrap().clone()
-}
-
 /// What waits is the one that asks for more than its part. (What each gets is measured by
 /// `flowstone-bench qos`.)
 #[test]
@@ -47,9 +40,9 @@ fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
     let daemon = serve_two(&place, "raw");
     // Both were active when they were opened.
     std::thread::sleep(Duration::from_millis(300));
-    let before = disk(&place, "hog")["held_back"].clone();
+    let before = place.disk_stats("hog")["held_back"].clone();
     checked(run(&load(&place, "hog", "randwrite", 64).ops(5000)));
-    assert_eq!(disk(&place, "hog")["held_back"], before);
+    assert_eq!(place.disk_stats("hog")["held_back"], before);
     let time = Limit::Time { ramp: Duration::from_millis(200), runtime: Duration::from_secs(1) };
     let (mut hog, mut modest) =
         (load(&place, "hog", "randwrite", 64), load(&place, "modest", "randwrite", 1));
@@ -59,7 +52,7 @@ fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
         (checked(run(&modest)), hog.join().unwrap())
     });
     assert!(hog.ops > 100 && modest.ops > 100, "{} and {}", hog.ops, modest.ops);
-    let (hog, modest) = (disk(&place, "hog"), disk(&place, "modest"));
+    let (hog, modest) = (place.disk_stats("hog"), place.disk_stats("modest"));
     assert!(hog["held_back"].as_u64().unwrap() > 100, "{hog}");
     assert!(hog["held_back_s"].as_f64().unwrap() > 0.0, "{hog}");
     let waited = modest["held_back"].as_f64().unwrap();
@@ -67,7 +60,7 @@ fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
     assert!(waited < asked / 10.0, "{waited} of {asked}");
     let set = ["disk", "set", "--control", &place.text("control.sock"), "hog", "--weight", "10"];
     assert_eq!(place.succeed(&set), "hog: limit off, weight 10\n");
-    assert_eq!(disk(&place, "hog")["weight"], 10);
+    assert_eq!(place.disk_stats("hog")["weight"], 10);
     stop(daemon);
 }
 
@@ -92,8 +85,8 @@ fn data_is_right_on_every_format_while_disks_contend() {
             });
             loads.into_iter().for_each(|load| drop(load.join().unwrap()));
         });
-        let waited = ["hog", "modest"].map(|name| disk(&place, name)["held_back"].as_u64());
-        assert!(waited.iter().flatten().sum::<u64>() > 0, "{suffix}: nobody contended");
+        let waited = ["hog", "modest"].map(|name| place.disk_stats(name)["held_back"].as_u64());
+        assert!(waited.iter().flatten().sum::<u64>() > 0, "{suffix}: no disk contended");
         stop(daemon);
         for name in ["hog", "modest"] {
             place.succeed(&["check", "--data", &format!("{name}.{suffix}")]);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 use toml::{Spanned, Table};
 
-use super::text::{one_line, optional_text, text_or_default};
+use super::text::{one_line, optional_text, text_or_default, text_or_number};
 use super::{DiskConfig, Refusal};
 use crate::cache_config::{CacheConfig, CacheSize, PolicyKind};
 use crate::pollers::{PollerChoice, PollersConfig};
@@ -37,7 +37,7 @@ pub(super) struct ConfigFile {
     #[serde(alias = "socket_mode")]
     socket_mode: Option<SocketMode>,
     /// Which threads run queues.
-    #[serde(default, deserialize_with = "text_or_default")]
+    #[serde(default, deserialize_with = "text_or_number")]
     pollers: PollerChoice,
     /// CPUs that shared pollers are pinned to, in turn.
     #[serde(default, deserialize_with = "text_or_default", rename = "poller-cpus")]

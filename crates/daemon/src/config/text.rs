@@ -22,6 +22,25 @@ where
     parsed::<D, T>(&String::deserialize(deserializer)?)
 }
 
+/// A value with a default, written as a string or as a number.
+pub fn text_or_number<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr<Err: Display>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Written {
+        Number(u64),
+        Text(String),
+    }
+    let text = match Written::deserialize(deserializer)? {
+        Written::Number(number) => number.to_string(),
+        Written::Text(text) => text,
+    };
+    parsed::<D, T>(&text)
+}
+
 /// A value that may be absent, written as a string.
 pub fn optional_text<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where

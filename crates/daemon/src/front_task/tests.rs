@@ -79,7 +79,7 @@ fn a_chain_that_comes_back_just_before_the_sleep_is_seen() {
     assert!(bench.front.is_over());
 }
 
-/// It did not wait for chains when it was parked, so nobody would have woken it.
+/// It did not wait for chains when it was parked, so the other half would not have woken it.
 #[test]
 fn an_order_to_leave_that_comes_just_before_the_sleep_is_seen() {
     let mut bench = Bench::new();
@@ -130,7 +130,7 @@ fn a_chain_that_is_in_flight_is_not_taken_twice() {
     assert!(bench.front.turn(u64::MAX).is_none() && !bench.front.park() && !bench.must_not_sleep());
 }
 
-/// It looked for ever for a mark that nobody was left to clear.
+/// It looked for ever for a mark that its other half, which had panicked, could not clear.
 #[test]
 fn a_front_whose_other_half_has_panicked_sleeps_until_it_is_to_leave() {
     for offered_again in [false, true] {

@@ -148,7 +148,7 @@ impl Inbox {
     }
 }
 
-/// Ends an inbox with its thread, however that ends: nobody may wait for a thread that has died.
+/// Ends an inbox with its thread, however that ends: a monitor must not wait for a thread that has died.
 pub(super) struct EndsInbox(pub Arc<Inbox>);
 
 impl Drop for EndsInbox {

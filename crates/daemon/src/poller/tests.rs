@@ -366,7 +366,10 @@ fn a_queue_that_panics_takes_no_other_one_with_it() {
                 client.write(0, &[1; 4096]).unwrap();
                 client.set_timeout(Duration::from_millis(200));
                 let answer = client.write(8, &[1; 4096]);
-                assert!(answer.is_err() || mistake != Mistake::Submit, "nobody answers");
+                assert!(
+                    answer.is_err() || mistake != Mistake::Submit,
+                    "a queue that has panicked answers"
+                );
             }
             load.join().unwrap();
         });

@@ -136,7 +136,7 @@ fn a_half_that_others_wait_for_does_not_rest() {
     assert!(!front.may_rest() && !back.may_rest());
 }
 
-/// Each half sleeps when the other one has something for it, and nobody else wakes it.
+/// Each half sleeps when the other one has something for it, and no other thread wakes it.
 #[test]
 fn halves_that_sleep_wake_each_other() {
     let disk = Held::default();

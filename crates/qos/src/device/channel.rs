@@ -89,7 +89,7 @@ impl SharedChannel {
         self.counted != self.to_count()
     }
 
-    /// Nobody counts while nobody contends.
+    /// While disks do not contend, nothing is counted.
     fn to_count(&self) -> usize {
         if self.member.device.is_contended() { self.on_their_way } else { 0 }
     }

@@ -71,7 +71,7 @@ impl DiskLimits {
         self.throttled_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// A queue is being stopped: whoever waits for it does not wait for tokens. What it holds goes at
+    /// A queue is being stopped: the monitor that waits for it does not wait for tokens. What it holds goes at
     /// once, and is owed. Until it [starts](Self::start_queue) again.
     pub fn stop_queue(&self, queue: u16) {
         self.stopping(queue).store(true, Ordering::Release);

@@ -271,7 +271,7 @@ fn guests_that_are_held_go_on_leave_are_stopped_and_killed_and_lose_nothing() {
     }
     // The end comes while they are held, too.
     while !core.append_state().rate.is_holding() {
-        assert!(start.elapsed() < HANGS, "nobody is held any more");
+        assert!(start.elapsed() < HANGS, "no guest is held any more");
         thread::yield_now();
     }
     stop.store(true, Ordering::Relaxed);

@@ -95,7 +95,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
         Some(next.duration_since(Instant::now()).as_secs().div_ceil(3600))
     };
     assert_eq!(hours(&mut fixture), Some(24));
-    // What is in order, or is to stay as it is, wakes nobody.
+    // What is in order, or is to stay as it is, does not wake the worker.
     fixture.core.resorting.set_limit(UNLIMITED);
     resort(&mut fixture).unwrap();
     fixture.quiet();

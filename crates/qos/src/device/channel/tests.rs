@@ -145,7 +145,7 @@ fn while_two_contend_requests_wait_and_syncs_do_not() {
     let (devices, clock) = devices();
     let (mut hog, mut modest) = (Queue::new(&devices), Queue::new(&devices));
     hog.submit(0..100);
-    assert_eq!(hog.host.below().len(), 100, "nobody contends yet");
+    assert_eq!(hog.host.below().len(), 100, "no other disk contends yet");
     modest.submit(0..1);
     assert_eq!(modest.host.below(), [0]);
     hog.submit(100..120);
@@ -232,7 +232,7 @@ fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
     live.submit(1..30);
     while live.back.len() < 30 {
         if live.host.below().is_empty() {
-            // It waits for slots, which nobody gives back: until the time that it has named itself.
+            // It waits for slots, which no other disk gives back: until the time that it has named itself.
             assert!(matches!(live.channel.next_look(), NextLook::At(_)));
             clock.fetch_add(10_000_000, Ordering::Relaxed);
         }
