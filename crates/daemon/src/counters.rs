@@ -1,6 +1,6 @@
 //! What a queue counts about itself. Written by its thread only, read by the control plane.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use flowstone_block::{Op, OpKind};
@@ -42,6 +42,10 @@ pub struct QueueCounters {
     pub front_spin_ns: AtomicU64,
     /// From a batch's completions to having shown them to the driver.
     pub publish: Histogram,
+    /// Whether it runs on two threads, or did when it ran last.
+    pub is_split: AtomicBool,
+    /// Times that it went from one thread to two, or back, while it ran.
+    pub form_changes: AtomicU64,
 }
 
 impl QueueCounters {
@@ -53,6 +57,21 @@ impl QueueCounters {
     /// ... of the thread that takes requests, of a queue on two threads.
     pub fn front_ns(&self) -> u64 {
         self.front.sum_ns()
+    }
+
+    /// All completed requests.
+    pub fn all_requests(&self) -> u64 {
+        self.requests.iter().map(|count| count.load(Ordering::Relaxed)).sum()
+    }
+
+    /// It begins to run on two threads, or on one.
+    pub fn runs_as(&self, is_split: bool) {
+        self.is_split.store(is_split, Ordering::Relaxed);
+    }
+
+    /// It has gone from one thread to two, or back.
+    pub fn form_changed(&self) {
+        add(&self.form_changes, 1);
     }
 
     /// Counts a request, or one range of it, that came back `latency` after its submission.

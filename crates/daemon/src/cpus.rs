@@ -36,6 +36,12 @@ impl CpuList {
     }
 }
 
+impl FromIterator<usize> for CpuList {
+    fn from_iter<T: IntoIterator<Item = usize>>(cpus: T) -> Self {
+        Self(cpus.into_iter().collect())
+    }
+}
+
 impl FromStr for CpuList {
     type Err = String;
 

@@ -19,6 +19,7 @@ mod fake_guest;
 mod front_task;
 mod halves;
 mod histogram;
+mod idle_cpus;
 mod image_report;
 mod layer_spec;
 mod limited_runner;
@@ -36,6 +37,8 @@ mod report;
 mod resource_monitor;
 mod runner;
 mod serve;
+#[cfg(test)]
+mod served_disk;
 mod spin;
 mod stack;
 mod vm_report;

@@ -19,7 +19,7 @@ use tracing::{error, warn};
 pub use self::activity::Activity;
 pub use self::counters::PollerCounters;
 use self::handover::{Arrival, Cause, Departure};
-pub use self::handover::{Inbox, Orders, QueueSpec, RunningQueue};
+pub use self::handover::{Inbox, NotRun, Orders, QueueSpec, RunningQueue};
 use self::task::{THRIFT, Task};
 pub use self::thread::{PollerOptions, PollerThread};
 use crate::back_task::BackTask;
@@ -106,7 +106,9 @@ impl Poller {
                 self.inbox.counters.set_queues(self.tasks.len());
             }
             Err((queue, error)) => match cause {
-                Cause::Start(started) => drop(started.send(Err(error))),
+                Cause::Start(started) => {
+                    drop(started.send(Err(NotRun { error, queue: Some(queue) })));
+                }
                 Cause::Move { from, .. } => {
                     warn!(%error, "a queue cannot run on another poller; it stays where it was");
                     orders.divert(&from);
@@ -126,8 +128,7 @@ impl Poller {
         leave: Arc<AtomicBool>,
     ) -> Result<Box<dyn QueueRun>, (QueuePart, io::Error)> {
         let (counters, poll) = (Arc::clone(&spec.counters), spec.poll);
-        let is_shared = self.options.activity.is_some();
-        let patience = if is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
+        let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
         if let QueuePart::Front(front) = queue {
             return Ok(Box::new(FrontTask::new(*front, &reactor, leave, counters, poll, patience)));
@@ -300,7 +301,7 @@ impl Poller {
             });
             let time = from.elapsed();
             add(&self.inbox.counters.sleeps, 1);
-            self.options.activity.as_ref().inspect(|activity| activity.woke());
+            self.options.activity.woke();
             self.tasks.iter().for_each(|task| task.queue.count_sleep(time));
         }
         self.tasks.iter_mut().for_each(Task::unpark);

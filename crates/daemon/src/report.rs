@@ -89,6 +89,11 @@ struct QueueReport {
     requests: ByKind<u64>,
     bytes: ByKind<u64>,
     errors: ByKind<u64>,
+    /// `fused` or `split`: how it runs; absent in totals.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pipeline: Option<&'static str>,
+    /// Times that this has changed while it ran.
+    pipeline_changes: u64,
     answered: u64,
     kicks: u64,
     calls: u64,
@@ -221,11 +226,14 @@ impl QueueReport {
         let (kicks, calls) = (sum(&|queue| &queue.kicks), sum(&|queue| &queue.calls));
         let per_request = |count: u64| count as f64 / total.max(1) as f64;
         let seconds = |nanos: u64| nanos as f64 / 1e9;
+        let is_split = queues.iter().any(|queue| queue.is_split.load(Ordering::Relaxed));
         Self {
             index,
             requests,
             bytes: ByKind::of(|kind| sum(&|queue| &queue.bytes[kind as usize])),
             errors: ByKind::of(|kind| sum(&|queue| &queue.errors[kind as usize])),
+            pipeline: index.map(|_| if is_split { "split" } else { "fused" }),
+            pipeline_changes: sum(&|queue| &queue.form_changes),
             answered: sum(&|queue| &queue.answered),
             kicks,
             calls,

@@ -88,6 +88,8 @@ impl DiskQueues {
         match self.pipeline {
             Pipeline::Fused => [self.cpus.for_thread(index), None],
             Pipeline::Split => [0, 1].map(|half| self.cpus.for_thread(2 * index + half)),
+            // The second one is needed at times only, where the next queue is not at work.
+            Pipeline::Auto => [0, 1].map(|half| self.cpus.for_thread(index + half)),
         }
     }
 }
@@ -99,11 +101,10 @@ impl QueueRunner for DiskQueues {
             origin: Origin::Queue { disk: self.number, queue: index as u16 },
             counters: self.table.of(index),
             poll: self.poll,
-            pipeline: self.pipeline,
             budget: self.budget.clone(),
         };
         let own = OwnThreads { name: format!("{}/q{index}", self.name), cpus: self.cpus_of(index) };
-        let placed = self.pollers.run(queue, spec, &own)?;
+        let placed = self.pollers.run(queue, spec, self.pipeline, own)?;
         if self.running.len() <= index {
             self.running.resize_with(index + 1, || None);
         }

@@ -57,8 +57,9 @@ pub struct Serve {
     /// The most CPU time that the daemon may use, e.g. 50% of one CPU, or 150% [default: no limit]
     #[arg(long, value_name = "PERCENT")]
     pub cpu_budget: Option<CpuShare>,
-    /// How many threads a queue runs on: fused (one does everything) or split (one takes requests from the guest,
-    /// the other one submits and completes them) [default: fused]
+    /// How many threads a queue runs on: fused (one does everything), split (one takes requests from the guest,
+    /// the other one submits and completes them) or auto (the one that does more, measured while it runs)
+    /// [default: fused]
     #[arg(long, value_name = "FORM")]
     pub pipeline: Option<Pipeline>,
     /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never

@@ -239,10 +239,11 @@ fn a_cpu_budget_is_kept() {
 fn choices_of_pollers_that_make_no_sense_are_refused() {
     let place = Place::new();
     place.image("8M");
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 6] = [
         (&["--pollers", "0"], "use a number from 1 to 256, auto or per-queue"),
         (&["--pollers", "many"], "use a number from 1 to 256, auto or per-queue"),
         (&["--poller-cpus", "0"], "--pollers"),
+        (&["--pipeline", "both"], "use fused, split or auto"),
         (&["--cpu-budget", "1.5"], "write e.g. 50% or 150%"),
         (&["--cpu-budget", "0%"], "write e.g. 50% or 150%"),
     ];
@@ -286,10 +287,12 @@ fn guests_memory_is_found_on_its_node() {
 /// Both threads of a queue work, and what an operator sees adds up, on threads of their own and on shared ones.
 #[test]
 fn a_queue_on_two_threads_counts_like_one_on_one() {
-    for pollers in ["per-queue", "1", "2"] {
+    for (pollers, pipeline) in
+        [("per-queue", "split"), ("1", "split"), ("2", "split"), ("2", "auto")]
+    {
         let place = Place::new();
         place.image("16M");
-        let args = ["--pipeline", "split", "--pollers", pollers, "--name", "disk", "disk.raw"];
+        let args = ["--pipeline", pipeline, "--pollers", pollers, "--name", "disk", "disk.raw"];
         let daemon = place.serve(&args);
         let mut options = checked(&place, "disk", 2000, 5);
         options.client.queues = 1;
@@ -301,7 +304,14 @@ fn a_queue_on_two_threads_counts_like_one_on_one() {
             .iter()
             .sum();
         assert!(requests >= 2000, "{total}");
-        assert!(total["front_us"]["count"].as_u64() > Some(0), "{total}");
+        let queue = &stats["disks"][0]["queues"][0];
+        let on_two = total["front_us"]["count"].as_u64() > Some(0);
+        if pipeline == "split" {
+            assert_eq!((on_two, &queue["pipeline"]), (true, &"split".into()), "{queue}");
+        } else {
+            // It begins on one.
+            assert_eq!(on_two, total["pipeline_changes"].as_u64() > Some(0), "{queue}");
+        }
         assert!(total["kicks"].as_u64() > Some(0) && total["calls"].as_u64() > Some(0), "{total}");
         stop(daemon);
     }

@@ -26,6 +26,8 @@ pub enum Pipeline {
     Fused,
     /// One takes requests, the other one submits and completes them.
     Split,
+    /// The one of them that is measured to be faster, while it runs.
+    Auto,
 }
 
 /// Whether journals are kept out of caches: nothing reads them again but recovery (pollution-defensive
@@ -68,7 +70,8 @@ impl FromStr for Pipeline {
         match text {
             "fused" => Ok(Self::Fused),
             "split" => Ok(Self::Split),
-            _ => Err(format!("`{text}` is not a pipeline; use fused or split")),
+            "auto" => Ok(Self::Auto),
+            _ => Err(format!("`{text}` is not a pipeline; use fused, split or auto")),
         }
     }
 }

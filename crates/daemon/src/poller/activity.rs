@@ -1,39 +1,68 @@
-//! Whether any poller has had something to do lately: tells the thread that balances them, which sleeps
-//! while none has.
+//! Whether any poller has had something to do lately: tells the threads that watch the load, which sleep
+//! while no poller has.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::Thread;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{Thread, current, park_timeout};
 use std::time::Duration;
 
 /// A wake-up that comes just before the sleep is missed if its poller then never sleeps; so the sleep ends at
 /// times.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
 
-/// Shared by all pollers and the thread that balances them.
+/// Shared by all pollers and the threads that watch their load.
 #[derive(Default)]
 pub struct Activity {
+    /// Whether a thread sleeps here.
     asleep: AtomicBool,
-    balancer: OnceLock<Thread>,
+    sleepers: Mutex<Vec<Thread>>,
 }
 
 impl Activity {
-    /// Says which thread to wake.
-    pub fn tell(&self, balancer: Thread) {
-        let _ = self.balancer.set(balancer);
+    fn sleepers(&self) -> MutexGuard<'_, Vec<Thread>> {
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until a poller has woken up. Called by the thread that was told.
+    /// Sleeps until a poller has woken up, or this thread is unparked.
     pub fn wait(&self) {
-        self.asleep.store(true, Ordering::Release);
-        std::thread::park_timeout(SLEEP_MAX);
-        self.asleep.store(false, Ordering::Release);
+        {
+            let mut sleepers = self.sleepers();
+            sleepers.push(current());
+            self.asleep.store(true, Ordering::Release);
+        }
+        park_timeout(SLEEP_MAX);
+        let this = current().id();
+        self.sleepers().retain(|thread| thread.id() != this);
     }
 
-    /// A poller has woken up. Costs a load while the other thread is awake.
+    /// A poller has woken up. Costs a load while all other threads are awake.
     pub(super) fn woke(&self) {
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
-            self.balancer.get().inspect(|thread| thread.unpark());
+            self.sleepers().drain(..).for_each(|thread| thread.unpark());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn all_that_sleep_are_woken() {
+        let activity = Arc::new(Activity::default());
+        let wait = |_| {
+            let activity = Arc::clone(&activity);
+            std::thread::spawn(move || activity.wait())
+        };
+        let threads: Vec<_> = (0..3).map(wait).collect();
+        let began = Instant::now();
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            activity.woke();
+            assert!(began.elapsed() < SLEEP_MAX / 2, "a thread sleeps on");
+            std::thread::yield_now();
         }
     }
 }

@@ -3,17 +3,16 @@
 //! Both departures begin in the same way: the queue takes nothing more until nothing is in flight. Only then does its
 //! poller ask what is next, so an order to stop that comes later still holds, wherever the queue is.
 
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+use std::{fmt, io};
 
 use flowstone_block::{Layer, Origin, Waker, mutant};
 
 use super::counters::PollerCounters;
 use crate::PollMode;
-use crate::config::Pipeline;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
 use crate::queue_run::QueuePart;
@@ -29,8 +28,6 @@ pub struct QueueSpec {
     pub counters: Arc<QueueCounters>,
     /// How it looks for work.
     pub poll: PollMode,
-    /// Whether it runs on one thread or two.
-    pub pipeline: Pipeline,
     /// What the queues of its disk may use of the CPUs, if that is limited.
     pub budget: Option<Arc<CpuBudget>>,
 }
@@ -44,10 +41,24 @@ pub(super) struct Arrival {
     pub cause: Cause,
 }
 
+/// A queue that could not be started.
+pub struct NotRun<T> {
+    /// Why.
+    pub error: io::Error,
+    /// The queue, unless the thread that was to run it has died with it.
+    pub queue: Option<T>,
+}
+
+impl<T> fmt::Debug for NotRun<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.error, f)
+    }
+}
+
 /// Why a queue comes.
 pub(super) enum Cause {
-    /// It is to begin to run; its monitor waits to hear whether it does.
-    Start(SyncSender<io::Result<()>>),
+    /// It is to begin to run; the thread that starts it waits to hear whether it does, and has it back if not.
+    Start(SyncSender<Result<(), NotRun<QueuePart>>>),
     /// It has run on another poller until this moment.
     Move { from: Arc<Inbox>, drained: Instant },
     /// It could not run where it was moved to, and comes back.

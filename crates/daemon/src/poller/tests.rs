@@ -1,31 +1,21 @@
 //! Queues of real disks, driven over real sockets, on pollers that share threads.
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 
-use flowstone_fileio::{DirectChoice, EngineChoice, LockPatience, open_host_file};
-use flowstone_frontend::SocketAccess;
-use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, Server};
-use flowstone_image::{CreateOptions, Format, create};
-use flowstone_testkit::load::{LoadOptions, LoadReport};
-use rustix::event::{EventfdFlags, eventfd};
-
-use flowstone_block::{Channel, Completion, Request, Sector};
-
-use flowstone_block::{Layer, Origin};
-use flowstone_frontend::vhost_user::VirtQueue;
+use flowstone_block::{Channel, Completion, Layer, Origin, Request, Sector};
+use flowstone_fileio::{DirectChoice, EngineChoice};
+use flowstone_frontend::vhost_user::{QueueRunner, VirtQueue};
+use flowstone_testkit::load::LoadOptions;
 
 use super::*;
 use crate::PollMode;
-use crate::config::{Choice, DiskConfig, Pipeline};
+use crate::config::DiskConfig;
 use crate::counters::QueueCounters;
-use crate::stack::Stack;
-
-const QUEUES: u16 = 2;
-const DISK_BYTES: u64 = 64 << 20;
+use crate::served_disk::{QUEUES, Served, disk, layer_of, load, on_disk};
 
 /// The queues that run, by disk and number, on pollers that all disks share.
 struct Shared {
@@ -72,10 +62,10 @@ impl QueueRunner for Runner {
             origin: Origin::Queue { disk: self.disk, queue: index as u16 },
             counters: Arc::clone(&self.counters),
             poll: PollMode::Auto,
-            pipeline: Pipeline::Fused,
             budget: None,
         };
-        let queue = self.shared.pollers[0].assign(QueuePart::Whole(Box::new(queue)), spec)?;
+        let queue = QueuePart::Whole(Box::new(queue));
+        let queue = self.shared.pollers[0].assign(queue, spec).map_err(|not_run| not_run.error)?;
         self.shared.running.lock().unwrap().insert((self.disk, index), queue);
         Ok(())
     }
@@ -96,76 +86,27 @@ impl QueueRunner for Runner {
 }
 
 /// A disk that listens.
-struct Served {
-    socket: PathBuf,
+struct Disk {
+    served: Served,
     counters: Arc<QueueCounters>,
-    stop: Arc<std::os::fd::OwnedFd>,
-    thread: Option<JoinHandle<()>>,
 }
 
-impl Served {
+impl Disk {
     fn new(disk: u32, config: &DiskConfig, shared: &Arc<Shared>) -> Self {
-        let of_all = crate::stack::Shared::new(open_host_file, None, &[]).unwrap();
-        Self::over(disk, config, Stack::build(&of_all, disk, config).unwrap().top, shared)
+        Self::over(disk, config, layer_of(disk, config), shared)
     }
 
     /// A disk with any layer.
     fn over(disk: u32, config: &DiskConfig, layer: Arc<dyn Layer>, shared: &Arc<Shared>) -> Self {
-        let options = DeviceOptions {
-            layer: Arc::clone(&layer),
-            shared: Arc::new(DeviceShared::new(layer.geometry().capacity)),
-            queues_max: QUEUES,
-            id: "shared".into(),
-        };
         let (counters, shared) = (Arc::<QueueCounters>::default(), Arc::clone(shared));
-        let runner = Box::new(Runner { disk, layer, counters: Arc::clone(&counters), shared });
-        let server =
-            Server::bind(&config.socket, SocketAccess::default(), options, runner).unwrap();
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
-        let told = Arc::clone(&stop);
-        let thread = Some(thread::spawn(move || server.run(&told)));
-        Self { socket: config.socket.clone(), counters, stop, thread }
+        let (above, counted) = (Arc::clone(&layer), Arc::clone(&counters));
+        let runner = Box::new(Runner { disk, layer, counters: counted, shared });
+        Self { served: Served::new(config, above, runner), counters }
     }
-}
 
-impl Drop for Served {
-    fn drop(&mut self) {
-        rustix::io::write(&*self.stop, &1u64.to_ne_bytes()).unwrap();
-        let ended = self.thread.take().map(JoinHandle::join);
-        assert!(thread::panicking() || ended.is_some_and(|it| it.is_ok()));
+    fn socket(&self) -> &Path {
+        &self.served.socket
     }
-}
-
-/// A new image and how it is to be served.
-fn disk(dir: &Path, name: &str, engine: EngineChoice, direct: DirectChoice) -> DiskConfig {
-    let path = dir.join(name);
-    let format = Format::choose(None, &path).unwrap();
-    let patience = LockPatience::NONE;
-    create(&path, format, DISK_BYTES, &CreateOptions::default(), patience).unwrap();
-    let mut config = DiskConfig::new(name.into(), dir.join(format!("{name}.sock")));
-    (config.image, config.queues) = (Some(path), QUEUES);
-    (config.engine, config.direct) = (Choice(engine), Choice(direct));
-    config
-}
-
-/// A load of everything, each block read back and checked.
-fn load(socket: &Path, ops: u64, seed: u64) -> LoadReport {
-    let mut options = LoadOptions::new(socket).workload("mix").iodepth(8).ops(ops);
-    options.client.queues = usize::from(QUEUES);
-    options.completion = flowstone_testkit::load::Completion::Eventfd;
-    options.flush_every = 16;
-    (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
-    options.seed = seed;
-    let report = flowstone_testkit::load::run(&options).unwrap();
-    assert_eq!((report.errors, report.first_error.as_deref()), (0, None));
-    assert!(report.verified_blocks > 0);
-    report
-}
-
-/// Beside the test's program: /tmp may be in memory.
-fn on_disk() -> tempfile::TempDir {
-    let program = std::env::current_exe().unwrap();
-    tempfile::tempdir_in(program.parent().unwrap()).unwrap()
 }
 
 /// Raw, qcow2 and log images, every engine, direct and through the page cache: what one of them waits
@@ -181,11 +122,11 @@ fn eight_queues_of_four_disks_share_one_thread() {
         disk(dir.path(), "direct.flow", E::Uring, D::Auto),
     ];
     let shared = Shared::new(1);
-    let disks: Vec<Served> =
-        (0..).zip(&configs).map(|(n, config)| Served::new(n, config, &shared)).collect();
+    let disks: Vec<Disk> =
+        (0..).zip(&configs).map(|(n, config)| Disk::new(n, config, &shared)).collect();
     thread::scope(|scope| {
         for (seed, disk) in (1..).zip(&disks) {
-            scope.spawn(move || load(&disk.socket, 3000, seed));
+            scope.spawn(move || load(disk.socket(), 3000, seed));
         }
         let all = usize::from(QUEUES) * disks.len();
         while shared.running.lock().unwrap().len() < all {
@@ -200,8 +141,8 @@ fn a_queue_that_nobody_holds_any_more_ends() {
     let dir = on_disk();
     let config = disk(dir.path(), "dropped.raw", EngineChoice::Auto, DirectChoice::Auto);
     let shared = Shared::new(1);
-    let disk = Served::new(0, &config, &shared);
-    let mut options = flowstone_testkit::ClientOptions::new(&disk.socket);
+    let disk = Disk::new(0, &config, &shared);
+    let mut options = flowstone_testkit::ClientOptions::new(disk.socket());
     options.queues = usize::from(QUEUES);
     let client = flowstone_testkit::Client::connect(options).unwrap();
     while shared.running.lock().unwrap().len() < usize::from(QUEUES) {
@@ -221,14 +162,14 @@ fn a_queue_moves_a_thousand_times_under_load() {
     let names = ["moving.raw", "moving.qcow2", "moving.flow"];
     let configs = names.map(|name| disk(dir.path(), name, EngineChoice::Auto, DirectChoice::Auto));
     let shared = Shared::new(2);
-    let disks: Vec<Served> =
-        (0..).zip(&configs).map(|(n, config)| Served::new(n, config, &shared)).collect();
+    let disks: Vec<Disk> =
+        (0..).zip(&configs).map(|(n, config)| Disk::new(n, config, &shared)).collect();
     thread::scope(|scope| {
         for (seed, disk) in (1..).zip(&disks) {
             let shared = &shared;
             scope.spawn(move || {
                 for round in 0.. {
-                    load(&disk.socket, 2000, seed + 10 * round);
+                    load(disk.socket(), 2000, seed + 10 * round);
                     if shared.moves() >= MOVES {
                         break;
                     }
@@ -251,12 +192,12 @@ fn a_queue_that_is_stopped_while_it_moves_stops() {
     let dir = on_disk();
     let config = disk(dir.path(), "stopped.flow", EngineChoice::Auto, DirectChoice::Auto);
     let shared = Shared::new(3);
-    let disk = Served::new(0, &config, &shared);
+    let disk = Disk::new(0, &config, &shared);
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
             // Each one connects, and stops its queues when it goes.
-            (0..150).for_each(|seed| _ = load(&disk.socket, 40, seed));
+            (0..150).for_each(|seed| _ = load(disk.socket(), 40, seed));
             over.store(true, Ordering::Relaxed);
         });
         while !over.load(Ordering::Relaxed) {
@@ -350,15 +291,14 @@ fn a_queue_that_panics_takes_no_other_one_with_it() {
         let configs = ["broken.raw", "neighbour.flow"]
             .map(|name| disk(dir.path(), name, EngineChoice::Auto, DirectChoice::Auto));
         let shared = Shared::new(1);
-        let of_all = crate::stack::Shared::new(open_host_file, None, &[]).unwrap();
-        let base = Stack::build(&of_all, 0, &configs[0]).unwrap().top;
+        let base = layer_of(0, &configs[0]);
         let later = Arc::<AtomicU32>::default();
         let layer = Arc::new(Panics { base, mistake, later: Arc::clone(&later) });
-        let broken = Served::over(0, &configs[0], layer, &shared);
-        let neighbour = Served::new(1, &configs[1], &shared);
+        let broken = Disk::over(0, &configs[0], layer, &shared);
+        let neighbour = Disk::new(1, &configs[1], &shared);
         thread::scope(|scope| {
-            let load = scope.spawn(|| load(&neighbour.socket, 3000, 1));
-            let mut options = flowstone_testkit::ClientOptions::new(&broken.socket);
+            let load = scope.spawn(|| load(neighbour.socket(), 3000, 1));
+            let mut options = flowstone_testkit::ClientOptions::new(broken.socket());
             options.queues = usize::from(QUEUES);
             options.timeout_ms = 1000;
             if let Ok(mut client) = flowstone_testkit::Client::connect(options) {
@@ -375,8 +315,8 @@ fn a_queue_that_panics_takes_no_other_one_with_it() {
         });
         // They stop, and the thread is there.
         drop((broken, neighbour));
-        let last = Served::new(2, &configs[1], &shared);
-        load(&last.socket, 200, 2);
+        let last = Disk::new(2, &configs[1], &shared);
+        load(last.socket(), 200, 2);
         assert_eq!(later.load(Ordering::Relaxed), 0, "{mistake:?}: a turn after the panic");
     }
 }
@@ -387,8 +327,8 @@ fn a_queue_that_shares_its_thread_takes_large_requests_one_by_one() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let config = disk(memory.path(), "large.raw", EngineChoice::Auto, DirectChoice::Auto);
     let shared = Shared::new(1);
-    let disk = Served::new(0, &config, &shared);
-    let mut options = LoadOptions::new(&disk.socket).workload("write").iodepth(16).ops(500);
+    let disk = Disk::new(0, &config, &shared);
+    let mut options = LoadOptions::new(disk.socket()).workload("write").iodepth(16).ops(500);
     (options.client.queues, options.block_bytes) = (usize::from(QUEUES), 1 << 20);
     let report = flowstone_testkit::load::run(&options).unwrap();
     assert_eq!(report.errors, 0);

@@ -9,7 +9,7 @@ use tracing::warn;
 
 use super::Poller;
 use super::activity::Activity;
-use super::handover::{Arrival, Cause, EndsInbox, Inbox, Orders, QueueSpec, RunningQueue};
+use super::handover::{Arrival, Cause, EndsInbox, Inbox, NotRun, Orders, QueueSpec, RunningQueue};
 use crate::CpuList;
 use crate::cpu_budget::ProcessBudget;
 use crate::cpus::pin_this_thread;
@@ -27,8 +27,10 @@ pub struct PollerOptions {
     pub cpus: CpuList,
     /// What the whole process may use, if that is limited.
     pub budget: Option<Arc<ProcessBudget>>,
+    /// Whether queues share it: it saves CPU time, then.
+    pub is_shared: bool,
     /// What hears that it has woken up.
-    pub activity: Option<Arc<Activity>>,
+    pub activity: Arc<Activity>,
 }
 
 /// A poller's thread, seen from others. Dropping it ends the thread when its queues have ended.
@@ -67,14 +69,19 @@ impl PollerThread {
     }
 
     /// Runs a queue on this thread.
-    pub fn assign(&self, queue: QueuePart, spec: QueueSpec) -> io::Result<RunningQueue> {
+    pub fn assign(
+        &self,
+        queue: QueuePart,
+        spec: QueueSpec,
+    ) -> Result<RunningQueue, NotRun<QueuePart>> {
         let orders = Arc::new(Orders::new(Arc::clone(&self.inbox)));
         let (started, has_started) = sync_channel(1);
         let (ended, has_ended) = sync_channel(1);
         let cause = Cause::Start(started);
         let arrival = Arrival { queue, spec, orders: Arc::clone(&orders), ended, cause };
-        self.inbox.post(arrival).map_err(|_| died())?;
-        has_started.recv().map_err(|_| died())??;
+        let posted = self.inbox.post(arrival);
+        posted.map_err(|back| NotRun { error: died(), queue: Some(back.queue) })?;
+        has_started.recv().unwrap_or_else(|_| Err(NotRun { error: died(), queue: None }))?;
         Ok(RunningQueue { orders, ended: has_ended })
     }
 }

@@ -1,28 +1,23 @@
 //! Pollers that all queues share, and the thread that moves queues between them by their load.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{debug, warn};
 
 use super::balance::{Move, QueueLoad, Spread, place, plan};
+use super::load_watch::{LoadWatch, Look};
 use super::report::PollerReport;
 use crate::CpuList;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::ProcessBudget;
 use crate::numa::Topology;
 use crate::poller::{
-    Activity, Inbox, Orders, PollerOptions, PollerThread, QueueSpec, RunningQueue,
+    Activity, Inbox, NotRun, Orders, PollerOptions, PollerThread, QueueSpec, RunningQueue,
 };
 use crate::queue_run::QueuePart;
 
-/// Time between two looks at the loads while there is any.
-const PERIOD: Duration = Duration::from_millis(100);
-/// Looks without load after which the thread sleeps until a poller has woken.
-const QUIET_LOOKS: u32 = 20;
 /// Looks for which a queue that has moved stays: its load has to be learnt anew.
 const STAY_LOOKS: u32 = 5;
 /// Less than that, in CPUs, is no load.
@@ -31,7 +26,7 @@ const IDLE: f64 = 0.001;
 /// Pollers that all queues share.
 pub struct Balancer {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    _watch: LoadWatch,
 }
 
 struct Shared {
@@ -44,7 +39,6 @@ struct Shared {
     budget: Option<Arc<ProcessBudget>>,
     activity: Arc<Activity>,
     state: Mutex<State>,
-    stop: AtomicBool,
 }
 
 struct State {
@@ -79,6 +73,7 @@ impl Balancer {
         cpus: &CpuList,
         topology: Topology,
         budget: Option<Arc<ProcessBudget>>,
+        activity: Arc<Activity>,
     ) -> io::Result<Self> {
         let cpus_of = |index| {
             let named = cpus.for_thread(index).map(CpuList::from);
@@ -95,35 +90,41 @@ impl Balancer {
             cpus,
             nodes,
             budget,
-            activity: Arc::default(),
+            activity: Arc::clone(&activity),
             state: Mutex::new(State { pollers, queues: Vec::new() }),
-            stop: AtomicBool::new(false),
         });
         let theirs = Arc::clone(&shared);
-        let run = move || theirs.run();
-        let thread = Builder::new().name("balancer".into()).stack_size(128 << 10).spawn(run)?;
-        shared.activity.tell(thread.thread().clone());
-        Ok(Self { shared, thread: Some(thread) })
+        let look = move |look| theirs.look(look);
+        let watch = LoadWatch::start("balancer", activity, look)?;
+        Ok(Self { shared, _watch: watch })
+    }
+
+    /// The CPUs of which one could run the second half of a queue: of all pollers, if there are several. An empty list
+    /// is all that the process may use.
+    pub fn cpus_of_second(&self) -> Option<CpuList> {
+        let cpus = &self.shared.cpus;
+        (cpus.len() > 1).then(|| cpus.iter().flat_map(CpuList::iter).collect())
     }
 
     /// Runs a queue, or a half of one, on one of them; `home` is the node of its guest's memory, where that
-    /// matters. A half stays where it is, if possible on another poller than its other half.
+    /// matters. A half stays where it is, if possible on another poller than its other half, which `beside` is.
     pub fn run(
         &self,
         part: QueuePart,
         spec: QueueSpec,
         home: Option<u32>,
-    ) -> io::Result<RunningQueue> {
+        beside: Option<&Arc<Orders>>,
+    ) -> Result<RunningQueue, NotRun<QueuePart>> {
         let mut state = self.shared.state();
         state.forget_ended();
         let Shared { nodes, spread, .. } = &*self.shared;
         let mut loads = state.loads();
         let is_half = !matches!(part, QueuePart::Whole(_));
         let mut spread = *spread;
-        if matches!(part, QueuePart::Front(_)) {
-            // The other half was placed last. Two pollers are what this form is for.
+        if let Some(beside) = beside {
+            // Two pollers are what this form is for.
             spread = Spread::All;
-            let other = loads.last().map_or(0, |half| half.poller);
+            let (other, _) = beside.place();
             loads.iter_mut().filter(|it| it.poller == other).for_each(|it| it.load += 1.0);
         }
         let at = place(home, &loads, nodes, spread);
@@ -132,7 +133,10 @@ impl Balancer {
             _ => QueueCounters::work_ns,
         };
         let counters = Arc::clone(&spec.counters);
-        let running = self.shared.poller(&mut state, at)?.assign(part, spec)?;
+        let running = match self.shared.poller(&mut state, at) {
+            Ok(poller) => poller.assign(part, spec)?,
+            Err(error) => return Err(NotRun { error, queue: Some(part) }),
+        };
         let (orders, done_ns) = (Arc::downgrade(running.orders()), work_ns(&counters));
         let (load, stays) = (0.0, 0);
         state.queues.push(Known { orders, counters, work_ns, done_ns, home, is_half, load, stays });
@@ -151,16 +155,6 @@ impl Balancer {
     }
 }
 
-impl Drop for Balancer {
-    fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            let _ = thread.join();
-        }
-    }
-}
-
 impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -171,35 +165,19 @@ impl Shared {
         let slot = &mut state.pollers[index];
         if slot.is_none() {
             let (cpus, budget) = (self.cpus[index].clone(), self.budget.clone());
-            let activity = Some(Arc::clone(&self.activity));
-            let options = PollerOptions { index, cpus, budget, activity };
+            let activity = Arc::clone(&self.activity);
+            let options = PollerOptions { index, cpus, budget, is_shared: true, activity };
             *slot = Some(PollerThread::spawn(format!("poller{index}"), options)?);
         }
         Ok(slot.as_ref().expect("made above"))
     }
 
-    fn run(&self) {
-        let (mut last, mut quiet) = (Instant::now(), 0);
-        while !self.stop.load(Ordering::Acquire) {
-            if quiet < QUIET_LOOKS {
-                std::thread::park_timeout(PERIOD);
-            } else {
-                self.activity.wait();
-                // What has been done meanwhile is not the load of now.
-                self.state().measure(last.elapsed());
-                (last, quiet) = (Instant::now(), 0);
-                continue;
-            }
-            let time = last.elapsed();
-            if time < PERIOD / 2 {
-                continue;
-            }
-            last = Instant::now();
-            let mut state = self.state();
-            let load = state.measure(time);
-            let moved = self.balance(&mut state);
-            quiet = if load < IDLE && !moved { quiet + 1 } else { 0 };
-        }
+    /// Returns whether there was any load, or a move.
+    fn look(&self, look: Look) -> bool {
+        let mut state = self.state();
+        let load = state.measure(look.time);
+        let moved = !look.is_stale && self.balance(&mut state);
+        load >= IDLE || moved
     }
 
     /// Moves a queue if one should be elsewhere. Returns whether that is so.

@@ -1,5 +1,6 @@
 //! Queues of two halves, whose disk answers when it is told to.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,12 +11,15 @@ use flowstone_block::{
 };
 use rtrb::RingBuffer;
 
+use super::placed::{Parts, Placed};
 use super::*;
 use crate::PollMode;
 use crate::back_task::BackTask;
 use crate::fake_guest::{Asks, FakeGuest};
 use crate::front_task::FrontTask;
-use crate::queue_run::QueueRun;
+use crate::halves::split;
+use crate::poller::{PollerOptions, PollerThread};
+use crate::queue_run::{QueuePart, QueueRun};
 use crate::spin::FOR_DRIVER;
 
 /// A disk that answers nothing until it is told to go on.
@@ -71,7 +75,6 @@ fn spec(disk: &Held) -> QueueSpec {
         origin: Origin::Queue { disk: 0, queue: 0 },
         counters: Arc::default(),
         poll: PollMode::Always,
-        pipeline: Pipeline::Split,
         budget: None,
     }
 }
@@ -100,7 +103,7 @@ fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     let back = threads[1].assign(QueuePart::Back(Box::new(back)), spec(&disk)).unwrap();
     let front = threads[0].assign(QueuePart::Front(Box::new(front)), spec(&disk)).unwrap();
     let orders = Arc::clone(front.orders());
-    let placed = PlacedQueue { parts: Parts::Split { front, back }, _threads: Vec::new() };
+    let placed = Placed { parts: Parts::Split { front, back }, threads: Vec::new() };
     guest.offer(0);
     wait_until(|| between.slots() == 1);
     assert!(starts.push(between.pop().unwrap()).is_ok());
@@ -150,7 +153,7 @@ fn halves_that_sleep_wake_each_other() {
     guest.offer(0);
     let front = threads[0].assign(QueuePart::Front(Box::new(front)), sleeps).unwrap();
     wait_until(|| disk.has_one.load(Ordering::Acquire));
-    let placed = PlacedQueue { parts: Parts::Split { front, back }, _threads: Vec::new() };
+    let placed = Placed { parts: Parts::Split { front, back }, threads: Vec::new() };
     let stop = thread::spawn(move || placed.stop().is_some());
     thread::sleep(Duration::from_millis(50));
     disk.go_on();

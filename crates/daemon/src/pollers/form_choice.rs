@@ -1,0 +1,285 @@
+//! Which form a queue should run in (`--pipeline auto`). Pure: loads and rates in, a change out.
+//!
+//! A load tells what is worth trying, and only the rate of requests decides: a queue that fills its thread is
+//! tried on two while a CPU idles, and stays on them if they do more. The verdict is looked at again at times, less and
+//! less often while it stays the same, because guests change what they do.
+
+use super::placed::Form;
+
+/// A thread with this load, in CPUs, has no time left.
+const FULL: f64 = 0.8;
+/// So much of a CPU must idle before a second thread is tried.
+const SPARE: f64 = 0.7;
+/// What both threads of a queue do fits on one, with room.
+const LIGHT: f64 = 0.6;
+/// Two threads must do this much more than one: they take more CPU time.
+const GAIN: f64 = 1.05;
+/// Looks that make a measurement.
+const LOOKS: u32 = 5;
+/// Looks after a change that are not counted.
+const SETTLING: u32 = 1;
+/// Looks between two trials: at first, and at most.
+const PAUSE_FIRST: u32 = 100;
+const PAUSE_MAX: u32 = 6400;
+/// ... and at least, of a queue whose load comes and goes.
+const PAUSE_LIGHT: u32 = 10;
+
+/// What a queue has done since the last look.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueLook {
+    /// Of the thread that completes requests, or of the only one, in CPUs.
+    pub load: f64,
+    /// Of the thread that takes requests, if that is another one.
+    pub front_load: f64,
+    /// Completed requests per second.
+    pub rate: f64,
+    /// How much CPU idles where a second thread could run, in CPUs.
+    pub spare: f64,
+}
+
+/// What is known of one queue.
+#[derive(Debug)]
+pub struct FormChoice {
+    form: Form,
+    /// What the other form did, while this one is tried.
+    tried_against: Option<f64>,
+    /// Looks to go until the next trial.
+    pause: u32,
+    /// ... after the next verdict that is the same.
+    next_pause: u32,
+    /// Looks that the queue has been light for.
+    light: u32,
+    rates: Rates,
+}
+
+/// Rates of looks in a row.
+#[derive(Debug, Default)]
+struct Rates {
+    skip: u32,
+    count: u32,
+    sum: f64,
+}
+
+impl Rates {
+    fn restart(&mut self, skip: u32) {
+        *self = Self { skip, count: 0, sum: 0.0 };
+    }
+
+    fn add(&mut self, rate: f64) {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return;
+        }
+        // The newest ones count.
+        if self.count >= LOOKS {
+            self.sum -= self.sum / f64::from(self.count);
+            self.count -= 1;
+        }
+        self.sum += rate;
+        self.count += 1;
+    }
+
+    fn mean(&self) -> Option<f64> {
+        (self.count >= LOOKS).then(|| self.sum / f64::from(self.count))
+    }
+}
+
+impl FormChoice {
+    /// Of a queue that runs in this form.
+    pub fn new(form: Form) -> Self {
+        let rates = Rates::default();
+        Self { form, tried_against: None, pause: 0, next_pause: PAUSE_FIRST, light: 0, rates }
+    }
+
+    /// The change could not be made: it still runs in this form.
+    pub fn stays(&mut self, form: Form) {
+        *self = Self { pause: PAUSE_MAX, ..Self::new(form) };
+    }
+
+    /// Whether the next look needs to know how much CPU idles.
+    pub fn wants_spare(&self) -> bool {
+        self.form == Form::Fused && self.tried_against.is_none() && self.pause == 0
+    }
+
+    /// Looks at the queue. Returns the form that it should have from now on, if that is another one.
+    pub fn look(&mut self, look: QueueLook) -> Option<Form> {
+        self.pause = self.pause.saturating_sub(1);
+        let is_light = look.load + look.front_load < LIGHT;
+        self.light = if is_light { self.light + 1 } else { 0 };
+        if self.form == Form::Split && self.light >= LOOKS {
+            // No verdict: what it would do with more is not known.
+            self.tried_against = None;
+            (self.pause, self.next_pause) = (PAUSE_LIGHT, PAUSE_FIRST);
+            return self.change(Form::Fused);
+        }
+        if self.tried_against.is_none() && self.form == Form::Fused {
+            let is_full = look.load > FULL && look.spare > SPARE;
+            if !is_full || self.pause > 0 {
+                self.rates.restart(0);
+                return None;
+            }
+        }
+        if is_light {
+            // The driver pauses: that is no measurement of the form.
+            return None;
+        }
+        self.rates.add(look.rate);
+        let rate = self.rates.mean()?;
+        match self.tried_against {
+            Some(other) => self.judge(rate, other),
+            None if self.pause == 0 => {
+                self.tried_against = Some(rate);
+                self.change(self.form.other())
+            }
+            None => None,
+        }
+    }
+
+    /// A trial is over.
+    fn judge(&mut self, rate: f64, other: f64) -> Option<Form> {
+        self.tried_against = None;
+        let (fused, split) = match self.form {
+            Form::Fused => (rate, other),
+            Form::Split => (other, rate),
+        };
+        let best = if split > fused * GAIN { Form::Split } else { Form::Fused };
+        // The one that was tried is the one that it did not have.
+        let is_news = best == self.form;
+        self.pause = if is_news { PAUSE_FIRST } else { self.next_pause };
+        self.next_pause = (2 * self.pause).min(PAUSE_MAX);
+        if is_news {
+            self.rates.restart(0);
+            return None;
+        }
+        self.change(best)
+    }
+
+    fn change(&mut self, form: Form) -> Option<Form> {
+        self.form = form;
+        self.light = 0;
+        self.rates.restart(SETTLING);
+        Some(form)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A queue whose driver asks for `wanted` requests per second, and that does so many in each form.
+    struct Queue {
+        choice: FormChoice,
+        wanted: f64,
+        fused: f64,
+        split: f64,
+        spare: f64,
+        /// Looks in each form, and changes.
+        looks: [u32; 2],
+        changes: u32,
+    }
+
+    impl Queue {
+        fn new(fused: f64, split: f64) -> Self {
+            let choice = FormChoice::new(Form::Fused);
+            let wanted = f64::INFINITY;
+            Self { choice, wanted, fused, split, spare: 1.0, looks: [0; 2], changes: 0 }
+        }
+
+        fn run(&mut self, looks: u32) -> Form {
+            for _ in 0..looks {
+                let form = self.choice.form;
+                self.looks[form as usize] += 1;
+                let able = if form == Form::Fused { self.fused } else { self.split };
+                let (rate, load) = (self.wanted.min(able), (self.wanted / able).min(1.0));
+                let front_load = if form == Form::Split { load / 2.0 } else { 0.0 };
+                let look = QueueLook { load, front_load, rate, spare: self.spare };
+                self.changes += u32::from(self.choice.look(look).is_some());
+            }
+            self.choice.form
+        }
+    }
+
+    #[test]
+    fn a_full_queue_is_tried_on_two_threads_and_stays_if_they_do_more() {
+        let mut queue = Queue::new(1e6, 1.6e6);
+        assert_eq!(queue.run(LOOKS), Form::Split);
+        assert_eq!(queue.run(2 * LOOKS), Form::Split);
+        assert_eq!(queue.changes, 1);
+    }
+
+    #[test]
+    fn a_queue_that_two_threads_do_not_help_goes_back_and_is_tried_seldom() {
+        for split in [0.3e6, 1.04e6] {
+            let mut queue = Queue::new(1e6, split);
+            queue.run(36_000);
+            let part = f64::from(queue.looks[Form::Split as usize]) / 36_000.0;
+            assert!(part < 0.003, "{part} of an hour in the worse form");
+            assert_eq!(queue.choice.form, Form::Fused);
+        }
+    }
+
+    #[test]
+    fn the_better_form_has_nearly_all_of_the_time_also_if_that_is_two_threads() {
+        let mut queue = Queue::new(1e6, 2e6);
+        queue.run(36_000);
+        let part = f64::from(queue.looks[Form::Fused as usize]) / 36_000.0;
+        assert!(part < 0.003, "{part} of an hour in the worse form");
+    }
+
+    #[test]
+    fn nothing_is_tried_without_a_cpu_that_idles_or_without_load() {
+        let mut crowded = Queue::new(1e6, 2e6);
+        crowded.spare = 0.5;
+        crowded.run(10_000);
+        let mut light = Queue::new(1e6, 2e6);
+        light.wanted = 0.7e6;
+        light.run(10_000);
+        assert_eq!((crowded.changes, light.changes), (0, 0));
+    }
+
+    #[test]
+    fn a_queue_goes_back_to_one_thread_when_its_load_goes_and_comes_back_with_it() {
+        let mut queue = Queue::new(1e6, 2e6);
+        queue.run(20);
+        queue.wanted = 0.1e6;
+        assert_eq!(queue.run(LOOKS), Form::Fused);
+        queue.wanted = f64::INFINITY;
+        assert_eq!(queue.run(PAUSE_LIGHT + LOOKS), Form::Split);
+    }
+
+    /// A driver that pauses during a trial would make any form look bad.
+    #[test]
+    fn a_pause_of_the_driver_is_no_verdict() {
+        let mut queue = Queue::new(1e6, 2e6);
+        queue.run(LOOKS);
+        queue.wanted = 0.0;
+        queue.run(LOOKS - 1);
+        queue.wanted = f64::INFINITY;
+        assert_eq!(queue.run(20), Form::Split);
+        assert_eq!(queue.changes, 1);
+    }
+
+    #[test]
+    fn a_guest_that_changes_what_it_does_is_noticed() {
+        let mut queue = Queue::new(1e6, 2e6);
+        queue.run(1000);
+        queue.split = 0.5e6;
+        assert_eq!(queue.run(PAUSE_MAX + 20), Form::Fused);
+        queue.split = 2e6;
+        assert_eq!(queue.run(PAUSE_MAX + 20), Form::Split);
+    }
+
+    #[test]
+    fn random_loads_do_not_make_a_queue_change_all_the_time() {
+        let mut random = fastrand::Rng::with_seed(14);
+        for _ in 0..200 {
+            let mut queue = Queue::new(1e6, 1e6 * (0.5 + 1.5 * random.f64()));
+            for _ in 0..600 {
+                queue.wanted = 4e6 * random.f64();
+                queue.spare = random.f64();
+                queue.run(1);
+            }
+            assert!(queue.changes <= 24, "{} changes in a minute", queue.changes);
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! A thread that looks at loads ten times a second while there are any, and sleeps while there are none.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+use crate::poller::Activity;
+
+/// Time between two looks at the loads while there is any.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Looks without load after which the thread sleeps until a poller has woken.
+const QUIET_LOOKS: u32 = 20;
+
+/// One look at the loads.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Since the look before.
+    pub time: Duration,
+    /// The thread has slept: what has been done meanwhile is not the load of now.
+    pub is_stale: bool,
+}
+
+/// The thread. Dropping it ends it.
+pub struct LoadWatch {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl LoadWatch {
+    /// Starts a thread called `name` that calls `look`, which says whether there was any load.
+    pub fn start(
+        name: &str,
+        activity: Arc<Activity>,
+        look: impl FnMut(Look) -> bool + Send + 'static,
+    ) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&stop);
+        let run = move || run(&activity, &theirs, look);
+        let thread = Builder::new().name(name.into()).stack_size(128 << 10).spawn(run)?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for LoadWatch {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(activity: &Activity, stop: &AtomicBool, mut look: impl FnMut(Look) -> bool) {
+    let (mut last, mut quiet) = (Instant::now(), 0);
+    while !stop.load(Ordering::Acquire) {
+        let is_stale = quiet >= QUIET_LOOKS;
+        if is_stale {
+            activity.wait();
+        } else {
+            std::thread::park_timeout(PERIOD);
+        }
+        let time = last.elapsed();
+        if time < PERIOD / 2 && !is_stale {
+            continue;
+        }
+        last = Instant::now();
+        let had_load = look(Look { time, is_stale });
+        quiet = if had_load || is_stale { 0 } else { quiet + 1 };
+    }
+}
