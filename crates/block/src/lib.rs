@@ -35,6 +35,8 @@ pub use request::{Completion, Op, OpKind, Outcome, Request};
 pub use size::{SizeChange, format_size, parse_size};
 pub use token::{Token, TokenSource};
 
+#[cfg(feature = "model")]
+pub use flowstone_reactor::model;
 pub use flowstone_reactor::{NextLook, Reactor, Waker, mutant, sync};
 
 /// The host's error number, kept unchanged from the failing call to the completion.

@@ -12,8 +12,8 @@ mod stand_in {
     use std::marker::PhantomData;
     use std::sync::Arc;
 
-    use flowstone_reactor::model::UnsafeCell;
-    use flowstone_reactor::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use flowstone_block::model::UnsafeCell;
+    use flowstone_block::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
     struct Shared<T> {
         slots: Vec<UnsafeCell<Option<T>>>,

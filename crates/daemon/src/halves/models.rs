@@ -2,8 +2,8 @@
 //! which loom says when two threads use it at once. (The log itself is in memory that the monitor maps, too, where loom
 //! sees nothing.)
 
-use flowstone_reactor::model::{UnsafeCell, check, spawn};
-use flowstone_reactor::sync::thread::yield_now;
+use flowstone_block::model::{UnsafeCell, check, spawn};
+use flowstone_block::sync::thread::yield_now;
 
 use super::*;
 

@@ -5,10 +5,10 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use flowstone_block::model::{check, spawn};
 use flowstone_block::sync::mpsc::sync_channel;
 use flowstone_block::{Channel, Completion, Geometry, Layer, Origin, Request, SectorCount};
 use flowstone_layers::Null;
-use flowstone_reactor::model::{check, spawn};
 
 use super::*;
 use crate::PollMode;
