@@ -41,16 +41,6 @@ fn queue() -> QueuePart {
     QueuePart::Whole(Box::new(queue))
 }
 
-#[test]
-fn an_order_to_stop_holds_while_a_queue_moves() {
-    check("poller, move and stop", 2, || {
-        let pollers = [0, 1].map(poller);
-        let queue = pollers[0].assign(queue(), spec(Arc::new(DISK))).unwrap();
-        queue.orders().move_to(pollers[1].inbox());
-        assert!(queue.stop().is_some());
-    });
-}
-
 /// The load is balanced, and the queue stopped, by two threads.
 #[test]
 fn an_order_to_stop_holds_beside_one_to_move() {
