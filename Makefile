@@ -6,6 +6,7 @@ MUTANTS ?= protocol in-flight sync raw qcow2 log
 FUZZ_SECONDS ?= 60
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SHARE := $(DESTDIR)$(PREFIX)/share
+MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowstone-daemon
 
 # Where rustup puts cargo, for the run that has just installed it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
@@ -26,9 +27,11 @@ test: ## Check everything: style, documentation, licences, all tests, real guest
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p flowstone-cli -- -D warnings
+	cargo clippy $(MODELLED) --features model --lib --tests -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	cargo deny check licenses bans sources
 	cargo build --workspace --bins
+	cargo test $(MODELLED) --features model --lib models::
 	FLOWSTONE_REQUIRE_GUESTS=1 cargo test --workspace
 
 bench: ## Measure against qemu-storage-daemon and fio; writes docs/benchmarks.md

@@ -12,7 +12,6 @@ mod extent;
 mod geometry;
 mod layer;
 mod log_budget;
-mod mutant;
 mod origin;
 mod pages;
 mod per_queue;
@@ -29,7 +28,6 @@ pub use extent::{Extent, SECTOR_BYTES, Sector, SectorCount};
 pub use geometry::Geometry;
 pub use layer::{Channel, Layer, QueueContext, QueueDepth};
 pub use log_budget::LogBudget;
-pub use mutant::mutant;
 pub use origin::Origin;
 pub use pages::Pages;
 pub use per_queue::{PerQueue, count};
@@ -37,7 +35,9 @@ pub use request::{Completion, Op, OpKind, Outcome, Request};
 pub use size::{SizeChange, format_size, parse_size};
 pub use token::{Token, TokenSource};
 
-pub use flowstone_reactor::{NextLook, Reactor, Waker};
+#[cfg(feature = "model")]
+pub use flowstone_reactor::model;
+pub use flowstone_reactor::{NextLook, Reactor, Waker, mutant, sync};
 
 /// The host's error number, kept unchanged from the failing call to the completion.
 pub use rustix::io::Errno;

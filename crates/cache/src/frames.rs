@@ -8,8 +8,8 @@
 
 use std::io;
 use std::slice;
-use std::sync::atomic::{AtomicU32, Ordering};
 
+use flowstone_block::sync::atomic::{AtomicU32, Ordering};
 use flowstone_block::{IoVec, Pages, mutant};
 
 use crate::BLOCK_BYTES;
@@ -67,8 +67,12 @@ impl Memory {
 
     /// Lets go of a frame that the caller has pinned, with or without the lock.
     pub fn unpin(&self, frame: Frame) {
-        // Release: what was read from it was read before it is used again.
-        self.pins[frame.0 as usize].fetch_sub(1, Ordering::Release);
+        // What was read from it was read before it is used again.
+        let order = match mutant("cache.frames.unpins-without-order") {
+            true => Ordering::Relaxed,
+            false => Ordering::Release,
+        };
+        self.pins[frame.0 as usize].fetch_sub(1, order);
     }
 
     fn is_pinned(&self, frame: Frame) -> bool {
@@ -206,6 +210,9 @@ impl FreeFrames {
     }
 }
 
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
 #[cfg(test)]
 mod tests {
     use super::*;

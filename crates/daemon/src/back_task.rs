@@ -2,9 +2,9 @@
 //! interrupts the driver.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request, mutant};
 use flowstone_frontend::vhost_user::{Finished, Signal, Start, Work as Asked};
 
@@ -164,7 +164,7 @@ impl BackTask {
         if self.half.used.publish() == Signal::Sent {
             add(&self.counters.calls, 1);
         }
-        self.half.link.0.cleared.store(self.half.used.next_used(), Ordering::Release);
+        self.half.link.0.set_cleared(self.half.used.next_used());
         self.half.link.0.wake_front();
     }
 }

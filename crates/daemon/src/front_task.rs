@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{NextLook, Reactor, mutant};
 use flowstone_frontend::vhost_user::Start;
 use flowstone_reactor::Watch;

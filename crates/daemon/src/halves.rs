@@ -5,21 +5,22 @@
 //! one when they are done. Each has room for all chains that the queue can have in flight, so nothing waits for room.
 //!
 //! A head comes back before the driver can see that its request is done, and is taken again only when the marks of
-//! its last use are cleared in the in-flight log: [`Link::cleared`] says how far that is. Else the mark of
+//! its last use are cleared in the in-flight log: [`Link::is_cleared`] says how far that is. Else the mark of
 //! a new request could be cleared with those of the old batch, and a daemon that is killed would lose it.
 
-use std::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
+use flowstone_block::sync::atomic::{AtomicBool, AtomicU16, Ordering, fence};
 use flowstone_block::{Request, Waker, mutant};
 use flowstone_frontend::vhost_user::{AvailHalf, Start, UsedHalf, VirtQueue};
-use rtrb::{Consumer, Producer, RingBuffer};
+
+use crate::chain_ring::{Consumer, Producer, RingBuffer};
 
 /// What both threads see.
 #[derive(Default)]
 pub struct Link {
     /// The used index up to which marks are cleared.
-    pub cleared: AtomicU16,
+    cleared: AtomicU16,
     /// Whether the front waits for chains to come back.
     front_waits: AtomicBool,
     /// Raised when the front is to take nothing more, which the back is told when all has come back.
@@ -89,6 +90,11 @@ impl Back {
 }
 
 impl Link {
+    /// Marks are cleared up to this used index.
+    pub fn set_cleared(&self, used: u16) {
+        self.cleared.store(used, Ordering::Release);
+    }
+
     /// Whether the marks of a chain with this used index are cleared.
     pub fn is_cleared(&self, used: u16) -> bool {
         // No more than a ring lies between the two.
@@ -108,11 +114,10 @@ impl Link {
         }
     }
 
-    /// The front is about to sleep, and can only go on when chains come back. It is to look for them
-    /// after this.
+    /// The front is about to sleep, and can only go on when chains come back. Its last look, behind the fence of the
+    /// sleep, sees those that come back before the other thread sees this.
     pub fn begin_wait(&self) {
         self.front_waits.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
     }
 
     /// It goes on.
@@ -128,7 +133,9 @@ impl Link {
     /// Chains have come back, or the back is gone.
     pub fn wake_front(&self) {
         // Either we see that it waits, or it sees what has come back.
-        fence(Ordering::SeqCst);
+        if !mutant("daemon.link.wakes-the-front-without-fence") {
+            fence(Ordering::SeqCst);
+        }
         let waits = self.front_waits.load(Ordering::Relaxed);
         if waits && !mutant("daemon.back.does-not-wake-the-front") {
             self.front.get().inspect(|waker| waker.wake());
@@ -146,6 +153,9 @@ impl Drop for BackLink {
     }
 }
 
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -156,7 +166,7 @@ mod tests {
         for (cleared, used, is_cleared) in
             [(5, 5, true), (5, 4, true), (5, 6, false), (1, 0xffff, true), (0xffff, 1, false)]
         {
-            link.cleared.store(cleared, Ordering::Relaxed);
+            link.set_cleared(cleared);
             assert_eq!(link.is_cleared(used), is_cleared, "{cleared} {used}");
         }
     }

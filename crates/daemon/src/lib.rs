@@ -6,6 +6,7 @@
 mod back_task;
 mod cache_config;
 mod cache_report;
+mod chain_ring;
 mod class_report;
 mod config;
 mod control;

@@ -10,9 +10,9 @@ mod thread;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
+use flowstone_block::sync::atomic::AtomicBool;
 use flowstone_block::{NextLook, QueueContext, QueueDepth, Reactor, mutant};
 use tracing::{error, warn};
 
@@ -316,5 +316,8 @@ fn send(to: &Inbox, arrival: Arrival) {
     }
 }
 
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
 #[cfg(test)]
 mod tests;

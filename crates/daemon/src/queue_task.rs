@@ -6,9 +6,9 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request};
 use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 use flowstone_reactor::Watch;

@@ -10,18 +10,27 @@
 //!
 //! It knows nothing of disks: see docs/reactor.md.
 
+mod event;
+#[cfg(feature = "model")]
+pub mod model;
+mod mutant;
 mod next_look;
 mod reactor;
 mod ring;
 mod ring_user;
+pub mod sync;
 mod waker;
 mod watch;
 
+pub use mutant::mutant;
 pub use next_look::NextLook;
 pub use reactor::Reactor;
 pub use ring_user::RingUser;
 pub use waker::Waker;
 pub use watch::Watch;
 
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
 #[cfg(test)]
 mod tests;

@@ -4,7 +4,7 @@ use std::cell::{RefCell, RefMut};
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use slab::Slab;
 
 use crate::ring::Ring;
-use crate::{NextLook, Waker};
+use crate::{NextLook, Waker, mutant};
 
 const POLL_IN: u32 = libc::POLLIN as u32;
 
@@ -115,8 +115,15 @@ impl Reactor {
     /// `last_look` is called when other threads know that they have to wake us. So it must look at
     /// everything that they may have left.
     pub fn sleep(&self, last_look: impl FnOnce() -> NextLook) {
-        self.0.waker.fall_asleep();
-        match last_look() {
+        let looks_first = mutant("reactor.sleep.looks-before-it-says-so");
+        if !looks_first {
+            self.0.waker.fall_asleep();
+        }
+        let look = last_look();
+        if looks_first {
+            self.0.waker.fall_asleep();
+        }
+        match look {
             NextLook::Now => self.state().submit(),
             NextLook::At(deadline) => self.wait(Some(deadline)),
             NextLook::OnWake => self.wait(None),
@@ -125,6 +132,9 @@ impl Reactor {
     }
 
     fn wait(&self, deadline: Option<Instant>) {
+        if self.0.waker.event().sleep_in_model(deadline.is_some()) {
+            return;
+        }
         let mut state = self.state();
         if state.ring.is_some() {
             state.wait_in_ring(&self.0.waker, deadline);
@@ -200,7 +210,7 @@ impl State {
         };
         if !self.waker_armed {
             self.waker_armed = true;
-            arm(waker.event().as_raw_fd(), Owner::Waker);
+            arm(waker.event().as_fd().as_raw_fd(), Owner::Waker);
         }
         for (slot, watched) in &mut self.watches {
             if !watched.armed && !watched.ready {
@@ -213,8 +223,7 @@ impl State {
     }
 
     fn wait_in_poll(&mut self, waker: &Waker, deadline: Option<Instant>) {
-        let event = waker.event();
-        let mut fds = vec![PollFd::from_borrowed_fd(event, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(waker.event(), PollFlags::IN)];
         let mut slots = Vec::new();
         for (slot, watched) in self.watches.iter().filter(|(_, watched)| !watched.ready) {
             slots.push(slot);

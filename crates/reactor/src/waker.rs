@@ -1,14 +1,14 @@
 //! How any thread ends the sleep of one.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 
-use rustix::event::{EventfdFlags, eventfd};
+use crate::event::Event;
+use crate::mutant;
+use crate::sync::atomic::{AtomicBool, Ordering, fence};
 
 /// Ends the sleep of one thread. Costs a fence and a load while that thread is awake.
 pub struct Waker {
-    event: OwnedFd,
+    event: Event,
     asleep: AtomicBool,
     rung: AtomicBool,
 }
@@ -16,9 +16,8 @@ pub struct Waker {
 impl Waker {
     /// Of a thread that is awake.
     pub(crate) fn new() -> io::Result<Self> {
-        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self {
-            event: eventfd(0, flags)?,
+            event: Event::new()?,
             asleep: AtomicBool::new(false),
             rung: AtomicBool::new(false),
         })
@@ -28,17 +27,20 @@ impl Waker {
     pub fn wake(&self) {
         // Pairs with the fence in `fall_asleep`: either we see that it sleeps, or its last look
         // sees what we have stored.
-        fence(Ordering::SeqCst);
+        if !mutant("reactor.waker.wakes-without-fence") {
+            fence(Ordering::SeqCst);
+        }
         if self.asleep.load(Ordering::Relaxed) && !self.rung.swap(true, Ordering::AcqRel) {
-            // The counter cannot be full: it is written once per sleep.
-            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
+            self.event.ring();
         }
     }
 
     /// To be followed by a last look, then the sleep, then `wake_up`.
     pub(crate) fn fall_asleep(&self) {
         self.asleep.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        if !mutant("reactor.waker.falls-asleep-without-fence") {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// The thread is awake again.
@@ -46,14 +48,17 @@ impl Waker {
         self.asleep.store(false, Ordering::Relaxed);
         // `wake` sets the mark before it writes the event. Until the event has come the mark stays,
         // or the event would come later, never be read, and end every sleep from then on.
-        if self.rung.load(Ordering::Acquire) && rustix::io::read(&self.event, &mut [0; 8]).is_ok() {
-            self.rung.store(false, Ordering::Release);
+        if self.rung.load(Ordering::Acquire)
+            && (self.event.take() || mutant("reactor.waker.forgets-an-event-that-comes-late"))
+        {
+            // An exchange: what those have left that found the mark set is seen from here on.
+            self.rung.swap(false, Ordering::AcqRel);
         }
     }
 
     /// Readable when rung.
-    pub(crate) fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    pub(crate) fn event(&self) -> &Event {
+        &self.event
     }
 }
 
@@ -88,7 +93,7 @@ mod tests {
         waker.fall_asleep();
         assert!(!waker.rung.swap(true, Ordering::AcqRel));
         waker.wake_up();
-        let _ = rustix::io::write(&waker.event, &1u64.to_ne_bytes());
+        waker.event.ring();
         for sleep in 0..3 {
             waker.fall_asleep();
             assert!(sleep == 0 || !is_readable(&waker), "sleep {sleep} ends at once");

@@ -1,4 +1,4 @@
-//! Protocol mutants (crates/block/src/mutant.rs): which test kills each.
+//! Protocol mutants (crates/reactor/src/mutant.rs): which test kills each.
 //!
 //! All of them are compiled into one set of test binaries, and chosen one at a time by
 //! `FLOWSTONE_MUTANT`, so a run costs the tests' time and no compilation. A mutant is killed when

@@ -16,6 +16,10 @@ use super::source::Mutant;
 const HANG: Duration = Duration::from_secs(400);
 /// Neither are real guests needed, nor do benches and tasks have anything to say about data.
 const LEFT_OUT: [&str; 3] = ["flowstone-vmtest", "flowstone-bench", "flowstone-xtask"];
+/// What has models. With their feature, nothing else of a binary runs.
+const MODELLED: [&str; 4] =
+    ["flowstone-reactor", "flowstone-cache", "flowstone-image", "flowstone-daemon"];
+const MODELS: &str = "models::";
 
 /// What the tests have to say about a mutant.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,25 +55,26 @@ struct Binary {
     path: PathBuf,
     /// Where its package lies: tests find their files from there.
     folder: PathBuf,
+    /// Whether its models are what is tried.
+    is_model: bool,
 }
 
 impl Suites {
     /// Builds them with all mutants inside, in a target folder of their own.
     pub fn build(workspace: &Path) -> Result<Self> {
-        let target = workspace.join("target/mutants");
-        let mut command = Command::new("cargo");
-        command.args(["test", "--workspace", "--no-run", "--message-format", "json"]);
-        command.args(["--features", "flowstone-block/mutants"]);
-        command.args(LEFT_OUT.iter().flat_map(|package| ["--exclude", package]));
-        command.env("CARGO_TARGET_DIR", target).current_dir(workspace).stderr(Stdio::inherit());
-        let built = command.output().context("run cargo")?;
-        ensure!(built.status.success(), "the tests do not build");
-        let messages = built.stdout.split(|byte| *byte == b'\n');
-        let mut binaries: Vec<Binary> = messages.filter_map(test_binary).collect();
-        ensure!(!binaries.is_empty(), "cargo built no tests");
+        let left_out = LEFT_OUT.iter().flat_map(|package| ["--exclude", package]);
+        let tests = ["--workspace", "--features", "flowstone-block/mutants"];
+        let modelled = MODELLED.iter().flat_map(|package| ["--package", package]);
+        let models = ["--lib", "--features", "model,flowstone-block/mutants"];
+        let mut binaries = built(workspace, tests.into_iter().chain(left_out), false)?;
+        binaries.extend(built(workspace, models.into_iter().chain(modelled), true)?);
         // The slow ones last: image has crashes by the thousand, cli starts daemons.
-        let rank = |binary: &Binary| ["image", "cli"].iter().position(|it| *it == binary.package);
-        binaries.sort_by_key(|binary| rank(binary).map_or(0, |rank| rank + 1));
+        binaries.sort_by_key(|binary| match &*binary.package {
+            _ if binary.is_model => 1,
+            "image" => 2,
+            "cli" => 3,
+            _ => 0,
+        });
         Ok(Self { binaries })
     }
 
@@ -91,7 +96,26 @@ impl Suites {
     }
 }
 
-fn test_binary(message: &[u8]) -> Option<Binary> {
+/// The test binaries that cargo builds when told so.
+fn built<'a>(
+    workspace: &Path,
+    arguments: impl Iterator<Item = &'a str>,
+    is_model: bool,
+) -> Result<Vec<Binary>> {
+    let mut command = Command::new("cargo");
+    command.args(["test", "--no-run", "--message-format", "json"]).args(arguments);
+    command.env("CARGO_TARGET_DIR", workspace.join("target/mutants"));
+    command.current_dir(workspace).stderr(Stdio::inherit());
+    let built = command.output().context("run cargo")?;
+    ensure!(built.status.success(), "the tests do not build");
+    let messages = built.stdout.split(|byte| *byte == b'\n');
+    let binaries: Vec<Binary> =
+        messages.filter_map(|message| test_binary(message, is_model)).collect();
+    ensure!(!binaries.is_empty(), "cargo built no tests");
+    Ok(binaries)
+}
+
+fn test_binary(message: &[u8], is_model: bool) -> Option<Binary> {
     let message: Value = serde_json::from_slice(message).ok()?;
     if message["profile"]["test"] != true {
         return None;
@@ -99,12 +123,13 @@ fn test_binary(message: &[u8]) -> Option<Binary> {
     let manifest = Path::new(message["manifest_path"].as_str()?);
     let folder = manifest.parent()?.to_owned();
     let package = folder.file_name()?.to_string_lossy().into_owned();
-    Some(Binary { package, path: message["executable"].as_str()?.into(), folder })
+    Some(Binary { package, path: message["executable"].as_str()?.into(), folder, is_model })
 }
 
 impl Binary {
     fn try_with(&self, mutant: Option<&Mutant>, filter: Option<&str>) -> Result<Verdict> {
         let mut command = Command::new(&self.path);
+        let filter = if self.is_model { Some(MODELS) } else { filter };
         command.args(filter).current_dir(&self.folder).stdout(Stdio::piped()).stderr(Stdio::null());
         match mutant {
             Some(mutant) => command.env("FLOWSTONE_MUTANT", &mutant.name),

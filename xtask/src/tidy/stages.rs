@@ -33,8 +33,8 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("sim", &["block", "fileio"]),
 ];
 
-/// The feature that test machinery is behind.
-const TESTING: &str = "testing";
+/// The features that test machinery is behind.
+const FOR_TESTS: [&str; 2] = ["testing", "model"];
 
 /// The stages. A file is the image's own business.
 const STAGES: [(&str, &str); 7] = [
@@ -82,15 +82,19 @@ fn complaints(package: &Value) -> Vec<String> {
         if !known.contains(&other) {
             found.push(format!("crates/{name} depends on {other}"));
         }
-        let features = dependency["features"].as_array().into_iter().flatten();
-        if features.map(text).any(|feature| feature == TESTING) {
-            found.push(format!("crates/{name} enables the feature {TESTING} of {other}"));
-        }
+        let features = for_tests(&dependency["features"]);
+        found.extend(
+            features.map(|it| format!("crates/{name} enables the feature {it} of {other}")),
+        );
     }
-    if package["features"]["default"].as_array().into_iter().flatten().any(|it| it == TESTING) {
-        found.push(format!("crates/{name} enables its feature {TESTING} by default"));
-    }
+    let features = for_tests(&package["features"]["default"]);
+    found.extend(features.map(|it| format!("crates/{name} enables its feature {it} by default")));
     found
+}
+
+/// Features of a list that no released package has on.
+fn for_tests(features: &Value) -> impl Iterator<Item = &str> {
+    features.as_array().into_iter().flatten().map(text).filter(|it| FOR_TESTS.contains(it))
 }
 
 fn text(value: &Value) -> &str {
@@ -168,8 +172,10 @@ mod tests {
         let dependency = |features: Value| json!({"name": "flowstone-image", "kind": null, "optional": false, "features": features});
         let of = |features, own| package("daemon", &dependency(features), &own);
         assert_eq!(of(json!([]), json!({"testing": []})), [""; 0]);
-        assert_eq!(of(json!(["testing"]), json!({})).len(), 1);
-        assert_eq!(of(json!([]), json!({"default": ["testing"]})).len(), 1);
+        for feature in FOR_TESTS {
+            assert_eq!(of(json!([feature]), json!({})).len(), 1);
+            assert_eq!(of(json!([]), json!({"default": [feature]})).len(), 1);
+        }
     }
 
     #[test]

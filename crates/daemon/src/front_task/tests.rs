@@ -45,7 +45,7 @@ impl Bench {
     /// ... and says so.
     fn tell(&mut self) {
         let link = &self.back.link.0;
-        link.cleared.store(self.back.used.next_used(), Ordering::Release);
+        link.set_cleared(self.back.used.next_used());
         link.wake_front();
     }
 

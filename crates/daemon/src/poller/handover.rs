@@ -3,12 +3,13 @@
 //! Both departures begin in the same way: the queue takes nothing more until nothing is in flight. Only then does its
 //! poller ask what is next, so an order to stop that comes later still holds, wherever the queue is.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 use std::{fmt, io};
 
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
+use flowstone_block::sync::mpsc::{Receiver, SyncSender};
+use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Layer, Origin, Waker, mutant};
 
 use super::counters::PollerCounters;
@@ -83,11 +84,17 @@ pub struct Inbox {
     /// What the poller counts.
     pub counters: PollerCounters,
     waker: Arc<Waker>,
+    /// Whether the thread is to look at what the lock protects. Raised after a change of that, and lowered before it looks: so
+    /// a change that it has not seen raises the flag again.
     full: AtomicBool,
-    /// Whether its owner is gone, so that nothing is to be started any more.
-    closed: AtomicBool,
+    state: Mutex<InboxState>,
+}
+
+struct InboxState {
     /// What has arrived; nothing if the thread has ended.
-    arrivals: Mutex<Option<Vec<Arrival>>>,
+    arrivals: Option<Vec<Arrival>>,
+    /// Whether its owner is gone, so that nothing is to be started any more.
+    closed: bool,
 }
 
 impl Inbox {
@@ -97,13 +104,12 @@ impl Inbox {
             counters: PollerCounters::default(),
             waker,
             full: AtomicBool::new(false),
-            closed: AtomicBool::new(false),
-            arrivals: Mutex::new(Some(Vec::new())),
+            state: Mutex::new(InboxState { arrivals: Some(Vec::new()), closed: false }),
         }
     }
 
-    fn arrivals(&self) -> MutexGuard<'_, Option<Vec<Arrival>>> {
-        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, InboxState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes the thread: an order has been given to one of its queues.
@@ -113,7 +119,7 @@ impl Inbox {
 
     /// Hands a queue over. It comes back if the thread has ended.
     pub(super) fn post(&self, arrival: Arrival) -> Result<(), Box<Arrival>> {
-        match &mut *self.arrivals() {
+        match &mut self.state().arrivals {
             Some(arrivals) => arrivals.push(arrival),
             None => return Err(Box::new(arrival)),
         }
@@ -123,17 +129,19 @@ impl Inbox {
 
     /// Nothing is to be started here any more: the thread ends with its last queue.
     pub(super) fn close(&self) {
-        self.closed.store(true, Ordering::Release);
+        self.state().closed = true;
         self.ring();
     }
 
     fn ring(&self) {
+        let early = mutant("daemon.inbox.rings-before-it-is-full");
+        if early {
+            self.waker.wake();
+        }
         self.full.store(true, Ordering::Release);
-        self.waker.wake();
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        if !early {
+            self.waker.wake();
+        }
     }
 
     /// Whether the thread is to look at it.
@@ -143,17 +151,26 @@ impl Inbox {
 
     /// Takes what has arrived.
     pub(super) fn empty(&self) -> Vec<Arrival> {
+        let late = mutant("daemon.inbox.lowers-its-flag-after-the-list");
         // Before the list is read: what comes later raises it again.
-        self.full.store(false, Ordering::Release);
-        self.arrivals().as_mut().map(std::mem::take).unwrap_or_default()
+        if !late {
+            self.full.store(false, Ordering::Release);
+        }
+        let arrivals = self.state().arrivals.as_mut().map(std::mem::take).unwrap_or_default();
+        if late {
+            self.full.store(false, Ordering::Release);
+        }
+        arrivals
     }
 
     /// Ends it if it is closed and nothing has arrived. Returns whether the thread may end.
     pub(super) fn end_if_closed(&self) -> bool {
-        let mut arrivals = self.arrivals();
-        let over = self.is_closed() && arrivals.as_ref().is_none_or(Vec::is_empty);
+        let mut state = self.state();
+        let none = state.arrivals.as_ref().is_none_or(Vec::is_empty)
+            || mutant("daemon.inbox.ends-with-what-has-arrived");
+        let over = state.closed && none;
         if over {
-            *arrivals = None;
+            state.arrivals = None;
         }
         over
     }
@@ -164,7 +181,7 @@ pub(super) struct EndsInbox(pub Arc<Inbox>);
 
 impl Drop for EndsInbox {
     fn drop(&mut self) {
-        let left = self.0.arrivals().take();
+        let left = self.0.state().arrivals.take();
         // Outside the lock: the monitors that wait for these hear of it.
         drop(left);
     }
@@ -232,6 +249,11 @@ impl Orders {
     }
 
     fn tell(&self, state: &State) {
+        if mutant("daemon.orders.wake-before-the-flag") {
+            state.at.wake();
+            self.leave.store(true, Ordering::Release);
+            return;
+        }
         self.leave.store(true, Ordering::Release);
         // Under the lock: a queue that moves meanwhile is woken where it is then.
         state.at.wake();

@@ -2,10 +2,10 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
 use flowstone_block::NextLook;
+use flowstone_block::sync::mpsc::SyncSender;
 
 use super::handover::{Orders, QueueSpec};
 use crate::queue_run::{QueuePart, QueueRun, Work};

@@ -2,9 +2,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
-use std::thread::{Builder, JoinHandle};
 
+use flowstone_block::sync::mpsc::sync_channel;
+use flowstone_block::sync::thread::{Builder, JoinHandle};
 use tracing::warn;
 
 use super::Poller;

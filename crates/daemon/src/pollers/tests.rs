@@ -1,7 +1,8 @@
 //! Queues of two halves, whose disk answers when it is told to.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,12 +10,12 @@ use flowstone_block::{
     Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, QueueDepth, Reactor,
     Request, SectorCount, Waker,
 };
-use rtrb::RingBuffer;
 
 use super::placed::{Parts, Placed};
 use super::*;
 use crate::PollMode;
 use crate::back_task::BackTask;
+use crate::chain_ring::RingBuffer;
 use crate::fake_guest::{Asks, FakeGuest};
 use crate::front_task::FrontTask;
 use crate::halves::split;

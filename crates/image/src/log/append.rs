@@ -337,5 +337,8 @@ pub fn apply_entries(
     }
 }
 
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
 #[cfg(test)]
 mod tests;

@@ -1,8 +1,9 @@
 //! What the queues of a log image and its maintenance worker share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
+use flowstone_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Outcome, Sector, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
@@ -207,6 +208,9 @@ impl Core {
     fn apply_effects(&self, effects: Effects, except: &Arc<QueueWaker>) {
         if effects.wake_maintenance {
             self.inbox.schedule_pass();
+        }
+        if mutant("log.commit.wakes-nobody") {
+            return;
         }
         effects
             .wake

@@ -5,14 +5,17 @@
 //! writer at a time; leaves are never freed while the map lives, so a reader's pointer stays good.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+
+use flowstone_block::mutant;
+use flowstone_block::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use super::address::MapEntry;
 
-/// Blocks that one leaf maps.
-pub const LEAF_BLOCKS: u64 = 2048;
+/// Blocks that one leaf maps. (Few in a model: there, each word has a history.)
+pub const LEAF_BLOCKS: u64 = if cfg!(feature = "model") { 64 } else { 2048 };
 /// Leaves of the largest disk: as many blocks as there are addresses.
-const LEAVES_MAX: usize = ((1u64 << 32) / LEAF_BLOCKS) as usize;
+const LEAVES_MAX: usize =
+    if cfg!(feature = "model") { 2 } else { ((1u64 << 32) / LEAF_BLOCKS) as usize };
 
 struct Leaf {
     entries: [AtomicU64; LEAF_BLOCKS as usize],
@@ -33,10 +36,8 @@ pub struct BlockMap {
 
 impl Default for BlockMap {
     fn default() -> Self {
-        // SAFETY: a null AtomicPtr is all zero bits.
-        let leaves = unsafe { Box::new_zeroed_slice(LEAVES_MAX).assume_init() };
         Self {
-            leaves,
+            leaves: empty_leaves(),
             leaf_count: AtomicU32::new(0),
             changed_count: AtomicU32::new(0),
             mapped: AtomicU64::new(0),
@@ -73,9 +74,7 @@ impl BlockMap {
         if let Some(leaf) = self.leaf(index) {
             return leaf;
         }
-        // SAFETY: all-zero bits are an unmapped, unchanged leaf.
-        let made = unsafe { Box::<Leaf>::new_zeroed().assume_init() };
-        let made = Box::into_raw(made);
+        let made = Box::into_raw(empty_leaf());
         self.leaves[index as usize].store(made, Ordering::Release);
         self.leaf_count.fetch_add(1, Ordering::Relaxed);
         // SAFETY: just made, and freed only with the map.
@@ -85,6 +84,10 @@ impl BlockMap {
     fn mark_changed(&self, leaf: &Leaf) {
         // Always a swap, never a look first: the thread that takes the mark off must see the entry
         // that was stored before it, or the mark must be set again.
+        let looks = mutant("log.map.looks-before-it-marks");
+        if looks && leaf.changed.load(Ordering::Acquire) {
+            return;
+        }
         if !leaf.changed.swap(true, Ordering::AcqRel) {
             self.changed_count.fetch_add(1, Ordering::Relaxed);
         }
@@ -239,6 +242,31 @@ impl BlockMap {
     }
 }
 
+#[cfg(not(feature = "model"))]
+fn empty_leaves() -> Box<[AtomicPtr<Leaf>]> {
+    // SAFETY: a null AtomicPtr is all zero bits.
+    unsafe { Box::new_zeroed_slice(LEAVES_MAX).assume_init() }
+}
+
+/// Unmapped, and not changed.
+#[cfg(not(feature = "model"))]
+fn empty_leaf() -> Box<Leaf> {
+    // SAFETY: that is what all-zero bits are.
+    unsafe { Box::new_zeroed().assume_init() }
+}
+
+/// Atomics of loom are not bits.
+#[cfg(feature = "model")]
+fn empty_leaves() -> Box<[AtomicPtr<Leaf>]> {
+    (0..LEAVES_MAX).map(|_| AtomicPtr::new(std::ptr::null_mut())).collect()
+}
+
+#[cfg(feature = "model")]
+fn empty_leaf() -> Box<Leaf> {
+    let entries = std::array::from_fn(|_| AtomicU64::new(MapEntry::UNMAPPED.bits()));
+    Box::new(Leaf { entries, mapped: AtomicU32::new(0), changed: AtomicBool::new(false) })
+}
+
 fn set(leaf: &Leaf, lba: u64, entry: MapEntry) -> MapEntry {
     let slot = &leaf.entries[(lba % LEAF_BLOCKS) as usize];
     let old = slot.load(Ordering::Relaxed);
@@ -251,6 +279,9 @@ fn add(counter: &AtomicU32, amount: u32) {
     counter.store(counter.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
 }
 
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
 #[cfg(test)]
 mod tests {
     use super::super::address::Address;

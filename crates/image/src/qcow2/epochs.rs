@@ -5,13 +5,24 @@
 //! dropped in some epoch may be used again when that epoch and all before it are without pins.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError};
+
+use flowstone_block::mutant;
+use flowstone_block::sync::atomic::{AtomicU64, Ordering};
+use flowstone_block::sync::{Mutex, MutexGuard};
 
 /// The pins of all queues and threads of an image.
 #[derive(Default)]
-pub struct Epochs {
-    registered: Mutex<Vec<Weak<AtomicU64>>>,
+pub struct Epochs(Arc<Registry>);
+
+/// The oldest pin of each queue and thread.
+#[derive(Default)]
+struct Registry(Mutex<Vec<Arc<AtomicU64>>>);
+
+impl Registry {
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<AtomicU64>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// The pins of one queue or thread.
@@ -20,6 +31,7 @@ pub struct EpochPins {
     counts: VecDeque<(u64, usize)>,
     /// The oldest of them, for other threads to read.
     oldest: Arc<AtomicU64>,
+    registry: Arc<Registry>,
 }
 
 const NONE: u64 = u64::MAX;
@@ -28,18 +40,15 @@ impl Epochs {
     /// Registers another queue or thread.
     pub fn register(&self) -> EpochPins {
         let oldest = Arc::new(AtomicU64::new(NONE));
-        let mut registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        registered.retain(|oldest| oldest.strong_count() > 0);
-        registered.push(Arc::downgrade(&oldest));
-        EpochPins { counts: VecDeque::new(), oldest }
+        self.0.lock().push(Arc::clone(&oldest));
+        EpochPins { counts: VecDeque::new(), oldest, registry: Arc::clone(&self.0) }
     }
 
     /// The oldest epoch with a pin. To be called after the map's lock has been taken and given back
     /// since the epoch in question ended.
     pub fn oldest(&self) -> u64 {
-        let registered = self.registered.lock().unwrap_or_else(PoisonError::into_inner);
-        let alive = registered.iter().filter_map(Weak::upgrade);
-        alive.map(|oldest| oldest.load(Ordering::Acquire)).min().unwrap_or(NONE)
+        let registered = self.0.lock();
+        registered.iter().map(|oldest| oldest.load(Ordering::Acquire)).min().unwrap_or(NONE)
     }
 }
 
@@ -65,10 +74,25 @@ impl EpochPins {
 
     fn publish(&self) {
         let oldest = self.counts.front().map_or(NONE, |(epoch, _)| *epoch);
-        self.oldest.store(oldest, Ordering::Release);
+        // What the request did is done before another thread sees that it has gone.
+        let order = match mutant("qcow2.epochs.unpins-without-order") {
+            true => Ordering::Relaxed,
+            false => Ordering::Release,
+        };
+        self.oldest.store(oldest, order);
     }
 }
 
+impl Drop for EpochPins {
+    /// Under the lock: a thread that does not find the pins sees that all I/O of their requests is done.
+    fn drop(&mut self) {
+        self.registry.lock().retain(|oldest| !Arc::ptr_eq(oldest, &self.oldest));
+    }
+}
+
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;
 #[cfg(test)]
 mod tests {
     use super::*;

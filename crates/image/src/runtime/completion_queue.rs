@@ -1,9 +1,10 @@
 //! Requests that other threads have carried out for a queue.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
-use flowstone_block::Completion;
+use flowstone_block::sync::Mutex;
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
+use flowstone_block::{Completion, mutant};
 
 use crate::runtime::wakers::QueueWaker;
 
@@ -34,7 +35,15 @@ impl CompletionQueue {
 
     /// Everything that is in it.
     pub fn take(&self) -> Vec<Completion> {
-        self.full.store(false, Ordering::Release);
-        std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner))
+        let late = mutant("image.completion-queue.lowers-its-flag-after-the-list");
+        // Before the list is taken: what comes later raises it again.
+        if !late {
+            self.full.store(false, Ordering::Release);
+        }
+        let done = std::mem::take(&mut *self.done.lock().unwrap_or_else(PoisonError::into_inner));
+        if late {
+            self.full.store(false, Ordering::Release);
+        }
+        done
     }
 }

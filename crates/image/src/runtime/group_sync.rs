@@ -9,9 +9,10 @@
 //! caller that something is lost, and a sync that begins afterwards succeeds. A durable write
 //! (`RWF_DSYNC`) is a sync too, of its own data: it may run while no other does, and serves only itself.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
+use flowstone_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Completion, Errno, Outcome, mutant};
 use flowstone_fileio::{BlockingFile, FileOp, FileRequest, MemoryList};
 

@@ -11,3 +11,7 @@ pub mod pace;
 pub mod trims;
 pub mod wakers;
 pub mod worker;
+
+#[cfg(feature = "model")]
+#[cfg(test)]
+mod models;

@@ -4,8 +4,9 @@
 //! a record of another queue has committed that ours waits behind, a sync of another queue covers
 //! our flush, the maintenance worker has made room.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
+use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Reactor, Waker};
 
 /// Wakes the thread of one queue.
