@@ -13,6 +13,7 @@ mod full_disk;
 mod gives_back;
 mod hotplug;
 mod load;
+mod polled;
 mod power_cut;
 mod readonly;
 mod reattach;
