@@ -26,6 +26,17 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 const QEMU_START_TIMEOUT: Duration = Duration::from_secs(30);
 const QEMU_END_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Script: defines `until_told COMMAND`, which repeats a command until [`Guest::tell`], and once at least.
+pub const UNTIL_TOLD: &str = "\
+    until_told() {
+        : >/tmp/told
+        dd bs=1 count=1 <&3 >/tmp/told 2>/dev/null &
+        while :; do
+            \"$@\"
+            if [ -s /tmp/told ]; then break; fi
+        done
+    }";
+
 /// A guest and the ways to talk to it.
 #[derive(Debug)]
 pub struct Guest {
@@ -125,6 +136,11 @@ impl Guest {
     /// How the started script has ended, if it has; `finish` must not follow then.
     pub fn ended(&mut self) -> Result<Option<Outcome>> {
         self.explain(|guest| guest.agent.poll())
+    }
+
+    /// Gives the started script the byte that it waits for on file descriptor 3 ([`UNTIL_TOLD`]).
+    pub fn tell(&mut self) -> Result<()> {
+        self.agent.tell()
     }
 
     /// Waits until the scripts that run in guests have brought about what `enough` looks for. A script

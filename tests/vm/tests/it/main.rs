@@ -14,6 +14,7 @@ mod gives_back;
 mod hotplug;
 mod load;
 mod polled;
+mod pollers;
 mod power_cut;
 mod readonly;
 mod reattach;
