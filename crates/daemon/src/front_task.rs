@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{NextLook, Reactor, mutant};
 use flowstone_frontend::vhost_user::Start;
-use flowstone_reactor::Watch;
 
 use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::halves::{Front, Return};
 use crate::histogram::add;
+use crate::kicks::Kicks;
 use crate::queue_run::{QueuePart, QueueRun, Work, nanos};
 use crate::spin::SpinBudget;
 
@@ -21,7 +21,7 @@ const HAND_OVER_MAX: u16 = 16;
 
 /// See the module. Stays on the thread that makes it.
 pub struct FrontTask {
-    kicks: Watch,
+    kicks: Kicks,
     half: Front,
     /// Done, and not to be taken again before their marks are cleared.
     returned: VecDeque<Return>,
@@ -46,7 +46,7 @@ impl FrontTask {
         let _ = half.link.front.set(reactor.waker());
         let _ = half.link.front_leave.set(Arc::clone(&leave));
         Self {
-            kicks: Watch::new(reactor, Arc::clone(half.avail.kick())),
+            kicks: Kicks::new(reactor, &half.avail, Arc::clone(&counters)),
             half,
             returned: VecDeque::new(),
             leave,
@@ -120,14 +120,6 @@ impl FrontTask {
         let avail = &self.half.avail;
         self.is_leaving() || avail.is_full() || avail.has_undone() || !self.returned.is_empty()
     }
-
-    fn take_kicks(&self) -> bool {
-        let rung = self.kicks.take_ready();
-        if rung {
-            add(&self.counters.kicks, self.half.avail.clear_kicks());
-        }
-        rung
-    }
 }
 
 impl QueueRun for FrontTask {
@@ -168,11 +160,12 @@ impl QueueRun for FrontTask {
 
     fn count_looking(&self, time: Duration) {
         add(&self.counters.front_spin_ns, nanos(time));
+        self.kicks.looked(time, &self.half.avail);
     }
 
     fn park(&mut self) -> bool {
         // A notification from before would keep the next one from being noticed.
-        self.take_kicks();
+        self.kicks.take(&self.half.avail);
         if self.needs_returns() {
             self.half.link.begin_wait();
             if self.has_returns() || self.is_over() {
@@ -200,7 +193,7 @@ impl QueueRun for FrontTask {
     fn unpark(&mut self) -> bool {
         self.half.link.end_wait();
         self.half.avail.refuse_kicks();
-        self.take_kicks()
+        self.kicks.take(&self.half.avail)
     }
 
     fn count_sleep(&self, _time: Duration) {

@@ -22,6 +22,7 @@ mod halves;
 mod histogram;
 mod idle_cpus;
 mod image_report;
+mod kicks;
 mod layer_spec;
 mod limited_runner;
 mod numa;

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request};
 use flowstone_frontend::vhost_user::{Signal, VirtQueue};
-use flowstone_reactor::Watch;
 
 use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::histogram::add;
+use crate::kicks::Kicks;
 use crate::queue_run::{BATCH_FIRST, QueuePart, QueueRun, Work, nanos};
 use crate::spin::{FOR_DISK, SpinBudget};
 
@@ -23,7 +23,7 @@ use crate::spin::{FOR_DISK, SpinBudget};
 pub struct QueueTask {
     // Before the queue: dropping the channel waits for requests that use the queue's memory.
     channel: Box<dyn Channel>,
-    kicks: Watch,
+    kicks: Kicks,
     queue: VirtQueue,
     origin: Origin,
     /// Raised from another thread: it is to take nothing more, and to stop or to move when nothing is in
@@ -64,7 +64,7 @@ impl QueueTask {
         queue.refuse_kicks();
         Self {
             channel,
-            kicks: Watch::new(&context.reactor, Arc::clone(queue.kick())),
+            kicks: Kicks::new(&context.reactor, queue.avail(), Arc::clone(&counters)),
             queue,
             origin: context.origin,
             leave,
@@ -157,14 +157,6 @@ impl QueueTask {
     fn spin(&mut self, idle: Idle) -> &mut SpinBudget {
         if idle.disk_is_busy { &mut self.spin_for_disk } else { &mut self.spin_for_driver }
     }
-
-    fn take_kicks(&self) -> bool {
-        let rung = self.kicks.take_ready();
-        if rung {
-            add(&self.counters.kicks, self.queue.clear_kicks());
-        }
-        rung
-    }
 }
 
 impl QueueRun for QueueTask {
@@ -198,11 +190,12 @@ impl QueueRun for QueueTask {
 
     fn count_looking(&self, time: Duration) {
         add(&self.counters.spin_ns, nanos(time));
+        self.kicks.looked(time, self.queue.avail());
     }
 
     fn park(&mut self) -> bool {
         // A notification from before would keep the next one from being noticed.
-        self.take_kicks();
+        self.kicks.take(self.queue.avail());
         if self.is_leaving() {
             return self.is_over() || self.has_available();
         }
@@ -215,7 +208,7 @@ impl QueueRun for QueueTask {
 
     fn unpark(&mut self) -> bool {
         self.queue.refuse_kicks();
-        self.take_kicks()
+        self.kicks.take(self.queue.avail())
     }
 
     fn count_sleep(&self, time: Duration) {

@@ -284,6 +284,29 @@ fn guests_memory_is_found_on_its_node() {
     stop(daemon);
 }
 
+/// `kicks` was counted before and after a sleep only: 3903 notifications of a guest were none.
+#[test]
+fn notifications_are_counted_of_a_queue_that_never_sleeps() {
+    for pipeline in ["fused", "split"] {
+        let place = Place::new();
+        place.image("8M");
+        let args = ["--poll", "always", "--pipeline", pipeline, "--name", "disk", "disk.raw"];
+        let daemon = place.serve(&args);
+        let mut client = place.client();
+        client.write(0, &[1; 4096]).unwrap();
+        let kicks = || place.disk_stats("disk")["total"]["kicks"].as_u64().unwrap();
+        let before = kicks();
+        (0..5).for_each(|_| client.kick(0).unwrap());
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while kicks() < before + 5 {
+            assert!(Instant::now() < deadline, "{pipeline}: {} of {}", kicks(), before + 5);
+            thread::sleep(Duration::from_millis(50));
+        }
+        drop(client);
+        stop(daemon);
+    }
+}
+
 /// Both threads of a queue work, and what an operator sees adds up, on threads of their own and on shared ones.
 #[test]
 fn a_queue_on_two_threads_counts_like_one_on_one() {

@@ -164,14 +164,9 @@ impl VirtQueue {
         self.avail.fault()
     }
 
-    /// Readable when the driver has notified us.
-    pub fn kick(&self) -> &Arc<File> {
-        self.avail.kick()
-    }
-
-    /// Forgets the driver's notifications and says how many there were.
-    pub fn clear_kicks(&self) -> u64 {
-        self.avail.clear_kicks()
+    /// Its half that takes requests, to be looked at.
+    pub fn avail(&self) -> &AvailHalf {
+        &self.avail
     }
 
     /// Whether there is something left to take that an earlier life left undone.

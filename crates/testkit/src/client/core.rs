@@ -204,6 +204,11 @@ impl Client {
         self.queues[queue].ring.notify()
     }
 
+    /// Kicks, wanted or not.
+    pub fn kick(&self, queue: usize) -> Result<()> {
+        self.queues[queue].ring.kick()
+    }
+
     /// Number of requests of a queue not yet answered.
     pub fn in_flight(&self, queue: usize) -> usize {
         self.queues[queue].in_flight()

@@ -66,6 +66,11 @@ impl Agent {
         Ok(())
     }
 
+    /// Gives the running script the byte that it waits for on file descriptor 3.
+    pub fn tell(&mut self) -> Result<()> {
+        self.stream.write_all(b"!").context("tell the guest's script")
+    }
+
     /// How the running script has ended, if it has.
     pub fn poll(&mut self) -> Result<Option<Outcome>> {
         self.receive()?;

@@ -46,7 +46,7 @@ impl Daemon {
         let control = folder.join("control.sock");
         let log = folder.join("daemon.log");
         let args = serve_args(&socket, &control, options, image);
-        let process = start(&binary, &args, &log)?;
+        let process = start(&binary, &args, &log, 1)?;
         Ok(Self { binary, image: image.to_owned(), args, socket, control, log, process })
     }
 
@@ -63,16 +63,12 @@ impl Daemon {
 
     /// Ends the daemon the orderly way; it must drain, flush and exit with 0.
     pub fn terminate(&mut self) -> Result<()> {
-        let status = self.process.terminate(DRAIN_TIMEOUT)?;
-        if !status.success() {
-            bail!("the daemon ended with {status}:\n{}", self.process.output());
-        }
-        Ok(())
+        terminate(&mut self.process)
     }
 
     /// Starts the daemon again after it ended, on the same image and sockets.
     pub fn restart(&mut self) -> Result<()> {
-        self.process = start(&self.binary, &self.args, &self.log)?;
+        self.process = start(&self.binary, &self.args, &self.log, 1)?;
         Ok(())
     }
 
@@ -90,9 +86,7 @@ impl Daemon {
 
     /// What the disk has counted since the daemon started.
     pub fn stats(&self) -> Result<DiskStats> {
-        let control = self.control.to_string_lossy();
-        let output = flowstone(&["stats", "--control", &control, "--json"])?;
-        Stats::parse(&output)?.only_disk()
+        stats(&self.control)?.only_disk()
     }
 
     /// What its cache has done.
@@ -102,8 +96,7 @@ impl Daemon {
 
     /// The VMs that use its disks.
     pub fn vms(&self) -> Result<Vec<VmStats>> {
-        let control = self.control.to_string_lossy();
-        Ok(Stats::parse(&flowstone(&["stats", "--control", &control, "--json"])?)?.vms)
+        Ok(stats(&self.control)?.vms)
     }
 
     /// What has been recognised on the disk, as JSON.
@@ -162,11 +155,27 @@ fn serve_args(socket: &Path, control: &Path, options: &[&str], image: &Path) -> 
     args
 }
 
-fn start(binary: &Path, args: &[String], log: &Path) -> Result<Child> {
+/// What the daemon at this control socket has counted since it started.
+pub(super) fn stats(control: &Path) -> Result<Stats> {
+    let control = control.to_string_lossy();
+    Stats::parse(&flowstone(&["stats", "--control", &control, "--json"])?)
+}
+
+/// Starts a daemon of so many disks and waits until it listens for all of them.
+pub(super) fn start(binary: &Path, args: &[String], log: &Path, disks: usize) -> Result<Child> {
     let earlier = std::fs::read_to_string(log).unwrap_or_default().len();
     let mut process = Child::spawn(binary, args, log)?;
     process.wait_until("ready line", START_TIMEOUT, |process| {
-        process.output()[earlier..].contains("listening on")
+        process.output()[earlier..].matches("listening on").count() >= disks
     })?;
     Ok(process)
+}
+
+/// Ends a daemon the orderly way; it must drain, flush and exit with 0.
+pub(super) fn terminate(process: &mut Child) -> Result<()> {
+    let status = process.terminate(DRAIN_TIMEOUT)?;
+    if !status.success() {
+        bail!("the daemon ended with {status}:\n{}", process.output());
+    }
+    Ok(())
 }

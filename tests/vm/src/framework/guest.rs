@@ -26,6 +26,17 @@ const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
 const QEMU_START_TIMEOUT: Duration = Duration::from_secs(30);
 const QEMU_END_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Script: defines `until_told COMMAND`, which repeats a command until [`Guest::tell`], and once at least.
+pub const UNTIL_TOLD: &str = "\
+    until_told() {
+        : >/tmp/told
+        dd bs=1 count=1 <&3 >/tmp/told 2>/dev/null &
+        while :; do
+            \"$@\"
+            if [ -s /tmp/told ]; then break; fi
+        done
+    }";
+
 /// A guest and the ways to talk to it.
 #[derive(Debug)]
 pub struct Guest {
@@ -36,8 +47,8 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts QEMU with its files in `folder` and waits until the guest takes scripts.
-    pub fn boot(
+    /// Starts QEMU with its files in `folder`; [`wait_ready`](Self::wait_ready) must follow.
+    pub fn start_boot(
         machine: &Machine,
         accel: Accel,
         artifacts: &Artifacts,
@@ -51,9 +62,7 @@ impl Guest {
         qemu.wait_until("sockets", QEMU_START_TIMEOUT, |_| socket.exists() && qmp_socket.exists())?;
         let agent = Agent::connect(&socket)?;
         let qmp = Qmp::connect(&qmp_socket).with_context(|| qemu.output())?;
-        let mut guest = Self { qemu, agent, qmp, console: folder.join(qemu::CONSOLE) };
-        guest.wait_ready()?;
-        Ok(guest)
+        Ok(Self { qemu, agent, qmp, console: folder.join(qemu::CONSOLE) })
     }
 
     /// QEMU's process.
@@ -119,24 +128,43 @@ impl Guest {
     /// that runs: a way to be in the middle of a load on slow machines and on fast ones. A script
     /// that ends before that is an error.
     pub fn wait_for_requests(&mut self, daemon: &Daemon, count: u64) -> Result<()> {
-        self.explain(|guest| {
-            let deadline = Instant::now() + LOAD_TIMEOUT;
-            loop {
-                let stats = daemon.stats()?;
-                if stats.all_requests() >= count {
-                    return Ok(());
-                }
-                if let Some(Outcome { output, code }) = guest.agent.poll()? {
-                    bail!("the script ended ({code}) before {count} requests:\n{output}{stats:?}");
-                }
-                if Instant::now() > deadline {
-                    let said = guest.agent.partial_output();
-                    bail!(
-                        "no load within {LOAD_TIMEOUT:?}: {stats:?}\nthe script printed:\n{said}"
-                    );
-                }
+        let enough = || Ok(daemon.stats()?.all_requests() >= count);
+        Self::wait_for_load(std::slice::from_mut(self), enough)
+            .with_context(|| format!("wait for {count} requests: {:?}", daemon.stats()))
+    }
+
+    /// How the started script has ended, if it has; `finish` must not follow then.
+    pub fn ended(&mut self) -> Result<Option<Outcome>> {
+        self.explain(|guest| guest.agent.poll())
+    }
+
+    /// Gives the started script the byte that it waits for on file descriptor 3 ([`UNTIL_TOLD`]).
+    pub fn tell(&mut self) -> Result<()> {
+        self.agent.tell()
+    }
+
+    /// Waits until the scripts that run in guests have brought about what `enough` looks for. A script
+    /// that ends before that is an error.
+    pub fn wait_for_load(
+        guests: &mut [Self],
+        mut enough: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        let deadline = Instant::now() + LOAD_TIMEOUT;
+        while !enough()? {
+            for guest in guests.iter_mut() {
+                guest.explain(|guest| match guest.agent.poll()? {
+                    Some(Outcome { output, code }) => {
+                        bail!("the script ended ({code}) before its load was felt:\n{output}")
+                    }
+                    None if Instant::now() > deadline => {
+                        let said = guest.agent.partial_output();
+                        bail!("no load within {LOAD_TIMEOUT:?}; the script printed:\n{said}")
+                    }
+                    None => Ok(()),
+                })?;
             }
-        })
+        }
+        Ok(())
     }
 
     /// Kills QEMU in the middle of a script and returns what that had printed.
@@ -150,7 +178,8 @@ impl Guest {
         self.qmp.execute(command, arguments)
     }
 
-    fn wait_ready(&mut self) -> Result<()> {
+    /// Waits until the guest has booted and takes scripts.
+    pub fn wait_ready(&mut self) -> Result<()> {
         self.explain(|guest| guest.agent.wait_ready(BOOT_TIMEOUT)).context("boot the guest")
     }
 

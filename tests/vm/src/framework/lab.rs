@@ -151,17 +151,28 @@ impl Lab {
 
     /// Boots a guest made to measure.
     pub fn boot_machine(&self, machine: &Machine) -> Result<Guest> {
-        // A folder per boot: QEMU does not remove the sockets of an earlier guest.
-        let boot = || {
-            let folder = tempfile::tempdir_in(self.folder())?.keep();
-            Guest::boot(machine, self.accel, &self.artifacts, &folder)
+        let guests = self.boot_machines(std::slice::from_ref(machine))?;
+        guests.into_iter().next().context("one guest")
+    }
+
+    /// Boots guests side by side.
+    pub fn boot_machines(&self, machines: &[Machine]) -> Result<Vec<Guest>> {
+        let started: Vec<_> = machines.iter().map(|machine| self.start_boot(machine)).collect();
+        let up = |(machine, started): (&Machine, Result<Guest>)| {
+            // Now and then an emulated guest spins before it has printed its first line, while our
+            // daemon sleeps. The cause is not known: once is reported, twice is a failure.
+            started.and_then(ready).or_else(|error| {
+                eprintln!("the guest did not boot and is booted again: {error:#}");
+                self.start_boot(machine).and_then(ready)
+            })
         };
-        // Now and then an emulated guest spins before it has printed its first line, while our
-        // daemon sleeps. The cause is not known: once is reported, twice is a failure.
-        boot().or_else(|error| {
-            eprintln!("the guest did not boot and is booted again: {error:#}");
-            boot()
-        })
+        machines.iter().zip(started).map(up).collect()
+    }
+
+    fn start_boot(&self, machine: &Machine) -> Result<Guest> {
+        // A folder per boot: QEMU does not remove the sockets of an earlier guest.
+        let folder = tempfile::tempdir_in(self.folder())?.keep();
+        Guest::start_boot(machine, self.accel, &self.artifacts, &folder)
     }
 
     /// The guest `boot` boots: reconnecting, so the daemon may go and come back.
@@ -177,4 +188,9 @@ impl Lab {
         let disk = |socket| Disk { socket, queues, reconnect: true };
         Machine::with_disks(sockets.map(disk).collect())
     }
+}
+
+fn ready(mut guest: Guest) -> Result<Guest> {
+    guest.wait_ready()?;
+    Ok(guest)
 }

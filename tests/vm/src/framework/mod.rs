@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Lab ── one at a time ──┬─ Daemon   flowstone serve; killed, restarted, asked for stats
+//!                        ├─ Fleet    a daemon of several disks
 //!                        └─ Guest    QEMU + Linux; scripts through the agent, QMP beside it
 //! ```
 //! `artifacts` and `accel` decide whether and how a guest can run on this machine.
@@ -12,6 +13,7 @@ pub mod artifacts;
 pub mod child;
 pub mod daemon;
 pub mod diagnosis;
+pub mod fleet;
 pub mod guest;
 pub mod lab;
 pub mod log_image;

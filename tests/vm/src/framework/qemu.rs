@@ -42,6 +42,8 @@ pub struct Machine {
     pub pluggable_mib: u32,
     /// Disks, `/dev/vda` first.
     pub disks: Vec<Disk>,
+    /// More for the kernel's command line, such as parameters of modules.
+    pub kernel_options: &'static str,
 }
 
 impl Machine {
@@ -49,7 +51,15 @@ impl Machine {
     #[must_use]
     pub fn with_disks(disks: Vec<Disk>) -> Self {
         let queues = disks.iter().map(|disk| disk.queues).max().unwrap_or(1);
-        Self { cpus: queues.max(2), memory_mib: 512, pluggable_mib: 0, disks }
+        let cpus = queues.max(2);
+        Self { cpus, memory_mib: 512, pluggable_mib: 0, disks, kernel_options: "" }
+    }
+
+    /// The same with more on the kernel's command line.
+    #[must_use]
+    pub fn with_kernel_options(mut self, options: &'static str) -> Self {
+        self.kernel_options = options;
+        self
     }
 
     /// What a user needs to give a guest of their own the same disks.
@@ -80,8 +90,11 @@ impl Machine {
     /// The arguments of a test guest whose sockets and logs live in `folder`.
     #[must_use]
     pub fn args(&self, accel: Accel, artifacts: &Artifacts, folder: &Path) -> Vec<String> {
-        let settings =
-            [self.user_settings(accel), boot_settings(artifacts), channel_settings(folder)];
+        let settings = [
+            self.user_settings(accel),
+            boot_settings(artifacts, self.kernel_options),
+            channel_settings(folder),
+        ];
         to_args(settings.concat())
     }
 
@@ -98,7 +111,7 @@ impl Machine {
 pub fn probe_args(accel: Accel, artifacts: &Artifacts) -> Vec<String> {
     let machine =
         vec![("-machine", "q35".into()), ("-m", "512M".into()), ("-serial", "stdio".into())];
-    to_args([processor_settings(accel), machine, boot_settings(artifacts)].concat())
+    to_args([processor_settings(accel), machine, boot_settings(artifacts, "")].concat())
 }
 
 fn processor_settings(accel: Accel) -> Vec<Setting> {
@@ -114,7 +127,7 @@ fn disk_settings((index, disk): (usize, &Disk)) -> [Setting; 2] {
     ]
 }
 
-fn boot_settings(artifacts: &Artifacts) -> Vec<Setting> {
+fn boot_settings(artifacts: &Artifacts, more: &str) -> Vec<Setting> {
     // The clock options spare an emulated guest its slow clock calibration; entropy from the
     // processor spares it a wait.
     let kernel_options = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr tsc=reliable \
@@ -126,7 +139,7 @@ fn boot_settings(artifacts: &Artifacts) -> Vec<Setting> {
         ("-machine", "hpet=off".into()),
         ("-kernel", artifacts.kernel.display().to_string()),
         ("-initrd", artifacts.initrd.display().to_string()),
-        ("-append", kernel_options.into()),
+        ("-append", format!("{kernel_options} {more}")),
     ]
 }
 

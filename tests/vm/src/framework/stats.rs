@@ -6,14 +6,25 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
-use serde_json::Value;
 
 /// The whole document.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Stats {
     /// That use the disks now.
     pub vms: Vec<VmStats>,
-    disks: Vec<DiskStats>,
+    /// Threads that run queues now.
+    pub pollers: Vec<PollerStats>,
+    /// In the order of the configuration.
+    pub disks: Vec<DiskStats>,
+}
+
+/// A thread that runs queues.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct PollerStats {
+    /// On it now.
+    pub queues: u64,
+    /// That came from other pollers.
+    pub moves: u64,
 }
 
 /// A VM, as its disks show it.
@@ -41,6 +52,8 @@ pub struct CacheStats {
 /// One disk; counters since the daemon started.
 #[derive(Clone, Debug, Deserialize)]
 pub struct DiskStats {
+    /// As configured, or made from the image's.
+    pub name: String,
     /// Space the image takes on the host.
     #[serde(default)]
     pub allocated_bytes: u64,
@@ -54,8 +67,8 @@ pub struct DiskStats {
     pub cache: Option<CacheStats>,
     /// All queues together.
     pub total: Totals,
-    /// Those that the monitor has set up, each of them.
-    queues: Vec<Value>,
+    /// Those that the monitor has set up, each of them, in order.
+    pub queues: Vec<Totals>,
 }
 
 /// Requests by class.
@@ -137,6 +150,12 @@ impl Stats {
         serde_json::from_str(json).with_context(|| format!("read stats {json}"))
     }
 
+    /// How often queues have moved between pollers.
+    #[must_use]
+    pub fn moves(&self) -> u64 {
+        self.pollers.iter().map(|poller| poller.moves).sum()
+    }
+
     /// The disk of a daemon that serves one.
     pub fn only_disk(mut self) -> Result<DiskStats> {
         match self.disks.len() {
@@ -172,7 +191,7 @@ impl DiskStats {
     /// Requests of all kinds.
     #[must_use]
     pub fn all_requests(&self) -> u64 {
-        self.total.requests.values().sum()
+        self.total.all_requests()
     }
 
     /// Bytes read, written, discarded or zeroed.
@@ -185,5 +204,13 @@ impl DiskStats {
     #[must_use]
     pub fn latency(&self, kind: &str) -> Option<Latency> {
         self.total.device_us.get(kind).copied().filter(|_| self.requests(kind) > 0)
+    }
+}
+
+impl Totals {
+    /// Requests of all kinds.
+    #[must_use]
+    pub fn all_requests(&self) -> u64 {
+        self.requests.values().sum()
     }
 }

@@ -13,6 +13,8 @@ mod full_disk;
 mod gives_back;
 mod hotplug;
 mod load;
+mod polled;
+mod pollers;
 mod power_cut;
 mod readonly;
 mod reattach;
