@@ -177,7 +177,9 @@ impl Maintenance {
         }
         let birth = state.clock;
         drop(state);
-        self.apply_moves(LIFETIME_SORTED, header, builder, moves, birth);
+        self.apply_moves(LIFETIME_SORTED, header, moves, birth);
+        moves.clear();
+        builder.clear();
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 
 use super::copying::Move;
 use crate::log::address::BLOCK_BYTES;
+use crate::log::record::ENTRIES_MAX;
 
 /// As many are sorted together. More would lie in longer runs, and takes memory of every image that is
 /// being cleaned: this is 8 MiB.
@@ -17,11 +18,15 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Takes a block in. Returns `false` if it was the last one that there is room for.
-    pub fn push(&mut self, moved: Move, content: &[u8]) -> bool {
+    /// Whether there is room for the blocks of another record.
+    pub const fn has_room(&self) -> bool {
+        self.moves.len() + ENTRIES_MAX <= STAGE_BLOCKS
+    }
+
+    /// Takes a block in.
+    pub fn push(&mut self, moved: Move, content: &[u8]) {
         self.moves.push((moved, self.moves.len() as u32));
         self.contents.extend_from_slice(content);
-        self.moves.len() < STAGE_BLOCKS
     }
 
     /// Forgets the blocks, and keeps the memory.
@@ -51,7 +56,7 @@ mod tests {
         for round in 0..2u8 {
             for lba in [7u64, 3, 900, 0] {
                 let old = MapEntry::new(Address::new(lba as u32 + 1), 0);
-                assert!(stage.push(Move { lba, old }, &[lba as u8 ^ round; BLOCK_BYTES]));
+                stage.push(Move { lba, old }, &[lba as u8 ^ round; BLOCK_BYTES]);
             }
             let out: Vec<(u64, u8)> =
                 stage.in_order().map(|(moved, content)| (moved.lba, content[9])).collect();
@@ -65,7 +70,11 @@ mod tests {
     fn there_is_an_end_to_what_it_takes() {
         let mut stage = Stage::default();
         let moved = Move { lba: 1, old: MapEntry::UNMAPPED };
-        let taken = (1..).find(|_| !stage.push(moved, &[0; BLOCK_BYTES]));
-        assert_eq!(taken, Some(STAGE_BLOCKS));
+        let taken = (0..).find(|_| {
+            let has_room = stage.has_room();
+            (0..ENTRIES_MAX).for_each(|_| stage.push(moved, &[0; BLOCK_BYTES]));
+            !has_room
+        });
+        assert_eq!(taken, Some(STAGE_BLOCKS / ENTRIES_MAX));
     }
 }
