@@ -8,7 +8,7 @@
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
 
-use super::copying::Move;
+use super::stage::Move;
 use super::{CheckpointKind, Maintenance};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::ids::SegmentId;

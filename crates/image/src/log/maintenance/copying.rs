@@ -1,122 +1,29 @@
 //! Copying the live blocks of a victim, in the order of their LBAs.
 
-use std::collections::VecDeque;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{Outcome, mutant};
 use tracing::warn;
 
 use super::Maintenance;
-use super::read_ahead::ReadAhead;
-use super::stage::Stage;
-use super::stream::AppendStream;
-use super::transfers::{Ticket, Transfers};
+use super::pipe::{CopyRecord, Pipe};
+use super::stage::Move;
+use super::survey::{Survey, earn};
 use crate::log::address::{Address, MapEntry};
-use crate::log::core::Core;
-use crate::log::head::Placed;
 use crate::log::ids::SegmentId;
 use crate::log::policy::LIFETIME_MAP;
-use crate::log::record::{Entry, Header, Kind};
+use crate::log::record::{Entry, Kind};
 use crate::log::record_builder::RecordBuilder;
 use crate::log::reserve::Step;
 use crate::log::segments::Segment;
-use crate::log::shape::Shape;
 
 /// How long cleaning waits for guests at once, and how often before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);
 const AHEAD_WAITS: u32 = 20;
 
-/// Blocks that are read before guests are told.
-const EARN_BLOCKS: u32 = 32;
-
-/// A copy on its way into the map.
-#[derive(Clone, Copy, Debug)]
-pub struct Move {
-    pub lba: u64,
-    pub old: MapEntry,
-}
-
 /// Records of copies that are on their way at once.
 const WRITES_MOST: usize = 2;
-
-/// Reads of victims, and writes of copies that are on their way.
-pub struct Pipe {
-    transfers: Transfers,
-    ahead: ReadAhead,
-    /// In the order of their places, in one segment.
-    writes: VecDeque<CopyRecord>,
-    spare: Vec<AlignedBuf>,
-    /// Those of the header that was looked at last.
-    entries: Vec<Entry>,
-}
-
-/// A record of copies on its way.
-struct CopyRecord {
-    ticket: Ticket,
-    placed: Placed,
-    moves: Vec<Move>,
-    /// Its stream without it.
-    before: AppendStream,
-}
-
-impl Pipe {
-    fn new(core: &Core) -> Result<Self, Errno> {
-        let transfers = Transfers::new(&*core.file)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-        let (ahead, writes, spare, entries) = Default::default();
-        Ok(Self { transfers, ahead, writes, spare, entries })
-    }
-
-    /// Starts to write what a builder has for this place.
-    fn write(&mut self, core: &Core, builder: &mut RecordBuilder, placed: &Placed) -> Ticket {
-        let bytes = builder.finish(core.codec, placed).len();
-        let new =
-            || AlignedBuf::zeroed(RecordBuilder::buffer_bytes(core.shape.record_payload_max()));
-        let buffer = builder.exchange_buffer(self.spare.pop().unwrap_or_else(new));
-        builder.clear();
-        self.transfers.write(placed.address.offset(), buffer, bytes)
-    }
-
-    /// Waits for the first record; returns it with its outcome.
-    fn finish_first(&mut self) -> Option<(CopyRecordDone, Outcome)> {
-        let CopyRecord { ticket, placed, moves, before } = self.writes.pop_front()?;
-        let (buffer, outcome) = self.transfers.wait(ticket);
-        self.spare.push(buffer);
-        Some((CopyRecordDone { placed, moves, before }, outcome))
-    }
-
-    /// Makes a block of the victim one that can be looked at. `false` if it cannot be read: it stays where it
-    /// is, and nothing else must wait for it.
-    fn show(&mut self, shape: Shape, block: u32) -> bool {
-        self.ahead.show(&mut self.transfers, shape, block)
-    }
-
-    fn has_first_ended(&mut self) -> bool {
-        self.writes.front().is_some_and(|record| self.transfers.has_ended(&record.ticket))
-    }
-}
-
-/// A record of copies that is not on its way any more.
-struct CopyRecordDone {
-    placed: Placed,
-    moves: Vec<Move>,
-    before: AppendStream,
-}
-
-/// A victim that is being looked through: what lives in it is read, and waits to be copied.
-pub struct Survey {
-    victim: SegmentId,
-    segment: Segment,
-    /// Where its next record is.
-    block: u32,
-    is_done: bool,
-    stage: Stage,
-    /// Blocks that have been read since guests were told.
-    staged: u32,
-    /// Blocks that cannot be copied.
-    unreadable: u32,
-}
 
 /// Copies of what is live in one segment.
 struct Copies {
@@ -131,23 +38,6 @@ struct Copies {
     /// The victim after this one, and whether it has been looked for.
     next: Option<Survey>,
     has_chosen: bool,
-}
-
-impl Survey {
-    fn is_of(&self, victim: SegmentId, segment: &Segment) -> bool {
-        self.victim == victim && self.segment.incarnation == segment.incarnation
-    }
-}
-
-/// Guests may write more: so many live blocks of a victim have been read, or written elsewhere. Each is
-/// half of the work.
-fn earn(core: &Core, victim: &Segment, blocks: u32) {
-    let gain = core.shape.data_blocks_most().saturating_sub(victim.live);
-    let won = u64::from(blocks) * u64::from(gain);
-    let go_on = core.append_state().rate.won(won, 2 * u64::from(victim.live));
-    if go_on && !mutant("log.rate.tells-nobody") {
-        core.announce_room();
-    }
 }
 
 impl Maintenance {
@@ -201,71 +91,6 @@ impl Maintenance {
             if copies.survey.is_done {
                 return self.append_moves(copies);
             }
-        }
-    }
-
-    /// Begins to look through a victim.
-    fn survey(&mut self, pipe: &mut Pipe, victim: SegmentId, segment: Segment) -> Survey {
-        pipe.ahead.begin(&mut pipe.transfers, self.core.shape, (victim, segment.incarnation));
-        let mut stage = std::mem::take(&mut self.stage);
-        stage.clear();
-        Survey { victim, segment, block: 0, is_done: false, stage, staged: 0, unreadable: 0 }
-    }
-
-    /// Looks at the next record of a victim. `false` if there is none, or no room to keep what lives in it.
-    fn survey_record(&self, pipe: &mut Pipe, survey: &mut Survey) -> bool {
-        let (shape, block) = (self.core.shape, survey.block);
-        if survey.is_done || !survey.stage.has_room() {
-            return false;
-        }
-        survey.is_done = true;
-        let now = self.core.append_state().segments.get(survey.victim);
-        if now.live == 0
-            || now.incarnation != survey.segment.incarnation
-            || !pipe.show(shape, block)
-        {
-            return false;
-        }
-        let mut entries = std::mem::take(&mut pipe.entries);
-        let header = self.core.codec.decode(pipe.ahead.block(block), &mut entries);
-        let is_next =
-            |it: &Header| it.incarnation == survey.segment.incarnation && it.position == block;
-        if let Some(header) = header.filter(is_next) {
-            let mut at = block + 1;
-            for entry in &entries {
-                if let Entry::Data { lba, .. } | Entry::Moved { lba, .. } = *entry {
-                    self.stage_if_live(pipe, survey, lba, at);
-                }
-                at += entry.payload_blocks();
-            }
-            survey.block += header.record_blocks();
-            survey.is_done = survey.block >= shape.segment_blocks;
-        }
-        pipe.entries = entries;
-        !survey.is_done
-    }
-
-    /// Takes the block at this place of the victim along, if the map still says that it is there.
-    fn stage_if_live(&self, pipe: &mut Pipe, survey: &mut Survey, lba: u64, at: u32) {
-        let map_entry = self.core.map.get(lba);
-        if map_entry.address() != self.core.shape.address(survey.victim, at) {
-            return;
-        }
-        let is_here = pipe.show(self.core.shape, at);
-        let content = if is_here { pipe.ahead.block(at) } else { &[] };
-        let is_whole = || {
-            crc32c::crc32c(content) == map_entry.checksum() || mutant("log.clean.data-unchecked")
-        };
-        if !is_here || !is_whole() {
-            let what = "the checksum of a block does not fit (found while cleaning)";
-            self.core.report_damage(lba, map_entry, what);
-            survey.unreadable += 1;
-            return;
-        }
-        survey.stage.push(Move { lba, old: map_entry }, content);
-        survey.staged += 1;
-        if survey.staged == EARN_BLOCKS {
-            earn(&self.core, &survey.segment, std::mem::take(&mut survey.staged));
         }
     }
 
@@ -361,7 +186,7 @@ impl Maintenance {
         let link = if replayable { copies.survey.segment.incarnation.bits() } else { 0 };
         self.let_guests_go_first();
         // All of a segment is in the file, and in the map, before it is sealed.
-        let stays = self.stays_in_segment(lifetime, payload) || mutant("log.clean.seals-early");
+        let stays = self.stays_in_segment(lifetime, payload);
         let most = if stays { WRITES_MOST - 1 } else { 0 };
         while copies.pipe.writes.len() > most {
             if copies.pipe.has_first_ended() || !self.survey_next(copies) {

@@ -6,12 +6,14 @@ mod checkpoint;
 mod cleaner;
 mod compact;
 mod copying;
+mod pipe;
 mod read_ahead;
 mod resort;
 mod restart;
 mod space;
 mod stage;
 mod stream;
+mod survey;
 mod transfers;
 mod victims;
 
@@ -22,11 +24,12 @@ use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::BlockingFile;
 use tracing::{error, info, warn};
 
-use self::copying::{Pipe, Survey};
+use self::pipe::Pipe;
 use self::resort::Resort;
 use self::space::SpaceAhead;
 use self::stage::Stage;
 use self::stream::AppendStream;
+use self::survey::Survey;
 use super::address::Address;
 use super::append::{Full, Health};
 use super::command::Command;

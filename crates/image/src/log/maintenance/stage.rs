@@ -1,9 +1,15 @@
 //! Live blocks of a victim that have been read and not copied yet: they are put in the order of their
 //! LBAs, so that cleaning leaves what a guest reads in sequence in sequence.
 
-use super::copying::Move;
-use crate::log::address::BLOCK_BYTES;
+use crate::log::address::{BLOCK_BYTES, MapEntry};
 use crate::log::record::ENTRIES_MAX;
+
+/// A copy on its way into the map.
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    pub lba: u64,
+    pub old: MapEntry,
+}
 
 /// As many are sorted together. More would lie in longer runs, and takes memory of every image that is
 /// being cleaned: this is 8 MiB.
@@ -48,7 +54,7 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::address::{Address, MapEntry};
+    use crate::log::address::Address;
 
     #[test]
     fn blocks_come_out_by_their_lba_with_their_content() {
