@@ -22,7 +22,7 @@ pub struct RecordBuilder {
 
 impl RecordBuilder {
     pub fn new(payload_max: u32) -> Self {
-        let bytes = (1 + payload_max as usize) * BLOCK_BYTES;
+        let bytes = Self::buffer_bytes(payload_max);
         let (entries, unsummed) = (Vec::new(), Vec::new());
         Self { buffer: AlignedBuf::zeroed(bytes), entries, payload: 0, payload_max, unsummed }
     }
@@ -32,6 +32,17 @@ impl RecordBuilder {
         self.entries.clear();
         self.unsummed.clear();
         self.payload = 0;
+    }
+
+    /// Gives away the memory of the record, as it has been [finished](Self::finish), for other memory of that
+    /// size.
+    pub fn exchange_buffer(&mut self, other: AlignedBuf) -> AlignedBuf {
+        std::mem::replace(&mut self.buffer, other)
+    }
+
+    /// Bytes of memory that a record of at most so many blocks has.
+    pub const fn buffer_bytes(payload_max: u32) -> usize {
+        (1 + payload_max as usize) * BLOCK_BYTES
     }
 
     pub fn entries(&self) -> &[Entry] {

@@ -13,30 +13,15 @@ use super::shape::Shape;
 /// reads at its full speed.
 const WINDOW_BLOCKS: u32 = 512;
 
-/// The same where guests wait for the device meanwhile.
-const WINDOW_BESIDE_GUESTS: u32 = 64;
-
 /// The part of a segment that is in memory.
+#[derive(Default)]
 pub struct Window {
-    most: u32,
     buffer: Option<AlignedBuf>,
     segment: SegmentId,
     blocks: Range<u32>,
 }
 
-impl Default for Window {
-    fn default() -> Self {
-        let (segment, blocks) = (SegmentId::default(), 0..0);
-        Self { most: WINDOW_BLOCKS, buffer: None, segment, blocks }
-    }
-}
-
 impl Window {
-    /// One that reads less at once: what guests do does not wait long for it.
-    pub fn beside_guests() -> Self {
-        Self { most: WINDOW_BESIDE_GUESTS, ..Self::default() }
-    }
-
     /// Reads `count` blocks of the segment from `first` on, unless they are in the window. `false`
     /// if they do not exist, or are more than fit.
     pub fn show(
@@ -57,12 +42,12 @@ impl Window {
         let start = shape.address(segment, first);
         let in_file = file_blocks.saturating_sub(u64::from(start.get()));
         let in_segment = u64::from(shape.segment_blocks - first);
-        let blocks = in_file.min(in_segment).min(u64::from(self.most)) as u32;
+        let blocks = in_file.min(in_segment).min(u64::from(WINDOW_BLOCKS)) as u32;
         if blocks < count {
             return Ok(false);
         }
         let buffer = self.buffer.get_or_insert_with(|| {
-            let most = self.most.min(shape.segment_blocks) as usize;
+            let most = WINDOW_BLOCKS.min(shape.segment_blocks) as usize;
             AlignedBuf::zeroed(most * BLOCK_BYTES)
         });
         self.blocks = 0..0;

@@ -126,11 +126,12 @@ impl WriteQueue {
     /// Makes records of the requests that wait, and starts writing them.
     pub fn stage(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         loop {
-            if self.draft.is_none() {
-                if self.waiting.is_empty() || !self.may_begin() {
-                    return;
-                }
+            let waits_for_room = self.draft.as_ref().is_some_and(|draft| !draft.only_trims());
+            if waits_for_room || self.draft.is_none() && self.may_begin() {
                 self.assemble(queue, flushes);
+            }
+            if self.draft.is_none() {
+                return;
             }
             match self.place_draft(queue, flushes) {
                 Step::Done => {}
@@ -145,9 +146,12 @@ impl WriteQueue {
 
     /// Fills a draft with what waits for the first request's stream, as far as it goes. What waits for
     /// another stream is left to the next draft, and so is what overlaps it: writes of one block keep
-    /// their order.
+    /// their order. A draft that had to wait takes along what has come meanwhile.
     fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
-        let mut record = self.empty_record();
+        if self.waiting.is_empty() {
+            return;
+        }
+        let mut record = self.draft.take().unwrap_or_else(|| self.empty_record());
         let load = self.load();
         let mut left_out = std::mem::take(&mut self.left_out);
         let mut at = 0;
@@ -171,7 +175,8 @@ impl WriteQueue {
             }
             let first = pending.cursor;
             let whole = pending.fill(&mut record, queue);
-            if pending.cursor > first && !record.content.entries().is_empty() {
+            let has_share = record.shares.last().is_some_and(|share| share.write == index);
+            if pending.cursor > first && !record.content.entries().is_empty() && !has_share {
                 pending.shares_left += 1;
                 record.shares.push(Share { write: index, first });
             }

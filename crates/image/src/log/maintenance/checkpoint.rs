@@ -1,6 +1,6 @@
 //! Checkpoints. The order of steps is docs/format.md section 7, and so is why it loses nothing.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
@@ -27,6 +27,9 @@ pub enum CheckpointKind {
     Last,
 }
 
+/// Writes that wait for cleaning wait for the sync between two victims, too, if syncs take no longer than this.
+const HELD_MOST: Duration = Duration::from_millis(1);
+
 /// What a checkpoint frees once it is durable.
 struct Frozen {
     /// Segments that nothing was being appended to.
@@ -40,6 +43,7 @@ struct Frozen {
 impl Maintenance {
     /// Makes everything that has committed part of the map on disk, and frees what is dead.
     pub fn checkpoint(&mut self, kind: CheckpointKind) -> Outcome {
+        self.end_copying();
         let (next, frozen) = self.freeze();
         let changed = self.core.map.take_changed(self.core.blocks());
         let made = self.make_durable(next, &changed, &frozen.dead, kind);
@@ -298,8 +302,13 @@ impl Maintenance {
     /// Frees dead segments that need no checkpoint: a sync makes durable what replaced their
     /// blocks.
     pub fn release_freeable(&mut self) -> Outcome {
+        if self.sync_took > HELD_MOST {
+            self.end_copying();
+        }
         let dead = self.core.append_state().segments.take_freeable();
+        let start = Instant::now();
         let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.sync() };
+        self.sync_took = start.elapsed();
         if let Err(errno) = synced {
             self.core.append_state().segments.keep_dead(dead);
             return Err(errno);

@@ -32,7 +32,11 @@ impl Maintenance {
             Step::Clean => self.clean_any(),
         };
         match done {
-            Ok(()) => Progress::Made,
+            Ok(()) => {
+                // Else guests would write at once what the next victim is to win.
+                self.goes_on = self.begun_victim().is_some();
+                Progress::Made
+            }
             Err(_) if self.view().dead > 0 => self.try_checkpoint(),
             Err(errno) => {
                 if view.is_urgent() {
@@ -70,13 +74,13 @@ impl Maintenance {
     }
 
     fn clean_any(&mut self) -> Outcome {
-        let found = self.choose_victim();
+        let found = self.begun_victim().or_else(|| self.choose_victim());
         let view = self.view();
         if view.dead > 0 && self.checkpoint_is_cheaper(&view, found.as_ref().map(|it| &it.1)) {
             return self.checkpoint(CheckpointKind::Running);
         }
         let done = match found {
-            Some((victim, segment)) => self.clean(victim, segment),
+            Some((victim, segment)) => self.clean_one(victim, segment),
             None if self.view().is_urgent() => self.clean_stream(),
             None => Err(Errno::NOSPC),
         };
@@ -157,6 +161,12 @@ impl Maintenance {
 
     /// Copies the live blocks of `victim` into the stream of their lifetime.
     pub fn clean(&mut self, victim: SegmentId, segment: Segment) -> Outcome {
+        let outcome = self.clean_one(victim, segment);
+        self.end_copying();
+        outcome
+    }
+
+    fn clean_one(&mut self, victim: SegmentId, segment: Segment) -> Outcome {
         if segment.lifetime == LIFETIME_MAP {
             self.outdate_map_segment(victim);
             return self.checkpoint_without(&[victim]);

@@ -8,7 +8,7 @@
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
 
-use super::copying::Move;
+use super::stage::Move;
 use super::{CheckpointKind, Maintenance};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::ids::SegmentId;
@@ -177,7 +177,9 @@ impl Maintenance {
         }
         let birth = state.clock;
         drop(state);
-        self.apply_moves(LIFETIME_SORTED, header, builder, moves, birth);
+        self.apply_moves(LIFETIME_SORTED, header, moves, birth);
+        moves.clear();
+        builder.clear();
         Ok(())
     }
 

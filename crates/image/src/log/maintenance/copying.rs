@@ -3,57 +3,41 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome, mutant};
+use flowstone_block::{Outcome, mutant};
 use tracing::warn;
 
 use super::Maintenance;
-use crate::log::address::{Address, BLOCK_BYTES, MapEntry};
-use crate::log::core::Core;
+use super::pipe::{CopyRecord, Pipe};
+use super::stage::Move;
+use super::survey::{Survey, earn};
+use crate::log::address::{Address, MapEntry};
 use crate::log::ids::SegmentId;
+use crate::log::policy::LIFETIME_MAP;
 use crate::log::record::{Entry, Kind};
 use crate::log::record_builder::RecordBuilder;
+use crate::log::reserve::Step;
 use crate::log::segments::Segment;
-use crate::log::window::Window;
 
 /// How long cleaning waits for guests at once, and how often before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);
 const AHEAD_WAITS: u32 = 20;
 
-/// Blocks that are read before guests are told.
-const EARN_BLOCKS: u32 = 32;
-
-/// A copy on its way into the map.
-#[derive(Clone, Copy, Debug)]
-pub struct Move {
-    pub lba: u64,
-    pub old: MapEntry,
-}
+/// Records of copies that are on their way at once.
+const WRITES_MOST: usize = 2;
 
 /// Copies of what is live in one segment.
 struct Copies {
-    victim: SegmentId,
-    segment: Segment,
+    pipe: Pipe,
+    survey: Survey,
     /// Of the stream that they go to.
     lifetime: u8,
     /// The next record of that stream, and how many blocks it may have.
     builder: RecordBuilder,
     most: u32,
     moves: Vec<Move>,
-    /// Blocks that have been read since guests were told.
-    staged: u32,
-    /// Blocks that cannot be copied.
-    unreadable: u32,
-}
-
-/// Guests may write more: so many live blocks of a victim have been read, or written elsewhere. Each is
-/// half of the work.
-fn earn(core: &Core, victim: &Segment, blocks: u32) {
-    let gain = core.shape.data_blocks_most().saturating_sub(victim.live);
-    let won = u64::from(blocks) * u64::from(gain);
-    let go_on = core.append_state().rate.won(won, 2 * u64::from(victim.live));
-    if go_on && !mutant("log.rate.tells-nobody") {
-        core.announce_room();
-    }
+    /// The victim after this one, and whether it has been looked for.
+    next: Option<Survey>,
+    has_chosen: bool,
 }
 
 impl Maintenance {
@@ -63,88 +47,87 @@ impl Maintenance {
         self.waited = Duration::ZERO;
         self.core.append_state().rate.begin();
         let outcome = self.copy(lifetime, victim, segment);
-        let held = {
-            let mut state = self.core.append_state();
-            state.costs.cleaned_segments += u64::from(outcome.is_ok());
-            state.costs.cleaning_time += start.elapsed().saturating_sub(self.waited);
-            state.rate.end()
-        };
+        let mut state = self.core.append_state();
+        state.costs.cleaned_segments += u64::from(outcome.is_ok());
+        state.costs.cleaning_time += start.elapsed().saturating_sub(self.waited);
+        drop(state);
+        outcome
+    }
+
+    /// Nothing is copied any more, for now: no write waits for what that wins.
+    pub fn end_copying(&mut self) {
+        let held = self.core.append_state().rate.end();
         if held && !mutant("log.rate.leaves-writes-behind") {
             self.core.announce_room();
         }
-        outcome
     }
 
     fn copy(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
         self.filling = Some(lifetime);
         let builder = RecordBuilder::new(self.core.shape.record_payload_max());
-        let moves = Vec::new();
+        let mut pipe = self.pipe.take().map_or_else(|| Pipe::new(&self.core), Ok)?;
+        let begun = self.next.take().filter(|it| it.is_of(victim, &segment));
+        let survey = begun.unwrap_or_else(|| self.survey(&mut pipe, victim, segment));
+        let (moves, next) = (Vec::new(), None);
         let mut copies =
-            Copies { victim, segment, lifetime, builder, most: 0, moves, staged: 0, unreadable: 0 };
-        self.stage.clear();
-        let mut window = Window::beside_guests();
-        let mut entries = Vec::new();
-        let mut block = 0;
-        while block < self.core.shape.segment_blocks {
-            if self.core.append_state().segments.get(victim).live == 0
-                || !self.show(&mut window, victim, block, 1)?
-            {
-                break;
-            }
-            let header = self.core.codec.decode(window.block(block), &mut entries);
-            let header =
-                header.filter(|it| it.incarnation == segment.incarnation && it.position == block);
-            let Some(header) = header else { break };
-            let mut at = block + 1;
-            for entry in &entries {
-                if let Entry::Data { lba, .. } | Entry::Moved { lba, .. } = *entry {
-                    self.stage_if_live(&mut copies, &mut window, lba, at)?;
-                }
-                at += entry.payload_blocks();
-            }
-            block += header.record_blocks();
+            Copies { pipe, survey, lifetime, builder, most: 0, moves, next, has_chosen: false };
+        let copied = self.copy_live(&mut copies);
+        // Also if that has failed: nothing is on its way to a stream behind our back.
+        let outcome = copied.and(self.finish_writes(&mut copies));
+        if outcome.is_ok() {
+            self.leave_the_rest(&copies.survey);
         }
-        self.copy_staged(&mut copies)?;
-        self.append_moves(&mut copies)?;
-        self.leave_the_rest(&copies);
-        Ok(())
+        let Copies { pipe, mut survey, next, .. } = copies;
+        survey.stage.clear();
+        self.stage = survey.stage;
+        (self.pipe, self.next) = (Some(pipe), next);
+        outcome
     }
 
-    /// Takes the block at this place of the victim along, if the map still says that it is there.
-    fn stage_if_live(
-        &mut self,
-        copies: &mut Copies,
-        window: &mut Window,
-        lba: u64,
-        at: u32,
-    ) -> Outcome {
-        let address = self.core.shape.address(copies.victim, at);
-        let map_entry = self.core.map.get(lba);
-        if map_entry.address() != address {
-            return Ok(());
+    fn copy_live(&mut self, copies: &mut Copies) -> Outcome {
+        loop {
+            while self.survey_record(&mut copies.pipe, &mut copies.survey) {}
+            self.copy_staged(copies)?;
+            if copies.survey.is_done {
+                return self.append_moves(copies);
+            }
         }
-        let checksum = map_entry.checksum();
-        if !self.show(window, copies.victim, at, 1)?
-            || crc32c::crc32c(window.block(at)) != checksum && !mutant("log.clean.data-unchecked")
-        {
-            let what = "the checksum of a block does not fit (found while cleaning)";
-            self.core.report_damage(lba, map_entry, what);
-            copies.unreadable += 1;
-            return Ok(());
-        }
-        let has_room = self.stage.push(Move { lba, old: map_entry }, window.block(at));
-        copies.staged += 1;
-        if copies.staged == EARN_BLOCKS {
-            earn(&self.core, &copies.segment, std::mem::take(&mut copies.staged));
-        }
-        if has_room { Ok(()) } else { self.copy_staged(copies) }
     }
 
-    /// Makes records of what has been taken along. The last one is written when it is full, or with the
-    /// last block of the victim.
+    /// Looks at a record of the next victim, if there will be one: there is time for that while copies are on
+    /// their way. It is only read; all that was seen of it is looked at again before it is copied.
+    fn survey_next(&mut self, copies: &mut Copies) -> bool {
+        if !copies.survey.is_done {
+            return false;
+        }
+        if !std::mem::replace(&mut copies.has_chosen, true) {
+            let next = match self.view().next_step() {
+                Step::Clean => self.choose_victim_but(Some(copies.survey.victim)),
+                _ => None,
+            };
+            let next = next.filter(|it| it.1.lifetime != LIFETIME_MAP);
+            copies.next = next.map(|(next, it)| self.survey(&mut copies.pipe, next, it));
+        }
+        let Copies { pipe, next, .. } = copies;
+        next.as_mut().is_some_and(|next| self.survey_record(pipe, next))
+    }
+
+    /// The victim that has been looked at already, if it is one still.
+    pub fn begun_victim(&self) -> Option<(SegmentId, Segment)> {
+        let next = self.next.as_ref()?;
+        let segment = self.core.append_state().segments.get(next.victim);
+        let is_one = next.is_of(next.victim, &segment) && self.is_worth_cleaning(&segment);
+        is_one.then_some((next.victim, segment))
+    }
+
+    /// Makes records of what has been taken along and lives still. The last one is written when it is full,
+    /// or with the last block of the victim.
     fn copy_staged(&mut self, copies: &mut Copies) -> Outcome {
-        let mut stage = std::mem::take(&mut self.stage);
+        let mut stage = std::mem::take(&mut copies.survey.stage);
         for (moved, content) in stage.in_order() {
+            if self.core.map.get(moved.lba) != moved.old {
+                continue;
+            }
             if copies.builder.payload() == 0 {
                 copies.most = self.copies_that_fit(copies.lifetime);
             }
@@ -157,7 +140,7 @@ impl Maintenance {
             }
         }
         stage.clear();
-        self.stage = stage;
+        copies.survey.stage = stage;
         Ok(())
     }
 
@@ -179,8 +162,8 @@ impl Maintenance {
     }
 
     /// What cannot be copied stays, and so does its segment.
-    fn leave_the_rest(&self, copies: &Copies) {
-        let Copies { victim, unreadable, .. } = *copies;
+    fn leave_the_rest(&self, survey: &Survey) {
+        let Survey { victim, unreadable, .. } = *survey;
         let mut state = self.core.append_state();
         if state.segments.get(victim).live > 0 {
             state.segments.mark_damaged(victim);
@@ -192,64 +175,88 @@ impl Maintenance {
         }
     }
 
-    fn show(
-        &mut self,
-        window: &mut Window,
-        segment: SegmentId,
-        first: u32,
-        count: u32,
-    ) -> Result<bool, Errno> {
-        let file_blocks = u64::from(self.core.shape.address(segment, 0).get())
-            + u64::from(self.core.shape.segment_blocks);
-        let shown =
-            window.show(&mut self.file, self.core.shape, file_blocks, segment, first, count);
-        // What cannot be read stays where it is, and nothing else must wait for it.
-        Ok(shown.unwrap_or(false))
-    }
-
-    /// Writes the copies and puts them into the map where it has not changed meanwhile.
+    /// Starts to write the copies.
     fn append_moves(&mut self, copies: &mut Copies) -> Outcome {
-        let Copies { victim, segment, lifetime, builder, moves, .. } = copies;
-        let lifetime = *lifetime;
-        if moves.is_empty() {
+        if copies.moves.is_empty() {
             return Ok(());
         }
+        let (lifetime, payload) = (copies.lifetime, copies.builder.payload());
         let replayable =
             self.streams[usize::from(lifetime)].is_some_and(|stream| stream.replayable);
-        let link = if replayable { segment.incarnation.bits() } else { 0 };
-        let copied = builder.payload();
+        let link = if replayable { copies.survey.segment.incarnation.bits() } else { 0 };
         self.let_guests_go_first();
-        let header = self.append(lifetime, Kind::Relocated, link, builder)?;
-        self.apply_moves(lifetime, header, builder, moves, segment.birth);
-        self.core.append_state().costs.copied_blocks += u64::from(copied);
-        earn(&self.core, segment, copied);
-        if !replayable && !mutant("log.clean.does-not-pin-victims") {
-            // Replay would not find the copies.
-            self.core.append_state().segments.pin(*victim);
+        // All of a segment is in the file, and in the map, before it is sealed.
+        let stays = self.stays_in_segment(lifetime, payload);
+        let most = if stays { WRITES_MOST - 1 } else { 0 };
+        while copies.pipe.writes.len() > most {
+            if copies.pipe.has_first_ended() || !self.survey_next(copies) {
+                self.finish_first(copies)?;
+            }
         }
+        let (placed, before) = self.place_record(lifetime, Kind::Relocated, link, payload)?;
+        let Copies { pipe, builder, moves, .. } = copies;
+        let ticket = pipe.write(&self.core, builder, &placed);
+        let mut moves = std::mem::take(moves);
+        if mutant("log.clean.maps-copies-on-their-way") {
+            let birth = copies.survey.segment.birth;
+            self.apply_moves(lifetime, placed.address, &std::mem::take(&mut moves), birth);
+        }
+        pipe.writes.push_back(CopyRecord { ticket, placed, moves, before });
+        pipe.ahead.go_on(&mut pipe.transfers, self.core.shape);
         if self.is_stream_full(lifetime) {
             self.filling = None;
+        }
+        while copies.pipe.has_first_ended() {
+            self.finish_first(copies)?;
         }
         Ok(())
     }
 
-    pub fn apply_moves(
-        &mut self,
-        lifetime: u8,
-        header: Address,
-        builder: &mut RecordBuilder,
-        moves: &mut Vec<Move>,
-        birth: u64,
-    ) {
+    fn finish_writes(&mut self, copies: &mut Copies) -> Outcome {
+        let mut outcome = Ok(());
+        while !copies.pipe.writes.is_empty() {
+            if copies.pipe.has_first_ended() || !self.survey_next(copies) {
+                outcome = outcome.and(self.finish_first(copies));
+            }
+        }
+        outcome
+    }
+
+    /// Waits for the first record that is on its way, and puts its copies into the map where that has not changed
+    /// meanwhile. So they come into the map in the order of their places: replay of the stream ends at
+    /// the first one that is not there.
+    fn finish_first(&mut self, copies: &mut Copies) -> Outcome {
+        let Some((record, outcome)) = copies.pipe.finish_first() else { return Ok(()) };
+        let (lifetime, segment) = (copies.lifetime, copies.survey.segment);
+        if let Err(errno) = outcome {
+            // Those behind it are lost with it, and their blocks stay in the victim.
+            while copies.pipe.finish_first().is_some() {}
+            self.abandon_stream(lifetime, record.before);
+            return Err(errno);
+        }
+        self.appended(&record.placed);
+        let copied = record.placed.header.payload_blocks;
+        self.apply_moves(lifetime, record.placed.address, &record.moves, segment.birth);
+        self.core.append_state().costs.copied_blocks += u64::from(copied);
+        earn(&self.core, &segment, copied);
+        if record.placed.header.link == 0 && !mutant("log.clean.does-not-pin-victims") {
+            // Replay would not find the copies.
+            self.core.append_state().segments.pin(copies.survey.victim);
+        }
+        Ok(())
+    }
+
+    /// Puts the copies of a record into the map where it has not changed meanwhile.
+    pub fn apply_moves(&mut self, lifetime: u8, header: Address, moves: &[Move], birth: u64) {
         let target = self.core.shape.segment_of(header);
+        let copies = moves.len() as u32;
         let mut state = self.core.append_state();
         state.changed = true;
-        state.segments.gain(target, builder.payload());
+        state.segments.gain(target, copies);
         let mut address = header;
-        for (moved, entry) in moves.drain(..).zip(builder.entries()) {
+        for moved in moves {
             address = address.forward(1);
-            let Entry::Moved { checksum, .. } = *entry else { continue };
-            let new = MapEntry::new(address, checksum);
+            let new = MapEntry::new(address, moved.old.checksum());
             let stale = mutant("log.clean.overwrites-newer-data") && {
                 let map_entry = self.core.map.get(moved.lba);
                 map_entry.is_mapped() && self.core.map.replace_if(moved.lba, map_entry, new)
@@ -263,13 +270,8 @@ impl Maintenance {
             state.segments.lose(dies);
         }
         if let Some(stream) = &mut self.streams[usize::from(lifetime)] {
-            stream.births += u128::from(birth) * u128::from(builder.payload());
-            stream.copies += u64::from(builder.payload());
+            stream.births += u128::from(birth) * u128::from(copies);
+            stream.copies += u64::from(copies);
         }
-        debug_assert_eq!(
-            builder.entries().len() * BLOCK_BYTES,
-            builder.payload() as usize * BLOCK_BYTES
-        );
-        builder.clear();
     }
 }

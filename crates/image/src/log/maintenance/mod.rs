@@ -6,11 +6,15 @@ mod checkpoint;
 mod cleaner;
 mod compact;
 mod copying;
+mod pipe;
+mod read_ahead;
 mod resort;
 mod restart;
 mod space;
 mod stage;
 mod stream;
+mod survey;
+mod transfers;
 mod victims;
 
 use std::sync::Arc;
@@ -20,10 +24,12 @@ use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::BlockingFile;
 use tracing::{error, info, warn};
 
+use self::pipe::Pipe;
 use self::resort::Resort;
 use self::space::SpaceAhead;
 use self::stage::Stage;
 use self::stream::AppendStream;
+use self::survey::Survey;
 use super::address::Address;
 use super::append::{Full, Health};
 use super::command::Command;
@@ -83,10 +89,18 @@ pub struct Maintenance {
     waited: Duration,
     /// Blocks on their way from a victim to a stream.
     stage: Stage,
+    /// Reads of victims and writes of copies.
+    pipe: Option<Pipe>,
+    /// A victim that has been looked at while copies of the one before it were on their way.
+    next: Option<Survey>,
     /// When the host last said that it has no space.
     host_full: Option<Instant>,
     /// When the host had no space for new heads.
     restart_tried: Option<Instant>,
+    /// How long the last sync took that freed segments.
+    sync_took: Duration,
+    /// Whether the next step copies, too, as far as is known.
+    goes_on: bool,
     /// What had committed at the last check, to detect a pause.
     seen: Sequence,
     /// What had committed when a sparse segment could not be cleaned.
@@ -122,8 +136,12 @@ impl Maintenance {
             guest_clock: 0,
             waited: Duration::ZERO,
             stage: Stage::default(),
+            pipe: None,
+            next: None,
             host_full: None,
             restart_tried: None,
+            sync_took: Duration::MAX,
+            goes_on: false,
             seen: Sequence::default(),
             sparse_tried: None,
         })
@@ -171,6 +189,7 @@ impl Maintenance {
             }
             deadline = self.next_pause();
         }
+        self.end_copying();
         self.close();
     }
 
@@ -213,6 +232,7 @@ impl Maintenance {
 
     pub fn run_commands(&mut self) {
         for (command, reply) in self.core.inbox.take_commands() {
+            self.end_copying();
             let outcome = match command {
                 Command::Resize { capacity, segments } => self.resize(capacity, segments),
                 Command::Compact => self.compact(),
@@ -254,6 +274,15 @@ impl Maintenance {
 
     /// Carries out one step of a maintenance pass.
     pub fn step(&mut self) -> Progress {
+        self.goes_on = false;
+        let progress = self.do_step();
+        if !self.goes_on {
+            self.end_copying();
+        }
+        progress
+    }
+
+    fn do_step(&mut self) -> Progress {
         let health = self.core.append_state().health;
         match health {
             Health::Stopped => return Progress::Idle,
@@ -315,6 +344,7 @@ impl Maintenance {
         self.clean_sparse();
         self.resort_if_idle();
         self.stage = Stage::default();
+        (self.pipe, self.next) = (None, None);
         let (committed, wanted, dead) = {
             let state = self.core.append_state();
             (state.committed(), state.changed, state.segments.dead().0)

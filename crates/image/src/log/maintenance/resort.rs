@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
 use super::compact::moves_most;
-use super::copying::Move;
+use super::stage::Move;
 use super::{CheckpointKind, Maintenance, QUIET_TIME};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::core::Core;

@@ -1,8 +1,15 @@
 //! Live blocks of a victim that have been read and not copied yet: they are put in the order of their
 //! LBAs, so that cleaning leaves what a guest reads in sequence in sequence.
 
-use super::copying::Move;
-use crate::log::address::BLOCK_BYTES;
+use crate::log::address::{BLOCK_BYTES, MapEntry};
+use crate::log::record::ENTRIES_MAX;
+
+/// A copy on its way into the map.
+#[derive(Clone, Copy, Debug)]
+pub struct Move {
+    pub lba: u64,
+    pub old: MapEntry,
+}
 
 /// As many are sorted together. More would lie in longer runs, and takes memory of every image that is
 /// being cleaned: this is 8 MiB.
@@ -17,11 +24,15 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Takes a block in. Returns `false` if it was the last one that there is room for.
-    pub fn push(&mut self, moved: Move, content: &[u8]) -> bool {
+    /// Whether there is room for the blocks of another record.
+    pub const fn has_room(&self) -> bool {
+        self.moves.len() + ENTRIES_MAX <= STAGE_BLOCKS
+    }
+
+    /// Takes a block in.
+    pub fn push(&mut self, moved: Move, content: &[u8]) {
         self.moves.push((moved, self.moves.len() as u32));
         self.contents.extend_from_slice(content);
-        self.moves.len() < STAGE_BLOCKS
     }
 
     /// Forgets the blocks, and keeps the memory.
@@ -43,7 +54,7 @@ impl Stage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::log::address::{Address, MapEntry};
+    use crate::log::address::Address;
 
     #[test]
     fn blocks_come_out_by_their_lba_with_their_content() {
@@ -51,7 +62,7 @@ mod tests {
         for round in 0..2u8 {
             for lba in [7u64, 3, 900, 0] {
                 let old = MapEntry::new(Address::new(lba as u32 + 1), 0);
-                assert!(stage.push(Move { lba, old }, &[lba as u8 ^ round; BLOCK_BYTES]));
+                stage.push(Move { lba, old }, &[lba as u8 ^ round; BLOCK_BYTES]);
             }
             let out: Vec<(u64, u8)> =
                 stage.in_order().map(|(moved, content)| (moved.lba, content[9])).collect();
@@ -65,7 +76,11 @@ mod tests {
     fn there_is_an_end_to_what_it_takes() {
         let mut stage = Stage::default();
         let moved = Move { lba: 1, old: MapEntry::UNMAPPED };
-        let taken = (1..).find(|_| !stage.push(moved, &[0; BLOCK_BYTES]));
-        assert_eq!(taken, Some(STAGE_BLOCKS));
+        let taken = (0..).find(|_| {
+            let has_room = stage.has_room();
+            (0..ENTRIES_MAX).for_each(|_| stage.push(moved, &[0; BLOCK_BYTES]));
+            !has_room
+        });
+        assert_eq!(taken, Some(STAGE_BLOCKS / ENTRIES_MAX));
     }
 }

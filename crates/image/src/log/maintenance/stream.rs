@@ -5,7 +5,7 @@ use flowstone_block::Errno;
 
 use super::Maintenance;
 use crate::log::address::Address;
-use crate::log::head::{HeadPlace, Stamp};
+use crate::log::head::{HeadPlace, Placed, Stamp};
 use crate::log::ids::Sequence;
 use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_COLD, LIFETIME_MAP};
 use crate::log::record::Kind;
@@ -36,25 +36,43 @@ impl Maintenance {
         link: u64,
         builder: &mut RecordBuilder,
     ) -> Result<Address, Errno> {
-        let mut stream = self.stream_with_room(lifetime, 1 + builder.payload())?;
-        let (before, shape, stamp) = (stream, self.core.shape, self.stamp());
-        let placed = stream.place.append(shape, stamp, kind, builder.payload(), link);
+        let (placed, before) = self.place_record(lifetime, kind, link, builder.payload())?;
         let record = builder.finish(self.core.codec, &placed);
         if let Err(errno) = self.file.write(placed.address.offset(), record) {
             self.abandon_stream(lifetime, before);
             return Err(errno);
         }
+        self.appended(&placed);
+        Ok(placed.address)
+    }
+
+    /// Gives the next record of a stream its place, which goes on behind it. Returns the stream as it was
+    /// before, too, for [`abandon_stream`](Self::abandon_stream) if the record cannot be written.
+    pub fn place_record(
+        &mut self,
+        lifetime: u8,
+        kind: Kind,
+        link: u64,
+        payload: u32,
+    ) -> Result<(Placed, AppendStream), Errno> {
+        let mut stream = self.stream_with_room(lifetime, 1 + payload)?;
+        let (before, shape, stamp) = (stream, self.core.shape, self.stamp());
+        let placed = stream.place.append(shape, stamp, kind, payload, link);
         self.streams[usize::from(lifetime)] = Some(stream);
+        Ok((placed, before))
+    }
+
+    /// A record of a stream is in the file, and so are all before it.
+    pub fn appended(&mut self, placed: &Placed) {
         let blocks = u64::from(placed.header.record_blocks());
         let mut state = self.core.append_state();
         state.since_checkpoint += blocks;
         state.costs.header_blocks += 1;
         state.totals.appended_blocks += blocks;
-        match kind {
+        match placed.header.kind {
             Kind::Map => state.totals.map_blocks += blocks,
             _ => state.totals.relocated_blocks += blocks,
         }
-        Ok(placed.address)
     }
 
     /// For the next record of the maintenance worker, whose numbers are its own.
@@ -131,13 +149,14 @@ impl Maintenance {
 
     /// A write to a stream failed. The next attempt uses another segment, since the place may be
     /// bad. A segment to which nothing was written is given back, so that repeated failures use up
-    /// no segments.
-    fn abandon_stream(&mut self, lifetime: u8, stream: AppendStream) {
-        if stream.place.block == 0 && !stream.replayable {
-            self.core.append_state().segments.give_back(stream.place.segment);
+    /// no segments. Nothing is on its way to the stream any more.
+    pub fn abandon_stream(&mut self, lifetime: u8, before: AppendStream) {
+        if before.place.block == 0 && !before.replayable {
+            self.core.append_state().segments.give_back(before.place.segment);
             self.streams[usize::from(lifetime)] = None;
         } else {
-            self.streams[usize::from(lifetime)] = Some(stream);
+            let now = self.streams[usize::from(lifetime)].unwrap_or(before);
+            self.streams[usize::from(lifetime)] = Some(AppendStream { place: before.place, ..now });
             self.seal_stream(lifetime);
         }
     }
@@ -181,6 +200,11 @@ impl Maintenance {
     /// Whether the next copies open another segment.
     pub fn is_stream_full(&self, lifetime: u8) -> bool {
         self.room_for_copies(lifetime) < COPIES_LEAST
+    }
+
+    /// Whether a record with so many copies goes into the segment that is open.
+    pub fn stays_in_segment(&self, lifetime: u8, payload: u32) -> bool {
+        self.room_for_copies(lifetime) >= payload
     }
 
     fn room_for_copies(&self, lifetime: u8) -> u32 {

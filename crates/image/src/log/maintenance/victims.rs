@@ -29,11 +29,19 @@ impl Maintenance {
 
     /// The victim with the best score. While a stream is being filled, only victims whose blocks
     /// belong in it, as long as one of them is worth it: a stream is written without a break.
-    pub fn choose_victim(&mut self) -> Option<(SegmentId, Segment)> {
+    pub fn choose_victim(&self) -> Option<(SegmentId, Segment)> {
+        self.choose_victim_but(None)
+    }
+
+    /// The same without the one that is being cleaned.
+    pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<(SegmentId, Segment)> {
         let blocks = self.core.shape.data_blocks_most();
         let state = self.core.append_state();
         let clock = state.clock;
-        let usable = state.segments.iter().filter(|(_, segment)| self.is_worth_cleaning(segment));
+        let is_usable = |number: SegmentId, segment: &Segment| {
+            Some(number) != except && self.is_worth_cleaning(segment)
+        };
+        let usable = state.segments.iter().filter(|(number, it)| is_usable(*number, it));
         let scored = usable.map(|found| {
             let age = clock.saturating_sub(found.1.sealed);
             let candidate = Candidate { live: found.1.live, blocks, age };

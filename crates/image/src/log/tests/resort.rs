@@ -99,6 +99,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     fixture.core.resorting.set_limit(UNLIMITED);
     resort(&mut fixture).unwrap();
     fixture.quiet();
+    fixture.maintenance(Maintenance::clean_sparse);
     fixture.checkpoint().unwrap();
     fixture.maintenance.trim_reserve();
     assert_eq!(hours(&mut fixture), None);

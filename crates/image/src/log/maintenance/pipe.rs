@@ -1,0 +1,79 @@
+//! What cleaning has on its way: reads of victims, and writes of copies.
+
+use std::collections::VecDeque;
+
+use flowstone_block::{AlignedBuf, Errno, Outcome};
+
+use super::read_ahead::ReadAhead;
+use super::stage::Move;
+use super::stream::AppendStream;
+use super::transfers::{Ticket, Transfers};
+use crate::log::core::Core;
+use crate::log::head::Placed;
+use crate::log::record::Entry;
+use crate::log::record_builder::RecordBuilder;
+use crate::log::shape::Shape;
+
+/// Reads of victims, and writes of copies that are on their way.
+pub struct Pipe {
+    pub transfers: Transfers,
+    pub ahead: ReadAhead,
+    /// In the order of their places, in one segment.
+    pub writes: VecDeque<CopyRecord>,
+    pub spare: Vec<AlignedBuf>,
+    /// Those of the header that was looked at last.
+    pub entries: Vec<Entry>,
+}
+
+/// A record of copies on its way.
+pub struct CopyRecord {
+    pub ticket: Ticket,
+    pub placed: Placed,
+    pub moves: Vec<Move>,
+    /// Its stream without it.
+    pub before: AppendStream,
+}
+
+impl Pipe {
+    pub fn new(core: &Core) -> Result<Self, Errno> {
+        let transfers = Transfers::new(&*core.file)
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let (ahead, writes, spare, entries) = Default::default();
+        Ok(Self { transfers, ahead, writes, spare, entries })
+    }
+
+    /// Starts to write what a builder has for this place.
+    pub fn write(&mut self, core: &Core, builder: &mut RecordBuilder, placed: &Placed) -> Ticket {
+        let bytes = builder.finish(core.codec, placed).len();
+        let new =
+            || AlignedBuf::zeroed(RecordBuilder::buffer_bytes(core.shape.record_payload_max()));
+        let buffer = builder.exchange_buffer(self.spare.pop().unwrap_or_else(new));
+        builder.clear();
+        self.transfers.write(placed.address.offset(), buffer, bytes)
+    }
+
+    /// Waits for the first record; returns it with its outcome.
+    pub fn finish_first(&mut self) -> Option<(CopyRecordDone, Outcome)> {
+        let CopyRecord { ticket, placed, moves, before } = self.writes.pop_front()?;
+        let (buffer, outcome) = self.transfers.wait(ticket);
+        self.spare.push(buffer);
+        Some((CopyRecordDone { placed, moves, before }, outcome))
+    }
+
+    /// Makes a block of the victim one that can be looked at. `false` if it cannot be read: it stays where it
+    /// is, and nothing else must wait for it.
+    pub fn show(&mut self, shape: Shape, block: u32) -> bool {
+        self.ahead.show(&mut self.transfers, shape, block)
+    }
+
+    pub fn has_first_ended(&mut self) -> bool {
+        self.writes.front().is_some_and(|record| self.transfers.has_ended(&record.ticket))
+    }
+}
+
+/// A record of copies that is not on its way any more.
+pub struct CopyRecordDone {
+    pub placed: Placed,
+    pub moves: Vec<Move>,
+    pub before: AppendStream,
+}
