@@ -3,10 +3,10 @@
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{BlockingDisk, Layer, LogBudget, SECTOR_BYTES, Sector};
+use flowstone_block::{BlockingDisk, Geometry, Layer, LogBudget, SECTOR_BYTES, Sector};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, warn};
 
@@ -30,11 +30,11 @@ const REST_DOUBLINGS_MAX: u32 = 6;
 /// Keeps the layout of one disk up to date. Dropping it waits for a reading that is on its way, for as long
 /// as one request takes.
 pub struct Watcher {
+    disk: Arc<dyn Layer>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    disk: Arc<dyn Layer>,
     layout: Arc<Published<Layout>>,
     /// Where the thread may run. The one that starts it may be pinned to a queue's CPU.
     cpus: Option<CpuSet>,
@@ -50,8 +50,10 @@ struct State {
     stopped: bool,
     /// When the last reading ended.
     ended: Option<Instant>,
-    thread: Option<JoinHandle<()>>,
+    /// A thread reads, or is about to.
     is_running: bool,
+    /// Threads that have not let the disk go. They are not joined: what has ended and is not joined keeps its stack.
+    threads: u32,
     readings: u64,
     /// Readings in a row that met an error.
     failures: u32,
@@ -79,8 +81,8 @@ impl Watcher {
     pub fn start(disk: Arc<dyn Layer>, layout: Arc<Published<Layout>>) -> Self {
         let state = Mutex::new(State::default());
         let cpus = sched_getaffinity(None).ok();
-        let shared = Arc::new(Shared { disk, layout, cpus, state, changed: Condvar::new() });
-        let watcher = Self { shared };
+        let shared = Arc::new(Shared { layout, cpus, state, changed: Condvar::new() });
+        let watcher = Self { disk, shared };
         watcher.read_again();
         watcher
     }
@@ -92,15 +94,17 @@ impl Watcher {
         if state.is_running || state.stopped {
             return;
         }
-        if let Some(last) = state.thread.take() {
-            // It is about to return. Left to itself, it might keep the image open for a moment longer than
-            // the watcher.
-            let _ = last.join();
-        }
-        let shared = Arc::clone(&self.shared);
+        let (disk, shared) = (Arc::clone(&self.disk), Arc::clone(&self.shared));
         let builder = Builder::new().name("layout".into()).stack_size(STACK_BYTES);
-        match builder.spawn(move || shared.run()) {
-            Ok(thread) => (state.thread, state.is_running) = (Some(thread), true),
+        let run = move || {
+            let ends = EndsThread(shared);
+            // Before it is said that the thread has ended, also by a panic: an image must not stay open for longer than
+            // its watcher.
+            let disk = disk;
+            ends.0.run(&*disk);
+        };
+        match builder.spawn(run) {
+            Ok(_) => (state.threads, state.is_running) = (state.threads + 1, true),
             // The next such write asks again.
             Err(error) => state.say(&error),
         }
@@ -116,13 +120,20 @@ impl Drop for Watcher {
     fn drop(&mut self) {
         let mut state = self.shared.state();
         state.stopped = true;
-        let thread = state.thread.take();
-        drop(state);
         self.shared.changed.notify_all();
-        if let Some(thread) = thread {
-            // A panic there has been reported; classes stay as they are.
-            let _ = thread.join();
+        while state.threads > 0 {
+            state = self.shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+/// Says that a thread has ended, however that ends. A panic has been reported; classes stay as they are.
+struct EndsThread(Arc<Shared>);
+
+impl Drop for EndsThread {
+    fn drop(&mut self) {
+        self.0.state().threads -= 1;
+        self.0.changed.notify_all();
     }
 }
 
@@ -131,18 +142,19 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
+    fn run(&self, disk: &dyn Layer) {
         if let Some(cpus) = &self.cpus {
             // If that is refused, it shares a queue's CPU.
             let _ = sched_setaffinity(None, cpus);
         }
         while self.is_due() {
-            let disk = BlockingDisk::new(&*self.disk);
-            let bytes = self.disk.geometry().capacity.bytes();
-            match disk {
+            let geometry = disk.geometry();
+            let bytes = geometry.capacity.bytes();
+            match BlockingDisk::new(disk) {
                 Ok(disk) => {
                     let begin = Instant::now();
-                    let mut disk = DiskBytes { disk, shared: self, piece: None, has_failed: false };
+                    let (shared, piece) = (self, None);
+                    let mut disk = DiskBytes { disk, geometry, shared, piece, has_failed: false };
                     let layout = recognise(&mut disk, bytes);
                     let (regions, found) = (layout.regions(), layout.found().len());
                     debug!(regions, found, time = ?begin.elapsed(), "layout read");
@@ -206,6 +218,7 @@ impl Shared {
 /// The disk in bytes. The piece that was read last is kept: what is read next often lies in it.
 struct DiskBytes<'a> {
     disk: BlockingDisk,
+    geometry: Geometry,
     shared: &'a Shared,
     /// Its first byte, and its bytes.
     piece: Option<(u64, Vec<u8>)>,
@@ -214,7 +227,7 @@ struct DiskBytes<'a> {
 
 impl ReadBytes for DiskBytes<'_> {
     fn block_bytes(&self) -> u64 {
-        self.shared.disk.geometry().logical_block_bytes.into()
+        self.geometry.logical_block_bytes.into()
     }
 
     fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()> {
@@ -222,7 +235,7 @@ impl ReadBytes for DiskBytes<'_> {
         let is_kept =
             |(start, piece): &&(u64, Vec<u8>)| *start <= at && end <= start + piece.len() as u64;
         if self.piece.as_ref().filter(is_kept).is_none() {
-            let capacity = self.shared.disk.geometry().capacity.bytes();
+            let capacity = self.geometry.capacity.bytes();
             let start = at / BLOCK_BYTES * BLOCK_BYTES;
             let bytes = end.next_multiple_of(BLOCK_BYTES).min(capacity).checked_sub(start)?;
             self.piece = None;

@@ -1,7 +1,7 @@
 //! Latencies in log-linear buckets: one writer adds, any thread reads, without locks.
 //!
 //! Each power of two nanoseconds is cut into eight buckets, so a percentile read from them is at
-//! most 12.5 % too high. The buckets of a power of two are made when one of them is needed: latencies of a kind
+//! most 12.5 % too high. The buckets of a few powers of two are made when one of them is needed: latencies of a kind
 //! lie close together, and an idle disk with its histograms must be small.
 
 use std::array::from_fn;
@@ -14,15 +14,16 @@ const BUCKETS_PER_OCTAVE: usize = 1 << BUCKETS_PER_OCTAVE_LOG2;
 /// From 2^3 ns up to 2^43 ns, over two hours; what takes longer counts as that.
 const OCTAVES: usize = 40;
 const BUCKETS: usize = OCTAVES * BUCKETS_PER_OCTAVE;
+/// Buckets that are made together: those of four powers of two.
+const SPAN: usize = 4 * BUCKETS_PER_OCTAVE;
 
 /// The histogram that a queue fills.
 pub struct Histogram {
-    octaves: [OnceLock<Box<Octave>>; OCTAVES],
+    spans: [OnceLock<Box<Span>>; BUCKETS / SPAN],
     sum_ns: AtomicU64,
 }
 
-/// The buckets of one power of two.
-type Octave = [AtomicU64; BUCKETS_PER_OCTAVE];
+type Span = [AtomicU64; SPAN];
 
 /// A copy of a histogram, to read percentiles from and to add up.
 #[derive(Clone)]
@@ -53,7 +54,7 @@ fn upper_end(bucket: usize) -> u64 {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { octaves: from_fn(|_| OnceLock::new()), sum_ns: AtomicU64::new(0) }
+        Self { spans: from_fn(|_| OnceLock::new()), sum_ns: AtomicU64::new(0) }
     }
 }
 
@@ -62,8 +63,8 @@ impl Histogram {
     pub fn record(&self, latency: Duration) {
         let nanos = u64::try_from(latency.as_nanos()).unwrap_or(u64::MAX);
         let bucket = bucket_of(nanos);
-        let octave = self.octaves[bucket / BUCKETS_PER_OCTAVE].get_or_init(Box::default);
-        add(&octave[bucket % BUCKETS_PER_OCTAVE], 1);
+        let span = self.spans[bucket / SPAN].get_or_init(Box::default);
+        add(&span[bucket % SPAN], 1);
         add(&self.sum_ns, nanos);
     }
 
@@ -75,9 +76,9 @@ impl Histogram {
     /// What has been counted so far.
     pub fn snapshot(&self) -> Snapshot {
         let mut copy = Snapshot::default();
-        for (to, from) in copy.buckets.chunks_exact_mut(BUCKETS_PER_OCTAVE).zip(&self.octaves) {
-            let Some(octave) = from.get() else { continue };
-            to.iter_mut().zip(&**octave).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
+        for (to, from) in copy.buckets.chunks_exact_mut(SPAN).zip(&self.spans) {
+            let Some(span) = from.get() else { continue };
+            to.iter_mut().zip(&**span).for_each(|(to, from)| *to = from.load(Ordering::Relaxed));
         }
         copy.sum_ns = self.sum_ns.load(Ordering::Relaxed);
         copy
