@@ -21,6 +21,7 @@ use crate::fake_guest::{Asks, FakeGuest};
 use crate::idle_cpus::IdleCpus;
 use crate::pollers::form_changer::{Watched, look_at_all};
 use crate::pollers::load_watch::Look;
+use crate::pollers::placed::Parts;
 use crate::pollers::{PollerChoice, PollersConfig};
 use crate::served_disk::{QUEUES, Served, disk, layer_of, load, on_disk};
 
@@ -278,6 +279,11 @@ fn a_queue_that_could_run_in_neither_form_is_tried_again() {
         assert!(looks_again || makes.0.lock().unwrap().is_empty());
         thread::sleep(Duration::from_millis(5));
     }
+    // What could not be made is left alone for long: there are no more channels here.
+    for _ in 0..50 {
+        fill(&queue);
+        look_at_all(&watched, &idle_host(), LOOK);
+    }
     assert!(queue.stop().is_some());
 }
 
@@ -462,4 +468,121 @@ fn a_broken_queue_stays_broken_when_its_form_changes() {
         let queue = queue.stop().unwrap();
         assert!(queue.fault().is_some() && queue.next_avail() == 1, "{:?}", queue.fault());
     }
+}
+
+/// The monitor stops all queues of a device: the others would go on while one of them waits for its disk.
+#[test]
+fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
+    let hangs = Arc::<Hangs>::default();
+    let (mut guest, queue) = run_over(Arc::new(HangingLayer(Arc::clone(&hangs))));
+    guest.offer(0);
+    wait_until("it hangs", || hangs.has_one.load(Ordering::Acquire));
+    let told = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let changes = Arc::clone(&queue.0);
+        let changer = scope.spawn(move || changes.change(Form::Split));
+        wait_until("it changes", || queue.0.state.try_lock().is_err());
+        scope.spawn(|| {
+            queue.begin_stop();
+            told.store(true, Ordering::Release);
+        });
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !told.load(Ordering::Acquire) && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        let in_time = told.load(Ordering::Acquire);
+        hangs.go_on();
+        assert!(in_time, "the monitor waits");
+        assert!(!changer.join().unwrap(), "it runs again after the order to stop");
+    });
+    assert!(queue.stop().is_some());
+}
+
+/// An image that is let go a moment after its disk has been removed cannot be opened at once by who takes it over.
+#[test]
+fn a_queue_that_has_stopped_holds_its_disk_no_longer() {
+    for choice in [PollerChoice::Count(1), PollerChoice::PerQueue] {
+        let places = places(choice);
+        for round in 0..300 {
+            let layer = Arc::new(NULL);
+            let (_guest, queue) = FakeGuest::new(Asks::Flush);
+            let form = if round % 2 == 0 { Form::Fused } else { Form::Split };
+            let (spec, queue) = (spec(Arc::clone(&layer) as _, 0, 0), Box::new(queue));
+            let queue = PlacedQueue::run(Arc::clone(&places), form, queue, spec, own()).unwrap();
+            assert!(queue.stop().is_some());
+            assert_eq!(Arc::strong_count(&layer), 1, "{choice:?} {form:?} {round}");
+        }
+    }
+}
+
+/// How many threads it runs on, as it is, not as it is counted.
+fn form_of(queue: &PlacedQueue) -> Option<Form> {
+    match &*queue.0.state() {
+        State::Runs(placed) => Some(match &placed.parts {
+            Parts::Whole(_) => Form::Fused,
+            Parts::Split { .. } => Form::Split,
+        }),
+        State::Over(_) => None,
+    }
+}
+
+#[test]
+fn a_queue_runs_in_the_form_that_is_counted() {
+    for form in [Form::Fused, Form::Split] {
+        let makes = Arc::new(Makes(Mutex::new([true, false, true, true].into())));
+        let (_guest, queue) = run(PollerChoice::PerQueue, form, &makes);
+        let is_split = || queue.0.counters().is_split.load(Ordering::Relaxed);
+        assert!(!queue.0.change(form.other()));
+        assert_eq!((form_of(&queue), is_split()), (Some(form), form == Form::Split));
+        assert!(queue.0.change(form.other()));
+        assert_eq!((form_of(&queue), is_split()), (Some(form.other()), form == Form::Fused));
+    }
+}
+
+#[test]
+fn a_queue_that_runs_nowhere_is_given_back_also_after_another_change() {
+    let makes = Arc::new(Makes(Mutex::new([true, false, false].into())));
+    let (_guest, queue) = run(PollerChoice::PerQueue, Form::Fused, &makes);
+    assert!(!queue.0.change(Form::Split) && !queue.0.change(Form::Split));
+    assert!(queue.stop().is_some());
+}
+
+/// Two pollers are what this form is for.
+#[test]
+fn halves_run_on_two_shared_pollers_after_a_change() {
+    let (_guest, queue) = FakeGuest::new(Asks::Flush);
+    let (spec, places) = (eager(Arc::new(NULL)), places(PollerChoice::Count(2)));
+    let queue = PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap();
+    for _ in 0..3 {
+        assert!(queue.0.change(Form::Split));
+        if let State::Runs(Placed { parts: Parts::Split { front, back }, .. }) = &*queue.0.state() {
+            assert_ne!(front.orders().place().0, back.orders().place().0);
+        }
+        assert!(queue.0.change(Form::Fused));
+    }
+    assert!(queue.stop().is_some());
+}
+
+/// What has been done while the thread slept is not the load of now.
+#[test]
+fn stale_looks_change_nothing_and_queues_that_have_ended_are_forgotten() {
+    let (_guest, queue) = run_over(Arc::new(NULL));
+    let watched = Mutex::new(vec![Watched::new(&queue.0)]);
+    for _ in 0..20 {
+        fill(&queue);
+        assert!(look_at_all(&watched, &idle_host(), Look { is_stale: true, ..LOOK }));
+    }
+    assert_eq!(queue.0.counters().form_changes.load(Ordering::Relaxed), 0);
+    drop(queue);
+    assert!(!look_at_all(&watched, &idle_host(), LOOK));
+    assert!(watched.lock().unwrap().is_empty());
+}
+
+/// A guest that boots would wait for another one's disk.
+#[test]
+fn queues_are_added_while_a_form_changes_on_a_hung_disk() {
+    beside_a_hung_disk(|queue, watched| {
+        assert!(watched.try_lock().is_ok(), "the list is locked");
+        assert!(queue.stop().is_some());
+    });
 }
