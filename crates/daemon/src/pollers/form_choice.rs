@@ -51,6 +51,8 @@ pub struct FormChoice {
     cut_pause: u32,
     /// Looks for which nothing is asked for, since a change could not be made.
     stuck: u32,
+    /// Whether it filled its thread at the last look.
+    was_full: bool,
     /// Looks that the queue has been light for.
     light: u32,
     rates: Rates,
@@ -100,6 +102,7 @@ impl FormChoice {
             next_pause,
             cut_pause,
             stuck: 0,
+            was_full: false,
             light: 0,
             rates,
         }
@@ -112,14 +115,12 @@ impl FormChoice {
 
     /// Whether the next look needs to know how much CPU idles.
     pub fn wants_spare(&self) -> bool {
-        self.form == Form::Fused
-            && self.tried_against.is_none()
-            && self.pause == 0
-            && self.stuck == 0
+        self.form == Form::Fused && self.tried_against.is_none() && self.pause == 0 && self.was_full
     }
 
     /// Looks at the queue. Returns the form that it should have from now on, if that is another one.
     pub fn look(&mut self, look: QueueLook) -> Option<Form> {
+        self.was_full = look.load > FULL && self.stuck == 0;
         if self.stuck > 0 {
             self.stuck -= 1;
             return None;
@@ -344,5 +345,27 @@ mod tests {
             }
         }
         assert!(asked <= 2, "{asked} times in a minute");
+    }
+
+    /// What the change itself costs says nothing of the form.
+    #[test]
+    fn the_first_look_after_a_change_is_not_counted() {
+        let mut queue = Queue::new(1e6, 1.2e6);
+        queue.run(LOOKS);
+        queue.choice.look(QueueLook { load: 1.0, front_load: 0.5, rate: 0.1e6, spare: 1.0 });
+        assert_eq!(queue.run(LOOKS), Form::Split);
+    }
+
+    /// `/proc/stat` was read ten times a second for as long as any guest sent a request now and then.
+    #[test]
+    fn only_a_queue_that_fills_its_thread_needs_to_know_what_idles() {
+        let mut queue = Queue::new(1e6, 2e6);
+        assert!(!queue.choice.wants_spare());
+        queue.wanted = 0.1e6;
+        queue.run(100);
+        assert!(!queue.choice.wants_spare());
+        queue.wanted = f64::INFINITY;
+        queue.run(1);
+        assert!(queue.choice.wants_spare());
     }
 }
