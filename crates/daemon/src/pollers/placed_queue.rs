@@ -107,10 +107,6 @@ impl Changeable {
     /// Changes its form; waits until nothing is in flight. Returns whether it has that form now.
     pub fn change(&self, form: Form) -> bool {
         let mut state = self.state();
-        if self.is_to_stop() {
-            // What is in flight and ends now would run again, without the limits of its disk.
-            return false;
-        }
         let placed = match std::mem::replace(&mut *state, State::Over(None)) {
             State::Runs(placed) => placed,
             over => {
@@ -123,6 +119,7 @@ impl Changeable {
             return false;
         };
         if self.is_to_stop() {
+            // It would run without the limits of its disk.
             *state = State::Over(Some(queue));
             return false;
         }

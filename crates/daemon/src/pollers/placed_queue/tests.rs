@@ -551,7 +551,10 @@ fn a_queue_that_runs_nowhere_is_given_back_also_after_another_change() {
 #[test]
 fn halves_run_on_two_shared_pollers_after_a_change() {
     let (_guest, queue) = FakeGuest::new(Asks::Flush);
-    let (spec, places) = (eager(Arc::new(NULL)), places(PollerChoice::Count(2)));
+    // Where one is used for as little load as there is.
+    let (choice, cpus) = (PollerChoice::Auto, "0,0".parse().unwrap());
+    let config = PollersConfig { choice, cpus, ..PollersConfig::default() };
+    let (spec, places) = (eager(Arc::new(NULL)), Arc::new(Places::new(&config).unwrap()));
     let queue = PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap();
     for _ in 0..3 {
         assert!(queue.0.change(Form::Split));
@@ -585,4 +588,21 @@ fn queues_are_added_while_a_form_changes_on_a_hung_disk() {
         assert!(watched.try_lock().is_ok(), "the list is locked");
         assert!(queue.stop().is_some());
     });
+}
+
+#[test]
+fn a_queue_whose_threads_may_run_on_one_cpu_only_has_no_place_for_a_second_one() {
+    for (choice, cpus, has_place) in [
+        (PollerChoice::PerQueue, [None, None], true),
+        (PollerChoice::PerQueue, [Some(0), Some(1)], true),
+        (PollerChoice::PerQueue, [Some(0), Some(0)], false),
+        (PollerChoice::Count(1), [None, None], false),
+        (PollerChoice::Count(2), [None, None], true),
+    ] {
+        let own = OwnThreads { name: "queue".into(), cpus };
+        let (spec, queue) = (spec(Arc::new(NULL), 0, 0), FakeGuest::new(Asks::Flush).1);
+        let queue = PlacedQueue::run(places(choice), Form::Fused, Box::new(queue), spec, own);
+        let queue = queue.unwrap();
+        assert_eq!(queue.0.cpus_of_second().is_some(), has_place, "{choice:?} {cpus:?}");
+    }
 }
