@@ -260,7 +260,7 @@ fn a_queue_that_has_been_told_to_stop_does_not_run_again_in_another_form() {
 /// until its next reset.
 #[test]
 fn a_queue_that_could_run_in_neither_form_is_tried_again() {
-    let makes = Arc::new(Makes(Mutex::new([true, false, false, false, true].into())));
+    let makes = Arc::new(Makes(Mutex::new([true, false, false, false, false, true].into())));
     let (mut guest, queue) = run_over(Arc::clone(&makes) as Arc<dyn Layer>);
     let watched = Mutex::new(vec![Watched::new(&queue.0)]);
     guest.offer(0);
