@@ -158,6 +158,14 @@ impl Drop for BackLink {
 mod models;
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    use flowstone_block::SectorCount;
+    use flowstone_frontend::vhost_user::fuzzing::{log_for, queue_over};
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::fs::{MemfdFlags, memfd_create};
+
     use super::*;
 
     #[test]
@@ -168,6 +176,24 @@ mod tests {
         {
             link.set_cleared(cleared);
             assert_eq!(link.is_cleared(used), is_cleared, "{cleared} {used}");
+        }
+    }
+
+    /// A queue is cut in the midst of its life: marks of what is done next are not cleared, wherever its ring has got to.
+    #[test]
+    fn a_queue_that_is_cut_has_marks_cleared_up_to_where_it_is() {
+        const SIZE: u16 = 16;
+        for used in [0, 1, 40_000, u16::MAX] {
+            let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+            memory.set_len(0x1000).unwrap();
+            let used_at = (16 * u64::from(SIZE) + 6 + 2 * u64::from(SIZE)).next_multiple_of(4);
+            memory.write_all_at(&used.to_le_bytes(), used_at + 2).unwrap();
+            let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC).unwrap());
+            let (disk, log) = (SectorCount::new(8), log_for(SIZE).unwrap());
+            let queue = queue_over(memory, 0x1000, SIZE, true, kick, disk, &log).unwrap();
+            let (front, _back) = split(queue);
+            assert!(front.link.is_cleared(used));
+            assert!(!front.link.is_cleared(used.wrapping_add(1)), "{used}");
         }
     }
 }

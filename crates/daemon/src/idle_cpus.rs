@@ -1,7 +1,7 @@
 //! How much of the host's CPUs idles, from `/proc/stat`.
 
 use std::fs;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity};
 
@@ -9,6 +9,9 @@ use crate::CpuList;
 
 /// Ticks of the kernel's accounting, a hundredth of a second each.
 const TICKS_PER_SECOND: f64 = 100.0;
+
+/// Looks that are further apart are not compared.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// Compares two looks.
 #[derive(Default)]
@@ -23,7 +26,11 @@ impl IdleCpus {
     pub fn look(&mut self) {
         let Ok(text) = fs::read_to_string("/proc/stat") else { return };
         let (now, ticks) = (Instant::now(), idle_ticks(&text));
-        if let Some((then, before)) = &self.last {
+        // What idled long ago says nothing of now.
+        self.idle.clear();
+        if let Some((then, before)) = &self.last
+            && now - *then < FRESH
+        {
             let most = (now - *then).as_secs_f64() * TICKS_PER_SECOND;
             let part = |(cpu, ticks): &(usize, u64)| {
                 let (_, then) = before.iter().find(|(other, _)| other == cpu)?;

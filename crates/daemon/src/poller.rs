@@ -197,7 +197,11 @@ impl Poller {
             return error!(queue = ?spec.origin, "a queue has panicked after its last turn");
         };
         match orders.depart() {
-            Departure::Stop => drop(ended.send(queue)),
+            Departure::Stop => {
+                // First: who hears that it has stopped may let go of its disk, and another one take that over.
+                drop(spec);
+                drop(ended.send(queue));
+            }
             Departure::MoveTo(to) => {
                 let from = Arc::clone(&self.inbox);
                 let cause = Cause::Move { from, drained };

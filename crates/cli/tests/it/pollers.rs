@@ -339,3 +339,40 @@ fn a_queue_on_two_threads_counts_like_one_on_one() {
         stop(daemon);
     }
 }
+
+/// What the daemon's thread of this name has slept, in times.
+fn sleeps_of(daemon: &Daemon, name: &str) -> Option<u64> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let is_it = |task: &std::path::PathBuf| {
+        fs::read_to_string(task.join("comm")).is_ok_and(|it| it.trim_end() == name)
+    };
+    let task = tasks.map(|task| task.unwrap().path()).find(is_it)?;
+    let status = fs::read_to_string(task.join("status")).unwrap();
+    let count = status.lines().find_map(|it| it.strip_prefix("voluntary_ctxt_switches:"));
+    count.map(|it| it.trim().parse().unwrap())
+}
+
+/// It looks ten times a second, but only while there is load.
+#[test]
+fn the_thread_that_changes_forms_is_there_with_auto_only_and_sleeps_while_disks_idle() {
+    for pipeline in ["fused", "split", "auto"] {
+        let place = Place::new();
+        place.image("8M");
+        let daemon = place.serve(&["--pipeline", pipeline, "disk.raw"]);
+        let mut client = place.client();
+        client.write(0, &[1; 4096]).unwrap();
+        let sleeps = || sleeps_of(&daemon, "forms");
+        assert_eq!(sleeps().is_some(), pipeline == "auto");
+        let (deadline, mut before) = (Instant::now() + Duration::from_secs(60), sleeps());
+        while pipeline == "auto" {
+            thread::sleep(Duration::from_secs(1));
+            if sleeps() == before {
+                break;
+            }
+            assert!(Instant::now() < deadline, "it does not sleep");
+            before = sleeps();
+        }
+        drop(client);
+        stop(daemon);
+    }
+}

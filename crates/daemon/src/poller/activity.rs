@@ -23,8 +23,8 @@ impl Activity {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until a poller has woken up, or this thread is unparked.
-    pub fn wait(&self) {
+    /// Sleeps until a poller has woken up, or this thread is unparked. Returns whether a poller has.
+    pub fn wait(&self) -> bool {
         {
             let mut sleepers = self.sleepers();
             sleepers.push(current());
@@ -32,11 +32,15 @@ impl Activity {
         }
         park_timeout(SLEEP_MAX);
         let this = current().id();
-        self.sleepers().retain(|thread| thread.id() != this);
+        let mut sleepers = self.sleepers();
+        let before = sleepers.len();
+        // Who wakes it takes it off the list.
+        sleepers.retain(|thread| thread.id() != this);
+        sleepers.len() == before
     }
 
     /// A poller has woken up. Costs a load while all other threads are awake.
-    pub(super) fn woke(&self) {
+    pub(crate) fn woke(&self) {
         if self.asleep.load(Ordering::Relaxed) && self.asleep.swap(false, Ordering::AcqRel) {
             self.sleepers().drain(..).for_each(|thread| thread.unpark());
         }

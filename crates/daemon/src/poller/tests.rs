@@ -366,3 +366,19 @@ fn an_order_to_stop_stays_with_a_queue_that_comes_back() {
     assert!(orders.leave_flag().load(Ordering::Acquire));
     assert!(matches!(orders.depart(), Departure::Stop));
 }
+
+/// The threads that watch the load slept on.
+#[test]
+fn a_poller_that_wakes_up_says_so() {
+    let activity = Arc::<Activity>::default();
+    let options = PollerOptions { activity: Arc::clone(&activity), ..PollerOptions::default() };
+    let poller = PollerThread::spawn("poller".into(), options).unwrap();
+    let sleeper = thread::spawn(move || activity.wait());
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !sleeper.is_finished() {
+        assert!(Instant::now() < deadline, "it sleeps on");
+        poller.inbox().wake();
+        thread::yield_now();
+    }
+    assert!(sleeper.join().unwrap());
+}

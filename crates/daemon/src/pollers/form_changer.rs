@@ -72,7 +72,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// Looks at every queue, and changes those that should run in the other form. Returns whether there was any load.
 pub(super) fn look_at_all(queues: &Mutex<Vec<Watched>>, idle: &IdleCpus, look: Look) -> bool {
-    let (mut load, mut changes) = (0.0, Vec::new());
+    let (mut load, mut changes, mut known) = (0.0, Vec::new(), Vec::new());
     let mut all = lock(queues);
     all.retain(|watched| watched.queue.strong_count() > 0);
     for watched in &mut *all {
@@ -80,12 +80,15 @@ pub(super) fn look_at_all(queues: &Mutex<Vec<Watched>>, idle: &IdleCpus, look: L
         let seen = watched.measure(&queue, idle, look);
         load += seen.load + seen.front_load;
         if let (false, Some(form)) = (look.is_stale, watched.choice.look(seen)) {
-            changes.push((queue, form));
+            // Not held: a disk that is removed meanwhile is let go.
+            changes.push((Arc::downgrade(&queue), form));
         }
+        known.push(Arc::downgrade(&queue));
     }
     // A change waits until the queue has nothing in flight; new queues do not wait for that.
     drop(all);
     for (queue, form) in changes {
+        let Some(queue) = queue.upgrade() else { continue };
         debug!(?form, "a queue changes its form");
         if !queue.change(form) {
             let is_it = |it: &&mut Watched| it.queue.as_ptr() == Arc::as_ptr(&queue);
@@ -95,7 +98,10 @@ pub(super) fn look_at_all(queues: &Mutex<Vec<Watched>>, idle: &IdleCpus, look: L
             }
         }
     }
-    load > IDLE
+    let is_stranded = |queue: Arc<Changeable>| queue.is_stranded();
+    let stranded = known.iter().filter_map(Weak::upgrade).map(is_stranded);
+    // All of them, whatever the first one says.
+    stranded.fold(load > IDLE, |looks_again, is_stranded| looks_again | is_stranded)
 }
 
 impl Watched {

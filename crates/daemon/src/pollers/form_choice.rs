@@ -47,6 +47,12 @@ pub struct FormChoice {
     pause: u32,
     /// ... after the next verdict that is the same.
     next_pause: u32,
+    /// ... after a trial that a pause of the driver cuts short.
+    cut_pause: u32,
+    /// Looks for which nothing is asked for, since a change could not be made.
+    stuck: u32,
+    /// Whether it filled its thread at the last look.
+    was_full: bool,
     /// Looks that the queue has been light for.
     light: u32,
     rates: Rates,
@@ -88,28 +94,47 @@ impl FormChoice {
     /// Of a queue that runs in this form.
     pub fn new(form: Form) -> Self {
         let rates = Rates::default();
-        Self { form, tried_against: None, pause: 0, next_pause: PAUSE_FIRST, light: 0, rates }
+        let (next_pause, cut_pause) = (PAUSE_FIRST, PAUSE_LIGHT);
+        Self {
+            form,
+            tried_against: None,
+            pause: 0,
+            next_pause,
+            cut_pause,
+            stuck: 0,
+            was_full: false,
+            light: 0,
+            rates,
+        }
     }
 
     /// The change could not be made: it still runs in this form.
     pub fn stays(&mut self, form: Form) {
-        *self = Self { pause: PAUSE_MAX, ..Self::new(form) };
+        *self = Self { stuck: PAUSE_MAX, ..Self::new(form) };
     }
 
     /// Whether the next look needs to know how much CPU idles.
     pub fn wants_spare(&self) -> bool {
-        self.form == Form::Fused && self.tried_against.is_none() && self.pause == 0
+        self.form == Form::Fused && self.tried_against.is_none() && self.pause == 0 && self.was_full
     }
 
     /// Looks at the queue. Returns the form that it should have from now on, if that is another one.
     pub fn look(&mut self, look: QueueLook) -> Option<Form> {
+        self.was_full = look.load > FULL && self.stuck == 0;
+        if self.stuck > 0 {
+            self.stuck -= 1;
+            return None;
+        }
         self.pause = self.pause.saturating_sub(1);
         let is_light = look.load + look.front_load < LIGHT;
         self.light = if is_light { self.light + 1 } else { 0 };
         if self.form == Form::Split && self.light >= LOOKS {
-            // No verdict: what it would do with more is not known.
-            self.tried_against = None;
-            (self.pause, self.next_pause) = (PAUSE_LIGHT, PAUSE_FIRST);
+            // No verdict: what it would do with more is not known. A driver that never lets a trial end is tried less
+            // and less often.
+            let is_cut = self.tried_against.take().is_some();
+            self.pause = if is_cut { self.cut_pause } else { PAUSE_LIGHT };
+            self.cut_pause = if is_cut { (2 * self.cut_pause).min(PAUSE_MAX) } else { PAUSE_LIGHT };
+            self.next_pause = PAUSE_FIRST;
             return self.change(Form::Fused);
         }
         if self.tried_against.is_none() && self.form == Form::Fused {
@@ -281,5 +306,66 @@ mod tests {
             }
             assert!(queue.changes <= 24, "{} changes in a minute", queue.changes);
         }
+    }
+
+    /// Each trial was cut short by a pause, so there was no verdict, and the next burst began another one: a change
+    /// per second for ever, and half of each burst in the worse form.
+    #[test]
+    fn trials_that_pauses_of_the_driver_cut_short_become_seldom() {
+        for (burst, pause) in [(5, 15), (8, 12), (10, 10), (7, 6)] {
+            let mut queue = Queue::new(1e6, 0.5e6);
+            let (mut busy, mut worse) = (0, 0);
+            for look in 0..36_000 {
+                let works = look % (burst + pause) < burst;
+                queue.wanted = if works { f64::INFINITY } else { 0.0 };
+                let is_split = queue.choice.form == Form::Split;
+                (busy, worse) = (busy + u32::from(works), worse + u32::from(works && is_split));
+                queue.run(1);
+            }
+            let part = f64::from(worse) / f64::from(busy);
+            let changes = queue.changes;
+            assert!(part < 0.01, "{burst}+{pause}: {part} of the work in the worse form");
+            assert!(changes < 100, "{burst}+{pause}: {changes} changes in an hour");
+        }
+    }
+
+    /// It was asked for again each half second: each time the queue stopped, and might not have run again.
+    #[test]
+    fn a_change_back_that_cannot_be_made_is_not_asked_for_all_the_time() {
+        let mut queue = Queue::new(1e6, 2e6);
+        queue.run(20);
+        queue.wanted = 0.1e6;
+        let mut asked = 0;
+        for _ in 0..600 {
+            let before = queue.changes;
+            queue.run(1);
+            if queue.changes > before {
+                asked += 1;
+                queue.choice.stays(Form::Split);
+            }
+        }
+        assert!(asked <= 2, "{asked} times in a minute");
+    }
+
+    /// What the change itself costs says nothing of the form.
+    #[test]
+    fn the_first_look_after_a_change_is_not_counted() {
+        let mut queue = Queue::new(1e6, 1.2e6);
+        queue.run(LOOKS);
+        queue.choice.look(QueueLook { load: 1.0, front_load: 0.5, rate: 0.1e6, spare: 1.0 });
+        assert_eq!(queue.run(LOOKS), Form::Split);
+    }
+
+    /// `/proc/stat` was read ten times a second for as long as any guest sent a request now and then.
+    #[test]
+    fn only_a_queue_that_fills_its_thread_needs_to_know_what_idles() {
+        let mut queue = Queue::new(1e6, 2e6);
+        assert!(!queue.choice.wants_spare());
+        queue.wanted = 0.1e6;
+        queue.run(100);
+        assert!(!queue.choice.wants_spare());
+        queue.wanted = f64::INFINITY;
+        queue.run(1);
+        assert!(queue.choice.wants_spare());
     }
 }

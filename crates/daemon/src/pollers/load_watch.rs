@@ -57,8 +57,9 @@ fn run(activity: &Activity, stop: &AtomicBool, mut look: impl FnMut(Look) -> boo
     let (mut last, mut quiet) = (Instant::now(), 0);
     while !stop.load(Ordering::Acquire) {
         let is_stale = quiet >= QUIET_LOOKS;
+        let mut has_woken = false;
         if is_stale {
-            activity.wait();
+            has_woken = activity.wait();
         } else {
             std::thread::park_timeout(PERIOD);
         }
@@ -68,6 +69,46 @@ fn run(activity: &Activity, stop: &AtomicBool, mut look: impl FnMut(Look) -> boo
         }
         last = Instant::now();
         let had_load = look(Look { time, is_stale });
-        quiet = if had_load || is_stale { 0 } else { quiet + 1 };
+        // A poller that has just woken has not done anything yet.
+        quiet = if had_load || has_woken { 0 } else { quiet + 1 };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    /// Without anything to do it woke every ten seconds, and looked for two.
+    #[test]
+    fn it_looks_for_two_seconds_after_a_poller_has_woken_and_once_if_none_has() {
+        let (activity, looks) = (Arc::<Activity>::default(), Arc::<AtomicU32>::default());
+        let counted = Arc::clone(&looks);
+        let look = move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            false
+        };
+        let watch = LoadWatch::start("watch", Arc::clone(&activity), look).unwrap();
+        let looks_after = |what_happens: &dyn Fn()| {
+            looks.store(0, Ordering::Relaxed);
+            what_happens();
+            let (mut last, mut since) = (0, Instant::now());
+            let deadline = since + Duration::from_secs(60);
+            while since.elapsed() < 10 * PERIOD {
+                assert!(Instant::now() < deadline, "it never sleeps");
+                std::thread::sleep(PERIOD / 10);
+                let now = looks.load(Ordering::Relaxed);
+                if now != last {
+                    (last, since) = (now, Instant::now());
+                }
+            }
+            last
+        };
+        assert!(looks_after(&|| ()) >= QUIET_LOOKS - 1);
+        // As at the end of its longest sleep.
+        let unpark = || watch.thread.as_ref().unwrap().thread().unpark();
+        assert_eq!(looks_after(&unpark), 1);
+        assert!(looks_after(&|| activity.woke()) >= QUIET_LOOKS);
     }
 }

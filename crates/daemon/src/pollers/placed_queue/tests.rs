@@ -1,11 +1,14 @@
 //! Queues whose form changes while they work, are stopped, or cannot run in the other one.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Channel, Errno, Geometry, Layer, Origin, QueueContext, SectorCount};
+use flowstone_block::{
+    Channel, Completion, Errno, Geometry, Layer, NextLook, Origin, QueueContext, Request,
+    SectorCount, Waker,
+};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_frontend::vhost_user::QueueRunner;
 use flowstone_layers::Null;
@@ -18,6 +21,7 @@ use crate::fake_guest::{Asks, FakeGuest};
 use crate::idle_cpus::IdleCpus;
 use crate::pollers::form_changer::{Watched, look_at_all};
 use crate::pollers::load_watch::Look;
+use crate::pollers::placed::Parts;
 use crate::pollers::{PollerChoice, PollersConfig};
 use crate::served_disk::{QUEUES, Served, disk, layer_of, load, on_disk};
 
@@ -216,4 +220,389 @@ fn a_queue_that_nothing_holds_any_more_ends_and_does_not_come_back_to_life() {
     drop(queue);
     assert_eq!(Arc::strong_count(&makes), 2, "that of its description, and ours: no thread's");
     assert!(!changeable.change(Form::Split));
+}
+
+/// What a queue that fills its thread counts in a look.
+fn fill(queue: &PlacedQueue) {
+    queue.0.counters().submit.record(LOOK.time * 9 / 10);
+    queue.0.counters().requests[0].fetch_add(1000, Ordering::Relaxed);
+}
+
+const LOOK: Look = Look { time: Duration::from_millis(100), is_stale: false };
+
+fn wait_until(what: &str, holds: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !holds() {
+        assert!(Instant::now() < deadline, "{what}");
+        thread::yield_now();
+    }
+}
+
+fn idle_host() -> IdleCpus {
+    IdleCpus::made_up(rustix::thread::CpuSet::MAX_CPU)
+}
+
+/// It ran again, took requests, and did so without its disk's limits, which end with the order to stop.
+#[test]
+fn a_queue_that_has_been_told_to_stop_does_not_run_again_in_another_form() {
+    let makes = Arc::new(Makes(Mutex::new([true, true].into())));
+    let (mut guest, queue) = run(PollerChoice::PerQueue, Form::Fused, &makes);
+    queue.begin_stop();
+    guest.offer(0);
+    queue.0.change(Form::Split);
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(queue.0.counters().all_requests(), 0, "it takes requests after the order to stop");
+    let next = queue.stop().map(|queue| queue.next_avail());
+    assert_eq!(next, Some(0));
+}
+
+/// For want of file descriptors for a moment, in the midst of a change that nobody had asked for, a guest's queue hung
+/// until its next reset.
+#[test]
+fn a_queue_that_could_run_in_neither_form_is_tried_again() {
+    let makes = Arc::new(Makes(Mutex::new([true, false, false, false, false, true].into())));
+    let (mut guest, queue) = run_over(Arc::clone(&makes) as Arc<dyn Layer>);
+    let watched = Mutex::new(vec![Watched::new(&queue.0)]);
+    guest.offer(0);
+    wait_until("it runs", || queue.0.counters().all_requests() == 1);
+    for _ in 0..5 {
+        fill(&queue);
+        look_at_all(&watched, &idle_host(), LOOK);
+    }
+    assert!(makes.0.lock().unwrap().len() <= 2, "both forms were tried");
+    guest.offer(1);
+    let done = queue.0.counters().all_requests();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while queue.0.counters().all_requests() == done {
+        assert!(Instant::now() < deadline, "it never runs again");
+        let looks_again = look_at_all(&watched, &idle_host(), LOOK);
+        assert!(looks_again || makes.0.lock().unwrap().is_empty());
+        thread::sleep(Duration::from_millis(5));
+    }
+    // What could not be made is left alone for long: there are no more channels here.
+    for _ in 0..50 {
+        fill(&queue);
+        look_at_all(&watched, &idle_host(), LOOK);
+    }
+    assert!(queue.stop().is_some());
+}
+
+/// A disk that answers when it is told to.
+#[derive(Default)]
+struct Hangs {
+    has_one: AtomicBool,
+    goes_on: AtomicBool,
+    waker: Mutex<Option<Arc<Waker>>>,
+}
+
+struct HangingChannel(Arc<Hangs>, Vec<Completion>);
+
+struct HangingLayer(Arc<Hangs>);
+
+impl Layer for HangingLayer {
+    fn geometry(&self) -> Geometry {
+        NULL.geometry()
+    }
+
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        *self.0.waker.lock().unwrap() = Some(context.reactor.waker());
+        Ok(Box::new(HangingChannel(Arc::clone(&self.0), Vec::new())))
+    }
+}
+
+impl Channel for HangingChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        self.1.push(Completion { request, outcome: Ok(()) });
+        self.0.has_one.store(true, Ordering::Release);
+    }
+
+    fn kick(&mut self) {}
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        if self.0.goes_on.load(Ordering::Acquire) {
+            done.append(&mut self.1);
+        }
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        let goes_on = self.0.goes_on.load(Ordering::Acquire);
+        NextLook::now_if(goes_on && !self.1.is_empty())
+    }
+}
+
+impl Hangs {
+    fn go_on(&self) {
+        self.goes_on.store(true, Ordering::Release);
+        if let Some(waker) = &*self.waker.lock().unwrap() {
+            waker.wake();
+        }
+    }
+}
+
+/// A queue that never sleeps: its guest does not notify.
+fn eager(layer: Arc<dyn Layer>) -> QueueSpec {
+    QueueSpec { poll: PollMode::Always, ..spec(layer, 0, 0) }
+}
+
+fn run_over(layer: Arc<dyn Layer>) -> (FakeGuest, PlacedQueue) {
+    let (guest, queue) = FakeGuest::new(Asks::Flush);
+    let places = places(PollerChoice::PerQueue);
+    let spec = eager(layer);
+    (guest, PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap())
+}
+
+/// Two disks' queues fill their threads; the first one's disk hangs while its form is about to change. Returns what the
+/// second one's layer is held by, and whether it has changed, after it may have.
+fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
+    let hangs = Arc::<Hangs>::default();
+    let (mut hung_guest, hung) = run_over(Arc::new(HangingLayer(Arc::clone(&hangs))));
+    let other = Arc::new(Makes(Mutex::new([true, true, true].into())));
+    let (_guest, queue) = run_over(Arc::clone(&other) as Arc<dyn Layer>);
+    hung_guest.offer(0);
+    wait_until("it hangs", || hangs.has_one.load(Ordering::Acquire));
+    let watched = Mutex::new(vec![Watched::new(&hung.0), Watched::new(&queue.0)]);
+    for _ in 0..4 {
+        fill(&hung);
+        fill(&queue);
+        look_at_all(&watched, &idle_host(), LOOK);
+    }
+    fill(&hung);
+    fill(&queue);
+    thread::scope(|scope| {
+        let changer = scope.spawn(|| {
+            look_at_all(&watched, &idle_host(), LOOK);
+        });
+        thread::sleep(Duration::from_millis(200));
+        let caught =
+            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| then(queue, &watched)));
+        hangs.go_on();
+        changer.join().unwrap();
+        if let Err(panic) = caught {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    assert!(hung.stop().is_some());
+}
+
+/// Its image stayed open and locked, after the disk had been removed, for as long as another disk hung.
+#[test]
+fn a_disk_is_let_go_while_the_form_of_another_disks_queue_waits() {
+    beside_a_hung_disk(|queue, _| {
+        let layer = Arc::clone(&queue.0);
+        let weak = Arc::downgrade(&layer);
+        drop(layer);
+        assert!(queue.stop().is_some());
+        assert_eq!(weak.strong_count(), 0, "what is left of it holds its disk");
+    });
+}
+
+/// All queues of the daemon kept the form that they had, on two threads without work too, while one disk hung.
+#[test]
+#[ignore = "known: one thread changes the forms of all queues, one after the other"]
+fn queues_change_their_form_while_another_disk_hangs() {
+    beside_a_hung_disk(|queue, _| {
+        let changed = || queue.0.counters().form_changes.load(Ordering::Relaxed) == 1;
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !changed() {
+            assert!(Instant::now() < deadline, "it waits for the other disk");
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(queue.stop().is_some());
+    });
+}
+
+/// Entries in a folder of this process.
+fn entries(what: &str) -> usize {
+    std::fs::read_dir(format!("/proc/self/{what}")).unwrap().count()
+}
+
+#[test]
+fn many_changes_leave_no_thread_and_no_descriptor_behind() {
+    for choice in [PollerChoice::PerQueue, PollerChoice::Count(2)] {
+        let (mut guest, queue) = FakeGuest::new(Asks::Flush);
+        let spec = eager(Arc::new(NULL));
+        let queue =
+            PlacedQueue::run(places(choice), Form::Fused, Box::new(queue), spec, own()).unwrap();
+        let mut form = Form::Split;
+        let mut round = |chain: u16| {
+            guest.offer(chain % crate::fake_guest::CHAINS);
+            assert!(queue.0.change(form));
+            form = form.other();
+            let wanted = u64::from(chain) + 1;
+            wait_until("it is done", || queue.0.counters().all_requests() == wanted);
+        };
+        (0..20).for_each(&mut round);
+        let before = (entries("fd"), entries("task"));
+        (20..420).for_each(&mut round);
+        // Other tests run in this process.
+        let mut after = (entries("fd"), entries("task"));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while (after.0 > before.0 + 60 || after.1 > before.1 + 60) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(50));
+            after = (entries("fd"), entries("task"));
+        }
+        assert!(after.0 <= before.0 + 60 && after.1 <= before.1 + 60, "{before:?} {after:?}");
+        assert!(queue.stop().is_some());
+    }
+}
+
+/// The driver breaks its queue; then its form changes.
+#[test]
+fn a_broken_queue_stays_broken_when_its_form_changes() {
+    for form in [Form::Fused, Form::Split] {
+        let (mut guest, queue) = FakeGuest::new(Asks::Flush);
+        let spec = eager(Arc::new(NULL));
+        let places = places(PollerChoice::PerQueue);
+        let queue = PlacedQueue::run(places, form, Box::new(queue), spec, own()).unwrap();
+        guest.offer(0);
+        wait_until("it runs", || queue.0.counters().all_requests() == 1);
+        // No such descriptor.
+        guest.offer(1000);
+        thread::sleep(Duration::from_millis(50));
+        for _ in 0..4 {
+            assert!(queue.0.change(form.other()) && queue.0.change(form));
+        }
+        guest.offer(1);
+        thread::sleep(Duration::from_millis(50));
+        assert_eq!(queue.0.counters().all_requests(), 1);
+        let queue = queue.stop().unwrap();
+        assert!(queue.fault().is_some() && queue.next_avail() == 1, "{:?}", queue.fault());
+    }
+}
+
+/// The monitor stops all queues of a device: the others would go on while one of them waits for its disk.
+#[test]
+fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
+    let hangs = Arc::<Hangs>::default();
+    let (mut guest, queue) = run_over(Arc::new(HangingLayer(Arc::clone(&hangs))));
+    guest.offer(0);
+    wait_until("it hangs", || hangs.has_one.load(Ordering::Acquire));
+    let told = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let changes = Arc::clone(&queue.0);
+        let changer = scope.spawn(move || changes.change(Form::Split));
+        wait_until("it changes", || queue.0.state.try_lock().is_err());
+        scope.spawn(|| {
+            queue.begin_stop();
+            told.store(true, Ordering::Release);
+        });
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while !told.load(Ordering::Acquire) && Instant::now() < deadline {
+            thread::yield_now();
+        }
+        let in_time = told.load(Ordering::Acquire);
+        hangs.go_on();
+        assert!(in_time, "the monitor waits");
+        assert!(!changer.join().unwrap(), "it runs again after the order to stop");
+    });
+    assert!(queue.stop().is_some());
+}
+
+/// An image that is let go a moment after its disk has been removed cannot be opened at once by who takes it over.
+#[test]
+fn a_queue_that_has_stopped_holds_its_disk_no_longer() {
+    for choice in [PollerChoice::Count(1), PollerChoice::PerQueue] {
+        let places = places(choice);
+        for round in 0..300 {
+            let layer = Arc::new(NULL);
+            let (_guest, queue) = FakeGuest::new(Asks::Flush);
+            let form = if round % 2 == 0 { Form::Fused } else { Form::Split };
+            let (spec, queue) = (spec(Arc::clone(&layer) as _, 0, 0), Box::new(queue));
+            let queue = PlacedQueue::run(Arc::clone(&places), form, queue, spec, own()).unwrap();
+            assert!(queue.stop().is_some());
+            assert_eq!(Arc::strong_count(&layer), 1, "{choice:?} {form:?} {round}");
+        }
+    }
+}
+
+/// How many threads it runs on, as it is, not as it is counted.
+fn form_of(queue: &PlacedQueue) -> Option<Form> {
+    match &*queue.0.state() {
+        State::Runs(placed) => Some(match &placed.parts {
+            Parts::Whole(_) => Form::Fused,
+            Parts::Split { .. } => Form::Split,
+        }),
+        State::Over(_) => None,
+    }
+}
+
+#[test]
+fn a_queue_runs_in_the_form_that_is_counted() {
+    for form in [Form::Fused, Form::Split] {
+        let makes = Arc::new(Makes(Mutex::new([true, false, true, true].into())));
+        let (_guest, queue) = run(PollerChoice::PerQueue, form, &makes);
+        let is_split = || queue.0.counters().is_split.load(Ordering::Relaxed);
+        assert!(!queue.0.change(form.other()));
+        assert_eq!((form_of(&queue), is_split()), (Some(form), form == Form::Split));
+        assert!(queue.0.change(form.other()));
+        assert_eq!((form_of(&queue), is_split()), (Some(form.other()), form == Form::Fused));
+    }
+}
+
+#[test]
+fn a_queue_that_runs_nowhere_is_given_back_also_after_another_change() {
+    let makes = Arc::new(Makes(Mutex::new([true, false, false].into())));
+    let (_guest, queue) = run(PollerChoice::PerQueue, Form::Fused, &makes);
+    assert!(!queue.0.change(Form::Split) && !queue.0.change(Form::Split));
+    assert!(queue.stop().is_some());
+}
+
+/// Two pollers are what this form is for.
+#[test]
+fn halves_run_on_two_shared_pollers_after_a_change() {
+    let (_guest, queue) = FakeGuest::new(Asks::Flush);
+    // Where one is used for as little load as there is.
+    let (choice, cpus) = (PollerChoice::Auto, "0,0".parse().unwrap());
+    let config = PollersConfig { choice, cpus, ..PollersConfig::default() };
+    let (spec, places) = (eager(Arc::new(NULL)), Arc::new(Places::new(&config).unwrap()));
+    let queue = PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap();
+    for _ in 0..3 {
+        assert!(queue.0.change(Form::Split));
+        if let State::Runs(Placed { parts: Parts::Split { front, back }, .. }) = &*queue.0.state() {
+            assert_ne!(front.orders().place().0, back.orders().place().0);
+        }
+        assert!(queue.0.change(Form::Fused));
+    }
+    assert!(queue.stop().is_some());
+}
+
+/// What has been done while the thread slept is not the load of now.
+#[test]
+fn stale_looks_change_nothing_and_queues_that_have_ended_are_forgotten() {
+    let (_guest, queue) = run_over(Arc::new(NULL));
+    let watched = Mutex::new(vec![Watched::new(&queue.0)]);
+    for _ in 0..20 {
+        fill(&queue);
+        assert!(look_at_all(&watched, &idle_host(), Look { is_stale: true, ..LOOK }));
+    }
+    assert_eq!(queue.0.counters().form_changes.load(Ordering::Relaxed), 0);
+    drop(queue);
+    assert!(!look_at_all(&watched, &idle_host(), LOOK));
+    assert!(watched.lock().unwrap().is_empty());
+}
+
+/// A guest that boots would wait for another one's disk.
+#[test]
+fn queues_are_added_while_a_form_changes_on_a_hung_disk() {
+    beside_a_hung_disk(|queue, watched| {
+        assert!(watched.try_lock().is_ok(), "the list is locked");
+        assert!(queue.stop().is_some());
+    });
+}
+
+#[test]
+fn a_queue_whose_threads_may_run_on_one_cpu_only_has_no_place_for_a_second_one() {
+    for (choice, cpus, has_place) in [
+        (PollerChoice::PerQueue, [None, None], true),
+        (PollerChoice::PerQueue, [Some(0), Some(1)], true),
+        (PollerChoice::PerQueue, [Some(0), Some(0)], false),
+        (PollerChoice::Count(1), [None, None], false),
+        (PollerChoice::Count(2), [None, None], true),
+    ] {
+        let own = OwnThreads { name: "queue".into(), cpus };
+        let (spec, queue) = (spec(Arc::new(NULL), 0, 0), FakeGuest::new(Asks::Flush).1);
+        let queue = PlacedQueue::run(places(choice), Form::Fused, Box::new(queue), spec, own);
+        let queue = queue.unwrap();
+        assert_eq!(queue.0.cpus_of_second().is_some(), has_place, "{choice:?} {cpus:?}");
+    }
 }
