@@ -2,8 +2,9 @@
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{Builder, JoinHandle};
 
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::form_choice::{FormChoice, QueueLook};
 use super::load_watch::{LoadWatch, Look};
@@ -15,6 +16,8 @@ use crate::poller::Activity;
 
 /// Less than that, in CPUs, is no load.
 const IDLE: f64 = 0.001;
+/// Of a thread that changes a form: it starts and stops others.
+const STACK_BYTES: usize = 128 << 10;
 
 /// The thread. It is started with its first queue.
 #[derive(Default)]
@@ -28,6 +31,8 @@ pub(super) struct Watched {
     queue: Weak<Changeable>,
     choice: FormChoice,
     before: Done,
+    /// On its way to this form.
+    change: Option<(Form, JoinHandle<bool>)>,
 }
 
 /// What a queue has done since it began.
@@ -70,44 +75,60 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks at every queue, and changes those that should run in the other form. Returns whether there was any load.
+/// Looks at every queue, and begins to change those that should run in the other form. Returns whether to look again soon:
+/// there was load, or a queue that does not run.
 pub(super) fn look_at_all(queues: &Mutex<Vec<Watched>>, idle: &IdleCpus, look: Look) -> bool {
-    let (mut load, mut changes, mut known) = (0.0, Vec::new(), Vec::new());
+    let (mut load, mut waits, mut known) = (0.0, false, Vec::new());
     let mut all = lock(queues);
     all.retain(|watched| watched.queue.strong_count() > 0);
     for watched in &mut *all {
         let Some(queue) = watched.queue.upgrade() else { continue };
         let seen = watched.measure(&queue, idle, look);
         load += seen.load + seen.front_load;
-        if let (false, Some(form)) = (look.is_stale, watched.choice.look(seen)) {
-            // Not held: a disk that is removed meanwhile is let go.
-            changes.push((Arc::downgrade(&queue), form));
+        if watched.is_changing() {
+            waits = true;
+        } else if let (false, Some(form)) = (look.is_stale, watched.choice.look(seen)) {
+            watched.begin_change(form);
         }
         known.push(Arc::downgrade(&queue));
     }
-    // A change waits until the queue has nothing in flight; new queues do not wait for that.
     drop(all);
-    for (queue, form) in changes {
-        let Some(queue) = queue.upgrade() else { continue };
-        debug!(?form, "a queue changes its form");
-        if !queue.change(form) {
-            let is_it = |it: &&mut Watched| it.queue.as_ptr() == Arc::as_ptr(&queue);
-            let mut all = lock(queues);
-            if let Some(watched) = all.iter_mut().find(is_it) {
-                watched.choice.stays(form.other());
-            }
-        }
-    }
     let is_stranded = |queue: Arc<Changeable>| queue.is_stranded();
     let stranded = known.iter().filter_map(Weak::upgrade).map(is_stranded);
     // All of them, whatever the first one says.
-    stranded.fold(load > IDLE, |looks_again, is_stranded| looks_again | is_stranded)
+    stranded.fold(load > IDLE || waits, |looks_again, is_stranded| looks_again | is_stranded)
 }
 
 impl Watched {
     pub fn new(queue: &Arc<Changeable>) -> Self {
         let (choice, before) = (FormChoice::new(Form::Fused), Done::of(queue.counters()));
-        Self { queue: Arc::downgrade(queue), choice, before }
+        Self { queue: Arc::downgrade(queue), choice, before, change: None }
+    }
+
+    /// Whether its form is being changed. A change that has come to nothing is remembered.
+    fn is_changing(&mut self) -> bool {
+        if let Some((form, change)) = self.change.take_if(|(_, change)| change.is_finished())
+            && !change.join().unwrap_or(false)
+        {
+            self.choice.stays(form.other());
+        }
+        self.change.is_some()
+    }
+
+    /// On a thread of its own: it waits until the queue has nothing in flight, and no other queue is to wait for a disk
+    /// that hangs.
+    fn begin_change(&mut self, form: Form) {
+        debug!(?form, "a queue changes its form");
+        // Not held before it begins: a disk that is removed meanwhile is let go.
+        let queue = Weak::clone(&self.queue);
+        let change = move || queue.upgrade().is_some_and(|queue| queue.change(form));
+        match Builder::new().name("form".into()).stack_size(STACK_BYTES).spawn(change) {
+            Ok(thread) => self.change = Some((form, thread)),
+            Err(error) => {
+                warn!(%error, "a queue keeps its form");
+                self.choice.stays(form.other());
+            }
+        }
     }
 
     fn measure(&mut self, queue: &Changeable, idle: &IdleCpus, look: Look) -> QueueLook {

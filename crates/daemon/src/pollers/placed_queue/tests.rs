@@ -269,7 +269,7 @@ fn a_queue_that_could_run_in_neither_form_is_tried_again() {
         fill(&queue);
         look_at_all(&watched, &idle_host(), LOOK);
     }
-    assert!(makes.0.lock().unwrap().len() <= 2, "both forms were tried");
+    wait_until("both forms were tried", || makes.0.lock().unwrap().len() <= 3);
     guest.offer(1);
     let done = queue.0.counters().all_requests();
     let deadline = Instant::now() + Duration::from_secs(5);
@@ -398,7 +398,6 @@ fn a_disk_is_let_go_while_the_form_of_another_disks_queue_waits() {
 
 /// All queues of the daemon kept the form that they had, on two threads without work too, while one disk hung.
 #[test]
-#[ignore = "known: one thread changes the forms of all queues, one after the other"]
 fn queues_change_their_form_while_another_disk_hangs() {
     beside_a_hung_disk(|queue, _| {
         let changed = || queue.0.counters().form_changes.load(Ordering::Relaxed) == 1;
