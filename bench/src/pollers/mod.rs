@@ -7,6 +7,7 @@ mod budget;
 mod connected;
 mod cost;
 mod equal;
+mod forms;
 mod moves;
 mod plot;
 mod server;
@@ -35,7 +36,7 @@ pub struct PollersArgs {
     /// Measured seconds for each server, point and round.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Only parts whose name contains this (share, equal, cost, connected, moves, budget); may be given
+    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget); may be given
     /// several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
@@ -64,9 +65,10 @@ const RAMP: Duration = Duration::from_millis(150);
 
 type Part = fn(&PollersArgs) -> Result<String>;
 
-const PARTS: [(&str, Part); 6] = [
+const PARTS: [(&str, Part); 7] = [
     ("share", share::measure),
     ("equal", equal::measure),
+    ("forms", forms::measure),
     ("cost", cost::measure),
     ("connected", connected::measure),
     ("moves", moves::measure),

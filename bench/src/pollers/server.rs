@@ -22,6 +22,8 @@ pub const TMPFS: &str = "/dev/shm";
 pub enum Who {
     /// Flowstone with this choice of pollers.
     Flowstone(&'static str),
+    /// Flowstone with threads of the queues' own, in this form.
+    Pipeline(&'static str),
     /// qemu-storage-daemon, all disks in its main thread.
     Qsd,
     /// qemu-storage-daemon with one thread for all disks, which polls for a while before it sleeps.
@@ -34,7 +36,7 @@ impl Who {
     /// Name in tables.
     pub fn name(self) -> String {
         match self {
-            Self::Flowstone(pollers) => format!("`{pollers}`"),
+            Self::Flowstone(choice) | Self::Pipeline(choice) => format!("`{choice}`"),
             Self::Qsd => "QSD".to_owned(),
             Self::QsdOneThread => "QSD, one iothread".to_owned(),
             Self::QsdThreads => "QSD, an iothread for each".to_owned(),
@@ -72,7 +74,17 @@ pub struct Servers(pub Vec<Server>);
 impl Servers {
     /// Starts one of each, with disks of its own, on the CPU of servers.
     pub fn start(args: &PollersArgs, who: &[Who], disks: Disks<'_>) -> Result<Self> {
-        let start = |who: &Who| Server::start(args, *who, disks, &[args.server_cpu], "");
+        Self::start_on(args, who, disks, &[args.server_cpu])
+    }
+
+    /// ... on these CPUs.
+    pub fn start_on(
+        args: &PollersArgs,
+        who: &[Who],
+        disks: Disks<'_>,
+        cpus: &[usize],
+    ) -> Result<Self> {
+        let start = |who: &Who| Server::start(args, *who, disks, cpus, "");
         who.iter().map(start).collect::<Result<_>>().map(Self)
     }
 
@@ -105,11 +117,15 @@ impl Server {
         }
         let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
         let direct = disks.dir != Path::new(TMPFS);
-        let (name, is_flowstone) = (who.name(), matches!(who, Who::Flowstone(_)));
+        let (name, is_flowstone) =
+            (who.name(), matches!(who, Who::Flowstone(_) | Who::Pipeline(_)));
         let command = match who {
             Who::Flowstone(pollers) => {
                 let keys = format!("pollers = \"{pollers}\"\n{keys}");
-                flowstone(&program, dir.path(), &keys, &images, &sockets, direct)?
+                flowstone(&program, dir.path(), &keys, &images, &sockets, direct, "fused")?
+            }
+            Who::Pipeline(form) => {
+                flowstone(&program, dir.path(), keys, &images, &sockets, direct, form)?
             }
             qsd => qemu(qsd, &images, &sockets, direct),
         };
@@ -183,6 +199,7 @@ fn flowstone(
     images: &[PathBuf],
     sockets: &[PathBuf],
     direct: bool,
+    pipeline: &str,
 ) -> Result<DaemonCommand> {
     let mut config = format!("control = \"{}\"\n{keys}\n", control(dir).display());
     let direct = if direct { "on" } else { "off" };
@@ -191,7 +208,7 @@ fn flowstone(
         writeln!(
             config,
             "[[disk]]\nname = \"d{disk}\"\nimage = \"{image}\"\nsocket = \"{socket}\"\n\
-             queues = 1\ndirect = \"{direct}\"\n"
+             queues = 1\ndirect = \"{direct}\"\npipeline = \"{pipeline}\"\n"
         )
         .expect("writing to a string does not fail");
     }
@@ -208,7 +225,7 @@ fn qemu(who: Who, images: &[PathBuf], sockets: &[PathBuf], direct: bool) -> Daem
         let thread = match who {
             Who::QsdThreads => Some(disk),
             Who::QsdOneThread => Some(0),
-            Who::Qsd | Who::Flowstone(_) => None,
+            Who::Qsd | Who::Flowstone(_) | Who::Pipeline(_) => None,
         };
         if let Some(thread) = thread.filter(|thread| *thread == disk) {
             command = command.args(["--object", &format!("iothread,id=io{thread}")]);
