@@ -19,6 +19,8 @@ mod disks;
 mod fake_guest;
 mod front_task;
 mod halves;
+#[cfg(test)]
+mod held_disk;
 mod histogram;
 mod idle_cpus;
 mod image_report;

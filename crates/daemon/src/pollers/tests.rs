@@ -1,15 +1,10 @@
 //! Queues of two halves, whose disk answers when it is told to.
 
-use std::sync::Mutex;
-
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{
-    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, QueueDepth, Reactor,
-    Request, SectorCount, Waker,
-};
+use flowstone_block::{Origin, QueueContext, QueueDepth, Reactor};
 
 use super::placed::{Parts, Placed};
 use super::*;
@@ -19,56 +14,10 @@ use crate::chain_ring::RingBuffer;
 use crate::fake_guest::{Asks, FakeGuest};
 use crate::front_task::FrontTask;
 use crate::halves::split;
+use crate::held_disk::Held;
 use crate::poller::{PollerOptions, PollerThread};
 use crate::queue_run::{QueuePart, QueueRun};
 use crate::spin::FOR_DRIVER;
-
-/// A disk that answers nothing until it is told to go on.
-#[derive(Clone, Default)]
-struct Held {
-    has_one: Arc<AtomicBool>,
-    goes_on: Arc<AtomicBool>,
-    waker: Arc<Mutex<Option<Arc<Waker>>>>,
-}
-
-struct HeldChannel(Held, Vec<Completion>);
-
-impl Held {
-    fn go_on(&self) {
-        self.goes_on.store(true, Ordering::Release);
-        self.waker.lock().unwrap().as_ref().unwrap().wake();
-    }
-}
-
-impl Layer for Held {
-    fn geometry(&self) -> Geometry {
-        Geometry::with_capacity(SectorCount::new(1 << 12))
-    }
-
-    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        *self.waker.lock().unwrap() = Some(context.reactor.waker());
-        Ok(Box::new(HeldChannel(self.clone(), Vec::new())))
-    }
-}
-
-impl Channel for HeldChannel {
-    fn submit(&mut self, request: Box<Request>) {
-        self.1.push(Completion { request, outcome: Ok(()) });
-        self.0.has_one.store(true, Ordering::Release);
-    }
-
-    fn kick(&mut self) {}
-
-    fn reap(&mut self, done: &mut Vec<Completion>) {
-        if self.0.goes_on.load(Ordering::Acquire) {
-            done.append(&mut self.1);
-        }
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        NextLook::now_if(self.0.goes_on.load(Ordering::Acquire) && !self.1.is_empty())
-    }
-}
 
 fn spec(disk: &Held) -> QueueSpec {
     QueueSpec {

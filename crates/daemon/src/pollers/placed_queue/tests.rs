@@ -5,10 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{
-    Channel, Completion, Errno, Geometry, Layer, NextLook, Origin, QueueContext, Request,
-    SectorCount, Waker,
-};
+use flowstone_block::{Channel, Errno, Geometry, Layer, Origin, QueueContext, SectorCount};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_frontend::vhost_user::QueueRunner;
 use flowstone_layers::Null;
@@ -18,6 +15,7 @@ use super::*;
 use crate::PollMode;
 use crate::config::DiskConfig;
 use crate::fake_guest::{Asks, FakeGuest};
+use crate::held_disk::Held;
 use crate::idle_cpus::IdleCpus;
 use crate::pollers::form_changer::{Watched, look_at_all};
 use crate::pollers::load_watch::Look;
@@ -287,58 +285,6 @@ fn a_queue_that_could_run_in_neither_form_is_tried_again() {
     assert!(queue.stop().is_some());
 }
 
-/// A disk that answers when it is told to.
-#[derive(Default)]
-struct Hangs {
-    has_one: AtomicBool,
-    goes_on: AtomicBool,
-    waker: Mutex<Option<Arc<Waker>>>,
-}
-
-struct HangingChannel(Arc<Hangs>, Vec<Completion>);
-
-struct HangingLayer(Arc<Hangs>);
-
-impl Layer for HangingLayer {
-    fn geometry(&self) -> Geometry {
-        NULL.geometry()
-    }
-
-    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        *self.0.waker.lock().unwrap() = Some(context.reactor.waker());
-        Ok(Box::new(HangingChannel(Arc::clone(&self.0), Vec::new())))
-    }
-}
-
-impl Channel for HangingChannel {
-    fn submit(&mut self, request: Box<Request>) {
-        self.1.push(Completion { request, outcome: Ok(()) });
-        self.0.has_one.store(true, Ordering::Release);
-    }
-
-    fn kick(&mut self) {}
-
-    fn reap(&mut self, done: &mut Vec<Completion>) {
-        if self.0.goes_on.load(Ordering::Acquire) {
-            done.append(&mut self.1);
-        }
-    }
-
-    fn next_look(&mut self) -> NextLook {
-        let goes_on = self.0.goes_on.load(Ordering::Acquire);
-        NextLook::now_if(goes_on && !self.1.is_empty())
-    }
-}
-
-impl Hangs {
-    fn go_on(&self) {
-        self.goes_on.store(true, Ordering::Release);
-        if let Some(waker) = &*self.waker.lock().unwrap() {
-            waker.wake();
-        }
-    }
-}
-
 /// A queue that never sleeps: its guest does not notify.
 fn eager(layer: Arc<dyn Layer>) -> QueueSpec {
     QueueSpec { poll: PollMode::Always, ..spec(layer, 0, 0) }
@@ -354,8 +300,8 @@ fn run_over(layer: Arc<dyn Layer>) -> (FakeGuest, PlacedQueue) {
 /// Two disks' queues fill their threads; the first one's disk hangs while its form is about to change. Returns what the
 /// second one's layer is held by, and whether it has changed, after it may have.
 fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
-    let hangs = Arc::<Hangs>::default();
-    let (mut hung_guest, hung) = run_over(Arc::new(HangingLayer(Arc::clone(&hangs))));
+    let hangs = Held::default();
+    let (mut hung_guest, hung) = run_over(Arc::new(hangs.clone()));
     let other = Arc::new(Makes(Mutex::new([true, true, true].into())));
     let (_guest, queue) = run_over(Arc::clone(&other) as Arc<dyn Layer>);
     hung_guest.offer(0);
@@ -472,8 +418,8 @@ fn a_broken_queue_stays_broken_when_its_form_changes() {
 /// The monitor stops all queues of a device: the others would go on while one of them waits for its disk.
 #[test]
 fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
-    let hangs = Arc::<Hangs>::default();
-    let (mut guest, queue) = run_over(Arc::new(HangingLayer(Arc::clone(&hangs))));
+    let hangs = Held::default();
+    let (mut guest, queue) = run_over(Arc::new(hangs.clone()));
     guest.offer(0);
     wait_until("it hangs", || hangs.has_one.load(Ordering::Acquire));
     let told = AtomicBool::new(false);
