@@ -230,7 +230,11 @@ impl Maintenance {
         let (lifetime, segment) = (copies.lifetime, copies.survey.segment);
         if let Err(errno) = outcome {
             // Those behind it are lost with it, and their blocks stay in the victim.
-            while copies.pipe.finish_first().is_some() {}
+            while let Some((behind, outcome)) = copies.pipe.finish_first() {
+                if outcome.is_ok() && mutant("log.clean.maps-copies-behind-a-failed-record") {
+                    self.apply_moves(lifetime, behind.placed.address, &behind.moves, segment.birth);
+                }
+            }
             self.abandon_stream(lifetime, record.before);
             return Err(errno);
         }

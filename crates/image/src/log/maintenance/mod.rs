@@ -276,7 +276,7 @@ impl Maintenance {
     pub fn step(&mut self) -> Progress {
         self.goes_on = false;
         let progress = self.do_step();
-        if !self.goes_on {
+        if !self.goes_on && !mutant("log.rate.holds-while-nothing-is-due") {
             self.end_copying();
         }
         progress

@@ -12,7 +12,7 @@ pub struct Move {
 }
 
 /// As many are sorted together. More would lie in longer runs, and takes memory of every image that is
-/// being cleaned: this is 8 MiB.
+/// being cleaned: this is 8 MiB, and as much for the victim after it, which is looked through meanwhile.
 const STAGE_BLOCKS: usize = 2048;
 
 /// See the module.

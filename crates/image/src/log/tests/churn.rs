@@ -73,6 +73,8 @@ pub fn run(seed: u64, moments: usize) {
         assert_eq!(fixture.guests().failures, [], "{}", fixture.describe());
     }
     assert!(fixture.core.append_state().costs.copied_blocks > copied, "nothing was cleaned");
+    let has_damage = fixture.core.append_state().segments.iter().any(|(_, it)| it.damaged);
+    assert!(!has_damage, "a victim that can be read was given up");
     fixture.check();
     let opened = fixture.opened;
     let (disk, model) = fixture.abandon();

@@ -22,7 +22,7 @@ use super::history_model::{Stamp, stamp};
 use crate::log::channel::LogChannel;
 use crate::log::core::Core;
 use crate::log::disk::prepare;
-use crate::log::maintenance::Maintenance;
+use crate::log::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::log::policy::LIFETIME_CLEANED;
 
 /// Longer than all of it takes, by far.
@@ -235,6 +235,35 @@ fn guests_that_are_held_go_on_when_enough_is_won_or_cleaning_ends() {
     assert_eq!(held_beside_cleaning(1000), (0, true), "more is owed than is won");
     let (told, is_done) = held_beside_cleaning(1);
     assert!(told > 0 && is_done, "told {told} times, done {is_done}");
+}
+
+/// Whether the write of a guest that cleaning holds has completed after this work.
+fn goes_on_after(work: impl FnOnce(&mut Maintenance)) -> bool {
+    let mut fixture = Setup { blocks: 256, queues: 1, ..Setup::default() }.fixture(1);
+    fixture.write_blocks(0..200).unwrap();
+    fixture.quiet();
+    {
+        let mut state = fixture.core.append_state();
+        state.rate.set_room(0, 1 << 20);
+        state.rate.wrote(1000, 0);
+        state.rate.begin();
+    }
+    fixture.guests().write(0, 0..BLOCK_SECTORS);
+    fixture.guests().kick(0);
+    assert!(fixture.core.append_state().rate.is_holding());
+    work(&mut fixture.maintenance);
+    let _ = (0..4).filter(|_| fixture.guests().reap(0)).count();
+    fixture.guests().in_flight() == 0
+}
+
+#[test]
+fn guests_that_are_held_go_on_when_nothing_is_due_and_during_checkpoints() {
+    let idle = |maintenance: &mut Maintenance| while maintenance.step() == Progress::Made {};
+    assert!(goes_on_after(idle), "the maintenance worker sleeps, and the guest is held");
+    let checkpoint = |maintenance: &mut Maintenance| {
+        maintenance.checkpoint(CheckpointKind::Running).unwrap();
+    };
+    assert!(goes_on_after(checkpoint), "the guest is held beyond a checkpoint");
 }
 
 /// Each record has a header: guests that wait for cleaning do not make more of them.

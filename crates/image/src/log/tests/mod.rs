@@ -4,6 +4,7 @@
 mod checkpoints;
 mod churn;
 mod compact;
+mod copies;
 mod crash;
 mod damage;
 mod faults;

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use super::crash::{CRASHES, Tell, three_fates};
 use super::{
-    churn, crash, damage, faults, gather, kill, matrix, overlaps, races, space, threads_cut,
+    churn, copies, crash, damage, faults, gather, kill, matrix, overlaps, races, space, threads_cut,
 };
 
 #[test]
@@ -19,7 +19,7 @@ fn soak_crashes_of_the_log() {
     eprintln!("SOAK_SEED={seed}");
     while Instant::now() < end {
         type HistoryModel = fn(u64);
-        let models: [(&str, HistoryModel); 20] = [
+        let models: [(&str, HistoryModel); 21] = [
             ("tiny", |seed| (seed * 100..seed * 100 + 60).for_each(crash::tiny_run)),
             ("faults and power cuts", |seed| {
                 (0..matrix::CASES).for_each(|case| matrix::run(case, seed));
@@ -28,6 +28,7 @@ fn soak_crashes_of_the_log() {
             ("overlaps", overlaps::run),
             ("many records", |seed| gather::many_records(seed, 60)),
             ("nearly full", |seed| churn::run(seed, 40)),
+            ("copies", |seed| (seed * 4..seed * 4 + 4).for_each(|seed| copies::run(seed, 60))),
             ("threads", |seed| threads_cut::run(seed, 300, 60)),
             ("short runs", |seed| crash::short_run(seed, three_fates)),
             ("cleaning", |seed| crash::cleaning(seed, 300)),
