@@ -7,6 +7,7 @@ use std::process::Command;
 
 use flowstone_image::fuzzing::{Left, Patch, Target, patched, small_image};
 use flowstone_testkit::Status;
+use flowstone_testkit::load::{LoadOptions, run};
 use serde_json::Value;
 
 use crate::fixture::{Place, pattern, stop};
@@ -211,6 +212,24 @@ fn an_image_that_was_not_closed_is_checked_without_changing_it() {
     assert!(std::fs::read(&path).unwrap() == small_image(Left::Killed));
     let info = place.succeed(&["info", "killed.flow"]);
     assert!(info.contains("not closed in order"), "{info}");
+}
+
+/// Space that had been got ahead of a guest's writes, behind all that the image had used, stayed the file's after a kill.
+#[test]
+fn a_killed_image_gives_back_what_had_been_got_ahead() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "64M", "--segment", "1M", "disk.flow"]);
+    let mut daemon = place.serve(&["--name", "disk", "disk.flow"]);
+    let mut load = LoadOptions::new(place.path("disk.sock")).workload("write").iodepth(32);
+    load.block_bytes = 128 << 10;
+    assert_eq!(run(&load.ops(200)).unwrap().errors, 0);
+    daemon.kill().unwrap();
+    let before = std::fs::metadata(place.path("disk.flow")).unwrap().blocks() * 512;
+    stop(place.serve(&["--name", "disk", "disk.flow"]));
+    let info = place.json(&["info", "--json", "disk.flow"]);
+    let used = (info["log"]["segments_used"].as_u64().unwrap() + 2) << 20;
+    let after = info["allocated_bytes"].as_u64().unwrap();
+    assert!(after <= used && used < before, "{before}, then {after}, of which {used} are used");
 }
 
 /// A host file system that is full of segments without a use.

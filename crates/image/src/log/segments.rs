@@ -327,6 +327,11 @@ impl SegmentTable {
         self.free.extend(numbers.iter().filter(|number| number.get() < self.limit));
     }
 
+    /// The first of those that have never been used, as far as the image tells.
+    pub fn never_used(&self) -> SegmentId {
+        SegmentId::new(self.segments.len() as u32)
+    }
+
     /// The highest segment that holds something.
     pub fn highest_used(&self) -> SegmentId {
         let used = self.iter().filter(|(_, segment)| segment.state != State::Free);

@@ -168,10 +168,24 @@ impl Maintenance {
         outcome
     }
 
-    /// After a crash it is not known which free segments have host space: all give it back.
+    /// After a crash it is not known which free segments have host space: all give it back, and so does what lies behind
+    /// those that the image has ever used. Space had been got there for writes that never came.
     pub fn punch_free(&mut self) {
-        let free = self.core.append_state().segments.take_all_free();
+        let (free, never_used, limit) = {
+            let mut state = self.core.append_state();
+            let segments = &mut state.segments;
+            (segments.take_all_free(), segments.never_used(), segments.limit())
+        };
         self.punch(&free);
+        let offset = self.core.shape.address(never_used, 0).offset();
+        let end = u64::from(limit) * self.core.shape.segment_bytes();
+        let end = end.min(self.core.file.size().unwrap_or(0));
+        let bytes = end.saturating_sub(offset.get());
+        if bytes > 0
+            && let Err(errno) = self.file.run(FileOp::Discard { offset, bytes })
+        {
+            warn!("{}: cannot punch segments from {never_used} on: {errno}", self.core.name);
+        }
     }
 
     /// Gives the host space of free segments back.
