@@ -116,7 +116,7 @@ fn queues_move_between_pollers_under_a_guest_and_the_daemon_is_killed_after_a_mo
     let disks = create_images(&lab, &["raw", "flow", "qcow2", "raw"])?;
     // The layer is there many times to give the pollers work: an emulated guest has little for them. Each checks what
     // the image gives back.
-    let of_disk = |_| format!("layers = {:?}", ["verify"; 32]);
+    let of_disk = |_| format!("layers = {:?}", ["verify"; 96]);
     let mut fleet = Fleet::serve(lab.folder(), disks.clone(), "pollers = 2", of_disk)?;
     let sockets = disks.iter().map(|disk| fleet.disk(&disk.name, 1));
     let mut guest = lab.boot_machine(&Machine::with_disks(sockets.collect()))?;
@@ -140,11 +140,11 @@ fn queues_move_between_pollers_under_a_guest_and_the_daemon_is_killed_after_a_mo
 /// Returns in the middle of the load that made a queue move.
 fn load_until_a_queue_moves(fleet: &Fleet, guest: &mut Guest) -> Result<()> {
     const PAIRS: [&str; 3] = ["a c", "a b", "a d"];
-    for pair in PAIRS.iter().cycle().take(4 * PAIRS.len()) {
+    for pair in PAIRS.iter().cycle().take(10 * PAIRS.len()) {
         guest.start(&format!(
             "jobs=
              for letter in {pair}; do jobs=\"$jobs --name=$letter --filename=/dev/vd$letter\"; done
-             fio --ioengine=libaio --iodepth=16 --direct=1 --bs=256k --rw=randwrite --size=32M \
+             fio --ioengine=libaio --iodepth=16 --direct=1 --bs=256k --rw=randwrite --size=16M --loops=3 \
                  --verify=crc32c --verify_fatal=1 --minimal $jobs"
         ))?;
         loop {
