@@ -9,10 +9,11 @@ use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Reque
 use flowstone_frontend::vhost_user::{Finished, Signal, Start, Work as Asked};
 
 use crate::PollMode;
+use crate::batch::{BATCH_FIRST, Batch};
 use crate::counters::QueueCounters;
 use crate::halves::{Back, Return};
 use crate::histogram::add;
-use crate::queue_run::{BATCH_FIRST, QueuePart, QueueRun, Work, nanos};
+use crate::queue_run::{QueuePart, QueueRun, Work, nanos};
 use crate::spin::{FOR_DISK, SpinBudget};
 
 /// See the module. Stays on the thread that makes it.
@@ -27,7 +28,7 @@ pub struct BackTask {
     spin_for_front: SpinBudget,
     /// How long to look for work when the disk is busy for us.
     spin_for_disk: SpinBudget,
-    /// The most chains that the next submission carries.
+    /// The most chains that the next turn takes.
     batch_max: usize,
     /// Chains with the disk.
     in_flight: usize,
@@ -60,7 +61,7 @@ impl BackTask {
             counters,
             spin_for_front: SpinBudget::new(poll, patience),
             spin_for_disk: SpinBudget::new(poll, FOR_DISK),
-            batch_max: usize::from(BATCH_FIRST),
+            batch_max: BATCH_FIRST,
             in_flight: 0,
             submitted: vec![Instant::now(); size].into_boxed_slice(),
             done: Vec::with_capacity(size),
@@ -68,31 +69,46 @@ impl BackTask {
         }
     }
 
-    fn submit_handed_over(&mut self, bytes_max: u64) -> Option<Work> {
+    /// Submits what has been handed over, and shows what completes meanwhile.
+    fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         if self.half.starts.is_empty() {
             return None;
         }
-        let found = Instant::now();
-        let (mut bytes, mut answered) = (0, 0);
-        for _ in 0..self.batch_max {
+        let mut batch = Batch::new(self.batch_max, bytes_max);
+        self.batch_max = self.batch_max.saturating_mul(2);
+        let mut work = Some(self.submit_stretch(&mut batch));
+        while !batch.is_over() {
+            work = Work::sum(work, self.collect_completed());
+            batch.begin_stretch();
+            work = Work::sum(work, Some(self.submit_stretch(&mut batch)));
+        }
+        work
+    }
+
+    fn submit_stretch(&mut self, batch: &mut Batch) -> Work {
+        let found = batch.begun();
+        let handed_over = self.half.starts.slots();
+        let (mut chains, mut answered) = (0, 0);
+        while chains < batch.chains().min(handed_over) && batch.goes_on() {
             let Ok(start) = self.half.starts.pop() else { break };
-            let asked = self.begin(start, found);
-            answered += u64::from(asked.is_none());
-            bytes += asked.unwrap_or(0);
-            if bytes >= bytes_max {
-                break;
+            chains += 1;
+            match self.begin(start, found) {
+                Some(bytes) => batch.count(bytes),
+                None => answered += 1,
             }
         }
-        self.channel.kick();
+        batch.end_stretch(chains, handed_over - chains);
+        if batch.is_over() {
+            self.channel.kick();
+        }
         self.half.used.handed_over();
-        self.batch_max = self.batch_max.saturating_mul(2);
         let time = found.elapsed();
         self.counters.submit.record(time);
         add(&self.counters.answered, answered);
         if answered > 0 {
             self.publish();
         }
-        Some(Work { found, time })
+        Work { found, time }
     }
 
     /// Submits a chain; returns how many bytes it moves, or nothing if it needs no disk.
@@ -171,7 +187,7 @@ impl BackTask {
 
 impl QueueRun for BackTask {
     fn turn(&mut self, bytes_max: u64) -> Option<Work> {
-        let submitted = self.submit_handed_over(bytes_max);
+        let submitted = self.issue(bytes_max);
         let completed = self.collect_completed();
         let work = Work::sum(submitted, completed)?;
         if let Some((since, disk_is_busy)) = self.idle.take() {
@@ -196,7 +212,7 @@ impl QueueRun for BackTask {
     }
 
     fn begin_idle(&mut self, now: Instant) -> Duration {
-        self.batch_max = usize::from(BATCH_FIRST);
+        self.batch_max = BATCH_FIRST;
         let (_, disk_is_busy) = *self.idle.get_or_insert((now, self.in_flight > 0));
         if disk_is_busy { self.spin_for_disk.budget() } else { self.spin_for_front.budget() }
     }

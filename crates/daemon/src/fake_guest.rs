@@ -10,12 +10,13 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
 /// How deep its queue is.
-pub const SIZE: u16 = 16;
+pub const SIZE: u16 = 128;
 /// Its chains, of two descriptors each.
 pub const CHAINS: u16 = SIZE / 2;
 
 const MEMORY_BYTES: u64 = 0x2000;
 const AVAIL_AT: u64 = 16 * SIZE as u64;
+const USED_AT: u64 = (AVAIL_AT + 6 + 2 * SIZE as u64).next_multiple_of(4);
 const HEADERS_AT: u64 = 0x1000;
 const STATUSES_AT: u64 = 0x1800;
 
@@ -52,6 +53,7 @@ impl FakeGuest {
             put(16 * next + 12, &2u16.to_le_bytes());
         }
         let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        assert!(USED_AT + 6 + 8 * u64::from(SIZE) <= HEADERS_AT);
         let (guest, log) = (memory.try_clone().unwrap(), log_for(SIZE).unwrap());
         let capacity = SectorCount::new(1 << 12);
         let queue = queue_over(guest, MEMORY_BYTES, SIZE, true, kick, capacity, &log).unwrap();
@@ -64,5 +66,12 @@ impl FakeGuest {
         self.memory.write_all_at(&(2 * chain).to_le_bytes(), at).unwrap();
         self.offered = self.offered.wrapping_add(1);
         self.memory.write_all_at(&self.offered.to_le_bytes(), AVAIL_AT + 2).unwrap();
+    }
+
+    /// How many of its chains it has seen come back.
+    pub fn used(&self) -> u16 {
+        let mut index = [0; 2];
+        self.memory.read_exact_at(&mut index, USED_AT + 2).unwrap();
+        u16::from_le_bytes(index)
     }
 }

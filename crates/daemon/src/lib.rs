@@ -4,6 +4,7 @@
 //! [`serve()`] runs all disks of a configuration until a signal ends them.
 
 mod back_task;
+mod batch;
 mod cache_config;
 mod cache_report;
 mod chain_ring;

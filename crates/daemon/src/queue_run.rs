@@ -7,10 +7,6 @@ use flowstone_frontend::vhost_user::VirtQueue;
 
 use crate::halves::{Back, Front};
 
-/// Requests that the first submission after a pause carries; each following one may carry twice as
-/// many. The disk gets something to do early, and long batches still cost few system calls.
-pub const BATCH_FIRST: u16 = 4;
-
 /// What a turn has done.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {

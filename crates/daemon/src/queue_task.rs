@@ -4,7 +4,6 @@
 //! that is to leave takes nothing more; when nothing is in flight it is over, and its queue goes to
 //! another thread, or back to the monitor.
 
-use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,10 +12,11 @@ use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Reque
 use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 
 use crate::PollMode;
+use crate::batch::{BATCH_FIRST, Batch};
 use crate::counters::QueueCounters;
 use crate::histogram::add;
 use crate::kicks::Kicks;
-use crate::queue_run::{BATCH_FIRST, QueuePart, QueueRun, Work, nanos};
+use crate::queue_run::{QueuePart, QueueRun, Work, nanos};
 use crate::spin::{FOR_DISK, SpinBudget};
 
 /// A queue and what it needs to run. Stays on the thread that makes it.
@@ -34,8 +34,8 @@ pub struct QueueTask {
     spin_for_driver: SpinBudget,
     /// How long to look for work when the disk is busy for us.
     spin_for_disk: SpinBudget,
-    /// The most requests that the next submission carries.
-    batch_max: u16,
+    /// The most requests that the next turn takes.
+    batch_max: usize,
     /// When the request with a certain tag was submitted; as long as the greatest tag demands.
     submitted: Vec<Instant>,
     done: Vec<Completion>,
@@ -86,13 +86,26 @@ impl QueueTask {
         wanted && self.queue.has_available()
     }
 
-    fn submit_available(&mut self, bytes_max: u64) -> Option<Work> {
+    /// Submits what there is, and shows what completes meanwhile.
+    fn issue(&mut self, bytes_max: u64) -> Option<Work> {
         if !self.has_available() {
             return None;
         }
-        let Self { channel, queue, origin, leave, submitted, batch_max, .. } = self;
-        let start = Instant::now();
-        let bytes = Cell::new(0);
+        let mut batch = Batch::new(self.batch_max, bytes_max);
+        self.batch_max = self.batch_max.saturating_mul(2);
+        let mut work = Some(self.submit(&mut batch));
+        while !batch.is_over() {
+            work = Work::sum(work, self.collect_completed());
+            batch.begin_stretch();
+            work = Work::sum(work, Some(self.submit(&mut batch)));
+        }
+        work
+    }
+
+    /// Submits the next stretch of a batch.
+    fn submit(&mut self, batch: &mut Batch) -> Work {
+        let Self { channel, queue, origin, leave, submitted, .. } = self;
+        let start = batch.begun();
         let submit = |mut request: Box<Request>| {
             let tag = request.tag as usize;
             if tag >= submitted.len() {
@@ -100,7 +113,7 @@ impl QueueTask {
             }
             submitted[tag] = start;
             request.origin = *origin;
-            bytes.set(bytes.get() + request.op.bytes());
+            batch.count(request.op.bytes());
             channel.submit(request);
         };
         let is_leaving = || leave.load(Ordering::Acquire);
@@ -108,18 +121,20 @@ impl QueueTask {
             // New ones are left alone.
             queue.take_undone(submit)
         } else {
-            queue.take(*batch_max, || !is_leaving() && bytes.get() < bytes_max, submit)
+            queue.take(batch.chains(), || !is_leaving() && batch.goes_on(), submit)
         };
-        channel.kick();
+        batch.end_stretch(taken.chains, taken.left);
+        if batch.is_over() {
+            channel.kick();
+        }
         queue.handed_over();
-        *batch_max = batch_max.saturating_mul(2);
         let time = start.elapsed();
         self.counters.submit.record(time);
         add(&self.counters.answered, taken.answered as u64);
         if taken.answered > 0 {
             self.publish();
         }
-        Some(Work { found: start, time })
+        Work { found: start, time }
     }
 
     fn collect_completed(&mut self) -> Option<Work> {
@@ -161,7 +176,7 @@ impl QueueTask {
 
 impl QueueRun for QueueTask {
     fn turn(&mut self, bytes_max: u64) -> Option<Work> {
-        let submitted = self.submit_available(bytes_max);
+        let submitted = self.issue(bytes_max);
         let completed = self.collect_completed();
         let work = Work::sum(submitted, completed)?;
         if let Some(idle) = self.idle.take() {

@@ -211,6 +211,34 @@ fn kill_under_load(head: &str, of_disk: &str) {
     }
 }
 
+/// As many queues of a disk as guests have vCPUs: all of them work, on threads of their own and on shared ones.
+#[test]
+fn sixty_four_queues_of_one_disk_write_side_by_side() {
+    const ALL: usize = 64;
+    for (image, head, of_disk) in [
+        ("a.raw", "", ""),
+        ("a.qcow2", "pollers = 2\n", ""),
+        ("a.flow", "", "pipeline = 'split'\n"),
+        ("a.flow", "pollers = 'auto'\n", ""),
+    ] {
+        let place = Place::new();
+        place.succeed(&["create", "--size", "64M", image]);
+        let disks = [("a", image)];
+        configure_all(&place, head, &disks, &format!("queues = {ALL}\n{of_disk}"));
+        let daemon = serve(&place, &disks);
+        let mut options = checked(&place, "a", 6400, 7);
+        options.client.queues = ALL;
+        options.client.queue_size = 32;
+        assert_eq!(run(&options).unwrap().errors, 0, "{image}, {head}{of_disk}");
+        let stats = place.stats();
+        let queues = stats["disks"][0]["queues"].as_array().unwrap();
+        let writes = |queue: &&Value| queue["requests"]["write"].as_u64().unwrap() > 0;
+        assert_eq!(queues.iter().filter(writes).count(), ALL, "{image}, {head}{of_disk}");
+        stop(daemon);
+        place.succeed(&["check", &place.text(image)]);
+    }
+}
+
 /// What is not used for want of load proves nothing, so the load is one that would use two CPUs. Other
 /// processes may keep it from using its budget; nothing may make it use more.
 #[test]

@@ -40,6 +40,8 @@ pub struct Taken {
     pub chains: usize,
     /// Those of them that needed no disk.
     pub answered: usize,
+    /// Chains that were there, and were not taken.
+    pub left: usize,
 }
 
 impl Taken {
@@ -195,7 +197,7 @@ impl VirtQueue {
     /// each new one: a single request may keep `submit` busy for a tenth of a second.
     pub fn take(
         &mut self,
-        batch_max: u16,
+        batch_max: usize,
         go_on: impl Fn() -> bool,
         mut submit: impl FnMut(Box<Request>),
     ) -> Taken {
@@ -203,10 +205,12 @@ impl VirtQueue {
         if self.avail.fault().is_some() || self.has_undone() {
             return taken;
         }
-        for _ in 0..self.avail.available().min(batch_max) {
+        taken.left = usize::from(self.avail.available());
+        for _ in 0..taken.left.min(batch_max) {
             if !go_on() {
                 break;
             }
+            taken.left -= 1;
             let Some(start) = self.avail.take() else { break };
             let head = start.head;
             taken.count(self.start(start, &mut submit));

@@ -56,7 +56,7 @@ fn ranges_are_given_out_together_and_answered_once_with_any_failure() {
         status[0]
     };
     let mut parts = Vec::new();
-    let taken = queue.take(u16::MAX, || true, |request| parts.push(request));
+    let taken = queue.take(usize::MAX, || true, |request| parts.push(request));
     assert_eq!((taken.chains, taken.answered), (1, 0));
     let mut starts: Vec<u64> =
         parts.iter().map(|it| it.op.extent().unwrap().start().get()).collect();
@@ -200,7 +200,7 @@ impl Guest {
 fn take(queue: &mut VirtQueue) -> Vec<Box<Request>> {
     let mut requests = Vec::new();
     loop {
-        queue.take(u16::MAX, || true, |request| requests.push(request));
+        queue.take(usize::MAX, || true, |request| requests.push(request));
         if !queue.has_undone() {
             return requests;
         }
@@ -240,7 +240,7 @@ fn a_request_is_marked_before_it_is_submitted() {
     guest.read(5, 8);
     let mut queue = guest.queue();
     let mut marked = Vec::new();
-    queue.take(u16::MAX, || true, |request| marked.push((request.tag, guest.undone())));
+    queue.take(usize::MAX, || true, |request| marked.push((request.tag, guest.undone())));
     assert_eq!(marked, [(3, vec![3]), (5, vec![3, 5])]);
 }
 
@@ -355,7 +355,7 @@ fn a_life_is_counted_before_it_starts_a_request_again() {
     take(&mut guest.queue());
     let mut counted = Vec::new();
     guest.queue().take(
-        u16::MAX,
+        usize::MAX,
         || true,
         |_| counted.extend(guest.region.log(0, 8).unwrap().recover(0)),
     );
@@ -388,7 +388,7 @@ fn a_deadly_request_is_found_among_others() {
     let mut queue = guest.queue();
     for head in [6, 1] {
         let mut replayed = Vec::new();
-        queue.take(u16::MAX, || true, |request| replayed.push(request));
+        queue.take(usize::MAX, || true, |request| replayed.push(request));
         assert_eq!(heads(&replayed), [head]);
         if head == 1 {
             break; // it dies of this one
@@ -612,7 +612,7 @@ fn a_batch_ends_when_it_is_told_to() {
     let mut queue = guest.queue();
     let left = std::cell::Cell::new(2);
     let go_on = || left.replace(left.get() - 1) > 0;
-    let taken = queue.take(u16::MAX, go_on, drop);
+    let taken = queue.take(usize::MAX, go_on, drop);
     assert_eq!((taken.chains, queue.next_avail()), (2, 2));
     assert!(queue.has_available());
 }
