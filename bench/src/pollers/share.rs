@@ -19,8 +19,8 @@ const BYTES: u64 = 1 << 30;
 pub fn measure(args: &PollersArgs) -> Result<String> {
     let mut text = format!(
         "{DISKS} disks on one poller, QD{DEPTH} each, against one disk on a thread of its own, QD{}; random, 4 KiB, {} \
-         MiB in all; server on CPU {}, one client thread on CPU {}, which polls on tmpfs and sleeps on ext4. {} \
-         rounds of {} s. To reach: 0.95 of the rate, 1.1 of the CPU time.\n\n\
+         MiB in all; server on CPU {}, one client thread on CPU {}, which polls or sleeps. {} rounds of {} s. To reach: \
+         0.95 of the rate, 1.1 of the CPU time.\n\n\
          | load | {DISKS} disks | one disk | ratio (95 %) | CPU us/IO | one disk's | ratio (95 %) | p99 us | one disk's |\n\
          |---|---:|---:|---|---:|---:|---|---:|---:|\n",
         DISKS as u16 * DEPTH,
@@ -37,21 +37,30 @@ pub fn measure(args: &PollersArgs) -> Result<String> {
             Server::start(args, Who::Flowstone("1"), disks(DISKS), &cpus, "")?,
             Server::start(args, Who::Flowstone("per-queue"), disks(1), &cpus, "")?,
         ]);
-        for rw in ["randread", "randwrite"] {
-            text += &row(args, &format!("{place} {rw}"), rw, &servers)?;
+        let sleeps: &[bool] = if place == "tmpfs" { &[false] } else { &[false, true] };
+        for (sleeps, rw) in sleeps.iter().flat_map(|it| [(*it, "randread"), (*it, "randwrite")]) {
+            let client = if sleeps { "sleeps" } else { "polls" };
+            let completion = if sleeps { Completion::Eventfd } else { Completion::Poll };
+            text +=
+                &row(args, &format!("{place} {rw}, client {client}"), rw, completion, &servers)?;
         }
         servers.stop()?;
     }
     Ok(text)
 }
 
-fn row(args: &PollersArgs, what: &str, rw: &str, servers: &Servers) -> Result<String> {
+fn row(
+    args: &PollersArgs,
+    what: &str,
+    rw: &str,
+    completion: Completion,
+    servers: &Servers,
+) -> Result<String> {
     let one = servers.0[1].sockets()[0].clone();
     let rounds = interleave(args, what, servers, |load| {
         let depth = if load.client.socket == one { DISKS as u16 * DEPTH } else { DEPTH };
         let mut load = load.workload(rw).iodepth(depth);
-        let in_memory = what.starts_with("tmpfs");
-        load.completion = if in_memory { Completion::Poll } else { Completion::Eventfd };
+        load.completion = completion;
         load
     })?;
     let [all, single] = &rounds[..] else { unreachable!("two servers were started") };

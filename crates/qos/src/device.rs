@@ -2,6 +2,7 @@
 
 mod channel;
 mod clock;
+mod demand;
 mod file;
 mod gate;
 mod host;

@@ -105,7 +105,7 @@ impl SharedChannel {
         let known = self.waiting.len() - self.new;
         for waiting in self.waiting.range_mut(known..) {
             waiting.since = now;
-            state.scheduler.push(self.queue, bytes(waiting.request.op));
+            state.scheduler.push(self.queue, bytes(waiting.request.op), now);
         }
         self.new = 0;
         let to_count = self.to_count();

@@ -9,14 +9,21 @@
 //! * A disk of which nothing has come back for [`STALLED_NS`] holds no slots, and sends nothing more until
 //!   something has: what hangs below one file does not keep others of the same device from sending.
 //!
-//! Nothing is held back unless two disks are active.
+//! Nothing is held back unless two disks are active, and one of them wants more of the device than twice what
+//! another one wants, in proportion to their weights: else the device's own order is fair, and a bound would only
+//! keep it from having something to choose from.
 
 use slab::Slab;
 
+use super::demand::Demand;
 use crate::{DiskKey, FairQueue, QueueKey, Weight};
 
-/// The most requests on their way while disks contend, apart from the first one of each.
+/// The most requests on their way while disks contend, apart from the first one of each: at least this,
 const DEPTH: usize = 16;
+/// ... and so many for each disk that is active: a neighbour of many has its part of the device, not the device.
+const DEPTH_EACH: usize = 4;
+/// Disks are alike that want no more than so many times what another one wants.
+const ALIKE: u64 = 2;
 /// What a request costs besides its bytes: a device takes about as long for it as for so many bytes.
 const REQUEST_BYTES: u64 = 16 << 10;
 /// See the module.
@@ -31,13 +38,16 @@ const STALLED_NS: u64 = 100_000_000;
 pub struct Scheduler {
     fair: FairQueue<u64>,
     disks: Slab<DiskState>,
-    contended: bool,
+    /// How many disks are active.
+    active: usize,
 }
 
 /// What a disk has at the device.
 #[derive(Default)]
 struct DiskState {
     on_their_way: usize,
+    waiting: usize,
+    demand: Demand,
     /// When something came back, or was sent while there was nothing on its way.
     moved_at: u64,
     /// When it asked for something.
@@ -94,20 +104,40 @@ impl Scheduler {
     }
 
     pub fn remove_queue(&mut self, queue: QueueKey) {
+        self.disks[self.fair.disk_of(queue).0].waiting -= self.fair.waiting(queue);
         self.fair.remove_queue(queue);
     }
 
     /// A disk asks for something. Returns whether disks contend.
     pub fn touch(&mut self, disk: DiskKey, now: u64) -> bool {
         self.disks[disk.0].active_at = Some(now);
-        let active = self.disks.iter().filter(|(_, disk)| disk.is_active(now)).count();
-        self.contended = active > 1;
-        self.contended
+        self.active = self.disks.iter().filter(|(_, disk)| disk.is_active(now)).count();
+        self.is_contended()
+    }
+
+    const fn is_contended(&self) -> bool {
+        self.active > 1
     }
 
     /// A request of so many bytes waits.
-    pub fn push(&mut self, queue: QueueKey, bytes: u64) {
-        self.fair.push(queue, REQUEST_BYTES.saturating_add(bytes));
+    pub fn push(&mut self, queue: QueueKey, bytes: u64, now: u64) {
+        let cost = REQUEST_BYTES.saturating_add(bytes);
+        self.fair.push(queue, cost);
+        let disk = &mut self.disks[self.fair.disk_of(queue).0];
+        disk.waiting += 1;
+        disk.demand.note(disk.waiting + disk.on_their_way, cost, now);
+    }
+
+    /// How many requests may be on their way.
+    fn depth(&self, now: u64) -> usize {
+        let active = self.disks.iter().filter(|(_, disk)| disk.is_active(now));
+        let weight = |at| u64::from(self.fair.weight(DiskKey(at)).get());
+        let wants = active.map(|(at, disk)| disk.demand.cost() / weight(at));
+        let (least, most) = wants.fold((u64::MAX, 0), |(min, max), it| (min.min(it), max.max(it)));
+        if most <= least.saturating_mul(ALIKE) {
+            return usize::MAX;
+        }
+        DEPTH.max(DEPTH_EACH * self.active)
     }
 
     /// Requests have gone to the device without waiting.
@@ -122,20 +152,22 @@ impl Scheduler {
 
     /// Lets everything go that may, and names the queue of each.
     pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
-        let Self { fair, disks, contended } = self;
+        let (contended, depth) = (self.is_contended(), self.depth(now));
+        let Self { fair, disks, .. } = self;
         let counted = disks.iter().filter(|(_, disk)| !disk.is_stalled(now));
         let mut slots: usize = counted.map(|(_, disk)| disk.on_their_way).sum();
         loop {
-            let lives = |disk: DiskKey| !*contended || !disks[disk.0].is_stalled(now);
+            let lives = |disk: DiskKey| !contended || !disks[disk.0].is_stalled(now);
             let needs_no_slot =
                 |disk: DiskKey| disks[disk.0].on_their_way == 0 && fair.lead(disk, lives) <= LEAD;
-            let next = if *contended && slots >= DEPTH {
+            let next = if contended && slots >= depth {
                 fair.next(needs_no_slot)
             } else {
                 fair.next(lives)
             };
             let Some(disk) = next else { return };
             let (queue, _) = fair.grant(disk, |cost| *cost);
+            disks[disk.0].waiting -= 1;
             disks[disk.0].sent(1, now);
             slots += 1;
             granted(queue);

@@ -181,10 +181,10 @@ fn what_comes_back_to_one_thread_ends_the_sleep_of_another() {
         queue.submit(0..1);
         ready.send(()).unwrap();
         let () = steps.recv().unwrap();
-        queue.submit(1..10);
+        queue.submit(1..6);
         assert_eq!(queue.host.below(), [0]);
         ready.send(()).unwrap();
-        while queue.host.below().len() < 10 {
+        while queue.host.below().len() < 6 {
             let Queue { reactor, channel, .. } = &mut queue;
             // Nothing but the waker ends it: no time, which would come to the same in the end.
             reactor.clone().sleep(|| match channel.next_look() {
@@ -195,8 +195,8 @@ fn what_comes_back_to_one_thread_ends_the_sleep_of_another() {
         }
     });
     is_ready.recv().unwrap();
-    // All slots but the one that the other has.
-    hog.submit(1..16);
+    // All slots but the one that the other has, and far more than that wants.
+    hog.submit(1..31);
     assert_eq!(hog.host.below().len(), 15);
     step.send(()).unwrap();
     is_ready.recv().unwrap();
@@ -226,11 +226,11 @@ fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
     let (mut dead, mut live) = (Queue::new(&devices), Queue::new(&devices));
     live.submit(0..1);
     dead.submit(0..1);
-    dead.submit(1..40);
+    dead.submit(1..60);
     let sent = dead.host.below().len();
     assert!(sent <= 16, "{sent}");
-    live.submit(1..30);
-    while live.back.len() < 30 {
+    live.submit(1..20);
+    while live.back.len() < 20 {
         if live.host.below().is_empty() {
             // It waits for slots, which no other disk gives back: until the time that it has named itself.
             assert!(matches!(live.channel.next_look(), NextLook::At(_)));

@@ -51,7 +51,7 @@ impl Bench {
         for driver in drivers.iter_mut() {
             while driver.waiting.len() + driver.on_their_way < driver.depth {
                 scheduler.touch(driver.disk, *now);
-                scheduler.push(driver.queue, driver.bytes);
+                scheduler.push(driver.queue, driver.bytes, *now);
                 driver.waiting.push_back(*now);
             }
         }
@@ -142,12 +142,12 @@ fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     });
     assert!(!scheduler.touch(dead, SECOND));
     assert!(scheduler.touch(live, SECOND));
-    (0..100).for_each(|_| scheduler.push(dead_queue, 4096));
+    (0..100).for_each(|_| scheduler.push(dead_queue, 4096, SECOND));
     scheduler.advance(SECOND, |_| {});
     assert_eq!(scheduler.take_granted(dead_queue), DEPTH);
     // It goes on without a slot, one at a time, until it has had more than its part.
     let now = SECOND + MS;
-    (0..30).for_each(|_| scheduler.push(live_queue, 4096));
+    (0..30).for_each(|_| scheduler.push(live_queue, 4096, now));
     let mut sent = 0;
     loop {
         scheduler.advance(now, |queue| assert_eq!(queue, live_queue));
@@ -175,4 +175,65 @@ fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     scheduler.came_back(dead, 1, look + MS);
     scheduler.advance(look + MS, |_| {});
     assert_eq!(scheduler.take_granted(dead_queue), 1);
+}
+
+/// Sixteen guests with four requests each had a quarter of the device's depth, and half of its rate.
+#[test]
+fn disks_that_want_alike_are_not_held_back() {
+    for (disks, depth) in [(16, 4), (4, 32), (2, 128)] {
+        let mut bench = Bench::new(&vec![(100, depth, 4096); disks]);
+        bench.run(SECOND);
+        assert_eq!(bench.most, disks * depth);
+        let done: Vec<u64> = bench.drivers.iter().map(|it| it.done).collect();
+        let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+        assert!(most - least <= most / 50, "{done:?}");
+    }
+    // Twice the weight, and twice the requests.
+    let mut bench = Bench::new(&[(100, 16, 4096), (200, 32, 4096)]);
+    bench.run(SECOND);
+    assert_eq!(bench.most, 48);
+}
+
+/// ... until one of them wants more, or a modest one joins; and when that has gone.
+#[test]
+fn disks_are_held_back_while_a_modest_one_is_among_them() {
+    let mut bench = Bench::new(&[(100, 32, 4096), (100, 32, 4096), (100, 0, 4096)]);
+    bench.run(SECOND);
+    assert_eq!(bench.most, 64);
+    bench.drivers[2].depth = 1;
+    bench.run(SECOND / 10);
+    (bench.most, bench.drivers[2].longest_ns) = (0, 0);
+    bench.run(SECOND);
+    assert!(bench.most <= DEPTH + 3, "{}", bench.most);
+    assert!(bench.drivers[2].longest_ns <= (DEPTH as u64 + 3) * 14_096);
+    bench.drivers[2].depth = 0;
+    bench.run(2 * ACTIVE_FOR_NS);
+    bench.most = 0;
+    bench.run(SECOND / 10);
+    assert_eq!(bench.most, 64);
+}
+
+#[test]
+fn many_disks_have_a_deeper_device() {
+    let mut drivers = vec![(100, 8, 4096); 15];
+    drivers.push((100, 1, 4096));
+    let mut bench = Bench::new(&drivers);
+    bench.run(SECOND / 10);
+    bench.most = 0;
+    bench.run(SECOND);
+    let depth = DEPTH_EACH * drivers.len();
+    assert!((depth..=depth + drivers.len()).contains(&bench.most), "{}", bench.most);
+}
+
+/// What waits in a queue that goes is no longer wanted.
+#[test]
+fn a_queue_that_goes_takes_what_waits_with_it() {
+    let mut scheduler = Scheduler::default();
+    let disk = scheduler.add_disk(Weight::default());
+    let queues = [(); 2].map(|()| scheduler.add_queue(disk));
+    queues.iter().for_each(|queue| scheduler.push(*queue, 4096, SECOND));
+    scheduler.remove_queue(queues[0]);
+    assert_eq!(scheduler.disks[disk.0].waiting, 1);
+    scheduler.advance(SECOND, |_| {});
+    assert_eq!((scheduler.disks[disk.0].waiting, scheduler.take_granted(queues[1])), (0, 1));
 }
