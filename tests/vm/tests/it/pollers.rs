@@ -45,11 +45,16 @@ struct Setting {
 }
 
 impl Setting {
-    /// All pollers with each pipeline for all disks, and with all pipelines side by side.
+    /// All pollers with each fixed pipeline for all disks, and with all pipelines side by side, where each format
+    /// has another one each time.
     fn all() -> Vec<Self> {
-        let forms = || PIPELINES.iter().map(|one| vec![*one]).chain([PIPELINES.to_vec()]);
-        let with = |pollers| forms().map(move |pipelines| Self { pollers, pipelines });
-        POLLERS.into_iter().flat_map(with).collect()
+        let forms = |turn: usize| {
+            let mut all = PIPELINES.to_vec();
+            all.rotate_left(turn % PIPELINES.len());
+            [vec!["fused"], vec!["split"], all]
+        };
+        let with = |(turn, pollers)| forms(turn).map(|pipelines| Self { pollers, pipelines });
+        POLLERS.into_iter().enumerate().flat_map(with).collect()
     }
 
     fn head(&self) -> String {
