@@ -36,6 +36,8 @@ fn configure_all(place: &Place, head: &str, disks: &[(&str, &str)], of_disk: &st
 fn serve(place: &Place, disks: &[(&str, &str)]) -> Daemon {
     let command = DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"));
     let command = command.args(["serve", "--config", &place.text("disks.toml")]);
+    // With `pipeline = 'auto'` queues change their form at every look.
+    let command = command.env("FLOWSTONE_RESTLESS_FORMS", "1");
     let mut daemon = command.env("FLOWSTONE_LOG", "flowstone_daemon=debug").spawn().unwrap();
     for (name, _) in disks {
         let socket = place.text(&format!("{name}.sock"));
@@ -168,17 +170,44 @@ fn pollers_come_and_go_with_the_load() {
 
 #[test]
 fn a_killed_daemon_with_shared_pollers_loses_nothing() {
-    kill_under_load("pollers = 2\n", "");
+    kill_under_load("pollers = 2\n", "", 12_000, soon);
 }
 
 /// A head that is taken again while the marks of its last use are being cleared would be forgotten.
 #[test]
 fn a_killed_daemon_whose_queues_have_two_threads_loses_nothing() {
-    kill_under_load("", "pipeline = 'split'\n");
-    kill_under_load("pollers = '2'\n", "pipeline = 'split'\n");
+    kill_under_load("", "pipeline = 'split'\n", 12_000, soon);
+    kill_under_load("pollers = '2'\n", "pipeline = 'split'\n", 12_000, soon);
 }
 
-fn kill_under_load(head: &str, of_disk: &str) {
+/// Each change stops a queue and starts it anew, and the kill comes at any time of it.
+#[test]
+fn a_killed_daemon_whose_queues_change_their_form_all_the_time_loses_nothing() {
+    if !cfg!(debug_assertions) {
+        println!("skipped: in this build nothing makes queues change their form");
+        return;
+    }
+    kill_under_load("", "pipeline = 'auto'\n", 25_000, among_changes);
+    kill_under_load("pollers = '2'\n", "pipeline = 'auto'\n", 25_000, among_changes);
+}
+
+fn soon(_: &Place) -> bool {
+    thread::sleep(Duration::from_millis(150));
+    true
+}
+
+/// Whether all queues have become split and fused again since the daemon began.
+fn among_changes(place: &Place) -> bool {
+    let stats = place.stats();
+    let disks = stats["disks"].as_array().unwrap();
+    let queues = disks.iter().flat_map(|disk| disk["queues"].as_array().unwrap());
+    let changed = queues.filter(|queue| queue["pipeline_changes"].as_u64() >= Some(2));
+    thread::sleep(Duration::from_millis(fastrand::u64(..100)));
+    changed.count() == QUEUES * disks.len()
+}
+
+/// Kills it a few times when `is_time`, while loads go on.
+fn kill_under_load(head: &str, of_disk: &str, ops: u64, is_time: impl Fn(&Place) -> bool) {
     let place = Place::new();
     let disks = [("a", "a.raw"), ("b", "b.qcow2"), ("c", "c.flow")];
     for (_, image) in disks {
@@ -190,20 +219,24 @@ fn kill_under_load(head: &str, of_disk: &str) {
         let loads: Vec<_> = (1..)
             .zip(&disks)
             .map(|(seed, (name, _))| {
-                let mut options = checked(&place, name, 12_000, seed);
+                let mut options = checked(&place, name, ops, seed);
                 options.reconnect = Some(Duration::from_secs(60));
                 scope.spawn(move || run(&options).unwrap())
             })
             .collect();
-        for _ in 0..3 {
-            thread::sleep(Duration::from_millis(150));
-            daemon.kill().unwrap();
-            daemon = serve(&place, &disks);
+        let mut kills = 0;
+        while kills < 3 && !loads.iter().any(|load| load.is_finished()) {
+            if is_time(&place) {
+                daemon.kill().unwrap();
+                daemon = serve(&place, &disks);
+                kills += 1;
+            }
         }
         for load in loads {
             let report = load.join().unwrap();
             assert_eq!((report.errors, report.verified_blocks > 0), (0, true));
         }
+        assert!(kills > 0, "the loads ended before it was time");
     });
     stop(daemon);
     for (_, image) in disks {

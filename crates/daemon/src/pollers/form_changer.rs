@@ -19,6 +19,9 @@ const IDLE: f64 = 0.001;
 /// Of a thread that changes a form: it starts and stops others.
 const STACK_BYTES: usize = 128 << 10;
 
+/// In builds with debug assertions, the environment of a test makes queues change their form at every look.
+const RESTLESS: &str = "FLOWSTONE_RESTLESS_FORMS";
+
 /// The thread. It is started with its first queue.
 #[derive(Default)]
 pub(super) struct FormChanger {
@@ -101,7 +104,9 @@ pub(super) fn look_at_all(queues: &Mutex<Vec<Watched>>, idle: &IdleCpus, look: L
 
 impl Watched {
     pub fn new(queue: &Arc<Changeable>) -> Self {
-        let (choice, before) = (FormChoice::new(Form::Fused), Done::of(queue.counters()));
+        let is_restless = cfg!(debug_assertions) && std::env::var_os(RESTLESS).is_some();
+        let choice = if is_restless { FormChoice::restless } else { FormChoice::new };
+        let (choice, before) = (choice(Form::Fused), Done::of(queue.counters()));
         Self { queue: Arc::downgrade(queue), choice, before, change: None }
     }
 

@@ -56,6 +56,7 @@ pub struct FormChoice {
     /// Looks that the queue has been light for.
     light: u32,
     rates: Rates,
+    is_restless: bool,
 }
 
 /// Rates of looks in a row.
@@ -105,12 +106,19 @@ impl FormChoice {
             was_full: false,
             light: 0,
             rates,
+            is_restless: false,
         }
+    }
+
+    /// Of a queue that has the other form after each look, whatever it does. No user wants one.
+    pub fn restless(form: Form) -> Self {
+        Self { is_restless: true, ..Self::new(form) }
     }
 
     /// The change could not be made: it still runs in this form.
     pub fn stays(&mut self, form: Form) {
-        *self = Self { stuck: PAUSE_MAX, ..Self::new(form) };
+        let is_restless = self.is_restless;
+        *self = Self { stuck: PAUSE_MAX, is_restless, ..Self::new(form) };
     }
 
     /// Whether the next look needs to know how much CPU idles.
@@ -124,6 +132,9 @@ impl FormChoice {
         if self.stuck > 0 {
             self.stuck -= 1;
             return None;
+        }
+        if self.is_restless {
+            return self.change(self.form.other());
         }
         self.pause = self.pause.saturating_sub(1);
         let is_light = look.load + look.front_load < LIGHT;

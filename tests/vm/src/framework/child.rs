@@ -32,6 +32,8 @@ impl Child {
             .args(["--pdeathsig", "KILL", "--"])
             .arg(program)
             .args(args)
+            // In a daemon, queues with `pipeline = 'auto'` change their form at every look.
+            .env("FLOWSTONE_RESTLESS_FORMS", "1")
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)

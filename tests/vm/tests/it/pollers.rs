@@ -1,6 +1,9 @@
 //! Guests on one daemon whose queues run on threads of their own or share some, on one thread or on
 //! two each, and move between threads; killed under their load, and run in another way afterwards.
 
+use std::thread::sleep;
+use std::time::Duration;
+
 use anyhow::{Result, bail, ensure};
 use flowstone_vmtest::framework::agent::Outcome;
 use flowstone_vmtest::framework::daemon::flowstone;
@@ -14,7 +17,7 @@ use crate::disk_errors;
 use crate::load::check_sound;
 
 const POLLERS: [&str; 4] = ["per-queue", "1", "2", "auto"];
-const PIPELINES: [&str; 2] = ["fused", "split"];
+const PIPELINES: [&str; 3] = ["fused", "split", "auto"];
 /// Of each disk before the daemon is killed, and again before the load ends.
 const REQUESTS: u64 = 100;
 /// That a round leaves on each disk.
@@ -42,11 +45,16 @@ struct Setting {
 }
 
 impl Setting {
-    /// All pollers with each pipeline for all disks, and with all pipelines side by side.
+    /// All pollers with each fixed pipeline for all disks, and with all pipelines side by side, where each format
+    /// has another one each time.
     fn all() -> Vec<Self> {
-        let forms = || PIPELINES.iter().map(|one| vec![*one]).chain([PIPELINES.to_vec()]);
-        let with = |pollers| forms().map(move |pipelines| Self { pollers, pipelines });
-        POLLERS.into_iter().flat_map(with).collect()
+        let forms = |turn: usize| {
+            let mut all = PIPELINES.to_vec();
+            all.rotate_left(turn % PIPELINES.len());
+            [vec!["fused"], vec!["split"], all]
+        };
+        let with = |(turn, pollers)| forms(turn).map(|pipelines| Self { pollers, pipelines });
+        POLLERS.into_iter().enumerate().flat_map(with).collect()
     }
 
     fn head(&self) -> String {
@@ -92,8 +100,7 @@ fn four_guests_lose_nothing_however_their_queues_run_when_the_daemon_is_killed()
         fleet.kill()?;
         fleet.restart_with(&next.head(), |at| next.of_disk(at))?;
         wait_for_load_on_all(&fleet, &mut guests)?;
-        let threads = fleet.stats()?.pollers.len();
-        ensure!(next.has_threads(threads)?, "{threads} threads: {next:?}");
+        wait_for_threads(&fleet, next)?;
         guests.iter_mut().try_for_each(Guest::tell)?;
         guests.iter_mut().try_for_each(|guest| guest.finish().map(drop))?;
     }
@@ -104,6 +111,19 @@ fn four_guests_lose_nothing_however_their_queues_run_when_the_daemon_is_killed()
     guests.into_iter().try_for_each(Guest::power_off)?;
     fleet.terminate()?;
     disks.iter().try_for_each(|disk| check_sound(&disk.image))
+}
+
+/// A queue that changes its form has none for a moment.
+fn wait_for_threads(fleet: &Fleet, setting: &Setting) -> Result<()> {
+    let mut seen = 0;
+    for _ in 0..100 {
+        seen = fleet.stats()?.pollers.len();
+        if setting.has_threads(seen)? {
+            return Ok(());
+        }
+        sleep(Duration::from_millis(50));
+    }
+    bail!("{seen} threads: {setting:?}")
 }
 
 /// The guest writes and checks two disks at a time, and each request keeps a poller busy for long. With

@@ -186,7 +186,8 @@ impl Maintenance {
         let link = if replayable { copies.survey.segment.incarnation.bits() } else { 0 };
         self.let_guests_go_first();
         // All of a segment is in the file, and in the map, before it is sealed.
-        let stays = self.stays_in_segment(lifetime, payload);
+        let stays = self.stays_in_segment(lifetime, payload)
+            || mutant("log.clean.seals-before-copies-are-in");
         let most = if stays { WRITES_MOST - 1 } else { 0 };
         while copies.pipe.writes.len() > most {
             if copies.pipe.has_first_ended() || !self.survey_next(copies) {

@@ -176,6 +176,10 @@ impl Maintenance {
             let segments = &mut state.segments;
             (segments.take_all_free(), segments.never_used(), segments.limit())
         };
+        let never_used = match mutant("log.space.punches-the-last-that-was-used") {
+            true => SegmentId::new(never_used.get() - 1),
+            false => never_used,
+        };
         self.punch(&free);
         let offset = self.core.shape.address(never_used, 0).offset();
         let end = u64::from(limit) * self.core.shape.segment_bytes();

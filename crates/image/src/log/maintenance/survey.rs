@@ -29,7 +29,9 @@ pub struct Survey {
 
 impl Survey {
     pub fn is_of(&self, victim: SegmentId, segment: &Segment) -> bool {
-        self.victim == victim && self.segment.incarnation == segment.incarnation
+        let is_same_use = self.segment.incarnation == segment.incarnation
+            || mutant("log.clean.believes-a-survey-of-an-earlier-use");
+        self.victim == victim && is_same_use
     }
 }
 

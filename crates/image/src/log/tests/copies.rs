@@ -1,16 +1,16 @@
 //! Two records of copies are on their way: writes and reads of cleaning fail, guests discard and overwrite what is being
 //! copied, segments are used again; then power is cut, or the daemon killed, at moments of it.
 
-use flowstone_block::Errno;
+use flowstone_block::{Errno, Outcome};
 use flowstone_sim::{Call, Fate, Fault, Moment, Schedule};
 
 use super::crash::{Tell, go_on, look, recover};
-use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
+use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup};
 use super::history_model::{End, HistoryModel};
 use super::resize::resize_alone;
 use crate::log::ids::SegmentId;
-use crate::log::maintenance::Maintenance;
-use crate::log::policy::LIFETIME_CLEANED;
+use crate::log::maintenance::{CheckpointKind, Maintenance};
+use crate::log::policy::{LIFETIME_CLEANED, LIFETIME_MAP};
 use crate::log::segments::{Segment, State};
 
 const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
@@ -130,6 +130,19 @@ fn copies_on_their_way_survive_failures_and_cuts() {
     }
 }
 
+/// Blocks that the map says are in a segment of this kind.
+fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> Vec<u64> {
+    let state = fixture.core.append_state();
+    let is_there = |lba: &u64| {
+        let map_entry = fixture.core.map.get(*lba);
+        map_entry.is_mapped() && {
+            let number = fixture.core.shape.segment_of(map_entry.address());
+            is_it(number, &state.segments.get(number))
+        }
+    };
+    (0..fixture.core.blocks()).filter(is_there).collect()
+}
+
 /// Copies of a second record were in the map although the first one, which replay must find before, could not be
 /// written. Then the victim could die of the guest's writes to the others and be used again, and a crash lose them.
 #[test]
@@ -161,27 +174,150 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         fixture.disk.inject(failure.on(Call::Write).within(SEGMENTS).after(seed / 2 % 2));
         fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment).unwrap_err();
         fixture.maintenance.end_copying();
-        let shape = fixture.core.shape;
-        let is_in_victim = |fixture: &Fixture, lba: u64| {
-            let map_entry = fixture.core.map.get(lba);
-            map_entry.is_mapped() && shape.segment_of(map_entry.address()) == victim
-        };
-        for lba in 0..160 {
-            if is_in_victim(&fixture, lba) {
-                fixture.write_blocks(lba..lba + 1).unwrap();
-            }
+        for lba in blocks_in(&fixture, |number, _| number == victim) {
+            fixture.write_blocks(lba..lba + 1).unwrap();
         }
         fixture.flush().unwrap();
         fixture.maintenance.release_freeable().unwrap();
         // What is free may be written at once.
         let freed = fixture.core.append_state().segments.get(victim);
         if matches!(freed.state, State::Free | State::Ready) {
-            let start = shape.address(victim, 0).offset().get();
+            let start = fixture.core.shape.address(victim, 0).offset().get();
             fixture.disk.write_at(start, &vec![0x5a; SEGMENT_BYTES as usize]);
         }
         let (disk, model) = fixture.abandon();
         let now = disk.now();
         let crashed = disk.crash_at(now, &mut Fate::everything());
         recover(&crashed, setup, &model, now, End::PowerCut, seed).check();
+    }
+}
+
+/// What a guest does while the maintenance worker is not called.
+fn zero_alone(fixture: &Fixture, lba: u64) {
+    let tag = fixture.guests().zero(0, lba * BLOCK_SECTORS..(lba + 1) * BLOCK_SECTORS);
+    for _ in 0..1000 {
+        let mut guests = fixture.guests();
+        guests.kick(0);
+        guests.nap(0);
+        guests.reap(0);
+        if !guests.is_in_flight(tag) {
+            return;
+        }
+    }
+    panic!("a discard hangs");
+}
+
+/// A guest leaves the first ones of the blocks in a segment.
+fn zero_all_but(count: usize, victim: SegmentId, fixture: &Fixture) {
+    let lbas = blocks_in(fixture, |number, _| number == victim);
+    lbas.iter().skip(count).for_each(|lba| zero_alone(fixture, *lba));
+}
+
+/// With no requests meanwhile.
+fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
+    let segment = fixture.core.append_state().segments.get(victim);
+    let outcome = fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment);
+    fixture.maintenance.end_copying();
+    outcome
+}
+
+/// The last copies that a segment has room for were on their way when the stream went on in another one. All else in it
+/// was dead: had it ended at once, it would have been free to be used again, and had that write failed, it would
+/// have ended twice.
+#[test]
+fn a_segment_ends_when_all_copies_on_their_way_to_it_are_in_the_map() {
+    for seed in 0..16 {
+        let _tell = Tell(format!("seed {seed}"));
+        let setup = Setup { blocks: 512, queues: 1, ..Setup::default() };
+        let fixture = setup.fixture(seed);
+        fixture.disk.set_schedule(Schedule::Shuffled { seed });
+        let mut fixture = fixture.reopen().unwrap();
+        fixture.write_blocks(0..280).unwrap();
+        let victims: Vec<SegmentId> = {
+            let state = fixture.core.append_state();
+            let is_full = |it: &Segment| it.state == State::Sealed && it.lifetime == 0;
+            state.segments.iter().filter(|(_, it)| is_full(it)).map(|(number, _)| number).collect()
+        };
+        let (last, before) = victims.split_last().unwrap();
+        for victim in before {
+            // Three of them leave room for one full record.
+            zero_all_but(16, *victim, &fixture);
+            clean_alone(*victim, &mut fixture).unwrap();
+            if !fixture.maintenance.stays_in_segment(LIFETIME_CLEANED, 9) {
+                break;
+            }
+        }
+        assert!(fixture.maintenance.stays_in_segment(LIFETIME_CLEANED, 8));
+        for lba in blocks_in(&fixture, |_, it| it.lifetime == LIFETIME_CLEANED) {
+            zero_alone(&fixture, lba);
+        }
+        zero_all_but(24, *last, &fixture);
+        let fails = seed % 2 == 1;
+        if fails {
+            fixture.disk.inject(Fault::fail(Errno::IO).on(Call::Write).within(SEGMENTS));
+        }
+        assert_eq!(clean_alone(*last, &mut fixture), if fails { Err(Errno::IO) } else { Ok(()) });
+        fixture.check();
+        fixture.flush().unwrap();
+        fixture.maintenance.release_freeable().unwrap();
+        fixture.check();
+        let (disk, model) = fixture.abandon();
+        let now = disk.now();
+        let crashed = disk.crash_at(now, &mut Fate::everything());
+        go_on(recover(&crashed, setup, &model, now, End::PowerCut, seed), 30);
+    }
+}
+
+/// Writes until a segment is full again; few of its blocks live then.
+fn used_again(fixture: &mut Fixture, number: SegmentId) -> Segment {
+    for round in 0..4000 {
+        let lba = round % 64;
+        fixture.write_blocks(lba..lba + 1).unwrap();
+        let segment = fixture.core.append_state().segments.get(number);
+        if segment.state == State::Sealed && (1..20).contains(&segment.live) {
+            return segment;
+        }
+    }
+    panic!("segment {number} is not used again: {}", fixture.describe());
+}
+
+/// A victim that had been looked through dies, and its segment is used again, before it is its turn. What was
+/// seen of it says nothing of what is there now: nothing of that would be copied, and the segment count as damaged
+/// and be left as it is.
+#[test]
+fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
+    for seed in 0..4 {
+        let _tell = Tell(format!("seed {seed}"));
+        let setup = Setup { blocks: 512, queues: 1, ..Setup::default() };
+        let fixture = setup.fixture(seed);
+        fixture.disk.set_schedule(Schedule::Shuffled { seed });
+        let mut fixture = fixture.reopen().unwrap();
+        fixture.guests().mix = Mix { blocks_max: 3, flush_percent: 0, ..Mix::writes(0..480) };
+        let begun = |fixture: &Fixture| {
+            fixture.maintenance.begun_victim().filter(|it| it.1.lifetime != LIFETIME_MAP)
+        };
+        let mut turns = 0;
+        let (victim, before) = loop {
+            if let Some(found) = begun(&fixture) {
+                break found;
+            }
+            turns += 1;
+            assert!(turns < 4000, "no victim is looked through ahead of its turn");
+            if !fixture.step() {
+                fixture.run(3);
+            }
+        };
+        // There is room from now on: nothing else is cleaned, which would begin with another victim.
+        (64..480).for_each(|lba| zero_alone(&fixture, lba));
+        zero_all_but(0, victim, &fixture);
+        fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();
+        let state = fixture.core.append_state().segments.get(victim).state;
+        assert!(matches!(state, State::Free | State::Ready), "{state:?}");
+        let segment = used_again(&mut fixture, victim);
+        assert_ne!(segment.incarnation, before.incarnation);
+        clean_alone(victim, &mut fixture).unwrap();
+        let now = fixture.core.append_state().segments.get(victim);
+        assert_eq!((now.live, now.damaged), (0, false), "of {}", segment.live);
+        fixture.check();
     }
 }
