@@ -26,6 +26,9 @@ pub struct CompareArgs {
     /// Measured seconds per point, round and contender.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
+    /// Seconds before that. A log image that is opened writes into fresh space at first, which costs the host more.
+    #[arg(long, default_value_t = 0.2)]
+    ramp: f64,
     /// Seconds of rest between two measurements.
     #[arg(long, default_value_t = 0.3)]
     pause: f64,
@@ -42,8 +45,6 @@ pub struct CompareArgs {
     run: RunArgs,
 }
 
-/// Time before measuring starts.
-const RAMP: Duration = Duration::from_millis(200);
 /// A log image has so many times the room of what is written to it: this is about writing, not about
 /// cleaning, which `steady` measures.
 const ROOM: u64 = 4;
@@ -61,7 +62,7 @@ pub fn compare(args: &CompareArgs) -> Result<()> {
     }
     std::fs::create_dir_all(&args.run.dir)?;
     let host = Host::inspect(Vec::new(), &args.run.dir);
-    let of = format!("log {} {} {}", commit(), args.runtime, args.size);
+    let of = format!("log {} {} {} {}", commit(), args.ramp, args.runtime, args.size);
     let mut series = args.run.series(&of)?;
     let bench = Bench { args };
     bench.make(&chosen)?;
@@ -144,7 +145,8 @@ impl Bench<'_> {
             self.serve_and_load(&image, 1, span, overwrite)?;
             settle(self.args.settle, &self.args.run.place, &image)?;
         }
-        let limit = Limit::Time { ramp: RAMP, runtime: Duration::from_secs_f64(self.args.runtime) };
+        let [ramp, runtime] = [self.args.ramp, self.args.runtime].map(Duration::from_secs_f64);
+        let limit = Limit::Time { ramp, runtime };
         self.serve_and_load(&image, contender.queues(point.queues), span, |load| LoadOptions {
             block_bytes: point.kib << 10,
             flush_every: point.flush_every,
@@ -197,7 +199,7 @@ fn report(args: &CompareArgs, host: &Host, points: &[&Point], series: &Series) -
         args.run.place.server_cpu,
         args.run.place.client_cpu,
         args.runtime,
-        RAMP.as_secs_f64(),
+        args.ramp,
     );
     text += "| point | beside | its rate | log | ratio | target | met |\n|---|---|---:|---:|---:|---:|---|\n";
     for point in points {

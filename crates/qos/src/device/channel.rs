@@ -105,14 +105,17 @@ impl SharedChannel {
         let known = self.waiting.len() - self.new;
         for waiting in self.waiting.range_mut(known..) {
             waiting.since = now;
-            state.scheduler.push(self.queue, bytes(waiting.request.op), now);
+            state.scheduler.push(self.queue, bytes(waiting.request.op));
         }
-        self.new = 0;
+        let has_new = std::mem::take(&mut self.new) > 0;
         let to_count = self.to_count();
         if let Some(more) = to_count.checked_sub(self.counted) {
             state.scheduler.sent(*key, more, now);
         } else {
             state.scheduler.came_back(*key, self.counted - to_count, now);
+        }
+        if has_new {
+            state.scheduler.pushed(*key, now);
         }
         let others = state.advance(now, self.queue);
         let granted = state.scheduler.take_granted(self.queue);

@@ -9,27 +9,32 @@
 //! * A disk of which nothing has come back for [`STALLED_NS`] holds no slots, and sends nothing more until
 //!   something has: what hangs below one file does not keep others of the same device from sending.
 //!
-//! Nothing is held back unless two disks are active, and one of them wants more of the device than twice what
-//! another one wants, in proportion to their weights: else the device's own order is fair, and a bound would only
-//! keep it from having something to choose from.
+//! Nothing is held back unless two disks are active.
+//!
+//! Shares follow the weights as long as something of each disk waits. So the depth may be as large as that allows: what
+//! the disk that wants least for its weight wants to have at the device, and of each other one as much for its own
+//! weight, a little less in all. It is never less than [`DEPTH_LEAST`], and four for the heaviest disk, fewer for the others, as far as
+//! they want that: sixteen disks with some requests each are to have the device, although one hardly asks.
 
 use slab::Slab;
 
 use super::demand::Demand;
 use crate::{DiskKey, FairQueue, QueueKey, Weight};
 
-/// The most requests on their way while disks contend, apart from the first one of each: at least this,
-const DEPTH: usize = 16;
-/// ... and so many for each disk that is active: a neighbour of many has its part of the device, not the device.
-const DEPTH_EACH: usize = 4;
-/// Disks are alike that want no more than so many times what another one wants.
-const ALIKE: u64 = 2;
+/// The depth while disks contend, apart from the first request of each: at least this,
+const DEPTH_LEAST: usize = 16;
+/// ... and so many for the heaviest disk, if it wants them.
+const DEPTH_EACH: f64 = 4.0;
+/// Of the depth at which the disk that wants least would have nothing waiting.
+const BACKLOGGED: f64 = 7.0 / 8.0;
 /// What a request costs besides its bytes: a device takes about as long for it as for so many bytes.
 const REQUEST_BYTES: u64 = 16 << 10;
 /// See the module.
-const LEAD: u64 = DEPTH as u64 * REQUEST_BYTES;
-/// A disk that has asked for nothing in so long is not active.
+const LEAD: u64 = DEPTH_LEAST as u64 * REQUEST_BYTES;
+/// A disk that has asked for nothing in so long is not active, unless something of it is at the device,
 const ACTIVE_FOR_NS: u64 = 200_000_000;
+/// ... which has lately given something of it back.
+const HUNG_NS: u64 = 1_000_000_000;
 /// See the module.
 const STALLED_NS: u64 = 100_000_000;
 
@@ -76,7 +81,8 @@ impl DiskState {
     }
 
     fn is_active(&self, now: u64) -> bool {
-        self.active_at.is_some_and(|at| now.saturating_sub(at) < ACTIVE_FOR_NS)
+        let is_served = self.on_their_way > 0 && now.saturating_sub(self.moved_at) < HUNG_NS;
+        is_served || self.active_at.is_some_and(|at| now.saturating_sub(at) < ACTIVE_FOR_NS)
     }
 }
 
@@ -120,24 +126,35 @@ impl Scheduler {
     }
 
     /// A request of so many bytes waits.
-    pub fn push(&mut self, queue: QueueKey, bytes: u64, now: u64) {
+    pub fn push(&mut self, queue: QueueKey, bytes: u64) {
         let cost = REQUEST_BYTES.saturating_add(bytes);
         self.fair.push(queue, cost);
         let disk = &mut self.disks[self.fair.disk_of(queue).0];
         disk.waiting += 1;
-        disk.demand.note(disk.waiting + disk.on_their_way, cost, now);
+        disk.demand.note_cost(cost);
     }
 
-    /// How many requests may be on their way.
+    /// A batch of a disk's requests has been pushed.
+    pub fn pushed(&mut self, disk: DiskKey, now: u64) {
+        let disk = &mut self.disks[disk.0];
+        disk.demand.note_level(disk.waiting + disk.on_their_way, now);
+    }
+
+    /// How many requests may be on their way while disks contend.
     fn depth(&self, now: u64) -> usize {
-        let active = self.disks.iter().filter(|(_, disk)| disk.is_active(now));
-        let weight = |at| u64::from(self.fair.weight(DiskKey(at)).get());
-        let wants = active.map(|(at, disk)| disk.demand.cost() / weight(at));
-        let (least, most) = wants.fold((u64::MAX, 0), |(min, max), it| (min.min(it), max.max(it)));
-        if most <= least.saturating_mul(ALIKE) {
-            return usize::MAX;
+        let active = || self.disks.iter().filter(|(_, disk)| disk.is_active(now));
+        let weight = |at| f64::from(self.fair.weight(DiskKey(at)).get());
+        let (mut least, mut heaviest) = (f64::MAX, 0.0f64);
+        for (at, DiskState { demand, .. }) in active() {
+            least = least.min(demand.requests() * demand.cost() / weight(at));
+            heaviest = heaviest.max(weight(at));
         }
-        DEPTH.max(DEPTH_EACH * self.active)
+        let (mut fair, mut each) = (0.0, 0.0);
+        for (at, DiskState { demand, .. }) in active() {
+            fair += least * weight(at) / demand.cost().max(1.0);
+            each += demand.requests().min(DEPTH_EACH * weight(at) / heaviest);
+        }
+        DEPTH_LEAST.max((BACKLOGGED * fair) as usize).max(each as usize)
     }
 
     /// Requests have gone to the device without waiting.
@@ -152,7 +169,8 @@ impl Scheduler {
 
     /// Lets everything go that may, and names the queue of each.
     pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
-        let (contended, depth) = (self.is_contended(), self.depth(now));
+        let contended = self.is_contended();
+        let depth = if contended { self.depth(now) } else { usize::MAX };
         let Self { fair, disks, .. } = self;
         let counted = disks.iter().filter(|(_, disk)| !disk.is_stalled(now));
         let mut slots: usize = counted.map(|(_, disk)| disk.on_their_way).sum();
@@ -160,11 +178,7 @@ impl Scheduler {
             let lives = |disk: DiskKey| !contended || !disks[disk.0].is_stalled(now);
             let needs_no_slot =
                 |disk: DiskKey| disks[disk.0].on_their_way == 0 && fair.lead(disk, lives) <= LEAD;
-            let next = if contended && slots >= depth {
-                fair.next(needs_no_slot)
-            } else {
-                fair.next(lives)
-            };
+            let next = if slots >= depth { fair.next(needs_no_slot) } else { fair.next(lives) };
             let Some(disk) = next else { return };
             let (queue, _) = fair.grant(disk, |cost| *cost);
             disks[disk.0].waiting -= 1;

@@ -1,0 +1,177 @@
+//! How deep a device is while disks contend: as deep as their weights allow.
+
+use super::*;
+
+/// What the second disk has done, for each request of the first.
+fn share(bench: &Bench) -> f64 {
+    bench.drivers[1].done as f64 / bench.drivers[0].done as f64
+}
+
+fn assert_share(disks: [(u32, usize, u64); 2], expected: f64) {
+    let mut bench = Bench::new(&disks);
+    bench.run(5 * SECOND);
+    let share = share(&bench);
+    assert!((share / expected - 1.0).abs() < 0.05, "{disks:?}: {share}, not {expected}");
+}
+
+/// Sixteen guests with four requests each had a quarter of the device's depth, and half of its rate.
+#[test]
+fn disks_that_want_alike_have_nearly_what_they_want() {
+    for (disks, depth) in [(16, 4), (4, 32), (2, 128)] {
+        let mut bench = Bench::new(&vec![(100, depth, 4096); disks]);
+        bench.run(SECOND / 2);
+        bench.most = 0;
+        bench.run(SECOND);
+        let all = disks * depth;
+        assert!(bench.most >= all * 3 / 4, "{} of {all}", bench.most);
+        let done: Vec<u64> = bench.drivers.iter().map(|it| it.done).collect();
+        let (least, most) = (done.iter().min().unwrap(), done.iter().max().unwrap());
+        assert!(most - least <= most / 50, "{done:?}");
+    }
+}
+
+/// While disks alike were not bounded at all, twice the weight was nothing.
+#[test]
+fn shares_follow_weights_however_much_disks_want() {
+    for depths in [(64, 64), (128, 96), (96, 128), (50, 50)] {
+        for (weights, expected) in [
+            ((100, 100), 1.0),
+            ((100, 140), 1.4),
+            ((100, 180), 1.8),
+            ((1, 2), 2.0),
+            ((5000, 10_000), 2.0),
+            ((100, 400), 4.0),
+        ] {
+            assert_share([(weights.0, depths.0, 4096), (weights.1, depths.1, 4096)], expected);
+        }
+    }
+    // The heavier one wants less.
+    assert_share([(100, 128, 4096), (140, 64, 4096)], 1.4);
+    // Of the same weight, one that wants twice as much; and one whose requests cost four times as much.
+    assert_share([(100, 64, 4096), (100, 128, 4096)], 1.0);
+    assert_share([(100, 64, 4096), (100, 64, 64 << 10)], 0.25);
+}
+
+/// The bound is there with the first request of a modest one, and goes with it.
+#[test]
+fn disks_are_held_back_while_a_modest_one_is_among_them() {
+    let mut bench = Bench::new(&[(100, 32, 4096), (100, 32, 4096), (100, 0, 4096)]);
+    bench.run(SECOND);
+    assert!(bench.most >= 56, "{}", bench.most);
+    bench.drivers[2].depth = 1;
+    bench.run(SECOND / 10);
+    (bench.most, bench.drivers[2].longest_ns) = (0, 0);
+    bench.run(SECOND);
+    assert!(bench.most <= DEPTH_LEAST + 3, "{}", bench.most);
+    assert!(bench.drivers[2].longest_ns <= (DEPTH_LEAST as u64 + 3) * 14_096);
+    bench.drivers[2].depth = 0;
+    bench.run(2 * ACTIVE_FOR_NS);
+    bench.most = 0;
+    bench.run(SECOND / 2);
+    assert!(bench.most >= 54, "{}", bench.most);
+}
+
+#[test]
+fn many_disks_have_the_device_although_one_hardly_asks() {
+    let mut drivers = vec![(100, 8, 4096); 15];
+    drivers.push((100, 1, 4096));
+    let mut bench = Bench::new(&drivers);
+    bench.run(SECOND / 2);
+    bench.most = 0;
+    bench.run(SECOND);
+    assert!((60..=64 + drivers.len()).contains(&bench.most), "{}", bench.most);
+}
+
+/// What disks want that hardly want anything is no depth for a hog.
+#[test]
+fn disks_that_ask_seldom_leave_a_neighbour_its_protection() {
+    let mut drivers = vec![(100, 128, 4096), (100, 1, 4096)];
+    drivers.extend([(100, 0, 4096); 14]);
+    let mut bench = Bench::new(&drivers);
+    let mut longest = 0;
+    for round in 0..20 {
+        // One request of each in 150 ms.
+        (2..16).for_each(|at| bench.drivers[at].depth = 1);
+        bench.run(MS / 100);
+        (2..16).for_each(|at| bench.drivers[at].depth = 0);
+        bench.run(20 * MS);
+        bench.drivers[1].longest_ns = 0;
+        bench.run(130 * MS);
+        if round > 5 {
+            longest = longest.max(bench.drivers[1].longest_ns);
+        }
+    }
+    assert!(longest <= 24 * 14_096, "{} us", longest / 1000);
+}
+
+/// It was greedy an hour ago.
+#[test]
+fn a_neighbour_that_comes_back_is_protected() {
+    let mut bench = Bench::new(&[(100, 128, 4096), (100, 128, 4096)]);
+    bench.run(SECOND);
+    bench.drivers.iter_mut().for_each(|it| it.depth = 0);
+    bench.run(SECOND);
+    bench.now += 3600 * SECOND;
+    (bench.drivers[0].depth, bench.drivers[1].depth) = (128, 1);
+    // What is there with its first request has to come back.
+    bench.run(5 * MS);
+    bench.drivers[1].longest_ns = 0;
+    bench.run(50 * MS);
+    let longest = bench.drivers[1].longest_ns;
+    assert!(longest <= 20 * 14_096, "{} us", longest / 1000);
+}
+
+/// A neighbour that reads one at a time, and whose guest writes back 64 pages every 90 ms.
+#[test]
+fn a_neighbour_with_bursts_is_protected_between_them() {
+    let mut bench = Bench::new(&[(100, 128, 4096), (100, 1, 4096)]);
+    let mut longest = 0;
+    for _ in 0..20 {
+        bench.drivers[1].depth = 64;
+        bench.run(MS / 100);
+        bench.drivers[1].depth = 1;
+        bench.run(20 * MS);
+        bench.drivers[1].longest_ns = 0;
+        bench.run(70 * MS);
+        longest = longest.max(bench.drivers[1].longest_ns);
+    }
+    assert!(longest <= 20 * 14_096, "{} us", longest / 1000);
+}
+
+/// A request takes 20 ms: the neighbour's own takes longer than a disk is active that asks for nothing.
+#[test]
+fn a_disk_whose_request_is_at_a_slow_device_is_active() {
+    let slow = 20_000_000 - 10_000;
+    let mut bench = Bench::new(&[(100, 128, slow), (100, 1, slow)]);
+    bench.run(20 * SECOND);
+    bench.drivers[1].longest_ns = 0;
+    bench.run(40 * SECOND);
+    let longest = bench.drivers[1].longest_ns;
+    assert!(longest <= 20 * 20_000_000, "{} ms; at most {}", longest / MS, bench.most);
+}
+
+/// What waits in a queue that goes is no longer wanted.
+#[test]
+fn a_queue_that_goes_takes_what_waits_with_it() {
+    let mut scheduler = Scheduler::default();
+    let disk = scheduler.add_disk(Weight::default());
+    let queues = [(); 2].map(|()| scheduler.add_queue(disk));
+    queues.iter().for_each(|queue| scheduler.push(*queue, 4096));
+    scheduler.remove_queue(queues[0]);
+    assert_eq!(scheduler.disks[disk.0].waiting, 1);
+    scheduler.advance(SECOND, |_| {});
+    assert_eq!((scheduler.disks[disk.0].waiting, scheduler.take_granted(queues[1])), (0, 1));
+}
+
+/// What is with the device is wanted as much as what waits.
+#[test]
+fn demand_is_what_waits_and_what_is_with_the_device() {
+    let mut scheduler = Scheduler::default();
+    let disk = scheduler.add_disk(Weight::default());
+    let queue = scheduler.add_queue(disk);
+    scheduler.sent(disk, 7, SECOND);
+    scheduler.push(queue, 4096);
+    scheduler.pushed(disk, SECOND);
+    let demand = &scheduler.disks[disk.0].demand;
+    assert_eq!((demand.requests(), demand.cost()), (8.0, (REQUEST_BYTES + 4096) as f64));
+}
