@@ -100,8 +100,9 @@ impl BackTask {
         batch.end_stretch(chains, handed_over - chains);
         if batch.is_over() {
             self.channel.kick();
+            // No sooner: the disk may have put off what it was given. A death in the kick is the doing of one of them.
+            self.half.used.handed_over();
         }
-        self.half.used.handed_over();
         let time = found.elapsed();
         self.counters.submit.record(time);
         add(&self.counters.answered, answered);

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 use flowstone_block::SectorCount;
 use flowstone_frontend::vhost_user::VirtQueue;
-use flowstone_frontend::vhost_user::fuzzing::{log_for, queue_over};
+use flowstone_frontend::vhost_user::fuzzing::{InflightRegion, log_for, queue_over};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, memfd_create};
 
@@ -23,6 +24,8 @@ const STATUSES_AT: u64 = 0x1800;
 /// What its chains ask for.
 #[derive(Clone, Copy)]
 pub enum Asks {
+    /// A read of a sector; the status is the byte behind it.
+    Read = 0,
     /// A flush.
     Flush = 4,
     /// Something that no disk does.
@@ -33,6 +36,7 @@ pub enum Asks {
 pub struct FakeGuest {
     memory: File,
     offered: u16,
+    log: Arc<InflightRegion>,
 }
 
 impl FakeGuest {
@@ -48,8 +52,9 @@ impl FakeGuest {
             put(32 * chain + 8, &16u32.to_le_bytes());
             put(32 * chain + 12, &1u16.to_le_bytes());
             put(32 * chain + 14, &(next as u16).to_le_bytes());
-            put(16 * next, &(STATUSES_AT + chain).to_le_bytes());
-            put(16 * next + 8, &1u32.to_le_bytes());
+            let bytes = if matches!(asks, Asks::Read) { 512u64 } else { 0 };
+            put(16 * next, &(STATUSES_AT + chain - bytes).to_le_bytes());
+            put(16 * next + 8, &(1 + bytes as u32).to_le_bytes());
             put(16 * next + 12, &2u16.to_le_bytes());
         }
         let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
@@ -57,7 +62,31 @@ impl FakeGuest {
         let (guest, log) = (memory.try_clone().unwrap(), log_for(SIZE).unwrap());
         let capacity = SectorCount::new(1 << 12);
         let queue = queue_over(guest, MEMORY_BYTES, SIZE, true, kick, capacity, &log).unwrap();
-        (Self { memory, offered: 0 }, queue)
+        (Self { memory, offered: 0, log }, queue)
+    }
+
+    /// Its queue in another life of the daemon.
+    pub fn queue(&self) -> VirtQueue {
+        let kick = File::from(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap());
+        let (guest, capacity) = (self.memory.try_clone().unwrap(), SectorCount::new(1 << 12));
+        queue_over(guest, MEMORY_BYTES, SIZE, true, kick, capacity, &self.log).unwrap()
+    }
+
+    /// Breaks its ring.
+    pub fn jump(&self) {
+        self.memory
+            .write_all_at(&self.offered.wrapping_add(999).to_le_bytes(), AVAIL_AT + 2)
+            .unwrap();
+    }
+
+    /// How the chain went that was used at this place: head and status.
+    pub fn used_at(&self, place: u16) -> (u16, u8) {
+        let (mut entry, mut status) = ([0; 4], [0]);
+        let at = USED_AT + 4 + 8 * u64::from(place % SIZE);
+        self.memory.read_exact_at(&mut entry, at).unwrap();
+        let chain = u32::from_le_bytes(entry) as u16 / 2;
+        self.memory.read_exact_at(&mut status, STATUSES_AT + u64::from(chain)).unwrap();
+        (chain, status[0])
     }
 
     /// Makes a chain available, without a notification.

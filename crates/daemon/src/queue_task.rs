@@ -126,8 +126,9 @@ impl QueueTask {
         batch.end_stretch(taken.chains, taken.left);
         if batch.is_over() {
             channel.kick();
+            // No sooner: the disk may have put off what it was given. A death in the kick is the doing of one of them.
+            queue.handed_over();
         }
-        queue.handed_over();
         let time = start.elapsed();
         self.counters.submit.record(time);
         add(&self.counters.answered, taken.answered as u64);

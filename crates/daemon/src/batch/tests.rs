@@ -19,6 +19,8 @@ use crate::queue_run::QueueRun;
 use crate::queue_task::QueueTask;
 use crate::spin::FOR_DRIVER;
 
+mod corked;
+
 /// Sixteen of these are longer than a stretch.
 const SUBMISSION: Duration = Duration::from_micros(1);
 

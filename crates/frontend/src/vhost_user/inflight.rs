@@ -285,6 +285,11 @@ impl UsedLog {
 
     /// Links a completion into the batch that will be published next.
     pub fn complete(&mut self, head: u16) {
+        // It comes back while others of its batch are still on their way to the disk. Once it is published, the other half
+        // may mark the head anew.
+        if !self.in_hand.is_empty() {
+            self.in_hand.retain(|it| *it != head);
+        }
         let newest: u16 = self.ring.read(AT_LAST_BATCH_HEAD);
         self.ring.write(RingLog::entry(head) + AT_NEXT, newest);
         if !mutant("frontend.inflight.leaves-out-last-batch-head") {

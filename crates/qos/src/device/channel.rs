@@ -159,7 +159,8 @@ impl SharedChannel {
     /// Before a batch goes down.
     fn announce(&mut self) {
         let now = self.member.device.clock.now();
-        let asks = self.touched_at.is_none_or(|at| now.saturating_sub(at) >= TOUCH_NS);
+        let has_some = self.new > 0 || self.on_their_way > 0;
+        let asks = has_some && self.touched_at.is_none_or(|at| now.saturating_sub(at) >= TOUCH_NS);
         if asks {
             self.touched_at = Some(now);
         }
@@ -223,10 +224,9 @@ impl Drop for SharedChannel {
         let mut state = device.lock();
         let granted = state.scheduler.take_granted(self.queue);
         state.scheduler.came_back(*key, self.counted + granted, now);
-        let others = state.advance(now, self.queue);
-        let granted = state.scheduler.take_granted(self.queue);
-        state.scheduler.came_back(*key, granted, now);
+        // Its turns are those of others.
         state.remove_queue(self.queue);
+        let others = state.advance(now, self.queue);
         drop(state);
         others.iter().for_each(|gate| gate.wake());
     }

@@ -113,6 +113,24 @@ fn a_head_that_was_published_and_taken_again_is_undone() {
     assert_eq!(heads(&mut region.log(0, 8).unwrap(), 1), [5]);
 }
 
+/// Early completion: it came back while the rest of its batch was being issued, and the other half has taken it again. The entry
+/// is that half's until it is handed over.
+#[test]
+fn a_hand_over_leaves_heads_alone_that_have_come_back() {
+    let region = region();
+    let mut log = region.log(0, 8).unwrap();
+    log.recover(0);
+    log.begin(5);
+    log.begin(6);
+    log.complete(5);
+    log.published(1);
+    log.avail.begin(5);
+    log.handed_over();
+    let mut found = region.log(0, 8).unwrap().recover(1);
+    found.sort_by_key(|undone| undone.head);
+    assert_eq!(found, [undone(5, 1, 1), undone(6, 1, 0)]);
+}
+
 #[test]
 fn what_was_begun_and_not_published_is_undone_in_order() {
     let region = region();

@@ -249,3 +249,125 @@ fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
         dead.complete(dead.host.below().len());
     }
 }
+
+/// A guest whose reads are answered by the cache kicks the file below without asking it for anything.
+#[test]
+fn a_disk_that_asks_the_device_for_nothing_holds_nobody_back() {
+    let (devices, clock) = devices();
+    let (mut hog, mut other) = (Queue::new(&devices), Queue::new(&devices));
+    hog.submit(0..1);
+    for _ in 0..3 {
+        clock.fetch_add(11_000_000, Ordering::Relaxed);
+        other.channel.kick();
+        hog.submit(0..0);
+    }
+    hog.submit(1..100);
+    assert_eq!(hog.host.below().len(), 100);
+}
+
+/// What waits of a queue that goes is handed down by itself: the slots are others'.
+#[test]
+fn slots_of_a_channel_that_goes_are_given_to_others() {
+    let (devices, _) = devices();
+    let (mut hog, mut live) = (Queue::new(&devices), Queue::new(&devices));
+    live.submit(0..1);
+    hog.submit(0..1);
+    hog.submit(1..255);
+    assert!(hog.host.below().len() <= 18, "{:?}", hog.host.below());
+    // More than its part, one at a time, until it waits for a slot.
+    for tag in 1..4 {
+        live.complete(live.host.below().len());
+        let op = FileOp::Read { offset: FileOffset::new(0), bytes: 1 << 20 };
+        live.channel.submit(FileRequest::new(op, MemoryList::EMPTY, tag));
+        live.channel.kick();
+    }
+    live.complete(live.host.below().len());
+    assert!(live.host.below().is_empty() && live.back.len() < 4, "{:?}", live.back);
+    drop(hog);
+    live.complete(0);
+    assert!(!live.host.below().is_empty(), "it waits for nobody");
+}
+
+/// Disks that come and go, that hang, and whose weights change: what waits has something to wait for.
+#[test]
+fn nothing_waits_for_ever() {
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let (devices, clock) = devices();
+        let mut queues: Vec<(Queue, usize)> = Vec::new();
+        for _ in 0..400 {
+            if random.u8(0..4) == 0 {
+                clock.fetch_add(
+                    [1_000, 100_000, 5_000_000, 150_000_000][random.usize(0..4)],
+                    Ordering::Relaxed,
+                );
+            }
+            if queues.len() < 2 || queues.len() < 6 && random.u8(0..40) == 0 {
+                queues.push((Queue::new(&devices), 0));
+            }
+            let at = random.usize(0..queues.len());
+            let (queue, sent) = &mut queues[at];
+            match random.u8(0..20) {
+                0..8 => {
+                    let count = [1, 1, 2, 30, 100][random.usize(0..5)];
+                    if *sent - queue.back.len() < 128 {
+                        queue.submit(*sent..*sent + count);
+                        *sent += count;
+                    }
+                }
+                8..16 => {
+                    let below = queue.host.below().len();
+                    let count = [below, random.usize(0..=below)][random.usize(0..2)];
+                    queue.complete(count);
+                }
+                16 => {
+                    // A stretch that is looked at before its batch is kicked.
+                    for _ in 0..2 {
+                        let op = FileOp::Read { offset: FileOffset::new(0), bytes: 4096 };
+                        for tag in *sent..*sent + 16 {
+                            queue.channel.submit(FileRequest::new(op, MemoryList::EMPTY, tag));
+                        }
+                        *sent += 16;
+                        queue.complete(random.usize(0..=queue.host.below().len()));
+                    }
+                    queue.channel.kick();
+                }
+                17 => queue.share.set_weight(Weight::new(random.u32(1..=Weight::MAX)).unwrap()),
+                18 if random.u8(0..5) == 0 => {
+                    let (queue, sent) = queues.remove(at);
+                    let (host, back) = (queue.host.clone(), queue.back.len());
+                    drop(queue);
+                    assert_eq!(back + host.below().len(), sent);
+                }
+                _ => queue.complete(0),
+            }
+        }
+        drain(&mut queues, seed);
+    }
+}
+
+/// Everything comes back, without the time going on by itself.
+fn drain(queues: &mut [(Queue, usize)], seed: u64) {
+    let mut still = 0;
+    while queues.iter().any(|(queue, sent)| queue.back.len() < *sent) {
+        let mut moved = false;
+        for (queue, sent) in queues.iter_mut() {
+            let (below, back) = (queue.host.below().len(), queue.back.len());
+            match queue.channel.next_look() {
+                NextLook::OnWake if below == 0 => continue,
+                NextLook::At(_) if below == 0 => continue,
+                _ => queue.complete(below),
+            }
+            assert!(queue.back.len() <= *sent);
+            moved |= queue.back.len() > back || !queue.host.below().is_empty();
+        }
+        still = if moved { 0 } else { still + 1 };
+        if still > 3 {
+            let any_time = queues
+                .iter_mut()
+                .any(|(queue, _)| matches!(queue.channel.next_look(), NextLook::At(_)));
+            assert!(any_time, "seed {seed}: nothing is looked at again");
+            panic!("seed {seed}: waits for the time only");
+        }
+    }
+}

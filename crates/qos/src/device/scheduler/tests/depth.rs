@@ -175,3 +175,46 @@ fn demand_is_what_waits_and_what_is_with_the_device() {
     let demand = &scheduler.disks[disk.0].demand;
     assert_eq!((demand.requests(), demand.cost()), (8.0, (REQUEST_BYTES + 4096) as f64));
 }
+
+/// A neighbour with one request at a time beside a hog, whatever their weights and sizes are.
+#[test]
+fn a_neighbour_of_one_request_beside_a_hog_waits_for_the_depth_only() {
+    for weights in [(100, 100), (1, 10_000), (10_000, 10_000), (1, 1), (200, 100), (1, 2)] {
+        for bytes in [(4096, 4096), (4096, 65_536), (65_536, 4096)] {
+            for depth in [40, 64, 128, 1000] {
+                let mut bench = Bench::new(&[(weights.0, depth, bytes.0), (weights.1, 1, bytes.1)]);
+                bench.run(SECOND);
+                bench.drivers[1].longest_ns = 0;
+                bench.run(SECOND);
+                let longest = bench.drivers[1].longest_ns;
+                let bound = 18 * (10_000 + bytes.0) + 10_000 + bytes.1;
+                assert!(longest <= bound, "{weights:?} {bytes:?} {depth}: {longest} of {bound} ns");
+            }
+        }
+    }
+}
+
+/// What a disk's requests cost is that of its last ones.
+#[test]
+fn a_disk_whose_requests_become_large_is_a_hog() {
+    let mut bench = Bench::new(&[(100, 32, 4096), (100, 32, 4096)]);
+    bench.run(SECOND);
+    bench.drivers[0].bytes = 1 << 20;
+    bench.run(SECOND / 2);
+    bench.most = 0;
+    bench.run(SECOND);
+    // What the other one wants, and one large request.
+    assert!(bench.most <= 7 * 33 / 8 + 2, "{}", bench.most);
+}
+
+/// It may have been a hog: once it is modest, it is protected again.
+#[test]
+fn a_neighbour_that_was_greedy_is_protected_soon() {
+    let mut bench = Bench::new(&[(100, 128, 4096), (100, 128, 4096)]);
+    bench.run(SECOND);
+    bench.drivers[1].depth = 1;
+    bench.run(SECOND / 10);
+    bench.drivers[1].longest_ns = 0;
+    bench.run(SECOND / 2);
+    assert!(bench.drivers[1].longest_ns <= 20 * 14_096, "{}", bench.drivers[1].longest_ns);
+}
