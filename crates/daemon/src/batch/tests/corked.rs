@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{
     Channel, Completion, NextLook, Origin, QueueContext, QueueDepth, Reactor, Request,
 };
