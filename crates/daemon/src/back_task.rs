@@ -98,6 +98,9 @@ impl BackTask {
             }
         }
         batch.end_stretch(chains, handed_over - chains);
+        if mutant("daemon.back.hands-over-before-the-kick") {
+            self.half.used.handed_over();
+        }
         if batch.is_over() {
             self.channel.kick();
             // No sooner: the disk may have put off what it was given. A death in the kick is the doing of one of them.

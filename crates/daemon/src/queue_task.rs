@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
-use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request};
+use flowstone_block::{Channel, Completion, NextLook, Origin, QueueContext, Request, mutant};
 use flowstone_frontend::vhost_user::{Signal, VirtQueue};
 
 use crate::PollMode;
@@ -124,6 +124,9 @@ impl QueueTask {
             queue.take(batch.chains(), || !is_leaving() && batch.goes_on(), submit)
         };
         batch.end_stretch(taken.chains, taken.left);
+        if mutant("daemon.queue.hands-over-before-the-kick") {
+            queue.handed_over();
+        }
         if batch.is_over() {
             channel.kick();
             // No sooner: the disk may have put off what it was given. A death in the kick is the doing of one of them.

@@ -287,7 +287,7 @@ impl UsedLog {
     pub fn complete(&mut self, head: u16) {
         // It comes back while others of its batch are still on their way to the disk. Once it is published, the other half
         // may mark the head anew.
-        if !self.in_hand.is_empty() {
+        if !self.in_hand.is_empty() && !mutant("frontend.inflight.hands-over-what-came-back") {
             self.in_hand.retain(|it| *it != head);
         }
         let newest: u16 = self.ring.read(AT_LAST_BATCH_HEAD);
