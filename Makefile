@@ -34,10 +34,11 @@ test: ## Check everything: style, documentation, licences, all tests, real guest
 	cargo test $(MODELLED) --features model --lib models::
 	FLOWSTONE_REQUIRE_GUESTS=1 cargo test --workspace
 
-bench: ## Measure against qemu-storage-daemon and fio; writes docs/benchmarks.md
+bench: ## Measure against qemu-storage-daemon and fio; writes README.md and docs/benchmarks.md
 	scripts/setup
 	cargo build --release -p flowstone-cli
-	cargo run --release -p flowstone-bench -- --markdown docs/benchmarks.md --json target/bench.json
+	cargo run --release -p flowstone-bench -- --rounds 7 --runtime 1 \
+		--readme README.md --markdown docs/benchmarks.md --json target/bench.json
 
 soak: ## Random long runs of the soak tests; SOAK_MINUTES=10 each
 	scripts/setup

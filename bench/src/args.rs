@@ -37,6 +37,9 @@ pub struct CompareArgs {
     /// Rewrite the tables between the bench markers of this file.
     #[arg(long, value_name = "FILE")]
     pub markdown: Option<PathBuf>,
+    /// Rewrite the table between the first-screen markers of this file, from the same run.
+    #[arg(long, value_name = "FILE")]
+    pub readme: Option<PathBuf>,
     /// Directory of the disk image, on the file system to be measured [default: beside the
     /// build].
     #[arg(long)]
@@ -47,9 +50,12 @@ pub struct CompareArgs {
     /// Size of the disk image.
     #[arg(long, default_value = "8G", value_parser = parse_size)]
     pub file_size: u64,
-    /// Size of the image on tmpfs.
+    /// Size of the images on tmpfs and in a cache.
     #[arg(long, default_value = "1G", value_parser = parse_size)]
     pub tmpfs_size: u64,
+    /// Size of log images, and of the raw image beside them.
+    #[arg(long, default_value = "2G", value_parser = parse_size)]
+    pub log_size: u64,
     /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
     #[arg(long, value_name = "FILE")]
     pub flowstone: Option<PathBuf>,

@@ -60,7 +60,7 @@ pub struct IdleResult {
 }
 
 /// Measures all points that were asked for.
-pub fn compare(args: &CompareArgs, images: &Images) -> Result<Vec<PointResult>> {
+pub fn compare(args: &CompareArgs, images: &Images<'_>) -> Result<Vec<PointResult>> {
     let mut results: Vec<PointResult> = Point::all()
         .into_iter()
         .filter(|point| selected(&point.name, &args.only))
@@ -98,6 +98,14 @@ pub fn compare_idle(args: &CompareArgs) -> Vec<IdleResult> {
         .collect()
 }
 
+impl ServerResult {
+    /// The ratios of a figure to another server's, round by round.
+    pub fn ratios(&self, to: &ServerResult, figure: fn(&Sample) -> f64) -> Vec<f64> {
+        let rounds = self.samples.iter().zip(&to.samples);
+        rounds.map(|(one, other)| figure(one) / figure(other)).collect()
+    }
+}
+
 impl PointResult {
     fn new(point: Point, args: &CompareArgs) -> Self {
         let server = |server: Server| ServerResult {
@@ -112,21 +120,17 @@ impl PointResult {
         PointResult { point, servers }
     }
 
-    fn measure(&mut self, round: usize, args: &CompareArgs, images: &Images, dir: &Path) {
-        let image = images.prepare(self.point.backend);
+    fn measure(&mut self, round: usize, args: &CompareArgs, images: &Images<'_>, dir: &Path) {
         let count = self.servers.len();
         for turn in 0..count {
             let result = &mut self.servers[(turn + round) % count];
             if result.skipped.is_some() {
                 continue;
             }
-            let sample = match &image {
-                Ok(image) => {
-                    let setting = Setting { args, point: &self.point, image: *image, dir };
-                    result.server.measure(&setting)
-                }
-                Err(error) => Err(anyhow::anyhow!("{error:#}")),
-            };
+            let sample = images.prepare(self.point.backend, result.server).and_then(|image| {
+                let image = image.as_deref();
+                result.server.measure(&Setting { args, point: &self.point, image, dir })
+            });
             progress(round, args, &self.point, &result.name, &sample);
             match sample {
                 Ok(sample) => result.samples.push(sample),
@@ -134,6 +138,20 @@ impl PointResult {
             }
             std::thread::sleep(REST);
         }
+    }
+
+    /// The fastest of some servers.
+    pub fn best(&self, wanted: impl Fn(Server) -> bool) -> Option<&ServerResult> {
+        let rate = |result: &ServerResult| result.summary.as_ref().map(|summary| summary.iops);
+        let wanted = self.servers.iter().filter(|result| wanted(result.server));
+        wanted.filter(|result| result.summary.is_some()).max_by(|one, other| {
+            f64::total_cmp(&rate(one).unwrap_or(0.0), &rate(other).unwrap_or(0.0))
+        })
+    }
+
+    /// qemu-storage-daemon with its better engine.
+    pub fn best_qsd(&self) -> Option<&ServerResult> {
+        self.best(|server| matches!(server, Server::Qsd { .. }))
     }
 
     fn sum_up(&mut self) {

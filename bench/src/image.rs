@@ -1,128 +1,153 @@
-//! The files that are measured: written once, fully, with bytes that do not compress.
+//! The images that are measured, each in the state that its backend names.
 //!
-//! A file that is there in full size with all its blocks is used again, since writing gigabytes
-//! anew before every run would age the disk and take minutes. The file on tmpfs is memory, so it
-//! goes when the run ends; the one on disk stays.
+//! Raw files are written in full first: reads of holes would measure the host's memory, and writes to
+//! them its allocator. New images are made for each measurement. The image of the steady state is filled
+//! and overwritten once. All but the raw ones on disk go when the run ends.
 
-use std::fs::File;
-use std::io::Write;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::process::Command;
 
-use anyhow::{Context, Result};
-use rustix::fs::{Advice, fadvise};
+use anyhow::{Context, Result, ensure};
+use flowstone_testkit::load::{LoadOptions, run};
 
 use crate::args::CompareArgs;
+use crate::log_image::{Place, stop, succeed};
 use crate::point::Backend;
+use crate::raw_file::{REST, fill};
+use crate::server::Server;
 
-const CHUNK: usize = 1 << 20;
-/// A disk that just took gigabytes is not itself for a while.
-const REST: Duration = Duration::from_secs(5);
 const TMPFS: &str = "/dev/shm";
+const FILL_BYTES: u64 = 128 << 10;
+const BLOCK_BYTES: u64 = 4096;
+/// A new log image has so many times the room of what is written to it, so that nothing is cleaned.
+const ROOM: u64 = 4;
+/// How often the image of the steady state is overwritten before it is measured.
+const OVERWRITES: u64 = 4;
 
 /// Where the images are.
 #[derive(Debug)]
-pub struct Images {
-    tmpfs: Image,
-    disk: Image,
+pub struct Images<'a> {
+    args: &'a CompareArgs,
+    dir: PathBuf,
 }
 
-#[derive(Debug)]
-struct Image {
-    path: PathBuf,
-    bytes: u64,
-}
-
-impl Images {
+impl<'a> Images<'a> {
     /// Chooses places; nothing is written yet.
-    pub fn new(args: &CompareArgs) -> Result<Self> {
+    pub fn new(args: &'a CompareArgs) -> Result<Self> {
         let dir = match &args.dir {
             Some(dir) => dir.clone(),
             None => default_dir()?,
         };
         std::fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
-        Ok(Images {
-            tmpfs: Image::new(Path::new(TMPFS), args.tmpfs_size),
-            disk: match &args.device {
-                // Of no size as a file, so that it is full.
-                Some(device) => Image { path: device.clone(), bytes: 0 },
-                None => Image::new(&dir, args.file_size),
-            },
-        })
+        Ok(Images { args, dir })
     }
 
-    /// The image for a backend, written if it is not there; nothing for the null backend.
-    pub fn prepare(&self, backend: Backend) -> Result<Option<&Path>> {
-        let image = match backend {
-            Backend::Null => return Ok(None),
-            Backend::Tmpfs => &self.tmpfs,
-            Backend::Disk => &self.disk,
+    /// The image of a backend for a server, made if it is not there; nothing for the null backend.
+    pub fn prepare(&self, backend: Backend, server: Server) -> Result<Option<PathBuf>> {
+        let args = self.args;
+        let image = match (backend, server) {
+            (Backend::Null, _) => return Ok(None),
+            (Backend::Tmpfs, _) => full_raw(self.tmpfs(), args.tmpfs_size),
+            (Backend::Disk, _) => match &args.device {
+                Some(device) => Ok(device.clone()),
+                None => full_raw(self.raw(args.file_size), args.file_size),
+            },
+            (Backend::Warm, _) => full_raw(self.raw(args.tmpfs_size), args.tmpfs_size),
+            (_, Server::FlowstoneRaw) => full_raw(self.raw(args.log_size), args.log_size),
+            (Backend::NewQcow2, _) => self.new_qcow2(),
+            (Backend::NewLog, _) => self.new_log(),
+            (Backend::SteadyLog, _) => self.steady_log(),
         };
-        image.fill().with_context(|| format!("write {}", image.path.display()))?;
-        Ok(Some(&image.path))
+        image.map(Some).with_context(|| format!("make the image of {backend:?}"))
     }
 
     /// The directory of the disk image, or the device that is measured, for the report.
     pub fn disk_place(&self) -> &Path {
-        match self.disk.bytes {
-            0 => &self.disk.path,
-            _ => self.disk.path.parent().unwrap_or(Path::new("/")),
+        self.args.device.as_deref().unwrap_or(&self.dir)
+    }
+
+    fn tmpfs(&self) -> PathBuf {
+        raw_in(Path::new(TMPFS), self.args.tmpfs_size)
+    }
+
+    fn raw(&self, bytes: u64) -> PathBuf {
+        raw_in(&self.dir, bytes)
+    }
+
+    fn made(&self) -> [PathBuf; 3] {
+        ["new.qcow2", "new.flow", "steady.flow"].map(|name| self.dir.join(name))
+    }
+
+    fn new_qcow2(&self) -> Result<PathBuf> {
+        let [image, ..] = self.made();
+        remove_and_rest(&image)?;
+        let bytes = self.args.file_size.to_string();
+        let mut command = Command::new("qemu-img");
+        succeed(command.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg(bytes))?;
+        Ok(image)
+    }
+
+    fn new_log(&self) -> Result<PathBuf> {
+        let [_, image, _] = self.made();
+        remove_and_rest(&image)?;
+        self.place().create_log(&image, self.args.log_size * ROOM, &[])?;
+        Ok(image)
+    }
+
+    fn steady_log(&self) -> Result<PathBuf> {
+        let [.., image] = self.made();
+        if !image.exists() {
+            let bytes = self.args.log_size;
+            eprintln!("writing {} and overwriting it {OVERWRITES} times", image.display());
+            self.place().create_log(&image, bytes, &[])?;
+            self.write(&image, |load| LoadOptions {
+                block_bytes: FILL_BYTES,
+                ..load.workload("write").iodepth(8).ops(bytes / FILL_BYTES)
+            })?;
+            let blocks = bytes / BLOCK_BYTES * OVERWRITES;
+            self.write(&image, |load| load.workload("randwrite").iodepth(32).ops(blocks))?;
+            std::thread::sleep(REST);
+        }
+        Ok(image)
+    }
+
+    fn write(&self, image: &Path, shape: impl FnOnce(LoadOptions) -> LoadOptions) -> Result<()> {
+        let socket = image.with_extension("sock");
+        let mut daemon = self.place().serve(image, &socket, 1, &[])?;
+        let report = run(&shape(LoadOptions::new(&socket)))?;
+        ensure!(report.errors == 0, "{} requests failed", report.errors);
+        stop(&mut daemon)
+    }
+
+    fn place(&self) -> Place {
+        let CompareArgs { flowstone, server_cpu, client_cpu, .. } = self.args.clone();
+        Place { flowstone, server_cpu, client_cpu }
+    }
+}
+
+impl Drop for Images<'_> {
+    fn drop(&mut self) {
+        for image in self.made().into_iter().chain([self.tmpfs()]) {
+            let _ = std::fs::remove_file(image);
         }
     }
 }
 
-impl Drop for Images {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.tmpfs.path);
-    }
+fn raw_in(dir: &Path, bytes: u64) -> PathBuf {
+    dir.join(format!("flowstone-bench-{bytes}.raw"))
 }
 
-impl Image {
-    fn new(dir: &Path, bytes: u64) -> Self {
-        Image { path: dir.join(format!("flowstone-bench-{bytes}.raw")), bytes }
-    }
-
-    fn fill(&self) -> Result<()> {
-        fill(&self.path, self.bytes)
-    }
+fn full_raw(path: PathBuf, bytes: u64) -> Result<PathBuf> {
+    fill(&path, bytes)?;
+    Ok(path)
 }
 
-/// Is every block of it there?
-fn is_full(path: &Path, bytes: u64) -> bool {
-    let full = |meta: std::fs::Metadata| meta.len() == bytes && meta.blocks() * 512 >= bytes;
-    std::fs::metadata(path).is_ok_and(full)
-}
-
-/// Writes every block of a raw image, unless that has been done. None of it stays in the page cache, where
-/// direct writes would have to look for it.
-pub fn fill(path: &Path, bytes: u64) -> Result<()> {
-    if is_full(path, bytes) {
-        return Ok(());
+/// A removed image is many discards: the disk comes to rest after them.
+fn remove_and_rest(image: &Path) -> Result<()> {
+    if image.exists() {
+        std::fs::remove_file(image)?;
+        std::thread::sleep(REST);
     }
-    eprintln!("writing {} ({} MiB), once", path.display(), bytes >> 20);
-    write_full(path, bytes)?;
-    std::thread::sleep(REST);
-    Ok(())
-}
-
-/// Writes every block of a raw image.
-#[expect(clippy::disallowed_methods, reason = "nothing else syncs this file")]
-pub fn write_full(path: &Path, bytes: u64) -> Result<()> {
-    let mut file = File::create(path)?;
-    let mut random = fastrand::Rng::with_seed(bytes);
-    let mut chunk = vec![0; CHUNK];
-    random.fill(&mut chunk);
-    let mut left = bytes as usize;
-    while left > 0 {
-        // One word per page tells pages apart; the rest may repeat.
-        chunk.chunks_mut(4096).for_each(|page| random.fill(&mut page[..8]));
-        let part = left.min(CHUNK);
-        file.write_all(&chunk[..part])?;
-        left -= part;
-    }
-    file.sync_all()?;
-    fadvise(&file, 0, None, Advice::DontNeed)?;
     Ok(())
 }
 

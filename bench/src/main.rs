@@ -10,6 +10,7 @@ mod cached;
 mod compact;
 mod compare;
 mod document;
+mod first_screen;
 mod host;
 mod idle;
 mod image;
@@ -25,6 +26,7 @@ mod point;
 mod pollers;
 mod qcow2_image;
 mod qos;
+mod raw_file;
 mod sample;
 mod series;
 mod server;
@@ -143,6 +145,9 @@ fn run(args: &CompareArgs) -> Result<()> {
     if let Some(path) = &args.markdown {
         document::update(path, "bench", &markdown::render(&report))?;
     }
+    if let Some(path) = &args.readme {
+        document::update(path, "first-screen", &first_screen::render(&report))?;
+    }
     let failures = count_failures(&points, &idle);
     ensure!(failures == 0, "{failures} measurements failed; see above");
     Ok(())
@@ -160,6 +165,7 @@ fn write_json(path: &Path, report: &Report<'_>) -> Result<()> {
             "client_cpu": args.client_cpu,
             "file_bytes": args.file_size,
             "tmpfs_bytes": args.tmpfs_size,
+            "log_bytes": args.log_size,
             "queue_size": 128,
             "flowstone_args": args.flowstone_arg,
         },

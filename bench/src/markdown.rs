@@ -29,6 +29,19 @@ pub fn render(report: &Report<'_>) -> String {
         (Backend::Null, "Null backend, client polls"),
         (Backend::Tmpfs, "Raw file on tmpfs, page cache, client polls"),
         (Backend::Disk, "Raw file on a disk, O_DIRECT, client sleeps"),
+        (
+            Backend::Warm,
+            "The same, read before: in the cache (O_DIRECT) or in the page cache; client polls",
+        ),
+        (Backend::NewQcow2, "New qcow2 image on a disk, O_DIRECT, client sleeps"),
+        (
+            Backend::NewLog,
+            "New log image with room, nothing is cleaned: a burst; O_DIRECT, client sleeps",
+        ),
+        (
+            Backend::SteadyLog,
+            "Full log image, overwritten four times at random: cleaning keeps pace; O_DIRECT, client sleeps",
+        ),
     ];
     for (backend, heading) in headings {
         let points: Vec<_> = report.points.iter().filter(|p| p.point.backend == backend).collect();
@@ -74,47 +87,28 @@ fn load_table(text: &mut String, points: &[&PointResult]) {
     line(
         text,
         "| point | server | IOPS median (min-max) | p50 us | p99 us | server CPU us/IO | \
-         kicks/IO | calls/IO | vs QSD | vs fio |",
+         kicks/IO | calls/IO | vs QSD | vs fio | vs our raw |",
     );
-    line(text, "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|");
+    line(text, "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|");
     for point in points {
-        let best = |wanted: fn(Server) -> bool| {
-            let results = point.servers.iter().filter(|result| wanted(result.server));
-            results.filter(|it| it.summary.is_some()).max_by(|a, b| rate(a).total_cmp(&rate(b)))
-        };
-        let qsd = best(|server| matches!(server, Server::Qsd { .. }));
-        let fio = best(|server| server == Server::Fio);
         for result in &point.servers {
-            line(text, &load_row(&point.point.title, result, qsd, fio));
+            line(text, &load_row(point, result));
         }
     }
 }
 
-fn rate(result: &ServerResult) -> f64 {
-    result.summary.as_ref().map_or(f64::NAN, |summary| summary.iops)
-}
-
-/// The median of the ratios of each round.
 fn ratio(result: &ServerResult, to: Option<&ServerResult>) -> String {
-    let Some(to) = to else {
-        return "-".into();
-    };
-    let rounds = result.samples.iter().zip(&to.samples);
-    interval(rounds.map(|(one, other)| one.iops / other.iops).collect())
+    to.map_or("-".into(), |to| interval(result.ratios(to, |sample| sample.iops)))
 }
 
-fn load_row(
-    title: &str,
-    result: &ServerResult,
-    qsd: Option<&ServerResult>,
-    fio: Option<&ServerResult>,
-) -> String {
+fn load_row(point: &PointResult, result: &ServerResult) -> String {
+    let title = &point.point.title;
     let Some(summary) = &result.summary else {
         let reason = match &result.skipped {
             Some(reason) => format!("skipped: {reason}"),
             None => format!("failed: {}", result.failures.join("; ")),
         };
-        return format!("| {title} | {} | {reason} | | | | | | | |", result.name);
+        return format!("| {title} | {} | {reason} | | | | | | | | |", result.name);
     };
     let count = |count: Option<f64>| count.map_or("-".into(), |count| format!("{count:.3}"));
     let mut remarks = String::new();
@@ -126,7 +120,7 @@ fn load_row(
             .expect("strings take everything");
     }
     format!(
-        "| {title} | {} | {} ({}-{}){remarks} | {:.1} | {:.1} | {:.2} | {} | {} | {} | {} |",
+        "| {title} | {} | {} ({}-{}){remarks} | {:.1} | {:.1} | {:.2} | {} | {} | {} | {} | {} |",
         result.name,
         thousands(summary.iops),
         thousands(summary.iops_min),
@@ -136,8 +130,9 @@ fn load_row(
         summary.server_us_per_io,
         count(summary.kicks_per_io),
         count(summary.calls_per_io),
-        ratio(result, qsd),
-        ratio(result, fio),
+        ratio(result, point.best_qsd()),
+        ratio(result, point.best(|server| server == Server::Fio)),
+        ratio(result, point.best(|server| server == Server::FlowstoneRaw)),
     )
 }
 

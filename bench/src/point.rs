@@ -11,7 +11,7 @@ use serde::Serialize;
 
 /// What is behind the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum Backend {
     /// Nothing: requests complete at once.
     Null,
@@ -19,6 +19,37 @@ pub enum Backend {
     Tmpfs,
     /// A raw file on a real file system, O_DIRECT.
     Disk,
+    /// The same file, in the cache of the server or in the page cache.
+    Warm,
+    /// A qcow2 image without data.
+    NewQcow2,
+    /// A log image without data: a burst, during which nothing is cleaned.
+    NewLog,
+    /// A log image that is full and has been overwritten at random: writes and cleaning go on together.
+    SteadyLog,
+}
+
+impl Backend {
+    const fn prefix(self) -> &'static str {
+        match self {
+            Backend::Null => "null",
+            Backend::Tmpfs => "tmpfs",
+            Backend::Disk => "disk",
+            Backend::Warm => "warm",
+            Backend::NewQcow2 => "qcow2-new",
+            Backend::NewLog => "log-new",
+            Backend::SteadyLog => "log-steady",
+        }
+    }
+
+    /// Time before measuring starts, for every server alike.
+    pub const fn ramp(self) -> Duration {
+        match self {
+            // An image that was closed has given its free space back: cleaning has to begin again.
+            Backend::SteadyLog => Duration::from_secs(2),
+            _ => Duration::from_millis(250),
+        }
+    }
 }
 
 /// One row group of the tables.
@@ -44,11 +75,7 @@ const KIB: u64 = 1024;
 
 impl Point {
     fn new(backend: Backend, rw: &'static str, kib: u64, iodepth: u16, queues: usize) -> Self {
-        let prefix = match backend {
-            Backend::Null => "null",
-            Backend::Tmpfs => "tmpfs",
-            Backend::Disk => "disk",
-        };
+        let prefix = backend.prefix();
         let depth = match queues {
             1 => format!("qd{iodepth}"),
             _ => format!("{queues}xqd{iodepth}"),
@@ -89,14 +116,22 @@ impl Point {
             points.extend([1, 32, 128].map(|depth| Point::new(Backend::Disk, rw, 4, depth, 1)));
         }
         points.extend(["read", "write"].map(|rw| Point::new(Backend::Disk, rw, 128, 8, 1)));
+        points.extend([1, 32].map(|depth| Point::new(Backend::Warm, "randread", 4, depth, 1)));
+        points.push(Point::new(Backend::NewQcow2, "randwrite", 4, 32, 1));
+        for backend in [Backend::NewLog, Backend::SteadyLog] {
+            let point = |depth| Point::new(backend, "randwrite", 4, depth, 1);
+            points.extend([1, 32, 128].map(point));
+        }
         points
     }
 
     /// How the client notices completions.
     pub fn completion(&self) -> Completion {
         match self.backend {
-            Backend::Null | Backend::Tmpfs => Completion::Poll,
-            Backend::Disk => Completion::Eventfd,
+            Backend::Null | Backend::Tmpfs | Backend::Warm => Completion::Poll,
+            Backend::Disk | Backend::NewQcow2 | Backend::NewLog | Backend::SteadyLog => {
+                Completion::Eventfd
+            }
         }
     }
 
@@ -108,13 +143,10 @@ impl Point {
         options.threads = 1;
         options.cpus = vec![cpu];
         options.completion = self.completion();
-        options.limit = Limit::Time { ramp: RAMP, runtime };
+        options.limit = Limit::Time { ramp: self.backend.ramp(), runtime };
         options
     }
 }
-
-/// Time before measuring starts, for every server alike.
-pub const RAMP: Duration = Duration::from_millis(250);
 
 /// Does any of the patterns occur in the name? No pattern means every name.
 pub fn selected(name: &str, patterns: &[String]) -> bool {

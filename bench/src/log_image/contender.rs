@@ -8,7 +8,7 @@ use clap::Args;
 use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
 
-use crate::image::fill;
+use crate::raw_file::fill;
 
 /// One of those that are measured, all of them by Flowstone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::{Args, Subcommand};
 
-pub use contender::{stop, succeed};
+pub use contender::{Place, stop, succeed};
 pub use run_args::RunArgs;
 
 /// What to measure.

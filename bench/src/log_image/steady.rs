@@ -107,11 +107,11 @@ impl Case {
     }
 }
 
-const CASES: [Case; 7] = [
+const CASES: [Case; 6] = [
     uniform("uniform-50", 0.5),
     uniform("uniform-70", 0.7),
-    uniform("uniform-80", 0.8),
-    uniform("uniform-90", 0.9),
+    // As full as an image of this size can be: 73 % at 512 MiB, 80 % from 4 GiB on.
+    uniform("uniform-max", 1.0),
     zipf("zipf-50", 50, 1.28),
     zipf("zipf-70", 30, 1.59),
     zipf("zipf-80", 20, 1.94),
@@ -256,7 +256,7 @@ fn report(args: &SteadyArgs, host: &Host, series: &Series) -> String {
     text += "| load | live % | amplification | headers, seals | maps | copies | model | ratio | target | met | writes/s | p50, ms | p50 ratio | p99, ms | p99 ratio | longest pause, ms |\n";
     text += "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|\n";
     CASES.iter().for_each(|case| row(&mut text, case, series));
-    write!(text, "\nThe p99 ratio is to be at most {P99_TARGET} at 80 %.")
+    write!(text, "\nThe p99 ratio is to be at most {P99_TARGET} in the fullest image.")
         .expect("strings take everything");
     text
 }
@@ -327,7 +327,7 @@ mod tests {
         }
         let mut text = String::new();
         row(&mut text, case, &series);
-        let wanted = "| uniform-80 | 80.0 | 2.930 | 0.050 | 0.010 | 1.870 | 2.69 | 1.09 | 1.08 | no | 20000 | 1.00 | - | 5.00 | 2.00 | 12 |\n";
+        let wanted = "| uniform-max | 80.0 | 2.930 | 0.050 | 0.010 | 1.870 | 2.69 | 1.09 | 1.08 | no | 20000 | 1.00 | - | 5.00 | 2.00 | 12 |\n";
         assert_eq!(text, wanted);
     }
 }

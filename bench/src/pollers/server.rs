@@ -12,7 +12,7 @@ use serde_json::Value;
 use tempfile::{TempDir, tempdir_in};
 
 use super::PollersArgs;
-use crate::image::write_full;
+use crate::raw_file::write_full;
 
 /// Files in memory.
 pub const TMPFS: &str = "/dev/shm";

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use super::Setting;
-use crate::point::{Backend, RAMP};
+use crate::point::Backend;
 use crate::sample::Sample;
 
 /// The program.
@@ -41,7 +41,7 @@ fn arguments(setting: &Setting<'_>) -> Result<Vec<String>> {
         "--norandommap".to_owned(),
         "--randrepeat=0".to_owned(),
         "--time_based".to_owned(),
-        format!("--ramp_time={}ms", RAMP.as_millis()),
+        format!("--ramp_time={}ms", point.backend.ramp().as_millis()),
         format!("--runtime={}ms", (args.runtime * 1000.0) as u64),
         format!("--cpus_allowed={}", args.client_cpu),
         "--lat_percentiles=1".to_owned(),

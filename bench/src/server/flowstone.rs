@@ -34,6 +34,14 @@ pub fn command(setting: &Setting<'_>) -> Result<DaemonCommand> {
         Backend::Null => command.args(["--backend", NULL]),
         Backend::Tmpfs => command.args(["--format", "raw", "--direct", "off"]),
         Backend::Disk => command.args(["--format", "raw", "--direct", "on"]),
+        Backend::Warm => {
+            let cache = (args.tmpfs_size * 3 / 2).to_string();
+            command.args(["--format", "raw", "--direct", "on", "--cache", &cache])
+        }
+        // Their file names say the format; the raw image beside a log one says it, too.
+        Backend::NewQcow2 | Backend::NewLog | Backend::SteadyLog => {
+            command.args(["--direct", "on"])
+        }
     };
     command = command.args(&args.flowstone_arg);
     Ok(match setting.image {

@@ -48,6 +48,8 @@ pub enum Aio {
 pub enum Server {
     /// The one this is about.
     Flowstone,
+    /// The same on a raw image, beside log images.
+    FlowstoneRaw,
     /// qemu-storage-daemon.
     Qsd {
         /// Its file I/O.
@@ -77,6 +79,7 @@ impl Server {
     pub fn name(self, backend: Backend) -> String {
         match self {
             Server::Flowstone => "Flowstone".to_owned(),
+            Server::FlowstoneRaw => "Flowstone, raw image".to_owned(),
             Server::Qsd { aio, iothread } => qsd::name(aio, iothread, backend),
             Server::Fio => "plain fio io_uring".to_owned(),
         }
@@ -89,8 +92,12 @@ impl Server {
             return servers;
         }
         let engines: &[Aio] = match point.backend {
-            Backend::Null | Backend::Tmpfs => &[Aio::Uring],
+            Backend::Null | Backend::Tmpfs | Backend::Warm => &[Aio::Uring],
+            Backend::NewQcow2 => &[Aio::Native],
             Backend::Disk => &[Aio::Native, Aio::Uring],
+            Backend::NewLog | Backend::SteadyLog => {
+                return vec![Server::Flowstone, Server::FlowstoneRaw];
+            }
         };
         for &aio in engines {
             servers.push(Server::Qsd { aio, iothread: false });
@@ -98,14 +105,18 @@ impl Server {
                 servers.push(Server::Qsd { aio, iothread: true });
             }
         }
-        servers.push(Server::Fio);
+        if matches!(point.backend, Backend::Null | Backend::Tmpfs | Backend::Disk) {
+            servers.push(Server::Fio);
+        }
         servers
     }
 
     /// Why it cannot be measured at a point, if so.
     pub fn missing(self, point: &Point, args: &CompareArgs) -> Option<String> {
         match self {
-            Server::Flowstone => flowstone::program(args).err().map(|e| format!("{e:#}")),
+            Server::Flowstone | Server::FlowstoneRaw => {
+                flowstone::program(args).err().map(|e| format!("{e:#}"))
+            }
             Server::Qsd { .. } => version(Path::new(qsd::PROGRAM)).err().map(|e| format!("{e:#}")),
             Server::Fio if point.backend == Backend::Null => {
                 Some("fio has no ring to measure on a disk that does nothing".to_owned())
@@ -134,7 +145,7 @@ impl Server {
     fn measure_once(self, setting: &Setting<'_>) -> Result<Sample> {
         let noise = Noise::start();
         let sample = match self {
-            Server::Flowstone => flowstone_sample(setting),
+            Server::Flowstone | Server::FlowstoneRaw => flowstone_sample(setting),
             Server::Qsd { aio, iothread } => {
                 // With an iothread, 7.2 sometimes sleeps through SIGTERM: it is killed instead.
                 let command = qsd::command(setting, aio, iothread)?;
@@ -197,8 +208,22 @@ fn serve_and_load(command: &DaemonCommand, setting: &Setting<'_>) -> Result<(Sam
 }
 
 fn run_load(daemon: &Daemon, setting: &Setting<'_>) -> flowstone_testkit::Result<load::LoadReport> {
-    let runtime = Duration::from_secs_f64(setting.args.runtime);
-    let mut options = setting.point.load(&socket(setting), setting.args.client_cpu, runtime);
+    let Setting { args, point, .. } = *setting;
+    if point.backend == Backend::Warm {
+        load::run(&read_once(&socket(setting), args.tmpfs_size))?;
+    }
+    let runtime = Duration::from_secs_f64(args.runtime);
+    let mut options = point.load(&socket(setting), args.client_cpu, runtime);
+    if point.backend == Backend::NewLog {
+        options.span_bytes = args.log_size;
+    }
     options.server_pid = Some(daemon.pid());
     load::run(&options)
+}
+
+/// Reads a disk from its first block to its last, so that a cache holds it.
+fn read_once(socket: &Path, bytes: u64) -> load::LoadOptions {
+    const STEP: u64 = 128 << 10;
+    let read = load::LoadOptions::new(socket).workload("read").iodepth(4);
+    load::LoadOptions { block_bytes: STEP, ..read.ops(bytes / STEP) }
 }

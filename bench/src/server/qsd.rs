@@ -69,10 +69,11 @@ pub fn command(setting: &Setting<'_>, aio: Aio, iothread: bool) -> Result<Daemon
 }
 
 fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
-    let direct = match setting.point.backend {
+    let (driver, direct) = match setting.point.backend {
         Backend::Null => return Ok(NULL.to_owned()),
-        Backend::Tmpfs => "off",
-        Backend::Disk => "on",
+        Backend::Tmpfs | Backend::Warm => ("raw", "off"),
+        Backend::NewQcow2 => ("qcow2", "on"),
+        Backend::Disk | Backend::NewLog | Backend::SteadyLog => ("raw", "on"),
     };
     let aio = match aio {
         Aio::Native => "native",
@@ -81,7 +82,7 @@ fn blockdev(setting: &Setting<'_>, aio: Aio) -> Result<String> {
     let image = setting.image.context("a file backend needs an image")?.display();
     let file = if setting.args.device.is_some() { "host_device" } else { "file" };
     Ok(format!(
-        "driver=raw,node-name=d,file.driver={file},file.filename={image},\
+        "driver={driver},node-name=d,file.driver={file},file.filename={image},\
          file.cache.direct={direct},file.aio={aio}"
     ))
 }

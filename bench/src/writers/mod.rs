@@ -16,8 +16,8 @@ use clap::Args;
 use flowstone_testkit::load::{Completion, LoadOptions, run};
 
 use crate::host::{Host, commit};
-use crate::image::fill;
 use crate::log_image::{RunArgs, stop};
+use crate::raw_file::fill;
 use crate::series::Series;
 use crate::size::parse_size;
 use environment::{ENVIRONMENTS, Environment, Ground};

@@ -1,0 +1,53 @@
+//! Raw files whose every block has been written: reads of holes would measure the host's memory, and writes
+//! to them its allocator.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::Result;
+use rustix::fs::{Advice, fadvise};
+
+const CHUNK: usize = 1 << 20;
+/// A disk that just took gigabytes is not itself for a while.
+pub const REST: Duration = Duration::from_secs(5);
+
+/// Is every block of it there?
+fn is_full(path: &Path, bytes: u64) -> bool {
+    let full = |meta: std::fs::Metadata| meta.len() == bytes && meta.blocks() * 512 >= bytes;
+    std::fs::metadata(path).is_ok_and(full)
+}
+
+/// Writes every block of a raw image, unless that has been done. None of it stays in the page cache, where
+/// direct writes would have to look for it.
+pub fn fill(path: &Path, bytes: u64) -> Result<()> {
+    if is_full(path, bytes) {
+        return Ok(());
+    }
+    eprintln!("writing {} ({} MiB), once", path.display(), bytes >> 20);
+    write_full(path, bytes)?;
+    std::thread::sleep(REST);
+    Ok(())
+}
+
+/// Writes every block of a raw image.
+#[expect(clippy::disallowed_methods, reason = "nothing else syncs this file")]
+pub fn write_full(path: &Path, bytes: u64) -> Result<()> {
+    let mut file = File::create(path)?;
+    let mut random = fastrand::Rng::with_seed(bytes);
+    let mut chunk = vec![0; CHUNK];
+    random.fill(&mut chunk);
+    let mut left = bytes as usize;
+    while left > 0 {
+        // One word per page tells pages apart; the rest may repeat.
+        chunk.chunks_mut(4096).for_each(|page| random.fill(&mut page[..8]));
+        let part = left.min(CHUNK);
+        file.write_all(&chunk[..part])?;
+        left -= part;
+    }
+    file.sync_all()?;
+    fadvise(&file, 0, None, Advice::DontNeed)?;
+    Ok(())
+}
