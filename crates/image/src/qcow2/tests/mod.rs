@@ -3,6 +3,7 @@
 
 mod backing;
 mod basic;
+mod boots;
 mod commits;
 mod compact;
 mod crash;
@@ -17,5 +18,7 @@ mod instants;
 mod kill;
 mod killed;
 mod lives;
+mod neighbours;
 mod races;
 mod steps;
+mod upgrades;
