@@ -7,6 +7,7 @@ mod compact;
 mod copies;
 mod crash;
 mod damage;
+mod ends;
 mod faults;
 mod fixture;
 mod gather;
