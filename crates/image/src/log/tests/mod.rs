@@ -10,6 +10,7 @@ mod damage;
 mod ends;
 mod faults;
 mod fixture;
+mod freed;
 mod gather;
 mod held;
 mod history_model;
