@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use flowstone_block::Outcome;
+use flowstone_block::{Outcome, mutant};
 use rustix::fs::{SeekFrom, seek};
 
 use crate::direct::DirectLimits;
@@ -78,7 +78,9 @@ impl Descriptors {
     /// Flags for the call that carries a read or write out.
     pub fn flags(&self, request: &FileRequest) -> i32 {
         let durable = match request.op {
-            FileOp::Write { durable: true, .. } => libc::RWF_DSYNC,
+            FileOp::Write { durable: true, .. } if !mutant("fileio.write.not-durable") => {
+                libc::RWF_DSYNC
+            }
             _ => 0,
         };
         durable | self.page_cache.as_ref().map_or(0, |cache| cache.flags(request))
@@ -111,14 +113,45 @@ pub(crate) struct QueueFile {
     pub shared: Arc<Descriptors>,
     /// A description of the queue's own, to flush with: the kernel tells each description once
     /// that writing back has failed, and every queue must get that error.
-    pub sync: File,
+    sync: File,
 }
 
 impl QueueFile {
     pub fn new(shared: &Arc<Descriptors>) -> io::Result<Arc<Self>> {
         let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
         // Without /proc the queues share a description, and one of them gets the error.
-        let sync = File::open(path).or_else(|_| shared.file.try_clone())?;
+        let own = match mutant("fileio.queue.shares-its-sync-description") {
+            true => shared.file.try_clone(),
+            false => File::open(path),
+        };
+        let sync = own.or_else(|_| shared.file.try_clone())?;
         Ok(Arc::new(Self { shared: Arc::clone(shared), sync }))
+    }
+
+    /// What a sync of this queue names.
+    pub fn to_sync(&self) -> &File {
+        let is_shared = mutant("fileio.sync.names-the-shared-description");
+        if is_shared { &self.shared.file } else { &self.sync }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel tells each open file description once that writing back has failed. With one for all queues,
+    /// the first that flushes hears of it, and the others are told that all is well.
+    #[test]
+    fn each_queue_syncs_through_a_description_of_its_own() {
+        let file = tempfile::tempfile().unwrap();
+        let shared = Arc::new(Descriptors::new(file, None, FileKind::Regular));
+        let queues = [(); 2].map(|()| QueueFile::new(&shared).unwrap());
+        // Two descriptors of one description have one position.
+        let files = [&shared.file, &queues[0].sync, &queues[1].sync];
+        for (file, at) in files.iter().zip(1..) {
+            seek(file, SeekFrom::Start(at)).unwrap();
+        }
+        let positions = files.map(|file| seek(file, SeekFrom::Current(0)).unwrap());
+        assert_eq!(positions, [1, 2, 3]);
     }
 }

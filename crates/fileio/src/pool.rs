@@ -62,11 +62,11 @@ struct CompletionQueue {
 impl Job {
     fn run(self) {
         let Self { file, request, reply_to } = self;
-        let outcome = blocking::execute(&file, &request);
+        let completion = blocking::execute(&file, &request);
         // Before the answer: its receiver may be the last user of the file, and the lock must end
         // with that use, not with this thread's.
         drop(file);
-        reply_to.deliver(FileCompletion { tag: request.tag, outcome });
+        reply_to.deliver(completion);
     }
 }
 

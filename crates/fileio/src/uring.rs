@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor};
+use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor, mutant};
 use flowstone_reactor::RingUser;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
@@ -77,7 +77,7 @@ impl UringChannel {
                 Ok(bounce) => self.insert(request, Some(bounce)),
                 Err(errno) => {
                     let tag = request.tag;
-                    self.refused.push(FileCompletion { tag, outcome: Err(errno) });
+                    self.refused.push(FileCompletion::refused(tag, errno));
                     next = self.bounces.ended();
                 }
             }
@@ -106,7 +106,7 @@ impl UringChannel {
             Progress::Done(outcome) => {
                 let request = self.remove(index);
                 self.file.shared.carried_out(&request, outcome);
-                done.push(FileCompletion { tag: request.tag, outcome });
+                done.push(FileCompletion::new(request.tag, outcome));
             }
             Progress::Again => self.start(index),
             Progress::Unsupported => {
@@ -259,7 +259,7 @@ fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
             }
         },
         FileOp::Datasync => {
-            opcode::Fsync::new(Fd(files.sync.as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
+            opcode::Fsync::new(Fd(files.to_sync().as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
         }
         FileOp::Punch { .. } | FileOp::Discard { .. } | FileOp::Clear { .. } => {
             unreachable!("given to the pool")
@@ -279,9 +279,14 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     let mut request = in_flight.request;
     let moved = in_flight.moved;
     match &mut request.op {
-        FileOp::Read { offset, bytes } | FileOp::Write { offset, bytes, .. } => {
+        FileOp::Read { offset, bytes } => {
             *offset = offset.forward(moved);
             *bytes -= moved;
+        }
+        FileOp::Write { offset, bytes, durable } => {
+            *offset = offset.forward(moved);
+            *bytes -= moved;
+            *durable &= moved == 0 || !mutant("fileio.uring.resumes-not-durable");
         }
         FileOp::Datasync
         | FileOp::Punch { .. }
@@ -295,3 +300,6 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     request.memory = unsafe { MemoryList::new(in_flight.pieces()) };
     request
 }
+
+#[cfg(test)]
+mod tests;

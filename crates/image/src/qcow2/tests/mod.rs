@@ -9,6 +9,7 @@ mod compact;
 mod crash;
 mod damage;
 mod device;
+mod ends;
 mod failures;
 mod faults;
 mod fixture;
