@@ -25,6 +25,7 @@ pub use self::thread::{PollerOptions, PollerThread};
 use crate::back_task::BackTask;
 use crate::front_task::FrontTask;
 use crate::histogram::add;
+use crate::intake::Intake;
 use crate::queue_run::{QueuePart, QueueRun};
 use crate::queue_task::QueueTask;
 use crate::spin::{FOR_DRIVER, FOR_DRIVER_SHARED};
@@ -131,7 +132,8 @@ impl Poller {
         let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
         if let QueuePart::Front(front) = queue {
-            return Ok(Box::new(FrontTask::new(*front, &reactor, leave, counters, poll, patience)));
+            let task = FrontTask::new(*front, &reactor, leave, counters, poll, patience);
+            return Ok(Box::new(task.limited(Intake::new(spec.limits.as_ref(), &reactor))));
         }
         let context = QueueContext { depth, origin: spec.origin, reactor };
         let channel = match spec.layer.channel(&context) {
@@ -140,7 +142,9 @@ impl Poller {
         };
         Ok(match queue {
             QueuePart::Whole(queue) => {
-                Box::new(QueueTask::new(*queue, channel, &context, leave, counters, poll, patience))
+                let task =
+                    QueueTask::new(*queue, channel, &context, leave, counters, poll, patience);
+                Box::new(task.limited(Intake::new(spec.limits.as_ref(), &context.reactor)))
             }
             QueuePart::Back(back) => {
                 Box::new(BackTask::new(*back, channel, &context, leave, counters, poll, patience))
