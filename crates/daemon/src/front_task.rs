@@ -142,6 +142,20 @@ impl FrontTask {
         !self.is_leaving() && !avail.has_undone() && avail.has_available()
     }
 
+    /// Whether all that it could take waits for the limit of its disk.
+    fn is_held(&self) -> bool {
+        self.has_new() && self.intake.is_closed()
+    }
+
+    /// Says that it waits for chains to come back, if it does. Returns whether there is something to do already.
+    fn wait_for_returns(&self) -> bool {
+        if !self.needs_returns() {
+            return false;
+        }
+        self.half.link.begin_wait();
+        self.has_returns() || self.is_over()
+    }
+
     /// Whether it can go on only when chains come back.
     fn needs_returns(&self) -> bool {
         let avail = &self.half.avail;
@@ -150,11 +164,11 @@ impl FrontTask {
 }
 
 impl QueueRun for FrontTask {
-    fn turn(&mut self, _bytes_max: u64) -> Option<Work> {
+    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
         if self.half.returns.slots() > 0 || !self.returned.is_empty() {
             self.take_returns();
         }
-        if !self.has_available() {
+        if !self.has_available() || bytes_max == 0 {
             return None;
         }
         let found = Instant::now();
@@ -191,13 +205,13 @@ impl QueueRun for FrontTask {
     }
 
     fn park(&mut self) -> bool {
+        if self.is_held() {
+            return self.wait_for_returns();
+        }
         // A notification from before would keep the next one from being noticed.
         self.kicks.take(&self.half.avail);
-        if self.needs_returns() {
-            self.half.link.begin_wait();
-            if self.has_returns() || self.is_over() {
-                return true;
-            }
+        if self.wait_for_returns() {
+            return true;
         }
         if self.is_leaving() {
             // It may rest.
@@ -205,9 +219,6 @@ impl QueueRun for FrontTask {
         }
         if self.is_leaving() || self.half.avail.has_undone() {
             return self.has_available();
-        }
-        if self.has_new() && self.intake.is_closed() {
-            return false;
         }
         self.half.avail.ask_for_kicks() && !self.is_on_its_way(self.half.avail.next_head())
     }
@@ -224,7 +235,8 @@ impl QueueRun for FrontTask {
     fn unpark(&mut self) -> bool {
         self.half.link.end_wait();
         self.half.avail.refuse_kicks();
-        self.kicks.take(&self.half.avail)
+        // As of a queue on one thread.
+        !self.is_held() && self.kicks.take(&self.half.avail)
     }
 
     fn count_sleep(&self, _time: Duration) {

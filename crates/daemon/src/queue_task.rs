@@ -107,7 +107,7 @@ impl QueueTask {
 
     /// Submits what there is, and shows what completes meanwhile.
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
-        if !self.has_available() {
+        if !self.has_available() || bytes_max == 0 {
             return None;
         }
         if !self.takes_undone() && !self.intake.open(self.queue.available()) {
@@ -262,7 +262,8 @@ impl QueueRun for QueueTask {
 
     fn unpark(&mut self) -> bool {
         self.queue.refuse_kicks();
-        self.kicks.take(self.queue.avail())
+        // One that is held was not parked: notifications bring it nothing, and one that is not taken is the last.
+        !self.is_held() && self.kicks.take(self.queue.avail())
     }
 
     fn count_sleep(&self, time: Duration) {
