@@ -14,6 +14,7 @@ use crate::cpu_budget::CpuBudget;
 use crate::cpus::CpuList;
 use crate::poller::QueueSpec;
 use crate::pollers::{OwnThreads, PlacedQueue, Pollers};
+use crate::qos_config::DiskLimits;
 
 /// The counters of a disk's queues, by queue number; queues that never ran have none.
 #[derive(Default)]
@@ -55,6 +56,7 @@ pub struct DiskQueues {
     cpus: CpuList,
     /// What its queues may use of the CPUs, if that is limited.
     budget: Option<Arc<CpuBudget>>,
+    limits: Arc<DiskLimits>,
     pollers: Arc<Pollers>,
     table: Arc<QueueTable>,
     running: Vec<Option<PlacedQueue>>,
@@ -66,6 +68,7 @@ impl DiskQueues {
         config: &DiskConfig,
         number: u32,
         layer: Arc<dyn Layer>,
+        limits: Arc<DiskLimits>,
         pollers: Arc<Pollers>,
         table: Arc<QueueTable>,
     ) -> Self {
@@ -77,6 +80,7 @@ impl DiskQueues {
             pipeline: config.pipeline,
             cpus: config.cpus.clone(),
             budget: config.cpu_budget.map(|share| Arc::new(CpuBudget::new(share))),
+            limits,
             pollers,
             table,
             running: Vec::new(),
@@ -102,6 +106,7 @@ impl QueueRunner for DiskQueues {
             counters: self.table.of(index),
             poll: self.poll,
             budget: self.budget.clone(),
+            limits: Some(Arc::clone(&self.limits)),
         };
         let own = OwnThreads { name: format!("{}/q{index}", self.name), cpus: self.cpus_of(index) };
         let placed = self.pollers.run(queue, spec, self.pipeline, own)?;
