@@ -9,7 +9,7 @@ use flowstone_block::{Errno, IoVec, Outcome, mutant};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fdatasync, ftruncate, seek};
 use rustix::io::retry_on_intr;
 
-use crate::descriptor::{Descriptors, FileKind, QueueFile};
+use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::Bounce;
 use crate::zeroes::{is_unsupported, zero};
 use crate::{FileCompletion, FileOffset, FileOp, FileRequest, holes};
@@ -19,8 +19,7 @@ const PIECES_PER_CALL_MAX: usize = 1024;
 
 /// Carries out `request` and returns when it is done in full or has failed.
 #[expect(clippy::disallowed_methods, reason = "this is FileOp::Datasync")]
-pub fn execute(file: &QueueFile, request: &FileRequest) -> FileCompletion {
-    let files = &*file.shared;
+pub fn execute(files: &Descriptors, request: &FileRequest) -> FileCompletion {
     let outcome = match request.op {
         FileOp::Read { .. } | FileOp::Write { .. } => {
             match Bounce::is_needed(files.direct.as_ref(), request).then(|| Bounce::new(request)) {
@@ -29,7 +28,7 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> FileCompletion {
                 None => transfer_all(files, request, request.memory.pieces()),
             }
         }
-        FileOp::Datasync => fdatasync(file.to_sync()),
+        FileOp::Datasync => fdatasync(files.to_sync()),
         FileOp::Punch { offset, bytes } => holes::punch(files, offset, bytes),
         FileOp::Discard { offset, bytes } => holes::discard(files, offset, bytes),
         FileOp::Clear { offset, bytes } => holes::clear(files, offset, bytes),
@@ -196,7 +195,7 @@ mod tests {
         file.set_len(8192).unwrap();
         let outcomes = |kind| {
             let file = file.try_clone().unwrap();
-            let files = Descriptors::new(file, None, kind);
+            let files = Descriptors::new(file, None, kind).unwrap();
             [4096, 8192, 12288].map(|end| allocate_fallback(&files, FileOffset::new(end)))
         };
         assert_eq!(outcomes(FileKind::BlockDevice), [Ok(()), Ok(()), Err(Errno::NOSPC)]);

@@ -1,11 +1,11 @@
-//! The open file description behind a host file, and a queue's own share of it.
+//! The open file descriptions behind a host file.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
 use flowstone_block::{Outcome, mutant};
 use rustix::fs::{SeekFrom, seek};
@@ -27,13 +27,22 @@ pub(crate) enum FileKind {
 /// There is one descriptor, and every request of the file holds it: so the lock on it outlives even
 /// a killed process until the kernel is done with the last request, and a new daemon cannot
 /// overtake an old write.
+///
+/// Both are opened and closed with the disk, and never by a queue: on FUSE and NFS either call waits for the server,
+/// and a queue's thread may serve other disks.
 pub(crate) struct Descriptors {
     pub file: File,
+    /// Another description of the file, to flush with: the kernel tells each description once that writing
+    /// back has failed, and a failure that a durable write has heard of must reach a flush all the same. One serves
+    /// all queues: an image has one sync on its way at a time, and all hear of its outcome.
+    pub sync: File,
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
     /// How data is kept out of the page cache; absent where that cannot be, or is not wanted.
     pub page_cache: Option<PageCache>,
     pub kind: FileKind,
+    /// Whether a call about the file may wait for a server.
+    pub asks_server: bool,
     /// What [`discards_to_zeroes`](Self::discards_to_zeroes) has found out.
     zeroes: OnceLock<bool>,
     /// How often space was given back, of which ranges, and how much. Written where a system call
@@ -46,18 +55,23 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    pub const fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> Self {
-        Self {
+    pub fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> io::Result<Self> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        // Without /proc there is one description.
+        let sync = File::open(path).or_else(|_| file.try_clone())?;
+        Ok(Self {
             file,
+            sync,
             direct,
             page_cache: None,
             kind,
+            asks_server: false,
             zeroes: OnceLock::new(),
             punches: AtomicU64::new(0),
             punched_bytes: AtomicU64::new(0),
             freed_bytes: AtomicU64::new(0),
             punching: Mutex::new(()),
-        }
+        })
     }
 
     /// Whether space that is given back reads as zeroes without being written.
@@ -93,6 +107,11 @@ impl Descriptors {
         }
     }
 
+    /// What a sync names.
+    pub fn to_sync(&self) -> &File {
+        if mutant("fileio.sync.names-the-description-of-writes") { &self.file } else { &self.sync }
+    }
+
     /// Bytes that the host has given to a file.
     pub fn allocated_bytes(&self) -> io::Result<u64> {
         // st_blocks counts 512-byte units whatever the file system's block size (stat(2)).
@@ -108,50 +127,21 @@ impl Drop for Descriptors {
     }
 }
 
-/// The file as one queue uses it.
-pub(crate) struct QueueFile {
-    pub shared: Arc<Descriptors>,
-    /// A description of the queue's own, to flush with: the kernel tells each description once
-    /// that writing back has failed, and every queue must get that error.
-    sync: File,
-}
-
-impl QueueFile {
-    pub fn new(shared: &Arc<Descriptors>) -> io::Result<Arc<Self>> {
-        let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
-        // Without /proc the queues share a description, and one of them gets the error.
-        let own = match mutant("fileio.queue.shares-its-sync-description") {
-            true => shared.file.try_clone(),
-            false => File::open(path),
-        };
-        let sync = own.or_else(|_| shared.file.try_clone())?;
-        Ok(Arc::new(Self { shared: Arc::clone(shared), sync }))
-    }
-
-    /// What a sync of this queue names.
-    pub fn to_sync(&self) -> &File {
-        let is_shared = mutant("fileio.sync.names-the-shared-description");
-        if is_shared { &self.shared.file } else { &self.sync }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// The kernel tells each open file description once that writing back has failed. With one for all queues,
-    /// the first that flushes hears of it, and the others are told that all is well.
+    /// The kernel tells each open file description once that writing back has failed: a write with `RWF_DSYNC`
+    /// must not take the news that belongs to the next sync.
     #[test]
-    fn each_queue_syncs_through_a_description_of_its_own() {
+    fn syncs_have_a_description_of_their_own() {
         let file = tempfile::tempfile().unwrap();
-        let shared = Arc::new(Descriptors::new(file, None, FileKind::Regular));
-        let queues = [(); 2].map(|()| QueueFile::new(&shared).unwrap());
+        let files = Descriptors::new(file, None, FileKind::Regular).unwrap();
         // Two descriptors of one description have one position.
-        let files = [&shared.file, &queues[0].sync, &queues[1].sync];
-        for (file, at) in files.iter().zip(1..) {
+        let both = [&files.file, files.to_sync()];
+        for (file, at) in both.iter().zip(1..) {
             seek(file, SeekFrom::Start(at)).unwrap();
         }
-        let positions = files.map(|file| seek(file, SeekFrom::Current(0)).unwrap());
-        assert_eq!(positions, [1, 2, 3]);
+        assert_eq!(both.map(|file| seek(file, SeekFrom::Current(0)).unwrap()), [1, 2]);
     }
 }

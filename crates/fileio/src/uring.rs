@@ -21,7 +21,7 @@ use io_uring::{opcode, squeue};
 use slab::Slab;
 
 use crate::blocking::skip;
-use crate::descriptor::QueueFile;
+use crate::descriptor::Descriptors;
 use crate::direct::{Bounce, Bounces};
 use crate::pool::PoolChannel;
 use crate::zeroes::is_unsupported;
@@ -30,7 +30,7 @@ use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 /// A queue's share of its thread's ring.
 pub(crate) struct UringChannel {
     ring: RingUser,
-    file: Arc<QueueFile>,
+    file: Arc<Descriptors>,
     pool: PoolChannel,
     in_flight: Slab<InFlight>,
     /// Requests that memory of our own stands in for.
@@ -52,7 +52,7 @@ struct InFlight {
 
 impl UringChannel {
     pub fn new(
-        file: Arc<QueueFile>,
+        file: Arc<Descriptors>,
         pool: PoolChannel,
         depth: QueueDepth,
         reactor: &Reactor,
@@ -105,7 +105,7 @@ impl UringChannel {
         match self.in_flight[index].advance(result) {
             Progress::Done(outcome) => {
                 let request = self.remove(index);
-                self.file.shared.carried_out(&request, outcome);
+                self.file.carried_out(&request, outcome);
                 done.push(FileCompletion::new(request.tag, outcome));
             }
             Progress::Again => self.start(index),
@@ -129,7 +129,7 @@ impl FileChannel for UringChannel {
         if goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
-        if !Bounce::is_needed(self.file.shared.direct.as_ref(), &request) {
+        if !Bounce::is_needed(self.file.direct.as_ref(), &request) {
             return self.insert(request, None);
         }
         if let Some(request) = self.bounces.admit(request) {
@@ -232,13 +232,13 @@ const fn goes_to_the_pool(op: FileOp) -> bool {
 }
 
 /// The submission for what is left of a request.
-fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
+fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let request = remaining(in_flight);
-    let file = Fd(files.shared.file.as_raw_fd());
+    let file = Fd(files.file.as_raw_fd());
     let pieces = request.memory.pieces();
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
-    let flags = files.shared.flags(&request);
+    let flags = files.flags(&request);
     match request.op {
         FileOp::Read { offset, .. } => match pieces {
             [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)

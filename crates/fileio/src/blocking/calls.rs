@@ -1,6 +1,5 @@
 //! What the kernel is asked for in the end: a filter on the thread's system calls looks at their arguments.
 
-use std::sync::Arc;
 use std::thread;
 
 use flowstone_block::AlignedBuf;
@@ -14,13 +13,12 @@ use crate::direct::{BOUNCE_BYTES_MAX, DirectLimits, HOST_IS_OUT_OF_MEMORY};
 /// What a call that the filter refuses fails with: no file system does.
 const REFUSED: Errno = Errno::ILSEQ;
 
-fn file(direct: Option<DirectLimits>) -> Arc<QueueFile> {
-    let shared = Descriptors::new(tempfile::tempfile().unwrap(), direct, FileKind::Regular);
-    QueueFile::new(&Arc::new(shared)).unwrap()
+fn file(direct: Option<DirectLimits>) -> Descriptors {
+    Descriptors::new(tempfile::tempfile().unwrap(), direct, FileKind::Regular).unwrap()
 }
 
 /// A write of so many pieces, carried out on a thread that may make no `pwritev2` without `RWF_DSYNC`.
-fn write(file: &QueueFile, durable: bool, pieces: usize, piece_bytes: usize) -> Outcome {
+fn write(file: &Descriptors, durable: bool, pieces: usize, piece_bytes: usize) -> Outcome {
     let mut buffer = AlignedBuf::zeroed(pieces * piece_bytes + 1);
     // SAFETY: the buffer outlives the request; odd addresses, for files that want even ones.
     let odd = buffer[1..].chunks_mut(piece_bytes).map(|piece| unsafe { IoVec::of(piece) });
@@ -65,7 +63,7 @@ fn a_durable_write_says_so_in_each_call_that_it_takes() {
 }
 
 #[test]
-fn a_sync_is_made_through_the_description_of_its_queue() {
+fn a_sync_is_made_through_the_description_for_syncs() {
     let file = file(None);
     let refuse = |descriptor: i32| {
         let (call, mask, errno) = (libc::SYS_fdatasync, u32::MAX, libc::EILSEQ);
@@ -77,7 +75,7 @@ fn a_sync_is_made_through_the_description_of_its_queue() {
             execute(file, &request).outcome
         })
     };
-    assert_eq!(refuse(file.shared.file.as_raw_fd()), Ok(()));
+    assert_eq!(refuse(file.file.as_raw_fd()), Ok(()));
     assert_eq!(refuse(file.to_sync().as_raw_fd()), Err(REFUSED));
 }
 

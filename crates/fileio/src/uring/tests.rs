@@ -30,8 +30,8 @@ fn submission(channel: &UringChannel) -> Submission {
 }
 
 fn channel(direct: Option<DirectLimits>) -> UringChannel {
-    let shared = Descriptors::new(tempfile::tempfile().unwrap(), direct, FileKind::Regular);
-    let file = QueueFile::new(&Arc::new(shared)).unwrap();
+    let file = tempfile::tempfile().unwrap();
+    let file = Arc::new(Descriptors::new(file, direct, FileKind::Regular).unwrap());
     let context = QueueContext::alone(QueueDepth(8)).unwrap();
     let pool = PoolChannel::new(Arc::new(Pool::default()), Arc::clone(&file), &context.reactor);
     UringChannel::new(file, pool, context.depth, &context.reactor).expect("a host with io_uring")
@@ -51,7 +51,7 @@ fn a_durable_write_says_so_and_still_does_when_it_is_resumed() {
         // SAFETY: the list outlives the channel.
         channel.submit(FileRequest::new(op, unsafe { MemoryList::new(&list) }, 0));
         let flags = if durable { libc::RWF_DSYNC as u32 } else { 0 };
-        let descriptor = channel.file.shared.file.as_raw_fd();
+        let descriptor = channel.file.file.as_raw_fd();
         assert_eq!(submission(&channel), Submission { descriptor, offset: 512, flags });
         assert!(matches!(channel.in_flight[0].advance(1024), Progress::Again));
         assert_eq!(submission(&channel), Submission { descriptor, offset: 1536, flags });
@@ -60,12 +60,12 @@ fn a_durable_write_says_so_and_still_does_when_it_is_resumed() {
 }
 
 #[test]
-fn a_sync_is_a_data_sync_of_the_description_of_its_queue() {
+fn a_sync_is_a_data_sync_of_the_description_for_syncs() {
     let mut channel = channel(None);
     channel.submit(FileRequest::new(FileOp::Datasync, MemoryList::EMPTY, 0));
     let Submission { descriptor, flags, .. } = submission(&channel);
     assert_eq!(descriptor, channel.file.to_sync().as_raw_fd());
-    assert_ne!(descriptor, channel.file.shared.file.as_raw_fd());
+    assert_ne!(descriptor, channel.file.file.as_raw_fd());
     assert_eq!(flags, FsyncFlags::DATASYNC.bits());
 }
 
