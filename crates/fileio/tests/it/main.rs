@@ -5,3 +5,4 @@
 mod engines;
 mod opening;
 mod page_cache;
+mod process_limit;
