@@ -225,8 +225,10 @@ impl InFlight {
             return Progress::Done(Ok(()));
         };
         self.moved += moved;
-        if let Some(bounce) = &mut self.bounce {
-            bounce.advance(&self.request, moved as usize);
+        if let Some(bounce) = &mut self.bounce
+            && let Err(errno) = bounce.advance(&self.request, moved as usize)
+        {
+            return Progress::Done(Err(errno));
         }
         if self.moved >= bytes {
             return Progress::Done(Ok(()));
