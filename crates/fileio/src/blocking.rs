@@ -45,7 +45,7 @@ fn transfer_bounced(files: &Descriptors, request: &FileRequest, mut bounce: Boun
         let pieces = part.memory.pieces();
         transfer_all(files, &part, pieces)?;
         let moved = total_bytes(pieces);
-        bounce.advance(request, moved);
+        bounce.advance(request, moved)?;
     }
     Ok(())
 }

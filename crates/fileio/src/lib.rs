@@ -16,6 +16,7 @@ mod holes;
 mod host_file;
 mod inline;
 mod lock;
+mod not_begun;
 mod open;
 mod page_cache;
 mod pool;

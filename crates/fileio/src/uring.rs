@@ -13,6 +13,7 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
 use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor, mutant};
 use flowstone_reactor::RingUser;
@@ -23,6 +24,7 @@ use slab::Slab;
 use crate::blocking::skip;
 use crate::descriptor::Descriptors;
 use crate::direct::{Bounce, Bounces};
+use crate::not_begun::NotBegun;
 use crate::pool::PoolChannel;
 use crate::zeroes::is_unsupported;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
@@ -37,6 +39,8 @@ pub(crate) struct UringChannel {
     bounces: Bounces,
     /// Completions of requests that could not be started.
     refused: Vec<FileCompletion>,
+    /// Requests in flight that the ring has given back unbegun.
+    not_begun: NotBegun,
 }
 
 /// A request the kernel works on.
@@ -48,6 +52,8 @@ struct InFlight {
     rest: Vec<IoVec>,
     /// Stands in for memory that direct I/O cannot take.
     bounce: Option<Bounce>,
+    /// How often the ring has given it back without having begun it.
+    refusals: u32,
 }
 
 impl UringChannel {
@@ -59,7 +65,8 @@ impl UringChannel {
     ) -> io::Result<Self> {
         let ring = RingUser::new(reactor, u32::from(depth.0.max(8)).next_power_of_two())?;
         let in_flight = Slab::with_capacity(usize::from(depth.0));
-        Ok(Self { ring, file, pool, in_flight, bounces: Bounces::default(), refused: Vec::new() })
+        let (bounces, refused, not_begun) = Default::default();
+        Ok(Self { ring, file, pool, in_flight, bounces, refused, not_begun })
     }
 
     fn start(&mut self, index: usize) {
@@ -86,7 +93,8 @@ impl UringChannel {
 
     fn insert(&mut self, request: FileRequest, bounce: Option<Bounce>) {
         let rest = Vec::new();
-        let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce });
+        let refusals = 0;
+        let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce, refusals });
         self.start(index);
     }
 
@@ -109,11 +117,31 @@ impl UringChannel {
                 done.push(FileCompletion::new(request.tag, outcome));
             }
             Progress::Again => self.start(index),
-            Progress::Unsupported => {
-                let request = self.remove(index);
-                self.pool.submit(request);
-                self.pool.kick();
+            Progress::Unsupported => self.give_to_the_pool(index),
+            Progress::NotBegun => {
+                self.in_flight[index].refusals += 1;
+                let refusals = self.in_flight[index].refusals;
+                if !self.not_begun.put_off(index, refusals, Instant::now()) {
+                    self.give_to_the_pool(index);
+                }
             }
+        }
+    }
+
+    fn give_to_the_pool(&mut self, index: usize) {
+        let request = self.remove(index);
+        self.pool.submit(request);
+        self.pool.kick();
+    }
+
+    /// Tries again what the ring did not begin, and whose time has come.
+    fn start_put_off(&mut self) {
+        if self.not_begun.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(index) = self.not_begun.take_due(now) {
+            self.start(index);
         }
     }
 
@@ -149,13 +177,14 @@ impl FileChannel for UringChannel {
         }
         self.pool.reap(done);
         done.append(&mut self.refused);
+        self.start_put_off();
         // A resumed transfer must not wait for the next batch.
         self.kick();
     }
 
     fn next_look(&mut self) -> NextLook {
         let has_something = !self.refused.is_empty() || self.ring.has_mail();
-        NextLook::now_if(has_something).min(self.pool.next_look())
+        NextLook::now_if(has_something).min(self.pool.next_look()).min(self.not_begun.next_look())
     }
 }
 
@@ -164,7 +193,14 @@ impl Drop for UringChannel {
     fn drop(&mut self) {
         let mut done = Vec::new();
         self.kick();
-        while !self.in_flight.is_empty() {
+        loop {
+            // Whose drop waits for its own.
+            while let Some(index) = self.not_begun.take() {
+                self.give_to_the_pool(index);
+            }
+            if self.in_flight.is_empty() {
+                break;
+            }
             self.ring.wait();
             self.collect(&mut done);
         }
@@ -176,6 +212,7 @@ enum Progress {
     Done(Outcome),
     Again,
     Unsupported,
+    NotBegun,
 }
 
 impl InFlight {
@@ -188,8 +225,10 @@ impl InFlight {
             return Progress::Done(Ok(()));
         };
         self.moved += moved;
-        if let Some(bounce) = &mut self.bounce {
-            bounce.advance(&self.request, moved as usize);
+        if let Some(bounce) = &mut self.bounce
+            && let Err(errno) = bounce.advance(&self.request, moved as usize)
+        {
+            return Progress::Done(Err(errno));
         }
         if self.moved >= bytes {
             return Progress::Done(Ok(()));
@@ -210,6 +249,11 @@ impl InFlight {
             Errno::INTR => Progress::Again,
             // The ring would not wait for the device; a thread will.
             Errno::AGAIN => Progress::Unsupported,
+            // The kernel needed a thread for it and could start none (a limit of processes). We
+            // cancel nothing ourselves.
+            Errno::CANCELED if !mutant("fileio.uring.takes-what-was-not-begun-for-failed") => {
+                Progress::NotBegun
+            }
             errno if space && is_unsupported(errno) => Progress::Unsupported,
             _ => Progress::Done(Err(errno)),
         }

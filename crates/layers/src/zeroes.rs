@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
     Channel, Completion, Extent, Geometry, IoVec, Layer, NextLook, Op, QueueContext, Request,
-    Token, TokenSource,
+    Token, TokenSource, is_whole,
 };
 use slab::Slab;
 
@@ -142,6 +142,8 @@ impl Channel for ZeroesChannel {
         if let Op::Write(extent) = request.op
             && self.is_aligned(extent)
             && request.is_zero()
+            // What was lost looks like zeroes.
+            && is_whole(&request.memory)
         {
             self.disguise(&mut request, extent);
         }

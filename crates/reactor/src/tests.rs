@@ -1,7 +1,9 @@
 //! Each promise of the reactor, with a ring and without one.
 
+use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,6 +12,7 @@ use std::time::{Duration, Instant};
 use io_uring::opcode;
 use io_uring::types::{Fd, Timespec};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{FileType, Mode, mknodat};
 
 use crate::{NextLook, Reactor, RingUser, Watch};
 
@@ -290,4 +293,46 @@ fn a_watch_that_is_gone_lets_go_of_its_descriptor() {
         }
         assert_eq!(Arc::strong_count(&event), 1);
     }
+}
+
+/// 24 queues that wrote into holes had 121 threads of the kernel's, and at the limit of processes a
+/// neighbour could have none. What opens a pipe that nobody writes to keeps its worker.
+#[test]
+fn a_ring_has_four_workers_for_each_user() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pipe");
+    let name = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let mode = Mode::from_raw_mode(0o600);
+    mknodat(rustix::fs::CWD, &path, FileType::Fifo, mode, 0).unwrap();
+    let reactor = Reactor::new().unwrap();
+    let mut user = RingUser::new(&reactor, 64).unwrap();
+    for _ in 0..32 {
+        let open = opcode::OpenAt::new(Fd(libc::AT_FDCWD), name.as_ptr()).build();
+        // SAFETY: the name outlives the completions, which are taken below.
+        unsafe { user.push(open.flags(io_uring::squeue::Flags::ASYNC), 0) };
+    }
+    user.submit();
+    let start = Instant::now();
+    while workers_of_this_thread() < 4 {
+        assert!(start.elapsed() < 3 * LONG, "{} workers", workers_of_this_thread());
+        thread::yield_now();
+    }
+    // More would come at once.
+    thread::sleep(5 * SHORT);
+    let workers = workers_of_this_thread();
+    let _both_ends = File::options().read(true).write(true).open(&path).unwrap();
+    for _ in 0..32 {
+        while user.next_completion().is_none() {
+            user.wait();
+        }
+    }
+    assert_eq!(workers, 4);
+}
+
+/// A thread of the kernel's is named after the one that it works for.
+fn workers_of_this_thread() -> usize {
+    let name = format!("iou-wrk-{}\n", rustix::thread::gettid().as_raw_nonzero());
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    let names = tasks.map(|task| std::fs::read_to_string(task.unwrap().path().join("comm")));
+    names.filter(|it| it.as_ref().is_ok_and(|it| *it == name)).count()
 }

@@ -2,9 +2,10 @@
 //! queue alone, and goes on serving all others.
 
 use std::io::{Read, Write};
+use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flowstone_testkit::driver::{RawDescriptor, Slice};
 use flowstone_testkit::process::Daemon;
@@ -86,6 +87,33 @@ fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     assert_eq!(good.write(8, &[2; 512]).unwrap(), Status::Ok, "{name}: another disk");
     drop((client, good));
     assert_eq!(place.client().write(0, &[2; 512]).unwrap(), Status::Ok, "{name}");
+    stop(daemon);
+}
+
+/// A monitor that truncated what it had shared with the daemon ended that, and the disks of all others,
+/// with SIGBUS; and again when the next daemon repeated what had been in flight.
+#[test]
+fn a_monitor_that_truncates_its_guests_memory_loses_its_own_disk_only() {
+    let place = Place::new();
+    let daemon = serve_two(&place);
+    let (mut good, mut client) = (good_guest(&place), place.client());
+    assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
+    for region in client.memory().regions() {
+        // SAFETY: the memory, and so its descriptor, lives until the client is dropped.
+        let file = unsafe { BorrowedFd::borrow_raw(region.fd) };
+        rustix::fs::ftruncate(file, 0).unwrap();
+    }
+    // From here on, nothing may touch the memory here either.
+    client.ring(0).kick().unwrap();
+    let start = Instant::now();
+    while client.ring(0).take_errors() == 0 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the monitor was not told");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(good.write(8, &[2; 512]).unwrap(), Status::Ok);
+    assert!(daemon.stderr().contains("memory is lost"), "{}", daemon.stderr());
+    drop((client, good));
+    assert_eq!(place.client().write(0, &[2; 512]).unwrap(), Status::Ok);
     stop(daemon);
 }
 

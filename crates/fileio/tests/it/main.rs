@@ -5,4 +5,5 @@
 mod engines;
 mod opening;
 mod page_cache;
+mod process_limit;
 mod stopped_server;

@@ -632,3 +632,48 @@ fn a_slot_whose_request_is_used_again_starts_anew() {
     guest.offer(1, request_type::FLUSH, 0, &[]);
     assert_eq!(format!("{:?}", take(&mut queue)[0]), fresh);
 }
+
+/// A monitor that truncated its guest's memory ended the daemon with SIGBUS, and all disks with it.
+#[test]
+fn a_queue_whose_memory_is_lost_takes_nothing_more_and_says_so() {
+    let [mut guest, mut other] = [Guest::new(8), Guest::new(8)];
+    [&mut guest, &mut other].into_iter().for_each(|guest| guest.read(3, 0));
+    let [mut queue, mut others] = [guest.queue(), other.queue()];
+    guest.memory.set_len(0).unwrap();
+    assert!(queue.has_available() && queue.ask_for_kicks(), "its runner is to look at it");
+    assert!(take(&mut queue).is_empty());
+    assert_eq!(queue.fault(), Some(QueueFault::MemoryLost));
+    assert!(!queue.has_available() && !queue.ask_for_kicks());
+    assert_eq!((heads(&take(&mut others)), others.fault()), (vec![3], None));
+}
+
+/// What could be read of a chain is not taken for all of it: its header is in lost memory, and a
+/// header of zeroes is a read.
+#[test]
+fn a_chain_in_lost_memory_is_not_submitted() {
+    let mut guest = Guest::new(8);
+    guest.read(3, 64);
+    let mut queue = guest.queue();
+    guest.memory.set_len(HEADERS_AT).unwrap();
+    assert!(take(&mut queue).is_empty());
+    assert_eq!((queue.take(9, || true, |_| unreachable!()).chains, queue.in_flight()), (0, 0));
+    assert_eq!(queue.fault(), Some(QueueFault::MemoryLost));
+}
+
+/// The data of a read may have gone nowhere; and a next life, with its memory back, has it to do again.
+#[test]
+fn a_completion_in_lost_memory_is_not_published_and_stays_undone() {
+    let mut guest = Guest::new(8);
+    [3, 5].into_iter().for_each(|head| guest.read(head, 0));
+    let mut queue = guest.queue();
+    let requests = take(&mut queue);
+    guest.memory.set_len(HEADERS_AT).unwrap();
+    requests.into_iter().for_each(|request| finish(&mut queue, request));
+    assert_eq!((queue.publish(), guest.used_index()), (Signal::Nothing, 0));
+    assert!(queue.has_available(), "its runner is to look at it");
+    assert!(take(&mut queue).is_empty());
+    assert_eq!((queue.fault(), queue.in_flight()), (Some(QueueFault::MemoryLost), 0));
+    drop(queue);
+    guest.memory.set_len(GUEST_BYTES).unwrap();
+    assert_eq!(guest.undone(), [3, 5]);
+}

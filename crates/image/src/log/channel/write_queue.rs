@@ -201,6 +201,11 @@ impl WriteQueue {
 
     fn place_draft(&mut self, queue: &mut Queue, flushes: &mut Flushes) -> Step {
         let Some(record) = self.draft.take() else { return Step::Done };
+        if !record.shares.iter().all(|share| self.requests[share.write].has_its_memory()) {
+            // It may have zeroes in the place of data.
+            self.refuse(queue, flushes, record, Errno::FAULT);
+            return Step::Done;
+        }
         let draft = Draft {
             stream: record.stream,
             entries: record.content.entries(),

@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector, mutant,
+    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector, is_whole,
+    mutant,
 };
 use flowstone_fileio::{BlockingFile, FileOffset};
 
@@ -180,6 +181,9 @@ impl SlowPathWorker {
             let bytes = (extent.bytes() - at).min(cluster_bytes - position % cluster_bytes);
             let data = &mut buffer[..bytes as usize];
             request.copy_out(at as usize, data);
+            if !is_whole(&request.memory) {
+                return Err(Errno::FAULT);
+            }
             self.write(position, data)?;
             at += bytes;
         }
