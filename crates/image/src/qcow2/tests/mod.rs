@@ -21,5 +21,6 @@ mod killed;
 mod lives;
 mod neighbours;
 mod races;
+mod sectors;
 mod steps;
 mod upgrades;
