@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Layer, Op, QueueContext, QueueDepth};
 use flowstone_fileio::FileIo;
-use flowstone_sim::{Call, Fault};
+use flowstone_sim::{Call, Fault, Landed};
 
 use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, open, open_read_only,
@@ -99,7 +99,8 @@ fn metadata_that_could_not_be_written_is_written_later() {
     for step in 0..12u64 {
         guest.run(Op::Discard(extent(step * CLUSTER, CLUSTER)), 0).unwrap();
         guest.run(Op::Write(extent((201 + step) * CLUSTER, CLUSTER)), 4).unwrap();
-        disk.inject(Fault::fail(Errno::NOSPC).on(Call::Write).after(step % 4));
+        let fault = Fault::fail(Errno::NOSPC).landed(Landed::nth(step / 4 + step));
+        disk.inject(fault.on(Call::Write).after(step % 4));
         let flushed = guest.run(Op::Flush, 0);
         disk.clear_faults();
         assert!(matches!(flushed, Ok(()) | Err(Errno::NOSPC)), "{flushed:?}");
