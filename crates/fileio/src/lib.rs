@@ -12,6 +12,7 @@ mod descriptor;
 mod direct;
 mod engine;
 mod holes;
+mod host_calls;
 mod host_file;
 mod inline;
 mod lock;
