@@ -134,9 +134,11 @@ impl Poller {
         let (counters, poll) = (Arc::clone(&spec.counters), spec.poll);
         let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
+        let geometry = spec.layer.geometry();
+        let intake = |reactor: &Reactor| Intake::new(spec.limits.as_ref(), &geometry, reactor);
         if let QueuePart::Front(front) = queue {
             let task = FrontTask::new(*front, &reactor, leave, counters, poll, patience);
-            return Ok(Box::new(task.limited(Intake::new(spec.limits.as_ref(), &reactor))));
+            return Ok(Box::new(task.limited(intake(&reactor))));
         }
         let context = QueueContext { depth, origin: spec.origin, reactor };
         let channel = match spec.layer.channel(&context) {
@@ -147,7 +149,7 @@ impl Poller {
             QueuePart::Whole(queue) => {
                 let task =
                     QueueTask::new(*queue, channel, &context, leave, counters, poll, patience);
-                Box::new(task.limited(Intake::new(spec.limits.as_ref(), &context.reactor)))
+                Box::new(task.limited(intake(&context.reactor)))
             }
             QueuePart::Back(back) => {
                 Box::new(BackTask::new(*back, channel, &context, leave, counters, poll, patience))

@@ -52,6 +52,10 @@ pub fn discard(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.discards_to_zeroes() {
         return punch(files, offset, bytes);
     }
+    if files.kind == FileKind::Regular {
+        // Its file system gives nothing back.
+        return Ok(());
+    }
     files.punches.fetch_add(1, Ordering::Relaxed);
     files.punched_bytes.fetch_add(bytes, Ordering::Relaxed);
     files.freed_bytes.fetch_add(bytes, Ordering::Relaxed);

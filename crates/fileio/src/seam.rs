@@ -52,6 +52,17 @@ pub trait FileIo: Send + Sync {
         true
     }
 
+    /// Whether a discard does anything, or may: a file system may know no way to give a part of a file back.
+    fn takes_discards(&self) -> bool {
+        true
+    }
+
+    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that does not. Of such a file
+    /// no more than a few MiB are made zero with one request.
+    fn zeroes_are_written(&self) -> bool {
+        false
+    }
+
     /// Whether a completed write is still there when the process is killed before it is flushed. The
     /// host's file is; what tests put before it need not be.
     fn survives_a_kill(&self) -> bool {
