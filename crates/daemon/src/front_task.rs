@@ -147,7 +147,7 @@ impl QueueRun for FrontTask {
         self.leave.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(&mut self) -> bool {
         let avail = &self.half.avail;
         let drained = avail.in_flight() == 0 && !avail.has_undone();
         self.is_leaving() && (drained || self.half.starts.is_abandoned())

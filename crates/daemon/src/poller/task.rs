@@ -4,8 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::NextLook;
 use flowstone_block::sync::mpsc::SyncSender;
+use flowstone_block::{NextLook, mutant};
+use tracing::error;
 
 use super::handover::{Orders, QueueSpec};
 use crate::queue_run::{QueuePart, QueueRun, Work};
@@ -16,6 +17,10 @@ const COLD_AFTER: u32 = 256;
 
 /// For so long after a rest nothing looks for work: the budget is needed for work itself.
 pub(super) const THRIFT: Duration = Duration::from_millis(50);
+
+/// Time between two looks at what the disk still has of a queue that has panicked. Its own word on when to look
+/// may be what has panicked.
+const DEAD_LOOK: Duration = Duration::from_millis(10);
 
 /// A queue on the thread of its poller.
 pub(super) struct Task {
@@ -31,6 +36,8 @@ pub(super) struct Task {
     thrift: Instant,
     /// Whether it has panicked. It gets no more turns.
     pub dead: bool,
+    /// Whether it has panicked while it was to give back what its disk has of it.
+    pub lost: bool,
 }
 
 impl Task {
@@ -41,20 +48,31 @@ impl Task {
         orders: Arc<Orders>,
         ended: SyncSender<QueuePart>,
     ) -> Self {
-        let (empty_turns, rests, thrift, dead) = (0, None, Instant::now(), false);
-        Self { queue, spec, orders, ended, empty_turns, rests, thrift, dead }
+        let (empty_turns, rests, thrift) = (0, None, Instant::now());
+        let (dead, lost) = (false, false);
+        Self { queue, spec, orders, ended, empty_turns, rests, thrift, dead, lost }
     }
 
     /// Calls its queue. A panic there ends this queue and no other.
     fn guard<T>(&mut self, call: impl FnOnce(&mut dyn QueueRun) -> T) -> Option<T> {
         let called = catch_unwind(AssertUnwindSafe(|| call(&mut *self.queue)));
-        self.dead |= called.is_err();
+        if called.is_err() && !std::mem::replace(&mut self.dead, true) {
+            error!(queue = ?self.spec.origin, "a queue has panicked; it takes no more requests");
+        }
         called.ok()
     }
 
-    /// Whether nothing is left to do for it here.
-    pub fn is_over(&self) -> bool {
-        self.dead || self.queue.is_over()
+    /// Whether nothing is left to do for it here: its end waits for nothing, so that others of the thread need not.
+    pub fn is_over(&mut self) -> bool {
+        if !self.dead {
+            return self.guard(|queue| queue.is_over()).unwrap_or(false);
+        }
+        if mutant("daemon.poller.drops-what-is-on-its-way") {
+            return true;
+        }
+        let retired = self.guard(|queue| queue.retire());
+        self.lost |= retired.is_none();
+        retired.unwrap_or(true)
     }
 
     /// Whether it has been without work for so long that others come first.
@@ -95,6 +113,9 @@ impl Task {
 
     /// How long it is worth looking for work on its behalf.
     pub fn begin_idle(&mut self, now: Instant) -> Duration {
+        if self.dead {
+            return Duration::ZERO;
+        }
         let budget = self.queue.begin_idle(now);
         if now < self.thrift { Duration::ZERO } else { budget }
     }
@@ -102,11 +123,14 @@ impl Task {
     /// Asks the driver for notifications. Returns whether there is something to do already.
     pub fn park(&mut self) -> bool {
         // Nothing is taken from a ring while its disk rests.
-        self.dead || !self.is_resting() && self.guard(|queue| queue.park()).unwrap_or(true)
+        !self.dead && !self.is_resting() && self.guard(|queue| queue.park()).unwrap_or(true)
     }
 
     /// When it has to be looked at again, as the last look before a sleep.
     pub fn next_look(&mut self) -> NextLook {
+        if self.dead {
+            return NextLook::At(Instant::now() + DEAD_LOOK);
+        }
         let look = self.guard(|queue| queue.next_look()).unwrap_or(NextLook::Now);
         let Some(until) = self.rests else { return look };
         // If the rest has ended meanwhile: it was not parked.
@@ -115,7 +139,7 @@ impl Task {
 
     /// Its thread is awake.
     pub fn unpark(&mut self) {
-        if self.queue.unpark() {
+        if !self.dead && self.queue.unpark() {
             self.empty_turns = 0;
         }
     }

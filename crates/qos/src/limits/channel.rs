@@ -140,6 +140,10 @@ impl Channel for LimitedChannel {
         }
         self.own_next_look().min(self.base.next_look())
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }
 
 impl Drop for LimitedChannel {
