@@ -160,4 +160,8 @@ impl Channel for ClassifyChannel {
     fn next_look(&mut self) -> NextLook {
         self.base.next_look()
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }

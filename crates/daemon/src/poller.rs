@@ -210,9 +210,13 @@ impl Poller {
     }
 
     fn end(&self, task: Task, drained: Instant) {
+        if task.lost {
+            // The kernel may use the guest's memory, and a drop would wait for that with all disks of the thread.
+            error!(queue = ?task.spec.origin, "a queue that has panicked cannot be ended; its memory is kept");
+            std::mem::forget(task.queue);
+            return;
+        }
         if task.dead {
-            error!(queue = ?task.spec.origin, "a queue has panicked; it takes no more requests");
-            // Its channel waits for what is in flight, since the kernel uses the guest's memory.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
             return;
         }

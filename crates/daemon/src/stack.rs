@@ -181,3 +181,6 @@ fn capacity(bytes: u64) -> Result<SectorCount> {
         Error::invalid("backend", why, "give a size such as null:8G")
     })
 }
+
+#[cfg(test)]
+mod tests;

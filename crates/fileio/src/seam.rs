@@ -115,4 +115,9 @@ pub trait FileChannel {
     /// Asked as the last look before the thread sleeps
     /// ([`Reactor::sleep`](flowstone_block::Reactor::sleep)), which starts what has been submitted.
     fn next_look(&mut self) -> NextLook;
+
+    /// Whether everything has come back: a drop waits for nothing.
+    fn is_idle(&self) -> bool {
+        true
+    }
 }

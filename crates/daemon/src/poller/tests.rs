@@ -278,6 +278,10 @@ impl Channel for PanicsHere {
         self.reach(Mistake::NextLook);
         self.base.next_look()
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }
 
 impl Drop for PanicsHere {

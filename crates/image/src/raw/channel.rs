@@ -272,6 +272,13 @@ impl Channel for RawChannel {
             || self.flushes.can_advance(&self.syncs);
         NextLook::now_if(has_something).min(self.file.next_look())
     }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let leads = self.flushes.is_leading() && !mutant("raw.channel.retires-while-it-leads");
+        self.handed_over == 0 && !leads && self.file.is_idle()
+    }
 }
 
 impl Drop for RawChannel {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Class, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
-    Request, SECTOR_BYTES, Sector, SectorCount,
+    Request, SECTOR_BYTES, Sector, SectorCount, mutant,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
@@ -348,6 +348,17 @@ impl Channel for Qcow2Channel {
             || self.flushes.can_advance(&self.core);
         let backing = self.backing.as_mut().map_or(NextLook::OnWake, BackingReads::next_look);
         NextLook::now_if(has_something).min(self.file.next_look()).min(backing)
+    }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let has_some = !self.active.is_empty()
+            || self.handed_over > 0
+            || self.flushes.is_leading()
+            || !self.file.is_idle();
+        let is_alone = !has_some || mutant("qcow2.channel.retires-while-it-leads");
+        is_alone && self.backing.as_mut().is_none_or(BackingReads::retire)
     }
 }
 

@@ -71,7 +71,7 @@ impl FileChannel for Strict {
             self.channel.submit(request);
         } else {
             let outcome = Err(Errno::INVAL);
-            self.refused.push(FileCompletion { tag: request.tag, outcome });
+            self.refused.push(FileCompletion::new(request.tag, outcome));
         }
     }
 
