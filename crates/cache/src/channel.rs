@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Completion, Extent, Layer, NextLook, Op, QueueContext, QueueDepth, Reactor, Request,
-    SECTOR_BYTES, SectorCount, TokenSource, count, mutant,
+    SECTOR_BYTES, SectorCount, TokenSource, count,
 };
 use slab::Slab;
 
@@ -27,7 +27,7 @@ use self::reads::{Pending, Reads};
 use crate::counters::QueueCounters;
 use crate::disk::CachedDisk;
 use crate::names::BlockId;
-use crate::table::Found;
+use crate::table::{Forgetting, Found};
 use crate::{BLOCK_BYTES, BLOCK_SECTORS};
 
 pub struct CachedChannel {
@@ -116,14 +116,9 @@ impl CachedChannel {
             return self.base.submit(request);
         }
         let cache = &self.disk.cache;
-        cache.table().begin_change(blocks.clone());
-        let mut from = Some(blocks.start).filter(|_| !mutant("cache.discard.forgets-nothing"));
-        while let Some(start) = from {
-            from = cache.table().forget_some(&cache.memory, start..blocks.end);
-            if from.is_some() {
-                // A large range takes its time, and others wait for the lock.
-                std::thread::yield_now();
-            }
+        let mut forgetting = Forgetting::of(blocks.clone());
+        while forgetting.step(&mut cache.table(), &cache.memory) {
+            std::thread::yield_now();
         }
         let lists = self.spare.pop().unwrap_or_default();
         self.send(request, extent, lists, Purpose::Change(blocks));

@@ -10,6 +10,7 @@
 //!   nothing else.
 
 mod ahead;
+mod forgetting;
 mod sizing;
 
 use std::collections::BTreeMap;
@@ -19,6 +20,7 @@ use std::sync::Arc;
 use flowstone_block::mutant;
 
 use self::ahead::Ahead;
+pub use self::forgetting::Forgetting;
 pub use self::sizing::Target;
 use crate::curve::Curve;
 use crate::entries::Entries;

@@ -71,7 +71,7 @@ impl BackTask {
 
     /// Submits what has been handed over, and shows what completes meanwhile.
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
-        if self.half.starts.is_empty() {
+        if self.half.starts.is_empty() || bytes_max == 0 {
             return None;
         }
         let mut batch = Batch::new(self.batch_max, bytes_max);
@@ -126,8 +126,7 @@ impl BackTask {
             }
             Asked::Ranges(parts) => {
                 self.in_flight += 1;
-                parts.into_iter().for_each(|part| _ = self.submit(part, now));
-                Some(0)
+                Some(parts.into_iter().map(|part| self.submit(part, now)).sum())
             }
             Asked::Answer(status, bytes) => {
                 self.half.used.answer(head, status, bytes);

@@ -13,7 +13,6 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
 use crate::config::{DiskConfig, VmSpec};
-use crate::limited_runner::LimitedRunner;
 use crate::pollers::Pollers;
 use crate::runner::{DiskQueues, QueueTable};
 use crate::stack::Stack;
@@ -55,8 +54,8 @@ impl Disk {
         let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
         let queues = Arc::new(QueueTable::new(config.name.clone()));
         let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
-        let runner = DiskQueues::new(&config, number, top, pollers, table);
-        let runner = LimitedRunner::new(runner, Arc::clone(&stack.limits));
+        let limits = Arc::clone(&stack.limits);
+        let runner = DiskQueues::new(&config, number, top, limits, pollers, table);
         let options = DeviceOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),

@@ -49,9 +49,9 @@ impl QueuePart {
 
 /// A queue, or a half of one, on its thread. It never waits.
 pub trait QueueRun {
-    /// One pass: does what there is to do. Takes no more than requests of about so many bytes at once: where a
-    /// submission is a copy, others of the thread wait for it. Returns what it has done, if there was
-    /// anything.
+    /// One pass: does what there is to do. Takes no more than requests of about so many bytes at once, nothing if that is
+    /// none: where a submission is a copy, others of the thread wait for it. What completes is shown in any case.
+    /// Returns what it has done, if there was anything.
     fn turn(&mut self, bytes_max: u64) -> Option<Work>;
 
     /// Whether it is to take nothing more.

@@ -14,6 +14,7 @@ use crate::cpus::CpuList;
 use crate::failures::Failures;
 use crate::poller::QueueSpec;
 use crate::pollers::{OwnThreads, PlacedQueue, Pollers};
+use crate::qos_config::DiskLimits;
 use crate::{PollMode, memory_charge};
 
 /// The counters of a disk's queues, by queue number; queues that never ran have none.
@@ -69,6 +70,7 @@ pub struct DiskQueues {
     cpus: CpuList,
     /// What its queues may use of the CPUs, if that is limited.
     budget: Option<Arc<CpuBudget>>,
+    limits: Arc<DiskLimits>,
     pollers: Arc<Pollers>,
     table: Arc<QueueTable>,
     running: Vec<Option<PlacedQueue>>,
@@ -80,6 +82,7 @@ impl DiskQueues {
         config: &DiskConfig,
         number: u32,
         layer: Arc<dyn Layer>,
+        limits: Arc<DiskLimits>,
         pollers: Arc<Pollers>,
         table: Arc<QueueTable>,
     ) -> Self {
@@ -91,6 +94,7 @@ impl DiskQueues {
             pipeline: config.pipeline,
             cpus: config.cpus.clone(),
             budget: config.cpu_budget.map(|share| Arc::new(CpuBudget::new(share))),
+            limits,
             pollers,
             table,
             running: Vec::new(),
@@ -117,6 +121,7 @@ impl QueueRunner for DiskQueues {
             counters: self.table.of(index),
             poll: self.poll,
             budget: self.budget.clone(),
+            limits: Some(Arc::clone(&self.limits)),
         };
         let own = OwnThreads { name: format!("{}/q{index}", self.name), cpus: self.cpus_of(index) };
         let placed = self.pollers.run(queue, spec, self.pipeline, own)?;

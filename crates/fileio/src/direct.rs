@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
-use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES, gather, is_whole, scatter};
+use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES, gather, is_whole, mutant, scatter};
 use rustix::fs::{AtFlags, StatxFlags, ioctl_blksszget, statx};
 
 use crate::{FileOp, FileRequest, MemoryList};
@@ -75,6 +75,12 @@ pub struct Bounce {
     done: usize,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// No stand-in gets memory on this thread.
+    pub static HOST_IS_OUT_OF_MEMORY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 impl Bounce {
     /// Whether a request needs a stand-in under these limits.
     pub fn is_needed(limits: Option<&DirectLimits>, request: &FileRequest) -> bool {
@@ -85,6 +91,10 @@ impl Bounce {
     /// no memory for it.
     pub fn new(request: &FileRequest) -> Result<Self, Errno> {
         let bytes = total_bytes(request).min(BOUNCE_BYTES_MAX);
+        #[cfg(test)]
+        if HOST_IS_OUT_OF_MEMORY.get() {
+            return Err(Errno::NOMEM);
+        }
         let mut buffer = AlignedBuf::try_zeroed(bytes).ok_or(Errno::NOMEM)?;
         // SAFETY: the piece names the heap memory of `buffer`, which lives as long as the piece.
         let piece = [unsafe { IoVec::of(&mut buffer) }];
@@ -106,6 +116,7 @@ impl Bounce {
             _ if bytes == 0 => return None,
             FileOp::Read { offset, .. } => FileOp::Read { offset: offset.forward(done), bytes },
             FileOp::Write { offset, durable, .. } => {
+                let durable = durable && (done == 0 || !mutant("fileio.bounce.part-not-durable"));
                 FileOp::Write { offset: offset.forward(done), bytes, durable }
             }
             FileOp::Datasync

@@ -177,7 +177,7 @@ mod tests {
     }
 
     fn files(file: File) -> Descriptors {
-        Descriptors::new(file, None, FileKind::Regular)
+        Descriptors::new(file, None, FileKind::Regular).unwrap()
     }
 
     #[test]

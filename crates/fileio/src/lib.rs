@@ -11,6 +11,7 @@ mod blocking_file;
 mod descriptor;
 mod direct;
 mod engine;
+mod file_system;
 mod holes;
 mod host_file;
 mod inline;

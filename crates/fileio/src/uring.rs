@@ -22,7 +22,7 @@ use io_uring::{opcode, squeue};
 use slab::Slab;
 
 use crate::blocking::skip;
-use crate::descriptor::QueueFile;
+use crate::descriptor::Descriptors;
 use crate::direct::{Bounce, Bounces};
 use crate::not_begun::NotBegun;
 use crate::pool::PoolChannel;
@@ -32,7 +32,7 @@ use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 /// A queue's share of its thread's ring.
 pub(crate) struct UringChannel {
     ring: RingUser,
-    file: Arc<QueueFile>,
+    file: Arc<Descriptors>,
     pool: PoolChannel,
     in_flight: Slab<InFlight>,
     /// Requests that memory of our own stands in for.
@@ -58,7 +58,7 @@ struct InFlight {
 
 impl UringChannel {
     pub fn new(
-        file: Arc<QueueFile>,
+        file: Arc<Descriptors>,
         pool: PoolChannel,
         depth: QueueDepth,
         reactor: &Reactor,
@@ -84,7 +84,7 @@ impl UringChannel {
                 Ok(bounce) => self.insert(request, Some(bounce)),
                 Err(errno) => {
                     let tag = request.tag;
-                    self.refused.push(FileCompletion { tag, outcome: Err(errno) });
+                    self.refused.push(FileCompletion::refused(tag, errno));
                     next = self.bounces.ended();
                 }
             }
@@ -113,8 +113,8 @@ impl UringChannel {
         match self.in_flight[index].advance(result) {
             Progress::Done(outcome) => {
                 let request = self.remove(index);
-                self.file.shared.carried_out(&request, outcome);
-                done.push(FileCompletion { tag: request.tag, outcome });
+                self.file.carried_out(&request, outcome);
+                done.push(FileCompletion::new(request.tag, outcome));
             }
             Progress::Again => self.start(index),
             Progress::Unsupported => self.give_to_the_pool(index),
@@ -157,7 +157,7 @@ impl FileChannel for UringChannel {
         if goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
-        if !Bounce::is_needed(self.file.shared.direct.as_ref(), &request) {
+        if !Bounce::is_needed(self.file.direct.as_ref(), &request) {
             return self.insert(request, None);
         }
         if let Some(request) = self.bounces.admit(request) {
@@ -276,13 +276,13 @@ const fn goes_to_the_pool(op: FileOp) -> bool {
 }
 
 /// The submission for what is left of a request.
-fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
+fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let request = remaining(in_flight);
-    let file = Fd(files.shared.file.as_raw_fd());
+    let file = Fd(files.file.as_raw_fd());
     let pieces = request.memory.pieces();
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
-    let flags = files.shared.flags(&request);
+    let flags = files.flags(&request);
     match request.op {
         FileOp::Read { offset, .. } => match pieces {
             [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)
@@ -303,7 +303,7 @@ fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
             }
         },
         FileOp::Datasync => {
-            opcode::Fsync::new(Fd(files.sync.as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
+            opcode::Fsync::new(Fd(files.to_sync().as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
         }
         FileOp::Punch { .. } | FileOp::Discard { .. } | FileOp::Clear { .. } => {
             unreachable!("given to the pool")
@@ -323,9 +323,14 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     let mut request = in_flight.request;
     let moved = in_flight.moved;
     match &mut request.op {
-        FileOp::Read { offset, bytes } | FileOp::Write { offset, bytes, .. } => {
+        FileOp::Read { offset, bytes } => {
             *offset = offset.forward(moved);
             *bytes -= moved;
+        }
+        FileOp::Write { offset, bytes, durable } => {
+            *offset = offset.forward(moved);
+            *bytes -= moved;
+            *durable &= moved == 0 || !mutant("fileio.uring.resumes-not-durable");
         }
         FileOp::Datasync
         | FileOp::Punch { .. }
@@ -339,3 +344,6 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     request.memory = unsafe { MemoryList::new(in_flight.pieces()) };
     request
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,8 @@ mod check;
 mod convert;
 mod create;
 mod damage;
+#[cfg(test)]
+mod deadly;
 mod format;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;

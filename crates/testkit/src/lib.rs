@@ -3,7 +3,7 @@
 //! `driver` is a split virtqueue as a guest driver keeps it, `client` a session that talks to a
 //! backend over its socket, `load` a workload generator on top of both, `model` a reference disk
 //! to compare answers with, `process` starts and stops the program under test, `page_cache` says what the host keeps of a file, `truth` says what the blocks
-//! of a file system hold.
+//! of a file system hold, `fuse` is a host that can be stopped.
 //!
 //! The kit knows the virtio and vhost-user specifications and nothing of Flowstone's own crates,
 //! so that a mistake made there cannot be repeated here unseen. It runs against any backend.
@@ -11,6 +11,7 @@
 pub mod client;
 pub mod driver;
 mod error;
+pub mod fuse;
 pub mod load;
 pub mod model;
 pub mod page_cache;

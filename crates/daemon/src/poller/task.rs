@@ -4,8 +4,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::NextLook;
 use flowstone_block::sync::mpsc::SyncSender;
+use flowstone_block::{NextLook, Origin, mutant};
 
 use super::handover::{Orders, QueueSpec};
 use crate::queue_run::{QueuePart, QueueRun, Work};
@@ -16,6 +16,15 @@ const COLD_AFTER: u32 = 256;
 
 /// For so long after a rest nothing looks for work: the budget is needed for work itself.
 pub(super) const THRIFT: Duration = Duration::from_millis(50);
+
+/// What a wake-up costs, and the sleep after it. It is in no turn, so it is charged where there is nothing to do.
+const WAKE: Duration = Duration::from_micros(10);
+/// Wake-ups for nothing, one after the other, that a queue may cause. An honest driver's notification may come when its
+/// request has been taken already; then the next one brings something.
+const FOR_NOTHING_MAX: u32 = 16;
+/// After the first one more it gets no turns and is not heard for so long, then for twice as long, and so on.
+const DEAF_MIN: Duration = Duration::from_millis(1);
+const DEAF_DOUBLINGS_MAX: u32 = 6;
 
 /// A queue on the thread of its poller.
 pub(super) struct Task {
@@ -29,8 +38,14 @@ pub(super) struct Task {
     pub rests: Option<Instant>,
     /// Until when nothing is looked for on its behalf.
     thrift: Instant,
+    /// Whether a notification has ended a sleep, and nothing has been found since.
+    is_notified: bool,
+    /// How often that was so since something was found.
+    for_nothing: u32,
     /// Whether it has panicked. It gets no more turns.
     pub dead: bool,
+    /// Where its disk's share of a pass is counted.
+    pub share: usize,
 }
 
 impl Task {
@@ -41,8 +56,29 @@ impl Task {
         orders: Arc<Orders>,
         ended: SyncSender<QueuePart>,
     ) -> Self {
-        let (empty_turns, rests, thrift, dead) = (0, None, Instant::now(), false);
-        Self { queue, spec, orders, ended, empty_turns, rests, thrift, dead }
+        let (empty_turns, rests, thrift, dead, share) = (0, None, Instant::now(), false, 0);
+        let (is_notified, for_nothing) = (false, 0);
+        Self {
+            queue,
+            spec,
+            orders,
+            ended,
+            empty_turns,
+            rests,
+            thrift,
+            is_notified,
+            for_nothing,
+            dead,
+            share,
+        }
+    }
+
+    /// The number of its disk.
+    pub fn disk(&self) -> u32 {
+        match self.spec.origin {
+            Origin::Queue { disk, .. } => disk,
+            Origin::Own => u32::MAX,
+        }
     }
 
     /// Calls its queue. A panic there ends this queue and no other.
@@ -62,6 +98,12 @@ impl Task {
         self.empty_turns > COLD_AFTER
     }
 
+    /// Whether it gets turns at all.
+    pub fn has_turns(&mut self) -> bool {
+        (!self.dead || mutant("daemon.poller.panicked-queue-gets-turns"))
+            && (self.rests.is_none() || !self.is_resting())
+    }
+
     /// Whether its disk has used its CPU budget. A queue that is to leave does not rest.
     pub fn is_resting(&mut self) -> bool {
         let waits = |until| Instant::now() < until && self.queue.may_rest();
@@ -77,7 +119,7 @@ impl Task {
         let work = self.guard(|queue| queue.turn(bytes_max)).flatten();
         match work {
             Some(Work { found, time }) => {
-                self.empty_turns = 0;
+                (self.empty_turns, self.is_notified, self.for_nothing) = (0, false, 0);
                 self.charge(time, found + time);
             }
             None => self.empty_turns = self.empty_turns.saturating_add(1),
@@ -100,9 +142,25 @@ impl Task {
     }
 
     /// Asks the driver for notifications. Returns whether there is something to do already.
-    pub fn park(&mut self) -> bool {
+    pub fn park(&mut self, now: Instant) -> bool {
+        if std::mem::take(&mut self.is_notified) {
+            self.woken_for_nothing(now);
+        }
         // Nothing is taken from a ring while its disk rests.
         self.dead || !self.is_resting() && self.guard(|queue| queue.park()).unwrap_or(true)
+    }
+
+    /// A guest may notify as often as it likes, and a descriptor may be readable for ever.
+    fn woken_for_nothing(&mut self, now: Instant) {
+        if mutant("daemon.task.wakes-for-nothing-are-free") {
+            return;
+        }
+        self.for_nothing = self.for_nothing.saturating_add(1);
+        self.charge(WAKE, now);
+        if let Some(doublings) = self.for_nothing.checked_sub(FOR_NOTHING_MAX + 1) {
+            let until = now + DEAF_MIN * (1 << doublings.min(DEAF_DOUBLINGS_MAX));
+            self.rests = Some(self.rests.map_or(until, |rests| rests.max(until)));
+        }
     }
 
     /// When it has to be looked at again, as the last look before a sleep.
@@ -113,10 +171,10 @@ impl Task {
         if self.is_resting() { NextLook::At(until) } else { NextLook::Now }
     }
 
-    /// Its thread is awake.
+    /// Its thread is awake. A notification that comes while it rests is not taken: no other one ends a sleep before.
     pub fn unpark(&mut self) {
-        if self.queue.unpark() {
-            self.empty_turns = 0;
+        if self.rests.is_none() && self.queue.unpark() {
+            (self.empty_turns, self.is_notified) = (0, true);
         }
     }
 }

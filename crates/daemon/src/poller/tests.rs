@@ -17,6 +17,8 @@ use crate::config::DiskConfig;
 use crate::counters::QueueCounters;
 use crate::served_disk::{QUEUES, Served, disk, layer_of, load, on_disk};
 
+mod fairness;
+
 /// The queues that run, by disk and number, on pollers that all disks share.
 struct Shared {
     pollers: Vec<PollerThread>,
@@ -63,6 +65,7 @@ impl QueueRunner for Runner {
             counters: Arc::clone(&self.counters),
             poll: PollMode::Auto,
             budget: None,
+            limits: None,
         };
         let queue = QueuePart::Whole(Box::new(queue));
         let queue = self.shared.pollers[0].assign(queue, spec).map_err(|not_run| not_run.error)?;
@@ -333,7 +336,7 @@ fn a_queue_that_shares_its_thread_takes_large_requests_one_by_one() {
     let report = flowstone_testkit::load::run(&options).unwrap();
     assert_eq!(report.errors, 0);
     let batches = disk.counters.submit.snapshot().count();
-    assert!(batches >= 500, "{batches} batches for 500 requests of {SHARED_TURN_BYTES} bytes");
+    assert!(batches >= 500, "{batches} batches for 500 requests of {} bytes", shares::TURN_BYTES);
 }
 
 /// Its waker is not heard by a thread that is about to sleep.

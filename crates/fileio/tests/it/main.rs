@@ -6,3 +6,4 @@ mod engines;
 mod opening;
 mod page_cache;
 mod process_limit;
+mod stopped_server;

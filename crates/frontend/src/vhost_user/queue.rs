@@ -192,6 +192,11 @@ impl VirtQueue {
         self.avail.has_available()
     }
 
+    /// How many new chains the driver has made available.
+    pub fn available(&mut self) -> usize {
+        self.avail.available().into()
+    }
+
     /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those
     /// that need no disk are answered; [`publish`](Self::publish) shows it. Asks `go_on` before
     /// each new one: a single request may keep `submit` busy for a tenth of a second.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::SectorCount;
+use flowstone_block::{SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
@@ -109,9 +109,11 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Whether the content of the medium is unknown: then nothing is promised any more.
+    /// Whether the content of the medium is unknown, or what is known of it half changed by a thread
+    /// that has panicked: then nothing is promised any more, and nothing of the map is written.
     pub fn has_failed(&self) -> bool {
-        self.sync.has_failed() || self.commits.has_failed()
+        let is_broken = self.meta.is_poisoned() && !mutant("qcow2.meta.trusts-a-half-made-change");
+        self.sync.has_failed() || self.commits.has_failed() || is_broken
     }
 
     /// Nothing is promised from now on.

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use flowstone_block::{Damage, Error, Result};
+use flowstone_block::{Damage, Errno, Error, Result};
 use flowstone_fileio::{Access, BlockingFile, FileIo};
 
 use super::core::Core;
@@ -16,7 +16,7 @@ use super::header_io::{read_header, read_l1, write_autoclear};
 use super::maintenance::{Knowledge, Maintenance};
 use super::map::Map;
 use super::meta::Meta;
-use super::redo::{Left, Memory, Redo, recall};
+use super::redo::{Left, Lost, Memory, Redo, recall};
 use super::refcounts::Refcounts;
 use super::replay;
 use super::shape::HostCluster;
@@ -60,7 +60,7 @@ impl Qcow2Image {
             file.set_size(whole).map_err(host)?;
             file_bytes = whole;
         }
-        let left = recall(memory, header.autoclear).map_err(|lost| lost.explain(&name, memory))?;
+        let left = recall(memory, header.autoclear).map_err(|lost| lost.explain(&name))?;
         let promised = replay::named(header.shape, left.changes());
         let l1 = read_l1(&mut reader, &header, file_bytes).map_err(explain)?;
         let (mut survey, refcounts) = match readonly {
@@ -84,7 +84,10 @@ impl Qcow2Image {
         let mut image = Self { core, slow_path, trims, maintenance: None };
         replay::replay(&image.core, left.changes()).map_err(explain)?;
         if let Some(refcounts) = refcounts {
-            image.start(header, memory, &left, survey, refcounts).map_err(host)?;
+            image.start(header, memory, left, survey, refcounts).map_err(|error| match error {
+                StartError::Host(error) => host(error),
+                StartError::Lost(lost) => lost.explain(&name),
+            })?;
         }
         Ok(image)
     }
@@ -94,10 +97,10 @@ impl Qcow2Image {
         &mut self,
         mut header: Header,
         memory: Memory<'_>,
-        left: &Left,
+        left: Left,
         survey: Survey,
         refcounts: Refcounts,
-    ) -> io::Result<()> {
+    ) -> std::result::Result<(), StartError> {
         let redo = remember(&*self.core.file, &mut header, memory, left)?;
         let first_sector = write_autoclear(&*self.core.file, &header)?;
         self.core.meta().redo = redo;
@@ -140,34 +143,60 @@ fn start_trims(core: &Arc<Core>) -> Trims {
     })
 }
 
+/// Why an image that is sound cannot be written.
+enum StartError {
+    Host(io::Error),
+    Lost(Lost),
+}
+
+impl From<io::Error> for StartError {
+    fn from(error: io::Error) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl From<Errno> for StartError {
+    fn from(errno: Errno) -> Self {
+        Self::Host(errno.into())
+    }
+}
+
 /// Where changes of the map survive us; the header gets its mark, which is to be written.
 fn remember(
     file: &dyn FileIo,
     header: &mut Header,
     memory: Memory<'_>,
-    left: &Left,
-) -> io::Result<Option<Redo>> {
-    const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
+    left: Left,
+) -> std::result::Result<Option<Redo>, StartError> {
     let redo = match (memory, left) {
         (Memory::None, _) => None,
-        (Memory::Beside(image), Left::Changes(_)) => Some(Redo::resume(image)?),
-        (Memory::Beside(image), Left::Nothing) if header.shape.version < 3 => {
-            warn!("{}: version 2 of qcow2: {FORGETS}", image.display());
-            None
+        (Memory::Beside(image), Left::Changes(found, _)) => {
+            Some(Redo::resume(image, &found).map_err(StartError::Lost)?)
         }
-        (Memory::Beside(image), Left::Nothing) => {
+        (Memory::Beside(image), left) => {
             // Void before there is another redo file that it does not belong to.
             header.autoclear = 0;
             write_autoclear(file, header)?;
-            let begun = Redo::begin(image).inspect_err(|error| {
-                let name = image.display();
-                warn!("{name}: cannot write beside the image: {error}; {FORGETS}");
-            });
-            begun.ok()
+            left.remove();
+            begin(image, header.shape.version)
         }
     };
     header.autoclear = redo.as_ref().map_or(0, |redo| redo.mark().bits());
     Ok(redo)
+}
+
+/// A redo file for a new session, if there can be one.
+fn begin(image: &Path, version: u32) -> Option<Redo> {
+    const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
+    let name = image.display();
+    if version < 3 {
+        warn!("{name}: version 2 of qcow2: {FORGETS}");
+        return None;
+    }
+    let begun = Redo::begin(image).inspect_err(|error| {
+        warn!("{name}: cannot write beside the image: {error}; {FORGETS}");
+    });
+    begun.ok()
 }
 
 /// Refuses what cannot be served like this.

@@ -190,7 +190,7 @@ impl RawChannel {
         }
         let request = self.in_flight.remove(completion.tag);
         if self.durable_write.take_if(|tag| *tag == completion.tag).is_some() {
-            self.finish_sync(outcome_of_its_sync(completion.outcome));
+            self.finish_sync(outcome_of_its_sync(&completion));
             let outcome = completion.outcome.and(self.syncs.promise());
             return done.push(Completion { request, outcome });
         }
@@ -211,10 +211,11 @@ impl RawChannel {
 
 /// What a durable write says of its sync. Lack of space is told by the write, which then has no sync:
 /// a full host is not to end the disk. (Should a host's sync say it nevertheless, then to each open file
-/// description, and the next sync has another one than writes have.)
-fn outcome_of_its_sync(outcome: Outcome) -> Outcome {
-    let is_full = matches!(outcome, Err(Errno::NOSPC | Errno::DQUOT));
-    if is_full { Ok(()) } else { outcome }
+/// description, and the next sync has another one than writes have.) A write that the host was not
+/// asked for (no memory to copy odd buffers to) has none either.
+fn outcome_of_its_sync(write: &FileCompletion) -> Outcome {
+    let is_full = matches!(write.outcome, Err(Errno::NOSPC | Errno::DQUOT));
+    if is_full || !write.asked { Ok(()) } else { write.outcome }
 }
 
 impl Channel for RawChannel {

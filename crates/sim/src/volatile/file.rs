@@ -108,7 +108,7 @@ struct VolatileChannel {
 impl FileChannel for VolatileChannel {
     fn submit(&mut self, request: FileRequest) {
         let outcome = self.cache.execute(&mut self.file, request);
-        self.done.push(FileCompletion { tag: request.tag, outcome });
+        self.done.push(FileCompletion::new(request.tag, outcome));
     }
 
     fn kick(&mut self) {}

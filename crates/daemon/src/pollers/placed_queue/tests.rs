@@ -29,7 +29,7 @@ fn places(choice: PollerChoice) -> Arc<Places> {
 
 fn spec(layer: Arc<dyn Layer>, disk: u32, queue: u16) -> QueueSpec {
     let (counters, origin) = (Arc::default(), Origin::Queue { disk, queue });
-    QueueSpec { layer, origin, counters, poll: PollMode::Auto, budget: None }
+    QueueSpec { layer, origin, counters, poll: PollMode::Auto, budget: None, limits: None }
 }
 
 fn own() -> OwnThreads {

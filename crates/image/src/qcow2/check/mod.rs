@@ -55,7 +55,7 @@ pub fn check(
     let (left, is_given_up) = match recall(memory, header.autoclear) {
         Ok(left) => (left, false),
         Err(lost) if options.repair && lost.may_be_given_up() => (Left::Nothing, true),
-        Err(lost) => return Err(lost.explain(name, memory)),
+        Err(lost) => return Err(lost.explain(name)),
     };
     let mut promised = replay::named(header.shape, left.changes());
     if mutant("qcow2.check.knows-nothing-of-the-redo-file")
@@ -63,18 +63,22 @@ pub fn check(
     {
         promised.clear();
     }
-    let changes = left.changes().len();
     let mut report = check_beside(name, file, promised, options, progress)?;
-    if changes > 0 {
-        let redo = memory.redo_of(name);
-        let waiting = format!("{changes} changes of a killed daemon wait in {redo}");
-        report.notes.push(waiting + ": they are taken over when the image is opened for writing");
-    }
-    if options.repair && left == Left::Nothing && header.autoclear != 0 {
-        // Whatever it was good for, it is not any more.
-        let header = Header { autoclear: 0, ..header };
-        let written = write_autoclear(file, &header);
-        written.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+    match left {
+        Left::Changes(found, changes) if !changes.is_empty() => {
+            let (count, redo) = (changes.len(), found.path());
+            let waiting = format!("{count} changes of a killed daemon wait in {}", redo.display());
+            let note = waiting + ": they are taken over when the image is opened for writing";
+            report.notes.push(note);
+        }
+        Left::Nothing | Left::Void(_) if options.repair && header.autoclear != 0 => {
+            // Whatever it was good for, it is not any more.
+            let header = Header { autoclear: 0, ..header };
+            let written = write_autoclear(file, &header);
+            written.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+            left.remove();
+        }
+        _ => {}
     }
     if is_given_up {
         let cost = "writes that a killed daemon had completed since its last commit were given up";

@@ -206,16 +206,10 @@ impl SlowPathWorker {
                 if mutant("qcow2.slow-path.names-before-the-data") {
                     self.core.meta().name(guest, host);
                 }
-                let outcome = self.write_anew(guest, host, reads_zero, within as usize, data);
-                let mut meta = self.core.meta();
-                match outcome {
-                    Ok(()) => meta.name(guest, host),
-                    Err(_) => meta.space.spoil(host),
-                }
-                meta.release(guest);
-                drop(meta);
-                self.core.tell_changed();
-                outcome
+                let core = Arc::clone(&self.core);
+                let mut claim = Claim { core: &core, guest, host, outcome: Err(Errno::IO) };
+                claim.outcome = self.write_anew(guest, host, reads_zero, within as usize, data);
+                claim.outcome
             }
         }
     }
@@ -295,6 +289,34 @@ impl SlowPathWorker {
             let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
             meta = core.meta();
         }
+    }
+}
+
+/// A cluster of the disk that is written anew, under an exclusive lock. Others wait for its end, which is
+/// when this is dropped.
+struct Claim<'core> {
+    core: &'core Core,
+    guest: GuestCluster,
+    host: HostCluster,
+    outcome: Outcome,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let panics = std::thread::panicking();
+        if panics && mutant("qcow2.claim.stays-with-a-thread-that-panics") {
+            return;
+        }
+        let mut meta = self.core.meta();
+        match self.outcome {
+            Ok(()) => meta.name(self.guest, self.host),
+            // It stays out of use: something may still be on its way to it.
+            Err(_) if panics => {}
+            Err(_) => meta.space.spoil(self.host),
+        }
+        meta.release(self.guest);
+        drop(meta);
+        self.core.tell_changed();
     }
 }
 

@@ -3,11 +3,13 @@
 
 mod backing;
 mod basic;
+mod boots;
 mod commits;
 mod compact;
 mod crash;
 mod damage;
 mod device;
+mod ends;
 mod failures;
 mod faults;
 mod fixture;
@@ -17,5 +19,7 @@ mod instants;
 mod kill;
 mod killed;
 mod lives;
+mod neighbours;
 mod races;
 mod steps;
+mod upgrades;

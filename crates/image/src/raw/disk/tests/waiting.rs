@@ -53,7 +53,7 @@ impl FileChannel for SlowChannel {
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
         let now = Instant::now();
         let due = self.1.extract_if(.., |(due, _)| *due <= now);
-        done.extend(due.map(|(_, tag)| FileCompletion { tag, outcome: Ok(()) }));
+        done.extend(due.map(|(_, tag)| FileCompletion::new(tag, Ok(()))));
     }
 
     fn next_look(&mut self) -> NextLook {
