@@ -164,7 +164,7 @@ impl BackTask {
         let since = self.submitted[completion.request.tag as usize];
         self.counters.came_back(op, now - since);
         if let Some(Finished { head, request, outcome }) = self.half.used.complete(completion) {
-            self.counters.completed(op.kind(), outcome.is_err());
+            self.counters.completed(op.kind(), outcome);
             self.in_flight -= 1;
             self.give_back(head, Some(request));
         }

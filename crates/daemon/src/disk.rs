@@ -52,7 +52,7 @@ impl Disk {
             info!(disk = config.name, "serving {}", image.serving());
         }
         let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
-        let queues = Arc::new(QueueTable::default());
+        let queues = Arc::new(QueueTable::new(config.name.clone()));
         let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
         let limits = Arc::clone(&stack.limits);
         let runner = DiskQueues::new(&config, number, top, limits, pollers, table);

@@ -3,11 +3,13 @@
 //! Commands look a disk up and let go of the lock: what a disk does then, nothing else waits for.
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use flowstone_block::{Error, Result};
+use serde::Serialize;
 
 use crate::disk::Disk;
 
@@ -22,8 +24,20 @@ pub struct Disks {
 #[derive(Default)]
 struct Table {
     known: BTreeMap<u32, State>,
+    failed: Vec<Failed>,
     next: u32,
     end: Option<End>,
+}
+
+/// A disk that is not served, and why. There are no more of them than are configured.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Failed {
+    /// What is configured; nothing if that is what is wrong.
+    pub name: Option<String>,
+    /// What was being done.
+    pub what: String,
+    pub why: String,
+    pub advice: String,
 }
 
 /// What a daemon ends with, whichever comes first.
@@ -96,6 +110,18 @@ impl Disks {
     pub fn give_up(&self, number: u32) {
         self.table().known.remove(&number);
         self.settled.notify_all();
+    }
+
+    /// A disk, with this name if it has one, could not be opened.
+    pub fn fail(&self, name: Option<String>, error: &Error) {
+        let why = error.source().map_or_else(String::new, ToString::to_string);
+        let (what, advice) = (error.what().to_owned(), error.advice().to_owned());
+        self.table().failed.push(Failed { name, what, why, advice });
+    }
+
+    /// Those that could not be opened.
+    pub fn failed(&self) -> Vec<Failed> {
+        self.table().failed.clone()
     }
 
     /// Those that are served.
@@ -219,6 +245,21 @@ mod tests {
             scope.spawn(|| disks.give_up(number));
             disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
         });
+    }
+
+    /// It was nowhere in `stats`, and its line in the log did not name it.
+    #[test]
+    fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
+        let disks = Disks::default();
+        let number = disks.begin("vm2".into());
+        disks.fail(
+            Some("vm2".into()),
+            &Error::invalid("/images/vm2.raw", "no such file", "make it"),
+        );
+        disks.give_up(number);
+        let [failed] = &disks.failed()[..] else { panic!("one disk") };
+        assert_eq!(failed.name.as_deref(), Some("vm2"));
+        assert_eq!([&failed.what, &failed.why], ["/images/vm2.raw", "no such file"]);
     }
 
     /// The failure of the only disk was told to nobody when a signal came just then.

@@ -16,6 +16,7 @@ mod cpu_budget;
 mod cpus;
 mod disk;
 mod disks;
+mod failures;
 #[cfg(test)]
 mod fake_guest;
 mod front_task;
@@ -28,6 +29,7 @@ mod image_report;
 mod intake;
 mod kicks;
 mod layer_spec;
+mod memory_charge;
 mod numa;
 mod numa_report;
 mod open_files;

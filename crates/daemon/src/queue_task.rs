@@ -191,7 +191,7 @@ impl QueueTask {
             let op = completion.request.op;
             self.counters.came_back(op, now - self.submitted[tag]);
             if let Some(outcome) = self.queue.complete(completion) {
-                self.counters.completed(op.kind(), outcome.is_err());
+                self.counters.completed(op.kind(), outcome);
             }
         }
     }

@@ -11,12 +11,15 @@ use crate::cache_report::{CacheReport, DiskCacheReport};
 use crate::class_report::ClassesReport;
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
-use crate::disks::Disks;
+use crate::disks::{Disks, Failed};
+use crate::failures::FailureReport;
 use crate::histogram::Snapshot;
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
+use crate::memory_charge::MemoryReport;
 use crate::pollers::PollerReport;
 use crate::qos_report::{GroupReport, QosReport};
 use crate::vm_report::VmReport;
+use crate::vms;
 
 /// The whole daemon.
 #[derive(Serialize)]
@@ -26,9 +29,12 @@ pub struct Report {
     uptime_s: f64,
     /// Names of disks that are not served yet.
     opening: Vec<String>,
+    /// Disks that could not be opened.
+    failed: Vec<Failed>,
     /// Absent without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheReport>,
+    memory: MemoryReport,
     vms: Vec<VmReport>,
     pollers: Vec<PollerReport>,
     groups: Vec<GroupReport>,
@@ -70,6 +76,8 @@ struct DiskReport {
     /// What has been found damaged while it is served; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     damage: Option<DamageReport>,
+    /// Why requests failed.
+    errors_by_errno: Vec<FailureReport>,
     total: QueueReport,
     queues: Vec<QueueReport>,
     layers: Vec<ByKind<LayerReport>>,
@@ -163,9 +171,12 @@ impl Report {
         uptime: Duration,
     ) -> Self {
         let serving = disks.serving();
+        let attached = vms::attached(&serving);
         Self {
             opening: disks.opening(),
+            failed: disks.failed(),
             cache,
+            memory: MemoryReport::of(vms::guest_bytes(&attached)),
             vms: VmReport::of_all(&serving),
             pollers,
             groups,
@@ -206,6 +217,7 @@ impl DiskReport {
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),
+            errors_by_errno: disk.queues.failures.report(),
             total,
             queues: queues
                 .iter()

@@ -66,6 +66,17 @@ pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
     disks.iter().filter_map(attach).collect()
 }
 
+/// The memory of the guests: a process may hand the same over for each of its disks.
+pub fn guest_bytes(attached: &[Attached]) -> u64 {
+    let mut guests = BTreeMap::new();
+    for disk in attached {
+        let alone = disk.pid.is_none().then_some(disk.number);
+        let bytes = guests.entry((disk.pid, alone)).or_insert(0);
+        *bytes = disk.memory_bytes.max(*bytes);
+    }
+    guests.values().sum()
+}
+
 /// Their VMs.
 pub fn look(attached: &[Attached]) -> Vec<Vm> {
     group(attached, Process::look)
@@ -82,8 +93,11 @@ pub fn share_out(vms: &[Vm]) -> Vms {
 
 fn group(attached: &[Attached], look: impl Fn(u32) -> Option<Process>) -> Vec<Vm> {
     let mut vms: BTreeMap<Identity, Vm> = BTreeMap::new();
+    // To count a process's vCPUs takes a look at each of its descriptors: once, however many disks it has.
+    let mut processes = BTreeMap::new();
     for disk in attached {
-        let process = disk.pid.and_then(&look);
+        let mut seen = |pid| processes.entry(pid).or_insert_with(|| look(pid)).clone();
+        let process = disk.pid.and_then(&mut seen);
         let identity = match (&disk.spec.name, disk.pid, &process) {
             (Some(name), ..) => Identity::Called(name.clone()),
             (None, Some(pid), Some(process)) => Identity::Process { pid, start: process.start },

@@ -66,7 +66,7 @@ mod tests {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();
         file.set_len(1 << 40).unwrap();
         file.write_all_at(&[1; 8192], FILL_BYTES_MAX - 4096).unwrap();
-        let files = Descriptors::new(file, None, FileKind::Regular);
+        let files = Descriptors::new(file, None, FileKind::Regular).unwrap();
         assert!(files.zeroes_are_written() && files.discards_to_zeroes());
         let zero = |bytes| zero(&files, FileOffset::new(0), bytes);
         assert_eq!(zero(FILL_BYTES_MAX), Ok(()));

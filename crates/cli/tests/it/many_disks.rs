@@ -59,6 +59,21 @@ fn a_disk_that_fails_leaves_the_others_alone() {
     let names: Vec<_> =
         stats["disks"].as_array().unwrap().iter().map(|disk| disk["name"].clone()).collect();
     assert_eq!(names, ["good", "failing", "cut"]);
+    let missing = &stats["failed"][0];
+    assert_eq!(
+        (&missing["name"], &missing["why"]),
+        (&"missing".into(), &"no such file or directory".into())
+    );
+    let reason = &stats["disks"][1]["errors_by_errno"][0];
+    assert_eq!((&reason["errno"], &reason["count"]), (&5.into(), &1.into()), "{reason}");
+    let text = place.succeed(&["stats", "--control", &place.text("control.sock")]);
+    assert!(
+        text.contains("missing  not served: ") && text.contains("1 requests, Input/"),
+        "{text}"
+    );
+    let said = daemon.stderr();
+    assert!(said.contains("disk=\"missing\"") && said.contains("a guest's write failed"), "{said}");
+    assert!(!said.contains("unsaid=0"), "{said}");
     drop((good, failing, cut));
     stop(daemon);
 }

@@ -1,8 +1,9 @@
 //! A poller's thread, as others see it.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
+use flowstone_block::LogBudget;
 use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 use flowstone_block::sync::thread::{Builder, JoinHandle};
 use tracing::warn;
@@ -17,6 +18,9 @@ use crate::queue_run::QueuePart;
 
 /// Pollers recurse nowhere and keep nothing large on the stack.
 const STACK_BYTES: usize = 256 << 10;
+
+/// For what each thread that is started may have to say.
+static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(Mutex::default);
 
 /// What a poller's thread is told when it starts.
 #[derive(Clone, Default)]
@@ -46,7 +50,11 @@ impl PollerThread {
         let run = move || {
             // First: what it makes lies on the node where it runs.
             if let Err(error) = pin_this_thread(&options.cpus) {
-                warn!(cpus = %options.cpus, %error, "cannot pin a poller to its CPUs; it runs anywhere");
+                // A guest starts threads as often as it likes.
+                if let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend() {
+                    let cpus = &options.cpus;
+                    warn!(%cpus, %error, unsaid, "cannot pin a poller to its CPUs; it runs anywhere");
+                }
             }
             // Here: a reactor stays on its thread.
             match Poller::new(options) {

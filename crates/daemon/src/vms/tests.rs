@@ -65,6 +65,20 @@ impl Drop for Killed {
     }
 }
 
+/// `stats` with 200 disks of one process took 7.4 s.
+#[test]
+fn a_process_is_looked_at_once_for_all_of_its_disks() {
+    let looks = std::cell::Cell::new(0);
+    let attached: Vec<_> = (0..200).map(|number| disk(number, Some(7 + number % 2), "")).collect();
+    let look = |pid| {
+        looks.set(looks.get() + 1);
+        process(pid)
+    };
+    assert_eq!((group(&attached, look).len(), looks.get()), (2, 2));
+    assert_eq!(guest_bytes(&attached), 2 << 30, "each has handed over the same for all");
+    assert_eq!(guest_bytes(&[disk(1, None, ""), disk(2, None, "")]), 2 << 30);
+}
+
 /// The kernel cuts a process's name after 15 bytes, which may be in the middle of a letter: then the process is taken
 /// for none, and each of its disks for a VM of one vCPU with all of its memory.
 #[test]

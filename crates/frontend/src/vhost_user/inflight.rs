@@ -146,7 +146,7 @@ impl InflightRegion {
             return Err(io::Error::other("the in-flight region is not one of ours"));
         }
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
-        let mapping = GuardedRegion::map(file, offset, bytes)?;
+        let mapping = GuardedRegion::map(file, offset, bytes, 0)?;
         Ok(Arc::new(Self { mapping, queues, queue_size }))
     }
 

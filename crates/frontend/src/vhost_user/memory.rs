@@ -1,6 +1,7 @@
 //! Guest memory, mapped into the daemon, and the only way from a guest address to a host one.
 
 mod nodes;
+mod space;
 
 use std::fs::File;
 use std::io;
@@ -11,6 +12,7 @@ use flowstone_block::{Guarded, IoVec, is_any_broken};
 use vm_memory::{FileOffset, MmapRegion};
 
 pub use self::nodes::NodePages;
+use self::space::Space;
 
 /// Where a region of guest memory lies in the three address spaces that name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +36,7 @@ pub(super) struct GuardedRegion {
     // Before the mapping: what is not mapped any more is not ours to replace.
     guard: Guarded,
     mapping: MmapRegion,
+    _space: Space,
 }
 
 /// All memory of a guest at some time. Immutable: a change makes a new one that shares the
@@ -66,7 +69,7 @@ impl GuestMemory {
             return Err(io::Error::other("two memory regions overlap"));
         }
         let bytes = usize::try_from(addresses.bytes).map_err(io::Error::other)?;
-        let mapping = GuardedRegion::map(file, file_offset, bytes)?;
+        let mapping = GuardedRegion::map(file, file_offset, bytes, self.bytes())?;
         let mut regions = self.regions.clone();
         regions.push(Arc::new(Region { addresses, mapping }));
         Ok(Self { regions })
@@ -153,9 +156,10 @@ impl GuestMemory {
 }
 
 impl GuardedRegion {
-    /// Maps a range of a file that is as long.
-    pub fn map(file: File, offset: u64, bytes: usize) -> io::Result<Self> {
+    /// Maps a range of a file that is as long, for a guest that `has` so many bytes already.
+    pub fn map(file: File, offset: u64, bytes: usize, has: u64) -> io::Result<Self> {
         refuse_short_file(&file, offset, bytes as u64)?;
+        let space = Space::take(bytes as u64, has)?;
         // Of a file of huge pages it is their size.
         let page_bytes = file.metadata()?.blksize() as usize;
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
@@ -163,7 +167,7 @@ impl GuardedRegion {
         // SAFETY: the mapping is ours alone, and lives longer than its guard; all users of it look
         // whether it is broken.
         let guard = unsafe { Guarded::new(mapping.as_ptr(), bytes, page_bytes.max(4096)) };
-        Ok(Self { guard, mapping })
+        Ok(Self { guard, mapping, _space: space })
     }
 
     pub fn as_ptr(&self) -> *mut u8 {
