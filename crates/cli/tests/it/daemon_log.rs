@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use flowstone_testkit::{Client, Status};
+use flowstone_testkit::{Client, HANG, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
@@ -85,7 +84,7 @@ fn sighup_does_not_end_a_daemon_and_sigterm_still_does() {
     let mut client = place.client();
     for _ in 0..3 {
         daemon.signal(Signal::HUP).unwrap();
-        daemon.wait_stderr("SIGHUP has no effect", Duration::from_secs(30)).unwrap();
+        daemon.wait_stderr("SIGHUP has no effect", HANG).unwrap();
         assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
         assert_eq!(client.flush().unwrap(), Status::Ok);
     }

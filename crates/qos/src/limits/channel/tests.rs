@@ -1,6 +1,5 @@
 use std::io;
 use std::sync::Mutex;
-use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use flowstone_block::{
@@ -8,8 +7,13 @@ use flowstone_block::{
     SectorCount,
 };
 
+use flowstone_testkit::HANG;
+
 use super::*;
 use crate::{Group, Limit, Limited, Weight};
+
+/// One request in an hour: what waits comes back because of what happens, or not at all.
+const NEVER: &str = "bw=1";
 
 /// Completes everything at the next reap, and remembers in which order it came.
 #[derive(Default)]
@@ -83,10 +87,11 @@ impl Fixture {
 
     /// Reaps until so many have come back.
     fn wait(&self, channel: &mut dyn Channel, count: usize) -> Vec<u32> {
-        let mut done = Vec::new();
+        let (mut done, end) = (Vec::new(), Instant::now() + HANG);
         while done.len() < count {
-            self.reactor.sleep(|| channel.next_look());
+            self.reactor.sleep(|| channel.next_look().min(NextLook::At(end)));
             channel.reap(&mut done);
+            assert!(Instant::now() < end, "{} of {count} have come back", done.len());
         }
         done.iter().map(|completion| completion.request.tag).collect()
     }
@@ -106,8 +111,7 @@ fn submit(channel: &mut dyn Channel, ops: impl IntoIterator<Item = Op>) {
 /// A flush that overtook a write that waits would promise what has not been done.
 #[test]
 fn nothing_overtakes_what_waits_and_a_flush_costs_nothing() {
-    // Credit is less than a request, however late the first one comes.
-    let fixture = Fixture::new("iops=20");
+    let fixture = Fixture::new(NEVER);
     let mut queue = fixture.queue(0);
     let ops = [
         Op::Flush,
@@ -118,15 +122,13 @@ fn nothing_overtakes_what_waits_and_a_flush_costs_nothing() {
         Op::Flush,
         Op::Read(block()),
     ];
-    let began = Instant::now();
     submit(&mut *queue, ops);
     // One may be owed; what follows it and costs nothing goes along.
     assert_eq!(fixture.order(), [0, 1, 2, 3]);
+    fixture.disk.set_limit("iops=20".parse().unwrap());
     assert_eq!(fixture.wait(&mut *queue, 7), [0, 1, 2, 3, 4, 5, 6]);
-    assert!(began.elapsed() >= Duration::from_millis(90), "two had to wait, 50 ms each");
     let (requests, time) = fixture.disk.throttled();
-    assert_eq!(requests, 2);
-    assert!(time >= Duration::from_millis(40 + 90), "{time:?}");
+    assert!(requests == 2 && time > Duration::ZERO, "{requests} for {time:?}");
 }
 
 #[test]
@@ -137,7 +139,7 @@ fn without_a_limit_requests_pass_and_nothing_is_counted() {
     assert_eq!(fixture.order().len(), 50);
     assert_eq!(fixture.wait(&mut *queue, 50).len(), 50);
     assert_eq!(fixture.disk.throttled().0, 0);
-    fixture.disk.set_limit("iops=10".parse().unwrap());
+    fixture.disk.set_limit(NEVER.parse().unwrap());
     submit(&mut *queue, [Op::Write(block()); 3]);
     assert_eq!(fixture.order().len(), 51);
 }
@@ -145,7 +147,7 @@ fn without_a_limit_requests_pass_and_nothing_is_counted() {
 /// GET_VRING_BASE and SIGTERM do not wait for tokens.
 #[test]
 fn a_queue_that_is_stopped_lets_everything_go_and_owes_it() {
-    let fixture = Fixture::new("iops=1");
+    let fixture = Fixture::new(NEVER);
     let mut queue = fixture.queue(3);
     let mut other = fixture.queue(4);
     submit(&mut *queue, [Op::Write(block()); 40]);
@@ -156,9 +158,7 @@ fn a_queue_that_is_stopped_lets_everything_go_and_owes_it() {
         std::thread::sleep(Duration::from_millis(10));
         disk.stop_queue(3);
     });
-    let began = Instant::now();
     assert_eq!(fixture.wait(&mut *queue, 40).len(), 40);
-    assert!(began.elapsed() < Duration::from_secs(20), "{:?} of 40 s", began.elapsed());
     stopper.join().unwrap();
     // What an earlier life left undone comes after the stop.
     submit(&mut *queue, [Op::Write(block())]);
@@ -172,26 +172,22 @@ fn a_queue_that_is_stopped_lets_everything_go_and_owes_it() {
 
 #[test]
 fn another_limit_ends_the_wait_of_a_thread_that_sleeps() {
-    let fixture = Fixture::new("iops=1");
+    let fixture = Fixture::new(NEVER);
     let mut queue = fixture.queue(0);
     submit(&mut *queue, [Op::Write(block()); 64]);
     let disk = Arc::clone(&fixture.disk);
-    let (changed, has_changed) = channel();
     let operator = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(10));
         disk.set_limit("iops=100000".parse().unwrap());
-        changed.send(Instant::now()).unwrap();
     });
     assert_eq!(fixture.wait(&mut *queue, 64).len(), 64);
-    let waited = has_changed.recv().unwrap().elapsed();
-    assert!(waited < Duration::from_secs(10), "{waited:?}");
     operator.join().unwrap();
 }
 
 /// Reading the structures of a disk is the daemon's business; the last flush of a disk, too.
 #[test]
 fn the_daemons_own_requests_do_not_wait() {
-    let fixture = Fixture::new("iops=1");
+    let fixture = Fixture::new(NEVER);
     let mut queue = fixture.queue(0);
     submit(&mut *queue, [Op::Write(block()); 4]);
     let mut own = BlockingDisk::new(&fixture.layer).unwrap();
