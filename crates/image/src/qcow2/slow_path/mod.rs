@@ -14,6 +14,8 @@ use std::thread::{Builder, JoinHandle};
 use flowstone_block::{Completion, Errno, Request};
 use tracing::error;
 
+#[cfg(test)]
+pub use self::tables::TableRead;
 pub use self::tables::load;
 pub use self::worker::SlowPathWorker;
 use super::core::Core;

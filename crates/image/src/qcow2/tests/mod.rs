@@ -18,6 +18,7 @@ mod instants;
 mod kill;
 mod killed;
 mod lives;
+mod locks;
 mod neighbours;
 mod races;
 mod sectors;
