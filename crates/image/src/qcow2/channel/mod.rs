@@ -113,12 +113,14 @@ impl Qcow2Channel {
             drop(meta);
             return self.hand_over(request);
         }
-        let epoch = meta.epoch;
         let transfers = self.plan.transfers();
-        if transfers > 0 {
-            self.pins.pin(epoch);
-        }
-        drop(meta);
+        let epoch = match transfers {
+            0 => {
+                drop(meta);
+                0
+            }
+            _ => self.pins.hold(meta),
+        };
         for zero in self.plan.zeroes.drain(..) {
             request.fill_zero(zero);
         }
@@ -136,10 +138,8 @@ impl Qcow2Channel {
             drop(meta);
             return self.hand_over(request);
         }
-        let epoch = meta.epoch;
-        self.pins.pin(epoch);
         let low = meta.space.unused_end() < self.core.room_low();
-        drop(meta);
+        let epoch = self.pins.hold(meta);
         if low && !self.plan.fills.is_empty() {
             self.core.commits.hint_room();
         }

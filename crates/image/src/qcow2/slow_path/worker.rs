@@ -157,10 +157,7 @@ impl SlowPathWorker {
             let missing = {
                 let mut meta = self.core.meta();
                 match meta.find(position, most) {
-                    Ok(part) => {
-                        self.pins.pin(meta.epoch);
-                        return Ok((part, meta.epoch));
-                    }
+                    Ok(part) => return Ok((part, self.pins.hold(meta))),
                     Err(missing) => missing,
                 }
             };
@@ -265,8 +262,7 @@ impl SlowPathWorker {
                 }
             };
             if let Mapping::Data { host, ours: true } = mapping {
-                self.pins.pin(meta.epoch);
-                return Ok(Prepared::InPlace { host, epoch: meta.epoch });
+                return Ok(Prepared::InPlace { host, epoch: self.pins.hold(meta) });
             }
             if meta.is_locked(guest) {
                 meta = core.wait_for_change(meta);

@@ -19,6 +19,7 @@ mod instants;
 mod kill;
 mod killed;
 mod lives;
+mod locks;
 mod neighbours;
 mod races;
 mod sectors;
