@@ -3,7 +3,7 @@
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
@@ -297,4 +297,34 @@ fn a_passing_error_does_not_cost_the_layout() {
     let before = classes.readings();
     wait_until("a reading without another write", || classes.readings() > before);
     assert!(is_ext4(&classes));
+}
+
+/// Told of all that is read; of the first reading that no guest has asked for it.
+#[test]
+fn a_reading_keeps_to_its_pace_and_ends_in_the_midst_of_a_rest() {
+    let (told, charged) = (Arc::<AtomicU64>::default(), Arc::<AtomicBool>::default());
+    let rests = Arc::<AtomicBool>::default();
+    let pace = {
+        let (told, charged, rests) = (told.clone(), charged.clone(), rests.clone());
+        Arc::new(move |bytes, is_charged| {
+            told.fetch_add(bytes, Relaxed);
+            charged.fetch_or(is_charged, Relaxed);
+            Duration::from_secs(if rests.load(Relaxed) { 3600 } else { 0 })
+        })
+    };
+    let (disk, control) = slow(&ext4_of_32_mib(""));
+    let classify = Classify::paced(disk, 3, pace);
+    let classes = classify.classes();
+    wait_for("the layout", 60, || is_ext4(&classes));
+    assert!(told.load(Relaxed) >= 4096 * control.reads.load(Relaxed).min(2));
+    wait_for("a reading because of what has been read", 60, || charged.load(Relaxed));
+    rests.store(true, Relaxed);
+    let before = told.load(Relaxed);
+    let mut guest = BlockingDisk::new(&OfGuest(&classify, 0)).unwrap();
+    wait_for("a rest", 60, || {
+        wipe(&mut guest);
+        told.load(Relaxed) > before
+    });
+    // Waits for its thread, which rests for an hour.
+    drop((guest, classes, classify));
 }

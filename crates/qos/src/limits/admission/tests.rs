@@ -114,6 +114,22 @@ fn a_broken_ring_waits_for_nothing() {
     assert_eq!(known, None);
 }
 
+/// A guest that writes its superblock again and again had 64 MiB/s read for it beside `bw=1M`.
+#[test]
+fn what_the_daemon_reads_because_of_a_guest_is_paced_and_paid_by_it() {
+    let fixture = Fixture::new("bw=1M");
+    let mib = |charged| fixture.disk.own_read(1 << 20, charged);
+    assert_eq!([false; 100].map(mib), [Duration::from_secs(1); 100]);
+    let mut queue = fixture.queue();
+    assert_eq!(batch(&mut queue, 1, write()), 1, "the first reading is the daemon's own wish");
+    assert_eq!([true; 3600].map(mib), [Duration::from_secs(1); 3600]);
+    assert_eq!(batch(&mut queue, 1, write()), 0);
+    let look = queue.next_look();
+    assert!(matches!(look, NextLook::At(at) if at > Instant::now() + Duration::from_secs(3000)));
+    fixture.disk.set_limit(Limit::NONE);
+    assert_eq!(mib(true), Duration::ZERO);
+}
+
 #[test]
 fn another_limit_wakes_a_thread_that_sleeps() {
     let fixture = Fixture::new("bw=1");
