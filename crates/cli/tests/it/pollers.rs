@@ -1,6 +1,7 @@
 //! Pollers that the queues of all disks share.
 
 use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use flowstone_testkit::load::{Completion, CpuSample, Limit, LoadOptions, run};
 use flowstone_testkit::{Client, ClientOptions, Daemon, DaemonCommand, HANG, skip, wait_for};
 use serde_json::Value;
 
-use crate::fixture::{Place, stop};
+use crate::fixture::{Over, Place, stop};
 
 const QUEUES: usize = 2;
 
@@ -82,15 +83,27 @@ fn disks_of_every_format_share_two_pollers_and_these_sleep_when_there_is_nothing
     }
     configure(&place, "pollers = 2\npoller-cpus = '0-1'\n", &disks);
     let daemon = serve(&place, &disks);
+    // One load may be over before another one begins, so that they go on until all have been seen.
+    let are_seen = AtomicBool::new(false);
     thread::scope(|scope| {
+        let over = Over(&are_seen);
         for (seed, (name, _)) in (1..).zip(&disks) {
             let options = checked(&place, name, 4000, seed);
-            scope.spawn(move || assert_eq!(run(&options).unwrap().errors, 0));
+            let are_seen = &are_seen;
+            scope.spawn(move || {
+                loop {
+                    assert_eq!(run(&options).unwrap().errors, 0);
+                    if are_seen.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+            });
         }
         let all = (QUEUES * disks.len()) as f64;
         wait_until(&place, "all queues run", |it| it.len() == 2 && sum(it, "queues") == all);
         let cpus: Vec<Value> = pollers(&place).iter().map(|it| it["cpu"].clone()).collect();
         assert_eq!(cpus, [0, 1]);
+        drop(over);
     });
     let now = pollers(&place);
     assert!(sum(&now, "busy_s") > 0.0 && sum(&now, "sleeps") > 0.0, "{now:?}");
