@@ -315,13 +315,13 @@ fn a_reading_keeps_to_its_pace_and_ends_in_the_midst_of_a_rest() {
     let (disk, control) = slow(&ext4_of_32_mib(""));
     let classify = Classify::paced(disk, 3, pace);
     let classes = classify.classes();
-    wait_for("the layout", 60, || is_ext4(&classes));
+    wait_until("the layout", || is_ext4(&classes));
     assert!(told.load(Relaxed) >= 4096 * control.reads.load(Relaxed).min(2));
-    wait_for("a reading because of what has been read", 60, || charged.load(Relaxed));
+    wait_until("a reading because of what has been read", || charged.load(Relaxed));
     rests.store(true, Relaxed);
     let before = told.load(Relaxed);
     let mut guest = BlockingDisk::new(&OfGuest(&classify, 0)).unwrap();
-    wait_for("a rest", 60, || {
+    wait_until("a rest", || {
         wipe(&mut guest);
         told.load(Relaxed) > before
     });
