@@ -1,5 +1,5 @@
-//! The redo file of a killed daemon, found by a process that sees another boot of the host: in a mount
-//! namespace with a boot number of its own, as containers have, and in a time namespace.
+//! The redo file of a killed daemon, found by a process that sees another boot of the host: in a
+//! mount namespace with a boot number of its own, as containers have, and in a time namespace.
 
 use std::process::{Command, Output};
 
