@@ -19,6 +19,7 @@ mod locks;
 mod log_images;
 mod many_disks;
 mod model;
+mod other_boots;
 mod overlaps;
 mod pollers;
 mod qcow2;

@@ -374,7 +374,7 @@ fn a_killed_daemon_forgets_nothing_that_has_completed() {
 }
 
 /// A daemon that has completed writes and flushed none, and is killed.
-fn kill_with_unflushed_writes(place: &Place, image: &str) {
+pub fn kill_with_unflushed_writes(place: &Place, image: &str) {
     let mut daemon = place.serve(&[image]);
     let mut client = place.client();
     for number in 0..50u64 {

@@ -1,10 +1,11 @@
 //! Whether the host has stayed up since a redo file was last written.
 //!
-//! Neither of the two numbers that tell boots apart does so alone. Containers may have a boot number
-//! of their own, another one at each start, although the host stays up (systemd-nspawn, LXC); and the
-//! time at which the host was started moves when its clock is set. So the boot is the same if either
-//! of them is. It has ended if this host was started after the last sign of life in the file. All else,
-//! such as another host that shares the storage, is not sure, and decided by the operator.
+//! Neither of the two numbers that tell boots apart does so alone. Containers may have a boot
+//! number of their own, another one at each start, although the host stays up (systemd-nspawn,
+//! LXC); and the time at which the host was started moves when its clock is set. So the boot is the
+//! same if either of them is. It has ended if this host was started after the last sign of life in
+//! the file. All else, such as another host that shares the storage, is not sure, and decided by
+//! the operator.
 
 use std::io;
 

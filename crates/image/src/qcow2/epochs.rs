@@ -1,8 +1,9 @@
 //! Which host clusters requests may still use although the map has dropped them.
 //!
 //! Time is cut into epochs; a commit begins a new one. A request pins the present epoch when it
-//! reads the map, before it gives the map's lock back, and unpins it when its I/O is done. A cluster that the map
-//! dropped in some epoch may be used again when that epoch and all before it are without pins.
+//! reads the map, before it gives the map's lock back, and unpins it when its I/O is done. A
+//! cluster that the map dropped in some epoch may be used again when that epoch and all before it
+//! are without pins.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -60,8 +61,8 @@ impl Epochs {
 }
 
 impl EpochPins {
-    /// Gives the map's lock back with the present epoch pinned for a request: a cluster that was seen
-    /// under this lock is not used again before [`unpin`](Self::unpin). Returns the epoch.
+    /// Gives the map's lock back with the present epoch pinned for a request: a cluster that was
+    /// seen under this lock is not used again before [`unpin`](Self::unpin). Returns the epoch.
     pub fn hold<M: HasEpoch>(&mut self, map: impl Deref<Target = M>) -> u64 {
         let epoch = map.epoch();
         if mutant("qcow2.epochs.pins-after-the-look") {

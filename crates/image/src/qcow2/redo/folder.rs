@@ -1,9 +1,9 @@
-//! The folder of an image: where its redo file is, and how it is opened, so that nothing of others is
-//! written, followed or removed.
+//! The folder of an image: where its redo file is, and how it is opened, so that nothing of others
+//! is written, followed or removed.
 //!
 //! A redo file is called by the number of its session, and not by the image, which may be renamed
-//! while it is served, and another one take its name. It is made anew by each session; what is there
-//! already is of another one.
+//! while it is served, and another one take its name. It is made anew by each session; what is
+//! there already is of another one.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};

@@ -8,10 +8,10 @@
 //! gone.
 //!
 //! No record is ever synced, for none may survive a power cut, which may have taken the data: the
-//! file says in which boot of which host it was written ([`boot`](super::boot)), for which file, and
-//! for which session of it, as the header of the image does ([`mark`](super::mark)). What it is called
-//! and which files are left alone: [`folder`]. How a file that is found is used, and when an image is
-//! refused: [`recall()`].
+//! file says in which boot of which host it was written ([`boot`](super::boot)), for which file,
+//! and for which session of it, as the header of the image does ([`mark`](super::mark)). What it is
+//! called and which files are left alone: [`folder`]. How a file that is found is used, and when an
+//! image is refused: [`recall()`].
 
 mod folder;
 mod layout;
@@ -75,8 +75,8 @@ pub struct RedoRecord {
 const NAMES_MAX: u32 = 16;
 
 impl Redo {
-    /// Begins a session of the image at `image`. The header is to have [`mark`](Self::mark) before the
-    /// first change.
+    /// Begins a session of the image at `image`. The header is to have [`mark`](Self::mark) before
+    /// the first change.
     pub fn begin(image: &Path) -> io::Result<Self> {
         let (boot, inode) = (Boot::read()?, std::fs::metadata(image)?.ino());
         let folder = Folder::of(image)?;
@@ -89,8 +89,8 @@ impl Redo {
         redo.introduce(&boot, inode, &image.canonicalize()?)?;
         redo.store(MARK_WORD, mark.bits());
         redo.store(0, MAGIC);
-        // The header is not to name a file that a power cut takes: that would look as if its owner had
-        // removed it.
+        // The header is not to name a file that a power cut takes: that would look as if its owner
+        // had removed it.
         match redo.sync() {
             Ok(()) => Ok(redo),
             Err(error) => redo.remove().and(Err(error)),
@@ -160,7 +160,8 @@ impl Redo {
         self.store(ALIVE_WORD, now_ms as u64);
     }
 
-    /// Earlier versions called it by the image. Where that cannot be changed it is found all the same.
+    /// Earlier versions called it by the image. Where that cannot be changed it is found all the
+    /// same.
     fn take_name(&mut self) {
         let name = name_of(self.mark);
         if name != self.name && self.folder.rename(&self.name, &name).is_ok() {

@@ -167,8 +167,8 @@ impl Found {
         Witness { number, host: None, started_ms: None, alive_ms }
     }
 
-    /// Whether the image is the file that was served. Where both it and this file have other numbers
-    /// than they had, both have been moved, or their file system counts anew.
+    /// Whether the image is the file that was served. Where both it and this file have other
+    /// numbers than they had, both have been moved, or their file system counts anew.
     fn is_of_this_file(&self) -> bool {
         let has_moved = self.word(0) == MAGIC && self.word(OWN_INODE_WORD) != self.metadata.ino();
         self.word(INODE_WORD) == self.image.0 || has_moved
@@ -182,7 +182,14 @@ impl Found {
         }
         match since {
             Since::SameBoot => {}
-            Since::Restarted => return Ok(Left::Void(self)),
+            Since::Restarted => {
+                warn!(
+                    "{}: the host has been restarted since; what was not flushed is as the medium \
+                     has it",
+                    self.path().display()
+                );
+                return Ok(Left::Void(self));
+            }
             Since::Unsure if mutant("qcow2.redo.reads-what-is-not-sure-as-nothing") => {
                 return Ok(Left::Void(self));
             }

@@ -36,7 +36,8 @@ impl TableRead {
     pub fn finish(self, core: &Core, entries: Box<[u64]>) -> Outcome {
         let Self { missing, evictions } = self;
         let mut meta = core.meta();
-        // What has been thrown out since may have been this table, with changes that we did not see.
+        // What has been thrown out since may have been this table, with changes that we did not
+        // see.
         if meta.map.evictions != evictions && !mutant("qcow2.tables.overlooks-an-eviction") {
             return Ok(());
         }

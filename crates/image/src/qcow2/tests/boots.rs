@@ -1,5 +1,5 @@
-//! A daemon was killed, and who looks at the image next is not sure to be on the same boot of the same
-//! host.
+//! A daemon was killed, and who looks at the image next is not sure to be on the same boot of the
+//! same host.
 
 use flowstone_block::Op;
 use flowstone_sim::SimDisk;
@@ -30,8 +30,8 @@ fn flip(redo: &mut [u8], index: usize) {
     set_word(redo, index, before ^ 1);
 }
 
-/// A container has another boot number at each start (systemd-nspawn, LXC), and a host's clock is set:
-/// completed writes read as zeroes, and nothing was logged.
+/// A container has another boot number at each start (systemd-nspawn, LXC), and a host's clock is
+/// set: completed writes read as zeroes, and nothing was logged.
 #[test]
 fn changes_survive_another_boot_number_and_another_time() {
     const HOUR_MS: u64 = 3_600_000;

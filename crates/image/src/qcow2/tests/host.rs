@@ -121,8 +121,8 @@ impl Host {
         bytes
     }
 
-    /// Puts it back, as long as it was, where its session looks for it. It is taken for the file that it
-    /// was, although the host may give it another number.
+    /// Puts it back, as long as it was, where its session looks for it. It is taken for the file
+    /// that it was, although the host may give it another number.
     pub fn remember(&self, bytes: &[u8]) {
         let session = word(bytes, 5) >> 24;
         let path = self.folder.path().join(format!("flowstone-{session:010x}.redo"));

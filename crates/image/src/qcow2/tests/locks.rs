@@ -1,5 +1,5 @@
-//! A request that meets a cluster which another one is changing, and a table that is thrown out while it
-//! is read: what two threads do at once, one step after the other.
+//! A request that meets a cluster which another one is changing, and a table that is thrown out
+//! while it is read: what two threads do at once, one step after the other.
 
 use flowstone_block::{Completion, Op};
 use flowstone_fileio::{BlockingFile, FileOffset};
@@ -85,8 +85,9 @@ fn what_comes_while_a_cluster_is_copied_waits_for_the_copy() {
     }
 }
 
-/// One thread has read a table; before it puts it into the map, another one does so, changes it, and
-/// throws it out when it has been written. The first one's was put into the map: flushed writes were gone.
+/// One thread has read a table; before it puts it into the map, another one does so, changes it,
+/// and throws it out when it has been written. The first one's was put into the map: flushed writes
+/// were gone.
 #[test]
 fn a_table_that_was_thrown_out_while_it_was_read_is_read_again() {
     const TABLE_SECTORS: u64 = 64;
