@@ -7,15 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{NextLook, QueueContext};
-use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOffset, FileRequest};
+use flowstone_fileio::{FileChannel, FileCompletion, FileIo, FileOffset, FileOp, FileRequest};
 use flowstone_sim::SimDisk;
 
 /// See the module.
 #[derive(Clone)]
 pub struct Deadly {
     disk: SimDisk,
-    /// The name of the thread that is to die.
-    victim: Arc<Mutex<Option<&'static str>>>,
+    /// The name of the thread that is to die, and of what: of a sync, or of anything.
+    victim: Arc<Mutex<Option<(&'static str, bool)>>>,
 }
 
 struct DeadlyChannel {
@@ -30,7 +30,12 @@ impl Deadly {
 
     /// The next request of a thread of this name is its last.
     pub fn kill(&self, thread: &'static str) {
-        *self.victim.lock().unwrap() = Some(thread);
+        *self.victim.lock().unwrap() = Some((thread, false));
+    }
+
+    /// Its next sync is its last request.
+    pub fn kill_at_sync(&self, thread: &'static str) {
+        *self.victim.lock().unwrap() = Some((thread, true));
     }
 
     /// Waits for the death.
@@ -38,10 +43,12 @@ impl Deadly {
         wait_until("the thread has died", || self.victim.lock().unwrap().is_none());
     }
 
-    fn strike(&self) {
+    fn strike(&self, op: FileOp) {
         let name = thread::current().name().map(str::to_owned);
         // Not while the lock is held, which others take.
-        let struck = self.victim.lock().unwrap().take_if(|it| Some(*it) == name.as_deref());
+        let struck = self.victim.lock().unwrap().take_if(|(it, at_sync)| {
+            Some(*it) == name.as_deref() && (!*at_sync || op == FileOp::Datasync)
+        });
         assert!(struck.is_none(), "a test's own panic");
     }
 }
@@ -88,7 +95,7 @@ impl FileIo for Deadly {
 
 impl FileChannel for DeadlyChannel {
     fn submit(&mut self, request: FileRequest) {
-        self.file.strike();
+        self.file.strike(request.op);
         self.channel.submit(request);
     }
 

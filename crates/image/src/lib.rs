@@ -20,6 +20,8 @@ pub mod raw;
 mod report;
 mod runtime;
 mod sample;
+#[cfg(test)]
+mod waits;
 
 pub use check::check;
 pub use convert::convert;

@@ -79,6 +79,16 @@ impl LogImage {
         Ok(sectors.iter().any(|byte| *byte != 0))
     }
 
+    pub(crate) fn queue(&self, context: &QueueContext) -> io::Result<LogChannel> {
+        LogChannel::new(Arc::clone(&self.core), context, self.readonly)
+    }
+
+    /// Asks the maintenance worker, and waits for its reply.
+    #[cfg(test)]
+    pub(crate) fn ask(&self, command: Command) -> flowstone_block::Outcome {
+        self.core.inbox.ask(command).wait()
+    }
+
     /// Opens for writing without the maintenance worker's thread, for images that must come out the
     /// same every time: the caller lets the maintenance worker work.
     #[cfg(any(test, feature = "testing"))]
@@ -194,7 +204,7 @@ impl Layer for LogImage {
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        Ok(Box::new(LogChannel::new(Arc::clone(&self.core), context, self.readonly)?))
+        Ok(Box::new(self.queue(context)?))
     }
 }
 

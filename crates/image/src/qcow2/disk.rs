@@ -31,6 +31,12 @@ pub struct Qcow2Image {
 }
 
 impl Qcow2Image {
+    pub(super) fn queue(&self, context: &QueueContext) -> io::Result<Qcow2Channel> {
+        let (core, slow_path, trims) =
+            (Arc::clone(&self.core), Arc::clone(&self.slow_path), Arc::clone(&self.trims));
+        Qcow2Channel::new(core, slow_path, trims, context)
+    }
+
     fn refuse(&self, what: &str, why: &str, advice: &'static str) -> Error {
         Error::invalid(format!("{what} {}", self.core.name), why.to_owned(), advice)
     }
@@ -65,9 +71,7 @@ impl Layer for Qcow2Image {
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        let (core, slow_path, trims) =
-            (Arc::clone(&self.core), Arc::clone(&self.slow_path), Arc::clone(&self.trims));
-        Ok(Box::new(Qcow2Channel::new(core, slow_path, trims, context)?))
+        Ok(Box::new(self.queue(context)?))
     }
 }
 

@@ -9,6 +9,8 @@
 //! once. So the image stops promising: every later flush and write-through request fails, on all
 //! queues, until the image is opened anew. Reads and plain writes go on.
 
+#[cfg(test)]
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use flowstone_block::{
@@ -23,6 +25,8 @@ use crate::runtime::group_sync::{Flushes, GroupSync, sync_request};
 use crate::runtime::pace::ActivityCounter;
 use crate::runtime::trims::Trims;
 use crate::runtime::wakers::QueueWaker;
+#[cfg(test)]
+use crate::waits::Wait;
 
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,
@@ -96,6 +100,24 @@ impl RawChannel {
             flushes: Flushes::default(),
             durable_write: None,
         }
+    }
+
+    /// What its requests wait for.
+    #[cfg(test)]
+    pub fn waits(&self) -> BTreeSet<Wait> {
+        #[rustfmt::skip]
+        let Self {
+            in_flight, handed_over, flushes,
+            // Ways to others, and what is done.
+            file: _, discard: _, discards_to_zeroes: _, syncs: _, trims: _, activity: _, reactor: _, waker: _,
+            completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
+        } = self;
+        let states = [
+            (Wait::Host, !in_flight.is_empty()),
+            (Wait::Discard, *handed_over > 0),
+            (Wait::Sync, !flushes.is_idle()),
+        ];
+        states.into_iter().filter(|(_, holds)| *holds).map(|(wait, _)| wait).collect()
     }
 
     /// What is to be done about `request`.

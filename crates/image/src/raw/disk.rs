@@ -86,6 +86,18 @@ impl RawImage {
         }
     }
 
+    fn queue(&self, context: &QueueContext) -> io::Result<RawChannel> {
+        let parts = RawParts {
+            file: self.file.channel(context)?,
+            discards: self.offers_discards(),
+            discards_to_zeroes: self.file.discards_to_zeroes(),
+            syncs: Arc::clone(&self.syncs),
+            trims: Arc::clone(&self.trims),
+            activity: self.activity.counter(),
+        };
+        Ok(RawChannel::new(parts, context))
+    }
+
     /// Whether any data lies at or after `from`.
     fn has_data_after(&self, from: SectorCount) -> Result<bool> {
         self.next_data(Sector::new(from.get()))
@@ -127,15 +139,7 @@ impl Layer for RawImage {
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        let parts = RawParts {
-            file: self.file.channel(context)?,
-            discards: self.offers_discards(),
-            discards_to_zeroes: self.file.discards_to_zeroes(),
-            syncs: Arc::clone(&self.syncs),
-            trims: Arc::clone(&self.trims),
-            activity: self.activity.counter(),
-        };
-        Ok(Box::new(RawChannel::new(parts, context)))
+        Ok(Box::new(self.queue(context)?))
     }
 }
 

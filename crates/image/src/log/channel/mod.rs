@@ -15,6 +15,8 @@ mod reads;
 mod verify;
 mod write_queue;
 
+#[cfg(test)]
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -28,6 +30,8 @@ use self::reads::Reads;
 use self::write_queue::WriteQueue;
 use super::core::Core;
 use crate::runtime::wakers::QueueWaker;
+#[cfg(test)]
+use crate::waits::Wait;
 
 /// What a file request is for, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +106,21 @@ impl LogChannel {
             Purpose::Record => writes.finish_record(queue, index, completion.outcome),
             Purpose::Sync => flushes.finish_sync(queue, completion.outcome),
         }
+    }
+
+    /// What its requests wait for.
+    #[cfg(test)]
+    pub fn waits(&self) -> BTreeSet<Wait> {
+        let Self { queue, reads, writes, flushes, done: _, readonly: _, reactor: _ } = self;
+        let mut waits = BTreeSet::new();
+        if !reads.is_idle() {
+            waits.insert(Wait::Host);
+        }
+        if !flushes.is_idle() {
+            waits.insert(Wait::Sync);
+        }
+        writes.waits(&queue.core, &mut waits);
+        waits
     }
 
     /// Moves on everything that can move without waiting.

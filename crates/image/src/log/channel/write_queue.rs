@@ -8,6 +8,8 @@
 mod pace;
 mod partials;
 mod undo;
+#[cfg(test)]
+mod waits;
 
 use std::collections::VecDeque;
 use std::time::Instant;

@@ -7,6 +7,8 @@ mod backing;
 mod flushes;
 mod plan;
 
+#[cfg(test)]
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
@@ -29,6 +31,8 @@ use crate::runtime::completion_queue::CompletionQueue;
 use crate::runtime::pace::ActivityCounter;
 use crate::runtime::trims::Trims;
 use crate::runtime::wakers::QueueWaker;
+#[cfg(test)]
+use crate::waits::Wait;
 
 /// One queue's way into a qcow2 image.
 pub struct Qcow2Channel {
@@ -105,6 +109,23 @@ impl Qcow2Channel {
             done: Vec::new(),
             completed: Vec::new(),
         })
+    }
+
+    /// What its requests wait for; those that are handed over, for one of two threads.
+    #[cfg(test)]
+    pub fn waits(&self) -> BTreeSet<Wait> {
+        #[rustfmt::skip]
+        let Self {
+            active, handed_over, flushes,
+            // Ways to others, and what is done.
+            core: _, slow_path: _, trims: _, activity: _, reactor: _, waker: _, file: _, backing: _, completions: _,
+            trims_queued: _, pins: _, plan: _, done: _, completed: _,
+        } = self;
+        let [commit, sync] = flushes.waits();
+        let handed_over = *handed_over > 0;
+        let states = [(Wait::Discard, handed_over), (Wait::SlowPath, handed_over)];
+        let states = states.into_iter().chain([(Wait::Host, !active.is_empty()), commit, sync]);
+        states.filter(|(_, holds)| *holds).map(|(wait, _)| wait).collect()
     }
 
     fn read(&mut self, mut request: Box<Request>, extent: Extent) {

@@ -1,14 +1,16 @@
 //! Threads that die while requests wait for them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
-use flowstone_block::{BlockingDisk, Errno, Op};
+use flowstone_block::{BlockingDisk, Channel, Errno, Op, QueueContext, QueueDepth, Request};
 use flowstone_fileio::Access;
-use flowstone_sim::{Call, Fault, SimDisk};
+use flowstone_sim::{Call, Fault, Schedule, SimDisk};
 
 use super::super::{Memory, Qcow2Image};
 use super::fixture::{Guest, extent, new_disk, new_overlay, raw};
 use crate::deadly::{Deadly, wait_until};
+use crate::waits::Wait;
 use crate::{DiscardMode, Image};
 
 const CLUSTER: u64 = 8;
@@ -76,12 +78,24 @@ fn all_that_wait_for_the_maintenance_worker_come_back_when_it_panics() {
     let image = open(&file, None);
     let mut guest = Guest::new(&image);
     guest.run(Op::Write(extent(0, CLUSTER)), 1).unwrap();
+    guest.run(Op::Flush, 0).unwrap();
+    let context = QueueContext::alone(QueueDepth(8)).unwrap();
+    let mut channel = image.queue(&context).unwrap();
     file.kill("maintenance");
-    assert_eq!(guest.run(Op::Flush, 0), Err(Errno::IO));
+    guest.run(Op::Write(extent(CLUSTER, CLUSTER)), 1).unwrap();
+    channel.submit(Request::new(Op::Flush, 0));
+    // It may be dead already: changes are committed after a while.
+    assert!(channel.waits().is_subset(&BTreeSet::from([Wait::MapCommit])));
+    let mut done = Vec::new();
+    wait_until("the flush is back", || {
+        channel.reap(&mut done);
+        !done.is_empty()
+    });
+    assert_eq!(done[0].outcome, Err(Errno::IO));
     file.wait();
     assert_eq!(guest.run(Op::Flush, 0), Err(Errno::IO));
     let mut refused = 0;
-    for cluster in 1..64 {
+    for cluster in 2..64 {
         // Without a worker the file does not grow.
         refused += u32::from(guest.run(Op::Write(extent(cluster * CLUSTER, CLUSTER)), 2).is_err());
     }
@@ -108,4 +122,25 @@ fn what_a_failed_write_has_left_in_a_new_cluster_is_not_seen_in_another_one() {
     BlockingDisk::new(&image).unwrap().run(Op::Flush).unwrap();
     wait_until("the cluster is punched", || image.discards().merged > 0);
     (30..60).for_each(&mut write);
+}
+
+/// A write of its own waits until the writes are done that have begun to fill the cluster; their queue is dropped.
+#[test]
+fn a_request_goes_on_when_the_queue_that_fills_its_cluster_is_dropped() {
+    let disk = new_disk(64 * CLUSTER, CLUSTER * 512);
+    disk.set_schedule(Schedule::Shuffled { seed: 1 });
+    let image = open(&Deadly::new(&disk), None);
+    let mut fills = Guest::new(&image);
+    // What a queue has submitted is done when it looks, not before.
+    let filling = fills.submit(Op::Write(extent(0, 1)), 1);
+    let mut waits = Guest::new(&image);
+    waits.submit(Op::Discard(extent(0, CLUSTER)), 0);
+    waits.submit(Op::WriteZeroes { extent: extent(0, CLUSTER), unmap: false }, 0);
+    for _ in 0..100 {
+        assert!(waits.poll().is_none(), "the cluster is claimed");
+    }
+    fills.close(filling);
+    for _ in 0..2 {
+        waits.next().outcome.unwrap();
+    }
 }

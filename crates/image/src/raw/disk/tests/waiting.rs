@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::waits::Wait;
 
 /// A file whose every request takes this long.
 #[derive(Clone, Copy)]
@@ -197,4 +198,22 @@ fn a_discard_that_is_done_is_looked_at_before_a_sleep() {
     flowstone_testkit::wait_until("it is done", || image.discards().waiting == 0);
     flowstone_testkit::wait_until("it is given back", || channel.next_look() == NextLook::Now);
     assert_eq!(reap(&mut *channel), [Ok(())]);
+}
+
+#[test]
+fn a_queue_tells_what_its_requests_wait_for() {
+    let file = Recorder::default();
+    let image = file.image();
+    let context = QueueContext::alone(QueueDepth(8)).unwrap();
+    let [mut one, mut other] = [(); 2].map(|()| image.queue(&context).unwrap());
+    file.held.store(true, Ordering::Relaxed);
+    submit(&mut one, Op::Write(extent(0, 8)), false);
+    submit(&mut one, Op::Discard(extent(8, 8)), false);
+    submit(&mut other, Op::Flush, false);
+    assert_eq!(Vec::from_iter(one.waits()), [Wait::Host, Wait::Discard]);
+    assert_eq!(Vec::from_iter(other.waits()), [Wait::Sync]);
+    file.held.store(false, Ordering::Relaxed);
+    wait(&mut one, 2);
+    wait(&mut other, 1);
+    assert!(one.waits().is_empty() && other.waits().is_empty());
 }
