@@ -2,6 +2,10 @@
 
 use crate::SectorCount;
 
+/// The most zeroes that one request may ask for where a host has to write them: it waits for nothing, and cannot be stopped
+/// half-way.
+pub const FILL_BYTES_MAX: u64 = 4 << 20;
+
 /// Size, block sizes and limits of a virtual disk, as the guest will see them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -23,6 +27,11 @@ pub struct Geometry {
 }
 
 impl Geometry {
+    /// The most zeroes that a request may ask for.
+    pub const fn zeroes_max(&self) -> u64 {
+        if self.zeroes_are_written { FILL_BYTES_MAX } else { u64::MAX }
+    }
+
     /// A writable disk of `capacity` with 512-byte logical and 4 KiB physical blocks.
     pub const fn with_capacity(capacity: SectorCount) -> Self {
         Self {

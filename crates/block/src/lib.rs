@@ -27,7 +27,7 @@ pub use class::{Class, IoPriority};
 pub use damage::Damage;
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, SECTOR_BYTES, Sector, SectorCount};
-pub use geometry::Geometry;
+pub use geometry::{FILL_BYTES_MAX, Geometry};
 pub use guarded::{Guarded, is_any_broken, is_whole};
 pub use layer::{Channel, Layer, QueueContext, QueueDepth};
 pub use log_budget::LogBudget;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
+use flowstone_block::{AlignedBuf, Errno, FILL_BYTES_MAX, Outcome, mutant};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::FileOffset;
@@ -15,10 +15,6 @@ use crate::descriptor::{Descriptors, FileKind};
 pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }
-
-/// The most that one request writes where the host has no call for it. Such a request waits for nothing and cannot be
-/// stopped half-way, and its thread may serve other disks.
-pub const FILL_BYTES_MAX: u64 = 4 << 20;
 
 /// Makes a range read as zeroes and keeps its space. A host that has no call for that is asked to write no more than
 /// [`FILL_BYTES_MAX`].

@@ -1,7 +1,6 @@
-//! Queues of a disk that may take one request in an hour, stopped again and again.
+//! Queues of a disk that owes an hour of its limit, stopped again and again.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
+use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{Layer, Origin, QueueContext, QueueDepth};
 use flowstone_frontend::vhost_user::VirtQueue;
 
@@ -15,7 +14,7 @@ use crate::queue_run::{QueuePart, QueueRun};
 use crate::queue_task::QueueTask;
 use crate::spin::FOR_DRIVER;
 
-/// A request a second, of which three have been taken that are paid for first.
+/// A request a second, and so many that are to be paid for first.
 fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
     let group = flowstone_qos::Group::unnamed();
     let limits = DiskLimits::new(group, "iops=1".parse().unwrap(), Default::default());

@@ -64,6 +64,7 @@ impl Layer for Qcow2Image {
         Geometry {
             discards: self.core.discard == DiscardMode::Deallocate && !self.core.readonly,
             readonly: self.core.readonly,
+            zeroes_are_written: !self.core.readonly && self.core.file.zeroes_are_written(),
             logical_block_bytes: self.core.file.block_bytes(),
             discard_granularity_bytes: cluster_bytes.max(4096),
             ..Geometry::with_capacity(self.core.capacity())

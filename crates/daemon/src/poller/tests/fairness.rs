@@ -1,9 +1,8 @@
 //! Queues that have work for ever, beside one that has little, on one thread.
 
 use std::sync::atomic::AtomicU32;
-use std::sync::mpsc::Receiver;
 
-use flowstone_block::sync::mpsc::sync_channel;
+use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 
 use super::*;
 use crate::cpu_budget::CpuBudget;
