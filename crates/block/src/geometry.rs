@@ -17,6 +17,9 @@ pub struct Geometry {
     pub discards: bool,
     /// Whether writes are refused.
     pub readonly: bool,
+    /// Whether zeroes cost what writes do: the host has no call for them. The guest is offered short ranges then, and has
+    /// to write longer ones itself.
+    pub zeroes_are_written: bool,
 }
 
 impl Geometry {
@@ -29,6 +32,7 @@ impl Geometry {
             discard_granularity_bytes: 4096,
             discards: true,
             readonly: false,
+            zeroes_are_written: false,
         }
     }
 }

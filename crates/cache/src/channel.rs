@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Completion, Extent, Layer, NextLook, Op, QueueContext, QueueDepth, Reactor, Request,
-    SECTOR_BYTES, SectorCount, TokenSource, count,
+    SECTOR_BYTES, SectorCount, TokenSource, count, mutant,
 };
 use slab::Slab;
 
@@ -171,6 +171,15 @@ impl Channel for CachedChannel {
     fn next_look(&mut self) -> NextLook {
         self.read_pending();
         NextLook::now_if(!self.done.is_empty()).min(self.base.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        let mut done = Vec::new();
+        self.reap(&mut done);
+        // What is read ahead: no guest waits for that, and its frames are to be given back.
+        let all_back =
+            self.in_flight.is_empty() || mutant("cache.channel.retires-while-it-reads-ahead");
+        all_back && self.base.retire()
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crate::BLOCK_BYTES;
 use crate::frames::Memory;
@@ -125,6 +126,20 @@ impl Cache {
         let blocks = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let table = self.table();
         table.curve.is_known().then(|| table.curve.hit_ratio(blocks))
+    }
+
+    /// The same if each VM counts by its weight, for what the default policy would keep of each: nothing is said by how
+    /// often a VM accesses the cache. Policies that weigh no VMs count accesses.
+    pub fn weighed_hit_ratio_of(&self, bytes: u64) -> Option<f64> {
+        let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let blocks = target_of(frames.min(self.frames_max)).blocks;
+        let weighed = self.table().weighed_hit_ratio(blocks);
+        weighed.unwrap_or_else(|| self.hit_ratio_of(bytes))
+    }
+
+    /// So much time has passed since the last call: what a VM has not used of late, others use.
+    pub fn pass(&self, time: Duration) {
+        self.table().pass(time);
     }
 
     /// These are the VMs from now on.

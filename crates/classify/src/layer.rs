@@ -3,6 +3,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flowstone_block::{
     Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, QueueContext, Request,
@@ -13,7 +14,7 @@ use crate::layout::Layout;
 use crate::pattern::queues::{QueueMemory, SharedDetector};
 use crate::published::{Published, Seen};
 use crate::verdict::{Asked, judge};
-use crate::watcher::Watcher;
+use crate::watcher::{Pace, Watcher};
 
 /// The layer.
 pub struct Classify {
@@ -44,9 +45,14 @@ impl Classify {
     /// Classifies requests to `base`. Where no layout is known, writes of best-effort priority at
     /// `journal_level` are taken for a journal's.
     pub fn new(base: Arc<dyn Layer>, journal_level: u8) -> Self {
+        Self::paced(base, journal_level, Arc::new(|_, _| Duration::ZERO))
+    }
+
+    /// The same; readings of the layout keep to `pace`.
+    pub fn paced(base: Arc<dyn Layer>, journal_level: u8, pace: Pace) -> Self {
         let layout = Arc::new(Published::default());
         let disk = DiskClasses {
-            watcher: Watcher::start(Arc::clone(&base), Arc::clone(&layout)),
+            watcher: Watcher::start(Arc::clone(&base), Arc::clone(&layout), pace),
             layout,
             detector: Arc::default(),
             counters: Counters::default(),
@@ -159,5 +165,9 @@ impl Channel for ClassifyChannel {
 
     fn next_look(&mut self) -> NextLook {
         self.base.next_look()
+    }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
     }
 }

@@ -210,8 +210,13 @@ impl QueueRun for BackTask {
         !leaves || mutant("daemon.back.rests-while-it-is-to-stop")
     }
 
-    fn is_over(&self) -> bool {
-        self.is_leaving() && self.in_flight == 0 && self.half.starts.is_empty()
+    fn is_over(&mut self) -> bool {
+        let is_drained = self.is_leaving() && self.in_flight == 0 && self.half.starts.is_empty();
+        is_drained && (self.retire() || mutant("daemon.back.leaves-before-its-channel-retires"))
+    }
+
+    fn retire(&mut self) -> bool {
+        self.channel.retire()
     }
 
     fn begin_idle(&mut self, now: Instant) -> Duration {

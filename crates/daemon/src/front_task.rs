@@ -148,7 +148,7 @@ impl FrontTask {
     }
 
     /// Says that it waits for chains to come back, if it does. Returns whether there is something to do already.
-    fn wait_for_returns(&self) -> bool {
+    fn wait_for_returns(&mut self) -> bool {
         if !self.needs_returns() {
             return false;
         }
@@ -188,7 +188,7 @@ impl QueueRun for FrontTask {
         self.leave.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(&mut self) -> bool {
         let avail = &self.half.avail;
         let drained = avail.in_flight() == 0 && !avail.has_undone();
         self.is_leaving() && (drained || self.half.starts.is_abandoned())

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{NextLook, Op, Reactor};
+use flowstone_block::{Geometry, NextLook, Op, Reactor};
 use flowstone_qos::{Admission, DiskLimits};
 
 /// Of one queue, on the thread that takes its requests. Without a limit there is nothing to ask.
@@ -11,8 +11,9 @@ pub struct Intake(Option<Admission>);
 
 impl Intake {
     /// Of a queue of a disk that may have a limit, on the thread of this reactor.
-    pub fn new(limits: Option<&Arc<DiskLimits>>, reactor: &Reactor) -> Self {
-        Self(limits.map(|limits| Admission::new(Arc::clone(limits), reactor)))
+    pub fn new(limits: Option<&Arc<DiskLimits>>, disk: &Geometry, reactor: &Reactor) -> Self {
+        let (new, zeroes) = (Admission::new, disk.zeroes_are_written);
+        Self(limits.map(|limits| new(Arc::clone(limits), zeroes, reactor)))
     }
 
     /// Begins a batch, if any of so many chains may be taken. Each batch ends with [`close`](Self::close).

@@ -134,9 +134,11 @@ impl Poller {
         let (counters, poll) = (Arc::clone(&spec.counters), spec.poll);
         let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
+        let geometry = spec.layer.geometry();
+        let intake = |reactor: &Reactor| Intake::new(spec.limits.as_ref(), &geometry, reactor);
         if let QueuePart::Front(front) = queue {
             let task = FrontTask::new(*front, &reactor, leave, counters, poll, patience);
-            return Ok(Box::new(task.limited(Intake::new(spec.limits.as_ref(), &reactor))));
+            return Ok(Box::new(task.limited(intake(&reactor))));
         }
         let context = QueueContext { depth, origin: spec.origin, reactor };
         let channel = match spec.layer.channel(&context) {
@@ -147,7 +149,7 @@ impl Poller {
             QueuePart::Whole(queue) => {
                 let task =
                     QueueTask::new(*queue, channel, &context, leave, counters, poll, patience);
-                Box::new(task.limited(Intake::new(spec.limits.as_ref(), &context.reactor)))
+                Box::new(task.limited(intake(&context.reactor)))
             }
             QueuePart::Back(back) => {
                 Box::new(BackTask::new(*back, channel, &context, leave, counters, poll, patience))
@@ -208,9 +210,13 @@ impl Poller {
     }
 
     fn end(&self, task: Task, drained: Instant) {
+        if task.lost {
+            // The kernel may use the guest's memory, and a drop would wait for that with all disks of the thread.
+            error!(queue = ?task.spec.origin, "a queue that has panicked cannot be ended; its memory is kept");
+            std::mem::forget(task.queue);
+            return;
+        }
         if task.dead {
-            error!(queue = ?task.spec.origin, "a queue has panicked; it takes no more requests");
-            // Its channel waits for what is in flight, since the kernel uses the guest's memory.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
             return;
         }

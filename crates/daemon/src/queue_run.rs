@@ -62,8 +62,14 @@ pub trait QueueRun {
         !self.is_leaving()
     }
 
-    /// Whether it is to leave and has nothing left to do.
-    fn is_over(&self) -> bool;
+    /// Whether it is to leave and has nothing left to do, so that what it ends with waits for nothing.
+    fn is_over(&mut self) -> bool;
+
+    /// It has panicked. Takes back what its disk has of it, and does nothing else; returns whether all is back, so that
+    /// a drop waits for nothing.
+    fn retire(&mut self) -> bool {
+        true
+    }
 
     /// Its thread has nothing to do: says how long it is worth looking for work.
     fn begin_idle(&mut self, now: Instant) -> Duration;

@@ -222,8 +222,14 @@ impl QueueRun for QueueTask {
         self.leave.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
-        self.is_leaving() && self.queue.in_flight() == 0 && !self.queue.has_undone()
+    fn is_over(&mut self) -> bool {
+        let is_drained =
+            self.is_leaving() && self.queue.in_flight() == 0 && !self.queue.has_undone();
+        is_drained && (self.retire() || mutant("daemon.queue.leaves-before-its-channel-retires"))
+    }
+
+    fn retire(&mut self) -> bool {
+        self.channel.retire()
     }
 
     /// Gaps in which only the driver can bring work and gaps in which the disk is busy are learnt apart: a

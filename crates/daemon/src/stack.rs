@@ -83,7 +83,9 @@ impl Stack {
         let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
         let (base, cached) = Self::cache(base, shared, number, config.pdc);
         let limits = Self::limits(shared, config)?;
-        let classify = Classify::new(base, config.journal_ioprio);
+        let paying = Arc::clone(&limits);
+        let pace = Arc::new(move |bytes, charges| paying.own_read(bytes, charges));
+        let classify = Classify::paced(base, config.journal_ioprio, pace);
         let classes = classify.classes();
         let top = Arc::new(classify);
         let counters = Vec::new();
@@ -181,3 +183,6 @@ fn capacity(bytes: u64) -> Result<SectorCount> {
         Error::invalid("backend", why, "give a size such as null:8G")
     })
 }
+
+#[cfg(test)]
+mod tests;

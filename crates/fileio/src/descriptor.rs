@@ -13,7 +13,7 @@ use rustix::fs::{SeekFrom, seek};
 use crate::direct::DirectLimits;
 use crate::lock::unlock;
 use crate::page_cache::PageCache;
-use crate::{FileOp, FileRequest, block_device};
+use crate::{FileOp, FileRequest, block_device, host_calls};
 
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub(crate) struct Descriptors {
     pub asks_server: bool,
     /// What [`discards_to_zeroes`](Self::discards_to_zeroes) has found out.
     zeroes: OnceLock<bool>,
+    /// ... and [`zeroes_are_written`](Self::zeroes_are_written).
+    written: OnceLock<bool>,
     /// How often space was given back, of which ranges, and how much. Written where a system call
     /// is made anyway.
     pub punches: AtomicU64,
@@ -67,6 +69,7 @@ impl Descriptors {
             kind,
             asks_server: false,
             zeroes: OnceLock::new(),
+            written: OnceLock::new(),
             punches: AtomicU64::new(0),
             punched_bytes: AtomicU64::new(0),
             freed_bytes: AtomicU64::new(0),
@@ -76,8 +79,23 @@ impl Descriptors {
 
     /// Whether space that is given back reads as zeroes without being written.
     pub fn discards_to_zeroes(&self) -> bool {
-        let look = || block_device::discards_to_zeroes(&self.file);
-        self.kind == FileKind::Regular || *self.zeroes.get_or_init(look)
+        *self.zeroes.get_or_init(|| match self.kind {
+            FileKind::Regular => host_calls::has_punch_hole(&self.file),
+            FileKind::BlockDevice => block_device::discards_to_zeroes(&self.file),
+        })
+    }
+
+    /// Whether a discard does anything, or may.
+    pub fn takes_discards(&self) -> bool {
+        self.kind == FileKind::BlockDevice || self.discards_to_zeroes()
+    }
+
+    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that does not.
+    pub fn zeroes_are_written(&self) -> bool {
+        *self.written.get_or_init(|| match self.kind {
+            FileKind::Regular => !host_calls::has_zero_range(&self.file),
+            FileKind::BlockDevice => !block_device::discards_to_zeroes(&self.file),
+        })
     }
 
     /// Bytes of the file or device.

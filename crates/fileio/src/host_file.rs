@@ -96,6 +96,14 @@ impl FileIo for HostFile {
         self.files.discards_to_zeroes()
     }
 
+    fn takes_discards(&self) -> bool {
+        self.files.takes_discards()
+    }
+
+    fn zeroes_are_written(&self) -> bool {
+        self.files.zeroes_are_written()
+    }
+
     fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
         if self.is_block_device() {
             return Ok(None);

@@ -13,6 +13,7 @@ mod direct;
 mod engine;
 mod file_system;
 mod holes;
+mod host_calls;
 mod host_file;
 mod inline;
 mod lock;

@@ -222,6 +222,10 @@ impl FileChannel for PoolChannel {
         let retry = self.retry_at.map_or(NextLook::OnWake, NextLook::At);
         NextLook::now_if(self.completions.has_completions()).min(retry)
     }
+
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.batch.is_empty()
+    }
 }
 
 impl Drop for PoolChannel {

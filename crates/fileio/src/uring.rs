@@ -189,6 +189,10 @@ impl FileChannel for UringChannel {
         let has_something = !self.refused.is_empty() || self.ring.has_mail();
         NextLook::now_if(has_something).min(self.pool.next_look()).min(self.not_begun.next_look())
     }
+
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.pool.is_idle()
+    }
 }
 
 impl Drop for UringChannel {

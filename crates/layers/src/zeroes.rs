@@ -168,4 +168,8 @@ impl Channel for ZeroesChannel {
     fn next_look(&mut self) -> NextLook {
         self.base.next_look()
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }

@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use flowstone_testkit::{Client, Status};
+use flowstone_testkit::{Client, HANG, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
@@ -88,7 +87,7 @@ fn signals_that_others_turn_their_logs_with_do_not_end_a_daemon_and_sigterm_stil
     {
         daemon.signal(signal).unwrap();
         let line = format!("{name} has no effect");
-        daemon.wait_stderr(&line, Duration::from_secs(60)).unwrap();
+        daemon.wait_stderr(&line, HANG).unwrap();
         assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
         assert_eq!(client.flush().unwrap(), Status::Ok);
     }

@@ -4,10 +4,9 @@
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
 
 use flowstone_testkit::load::{Limit, LoadOptions, run};
-use flowstone_testkit::{Client, Status};
+use flowstone_testkit::{Client, HANG, Status, skip, wait_until};
 
 use crate::fixture::{Place, pattern, stop};
 
@@ -17,11 +16,11 @@ pub const QEMU_IMG: &str = "qemu-img";
 pub fn has_qemu() -> bool {
     let found = Command::new(QEMU_IMG).arg("--version").output().is_ok();
     if !found {
-        eprintln!("SKIPPED: there is no {QEMU_IMG} on this machine (scripts/setup installs it)");
         assert!(
             std::env::var_os("FLOWSTONE_REQUIRE_GUESTS").is_none(),
             "{QEMU_IMG} is required here"
         );
+        skip(format_args!("there is no {QEMU_IMG} on this machine (scripts/setup installs it)"));
     }
     found
 }
@@ -306,7 +305,7 @@ fn images_change_format_and_size() {
     let daemon = place.serve(&["b.qcow2"]);
     let mut client = place.client();
     place.succeed(&["resize", "--control", "control.sock", "b.qcow2", "20M"]);
-    assert!(client.wait_config_change(Duration::from_secs(5)).unwrap());
+    assert!(client.wait_config_change(HANG).unwrap());
     let last = (20 << 20) / 512 - 8;
     assert_eq!(client.write(last, &pattern(4096, 1)).unwrap(), Status::Ok);
     drop(client);
@@ -358,9 +357,7 @@ fn a_killed_daemon_forgets_nothing_that_has_completed() {
     let locked = |output: &std::process::Output| {
         String::from_utf8_lossy(&output.stderr).contains("is using this image")
     };
-    while locked(&place.run(&["convert", "disk.qcow2", "early.raw"])) {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the lock", || !locked(&place.run(&["convert", "disk.qcow2", "early.raw"])));
     stop(place.serve(&["disk.qcow2"]));
     assert_eq!(redo_files(&place).len(), 0);
     assert_eq!(place.run(&["check", "--repair", "disk.qcow2"]).status.code(), Some(0));
@@ -385,15 +382,13 @@ fn kill_with_unflushed_writes(place: &Place, image: &str) {
         assert_eq!(client.write(number * 640, &data).unwrap(), Status::Ok);
     }
     daemon.kill().unwrap();
-    daemon.wait(Duration::from_secs(60)).unwrap();
+    daemon.wait(HANG).unwrap();
     // Its last requests may keep the lock for a moment.
     let locked = || {
         let output = place.run(&["check", image]);
         String::from_utf8_lossy(&output.stderr).contains("is using this image")
     };
-    while locked() {
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    wait_until("the lock", || !locked());
 }
 
 #[test]

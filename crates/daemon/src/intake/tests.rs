@@ -19,7 +19,7 @@ use crate::spin::FOR_DRIVER;
 fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
     let group = flowstone_qos::Group::unnamed();
     let limits = DiskLimits::new(group, "iops=1".parse().unwrap(), Default::default());
-    let mut intake = Intake::new(Some(&limits), reactor);
+    let mut intake = Intake::new(Some(&limits), &Held::default().geometry(), reactor);
     intake.spend_answered(requests);
     intake.close();
     limits
@@ -34,7 +34,7 @@ struct Run {
 
 fn run(queue: VirtQueue, limits: &Arc<DiskLimits>, reactor: &Reactor, is_split: bool) -> Run {
     let leave = Arc::<AtomicBool>::default();
-    let intake = Intake::new(Some(limits), reactor);
+    let intake = Intake::new(Some(limits), &Held::default().geometry(), reactor);
     let (told, poll) = (Arc::clone(&leave), PollMode::Auto);
     if is_split {
         let (front, back) = split(queue);

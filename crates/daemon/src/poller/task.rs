@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::sync::mpsc::SyncSender;
 use flowstone_block::{NextLook, Origin, mutant};
+use tracing::error;
 
 use super::handover::{Orders, QueueSpec};
 use crate::queue_run::{QueuePart, QueueRun, Work};
@@ -25,6 +26,9 @@ const FOR_NOTHING_MAX: u32 = 16;
 /// After the first one more it gets no turns and is not heard for so long, then for twice as long, and so on.
 const DEAF_MIN: Duration = Duration::from_millis(1);
 const DEAF_DOUBLINGS_MAX: u32 = 6;
+/// Time between two looks at what the disk still has of a queue that has panicked. Its own word on when to look
+/// may be what has panicked.
+const DEAD_LOOK: Duration = Duration::from_millis(10);
 
 /// A queue on the thread of its poller.
 pub(super) struct Task {
@@ -46,6 +50,8 @@ pub(super) struct Task {
     pub dead: bool,
     /// Where its disk's share of a pass is counted.
     pub share: usize,
+    /// Whether it has panicked while it was to give back what its disk has of it.
+    pub lost: bool,
 }
 
 impl Task {
@@ -56,8 +62,8 @@ impl Task {
         orders: Arc<Orders>,
         ended: SyncSender<QueuePart>,
     ) -> Self {
-        let (empty_turns, rests, thrift, dead, share) = (0, None, Instant::now(), false, 0);
-        let (is_notified, for_nothing) = (false, 0);
+        let (empty_turns, rests, thrift, share) = (0, None, Instant::now(), 0);
+        let (is_notified, for_nothing, dead, lost) = (false, 0, false, false);
         Self {
             queue,
             spec,
@@ -70,6 +76,7 @@ impl Task {
             for_nothing,
             dead,
             share,
+            lost,
         }
     }
 
@@ -84,13 +91,23 @@ impl Task {
     /// Calls its queue. A panic there ends this queue and no other.
     fn guard<T>(&mut self, call: impl FnOnce(&mut dyn QueueRun) -> T) -> Option<T> {
         let called = catch_unwind(AssertUnwindSafe(|| call(&mut *self.queue)));
-        self.dead |= called.is_err();
+        if called.is_err() && !std::mem::replace(&mut self.dead, true) {
+            error!(queue = ?self.spec.origin, "a queue has panicked; it takes no more requests");
+        }
         called.ok()
     }
 
-    /// Whether nothing is left to do for it here.
-    pub fn is_over(&self) -> bool {
-        self.dead || self.queue.is_over()
+    /// Whether nothing is left to do for it here: its end waits for nothing, so that others of the thread need not.
+    pub fn is_over(&mut self) -> bool {
+        if !self.dead {
+            return self.guard(|queue| queue.is_over()).unwrap_or(false);
+        }
+        if mutant("daemon.poller.drops-what-is-on-its-way") {
+            return true;
+        }
+        let retired = self.guard(|queue| queue.retire());
+        self.lost |= retired.is_none();
+        retired.unwrap_or(true)
     }
 
     /// Whether it has been without work for so long that others come first.
@@ -137,6 +154,9 @@ impl Task {
 
     /// How long it is worth looking for work on its behalf.
     pub fn begin_idle(&mut self, now: Instant) -> Duration {
+        if self.dead {
+            return Duration::ZERO;
+        }
         let budget = self.queue.begin_idle(now);
         if now < self.thrift { Duration::ZERO } else { budget }
     }
@@ -147,7 +167,7 @@ impl Task {
             self.woken_for_nothing(now);
         }
         // Nothing is taken from a ring while its disk rests.
-        self.dead || !self.is_resting() && self.guard(|queue| queue.park()).unwrap_or(true)
+        !self.dead && !self.is_resting() && self.guard(|queue| queue.park()).unwrap_or(true)
     }
 
     /// A guest may notify as often as it likes, and a descriptor may be readable for ever.
@@ -165,6 +185,9 @@ impl Task {
 
     /// When it has to be looked at again, as the last look before a sleep.
     pub fn next_look(&mut self) -> NextLook {
+        if self.dead {
+            return NextLook::At(Instant::now() + DEAD_LOOK);
+        }
         let look = self.guard(|queue| queue.next_look()).unwrap_or(NextLook::Now);
         let Some(until) = self.rests else { return look };
         // If the rest has ended meanwhile: it was not parked.
@@ -173,7 +196,7 @@ impl Task {
 
     /// Its thread is awake. A notification that comes while it rests is not taken: no other one ends a sleep before.
     pub fn unpark(&mut self) {
-        if self.rests.is_none() && self.queue.unpark() {
+        if !self.dead && self.rests.is_none() && self.queue.unpark() {
             (self.empty_turns, self.is_notified) = (0, true);
         }
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use flowstone_block::LogBudget;
-use flowstone_block::sync::mpsc::sync_channel;
+use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 use flowstone_block::sync::thread::{Builder, JoinHandle};
 use tracing::warn;
 
@@ -76,12 +76,21 @@ impl PollerThread {
         &self.inbox
     }
 
-    /// Runs a queue on this thread.
+    /// Runs a queue on this thread; waits until it does.
     pub fn assign(
         &self,
         queue: QueuePart,
         spec: QueueSpec,
     ) -> Result<RunningQueue, NotRun<QueuePart>> {
+        self.hand_over(queue, spec)?.wait()
+    }
+
+    /// Hands a queue over to this thread; does not wait for it.
+    pub fn hand_over(
+        &self,
+        queue: QueuePart,
+        spec: QueueSpec,
+    ) -> Result<StartingQueue, NotRun<QueuePart>> {
         let orders = Arc::new(Orders::new(Arc::clone(&self.inbox)));
         let (started, has_started) = sync_channel(1);
         let (ended, has_ended) = sync_channel(1);
@@ -89,8 +98,28 @@ impl PollerThread {
         let arrival = Arrival { queue, spec, orders: Arc::clone(&orders), ended, cause };
         let posted = self.inbox.post(arrival);
         posted.map_err(|back| NotRun { error: died(), queue: Some(back.queue) })?;
-        has_started.recv().unwrap_or_else(|_| Err(NotRun { error: died(), queue: None }))?;
-        Ok(RunningQueue { orders, ended: has_ended })
+        Ok(StartingQueue { running: RunningQueue { orders, ended: has_ended }, has_started })
+    }
+}
+
+/// A queue on its way to a thread.
+pub struct StartingQueue {
+    running: RunningQueue,
+    has_started: Receiver<Result<(), NotRun<QueuePart>>>,
+}
+
+impl StartingQueue {
+    /// Its orders, for who moves it.
+    pub fn orders(&self) -> &Arc<Orders> {
+        self.running.orders()
+    }
+
+    /// Waits until it runs, or cannot: for as long as its thread and its disk take. So no lock is held that others
+    /// need.
+    pub fn wait(self) -> Result<RunningQueue, NotRun<QueuePart>> {
+        let died = |_| Err(NotRun { error: died(), queue: None });
+        self.has_started.recv().unwrap_or_else(died)?;
+        Ok(self.running)
     }
 }
 

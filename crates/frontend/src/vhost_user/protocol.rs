@@ -89,6 +89,8 @@ pub const RANGES_MAX: u32 = 64;
 /// Most sectors of one range: the largest multiple of 8 that a 32-bit byte count of Linux's block
 /// layer still holds.
 pub const RANGE_SECTORS_MAX: u32 = (u32::MAX / 512) & !7;
+/// The same of a write-zeroes request that has to be written: 4 MiB.
+pub const FILLED_SECTORS_MAX: u32 = 8192;
 /// Most data segments of a request: a chain of these plus header and status fills QEMU's default
 /// queue of 128.
 pub const SEGMENTS_MAX: u32 = 126;

@@ -47,6 +47,7 @@ pub struct DeviceParts<'device> {
     pub shared: &'device Arc<DeviceShared>,
     pub readonly: bool,
     pub discards: bool,
+    pub zeroes_are_written: bool,
     pub id: [u8; protocol::ID_BYTES],
 }
 
@@ -89,6 +90,7 @@ impl Vring {
             shared: Arc::clone(device.shared),
             readonly: device.readonly,
             discards: device.discards,
+            zeroes_are_written: device.zeroes_are_written,
             id: device.id,
         }))
     }

@@ -40,6 +40,9 @@ pub struct Core {
     meta: Mutex<Meta>,
     /// Rings when a claim ends, when there is room, and when there will be none.
     changed: Condvar,
+    /// Threads that wait for that.
+    #[cfg(test)]
+    pub waiting: std::sync::atomic::AtomicUsize,
     pub wakers: Wakers,
 }
 
@@ -69,6 +72,8 @@ impl Core {
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),
+            #[cfg(test)]
+            waiting: Default::default(),
             wakers: Wakers::default(),
         }
     }
@@ -88,7 +93,12 @@ impl Core {
 
     /// Gives the lock back until [`tell_changed`](Self::tell_changed).
     pub fn wait_for_change<'meta>(&self, meta: MutexGuard<'meta, Meta>) -> MutexGuard<'meta, Meta> {
-        self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner)
+        #[cfg(test)]
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let meta = self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner);
+        #[cfg(test)]
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        meta
     }
 
     /// How many clusters the file grows by ahead of need: the host gives space only to those that

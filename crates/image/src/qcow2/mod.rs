@@ -5,7 +5,7 @@
 //! what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`boot`, `mark`,
 //! `redo`, `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`, `core`), a queue of it
 //! (`channel`), the threads behind it (`slow_path`, `maintenance`), and the image as a whole
-//! (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
+//! (`survey`, `looks`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
 
 mod backing;
 mod boot;
@@ -23,6 +23,7 @@ pub mod fuzzing;
 mod header;
 mod header_io;
 mod inspect;
+mod looks;
 mod maintenance;
 mod map;
 mod mark;

@@ -18,7 +18,6 @@ use flowstone_block::{
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
-use crate::DiscardMode;
 use crate::runtime::completion_queue::CompletionQueue;
 use crate::runtime::group_sync::{Flushes, GroupSync, sync_request};
 use crate::runtime::pace::ActivityCounter;
@@ -27,7 +26,8 @@ use crate::runtime::wakers::QueueWaker;
 
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,
-    discard: DiscardMode,
+    /// Whether discards are carried out.
+    discards: bool,
     /// Else zeroes have to be written, and are not merged with discards.
     discards_to_zeroes: bool,
     /// Fail for good with the first sync, or durable write in its place, that fails.
@@ -57,7 +57,7 @@ const SYNC_TAG: usize = usize::MAX;
 /// What a queue is made of.
 pub(crate) struct RawParts {
     pub file: Box<dyn FileChannel>,
-    pub discard: DiscardMode,
+    pub discards: bool,
     pub discards_to_zeroes: bool,
     pub syncs: Arc<GroupSync>,
     pub trims: Arc<Trims>,
@@ -75,12 +75,12 @@ enum Plan {
 
 impl RawChannel {
     pub fn new(parts: RawParts, context: &QueueContext) -> Self {
-        let RawParts { file, discard, discards_to_zeroes, syncs, trims, activity } = parts;
+        let RawParts { file, discards, discards_to_zeroes, syncs, trims, activity } = parts;
         let waker = QueueWaker::new(&context.reactor);
         let depth = usize::from(context.depth.0);
         Self {
             file,
-            discard,
+            discards,
             discards_to_zeroes,
             syncs,
             in_flight: Slab::with_capacity(depth),
@@ -102,7 +102,6 @@ impl RawChannel {
     fn translate(&self, request: &Request) -> Plan {
         let at = |extent: Extent| FileOffset::new(extent.start_bytes());
         let zero = |extent: Extent| FileOp::Zero { offset: at(extent), bytes: extent.bytes() };
-        let ignored = self.discard == DiscardMode::Ignore;
         match request.op {
             Op::Read(extent) => {
                 Plan::File(FileOp::Read { offset: at(extent), bytes: extent.bytes() })
@@ -113,8 +112,10 @@ impl RawChannel {
                 durable: false,
             }),
             Op::Flush => Plan::Sync,
-            Op::Discard(_) if ignored => Plan::Nothing,
-            Op::WriteZeroes { extent, unmap } if ignored || !unmap || !self.discards_to_zeroes => {
+            Op::Discard(_) if !self.discards => Plan::Nothing,
+            Op::WriteZeroes { extent, unmap }
+                if !unmap || !self.discards || !self.discards_to_zeroes =>
+            {
                 Plan::File(zero(extent))
             }
             Op::Discard(_) | Op::WriteZeroes { .. } => Plan::Trim,
@@ -270,6 +271,13 @@ impl Channel for RawChannel {
             || self.completions.has_completions()
             || self.flushes.can_advance(&self.syncs);
         NextLook::now_if(has_something).min(self.file.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let leads = self.flushes.is_leading() && !mutant("raw.channel.retires-while-it-leads");
+        self.handed_over == 0 && !leads && self.file.is_idle()
     }
 }
 

@@ -76,6 +76,16 @@ impl RawImage {
         SectorCount::new(self.capacity.load(Ordering::Relaxed))
     }
 
+    /// Whether discards do anything here, and do not write: a host without a call that takes the data and keeps the space
+    /// would write zeroes, as many as the guest likes.
+    fn offers_discards(&self) -> bool {
+        match self.discard {
+            DiscardMode::Ignore => false,
+            DiscardMode::Keep => !self.file.zeroes_are_written(),
+            DiscardMode::Deallocate => self.file.takes_discards(),
+        }
+    }
+
     /// Whether any data lies at or after `from`.
     fn has_data_after(&self, from: SectorCount) -> Result<bool> {
         self.next_data(Sector::new(from.get()))
@@ -108,9 +118,10 @@ fn start_trims(
 impl Layer for RawImage {
     fn geometry(&self) -> Geometry {
         Geometry {
-            discards: self.discard != DiscardMode::Ignore && !self.readonly,
+            discards: !self.readonly && self.offers_discards(),
             readonly: self.readonly,
             logical_block_bytes: self.file.block_bytes(),
+            zeroes_are_written: !self.readonly && self.file.zeroes_are_written(),
             ..Geometry::with_capacity(self.capacity())
         }
     }
@@ -118,7 +129,7 @@ impl Layer for RawImage {
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
         let parts = RawParts {
             file: self.file.channel(context)?,
-            discard: self.discard,
+            discards: self.offers_discards(),
             discards_to_zeroes: self.file.discards_to_zeroes(),
             syncs: Arc::clone(&self.syncs),
             trims: Arc::clone(&self.trims),

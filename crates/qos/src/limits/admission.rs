@@ -17,6 +17,7 @@ use super::line::Lease;
 pub struct Admission {
     disk: Arc<DiskLimits>,
     gate: Arc<QueueGate>,
+    zeroes_are_written: bool,
     /// Of the batch that is being taken; none if it is not limited.
     lease: Option<Lease>,
     /// What the batch has taken so far.
@@ -32,9 +33,12 @@ pub struct Admission {
     seen: u64,
 }
 
-/// What a request takes of a limit; a flush takes nothing.
-fn cost(op: Op) -> Cost {
+/// What a request takes of a limit; a flush takes nothing. Zeroes take bytes if they have to be written.
+fn cost(op: Op, zeroes_are_written: bool) -> Cost {
     match op {
+        Op::WriteZeroes { extent, .. } if zeroes_are_written => {
+            Cost { requests: 1, bytes: extent.bytes() }
+        }
         Op::Read(extent) | Op::Write(extent) => Cost { requests: 1, bytes: extent.bytes() },
         Op::Discard(_) | Op::WriteZeroes { .. } => Cost { requests: 1, bytes: 0 },
         Op::Flush => Cost::default(),
@@ -43,11 +47,22 @@ fn cost(op: Op) -> Cost {
 
 impl Admission {
     /// Of a queue that runs on the thread of this reactor.
-    pub fn new(disk: Arc<DiskLimits>, reactor: &Reactor) -> Self {
+    pub fn new(disk: Arc<DiskLimits>, zeroes_are_written: bool, reactor: &Reactor) -> Self {
         let gate = disk.open_gate(reactor);
         let (lease, chains, spent, waiting, leased_at, look_at) = Default::default();
         let seen = disk.group.changes();
-        Self { disk, gate, lease, chains, spent, waiting, leased_at, look_at, seen }
+        Self {
+            disk,
+            gate,
+            zeroes_are_written,
+            lease,
+            chains,
+            spent,
+            waiting,
+            leased_at,
+            look_at,
+            seen,
+        }
     }
 
     /// Begins a batch, of so many chains in the ring at most. Returns whether any may be taken; then
@@ -113,7 +128,7 @@ impl Admission {
 
     /// Something has been taken that asks for this.
     pub fn spend(&self, op: Op) {
-        self.add(cost(op));
+        self.add(cost(op, self.zeroes_are_written));
     }
 
     /// So many chains have been taken that are answered without the disk.

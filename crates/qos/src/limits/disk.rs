@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flowstone_block::Reactor;
+use flowstone_block::{Reactor, mutant};
 
+use super::budget::Cost;
 use super::gate::QueueGate;
 use super::group::Group;
 use crate::{DiskKey, Limit, Weight};
@@ -66,6 +67,17 @@ impl DiskLimits {
     pub(super) fn count_throttled(&self, requests: u64, ns: u64) {
         self.throttled.fetch_add(requests, Ordering::Relaxed);
         self.throttled_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    /// The daemon has read so many bytes of the disk for itself. Returns how long it rests then, to be no faster than the
+    /// guest may be. If it is the guest's doing, the guest pays for it.
+    pub fn own_read(&self, bytes: u64, is_charged: bool) -> Duration {
+        let (cost, now) = (Cost { requests: 1, bytes }, self.group.now());
+        let line = &mut self.group.lock().line;
+        if is_charged && !mutant("qos.disk.own-reads-are-free") {
+            line.owe(self.key, cost, now);
+        }
+        Duration::from_nanos(line.time_of(self.key, cost))
     }
 
     /// A queue begins, on the thread of this reactor.

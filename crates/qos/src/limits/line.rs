@@ -182,7 +182,11 @@ impl Line {
             of_queue.mean_bytes = nearer(of_queue.mean_bytes, mean);
         }
         self.refund(key, lease.cost.beyond(spent));
-        let excess = spent.beyond(lease.cost);
+        self.owe(key, spent.beyond(lease.cost), now);
+    }
+
+    /// A disk has had something that nothing was granted for.
+    pub fn owe(&mut self, key: DiskKey, excess: Cost, now: u64) {
         let disk = &mut self.disks[key.0];
         if !mutant("qos.line.forgets-what-was-not-assumed") {
             disk.budget.take(excess, now);
@@ -198,6 +202,11 @@ impl Line {
             let queues: Vec<QueueKey> = self.fair.queues_of(key).collect();
             queues.into_iter().for_each(|queue| self.revoke(queue));
         }
+    }
+
+    /// How long that takes to come in for a disk, in nanoseconds.
+    pub fn time_of(&self, disk: DiskKey, cost: Cost) -> u64 {
+        self.disks[disk.0].budget.time_of(cost).max(self.group.time_of(cost))
     }
 
     /// What has been granted to a queue, and is not with it yet, is not granted.

@@ -65,6 +65,14 @@ impl FileIo for VolatileFile {
         self.cache.file.is_direct()
     }
 
+    fn takes_discards(&self) -> bool {
+        self.cache.file.takes_discards()
+    }
+
+    fn zeroes_are_written(&self) -> bool {
+        self.cache.file.zeroes_are_written()
+    }
+
     fn discards_to_zeroes(&self) -> bool {
         self.cache.file.discards_to_zeroes()
     }

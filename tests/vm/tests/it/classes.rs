@@ -12,7 +12,7 @@ use flowstone_vmtest::framework::daemon::Daemon;
 use flowstone_vmtest::framework::lab::Lab;
 
 /// Longest time until the daemon has seen what the guest has made of its disk.
-const SEEN_TIMEOUT: Duration = Duration::from_secs(30);
+const SEEN_TIMEOUT: Duration = flowstone_testkit::HANG;
 
 /// Many small commits, then many files without any, then a journal that goes round several times.
 pub(super) const LOAD: &str = "

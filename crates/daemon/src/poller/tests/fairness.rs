@@ -29,7 +29,7 @@ impl QueueRun for Busy {
         false
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(&mut self) -> bool {
         false
     }
 
@@ -131,7 +131,7 @@ impl QueueRun for Notified {
         false
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(&mut self) -> bool {
         false
     }
 

@@ -11,6 +11,7 @@ use tracing::{error, warn};
 use super::super::chain::BadChain;
 use super::super::inflight::{AvailLog, Undone};
 use super::super::memory::GuestMemory;
+use super::super::protocol::FILLED_SECTORS_MAX;
 use super::super::protocol::{ID_BYTES, Status};
 use super::super::request::{Limits, Parsed, Verdict, parse};
 use super::super::ring::SplitRing;
@@ -56,6 +57,7 @@ pub(super) struct AvailParts {
     pub shared: Arc<DeviceShared>,
     pub readonly: bool,
     pub discards: bool,
+    pub zeroes_are_written: bool,
     pub id: [u8; ID_BYTES],
     /// What an earlier life left undone, newest first.
     pub replay: Vec<Undone>,
@@ -274,6 +276,7 @@ impl AvailHalf {
             capacity: self.parts.shared.capacity(),
             readonly: self.parts.readonly,
             discards: self.parts.discards,
+            zeroes_are_written: self.parts.zeroes_are_written,
         }
     }
 
@@ -322,7 +325,10 @@ impl AvailHalf {
             }
             Verdict::Ranges(first, others) => {
                 self.prepare(&mut request);
-                self.weigh(head, (others.len() as u32 + 1) * PART_WEIGHT);
+                let lists = (others.len() as u32 + 1) * PART_WEIGHT;
+                let filled = matches!(first, Op::WriteZeroes { .. }) && limits.zeroes_are_written;
+                // No more than one range's sectors are filled, checked when the chain was read.
+                self.weigh(head, lists + if filled { FILLED_SECTORS_MAX >> 3 } else { 0 });
                 Work::Ranges(ranges(request, first, others))
             }
         };

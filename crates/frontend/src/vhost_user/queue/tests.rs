@@ -91,6 +91,7 @@ struct Guest {
     call: Arc<CallSlot>,
     called: File,
     available: u16,
+    zeroes_are_written: bool,
 }
 
 /// Guest memory: 4 MiB of rings, tables, headers and status bytes, then 4 MiB of data.
@@ -113,7 +114,8 @@ impl Guest {
         call.replace(Some(called.try_clone().unwrap()));
         count_of(&called);
         let shared = Arc::new(DeviceShared::new(SectorCount::new(1 << 30)));
-        Self { memory, size, region, shared, call, called, available: 0 }
+        let (available, zeroes_are_written) = (0, false);
+        Self { memory, size, region, shared, call, called, available, zeroes_are_written }
     }
 
     fn put(&self, at: u64, bytes: &[u8]) {
@@ -186,6 +188,7 @@ impl Guest {
         parts.inflight = self.region.log(0, self.size);
         parts.shared = Arc::clone(&self.shared);
         parts.call = Arc::clone(&self.call);
+        parts.zeroes_are_written = self.zeroes_are_written;
         VirtQueue::new(parts)
     }
 
@@ -574,6 +577,34 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
         }
         assert_eq!(guest.used_index(), 1024);
     }
+}
+
+/// A host without a call for zeroes wrote 212 GiB of them for 17 requests, and a stop waited for all.
+#[test]
+fn zeroes_that_have_to_be_written_are_bounded_by_request_and_by_queue() {
+    let mut guest = Guest::new(1024);
+    for sectors in [8192, 8193] {
+        guest.put(RANGES_AT + 16 * (sectors - 8192), &[[0; 8], sectors.to_le_bytes()].concat());
+    }
+    (0..512).for_each(|head| {
+        guest.offer(head, request_type::WRITE_ZEROES, 0, &[(RANGES_AT, 16, false)]);
+    });
+    guest.offer(512, request_type::WRITE_ZEROES, 0, &[(RANGES_AT + 16, 16, false)]);
+    assert_eq!(
+        take(&mut guest.queue()).len(),
+        513,
+        "a host with a call for them has no such bound"
+    );
+    guest = Guest { region: log_for(1024).unwrap(), zeroes_are_written: true, ..guest };
+    let mut queue = guest.queue();
+    let mut requests = 0;
+    while queue.has_available() {
+        let taken = take(&mut queue);
+        assert!(taken.len() <= 128, "512 MiB in flight");
+        requests += taken.len();
+        taken.into_iter().for_each(|request| finish(&mut queue, request));
+    }
+    assert_eq!((requests, guest.status(512)), (512, Status::Unsupported as u8));
 }
 
 /// Pieces that a request does not use weighed nothing, and the room for them was held while it was in

@@ -18,7 +18,9 @@ mod write_queue;
 use std::io;
 use std::sync::Arc;
 
-use flowstone_block::{Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request};
+use flowstone_block::{
+    Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request, mutant,
+};
 use flowstone_fileio::{FileChannel, FileCompletion};
 
 use self::flushes::Flushes;
@@ -158,6 +160,14 @@ impl Channel for LogChannel {
         let has_something =
             !queue.completed.is_empty() || can_advance(&queue.core, writes, flushes);
         NextLook::now_if(has_something).min(queue.file.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let has_some =
+            self.writes.in_flight() || self.flushes.is_leading() || !self.queue.file.is_idle();
+        !has_some || mutant("log.channel.retires-while-it-leads")
     }
 }
 

@@ -1,9 +1,10 @@
-//! What must not be used again, or called clean, yet.
+//! What must not be used again, gone on with, or called clean, yet.
 
 use std::rc::Rc;
 
 use flowstone_sim::Fate;
 
+use super::crash::recover;
 use super::fixture::{BLOCK_SECTORS, Setup, contents_read_only};
 use super::history_model::End;
 use super::scheduler::with_hook;
@@ -88,4 +89,32 @@ fn an_image_that_is_closed_beside_a_record_on_its_way_is_not_called_clean() {
     let crashed = disk.crash_at(now, &mut Fate::everything());
     let seen = contents_read_only(&crashed).unwrap();
     model.judge(&seen, now, End::Kill).unwrap();
+}
+
+/// Power was cut when the first record at the head was torn and the second one whole: replay finds nothing. A new
+/// record in the place of the first one, of the same length, must not lead to the second.
+#[test]
+fn a_record_behind_a_torn_one_does_not_follow_a_new_one_though_replay_found_nothing() {
+    let setup = Setup::default();
+    let mut fixture = setup.fixture(1);
+    fixture.write_blocks(0..1).unwrap();
+    fixture.checkpoint().unwrap();
+    for block in [10, 20] {
+        let mut guests = fixture.guests();
+        guests.write(0, block * BLOCK_SECTORS..(block + 1) * BLOCK_SECTORS);
+        guests.kick(0);
+        guests.reap(0);
+    }
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let last = disk.undecided_at(now) - 1;
+    let crashed = disk.crash_at(now, &mut Fate::subset(1 << last));
+    let mut fixture = recover(&crashed, setup, &model, now, End::PowerCut, 1);
+    fixture.write_blocks(30..31).unwrap();
+    fixture.flush().unwrap();
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let crashed = disk.crash_at(now, &mut Fate::everything());
+    let seen = contents_read_only(&crashed).unwrap();
+    model.judge(&seen, now, End::PowerCut).unwrap();
 }

@@ -54,7 +54,7 @@ fn an_image_open_for_reading_is_not_resized() {
     let (done, is_done) = std::sync::mpsc::channel();
     let asker = Arc::clone(&image);
     std::thread::spawn(move || done.send(asker.resize(SectorCount::new(8192)).is_err()));
-    let refused = is_done.recv_timeout(std::time::Duration::from_secs(10));
+    let refused = is_done.recv_timeout(flowstone_testkit::HANG);
     assert_eq!(refused, Ok(true), "it waits for a maintenance worker that is gone");
     assert_eq!(image.geometry().capacity, SectorCount::new(Setup::default().sectors()));
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Class, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
-    Request, SECTOR_BYTES, Sector, SectorCount,
+    Request, SECTOR_BYTES, Sector, SectorCount, mutant,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
@@ -113,12 +113,14 @@ impl Qcow2Channel {
             drop(meta);
             return self.hand_over(request);
         }
-        let epoch = meta.epoch;
         let transfers = self.plan.transfers();
-        if transfers > 0 {
-            self.pins.pin(epoch);
-        }
-        drop(meta);
+        let epoch = match transfers {
+            0 => {
+                drop(meta);
+                0
+            }
+            _ => self.pins.hold(meta),
+        };
         for zero in self.plan.zeroes.drain(..) {
             request.fill_zero(zero);
         }
@@ -136,10 +138,8 @@ impl Qcow2Channel {
             drop(meta);
             return self.hand_over(request);
         }
-        let epoch = meta.epoch;
-        self.pins.pin(epoch);
         let low = meta.space.unused_end() < self.core.room_low();
-        drop(meta);
+        let epoch = self.pins.hold(meta);
         if low && !self.plan.fills.is_empty() {
             self.core.commits.hint_room();
         }
@@ -348,6 +348,17 @@ impl Channel for Qcow2Channel {
             || self.flushes.can_advance(&self.core);
         let backing = self.backing.as_mut().map_or(NextLook::OnWake, BackingReads::next_look);
         NextLook::now_if(has_something).min(self.file.next_look()).min(backing)
+    }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let has_some = !self.active.is_empty()
+            || self.handed_over > 0
+            || self.flushes.is_leading()
+            || !self.file.is_idle();
+        let is_alone = !has_some || mutant("qcow2.channel.retires-while-it-leads");
+        is_alone && self.backing.as_mut().is_none_or(BackingReads::retire)
     }
 }
 

@@ -19,7 +19,7 @@ use super::header_io::{read_header, read_l1, write_autoclear};
 use super::redo::{Left, Memory, recall};
 use super::refcounts::Refcounts;
 use super::replay;
-use super::shape::{HostCluster, Shape};
+use super::shape::{HostCluster, Shape, sector_bytes};
 use super::space::merged;
 use super::survey::SurveyError;
 use crate::report::{CheckOptions, CheckProgress, CheckReport};
@@ -31,6 +31,7 @@ const WINDOW_CLUSTERS: u64 = 64 << 20;
 struct Checker<'a> {
     file: BlockingFile,
     shape: Shape,
+    sector_bytes: usize,
     file_bytes: u64,
     header: Header,
     l1: Vec<u64>,
@@ -108,16 +109,20 @@ pub fn check_beside(
     }
     let file_bytes = file.size().map_err(host)?;
     let mut reader = BlockingFile::new(file).map_err(host)?;
-    let l1 = read_l1(&mut reader, &header, file_bytes).map_err(|refusal| match refusal {
-        SurveyError::Host(errno) => host(errno.into()),
-        SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(name), ADVICE),
-    })?;
+    let sector = sector_bytes(file);
+    let l1 =
+        read_l1(&mut reader, &header, sector, file_bytes).map_err(|refusal| match refusal {
+            SurveyError::Host(errno) => host(errno.into()),
+            SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(name), ADVICE),
+        })?;
     let (table, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
     let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters)
-        .map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+        .map_err(|errno| Error::host(name, errno, "check the host's file system"))?
+        .in_sectors_of(sector);
     let mut checker = Checker {
         file: reader,
         shape: header.shape,
+        sector_bytes: sector,
         file_bytes,
         header,
         l1,

@@ -15,6 +15,8 @@ use std::thread::{Builder, JoinHandle};
 use flowstone_block::{Errno, Request};
 use tracing::error;
 
+#[cfg(test)]
+pub use self::tables::TableRead;
 pub use self::tables::load;
 pub use self::worker::SlowPathWorker;
 use super::core::Core;

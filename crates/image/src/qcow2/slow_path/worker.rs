@@ -15,7 +15,7 @@ use super::super::core::Core;
 use super::super::entry::{Compressed, Mapping};
 use super::super::epochs::EpochPins;
 use super::super::meta::{MappedPart, Source};
-use super::super::shape::{GuestCluster, HostCluster};
+use super::super::shape::{GuestCluster, HostCluster, sector_bytes};
 use super::tables::load;
 use crate::damage::Flaw;
 
@@ -125,8 +125,9 @@ impl SlowPathWorker {
 
     fn read_compressed(&mut self, position: u64, place: Compressed) -> Result<Vec<u8>, Errno> {
         let file_bytes = self.core.meta().file_bytes;
-        let start = place.offset / SECTOR_BYTES * SECTOR_BYTES;
-        let end = (place.offset + place.bytes).next_multiple_of(SECTOR_BYTES).min(file_bytes);
+        let sector = sector_bytes(&*self.core.file) as u64;
+        let start = place.offset / sector * sector;
+        let end = (place.offset + place.bytes).next_multiple_of(sector).min(file_bytes);
         if end <= place.offset {
             return Err(Errno::IO);
         }
@@ -156,10 +157,7 @@ impl SlowPathWorker {
             let missing = {
                 let mut meta = self.core.meta();
                 match meta.find(position, most) {
-                    Ok(part) => {
-                        self.pins.pin(meta.epoch);
-                        return Ok((part, meta.epoch));
-                    }
+                    Ok(part) => return Ok((part, self.pins.hold(meta))),
                     Err(missing) => missing,
                 }
             };
@@ -264,8 +262,7 @@ impl SlowPathWorker {
                 }
             };
             if let Mapping::Data { host, ours: true } = mapping {
-                self.pins.pin(meta.epoch);
-                return Ok(Prepared::InPlace { host, epoch: meta.epoch });
+                return Ok(Prepared::InPlace { host, epoch: self.pins.hold(meta) });
             }
             if meta.is_locked(guest) {
                 meta = core.wait_for_change(meta);

@@ -2,7 +2,7 @@
 //! killed there.
 
 use std::fs::Permissions;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -121,13 +121,15 @@ impl Host {
         bytes
     }
 
-    /// Puts it back, as long as it was, where its session looks for it.
+    /// Puts it back, as long as it was, where its session looks for it. It is taken for the file that it
+    /// was, although the host may give it another number.
     pub fn remember(&self, bytes: &[u8]) {
         let session = word(bytes, 5) >> 24;
         let path = self.folder.path().join(format!("flowstone-{session:010x}.redo"));
         std::fs::write(&path, bytes).unwrap();
         let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_len(REDO_BYTES).unwrap();
+        file.write_all_at(&file.metadata().unwrap().ino().to_ne_bytes(), 11 * 8).unwrap();
         file.set_permissions(Permissions::from_mode(0o600)).unwrap();
     }
 

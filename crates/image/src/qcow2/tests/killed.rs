@@ -314,7 +314,7 @@ fn a_redo_file_that_can_only_be_read_is_not_passed_over() {
     };
     set(0o400);
     if std::fs::File::options().write(true).open(host.redo()).is_ok() {
-        eprintln!("SKIPPED: this user may write what is write-protected");
+        flowstone_testkit::skip("this user may write what is write-protected");
     } else {
         assert_eq!(host.read(&disk)[0], 7);
         assert!(host.open_by(host.path(), &disk, None).is_err());

@@ -9,17 +9,18 @@ use crate::{Group, Limit, Weight};
 struct Fixture {
     disk: Arc<DiskLimits>,
     reactor: Reactor,
+    zeroes_are_written: bool,
 }
 
 impl Fixture {
     fn new(limit: &str) -> Self {
         let limit = limit.parse().unwrap();
         let disk = DiskLimits::new(Group::unnamed(), limit, Weight::default());
-        Self { disk, reactor: Reactor::new().unwrap() }
+        Self { disk, reactor: Reactor::new().unwrap(), zeroes_are_written: false }
     }
 
     fn queue(&self) -> Admission {
-        Admission::new(Arc::clone(&self.disk), &self.reactor)
+        Admission::new(Arc::clone(&self.disk), self.zeroes_are_written, &self.reactor)
     }
 }
 
@@ -75,6 +76,19 @@ fn a_flush_costs_nothing_and_an_answer_costs_a_request() {
     assert_eq!(batch(&mut queue, 1, Op::Flush), 0, "it comes after what has been taken");
 }
 
+/// A host without a call for zeroes wrote 842 MiB/s under `bw=1M`.
+#[test]
+fn zeroes_that_have_to_be_written_cost_their_bytes() {
+    let mut fixture = Fixture::new("bw=1");
+    let extent = Extent::new(Sector::new(0), SectorCount::new(8192)).unwrap();
+    let zero = Op::WriteZeroes { extent, unmap: false };
+    let mut queue = fixture.queue();
+    assert_eq!([0; 2].map(|_| batch(&mut queue, 1, zero)), [1; 2]);
+    fixture.zeroes_are_written = true;
+    assert_eq!(batch(&mut fixture.queue(), 2, zero), 1);
+    assert_eq!(batch(&mut fixture.queue(), 1, zero), 0);
+}
+
 /// What an earlier life left undone is carried out whatever is owed: its log does not outlive a stop.
 #[test]
 fn what_is_taken_without_a_lease_is_owed() {
@@ -100,6 +114,22 @@ fn a_broken_ring_waits_for_nothing() {
     assert_eq!(known, None);
 }
 
+/// A guest that writes its superblock again and again had 64 MiB/s read for it beside `bw=1M`.
+#[test]
+fn what_the_daemon_reads_because_of_a_guest_is_paced_and_paid_by_it() {
+    let fixture = Fixture::new("bw=1M");
+    let mib = |charged| fixture.disk.own_read(1 << 20, charged);
+    assert_eq!([false; 100].map(mib), [Duration::from_secs(1); 100]);
+    let mut queue = fixture.queue();
+    assert_eq!(batch(&mut queue, 1, write()), 1, "the first reading is the daemon's own wish");
+    assert_eq!([true; 3600].map(mib), [Duration::from_secs(1); 3600]);
+    assert_eq!(batch(&mut queue, 1, write()), 0);
+    let look = queue.next_look();
+    assert!(matches!(look, NextLook::At(at) if at > Instant::now() + Duration::from_secs(3000)));
+    fixture.disk.set_limit(Limit::NONE);
+    assert_eq!(mib(true), Duration::ZERO);
+}
+
 #[test]
 fn another_limit_wakes_a_thread_that_sleeps() {
     let fixture = Fixture::new("bw=1");
@@ -122,11 +152,12 @@ fn a_disk_that_goes_leaves_its_group_to_the_others() {
     for _ in 0..3 {
         let disk = |_| DiskLimits::new(Arc::clone(&group), Limit::NONE, Weight::default());
         let [first, second] = [0, 1].map(disk);
-        let mut queues = [&first, &second].map(|disk| Admission::new(Arc::clone(disk), &reactor));
+        let mut queues =
+            [&first, &second].map(|disk| Admission::new(Arc::clone(disk), false, &reactor));
         assert_eq!(first.group(), Some("tenants"));
         queues.iter_mut().for_each(|queue| _ = batch(queue, 4, write()));
         drop((first, queues));
-        let mut queue = Admission::new(Arc::clone(&second), &reactor);
+        let mut queue = Admission::new(Arc::clone(&second), false, &reactor);
         group.set_limit(Limit::NONE);
         assert_eq!(batch(&mut queue, 4, write()), 4);
         group.set_limit("iops=1".parse().unwrap());
