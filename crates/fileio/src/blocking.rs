@@ -20,6 +20,9 @@ const PIECES_PER_CALL_MAX: usize = 1024;
 /// Carries out `request` and returns when it is done in full or has failed.
 #[expect(clippy::disallowed_methods, reason = "this is FileOp::Datasync")]
 pub fn execute(files: &Descriptors, request: &FileRequest) -> FileCompletion {
+    if request.is_lost() {
+        return FileCompletion::refused(request.tag, Errno::FAULT);
+    }
     let outcome = match request.op {
         FileOp::Read { .. } | FileOp::Write { .. } => {
             match Bounce::is_needed(files.direct.as_ref(), request).then(|| Bounce::new(request)) {

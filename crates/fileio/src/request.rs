@@ -1,6 +1,6 @@
 //! What is asked of a host file, and what comes back.
 
-use flowstone_block::{Errno, IoVec, Outcome, mutant};
+use flowstone_block::{Errno, IoVec, Outcome, is_whole, mutant};
 
 /// A byte position in a host file; never a guest address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -140,6 +140,13 @@ impl FileRequest {
     /// A request whose data the page cache may keep.
     pub const fn new(op: FileOp, memory: MemoryList, tag: usize) -> Self {
         Self { op, memory, tag, dont_cache: false }
+    }
+
+    /// Whether it would write what is not its data: its memory has been taken away, and zeroes lie there.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.op, FileOp::Write { .. })
+            && !is_whole(self.memory.pieces())
+            && !mutant("fileio.write.takes-lost-memory")
     }
 
     /// The same, with another word on what the page cache is to keep.

@@ -157,6 +157,9 @@ impl FileChannel for UringChannel {
         if goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
+        if request.is_lost() {
+            return self.refused.push(FileCompletion::refused(request.tag, Errno::FAULT));
+        }
         if !Bounce::is_needed(self.file.direct.as_ref(), &request) {
             return self.insert(request, None);
         }
