@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{BlockingDisk, Geometry, Layer, LogBudget, SECTOR_BYTES, Sector};
+use flowstone_block::{BlockingDisk, Geometry, Layer, LogBudget, SECTOR_BYTES, Sector, mutant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, warn};
 
@@ -186,12 +186,14 @@ impl Shared {
         }
         state.failures = if has_failed { state.failures + 1 } else { 0 };
         state.wanted |= has_failed;
-        if (1..FAILURES_MAX).contains(&state.failures) {
+        let is_trusted = state.failures == 0 || mutant("classify.watcher.publishes-what-failed");
+        if !is_trusted && state.failures < FAILURES_MAX {
             return;
         }
         let old = self.layout.get();
         // What a new definer covers may have been written before anybody looked out for it.
-        state.wanted |= !layout.has_definers_of(&old);
+        let has_new = !layout.has_definers_of(&old);
+        state.wanted |= has_new && !mutant("classify.watcher.reads-new-definers-once");
         drop(state);
         if *old != layout {
             self.layout.publish(layout);

@@ -100,7 +100,9 @@ impl Floors {
         let mut states: Vec<Option<State>> = (0..count).map(|_| None).collect();
         for disk in 0..vms.disks() {
             let (Some(vm), Some(was)) = (vms.of_disk(disk), before.of_disk(disk)) else { continue };
-            if let (Some(state @ None), Some(old)) = (states.get_mut(vm), known.get_mut(was)) {
+            if let (Some(state @ None), Some(old)) = (states.get_mut(vm), known.get_mut(was))
+                && !mutant("cache.floors.forget-vms-that-stay")
+            {
                 *state = old.take();
             }
         }
@@ -113,7 +115,7 @@ impl Floors {
         }
         for (disk, held) in self.held_of_disk.iter().enumerate() {
             if let Some(state) = vms.of_disk(disk).and_then(|vm| self.states.get_mut(vm)) {
-                state.held += held;
+                state.held += if mutant("cache.floors.forget-what-is-held") { 0 } else { *held };
             }
         }
         self.bound_all();
