@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -12,6 +13,7 @@ use flowstone_block::{Error, Result};
 use serde::Serialize;
 
 use crate::disk::Disk;
+use crate::real_path::real_path;
 
 /// All disks, by their numbers: these are not used again.
 #[derive(Default)]
@@ -179,8 +181,22 @@ impl Disks {
             let is_opening = table.opening().any(|opening| opening == name);
             (table.serving().cloned().collect::<Vec<_>>(), is_opening)
         };
-        let mut called = served.into_iter().filter(|disk| disk.is_called(name, path));
-        match (called.next(), called.next()) {
+        // Those that are known by it, before any file system is asked: the disk may be well, and another one not.
+        let called = |path: &Path| {
+            let mut called = served.iter().filter(|disk| disk.is_called(name, path));
+            (called.next().map(Arc::clone), called.next())
+        };
+        let found = match called(path) {
+            (None, _) if !is_opening => match real_path(path) {
+                Ok(path) => called(&path),
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return Err(Error::busy(what, error, "give the name of the disk"));
+                }
+                Err(_) => (None, None),
+            },
+            found => found,
+        };
+        match found {
             (Some(disk), None) => Ok(disk),
             (None, _) if is_opening => {
                 Err(Error::busy(what, "it is being opened", "try again later"))

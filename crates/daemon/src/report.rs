@@ -1,7 +1,7 @@
 //! What `stats --json` prints. A stable, documented shape: see docs/operating.md.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flowstone_block::OpKind;
 use flowstone_layers::LayerCounters;
@@ -14,6 +14,7 @@ use crate::disk::Disk;
 use crate::disks::{Disks, Failed};
 use crate::failures::FailureReport;
 use crate::histogram::Snapshot;
+use crate::image_probe::{ImageProbe, PATIENCE};
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
 use crate::memory_charge::MemoryReport;
 use crate::pollers::PollerReport;
@@ -54,6 +55,9 @@ struct DiskReport {
     /// Absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     space: Option<SpaceReport>,
+    /// How old `allocated_bytes`, `space` and `log` are, if the host has not answered in time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stale_s: Option<f64>,
     write_through: bool,
     readonly: bool,
     /// Only of log images.
@@ -172,6 +176,8 @@ impl Report {
     ) -> Self {
         let serving = disks.serving();
         let attached = vms::attached(&serving);
+        serving.iter().filter_map(|disk| disk.probe.as_ref()).for_each(ImageProbe::begin);
+        let deadline = Instant::now() + PATIENCE;
         Self {
             opening: disks.opening(),
             failed: disks.failed(),
@@ -183,17 +189,19 @@ impl Report {
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
-            disks: serving.iter().map(|disk| DiskReport::of(disk)).collect(),
+            disks: serving.iter().map(|disk| DiskReport::of(disk, deadline)).collect(),
         }
     }
 }
 
 impl DiskReport {
-    fn of(disk: &Disk) -> Self {
+    fn of(disk: &Disk, deadline: Instant) -> Self {
         let queues = disk.queues.all();
         let all: Vec<&QueueCounters> = queues.iter().map(|(_, counters)| &**counters).collect();
         let image = disk.stack.image.as_deref();
-        let space = image.and_then(SpaceReport::of);
+        let known = disk.probe.as_ref().map(|probe| probe.known(deadline));
+        let told = known.and_then(|known| known.told).unwrap_or_default();
+        let space = told.space.zip(image).map(|(space, image)| SpaceReport::of(space, image));
         let total = QueueReport::of(None, &all);
         Self {
             name: disk.name.clone(),
@@ -204,9 +212,10 @@ impl DiskReport {
             capacity_bytes: disk.shared.capacity().bytes(),
             allocated_bytes: space.as_ref().map(|space| space.allocated_bytes),
             space,
+            stale_s: known.and_then(|known| known.stale).map(|age| age.as_secs_f64()),
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
-            log: image.and_then(|image| image.log_state()).map(LogReport::from),
+            log: told.log.map(LogReport::from),
             detected_zeroes: disk.stack.zeroes.as_ref().map(|counters| {
                 let (requests, bytes) = counters.read();
                 DetectedZeroes { requests, bytes }

@@ -14,6 +14,7 @@ mod fixture;
 mod host_file_systems;
 mod host_trouble;
 mod hostile_guest;
+mod hung_host;
 mod limits;
 mod locks;
 mod log_images;

@@ -109,7 +109,7 @@ impl RawChannel {
         let Self {
             in_flight, handed_over, flushes,
             // Ways to others, and what is done.
-            file: _, discard: _, discards_to_zeroes: _, syncs: _, trims: _, activity: _, reactor: _, waker: _,
+            file: _, discards: _, discards_to_zeroes: _, syncs: _, trims: _, activity: _, reactor: _, waker: _,
             completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
         } = self;
         let states = [
