@@ -2,6 +2,8 @@
 
 PREFIX ?= /usr/local
 SOAK_MINUTES ?= 10
+STRESS_TIMES ?= 10
+STRESS ?=
 MUTANTS ?= protocol in-flight sync raw qcow2 log
 FUZZ_SECONDS ?= 60
 TARGET := $(or $(CARGO_TARGET_DIR),target)
@@ -11,7 +13,7 @@ MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowst
 # Where rustup puts cargo, for the run that has just installed it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: help demo test bench soak fuzz mutants install
+.PHONY: help demo test bench soak stress fuzz mutants install
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 17
@@ -25,14 +27,13 @@ test: ## Check everything: style, documentation, licences, all tests, real guest
 	scripts/setup --ci
 	shellcheck scripts/* tests/vm/libvirt
 	cargo fmt --all --check
+	cargo deny check licenses bans sources
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p flowstone-cli -- -D warnings
 	cargo clippy $(MODELLED) --features model --lib --tests -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
-	cargo deny check licenses bans sources
 	cargo build --workspace --bins
-	cargo test $(MODELLED) --features model --lib models::
-	FLOWSTONE_REQUIRE_GUESTS=1 cargo test --workspace
+	scripts/run-tests $(MODELLED)
 
 bench: ## Measure against qemu-storage-daemon and fio; writes README.md and docs/benchmarks.md
 	scripts/setup
@@ -45,6 +46,10 @@ soak: ## Random long runs of the soak tests; SOAK_MINUTES=10 each
 	cargo build --release --workspace --bins
 	SOAK_MINUTES=$(SOAK_MINUTES) FLOWSTONE_REQUIRE_GUESTS=1 \
 		cargo test --release --workspace -- --ignored --nocapture soak
+
+stress: ## All tests but real guests, again and again on a busy machine; STRESS_TIMES=10 STRESS="NAME ..."
+	scripts/setup --ci
+	scripts/stress-tests $(STRESS_TIMES) $(STRESS)
 
 fuzz: ## Fuzz what guests and monitors can send, and images; FUZZ_SECONDS=60 per target
 	scripts/setup --fuzz

@@ -10,6 +10,7 @@ mod cached;
 mod compact;
 mod compare;
 mod document;
+mod filecache;
 mod first_screen;
 mod host;
 mod idle;
@@ -83,6 +84,8 @@ enum Command {
     Compact(compact::CompactArgs),
     /// Hit ratios of cache policies on a trace of block requests.
     Cache(cache::CacheArgs),
+    /// What the guest's file cache would save on a trace of file uses.
+    Filecache(filecache::FilecacheArgs),
     /// Reads that the cache answers, and that it does not, beside qemu-storage-daemon over the page cache.
     Cached(cached::CachedArgs),
     /// What it brings to keep journals out of caches.
@@ -101,6 +104,7 @@ fn main() -> ExitCode {
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
         Some(Command::Cache(args)) => cache::cache(&args),
+        Some(Command::Filecache(args)) => filecache::filecache(&args),
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),
         Some(Command::Qos(args)) => qos::qos(&args),

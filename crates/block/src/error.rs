@@ -5,7 +5,7 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::io;
 
-use crate::{Damage, Errno};
+use crate::{Damage, Errno, Printable};
 
 /// What a caller can tell apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,8 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}; {}", self.what, self.why, self.advice)
+        // An image's or a monitor's words may be in it.
+        write!(f, "{}", Printable(format_args!("{}: {}; {}", self.what, self.why, self.advice)))
     }
 }
 

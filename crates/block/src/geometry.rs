@@ -2,6 +2,10 @@
 
 use crate::SectorCount;
 
+/// The most zeroes that one request may ask for where a host has to write them: it waits for nothing, and cannot be stopped
+/// half-way.
+pub const FILL_BYTES_MAX: u64 = 4 << 20;
+
 /// Size, block sizes and limits of a virtual disk, as the guest will see them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
@@ -17,9 +21,17 @@ pub struct Geometry {
     pub discards: bool,
     /// Whether writes are refused.
     pub readonly: bool,
+    /// Whether zeroes cost what writes do: the host has no call for them. The guest is offered short ranges then, and has
+    /// to write longer ones itself.
+    pub zeroes_are_written: bool,
 }
 
 impl Geometry {
+    /// The most zeroes that a request may ask for.
+    pub const fn zeroes_max(&self) -> u64 {
+        if self.zeroes_are_written { FILL_BYTES_MAX } else { u64::MAX }
+    }
+
     /// A writable disk of `capacity` with 512-byte logical and 4 KiB physical blocks.
     pub const fn with_capacity(capacity: SectorCount) -> Self {
         Self {
@@ -29,6 +41,7 @@ impl Geometry {
             discard_granularity_bytes: 4096,
             discards: true,
             readonly: false,
+            zeroes_are_written: false,
         }
     }
 }

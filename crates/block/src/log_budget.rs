@@ -4,6 +4,7 @@
 //! queue, by connecting and hanging up. A budget lets the first ones through, then a few per
 //! minute, and counts the rest.
 
+use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
 /// Lines that may come at once.
@@ -14,6 +15,7 @@ const REFILL: Duration = Duration::from_secs(10);
 /// The budget of one cause of one disk.
 #[derive(Debug)]
 pub struct LogBudget {
+    burst: u32,
     left: u32,
     refilled: Instant,
     unsaid: u64,
@@ -29,24 +31,36 @@ impl LogBudget {
     /// A full budget.
     #[must_use]
     pub fn new() -> Self {
-        Self { left: BURST, refilled: Instant::now(), unsaid: 0 }
+        Self::of(BURST)
     }
 
-    /// Asks for a line. `Some` allows it, and says how many were kept back since the last one.
-    pub fn spend(&mut self) -> Option<u64> {
+    /// For what says the same each time: one line, then those of the refill.
+    #[must_use]
+    pub fn of_one() -> Self {
+        Self::of(1)
+    }
+
+    fn of(burst: u32) -> Self {
+        Self { burst, left: burst, refilled: Instant::now(), unsaid: 0 }
+    }
+
+    /// Asks for a line. `Some` allows it, and says how many were kept back since the last one, if any
+    /// were: as a field of the line that is left out if there is nothing to say.
+    pub fn spend(&mut self) -> Option<Option<NonZeroU64>> {
         self.spend_at(Instant::now())
     }
 
-    fn spend_at(&mut self, now: Instant) -> Option<u64> {
+    fn spend_at(&mut self, now: Instant) -> Option<Option<NonZeroU64>> {
         let periods = now.saturating_duration_since(self.refilled).as_secs() / REFILL.as_secs();
         if periods > 0 {
-            self.left = self.left.saturating_add(periods.min(u64::from(BURST)) as u32).min(BURST);
+            let more = periods.min(u64::from(self.burst)) as u32;
+            self.left = self.left.saturating_add(more).min(self.burst);
             self.refilled = now;
         }
         match self.left.checked_sub(1) {
             Some(left) => {
                 self.left = left;
-                Some(std::mem::take(&mut self.unsaid))
+                Some(NonZeroU64::new(std::mem::take(&mut self.unsaid)))
             }
             None => {
                 self.unsaid += 1;
@@ -66,10 +80,15 @@ mod tests {
         let start = budget.refilled;
         let lines = (0..1000).filter(|_| budget.spend_at(start).is_some()).count();
         assert_eq!(lines, BURST as usize);
-        assert_eq!(budget.spend_at(start + REFILL), Some(1000 - u64::from(BURST)));
+        let unsaid = NonZeroU64::new(1000 - u64::from(BURST));
+        assert_eq!(budget.spend_at(start + REFILL), Some(unsaid));
         assert_eq!(budget.spend_at(start + REFILL), None);
         let later = start + REFILL * 1000;
         let lines = (0..1000).filter(|_| budget.spend_at(later).is_some()).count();
         assert_eq!(lines, BURST as usize, "a pause saves up no more than a burst");
+        assert_eq!(LogBudget::new().spend(), Some(None), "nothing was kept back");
+        let mut budget = LogBudget::of_one();
+        let start = budget.refilled;
+        assert_eq!((0..9).filter(|_| budget.spend_at(start).is_some()).count(), 1);
     }
 }

@@ -27,7 +27,7 @@ use self::reads::{Pending, Reads};
 use crate::counters::QueueCounters;
 use crate::disk::CachedDisk;
 use crate::names::BlockId;
-use crate::table::Found;
+use crate::table::{Forgetting, Found};
 use crate::{BLOCK_BYTES, BLOCK_SECTORS};
 
 pub struct CachedChannel {
@@ -116,14 +116,9 @@ impl CachedChannel {
             return self.base.submit(request);
         }
         let cache = &self.disk.cache;
-        cache.table().begin_change(blocks.clone());
-        let mut from = Some(blocks.start).filter(|_| !mutant("cache.discard.forgets-nothing"));
-        while let Some(start) = from {
-            from = cache.table().forget_some(&cache.memory, start..blocks.end);
-            if from.is_some() {
-                // A large range takes its time, and others wait for the lock.
-                std::thread::yield_now();
-            }
+        let mut forgetting = Forgetting::of(blocks.clone());
+        while forgetting.step(&mut cache.table(), &cache.memory) {
+            std::thread::yield_now();
         }
         let lists = self.spare.pop().unwrap_or_default();
         self.send(request, extent, lists, Purpose::Change(blocks));
@@ -176,6 +171,15 @@ impl Channel for CachedChannel {
     fn next_look(&mut self) -> NextLook {
         self.read_pending();
         NextLook::now_if(!self.done.is_empty()).min(self.base.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        let mut done = Vec::new();
+        self.reap(&mut done);
+        // What is read ahead: no guest waits for that, and its frames are to be given back.
+        let all_back =
+            self.in_flight.is_empty() || mutant("cache.channel.retires-while-it-reads-ahead");
+        all_back && self.base.retire()
     }
 }
 

@@ -127,6 +127,11 @@ impl Curve {
         self.hits.iter_mut().for_each(|hits| *hits *= factor);
     }
 
+    /// One access of so many is of its sample, or nearly.
+    pub fn sampled_of(&self) -> usize {
+        self.sampled_of as usize
+    }
+
     /// Whether it rests on enough to say something.
     pub fn is_known(&self) -> bool {
         self.sampled >= ACCESSES_MIN

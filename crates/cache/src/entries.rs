@@ -10,7 +10,9 @@ const NONE: u32 = u32::MAX;
 
 /// What can be counted: the rest of the word is the queue.
 const COUNT_MAX: u32 = (1 << QUEUE_SHIFT) - 1;
-const QUEUE_SHIFT: u32 = 30;
+const QUEUE_SHIFT: u32 = 20;
+/// The most queues that blocks can be in.
+pub const QUEUES_MAX: usize = 1 << (u32::BITS - QUEUE_SHIFT);
 
 /// A block that a policy remembers. Packed: there are millions of them.
 #[derive(Clone, Copy, Debug)]
@@ -38,28 +40,38 @@ struct Queue {
     len: usize,
 }
 
-/// Blocks, each in one of `N` queues.
+/// Blocks, each in one of several queues.
 #[derive(Debug)]
-pub struct Entries<const N: usize> {
+pub struct Entries {
     table: Buckets,
     entries: Vec<Entry>,
     /// The first entry that is not in use.
     free: u32,
-    queues: [Queue; N],
+    queues: Vec<Queue>,
 }
 
-impl<const N: usize> Entries<N> {
-    const FIT: () = assert!(N <= 1 << (u32::BITS - QUEUE_SHIFT), "queues have two bits");
-
+impl Entries {
     /// Room for so many is made at once: to move a large table later would take milliseconds.
-    pub fn with_capacity(blocks: usize) -> Self {
-        let () = Self::FIT;
-        Self {
+    pub fn with_capacity(blocks: usize, queues: usize) -> Self {
+        let mut entries = Self {
             table: Buckets::with_capacity(blocks),
             entries: Vec::with_capacity(blocks),
             free: NONE,
-            queues: [Queue { front: NONE, back: NONE, len: 0 }; N],
-        }
+            queues: Vec::new(),
+        };
+        entries.have_queues(queues);
+        entries
+    }
+
+    /// How many queues there are.
+    pub fn queues(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// There are at least so many queues from now on, at most [`QUEUES_MAX`].
+    pub fn have_queues(&mut self, queues: usize) {
+        let queues = queues.min(QUEUES_MAX).max(self.queues.len());
+        self.queues.resize(queues, Queue { front: NONE, back: NONE, len: 0 });
     }
 
     /// How many blocks are in a queue.
@@ -196,7 +208,7 @@ mod tests {
         let seed = fastrand::u64(..);
         println!("seed {seed}");
         let mut random = fastrand::Rng::with_seed(seed);
-        let mut entries = Entries::<3>::with_capacity(0);
+        let mut entries = Entries::with_capacity(0, 3);
         let mut model: [VecDeque<u64>; 3] = Default::default();
         for _ in 0..20_000 {
             let block = random.u64(0..60);

@@ -8,8 +8,10 @@ pub mod s3fifo;
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use self::adaptive::Adaptive;
+use self::floors::Floors;
 use self::lru::Lru;
 use self::multicache::{MultiCache, Scale};
 use self::s3fifo::{S3Fifo, Shape};
@@ -60,6 +62,14 @@ pub trait Policy: Send {
 
     /// These are the VMs from now on. Policies that weigh none of them do nothing.
     fn set_vms(&mut self, _vms: &Arc<Vms>) {}
+
+    /// So much time has passed since the last call. Policies that know no time do nothing.
+    fn pass(&mut self, _time: Duration) {}
+
+    /// What each VM has, if the policy weighs several.
+    fn floors(&self) -> Option<&Floors> {
+        None
+    }
 
     /// How many blocks are kept.
     fn len(&self) -> usize;

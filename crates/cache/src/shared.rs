@@ -3,6 +3,9 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use flowstone_block::mutant;
 
 use crate::BLOCK_BYTES;
 use crate::frames::Memory;
@@ -127,6 +130,22 @@ impl Cache {
         table.curve.is_known().then(|| table.curve.hit_ratio(blocks))
     }
 
+    /// The same if each VM counts by its weight, for what the default policy would keep of each: nothing is said by how
+    /// often a VM accesses the cache. Policies that weigh no VMs count accesses.
+    pub fn weighed_hit_ratio_of(&self, bytes: u64) -> Option<f64> {
+        let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
+        let blocks = target_of(frames.min(self.frames_max)).blocks;
+        let weighed = self.table().weighed_hit_ratio(blocks);
+        weighed.unwrap_or_else(|| self.hit_ratio_of(bytes))
+    }
+
+    /// So much time has passed since the last call: what a VM has not used of late, others use.
+    pub fn pass(&self, time: Duration) {
+        if !mutant("cache.pass.no-time-passes") {
+            self.table().pass(time);
+        }
+    }
+
     /// These are the VMs from now on.
     pub fn set_vms(&self, vms: Vms) {
         self.table().set_vms(&Arc::new(vms));
@@ -135,5 +154,51 @@ impl Cache {
     /// What is held of a disk.
     pub fn disk(&self, number: u32) -> DiskUse {
         *self.table().disk(number)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::names::BlockId;
+
+    /// Two VMs that are alike; each uses so many blocks so often.
+    fn use_blocks(cache: &Cache, vm: u32, set: u64, times: u64) {
+        let mut table = cache.table();
+        for at in 0..set * times {
+            let block = BlockId::of_disk(vm, at % set);
+            table.begin_write(&cache.memory, block, false);
+            table.end_change(block..BlockId(block.0 + 1));
+        }
+    }
+
+    fn shared(kind: PolicyKind) -> Cache {
+        let cache = Cache::new(Cache::BYTES_MIN, kind).unwrap();
+        let size = crate::VmSize { cpus: 1, memory: 1 };
+        cache.set_vms(Vms::new(&[size; 2], [(0, 0), (1, 1)]));
+        cache
+    }
+
+    /// A VM that has accessed little hides what is known of others, until that is long ago.
+    #[test]
+    fn the_time_that_passes_is_told_to_the_policy() {
+        let cache = shared(PolicyKind::Adaptive);
+        let ratio = || cache.weighed_hit_ratio_of(Cache::BYTES_MIN);
+        use_blocks(&cache, 0, 50, 100);
+        use_blocks(&cache, 1, 90, 1);
+        assert_eq!(ratio(), None);
+        cache.pass(Duration::from_secs(600));
+        use_blocks(&cache, 0, 50, 10);
+        assert!(ratio().is_some_and(|ratio| ratio > 0.9), "{:?}", ratio());
+    }
+
+    #[test]
+    fn policies_that_treat_vms_alike_count_accesses() {
+        let cache = shared(PolicyKind::Lru);
+        use_blocks(&cache, 0, 50, 100);
+        use_blocks(&cache, 1, 90, 1);
+        let weighed = cache.weighed_hit_ratio_of(Cache::BYTES_MIN);
+        assert_eq!(weighed, cache.hit_ratio_of(Cache::BYTES_MIN));
+        assert!(weighed.is_some());
     }
 }

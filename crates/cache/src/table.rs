@@ -10,15 +10,18 @@
 //!   nothing else.
 
 mod ahead;
+mod forgetting;
 mod sizing;
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flowstone_block::mutant;
 
 use self::ahead::Ahead;
+pub use self::forgetting::Forgetting;
 pub use self::sizing::Target;
 use crate::curve::Curve;
 use crate::entries::Entries;
@@ -117,7 +120,7 @@ impl Table {
     /// For so many frames, of which `policy` uses a part, and blocks read ahead `ahead_max`.
     pub fn new(policy: Box<dyn Policy>, frames: usize, ahead_max: usize) -> Self {
         let ahead = Ahead {
-            blocks: Entries::with_capacity(ahead_max),
+            blocks: Entries::with_capacity(ahead_max, 1),
             frames: vec![Frame::NONE; ahead_max.max(1) + 1],
             blocks_max: ahead_max.max(1),
         };
@@ -141,6 +144,16 @@ impl Table {
     /// These are the VMs from now on.
     pub fn set_vms(&mut self, vms: &Arc<Vms>) {
         self.policy.set_vms(vms);
+    }
+
+    /// So much time has passed since the last call.
+    pub fn pass(&mut self, time: Duration) {
+        self.policy.pass(time);
+    }
+
+    /// What so many blocks would answer, if that is known, where the policy weighs VMs.
+    pub fn weighed_hit_ratio(&self, blocks: usize) -> Option<Option<f64>> {
+        self.policy.floors().map(|floors| floors.hit_ratio(blocks))
     }
 
     fn disk_of(&mut self, disk: u32) -> &mut Disk {

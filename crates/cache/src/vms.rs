@@ -1,5 +1,7 @@
 //! Which VM each disk belongs to, and what part of the host each VM has.
 
+use flowstone_block::mutant;
+
 use crate::names::BlockId;
 
 /// What a VM has of the host.
@@ -67,7 +69,14 @@ impl Vms {
                 of_disk[index] = vm as u16;
             }
         }
-        let products: Vec<_> = shares.iter().map(|share| share.cpus * share.memory).collect();
+        let product = |share: &VmShare| {
+            if mutant("cache.vms.weigh-by-cpus-alone") {
+                share.cpus
+            } else {
+                share.cpus * share.memory
+            }
+        };
+        let products: Vec<_> = shares.iter().map(product).collect();
         let sum: f64 = products.iter().sum();
         let weights = products.into_iter().map(|product| product / sum).collect();
         Self { shares, weights, of_disk }

@@ -3,17 +3,19 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use flowstone_block::{
     Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, QueueContext, Request,
+    mutant,
 };
 
 use crate::counters::{Counters, QueueCounters};
 use crate::layout::Layout;
 use crate::pattern::queues::{QueueMemory, SharedDetector};
-use crate::published::{Published, Seen};
+use crate::published::{Published, ReaderWaker, Seen};
 use crate::verdict::{Asked, judge};
-use crate::watcher::Watcher;
+use crate::watcher::{Pace, Watcher};
 
 /// The layer.
 pub struct Classify {
@@ -34,6 +36,8 @@ struct ClassifyChannel {
     base: Box<dyn Channel>,
     disk: Arc<DiskClasses>,
     layout: Seen<Layout>,
+    /// Ends the sleep of its thread when there is a new layout.
+    _waker: Arc<ReaderWaker>,
     memory: QueueMemory,
     /// Whether layout and journals are as the batch that is being submitted found them.
     is_fresh: bool,
@@ -44,9 +48,14 @@ impl Classify {
     /// Classifies requests to `base`. Where no layout is known, writes of best-effort priority at
     /// `journal_level` are taken for a journal's.
     pub fn new(base: Arc<dyn Layer>, journal_level: u8) -> Self {
+        Self::paced(base, journal_level, Arc::new(|_, _| Duration::ZERO))
+    }
+
+    /// The same; readings of the layout keep to `pace`.
+    pub fn paced(base: Arc<dyn Layer>, journal_level: u8, pace: Pace) -> Self {
         let layout = Arc::new(Published::default());
         let disk = DiskClasses {
-            watcher: Watcher::start(Arc::clone(&base), Arc::clone(&layout)),
+            watcher: Watcher::start(Arc::clone(&base), Arc::clone(&layout), pace),
             layout,
             detector: Arc::default(),
             counters: Counters::default(),
@@ -94,6 +103,8 @@ impl Layer for Classify {
         };
         Ok(Box::new(ClassifyChannel {
             base: self.base.channel(context)?,
+            // Before it looks for the first time: it hears of all that is newer.
+            _waker: self.disk.layout.wakes(&context.reactor),
             layout: Seen::of(&self.disk.layout),
             memory,
             is_fresh: false,
@@ -141,16 +152,17 @@ impl Channel for ClassifyChannel {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         self.base.reap(done);
+        // This queue may have been idle since the layout was read, and is to let go of the one before.
+        self.layout.look(&self.disk.layout);
         if done.len() == before {
             return;
         }
-        // This queue may have been idle since the layout was read.
-        self.layout.look(&self.disk.layout);
         for Completion { request, .. } in &done[before..] {
             // One that failed may have changed something all the same.
             if request.op.modifies()
                 && let Some(extent) = request.op.extent()
                 && self.layout.last().is_defined_by(extent)
+                && !mutant("classify.reap.superblocks-are-not-read-again")
             {
                 self.disk.watcher.read_again();
             }
@@ -158,6 +170,16 @@ impl Channel for ClassifyChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
-        self.base.next_look()
+        // One that came when this thread did not sleep yet has woken nobody.
+        let is_old = self.layout.is_old(&self.disk.layout);
+        let is_missed = is_old && !mutant("classify.next-look.misses-a-layout");
+        NextLook::now_if(is_missed).min(self.base.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
     }
 }
+
+#[cfg(test)]
+mod tests;

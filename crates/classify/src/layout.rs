@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use flowstone_block::{Class, Extent, SECTOR_BYTES};
+use flowstone_block::{Class, Extent, SECTOR_BYTES, mutant};
 
 use crate::volume::Volume;
 
@@ -264,7 +264,9 @@ impl Builder {
         // Journals matter most, and are few in a sound file system. Regions are merged when as many have
         // come as there may be, so merging costs little for each of them.
         let (most, is_full) = match region.class {
-            Class::Journal => (3 * REGIONS_MAX, &mut self.is_full_of_journals),
+            Class::Journal if !mutant("classify.layout.metadata-crowds-journals-out") => {
+                (3 * REGIONS_MAX, &mut self.is_full_of_journals)
+            }
             _ => (2 * REGIONS_MAX, &mut self.is_full),
         };
         if *is_full {
@@ -282,7 +284,7 @@ impl Builder {
     /// The layout.
     pub fn finish(mut self) -> Layout {
         self.regions = merged(self.regions);
-        if self.regions.len() > REGIONS_MAX {
+        if self.regions.len() > REGIONS_MAX && !mutant("classify.layout.grows-without-end") {
             self.truncated = true;
             let journals = self.regions.iter().filter(|it| it.class == Class::Journal).count();
             let mut metadata_left = REGIONS_MAX.saturating_sub(journals);

@@ -26,3 +26,4 @@ pub use layout::{Found, Layout, Place};
 pub use recognise::recognise;
 pub use verdict::{Asked, Rule, Verdict, judge};
 pub use volume::ReadBytes;
+pub use watcher::Pace;

@@ -1,28 +1,63 @@
 //! A value that many threads look at and one replaces now and then. A reader keeps the one it has seen, and
 //! asks for the next one only when there is one: no look writes anything that others read.
+//!
+//! A reader that sleeps would keep its value for as long as it sleeps, each another one. So readers say how they are
+//! woken: they look when there is a new value, and the old one is gone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use flowstone_block::{Reactor, Waker, mutant};
+
+/// Wakes the thread of a reader. The reader holds it for as long as it is there.
+pub type ReaderWaker = Arc<Waker>;
 
 /// The value.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Published<T> {
     version: AtomicU64,
     value: Mutex<Arc<T>>,
+    readers: Mutex<Vec<Weak<ReaderWaker>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T> Published<T> {
-    /// Replaces the value.
+    /// Replaces the value, and wakes readers.
     pub fn publish(&self, value: T) {
-        let mut current = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.value);
         *current = Arc::new(value);
         // While the lock is held, so that the version of a value never is behind that of an older one.
         self.version.fetch_add(1, Ordering::Release);
+        drop(current);
+        if !mutant("classify.published.wakes-no-reader") {
+            let readers = lock(&self.readers);
+            readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake());
+        }
+    }
+
+    /// Wakes the thread of `reactor` for each new value from now on, while the reader holds what is returned.
+    pub fn wakes(&self, reactor: &Reactor) -> Arc<ReaderWaker> {
+        let reader = Arc::new(reactor.waker());
+        let mut readers = lock(&self.readers);
+        readers.retain(|reader| reader.strong_count() > 0);
+        readers.push(Arc::downgrade(&reader));
+        reader
     }
 
     /// The value as it is now.
     pub fn get(&self) -> Arc<T> {
-        Arc::clone(&self.value.lock().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&lock(&self.value))
+    }
+}
+
+#[cfg(test)]
+impl<T> Published<T> {
+    /// How many it would wake.
+    pub fn readers(&self) -> usize {
+        lock(&self.readers).len()
     }
 }
 
@@ -40,6 +75,12 @@ impl<T> Seen<T> {
         Self { version, value: published.get() }
     }
 
+    /// Whether there is a newer one.
+    #[inline]
+    pub fn is_old(&self, published: &Published<T>) -> bool {
+        published.version.load(Ordering::Acquire) != self.version
+    }
+
     /// The newest value.
     #[inline]
     pub fn look(&mut self, published: &Published<T>) -> &T {
@@ -50,7 +91,7 @@ impl<T> Seen<T> {
     /// The newest value, if it is not the one that was seen last.
     #[inline]
     pub fn newer(&mut self, published: &Published<T>) -> Option<&T> {
-        if published.version.load(Ordering::Acquire) == self.version {
+        if !self.is_old(published) {
             return None;
         }
         *self = Self::of(published);

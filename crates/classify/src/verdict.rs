@@ -1,7 +1,7 @@
 //! The class of a request, and the rule that says so. Rules in order of trust: what the structures on the
 //! disk say, what the guest says of the request, what the guest does.
 
-use flowstone_block::{Class, Extent, IoPriority};
+use flowstone_block::{Class, Extent, IoPriority, mutant};
 
 use crate::layout::{Layout, Place};
 
@@ -69,14 +69,17 @@ pub fn judge(
     has_pattern: impl FnOnce() -> bool,
 ) -> Verdict {
     let says_metadata = asked.priority.hint() == IoPriority::METADATA_HINT;
-    match layout.place(asked.extent) {
+    let is_overruled = says_metadata && mutant("classify.judge.hints-above-the-layout");
+    let place = if is_overruled { Place::Unknown } else { layout.place(asked.extent) };
+    let writes = asked.writes || mutant("classify.judge.reads-have-the-journals-priority");
+    match place {
         Place::Journal => Verdict::new(Class::Journal, Rule::Layout),
         Place::Metadata => Verdict::new(Class::Metadata, Rule::Layout),
         _ if says_metadata => Verdict::new(Class::Metadata, Rule::Hint),
         // A process may have the journal's priority; the journal itself is elsewhere.
         Place::FileSystem => Verdict::new(Class::Data, Rule::Layout),
         // Nothing reads a journal but recovery, which has no priority of its own.
-        Place::Unknown if asked.writes && asked.priority.is_best_effort(journal_level) => {
+        Place::Unknown if writes && asked.priority.is_best_effort(journal_level) => {
             Verdict::new(Class::Journal, Rule::Hint)
         }
         Place::Unknown if has_pattern() => Verdict::new(Class::Journal, Rule::Pattern),

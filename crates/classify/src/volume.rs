@@ -5,6 +5,8 @@
 
 use std::ops::Range;
 
+use flowstone_block::mutant;
+
 /// Bytes of a disk.
 pub trait ReadBytes {
     /// Fills `target` with what the disk holds from byte `at` on; `None` if it cannot be read.
@@ -49,10 +51,11 @@ impl<'disk> Scan<'disk> {
 
     fn read(&mut self, at: u64, target: &mut [u8]) -> Option<()> {
         let bytes = target.len() as u64;
-        if at.checked_add(bytes)? > self.bytes {
+        if at.checked_add(bytes)? > self.bytes && !mutant("classify.scan.reads-past-the-end") {
             return None;
         }
-        self.bytes_left = self.bytes_left.checked_sub(bytes)?;
+        let charged = if mutant("classify.scan.reads-without-end") { 0 } else { bytes };
+        self.bytes_left = self.bytes_left.checked_sub(charged)?;
         self.reads_left = self.reads_left.checked_sub(1)?;
         self.source.read(at, target)
     }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{BlockingDisk, Geometry, Layer, LogBudget, SECTOR_BYTES, Sector};
+use flowstone_block::{BlockingDisk, Geometry, Layer, LogBudget, SECTOR_BYTES, Sector, mutant};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, warn};
 
@@ -34,8 +34,13 @@ pub struct Watcher {
     shared: Arc<Shared>,
 }
 
+/// Told of so many bytes that have been read, and whether a guest's writes are the reason: says how long to rest before the next
+/// read.
+pub type Pace = Arc<dyn Fn(u64, bool) -> Duration + Send + Sync>;
+
 struct Shared {
     layout: Arc<Published<Layout>>,
+    pace: Pace,
     /// Where the thread may run. The one that starts it may be pinned to a queue's CPU.
     cpus: Option<CpuSet>,
     state: Mutex<State>,
@@ -78,10 +83,10 @@ impl State {
 
 impl Watcher {
     /// Reads the layout of `disk` for the first time, and publishes it there.
-    pub fn start(disk: Arc<dyn Layer>, layout: Arc<Published<Layout>>) -> Self {
+    pub fn start(disk: Arc<dyn Layer>, layout: Arc<Published<Layout>>, pace: Pace) -> Self {
         let state = Mutex::new(State::default());
         let cpus = sched_getaffinity(None).ok();
-        let shared = Arc::new(Shared { layout, cpus, state, changed: Condvar::new() });
+        let shared = Arc::new(Shared { layout, pace, cpus, state, changed: Condvar::new() });
         let watcher = Self { disk, shared };
         watcher.read_again();
         watcher
@@ -153,8 +158,9 @@ impl Shared {
             match BlockingDisk::new(disk) {
                 Ok(disk) => {
                     let begin = Instant::now();
-                    let (shared, piece) = (self, None);
-                    let mut disk = DiskBytes { disk, geometry, shared, piece, has_failed: false };
+                    let (shared, piece, is_wanted) = (self, None, self.state().readings > 0);
+                    let mut disk =
+                        DiskBytes { disk, geometry, shared, piece, is_wanted, has_failed: false };
                     let layout = recognise(&mut disk, bytes);
                     let (regions, found) = (layout.regions(), layout.found().len());
                     debug!(regions, found, time = ?begin.elapsed(), "layout read");
@@ -180,12 +186,14 @@ impl Shared {
         }
         state.failures = if has_failed { state.failures + 1 } else { 0 };
         state.wanted |= has_failed;
-        if (1..FAILURES_MAX).contains(&state.failures) {
+        let is_trusted = state.failures == 0 || mutant("classify.watcher.publishes-what-failed");
+        if !is_trusted && state.failures < FAILURES_MAX {
             return;
         }
         let old = self.layout.get();
         // What a new definer covers may have been written before anybody looked out for it.
-        state.wanted |= !layout.has_definers_of(&old);
+        let has_new = !layout.has_definers_of(&old);
+        state.wanted |= has_new && !mutant("classify.watcher.reads-new-definers-once");
         drop(state);
         if *old != layout {
             self.layout.publish(layout);
@@ -194,6 +202,14 @@ impl Shared {
 
     fn is_stopped(&self) -> bool {
         self.state().stopped
+    }
+
+    /// Rests so long, unless it is stopped.
+    fn rest(&self, time: Duration) {
+        if !time.is_zero() {
+            let rests = |state: &mut State| !state.stopped;
+            drop(self.changed.wait_timeout_while(self.state(), time, rests));
+        }
     }
 
     /// Waits until the next reading is due. Returns `false` if none is wanted, and the thread is to end.
@@ -222,6 +238,8 @@ struct DiskBytes<'a> {
     shared: &'a Shared,
     /// Its first byte, and its bytes.
     piece: Option<(u64, Vec<u8>)>,
+    /// Whether a guest's writes are the reason for this reading.
+    is_wanted: bool,
     has_failed: bool,
 }
 
@@ -256,6 +274,7 @@ impl DiskBytes<'_> {
         let mut piece = vec![0; bytes as usize];
         let read = self.disk.read(Sector::new(start / SECTOR_BYTES), &mut piece);
         self.has_failed |= read.is_err();
+        self.shared.rest((self.shared.pace)(bytes, self.is_wanted));
         read.ok().map(|()| piece)
     }
 }

@@ -71,7 +71,7 @@ impl BackTask {
 
     /// Submits what has been handed over, and shows what completes meanwhile.
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
-        if self.half.starts.is_empty() {
+        if self.half.starts.is_empty() || bytes_max == 0 {
             return None;
         }
         let mut batch = Batch::new(self.batch_max, bytes_max);
@@ -126,8 +126,7 @@ impl BackTask {
             }
             Asked::Ranges(parts) => {
                 self.in_flight += 1;
-                parts.into_iter().for_each(|part| _ = self.submit(part, now));
-                Some(0)
+                Some(parts.into_iter().map(|part| self.submit(part, now)).sum())
             }
             Asked::Answer(status, bytes) => {
                 self.half.used.answer(head, status, bytes);
@@ -165,7 +164,7 @@ impl BackTask {
         let since = self.submitted[completion.request.tag as usize];
         self.counters.came_back(op, now - since);
         if let Some(Finished { head, request, outcome }) = self.half.used.complete(completion) {
-            self.counters.completed(op.kind(), outcome.is_err());
+            self.counters.completed(op.kind(), outcome);
             self.in_flight -= 1;
             self.give_back(head, Some(request));
         }
@@ -211,8 +210,13 @@ impl QueueRun for BackTask {
         !leaves || mutant("daemon.back.rests-while-it-is-to-stop")
     }
 
-    fn is_over(&self) -> bool {
-        self.is_leaving() && self.in_flight == 0 && self.half.starts.is_empty()
+    fn is_over(&mut self) -> bool {
+        let is_drained = self.is_leaving() && self.in_flight == 0 && self.half.starts.is_empty();
+        is_drained && (self.retire() || mutant("daemon.back.leaves-before-its-channel-retires"))
+    }
+
+    fn retire(&mut self) -> bool {
+        self.channel.retire()
     }
 
     fn begin_idle(&mut self, now: Instant) -> Duration {

@@ -18,26 +18,39 @@ const STRETCH: Duration = Duration::from_micros(10);
 /// It asks for the time before every such request only.
 const REQUESTS_PER_LOOK: u32 = 16;
 
+/// What a chain counts beside the bytes that it moves: to take one and to answer it costs as much as to move some
+/// kilobytes. Else a turn of chains that move nothing would have no end.
+const CHAIN_BYTES: u64 = 2048;
+/// A batch with a bound is over after so much time, whatever its chains are: one may have a thousand descriptors.
+pub const TURN: Duration = Duration::from_micros(100);
+
 /// See the module.
 #[derive(Debug)]
 pub struct Batch {
     chains: usize,
     bytes: Cell<u64>,
+    /// When it has to end.
+    end: Option<Instant>,
     /// Of the stretch.
     begun: Instant,
     asked: Cell<u32>,
 }
 
 impl Batch {
-    /// So many chains, or as many as have so many bytes. Its first stretch begins.
+    /// So many chains, or as many as have so many bytes; [`u64::MAX`] is no bound. Its first stretch begins.
     pub fn new(chains: usize, bytes: u64) -> Self {
-        Self { chains, bytes: Cell::new(bytes), begun: Instant::now(), asked: Cell::new(0) }
+        let begun = Instant::now();
+        let end = (bytes < u64::MAX).then(|| begun + TURN);
+        Self { chains, bytes: Cell::new(bytes), end, begun, asked: Cell::new(0) }
     }
 
     /// The next stretch begins.
     pub fn begin_stretch(&mut self) {
         self.begun = Instant::now();
         self.asked.set(0);
+        if self.end.is_some_and(|end| self.begun >= end) && !mutant("daemon.batch.has-no-end") {
+            self.chains = 0;
+        }
     }
 
     /// When its stretch began.
@@ -50,18 +63,26 @@ impl Batch {
         self.chains
     }
 
-    /// Asked before each chain: whether the stretch has it too.
+    /// Asked before each chain: whether the stretch has it too. Then it counts.
     pub fn goes_on(&self) -> bool {
         let asked = self.asked.get();
         self.asked.set(asked + 1);
         let looks = asked > 0
             && asked.is_multiple_of(REQUESTS_PER_LOOK)
             && !mutant("daemon.batch.shows-nothing-early");
-        self.bytes.get() > 0 && !(looks && self.begun.elapsed() >= STRETCH)
+        let goes_on = self.bytes.get() > 0 && !(looks && self.begun.elapsed() >= STRETCH);
+        if goes_on && !mutant("daemon.batch.counts-no-chains") {
+            self.spend(CHAIN_BYTES);
+        }
+        goes_on
     }
 
     /// The disk has a request of so many bytes.
     pub fn count(&self, bytes: u64) {
+        self.spend(bytes);
+    }
+
+    fn spend(&self, bytes: u64) {
         self.bytes.set(self.bytes.get().saturating_sub(bytes));
     }
 

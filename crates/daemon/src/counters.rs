@@ -1,10 +1,12 @@
 //! What a queue counts about itself. Written by its thread only, read by the control plane.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use flowstone_block::{Op, OpKind};
+use flowstone_block::{Op, OpKind, Outcome};
 
+use crate::failures::Failures;
 use crate::histogram::{Histogram, add};
 
 const KINDS: usize = OpKind::ALL.len();
@@ -18,6 +20,8 @@ pub struct QueueCounters {
     pub bytes: [AtomicU64; KINDS],
     /// Failed requests by kind.
     pub errors: [AtomicU64; KINDS],
+    /// Why they failed, of all queues of the disk.
+    pub failures: Arc<Failures>,
     /// Requests answered without the disk: identity, unknown types, invalid ranges.
     pub answered: AtomicU64,
     /// Notifications from the driver.
@@ -82,10 +86,11 @@ impl QueueCounters {
     }
 
     /// Counts a request whose last range has come back.
-    pub fn completed(&self, kind: OpKind, failed: bool) {
+    pub fn completed(&self, kind: OpKind, outcome: Outcome) {
         add(&self.requests[kind as usize], 1);
-        if failed {
+        if let Err(errno) = outcome {
             add(&self.errors[kind as usize], 1);
+            self.failures.add(kind, errno);
         }
     }
 }

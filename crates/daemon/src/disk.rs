@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
 use crate::config::{DiskConfig, VmSpec};
-use crate::limited_runner::LimitedRunner;
+use crate::image_probe::ImageProbe;
 use crate::pollers::Pollers;
 use crate::runner::{DiskQueues, QueueTable};
 use crate::stack::Stack;
@@ -27,8 +27,12 @@ pub struct Disk {
     pub name: String,
     pub serial: String,
     pub image_path: Option<PathBuf>,
+    /// The same without links, as it was when the disk was opened.
+    real_path: Option<PathBuf>,
     pub socket: PathBuf,
     pub stack: Stack,
+    /// What the host tells of the image, if there is one.
+    pub probe: Option<ImageProbe>,
     pub shared: Arc<DeviceShared>,
     pub queues: Arc<QueueTable>,
     /// What is configured of its VM.
@@ -52,11 +56,12 @@ impl Disk {
         if let Some(image) = &stack.image {
             info!(disk = config.name, "serving {}", image.serving());
         }
+        let probe = stack.image.clone().map(ImageProbe::new);
         let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
-        let queues = Arc::new(QueueTable::default());
+        let queues = Arc::new(QueueTable::new(config.name.clone()));
         let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
-        let runner = DiskQueues::new(&config, number, top, pollers, table);
-        let runner = LimitedRunner::new(runner, Arc::clone(&stack.limits));
+        let limits = Arc::clone(&stack.limits);
+        let runner = DiskQueues::new(&config, number, top, limits, pollers, table);
         let options = DeviceOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),
@@ -78,9 +83,11 @@ impl Disk {
             vm: config.vm.clone(),
             serial: config.serial().to_owned(),
             name: config.name,
+            real_path: config.image.as_deref().and_then(|path| path.canonicalize().ok()),
             image_path: config.image,
             socket: config.socket,
             stack,
+            probe,
             shared,
             queues,
             stop,
@@ -90,9 +97,10 @@ impl Disk {
         })
     }
 
-    /// Whether an operator means this disk: by its name, or by the path of its image.
+    /// Whether an operator means this disk: by its name, or by the path of its image. Asks no host.
     pub fn is_called(&self, name: &str, path: &Path) -> bool {
-        self.name == name || self.image_path.as_deref().is_some_and(|mine| same(mine, path))
+        let mine = [&self.image_path, &self.real_path];
+        self.name == name || mine.into_iter().flatten().any(|mine| mine == path)
     }
 
     /// Makes the disk larger while its guest runs. Returns how large it is, and whether a guest was
@@ -175,9 +183,4 @@ impl Disk {
             warn!(disk = self.name, "the disk's control thread has panicked");
         }
     }
-}
-
-fn same(mine: &Path, other: &Path) -> bool {
-    let canonical = |path: &Path| std::fs::canonicalize(path).ok();
-    mine == other || canonical(mine).is_some_and(|mine| canonical(other) == Some(mine))
 }

@@ -3,13 +3,17 @@
 //! Commands look a disk up and let go of the lock: what a disk does then, nothing else waits for.
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use flowstone_block::{Error, Result};
+use serde::Serialize;
 
 use crate::disk::Disk;
+use crate::real_path::real_path;
 
 /// All disks, by their numbers: these are not used again.
 #[derive(Default)]
@@ -22,8 +26,20 @@ pub struct Disks {
 #[derive(Default)]
 struct Table {
     known: BTreeMap<u32, State>,
+    failed: Vec<Failed>,
     next: u32,
     end: Option<End>,
+}
+
+/// A disk that is not served, and why. There are no more of them than are configured.
+#[derive(Clone, Debug, Serialize, PartialEq, Eq)]
+pub struct Failed {
+    /// What is configured; nothing if that is what is wrong.
+    pub name: Option<String>,
+    /// What was being done.
+    pub what: String,
+    pub why: String,
+    pub advice: String,
 }
 
 /// What a daemon ends with, whichever comes first.
@@ -98,6 +114,18 @@ impl Disks {
         self.settled.notify_all();
     }
 
+    /// A disk, with this name if it has one, could not be opened.
+    pub fn fail(&self, name: Option<String>, error: &Error) {
+        let why = error.source().map_or_else(String::new, ToString::to_string);
+        let (what, advice) = (error.what().to_owned(), error.advice().to_owned());
+        self.table().failed.push(Failed { name, what, why, advice });
+    }
+
+    /// Those that could not be opened.
+    pub fn failed(&self) -> Vec<Failed> {
+        self.table().failed.clone()
+    }
+
     /// Those that are served.
     pub fn serving(&self) -> Vec<Arc<Disk>> {
         self.table().serving().cloned().collect()
@@ -153,8 +181,22 @@ impl Disks {
             let is_opening = table.opening().any(|opening| opening == name);
             (table.serving().cloned().collect::<Vec<_>>(), is_opening)
         };
-        let mut called = served.into_iter().filter(|disk| disk.is_called(name, path));
-        match (called.next(), called.next()) {
+        // Those that are known by it, before any file system is asked: the disk may be well, and another one not.
+        let called = |path: &Path| {
+            let mut called = served.iter().filter(|disk| disk.is_called(name, path));
+            (called.next().map(Arc::clone), called.next())
+        };
+        let found = match called(path) {
+            (None, _) if !is_opening => match real_path(path) {
+                Ok(path) => called(&path),
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return Err(Error::busy(what, error, "give the name of the disk"));
+                }
+                Err(_) => (None, None),
+            },
+            found => found,
+        };
+        match found {
             (Some(disk), None) => Ok(disk),
             (None, _) if is_opening => {
                 Err(Error::busy(what, "it is being opened", "try again later"))
@@ -219,6 +261,21 @@ mod tests {
             scope.spawn(|| disks.give_up(number));
             disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
         });
+    }
+
+    /// It was nowhere in `stats`, and its line in the log did not name it.
+    #[test]
+    fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
+        let disks = Disks::default();
+        let number = disks.begin("vm2".into());
+        disks.fail(
+            Some("vm2".into()),
+            &Error::invalid("/images/vm2.raw", "no such file", "make it"),
+        );
+        disks.give_up(number);
+        let [failed] = &disks.failed()[..] else { panic!("one disk") };
+        assert_eq!(failed.name.as_deref(), Some("vm2"));
+        assert_eq!([&failed.what, &failed.why], ["/images/vm2.raw", "no such file"]);
     }
 
     /// The failure of the only disk was told to nobody when a signal came just then.

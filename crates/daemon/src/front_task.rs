@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{NextLook, Reactor, mutant};
-use flowstone_frontend::vhost_user::Start;
+use flowstone_frontend::vhost_user::{Start, Work as Asked};
 
 use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::halves::{Front, Return};
 use crate::histogram::add;
+use crate::intake::Intake;
 use crate::kicks::Kicks;
 use crate::queue_run::{QueuePart, QueueRun, Work, nanos};
 use crate::spin::SpinBudget;
@@ -22,6 +23,7 @@ const HAND_OVER_MAX: u16 = 16;
 /// See the module. Stays on the thread that makes it.
 pub struct FrontTask {
     kicks: Kicks,
+    intake: Intake,
     half: Front,
     /// Done, and not to be taken again before their marks are cleared.
     returned: VecDeque<Return>,
@@ -47,6 +49,7 @@ impl FrontTask {
         let _ = half.link.front_leave.set(Arc::clone(&leave));
         Self {
             kicks: Kicks::new(reactor, &half.avail, Arc::clone(&counters)),
+            intake: Intake::default(),
             half,
             returned: VecDeque::new(),
             leave,
@@ -54,6 +57,11 @@ impl FrontTask {
             spin: SpinBudget::new(poll, patience),
             idle: None,
         }
+    }
+
+    /// The same, of a disk that may have a limit.
+    pub fn limited(self, intake: Intake) -> Self {
+        Self { intake, ..self }
     }
 
     fn take_returns(&mut self) {
@@ -84,24 +92,37 @@ impl FrontTask {
 
     /// Takes what there is and hands it over. Returns how many chains there were.
     fn hand_over(&mut self) -> usize {
-        let avail = &mut self.half.avail;
-        let mut taken = 0;
-        if let Some((_, start)) = avail.take_undone() {
+        if let Some((_, start)) = self.half.avail.take_undone() {
             self.push(start);
+            self.intake.close();
             return 1;
         }
-        for _ in 0..self.half.avail.available().min(HAND_OVER_MAX) {
-            if self.is_on_its_way(self.half.avail.next_head()) {
+        let available = self.half.avail.available();
+        if !self.intake.open(available.into()) {
+            return 0;
+        }
+        let mut taken = 0;
+        for _ in 0..available.min(HAND_OVER_MAX) {
+            if self.is_on_its_way(self.half.avail.next_head()) || !self.intake.goes_on() {
                 break;
             }
             let Some(start) = self.half.avail.take() else { break };
             self.push(start);
             taken += 1;
         }
+        self.intake.close();
+        if self.half.avail.fault().is_some() {
+            self.intake.forget();
+        }
         taken
     }
 
     fn push(&mut self, start: Start) {
+        match &start.work {
+            Asked::Submit(request) => self.intake.spend(request.op),
+            Asked::Ranges(parts) => parts.iter().for_each(|part| self.intake.spend(part.op)),
+            Asked::Answer(..) => self.intake.spend_answered(1),
+        }
         assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
     }
 
@@ -115,6 +136,26 @@ impl FrontTask {
         self.half.avail.is_busy(head) && self.returned.iter().any(|done| done.head == head)
     }
 
+    /// Whether chains wait that are not left to wait for others.
+    fn has_new(&self) -> bool {
+        let avail = &self.half.avail;
+        !self.is_leaving() && !avail.has_undone() && avail.has_available()
+    }
+
+    /// Whether all that it could take waits for the limit of its disk.
+    fn is_held(&self) -> bool {
+        self.has_new() && self.intake.is_closed()
+    }
+
+    /// Says that it waits for chains to come back, if it does. Returns whether there is something to do already.
+    fn wait_for_returns(&mut self) -> bool {
+        if !self.needs_returns() {
+            return false;
+        }
+        self.half.link.begin_wait();
+        self.has_returns() || self.is_over()
+    }
+
     /// Whether it can go on only when chains come back.
     fn needs_returns(&self) -> bool {
         let avail = &self.half.avail;
@@ -123,11 +164,11 @@ impl FrontTask {
 }
 
 impl QueueRun for FrontTask {
-    fn turn(&mut self, _bytes_max: u64) -> Option<Work> {
+    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
         if self.half.returns.slots() > 0 || !self.returned.is_empty() {
             self.take_returns();
         }
-        if !self.has_available() {
+        if !self.has_available() || bytes_max == 0 {
             return None;
         }
         let found = Instant::now();
@@ -147,7 +188,7 @@ impl QueueRun for FrontTask {
         self.leave.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
+    fn is_over(&mut self) -> bool {
         let avail = &self.half.avail;
         let drained = avail.in_flight() == 0 && !avail.has_undone();
         self.is_leaving() && (drained || self.half.starts.is_abandoned())
@@ -164,13 +205,13 @@ impl QueueRun for FrontTask {
     }
 
     fn park(&mut self) -> bool {
+        if self.is_held() {
+            return self.wait_for_returns();
+        }
         // A notification from before would keep the next one from being noticed.
         self.kicks.take(&self.half.avail);
-        if self.needs_returns() {
-            self.half.link.begin_wait();
-            if self.has_returns() || self.is_over() {
-                return true;
-            }
+        if self.wait_for_returns() {
+            return true;
         }
         if self.is_leaving() {
             // It may rest.
@@ -187,13 +228,15 @@ impl QueueRun for FrontTask {
     fn next_look(&mut self) -> NextLook {
         let missed = (!self.half.link.front_waits() || self.has_returns())
             && !mutant("daemon.front.last-look-sees-no-returns");
-        NextLook::now_if(self.is_over() || self.needs_returns() && missed)
+        let admitted = if self.has_new() { self.intake.next_look() } else { NextLook::OnWake };
+        NextLook::now_if(self.is_over() || self.needs_returns() && missed).min(admitted)
     }
 
     fn unpark(&mut self) -> bool {
         self.half.link.end_wait();
         self.half.avail.refuse_kicks();
-        self.kicks.take(&self.half.avail)
+        // As of a queue on one thread.
+        !self.is_held() && self.kicks.take(&self.half.avail)
     }
 
     fn count_sleep(&self, _time: Duration) {

@@ -1,7 +1,7 @@
 //! What `stats --json` says of an image.
 
 use flowstone_block::{Damage, Sector};
-use flowstone_image::{Damages, Discards, Image, LogState};
+use flowstone_image::{Damages, Discards, Image, LogState, Space};
 use serde::Serialize;
 
 /// What a log image does.
@@ -72,16 +72,15 @@ pub struct SpaceReport {
 }
 
 impl SpaceReport {
-    /// Nothing if the image cannot tell.
-    pub fn of(image: &dyn Image) -> Option<Self> {
-        let space = image.space().ok()?;
-        Some(Self {
+    /// Of what the image has told.
+    pub fn of(space: Space, image: &dyn Image) -> Self {
+        Self {
             virtual_bytes: space.virtual_bytes,
             live_bytes: space.live_bytes,
             allocated_bytes: space.allocated_bytes,
             dead_bytes: space.dead_bytes,
             reclaimed_bytes: image.discards().reclaimed_bytes,
-        })
+        }
     }
 }
 

@@ -4,6 +4,7 @@
 mod activity;
 mod counters;
 mod handover;
+mod shares;
 mod task;
 mod thread;
 
@@ -20,21 +21,19 @@ pub use self::activity::Activity;
 pub use self::counters::PollerCounters;
 use self::handover::{Arrival, Cause, Departure};
 pub use self::handover::{Inbox, NotRun, Orders, QueueSpec, RunningQueue};
+use self::shares::Shares;
 use self::task::{THRIFT, Task};
 pub use self::thread::{PollerOptions, PollerThread};
 use crate::back_task::BackTask;
 use crate::front_task::FrontTask;
 use crate::histogram::add;
+use crate::intake::Intake;
 use crate::queue_run::{QueuePart, QueueRun};
 use crate::queue_task::QueueTask;
 use crate::spin::{FOR_DRIVER, FOR_DRIVER_SHARED};
 
 /// Turns between two looks at the clock while looking for work.
 const TURNS_PER_LOOK: u32 = 16;
-
-/// What a queue that shares its thread may take from its ring in one turn. Where a submission is a copy
-/// (files in memory), that is about a tenth of a millisecond.
-const SHARED_TURN_BYTES: u64 = 1 << 20;
 
 /// A cold queue gets one turn of so many.
 const COLD_STRIDE: u32 = 16;
@@ -55,6 +54,9 @@ struct Poller {
     thrift: Instant,
     /// Counts passes over the queues.
     pass: u32,
+    /// Which queue was first in the last one.
+    first: usize,
+    shares: Shares,
     /// Whether the next pass is over all of them, the cold ones too.
     look_at_all: bool,
 }
@@ -72,6 +74,8 @@ impl Poller {
             pay_at: now,
             thrift: now,
             pass: 0,
+            first: 0,
+            shares: Shares::default(),
             look_at_all: true,
         })
     }
@@ -103,7 +107,7 @@ impl Poller {
             Ok(queue) => {
                 cause.succeed(&self.inbox.counters);
                 self.tasks.push(Task::new(queue, spec, orders, ended));
-                self.inbox.counters.set_queues(self.tasks.len());
+                self.count_tasks();
             }
             Err((queue, error)) => match cause {
                 Cause::Start(started) => {
@@ -130,8 +134,11 @@ impl Poller {
         let (counters, poll) = (Arc::clone(&spec.counters), spec.poll);
         let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
+        let geometry = spec.layer.geometry();
+        let intake = |reactor: &Reactor| Intake::new(spec.limits.as_ref(), &geometry, reactor);
         if let QueuePart::Front(front) = queue {
-            return Ok(Box::new(FrontTask::new(*front, &reactor, leave, counters, poll, patience)));
+            let task = FrontTask::new(*front, &reactor, leave, counters, poll, patience);
+            return Ok(Box::new(task.limited(intake(&reactor))));
         }
         let context = QueueContext { depth, origin: spec.origin, reactor };
         let channel = match spec.layer.channel(&context) {
@@ -140,7 +147,9 @@ impl Poller {
         };
         Ok(match queue {
             QueuePart::Whole(queue) => {
-                Box::new(QueueTask::new(*queue, channel, &context, leave, counters, poll, patience))
+                let task =
+                    QueueTask::new(*queue, channel, &context, leave, counters, poll, patience);
+                Box::new(task.limited(intake(&context.reactor)))
             }
             QueuePart::Back(back) => {
                 Box::new(BackTask::new(*back, channel, &context, leave, counters, poll, patience))
@@ -149,23 +158,38 @@ impl Poller {
         })
     }
 
+    fn count_tasks(&mut self) {
+        self.inbox.counters.set_queues(self.tasks.len());
+        let places = self.shares.reset(self.tasks.iter().map(Task::disk));
+        self.tasks.iter_mut().zip(places).for_each(|(task, place)| task.share = place);
+    }
+
+    /// Which one is first in this pass: each in turn, so that each queue of a disk has its part of what the disk has.
+    fn next_first(&mut self) -> usize {
+        self.first = if self.first + 1 < self.tasks.len() { self.first + 1 } else { 0 };
+        self.first
+    }
+
     /// A turn for every queue that is not cold or resting. Returns when one found work, or ended.
     fn turn(&mut self) -> Option<Instant> {
         let (mut found, mut over, mut busy) = (None, false, Duration::ZERO);
-        let shares = self.tasks.len() > 1;
-        let bytes_max = if shares { SHARED_TURN_BYTES } else { u64::MAX };
-        let all = std::mem::take(&mut self.look_at_all) || !shares;
+        let is_shared = self.tasks.len() > 1;
+        let all = std::mem::take(&mut self.look_at_all) || !is_shared;
         self.pass = self.pass.wrapping_add(1);
-        for (index, task) in (0..).zip(&mut self.tasks) {
-            let has_turn =
+        self.shares.begin(self.pass);
+        let (first, shares) = (self.next_first(), &mut self.shares);
+        let (later, sooner) = self.tasks.split_at_mut(first);
+        for (index, task) in (first as u32..).zip(sooner).chain((0..).zip(later)) {
+            let is_due =
                 all || !task.is_cold() || self.pass.wrapping_add(index).is_multiple_of(COLD_STRIDE);
-            if has_turn
-                && (!task.dead || mutant("daemon.poller.panicked-queue-gets-turns"))
-                && (task.rests.is_none() || !task.is_resting())
+            let bytes_max = if is_shared { shares.bytes_left(task.share) } else { u64::MAX };
+            if is_due
+                && task.has_turns()
                 && let Some(work) = task.turn(bytes_max)
             {
                 found = Some(work.found);
                 busy += work.time;
+                shares.charge(task.share, work.time);
             }
             over |= task.is_over();
         }
@@ -180,15 +204,19 @@ impl Poller {
     fn end_tasks(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let over: Vec<Task> = self.tasks.extract_if(.., |task| task.is_over()).collect();
-        self.inbox.counters.set_queues(self.tasks.len());
+        self.count_tasks();
         over.into_iter().for_each(|task| self.end(task, now));
         Some(now)
     }
 
     fn end(&self, task: Task, drained: Instant) {
+        if task.lost {
+            // The kernel may use the guest's memory, and a drop would wait for that with all disks of the thread.
+            error!(queue = ?task.spec.origin, "a queue that has panicked cannot be ended; its memory is kept");
+            std::mem::forget(task.queue);
+            return;
+        }
         if task.dead {
-            error!(queue = ?task.spec.origin, "a queue has panicked; it takes no more requests");
-            // Its channel waits for what is in flight, since the kernel uses the guest's memory.
             let _ = catch_unwind(AssertUnwindSafe(|| drop(task)));
             return;
         }
@@ -236,6 +264,10 @@ impl Poller {
         while found.is_none() && !self.inbox.is_full() {
             self.sleep();
             found = self.turn();
+            if found.is_none() {
+                // A wake-up for nothing is paid for, too.
+                self.pay(Instant::now());
+            }
         }
     }
 
@@ -292,7 +324,7 @@ impl Poller {
         let mut has_work = false;
         for task in &mut self.tasks {
             // All of them, whatever one finds: each is unparked below.
-            has_work |= task.park();
+            has_work |= task.park(from);
         }
         if !has_work {
             let Self { tasks, reactor, inbox, .. } = self;

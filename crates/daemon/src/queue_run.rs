@@ -49,9 +49,9 @@ impl QueuePart {
 
 /// A queue, or a half of one, on its thread. It never waits.
 pub trait QueueRun {
-    /// One pass: does what there is to do. Takes no more than requests of about so many bytes at once: where a
-    /// submission is a copy, others of the thread wait for it. Returns what it has done, if there was
-    /// anything.
+    /// One pass: does what there is to do. Takes no more than requests of about so many bytes at once, nothing if that is
+    /// none: where a submission is a copy, others of the thread wait for it. What completes is shown in any case.
+    /// Returns what it has done, if there was anything.
     fn turn(&mut self, bytes_max: u64) -> Option<Work>;
 
     /// Whether it is to take nothing more.
@@ -62,8 +62,14 @@ pub trait QueueRun {
         !self.is_leaving()
     }
 
-    /// Whether it is to leave and has nothing left to do.
-    fn is_over(&self) -> bool;
+    /// Whether it is to leave and has nothing left to do, so that what it ends with waits for nothing.
+    fn is_over(&mut self) -> bool;
+
+    /// It has panicked. Takes back what its disk has of it, and does nothing else; returns whether all is back, so that
+    /// a drop waits for nothing.
+    fn retire(&mut self) -> bool {
+        true
+    }
 
     /// Its thread has nothing to do: says how long it is worth looking for work.
     fn begin_idle(&mut self, now: Instant) -> Duration;

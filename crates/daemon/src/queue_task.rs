@@ -15,6 +15,7 @@ use crate::PollMode;
 use crate::batch::{BATCH_FIRST, Batch};
 use crate::counters::QueueCounters;
 use crate::histogram::add;
+use crate::intake::Intake;
 use crate::kicks::Kicks;
 use crate::queue_run::{QueuePart, QueueRun, Work, nanos};
 use crate::spin::{FOR_DISK, SpinBudget};
@@ -24,6 +25,7 @@ pub struct QueueTask {
     // Before the queue: dropping the channel waits for requests that use the queue's memory.
     channel: Box<dyn Channel>,
     kicks: Kicks,
+    intake: Intake,
     queue: VirtQueue,
     origin: Origin,
     /// Raised from another thread: it is to take nothing more, and to stop or to move when nothing is in
@@ -65,6 +67,7 @@ impl QueueTask {
         Self {
             channel,
             kicks: Kicks::new(&context.reactor, queue.avail(), Arc::clone(&counters)),
+            intake: Intake::default(),
             queue,
             origin: context.origin,
             leave,
@@ -78,6 +81,11 @@ impl QueueTask {
         }
     }
 
+    /// The same, of a disk that may have a limit.
+    pub fn limited(self, intake: Intake) -> Self {
+        Self { intake, ..self }
+    }
+
     /// Whether there is something to submit. A task that is to leave takes nothing but what an
     /// earlier life left undone: the monitor may not keep the log of that any longer. (It is no
     /// more than a queue holds in flight.)
@@ -86,9 +94,23 @@ impl QueueTask {
         wanted && self.queue.has_available()
     }
 
+    /// Whether it takes what an earlier life left undone, and nothing else. That does not wait for a limit: it has been
+    /// taken before, and a stop waits for it.
+    fn takes_undone(&self) -> bool {
+        self.is_leaving() || self.queue.has_undone()
+    }
+
+    /// Whether all that it could take waits for the limit of its disk.
+    fn is_held(&self) -> bool {
+        !self.takes_undone() && self.queue.has_available() && self.intake.is_closed()
+    }
+
     /// Submits what there is, and shows what completes meanwhile.
     fn issue(&mut self, bytes_max: u64) -> Option<Work> {
-        if !self.has_available() {
+        if !self.has_available() || bytes_max == 0 {
+            return None;
+        }
+        if !self.takes_undone() && !self.intake.open(self.queue.available()) {
             return None;
         }
         let mut batch = Batch::new(self.batch_max, bytes_max);
@@ -99,12 +121,17 @@ impl QueueTask {
             batch.begin_stretch();
             work = Work::sum(work, Some(self.submit(&mut batch)));
         }
+        self.intake.close();
+        if self.queue.fault().is_some() {
+            self.intake.forget();
+        }
         work
     }
 
     /// Submits the next stretch of a batch.
     fn submit(&mut self, batch: &mut Batch) -> Work {
-        let Self { channel, queue, origin, leave, submitted, .. } = self;
+        let takes_undone = self.takes_undone();
+        let Self { channel, queue, intake, origin, leave, submitted, .. } = self;
         let start = batch.begun();
         let submit = |mut request: Box<Request>| {
             let tag = request.tag as usize;
@@ -114,15 +141,17 @@ impl QueueTask {
             submitted[tag] = start;
             request.origin = *origin;
             batch.count(request.op.bytes());
+            intake.spend(request.op);
             channel.submit(request);
         };
-        let is_leaving = || leave.load(Ordering::Acquire);
-        let taken = if is_leaving() {
+        let taken = if takes_undone {
             // New ones are left alone.
             queue.take_undone(submit)
         } else {
-            queue.take(batch.chains(), || !is_leaving() && batch.goes_on(), submit)
+            let goes_on = || !leave.load(Ordering::Acquire) && batch.goes_on() && intake.goes_on();
+            queue.take(batch.chains(), goes_on, submit)
         };
+        intake.spend_answered(taken.answered);
         batch.end_stretch(taken.chains, taken.left);
         if mutant("daemon.queue.hands-over-before-the-kick") {
             queue.handed_over();
@@ -162,7 +191,7 @@ impl QueueTask {
             let op = completion.request.op;
             self.counters.came_back(op, now - self.submitted[tag]);
             if let Some(outcome) = self.queue.complete(completion) {
-                self.counters.completed(op.kind(), outcome.is_err());
+                self.counters.completed(op.kind(), outcome);
             }
         }
     }
@@ -193,8 +222,14 @@ impl QueueRun for QueueTask {
         self.leave.load(Ordering::Acquire)
     }
 
-    fn is_over(&self) -> bool {
-        self.is_leaving() && self.queue.in_flight() == 0 && !self.queue.has_undone()
+    fn is_over(&mut self) -> bool {
+        let is_drained =
+            self.is_leaving() && self.queue.in_flight() == 0 && !self.queue.has_undone();
+        is_drained && (self.retire() || mutant("daemon.queue.leaves-before-its-channel-retires"))
+    }
+
+    fn retire(&mut self) -> bool {
+        self.channel.retire()
     }
 
     /// Gaps in which only the driver can bring work and gaps in which the disk is busy are learnt apart: a
@@ -202,7 +237,7 @@ impl QueueRun for QueueTask {
     /// way round.
     fn begin_idle(&mut self, now: Instant) -> Duration {
         self.batch_max = BATCH_FIRST;
-        let disk_is_busy = self.queue.in_flight() > 0;
+        let disk_is_busy = self.queue.in_flight() > 0 || self.is_held();
         let idle = *self.idle.get_or_insert(Idle { since: now, disk_is_busy });
         self.spin(idle).budget()
     }
@@ -213,6 +248,10 @@ impl QueueRun for QueueTask {
     }
 
     fn park(&mut self) -> bool {
+        if self.is_held() {
+            // Notifications bring nothing more.
+            return false;
+        }
         // A notification from before would keep the next one from being noticed.
         self.kicks.take(self.queue.avail());
         if self.is_leaving() {
@@ -222,12 +261,15 @@ impl QueueRun for QueueTask {
     }
 
     fn next_look(&mut self) -> NextLook {
-        NextLook::now_if(self.is_over()).min(self.channel.next_look())
+        let held = !self.takes_undone() && self.queue.has_available();
+        let admitted = if held { self.intake.next_look() } else { NextLook::OnWake };
+        NextLook::now_if(self.is_over()).min(admitted).min(self.channel.next_look())
     }
 
     fn unpark(&mut self) -> bool {
         self.queue.refuse_kicks();
-        self.kicks.take(self.queue.avail())
+        // One that is held was not parked: notifications bring it nothing, and one that is not taken is the last.
+        !self.is_held() && self.kicks.take(self.queue.avail())
     }
 
     fn count_sleep(&self, time: Duration) {

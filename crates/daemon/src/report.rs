@@ -1,7 +1,7 @@
 //! What `stats --json` prints. A stable, documented shape: see docs/operating.md.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flowstone_block::OpKind;
 use flowstone_layers::LayerCounters;
@@ -11,12 +11,16 @@ use crate::cache_report::{CacheReport, DiskCacheReport};
 use crate::class_report::ClassesReport;
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
-use crate::disks::Disks;
+use crate::disks::{Disks, Failed};
+use crate::failures::FailureReport;
 use crate::histogram::Snapshot;
+use crate::image_probe::{ImageProbe, PATIENCE};
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
+use crate::memory_charge::MemoryReport;
 use crate::pollers::PollerReport;
 use crate::qos_report::{GroupReport, QosReport};
 use crate::vm_report::VmReport;
+use crate::vms;
 
 /// The whole daemon.
 #[derive(Serialize)]
@@ -26,9 +30,12 @@ pub struct Report {
     uptime_s: f64,
     /// Names of disks that are not served yet.
     opening: Vec<String>,
+    /// Disks that could not be opened.
+    failed: Vec<Failed>,
     /// Absent without a cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     cache: Option<CacheReport>,
+    memory: MemoryReport,
     vms: Vec<VmReport>,
     pollers: Vec<PollerReport>,
     groups: Vec<GroupReport>,
@@ -48,6 +55,9 @@ struct DiskReport {
     /// Absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     space: Option<SpaceReport>,
+    /// How old `allocated_bytes`, `space` and `log` are, if the host has not answered in time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stale_s: Option<f64>,
     write_through: bool,
     readonly: bool,
     /// Only of log images.
@@ -70,6 +80,8 @@ struct DiskReport {
     /// What has been found damaged while it is served; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     damage: Option<DamageReport>,
+    /// Why requests failed.
+    errors_by_errno: Vec<FailureReport>,
     total: QueueReport,
     queues: Vec<QueueReport>,
     layers: Vec<ByKind<LayerReport>>,
@@ -163,26 +175,33 @@ impl Report {
         uptime: Duration,
     ) -> Self {
         let serving = disks.serving();
+        let attached = vms::attached(&serving);
+        serving.iter().filter_map(|disk| disk.probe.as_ref()).for_each(ImageProbe::begin);
+        let deadline = Instant::now() + PATIENCE;
         Self {
             opening: disks.opening(),
+            failed: disks.failed(),
             cache,
+            memory: MemoryReport::of(vms::guest_bytes(&attached)),
             vms: VmReport::of_all(&serving),
             pollers,
             groups,
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
-            disks: serving.iter().map(|disk| DiskReport::of(disk)).collect(),
+            disks: serving.iter().map(|disk| DiskReport::of(disk, deadline)).collect(),
         }
     }
 }
 
 impl DiskReport {
-    fn of(disk: &Disk) -> Self {
+    fn of(disk: &Disk, deadline: Instant) -> Self {
         let queues = disk.queues.all();
         let all: Vec<&QueueCounters> = queues.iter().map(|(_, counters)| &**counters).collect();
         let image = disk.stack.image.as_deref();
-        let space = image.and_then(SpaceReport::of);
+        let known = disk.probe.as_ref().map(|probe| probe.known(deadline));
+        let told = known.and_then(|known| known.told).unwrap_or_default();
+        let space = told.space.zip(image).map(|(space, image)| SpaceReport::of(space, image));
         let total = QueueReport::of(None, &all);
         Self {
             name: disk.name.clone(),
@@ -193,9 +212,10 @@ impl DiskReport {
             capacity_bytes: disk.shared.capacity().bytes(),
             allocated_bytes: space.as_ref().map(|space| space.allocated_bytes),
             space,
+            stale_s: known.and_then(|known| known.stale).map(|age| age.as_secs_f64()),
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
-            log: image.and_then(|image| image.log_state()).map(LogReport::from),
+            log: told.log.map(LogReport::from),
             detected_zeroes: disk.stack.zeroes.as_ref().map(|counters| {
                 let (requests, bytes) = counters.read();
                 DetectedZeroes { requests, bytes }
@@ -206,6 +226,7 @@ impl DiskReport {
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),
+            errors_by_errno: disk.queues.failures.report(),
             total,
             queues: queues
                 .iter()

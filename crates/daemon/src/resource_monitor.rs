@@ -5,6 +5,8 @@
 //! long processes waited for some; [`sizer`] decides. Every decision is logged and kept for `stats`. It tells the
 //! cache, too, which VMs there are, whenever that changes.
 
+#[cfg(test)]
+mod beside_a_scan;
 pub mod reading;
 mod sharing;
 pub mod sizer;
@@ -64,8 +66,10 @@ impl ResourceMonitor {
             let mut reader = Reader::new();
             let mut sizer = Sizer::new(limits);
             let mut sharing = Sharing::default();
+            let mut last = start.elapsed();
             while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 let at = start.elapsed();
+                cache.pass(at - std::mem::replace(&mut last, at));
                 let target = cache.target_bytes();
                 if cache.resident_bytes() > target {
                     // Blocks that were on their way when it became smaller.
@@ -75,7 +79,8 @@ impl ResourceMonitor {
                     cache.set_vms(vms);
                 }
                 let Some(reading) = reader.read() else { continue };
-                let (held, hit_ratio) = (cache.resident_bytes(), |bytes| cache.hit_ratio_of(bytes));
+                let hit_ratio = |bytes| cache.weighed_hit_ratio_of(bytes);
+                let held = cache.resident_bytes();
                 let Some(change) = sizer.decide(at, reading, held, &hit_ratio) else { continue };
                 cache.set_target(change.to);
                 let to = format_size(cache.target_bytes());

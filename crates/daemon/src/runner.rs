@@ -7,21 +7,32 @@ use flowstone_block::{Layer, Origin};
 use flowstone_frontend::vhost_user::{QueueRunner, VirtQueue};
 use tracing::error;
 
-use crate::PollMode;
 use crate::config::{DiskConfig, Pipeline};
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
 use crate::cpus::CpuList;
+use crate::failures::Failures;
 use crate::poller::QueueSpec;
 use crate::pollers::{OwnThreads, PlacedQueue, Pollers};
+use crate::qos_config::DiskLimits;
+use crate::{PollMode, memory_charge};
 
 /// The counters of a disk's queues, by queue number; queues that never ran have none.
 #[derive(Default)]
-pub struct QueueTable(Mutex<Vec<Option<Arc<QueueCounters>>>>);
+pub struct QueueTable {
+    table: Mutex<Vec<Option<Arc<QueueCounters>>>>,
+    /// Why requests failed, on any queue.
+    pub failures: Arc<Failures>,
+}
 
 impl QueueTable {
+    /// Of the disk with this name.
+    pub fn new(disk: String) -> Self {
+        Self { table: Mutex::default(), failures: Arc::new(Failures::of(disk)) }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<Option<Arc<QueueCounters>>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The counters of a queue, made if it runs for the first time.
@@ -30,7 +41,11 @@ impl QueueTable {
         if table.len() <= index {
             table.resize(index + 1, None);
         }
-        Arc::clone(table[index].get_or_insert_default())
+        let counters = || {
+            let failures = Arc::clone(&self.failures);
+            Arc::new(QueueCounters { failures, ..QueueCounters::default() })
+        };
+        Arc::clone(table[index].get_or_insert_with(counters))
     }
 
     /// Every queue that has ever run, with its number.
@@ -55,6 +70,7 @@ pub struct DiskQueues {
     cpus: CpuList,
     /// What its queues may use of the CPUs, if that is limited.
     budget: Option<Arc<CpuBudget>>,
+    limits: Arc<DiskLimits>,
     pollers: Arc<Pollers>,
     table: Arc<QueueTable>,
     running: Vec<Option<PlacedQueue>>,
@@ -66,6 +82,7 @@ impl DiskQueues {
         config: &DiskConfig,
         number: u32,
         layer: Arc<dyn Layer>,
+        limits: Arc<DiskLimits>,
         pollers: Arc<Pollers>,
         table: Arc<QueueTable>,
     ) -> Self {
@@ -77,6 +94,7 @@ impl DiskQueues {
             pipeline: config.pipeline,
             cpus: config.cpus.clone(),
             budget: config.cpu_budget.map(|share| Arc::new(CpuBudget::new(share))),
+            limits,
             pollers,
             table,
             running: Vec::new(),
@@ -96,12 +114,14 @@ impl DiskQueues {
 
 impl QueueRunner for DiskQueues {
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()> {
+        let guest_bytes = queue.memory().bytes();
         let spec = QueueSpec {
             layer: Arc::clone(&self.layer),
             origin: Origin::Queue { disk: self.number, queue: index as u16 },
             counters: self.table.of(index),
             poll: self.poll,
             budget: self.budget.clone(),
+            limits: Some(Arc::clone(&self.limits)),
         };
         let own = OwnThreads { name: format!("{}/q{index}", self.name), cpus: self.cpus_of(index) };
         let placed = self.pollers.run(queue, spec, self.pipeline, own)?;
@@ -109,6 +129,7 @@ impl QueueRunner for DiskQueues {
             self.running.resize_with(index + 1, || None);
         }
         self.running[index] = Some(placed);
+        memory_charge::guest_starts(guest_bytes);
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Errno, Error, Result, SizeChange};
 use flowstone_fileio::FileOpener;
 use serde_json::{Value, json};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info};
 
@@ -25,6 +25,7 @@ use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
 use crate::disks::Disks;
+use crate::memory_charge;
 use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
@@ -51,18 +52,22 @@ struct Daemon {
 /// not keep the others from being served; if none can be, that is an error.
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
-    config.refused.iter().for_each(|error| error!("{error}"));
+    memory_charge::look_at(&config.disks);
     let shared = Shared::new(opener, config.cache, &config.groups)?;
     run(config, shared).map_err(name_the_limit)
 }
 
 fn run(config: Config, shared: Shared) -> Result<()> {
-    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
     let start = Instant::now();
     let pollers = Pollers::new(&config.pollers)
         .map_err(|error| Error::host("the pollers", error, "free resources"))?;
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
+    for error in &config.refused {
+        error!("{error}");
+        disks.fail(None, error);
+    }
     let watch = |(cache, config): (&Arc<_>, CacheConfig)| {
         ResourceMonitor::start(Arc::clone(cache), config.limits, Arc::clone(&disks), start)
             .map_err(|error| Error::host("the resource monitor", error, "free resources"))
@@ -87,13 +92,13 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     }
 }
 
-/// SIGHUP ends nothing: a terminal that closes must not take guests' disks away, and there is nothing
-/// to read again.
+/// A terminal that closes must not take guests' disks away, and there is nothing to read again; nor
+/// must the signals that other daemons turn their logs with, which end a process that does not take them.
 fn is_the_end(signal: i32) -> bool {
-    if signal == SIGHUP {
-        info!("SIGHUP has no effect; SIGTERM stops the daemon");
-    }
-    signal != SIGHUP
+    let ignored = [(SIGHUP, "SIGHUP"), (SIGUSR1, "SIGUSR1"), (SIGUSR2, "SIGUSR2")];
+    let Some((_, name)) = ignored.iter().find(|(number, _)| *number == signal) else { return true };
+    info!("{name} has no effect; SIGTERM stops the daemon");
+    false
 }
 
 fn start_control(path: &Path, daemon: &Arc<Daemon>) -> Result<ControlServer> {
@@ -152,12 +157,13 @@ impl Daemon {
     /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks may
     /// take long.
     fn try_to_open(&self, number: u32, config: DiskConfig, report: bool) -> Result<()> {
-        let what = format!("disk {}", config.name);
+        let (what, name) = (format!("disk {}", config.name), config.name.clone());
         let opened = catch_unwind(AssertUnwindSafe(|| self.open_disk(number, config)));
         opened.unwrap_or_else(|_| Err(died(&what))).map_err(name_the_limit).inspect_err(|error| {
+            self.disks.fail(Some(name.clone()), error);
             self.disks.give_up(number);
             if report {
-                error!("{error}");
+                error!(disk = name, "{error}");
             }
         })
     }

@@ -1,8 +1,8 @@
 //! The wiring: the only place that names two stages.
 //!
 //! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
-//! and the cache if these were asked for, then its limit, then classification, then the diagnosis layers,
-//! the first named lowest.
+//! and the cache if these were asked for, then classification, then the diagnosis layers, the first named
+//! lowest. Its limits stand before all of them: what is over a limit stays in its ring.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use flowstone_image::{Image, ImageOptions, open};
 use flowstone_layers::{
     Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
 };
-use flowstone_qos::{Devices, DiskLimits, DiskShare, Group, Limited};
+use flowstone_qos::{Devices, DiskLimits, DiskShare, Group};
 
 use crate::cache_config::CacheConfig;
 use crate::config::{DiskConfig, Pdc, Source};
@@ -82,9 +82,10 @@ impl Stack {
         let (base, image) = Self::foundation(shared, &share, config)?;
         let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
         let (base, cached) = Self::cache(base, shared, number, config.pdc);
-        let limited = Self::limit(base, shared, config)?;
-        let limits = limited.disk();
-        let classify = Classify::new(Arc::new(limited), config.journal_ioprio);
+        let limits = Self::limits(shared, config)?;
+        let paying = Arc::clone(&limits);
+        let pace = Arc::new(move |bytes, charges| paying.own_read(bytes, charges));
+        let classify = Classify::paced(base, config.journal_ioprio, pace);
         let classes = classify.classes();
         let top = Arc::new(classify);
         let counters = Vec::new();
@@ -144,8 +145,8 @@ impl Stack {
         (Arc::new(cached), Some(disk))
     }
 
-    /// The layer is there without a limit, too: one may be set later.
-    fn limit(base: Arc<dyn Layer>, shared: &Shared, config: &DiskConfig) -> Result<Limited> {
+    /// They are there without a limit, too: one may be set later.
+    fn limits(shared: &Shared, config: &DiskConfig) -> Result<Arc<DiskLimits>> {
         let group = match &config.group {
             None => Group::unnamed(),
             Some(name) => shared.groups.get(name).map(Arc::clone).ok_or_else(|| {
@@ -153,7 +154,7 @@ impl Stack {
                 Error::invalid(format!("disk {}", config.name), why, "add a [[group]]")
             })?,
         };
-        Ok(Limited::new(base, group, config.limit, config.weight))
+        Ok(DiskLimits::new(group, config.limit, config.weight))
     }
 
     fn add(&mut self, spec: &LayerSpec) -> Result<()> {
@@ -182,3 +183,6 @@ fn capacity(bytes: u64) -> Result<SectorCount> {
         Error::invalid("backend", why, "give a size such as null:8G")
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ mod process;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use flowstone_block::mutant;
 use flowstone_cache::{VmSize, Vms};
 
 use self::process::Process;
@@ -66,6 +67,17 @@ pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
     disks.iter().filter_map(attach).collect()
 }
 
+/// The memory of the guests: a process may hand the same over for each of its disks.
+pub fn guest_bytes(attached: &[Attached]) -> u64 {
+    let mut guests = BTreeMap::new();
+    for disk in attached {
+        let alone = disk.pid.is_none().then_some(disk.number);
+        let bytes = guests.entry((disk.pid, alone)).or_insert(0);
+        *bytes = disk.memory_bytes.max(*bytes);
+    }
+    guests.values().sum()
+}
+
 /// Their VMs.
 pub fn look(attached: &[Attached]) -> Vec<Vm> {
     group(attached, Process::look)
@@ -82,11 +94,15 @@ pub fn share_out(vms: &[Vm]) -> Vms {
 
 fn group(attached: &[Attached], look: impl Fn(u32) -> Option<Process>) -> Vec<Vm> {
     let mut vms: BTreeMap<Identity, Vm> = BTreeMap::new();
+    // To count a process's vCPUs takes a look at each of its descriptors: once, however many disks it has.
+    let mut processes = BTreeMap::new();
     for disk in attached {
-        let process = disk.pid.and_then(&look);
+        let mut seen = |pid| processes.entry(pid).or_insert_with(|| look(pid)).clone();
+        let process = disk.pid.and_then(&mut seen);
         let identity = match (&disk.spec.name, disk.pid, &process) {
             (Some(name), ..) => Identity::Called(name.clone()),
             (None, Some(pid), Some(process)) => Identity::Process { pid, start: process.start },
+            _ if mutant("daemon.vms.hidden-ones-are-one") => Identity::Disk(0),
             _ => Identity::Disk(disk.number),
         };
         let found = process.unwrap_or_default();
@@ -99,14 +115,18 @@ fn group(attached: &[Attached], look: impl Fn(u32) -> Option<Process>) -> Vec<Vm
         });
         vm.cpus = disk.spec.cpus.unwrap_or(vm.cpus);
         // Each disk may be told of a part: a monitor need not hand over all regions to all.
-        vm.memory_bytes = vm.memory_bytes.max(disk.memory_bytes);
+        let adds_up = mutant("daemon.vms.memory-counts-for-each-disk");
+        let before = if adds_up { vm.memory_bytes } else { 0 };
+        vm.memory_bytes = vm.memory_bytes.max(before + disk.memory_bytes);
         vm.disks.push(disk.number);
     }
     let mut vms: Vec<Vm> = vms.into_values().collect();
     for vm in &mut vms {
         let of_vm = attached.iter().filter(|disk| vm.disks.contains(&disk.number));
         let configured = of_vm.filter_map(|disk| disk.spec.memory_bytes).max();
-        vm.memory_bytes = configured.unwrap_or(vm.memory_bytes);
+        if !mutant("daemon.vms.handed-over-above-configured") {
+            vm.memory_bytes = configured.unwrap_or(vm.memory_bytes);
+        }
     }
     vms
 }

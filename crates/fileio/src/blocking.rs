@@ -5,31 +5,33 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
-use flowstone_block::{Errno, IoVec, Outcome};
+use flowstone_block::{Errno, IoVec, Outcome, mutant};
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, fdatasync, ftruncate, seek};
 use rustix::io::retry_on_intr;
 
-use crate::descriptor::{Descriptors, FileKind, QueueFile};
+use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::Bounce;
 use crate::zeroes::{is_unsupported, zero};
-use crate::{FileOffset, FileOp, FileRequest, holes};
+use crate::{FileCompletion, FileOffset, FileOp, FileRequest, holes};
 
 /// How many pieces one call may take (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
 
 /// Carries out `request` and returns when it is done in full or has failed.
 #[expect(clippy::disallowed_methods, reason = "this is FileOp::Datasync")]
-pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
-    let files = &*file.shared;
+pub fn execute(files: &Descriptors, request: &FileRequest) -> FileCompletion {
+    if request.is_lost() {
+        return FileCompletion::refused(request.tag, Errno::FAULT);
+    }
     let outcome = match request.op {
         FileOp::Read { .. } | FileOp::Write { .. } => {
-            if Bounce::is_needed(files.direct.as_ref(), request) {
-                transfer_bounced(files, request)
-            } else {
-                transfer_all(files, request, request.memory.pieces())
+            match Bounce::is_needed(files.direct.as_ref(), request).then(|| Bounce::new(request)) {
+                Some(Err(errno)) => return FileCompletion::refused(request.tag, errno),
+                Some(Ok(bounce)) => transfer_bounced(files, request, bounce),
+                None => transfer_all(files, request, request.memory.pieces()),
             }
         }
-        FileOp::Datasync => fdatasync(&file.sync),
+        FileOp::Datasync => fdatasync(files.to_sync()),
         FileOp::Punch { offset, bytes } => holes::punch(files, offset, bytes),
         FileOp::Discard { offset, bytes } => holes::discard(files, offset, bytes),
         FileOp::Clear { offset, bytes } => holes::clear(files, offset, bytes),
@@ -37,17 +39,16 @@ pub fn execute(file: &QueueFile, request: &FileRequest) -> Outcome {
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
     };
     files.carried_out(request, outcome);
-    outcome
+    FileCompletion::new(request.tag, outcome)
 }
 
 /// Moves a request through memory of our own, part by part.
-fn transfer_bounced(files: &Descriptors, request: &FileRequest) -> Outcome {
-    let mut bounce = Bounce::new(request)?;
+fn transfer_bounced(files: &Descriptors, request: &FileRequest, mut bounce: Bounce) -> Outcome {
     while let Some(part) = bounce.next_part(request) {
         let pieces = part.memory.pieces();
         transfer_all(files, &part, pieces)?;
         let moved = total_bytes(pieces);
-        bounce.advance(request, moved);
+        bounce.advance(request, moved)?;
     }
     Ok(())
 }
@@ -59,7 +60,9 @@ fn transfer_all(files: &Descriptors, request: &FileRequest, pieces: &[IoVec]) ->
             transfer(pieces, offset, |pieces, at| read_some(file, pieces, at, flags))
         }
         FileOp::Write { offset, .. } => {
-            transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags))
+            let resumes = |at| at != offset && mutant("fileio.blocking.resumes-not-durable");
+            let flags = |at| if resumes(at) { flags & !libc::RWF_DSYNC } else { flags };
+            transfer(pieces, offset, |pieces, at| write_some(file, pieces, at, flags(at)))
         }
         FileOp::Datasync
         | FileOp::Punch { .. }
@@ -182,6 +185,10 @@ fn allocate_fallback(files: &Descriptors, end: FileOffset) -> Outcome {
 }
 
 #[cfg(test)]
+mod calls;
+#[cfg(test)]
+mod refusal;
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -191,7 +198,7 @@ mod tests {
         file.set_len(8192).unwrap();
         let outcomes = |kind| {
             let file = file.try_clone().unwrap();
-            let files = Descriptors::new(file, None, kind);
+            let files = Descriptors::new(file, None, kind).unwrap();
             [4096, 8192, 12288].map(|end| allocate_fallback(&files, FileOffset::new(end)))
         };
         assert_eq!(outcomes(FileKind::BlockDevice), [Ok(()), Ok(()), Err(Errno::NOSPC)]);

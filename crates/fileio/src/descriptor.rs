@@ -1,19 +1,19 @@
-//! The open file description behind a host file, and a queue's own share of it.
+//! The open file descriptions behind a host file.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Mutex, OnceLock};
 
-use flowstone_block::Outcome;
+use flowstone_block::{Outcome, mutant};
 use rustix::fs::{SeekFrom, seek};
 
 use crate::direct::DirectLimits;
 use crate::lock::unlock;
 use crate::page_cache::PageCache;
-use crate::{FileOp, FileRequest, block_device};
+use crate::{FileOp, FileRequest, block_device, host_calls};
 
 /// What kind of file it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,15 +27,26 @@ pub(crate) enum FileKind {
 /// There is one descriptor, and every request of the file holds it: so the lock on it outlives even
 /// a killed process until the kernel is done with the last request, and a new daemon cannot
 /// overtake an old write.
+///
+/// Both are opened and closed with the disk, and never by a queue: on FUSE and NFS either call waits for the server,
+/// and a queue's thread may serve other disks.
 pub(crate) struct Descriptors {
     pub file: File,
+    /// Another description of the file, to flush with: the kernel tells each description once that writing
+    /// back has failed, and a failure that a durable write has heard of must reach a flush all the same. One serves
+    /// all queues: an image has one sync on its way at a time, and all hear of its outcome.
+    pub sync: File,
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
     /// How data is kept out of the page cache; absent where that cannot be, or is not wanted.
     pub page_cache: Option<PageCache>,
     pub kind: FileKind,
+    /// Whether a call about the file may wait for a server.
+    pub asks_server: bool,
     /// What [`discards_to_zeroes`](Self::discards_to_zeroes) has found out.
     zeroes: OnceLock<bool>,
+    /// ... and [`zeroes_are_written`](Self::zeroes_are_written).
+    written: OnceLock<bool>,
     /// How often space was given back, of which ranges, and how much. Written where a system call
     /// is made anyway.
     pub punches: AtomicU64,
@@ -46,24 +57,45 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
-    pub const fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> Self {
-        Self {
+    pub fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> io::Result<Self> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        // Without /proc there is one description.
+        let sync = File::open(path).or_else(|_| file.try_clone())?;
+        Ok(Self {
             file,
+            sync,
             direct,
             page_cache: None,
             kind,
+            asks_server: false,
             zeroes: OnceLock::new(),
+            written: OnceLock::new(),
             punches: AtomicU64::new(0),
             punched_bytes: AtomicU64::new(0),
             freed_bytes: AtomicU64::new(0),
             punching: Mutex::new(()),
-        }
+        })
     }
 
     /// Whether space that is given back reads as zeroes without being written.
     pub fn discards_to_zeroes(&self) -> bool {
-        let look = || block_device::discards_to_zeroes(&self.file);
-        self.kind == FileKind::Regular || *self.zeroes.get_or_init(look)
+        *self.zeroes.get_or_init(|| match self.kind {
+            FileKind::Regular => host_calls::has_punch_hole(&self.file),
+            FileKind::BlockDevice => block_device::discards_to_zeroes(&self.file),
+        })
+    }
+
+    /// Whether a discard does anything, or may.
+    pub fn takes_discards(&self) -> bool {
+        self.kind == FileKind::BlockDevice || self.discards_to_zeroes()
+    }
+
+    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that does not.
+    pub fn zeroes_are_written(&self) -> bool {
+        *self.written.get_or_init(|| match self.kind {
+            FileKind::Regular => !host_calls::has_zero_range(&self.file),
+            FileKind::BlockDevice => !block_device::discards_to_zeroes(&self.file),
+        })
     }
 
     /// Bytes of the file or device.
@@ -78,7 +110,9 @@ impl Descriptors {
     /// Flags for the call that carries a read or write out.
     pub fn flags(&self, request: &FileRequest) -> i32 {
         let durable = match request.op {
-            FileOp::Write { durable: true, .. } => libc::RWF_DSYNC,
+            FileOp::Write { durable: true, .. } if !mutant("fileio.write.not-durable") => {
+                libc::RWF_DSYNC
+            }
             _ => 0,
         };
         durable | self.page_cache.as_ref().map_or(0, |cache| cache.flags(request))
@@ -89,6 +123,11 @@ impl Descriptors {
         if let Some(cache) = &self.page_cache {
             cache.carried_out(&self.file, request, outcome);
         }
+    }
+
+    /// What a sync names.
+    pub fn to_sync(&self) -> &File {
+        if mutant("fileio.sync.names-the-description-of-writes") { &self.file } else { &self.sync }
     }
 
     /// Bytes that the host has given to a file.
@@ -106,19 +145,21 @@ impl Drop for Descriptors {
     }
 }
 
-/// The file as one queue uses it.
-pub(crate) struct QueueFile {
-    pub shared: Arc<Descriptors>,
-    /// A description of the queue's own, to flush with: the kernel tells each description once
-    /// that writing back has failed, and every queue must get that error.
-    pub sync: File,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl QueueFile {
-    pub fn new(shared: &Arc<Descriptors>) -> io::Result<Arc<Self>> {
-        let path = format!("/proc/self/fd/{}", shared.file.as_raw_fd());
-        // Without /proc the queues share a description, and one of them gets the error.
-        let sync = File::open(path).or_else(|_| shared.file.try_clone())?;
-        Ok(Arc::new(Self { shared: Arc::clone(shared), sync }))
+    /// The kernel tells each open file description once that writing back has failed: a write with `RWF_DSYNC`
+    /// must not take the news that belongs to the next sync.
+    #[test]
+    fn syncs_have_a_description_of_their_own() {
+        let file = tempfile::tempfile().unwrap();
+        let files = Descriptors::new(file, None, FileKind::Regular).unwrap();
+        // Two descriptors of one description have one position.
+        let both = [&files.file, files.to_sync()];
+        for (file, at) in both.iter().zip(1..) {
+            seek(file, SeekFrom::Start(at)).unwrap();
+        }
+        assert_eq!(both.map(|file| seek(file, SeekFrom::Current(0)).unwrap()), [1, 2]);
     }
 }

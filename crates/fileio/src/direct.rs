@@ -11,7 +11,7 @@
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
 
-use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES, gather, scatter};
+use flowstone_block::{AlignedBuf, Errno, IoVec, SECTOR_BYTES, gather, is_whole, mutant, scatter};
 use rustix::fs::{AtFlags, StatxFlags, ioctl_blksszget, statx};
 
 use crate::{FileOp, FileRequest, MemoryList};
@@ -75,6 +75,12 @@ pub struct Bounce {
     done: usize,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// No stand-in gets memory on this thread.
+    pub static HOST_IS_OUT_OF_MEMORY: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
 impl Bounce {
     /// Whether a request needs a stand-in under these limits.
     pub fn is_needed(limits: Option<&DirectLimits>, request: &FileRequest) -> bool {
@@ -85,11 +91,15 @@ impl Bounce {
     /// no memory for it.
     pub fn new(request: &FileRequest) -> Result<Self, Errno> {
         let bytes = total_bytes(request).min(BOUNCE_BYTES_MAX);
+        #[cfg(test)]
+        if HOST_IS_OUT_OF_MEMORY.get() {
+            return Err(Errno::NOMEM);
+        }
         let mut buffer = AlignedBuf::try_zeroed(bytes).ok_or(Errno::NOMEM)?;
         // SAFETY: the piece names the heap memory of `buffer`, which lives as long as the piece.
         let piece = [unsafe { IoVec::of(&mut buffer) }];
         let mut bounce = Self { buffer, piece, done: 0 };
-        bounce.prepare(request);
+        bounce.prepare(request)?;
         Ok(bounce)
     }
 
@@ -106,6 +116,7 @@ impl Bounce {
             _ if bytes == 0 => return None,
             FileOp::Read { offset, .. } => FileOp::Read { offset: offset.forward(done), bytes },
             FileOp::Write { offset, durable, .. } => {
+                let durable = durable && (done == 0 || !mutant("fileio.bounce.part-not-durable"));
                 FileOp::Write { offset: offset.forward(done), bytes, durable }
             }
             FileOp::Datasync
@@ -120,8 +131,8 @@ impl Bounce {
     }
 
     /// The first `moved` bytes of the part have been transferred: gives a read its data, and
-    /// prepares the next part.
-    pub fn advance(&mut self, request: &FileRequest, moved: usize) {
+    /// prepares the next part. `FAULT` if its data is lost.
+    pub fn advance(&mut self, request: &FileRequest, moved: usize) -> Result<(), Errno> {
         if matches!(request.op, FileOp::Read { .. }) {
             let mut source = &self.buffer[..moved];
             for_each_piece(request, self.done, moved, |piece| {
@@ -131,10 +142,10 @@ impl Bounce {
             });
         }
         self.done += moved;
-        self.prepare(request);
+        self.prepare(request)
     }
 
-    fn prepare(&mut self, request: &FileRequest) {
+    fn prepare(&mut self, request: &FileRequest) -> Result<(), Errno> {
         let bytes = (total_bytes(request) - self.done).min(self.buffer.len());
         if matches!(request.op, FileOp::Write { .. }) {
             let mut target = &mut self.buffer[..bytes];
@@ -143,9 +154,13 @@ impl Bounce {
                 gather(&[piece], part);
                 target = rest;
             });
+            if !is_whole(request.memory.pieces()) {
+                return Err(Errno::FAULT);
+            }
         }
         // SAFETY: as in `new`.
         self.piece = [unsafe { IoVec::of(&mut self.buffer[..bytes]) }];
+        Ok(())
     }
 }
 
@@ -257,12 +272,38 @@ mod tests {
                 } else {
                     scatter(place, &[piece.truncate(moved)]);
                 }
-                bounce.advance(&request, moved);
+                bounce.advance(&request, moved).unwrap();
                 parts += 1;
             }
             assert!(parts > 4);
             assert!(file == content && guest == content, "write: {write}");
         }
+    }
+
+    /// Else zeroes would be written in the place of the guest's data.
+    #[test]
+    fn data_whose_memory_is_lost_is_not_copied_for_a_write() {
+        const PAGE: usize = 4096;
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let protection = rustix::mm::ProtFlags::READ | rustix::mm::ProtFlags::WRITE;
+        let flags = rustix::mm::MapFlags::SHARED;
+        // SAFETY: a new mapping touches nothing of ours; it stays until the process ends.
+        let (list, _guard) = unsafe {
+            let start = rustix::mm::mmap(std::ptr::null_mut(), PAGE, protection, flags, &file, 0);
+            let start = start.unwrap().cast::<u8>();
+            let list = [IoVec::new(start.add(1), 512)];
+            (list, flowstone_block::Guarded::new(start, PAGE, PAGE))
+        };
+        let (offset, bytes) = (FileOffset::new(0), 512);
+        // SAFETY: the list outlives the requests.
+        let memory = unsafe { MemoryList::new(&list) };
+        let write = FileRequest::new(FileOp::Write { offset, bytes, durable: false }, memory, 0);
+        let read = FileRequest::new(FileOp::Read { offset, bytes }, memory, 0);
+        assert!(Bounce::new(&write).is_ok());
+        file.set_len(0).unwrap();
+        assert_eq!(Bounce::new(&write).err(), Some(Errno::FAULT));
+        assert!(Bounce::new(&read).is_ok(), "what it reads is not shown");
     }
 
     #[test]

@@ -3,9 +3,11 @@
 use std::fmt;
 use std::fs::File;
 
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, mutant};
 use io_uring::{IoUring, Probe, opcode};
 use rustix::fs::fstatfs;
+
+use crate::file_system::may_ask_a_server;
 
 /// What the operator asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,7 +15,7 @@ pub enum EngineChoice {
     /// The best that the host offers for this file.
     #[default]
     Auto,
-    /// io_uring, or fail.
+    /// io_uring, or fail. Files that a server has are served by threads all the same.
     Uring,
     /// Threads.
     Sync,
@@ -45,6 +47,11 @@ impl EngineChoice {
     pub fn resolve(self, file: &File) -> Result<Engine> {
         match self {
             Self::Sync => Ok(Engine::Sync),
+            Self::Uring | Self::Auto
+                if may_ask_a_server(file) && !mutant("fileio.engine.ring-for-servers") =>
+            {
+                Ok(Engine::Sync)
+            }
             Self::Auto if is_memory(file) => Ok(Engine::Inline),
             Self::Auto => Ok(if uring_works() { Engine::Uring } else { Engine::Sync }),
             Self::Uring if uring_works() => Ok(Engine::Uring),

@@ -52,6 +52,10 @@ pub fn discard(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     if files.discards_to_zeroes() {
         return punch(files, offset, bytes);
     }
+    if files.kind == FileKind::Regular {
+        // Its file system gives nothing back.
+        return Ok(());
+    }
     files.punches.fetch_add(1, Ordering::Relaxed);
     files.punched_bytes.fetch_add(bytes, Ordering::Relaxed);
     files.freed_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -177,7 +181,7 @@ mod tests {
     }
 
     fn files(file: File) -> Descriptors {
-        Descriptors::new(file, None, FileKind::Regular)
+        Descriptors::new(file, None, FileKind::Regular).unwrap()
     }
 
     #[test]
@@ -185,7 +189,7 @@ mod tests {
         let file = sparse();
         let end = 64 * MIB;
         if first_listed(&file, 0, end).is_none() {
-            println!("skipped: this file system lists no extents");
+            flowstone_testkit::skip("this file system lists no extents");
             return;
         }
         assert_eq!(first_extent(&file, 0, end), end);

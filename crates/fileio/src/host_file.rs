@@ -11,7 +11,7 @@ use flowstone_block::{QueueContext, Reactor};
 use rustix::fs::{SeekFrom, fstatfs, seek};
 use rustix::io::Errno;
 
-use crate::descriptor::{Descriptors, FileKind, QueueFile};
+use crate::descriptor::{Descriptors, FileKind};
 use crate::inline::InlineChannel;
 use crate::pool::{Pool, PoolChannel};
 use crate::uring::UringChannel;
@@ -38,9 +38,9 @@ impl HostFile {
         self.files.kind == FileKind::BlockDevice
     }
 
-    fn pool_channel(&self, file: &Arc<QueueFile>, reactor: &Reactor) -> PoolChannel {
+    fn pool_channel(&self, reactor: &Reactor) -> PoolChannel {
         let pool = self.pool.get_or_init(Arc::default);
-        PoolChannel::new(Arc::clone(pool), Arc::clone(file), reactor)
+        PoolChannel::new(Arc::clone(pool), Arc::clone(&self.files), reactor)
     }
 }
 
@@ -96,6 +96,14 @@ impl FileIo for HostFile {
         self.files.discards_to_zeroes()
     }
 
+    fn takes_discards(&self) -> bool {
+        self.files.takes_discards()
+    }
+
+    fn zeroes_are_written(&self) -> bool {
+        self.files.zeroes_are_written()
+    }
+
     fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
         if self.is_block_device() {
             return Ok(None);
@@ -131,14 +139,14 @@ impl FileIo for HostFile {
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn FileChannel>> {
-        let file = QueueFile::new(&self.files)?;
+        let file = Arc::clone(&self.files);
         let QueueContext { depth, reactor, .. } = context;
         Ok(match self.engine {
             Engine::Uring => {
-                let pool = self.pool_channel(&file, reactor);
+                let pool = self.pool_channel(reactor);
                 Box::new(UringChannel::new(file, pool, *depth, reactor)?)
             }
-            Engine::Sync => Box::new(self.pool_channel(&file, reactor)),
+            Engine::Sync => Box::new(self.pool_channel(reactor)),
             Engine::Inline => Box::new(InlineChannel::new(file)),
         })
     }

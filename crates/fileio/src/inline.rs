@@ -7,25 +7,24 @@ use std::sync::Arc;
 use flowstone_block::NextLook;
 
 use crate::blocking::execute;
-use crate::descriptor::QueueFile;
+use crate::descriptor::Descriptors;
 use crate::{FileChannel, FileCompletion, FileRequest};
 
 /// A queue's way into a file in memory.
 pub(crate) struct InlineChannel {
-    file: Arc<QueueFile>,
+    file: Arc<Descriptors>,
     done: Vec<FileCompletion>,
 }
 
 impl InlineChannel {
-    pub fn new(file: Arc<QueueFile>) -> Self {
+    pub fn new(file: Arc<Descriptors>) -> Self {
         Self { file, done: Vec::new() }
     }
 }
 
 impl FileChannel for InlineChannel {
     fn submit(&mut self, request: FileRequest) {
-        let outcome = execute(&self.file, &request);
-        self.done.push(FileCompletion { tag: request.tag, outcome });
+        self.done.push(execute(&self.file, &request));
     }
 
     fn kick(&mut self) {}

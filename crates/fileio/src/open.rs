@@ -15,6 +15,7 @@ use rustix::fs::{OFlags, fcntl_setfl};
 
 use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
+use crate::file_system::may_ask_a_server;
 use crate::host_file::HostFile;
 use crate::lock::{Sharing, lock};
 use crate::page_cache::PageCache;
@@ -133,8 +134,10 @@ impl OpenOptions {
         // What lies in memory anyway cannot be kept out of it.
         let is_cached = direct.is_none() && engine != Engine::Inline;
         let page_cache = (is_cached && self.dont_cache).then(|| PageCache::of(&file));
-        let mut files = Descriptors::new(file, direct, kind);
+        let opened = Descriptors::new(file, direct, kind);
+        let mut files = opened.map_err(|error| explain(&name, error))?;
         files.page_cache = page_cache;
+        files.asks_server = may_ask_a_server(&files.file);
         Ok(HostFile::new(files, engine))
     }
 

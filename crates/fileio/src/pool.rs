@@ -9,16 +9,18 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use flowstone_block::{NextLook, Reactor, Waker};
+use flowstone_block::{NextLook, Reactor, Waker, mutant};
 
 use crate::blocking;
-use crate::descriptor::QueueFile;
+use crate::descriptor::Descriptors;
 use crate::{FileChannel, FileCompletion, FileRequest};
 
 const THREADS_MAX: usize = 16;
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait after no thread could be started.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// The threads of one file, shared by its queues.
 pub(crate) struct Pool {
@@ -46,7 +48,7 @@ struct State {
 }
 
 struct Job {
-    file: Arc<QueueFile>,
+    file: Arc<Descriptors>,
     request: FileRequest,
     reply_to: Arc<CompletionQueue>,
 }
@@ -62,11 +64,11 @@ struct CompletionQueue {
 impl Job {
     fn run(self) {
         let Self { file, request, reply_to } = self;
-        let outcome = blocking::execute(&file, &request);
+        let completion = blocking::execute(&file, &request);
         // Before the answer: its receiver may be the last user of the file, and the lock must end
         // with that use, not with this thread's.
         drop(file);
-        reply_to.deliver(FileCompletion { tag: request.tag, outcome });
+        reply_to.deliver(completion);
     }
 }
 
@@ -150,19 +152,38 @@ impl CompletionQueue {
 /// A queue's way to the pool.
 pub(crate) struct PoolChannel {
     pool: Arc<Pool>,
-    file: Arc<QueueFile>,
+    file: Arc<Descriptors>,
     completions: Arc<CompletionQueue>,
     reactor: Reactor,
     batch: Vec<FileRequest>,
     in_flight: usize,
+    /// When to try again to start a thread for what waits.
+    retry_at: Option<Instant>,
 }
 
 impl PoolChannel {
-    pub fn new(pool: Arc<Pool>, file: Arc<QueueFile>, reactor: &Reactor) -> Self {
+    pub fn new(pool: Arc<Pool>, file: Arc<Descriptors>, reactor: &Reactor) -> Self {
         let (done, full, waker) = (Mutex::default(), AtomicBool::new(false), reactor.waker());
         let completions = Arc::new(CompletionQueue { done, full, waker });
         let reactor = reactor.clone();
-        Self { pool, file, completions, reactor, batch: Vec::new(), in_flight: 0 }
+        let (batch, in_flight, retry_at) = (Vec::new(), 0, None);
+        Self { pool, file, completions, reactor, batch, in_flight, retry_at }
+    }
+
+    /// What waits has been queued, if there is a thread for it. Else the queue's own thread does the work this
+    /// once, unless that may wait for a server: other disks may need the thread.
+    fn queued(&mut self, outcome: io::Result<()>) {
+        self.retry_at = None;
+        if outcome.is_ok() {
+            return;
+        }
+        if self.file.asks_server && !mutant("fileio.pool.asks-a-server-itself") {
+            self.retry_at = Some(Instant::now() + RETRY);
+            return;
+        }
+        while let Some(job) = self.pool.take_job() {
+            job.run();
+        }
     }
 }
 
@@ -182,15 +203,15 @@ impl FileChannel for PoolChannel {
             request,
             reply_to: Arc::clone(completions),
         });
-        if self.pool.enqueue(jobs).is_err() {
-            // No thread could be started: the queue's own thread does the work this once.
-            while let Some(job) = self.pool.take_job() {
-                job.run();
-            }
-        }
+        let queued = self.pool.enqueue(jobs);
+        self.queued(queued);
     }
 
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
+        if self.retry_at.is_some_and(|at| at <= Instant::now()) {
+            let queued = self.pool.enqueue(std::iter::empty());
+            self.queued(queued);
+        }
         if self.completions.has_completions() {
             self.in_flight -= self.completions.take(done);
         }
@@ -198,7 +219,12 @@ impl FileChannel for PoolChannel {
 
     fn next_look(&mut self) -> NextLook {
         self.kick();
-        NextLook::now_if(self.completions.has_completions())
+        let retry = self.retry_at.map_or(NextLook::OnWake, NextLook::At);
+        NextLook::now_if(self.completions.has_completions()).min(retry)
+    }
+
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.batch.is_empty()
     }
 }
 
@@ -224,7 +250,7 @@ mod tests {
     use flowstone_block::{AlignedBuf, IoVec};
 
     use super::*;
-    use crate::descriptor::{Descriptors, FileKind};
+    use crate::descriptor::FileKind;
     use crate::{FileOffset, FileOp, MemoryList};
 
     /// Takes a while to read: 16 GiB of zeroes, into the same memory over and over.
@@ -237,8 +263,8 @@ mod tests {
     fn a_queue_that_runs_its_own_job_does_not_hold_the_pool() {
         let start = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));
         let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
-        let zeroes = Descriptors::new(File::open("/dev/zero").unwrap(), None, FileKind::Regular);
-        let file = QueueFile::new(&Arc::new(zeroes)).unwrap();
+        let zeroes = File::open("/dev/zero").unwrap();
+        let file = Arc::new(Descriptors::new(zeroes, None, FileKind::Regular).unwrap());
         let reactor = Reactor::new().unwrap();
         let mut channel = PoolChannel::new(Arc::clone(&pool), Arc::clone(&file), &reactor);
         let mut buffer = AlignedBuf::zeroed(PIECE_BYTES);
@@ -282,5 +308,41 @@ mod tests {
         // The slow job is not the channel's own; both are in its completion queue.
         channel.in_flight += 1;
         assert!(seen_free, "the pool was locked while a job ran");
+    }
+
+    static HAS_THREADS: AtomicBool = AtomicBool::new(false);
+
+    /// A host that starts no threads, and a file server that may have stopped: the queue's own thread asked it,
+    /// and the disks that share the thread stood still.
+    #[test]
+    fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
+        let start = |pool: Arc<Pool>| match HAS_THREADS.load(Ordering::Relaxed) {
+            false => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
+            true => thread::Builder::new().spawn(move || pool.serve()).map(drop),
+        };
+        let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
+        let file = tempfile::tempfile().unwrap();
+        let mut file = Descriptors::new(file, None, FileKind::Regular).unwrap();
+        file.asks_server = true;
+        let reactor = Reactor::new().unwrap();
+        let mut channel = PoolChannel::new(Arc::clone(&pool), Arc::new(file), &reactor);
+        let mut done = Vec::new();
+        channel.submit(FileRequest::new(FileOp::Datasync, MemoryList::EMPTY, 7));
+        channel.kick();
+        for _ in 0..3 {
+            assert!(
+                matches!(channel.next_look(), NextLook::At(_)),
+                "it does not wait for a thread"
+            );
+            reactor.sleep(|| channel.next_look());
+            channel.reap(&mut done);
+        }
+        assert_eq!((pool.state().jobs.len(), done.len()), (1, 0));
+        HAS_THREADS.store(true, Ordering::Relaxed);
+        while done.is_empty() {
+            reactor.sleep(|| channel.next_look());
+            channel.reap(&mut done);
+        }
+        assert_eq!(done[0].outcome, Ok(()));
     }
 }

@@ -1,6 +1,6 @@
 //! What is asked of a host file, and what comes back.
 
-use flowstone_block::{IoVec, Outcome};
+use flowstone_block::{Errno, IoVec, Outcome, is_whole, mutant};
 
 /// A byte position in a host file; never a guest address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,6 +142,13 @@ impl FileRequest {
         Self { op, memory, tag, dont_cache: false }
     }
 
+    /// Whether it would write what is not its data: its memory has been taken away, and zeroes lie there.
+    pub(crate) fn is_lost(&self) -> bool {
+        matches!(self.op, FileOp::Write { .. })
+            && !is_whole(self.memory.pieces())
+            && !mutant("fileio.write.takes-lost-memory")
+    }
+
     /// The same, with another word on what the page cache is to keep.
     #[must_use]
     pub const fn dont_cache(self, dont_cache: bool) -> Self {
@@ -156,4 +163,19 @@ pub struct FileCompletion {
     pub tag: usize,
     /// Done in full, or the host's error.
     pub outcome: Outcome,
+    /// Whether the host was asked. If not, a request that failed has neither written nor synced.
+    pub asked: bool,
+}
+
+impl FileCompletion {
+    /// Of a request that the host was asked to carry out.
+    pub const fn new(tag: usize, outcome: Outcome) -> Self {
+        Self { tag, outcome, asked: true }
+    }
+
+    /// Of a request that failed here, before the host was asked for anything.
+    pub fn refused(tag: usize, errno: Errno) -> Self {
+        let asked = mutant("fileio.refusal.says-the-host-was-asked");
+        Self { tag, outcome: Err(errno), asked }
+    }
 }

@@ -52,6 +52,17 @@ pub trait FileIo: Send + Sync {
         true
     }
 
+    /// Whether a discard does anything, or may: a file system may know no way to give a part of a file back.
+    fn takes_discards(&self) -> bool {
+        true
+    }
+
+    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that does not. Of such a file
+    /// no more than a few MiB are made zero with one request.
+    fn zeroes_are_written(&self) -> bool {
+        false
+    }
+
     /// Whether a completed write is still there when the process is killed before it is flushed. The
     /// host's file is; what tests put before it need not be.
     fn survives_a_kill(&self) -> bool {
@@ -104,4 +115,9 @@ pub trait FileChannel {
     /// Asked as the last look before the thread sleeps
     /// ([`Reactor::sleep`](flowstone_block::Reactor::sleep)), which starts what has been submitted.
     fn next_look(&mut self) -> NextLook;
+
+    /// Whether everything has come back: a drop waits for nothing.
+    fn is_idle(&self) -> bool {
+        true
+    }
 }

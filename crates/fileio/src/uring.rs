@@ -13,16 +13,18 @@
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Instant;
 
-use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor};
+use flowstone_block::{Errno, IoVec, NextLook, Outcome, QueueDepth, Reactor, mutant};
 use flowstone_reactor::RingUser;
 use io_uring::types::{Fd, FsyncFlags};
 use io_uring::{opcode, squeue};
 use slab::Slab;
 
 use crate::blocking::skip;
-use crate::descriptor::QueueFile;
+use crate::descriptor::Descriptors;
 use crate::direct::{Bounce, Bounces};
+use crate::not_begun::NotBegun;
 use crate::pool::PoolChannel;
 use crate::zeroes::is_unsupported;
 use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
@@ -30,13 +32,15 @@ use crate::{FileChannel, FileCompletion, FileOp, FileRequest, MemoryList};
 /// A queue's share of its thread's ring.
 pub(crate) struct UringChannel {
     ring: RingUser,
-    file: Arc<QueueFile>,
+    file: Arc<Descriptors>,
     pool: PoolChannel,
     in_flight: Slab<InFlight>,
     /// Requests that memory of our own stands in for.
     bounces: Bounces,
     /// Completions of requests that could not be started.
     refused: Vec<FileCompletion>,
+    /// Requests in flight that the ring has given back unbegun.
+    not_begun: NotBegun,
 }
 
 /// A request the kernel works on.
@@ -48,18 +52,21 @@ struct InFlight {
     rest: Vec<IoVec>,
     /// Stands in for memory that direct I/O cannot take.
     bounce: Option<Bounce>,
+    /// How often the ring has given it back without having begun it.
+    refusals: u32,
 }
 
 impl UringChannel {
     pub fn new(
-        file: Arc<QueueFile>,
+        file: Arc<Descriptors>,
         pool: PoolChannel,
         depth: QueueDepth,
         reactor: &Reactor,
     ) -> io::Result<Self> {
         let ring = RingUser::new(reactor, u32::from(depth.0.max(8)).next_power_of_two())?;
         let in_flight = Slab::with_capacity(usize::from(depth.0));
-        Ok(Self { ring, file, pool, in_flight, bounces: Bounces::default(), refused: Vec::new() })
+        let (bounces, refused, not_begun) = Default::default();
+        Ok(Self { ring, file, pool, in_flight, bounces, refused, not_begun })
     }
 
     fn start(&mut self, index: usize) {
@@ -77,7 +84,7 @@ impl UringChannel {
                 Ok(bounce) => self.insert(request, Some(bounce)),
                 Err(errno) => {
                     let tag = request.tag;
-                    self.refused.push(FileCompletion { tag, outcome: Err(errno) });
+                    self.refused.push(FileCompletion::refused(tag, errno));
                     next = self.bounces.ended();
                 }
             }
@@ -86,7 +93,8 @@ impl UringChannel {
 
     fn insert(&mut self, request: FileRequest, bounce: Option<Bounce>) {
         let rest = Vec::new();
-        let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce });
+        let refusals = 0;
+        let index = self.in_flight.insert(InFlight { request, moved: 0, rest, bounce, refusals });
         self.start(index);
     }
 
@@ -105,15 +113,35 @@ impl UringChannel {
         match self.in_flight[index].advance(result) {
             Progress::Done(outcome) => {
                 let request = self.remove(index);
-                self.file.shared.carried_out(&request, outcome);
-                done.push(FileCompletion { tag: request.tag, outcome });
+                self.file.carried_out(&request, outcome);
+                done.push(FileCompletion::new(request.tag, outcome));
             }
             Progress::Again => self.start(index),
-            Progress::Unsupported => {
-                let request = self.remove(index);
-                self.pool.submit(request);
-                self.pool.kick();
+            Progress::Unsupported => self.give_to_the_pool(index),
+            Progress::NotBegun => {
+                self.in_flight[index].refusals += 1;
+                let refusals = self.in_flight[index].refusals;
+                if !self.not_begun.put_off(index, refusals, Instant::now()) {
+                    self.give_to_the_pool(index);
+                }
             }
+        }
+    }
+
+    fn give_to_the_pool(&mut self, index: usize) {
+        let request = self.remove(index);
+        self.pool.submit(request);
+        self.pool.kick();
+    }
+
+    /// Tries again what the ring did not begin, and whose time has come.
+    fn start_put_off(&mut self) {
+        if self.not_begun.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        while let Some(index) = self.not_begun.take_due(now) {
+            self.start(index);
         }
     }
 
@@ -129,7 +157,10 @@ impl FileChannel for UringChannel {
         if goes_to_the_pool(request.op) {
             return self.pool.submit(request);
         }
-        if !Bounce::is_needed(self.file.shared.direct.as_ref(), &request) {
+        if request.is_lost() {
+            return self.refused.push(FileCompletion::refused(request.tag, Errno::FAULT));
+        }
+        if !Bounce::is_needed(self.file.direct.as_ref(), &request) {
             return self.insert(request, None);
         }
         if let Some(request) = self.bounces.admit(request) {
@@ -149,13 +180,18 @@ impl FileChannel for UringChannel {
         }
         self.pool.reap(done);
         done.append(&mut self.refused);
+        self.start_put_off();
         // A resumed transfer must not wait for the next batch.
         self.kick();
     }
 
     fn next_look(&mut self) -> NextLook {
         let has_something = !self.refused.is_empty() || self.ring.has_mail();
-        NextLook::now_if(has_something).min(self.pool.next_look())
+        NextLook::now_if(has_something).min(self.pool.next_look()).min(self.not_begun.next_look())
+    }
+
+    fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.pool.is_idle()
     }
 }
 
@@ -164,7 +200,14 @@ impl Drop for UringChannel {
     fn drop(&mut self) {
         let mut done = Vec::new();
         self.kick();
-        while !self.in_flight.is_empty() {
+        loop {
+            // Whose drop waits for its own.
+            while let Some(index) = self.not_begun.take() {
+                self.give_to_the_pool(index);
+            }
+            if self.in_flight.is_empty() {
+                break;
+            }
             self.ring.wait();
             self.collect(&mut done);
         }
@@ -176,6 +219,7 @@ enum Progress {
     Done(Outcome),
     Again,
     Unsupported,
+    NotBegun,
 }
 
 impl InFlight {
@@ -188,8 +232,10 @@ impl InFlight {
             return Progress::Done(Ok(()));
         };
         self.moved += moved;
-        if let Some(bounce) = &mut self.bounce {
-            bounce.advance(&self.request, moved as usize);
+        if let Some(bounce) = &mut self.bounce
+            && let Err(errno) = bounce.advance(&self.request, moved as usize)
+        {
+            return Progress::Done(Err(errno));
         }
         if self.moved >= bytes {
             return Progress::Done(Ok(()));
@@ -210,6 +256,11 @@ impl InFlight {
             Errno::INTR => Progress::Again,
             // The ring would not wait for the device; a thread will.
             Errno::AGAIN => Progress::Unsupported,
+            // The kernel needed a thread for it and could start none (a limit of processes). We
+            // cancel nothing ourselves.
+            Errno::CANCELED if !mutant("fileio.uring.takes-what-was-not-begun-for-failed") => {
+                Progress::NotBegun
+            }
             errno if space && is_unsupported(errno) => Progress::Unsupported,
             _ => Progress::Done(Err(errno)),
         }
@@ -232,13 +283,13 @@ const fn goes_to_the_pool(op: FileOp) -> bool {
 }
 
 /// The submission for what is left of a request.
-fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
+fn entry_for(files: &Descriptors, in_flight: &InFlight) -> squeue::Entry {
     let request = remaining(in_flight);
-    let file = Fd(files.shared.file.as_raw_fd());
+    let file = Fd(files.file.as_raw_fd());
     let pieces = request.memory.pieces();
     let first = pieces.as_ptr().cast::<libc::iovec>();
     let count = pieces.len() as u32;
-    let flags = files.shared.flags(&request);
+    let flags = files.flags(&request);
     match request.op {
         FileOp::Read { offset, .. } => match pieces {
             [only] => opcode::Read::new(file, only.address(), only.bytes() as u32)
@@ -259,7 +310,7 @@ fn entry_for(files: &QueueFile, in_flight: &InFlight) -> squeue::Entry {
             }
         },
         FileOp::Datasync => {
-            opcode::Fsync::new(Fd(files.sync.as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
+            opcode::Fsync::new(Fd(files.to_sync().as_raw_fd())).flags(FsyncFlags::DATASYNC).build()
         }
         FileOp::Punch { .. } | FileOp::Discard { .. } | FileOp::Clear { .. } => {
             unreachable!("given to the pool")
@@ -279,9 +330,14 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     let mut request = in_flight.request;
     let moved = in_flight.moved;
     match &mut request.op {
-        FileOp::Read { offset, bytes } | FileOp::Write { offset, bytes, .. } => {
+        FileOp::Read { offset, bytes } => {
             *offset = offset.forward(moved);
             *bytes -= moved;
+        }
+        FileOp::Write { offset, bytes, durable } => {
+            *offset = offset.forward(moved);
+            *bytes -= moved;
+            *durable &= moved == 0 || !mutant("fileio.uring.resumes-not-durable");
         }
         FileOp::Datasync
         | FileOp::Punch { .. }
@@ -295,3 +351,6 @@ fn remaining(in_flight: &InFlight) -> FileRequest {
     request.memory = unsafe { MemoryList::new(in_flight.pieces()) };
     request
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_block::{AlignedBuf, Errno, FILL_BYTES_MAX, Outcome, mutant};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use crate::FileOffset;
@@ -16,11 +16,15 @@ pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }
 
-/// Makes a range read as zeroes and keeps its space.
+/// Makes a range read as zeroes and keeps its space. A host that has no call for that is asked to write no more than
+/// [`FILL_BYTES_MAX`].
 pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match fallocate(&files.file, flags, offset.get(), bytes) {
-        Err(errno) if is_unsupported(errno) => zero_fallback(files, offset, bytes),
+        Err(errno) if is_unsupported(errno) => {
+            let is_too_long = bytes > FILL_BYTES_MAX && !mutant("fileio.zero.fills-without-bound");
+            if is_too_long { Err(Errno::OPNOTSUPP) } else { zero_fallback(files, offset, bytes) }
+        }
         outcome => outcome,
     }
 }
@@ -46,4 +50,27 @@ fn write_zeroes(file: &File, offset: FileOffset, bytes: u64) -> Outcome {
         done += part;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 17 requests kept SIGTERM waiting for a minute, and 212 GiB were written; one of them held a thread for 29 s.
+    #[test]
+    fn a_host_without_a_call_for_zeroes_is_not_asked_to_write_many() {
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        file.set_len(1 << 40).unwrap();
+        file.write_all_at(&[1; 8192], FILL_BYTES_MAX - 4096).unwrap();
+        let files = Descriptors::new(file, None, FileKind::Regular).unwrap();
+        assert!(files.zeroes_are_written() && files.discards_to_zeroes());
+        let zero = |bytes| zero(&files, FileOffset::new(0), bytes);
+        assert_eq!(zero(FILL_BYTES_MAX), Ok(()));
+        assert_eq!(zero(FILL_BYTES_MAX + 512), Err(Errno::OPNOTSUPP));
+        let mut back = [9; 8192];
+        files.file.read_exact_at(&mut back, FILL_BYTES_MAX - 4096).unwrap();
+        assert!(back[..4096] == [0; 4096] && back[4096..] == [1; 4096]);
+        let written = files.allocated_bytes().unwrap();
+        assert!(written <= FILL_BYTES_MAX + (1 << 20), "{written} bytes");
+    }
 }

@@ -171,7 +171,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         if rustix::process::getuid().is_root() {
-            return println!("skipped: root may give a file to any group");
+            return flowstone_testkit::skip("root may give a file to any group");
         }
         let group = Some("0".parse().unwrap());
         let refused = bind_socket("socket", &path, SocketAccess { group, mode: None });

@@ -8,6 +8,8 @@ mod check;
 mod convert;
 mod create;
 mod damage;
+#[cfg(test)]
+mod deadly;
 mod format;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
@@ -18,6 +20,8 @@ pub mod raw;
 mod report;
 mod runtime;
 mod sample;
+#[cfg(test)]
+mod waits;
 
 pub use check::check;
 pub use convert::convert;

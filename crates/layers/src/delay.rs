@@ -121,6 +121,10 @@ impl Channel for DelayChannel {
         let due = self.held.peek().map_or(NextLook::OnWake, |held| NextLook::At(held.0.due));
         due.min(self.base.next_look())
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }
 
 impl PartialEq for Held {

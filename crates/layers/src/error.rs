@@ -124,6 +124,10 @@ impl Channel for ErrorsChannel {
     fn next_look(&mut self) -> NextLook {
         NextLook::now_if(!self.failed.is_empty()).min(self.base.next_look())
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }
 
 #[cfg(test)]

@@ -105,6 +105,10 @@ impl Channel for LogChannel {
         self.sink.flush();
         self.base.next_look()
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }
 
 impl Drop for LogChannel {

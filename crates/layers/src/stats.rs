@@ -84,4 +84,8 @@ impl Channel for StatsChannel {
     fn next_look(&mut self) -> NextLook {
         self.base.next_look()
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }

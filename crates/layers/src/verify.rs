@@ -211,4 +211,8 @@ impl Channel for VerifyChannel {
     fn next_look(&mut self) -> NextLook {
         self.base.next_look()
     }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
 }

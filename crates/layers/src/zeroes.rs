@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{
     Channel, Completion, Extent, Geometry, IoVec, Layer, NextLook, Op, QueueContext, Request,
-    Token, TokenSource,
+    Token, TokenSource, is_whole,
 };
 use slab::Slab;
 
@@ -71,6 +71,8 @@ struct ZeroesChannel {
     base: Box<dyn Channel>,
     unmap: bool,
     granularity: u64,
+    /// More in one request is left as it is.
+    bytes_max: u64,
     counters: Arc<ZeroCounters>,
     /// What was made into write-zeroes, and is to come back as it went.
     disguised: Slab<Disguised>,
@@ -102,10 +104,12 @@ impl Layer for Zeroes {
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        let geometry = self.base.geometry();
         Ok(Box::new(ZeroesChannel {
             base: self.base.channel(context)?,
             unmap: self.unmap,
-            granularity: u64::from(self.base.geometry().discard_granularity_bytes),
+            granularity: u64::from(geometry.discard_granularity_bytes),
+            bytes_max: geometry.zeroes_max(),
             counters: Arc::clone(&self.counters),
             disguised: Slab::with_capacity(usize::from(context.depth.0)),
             tokens: TokenSource::new(),
@@ -114,8 +118,9 @@ impl Layer for Zeroes {
 }
 
 impl ZeroesChannel {
-    fn is_aligned(&self, extent: Extent) -> bool {
-        (extent.start_bytes() | extent.bytes()).is_multiple_of(self.granularity)
+    fn is_suitable(&self, extent: Extent) -> bool {
+        extent.bytes() <= self.bytes_max
+            && (extent.start_bytes() | extent.bytes()).is_multiple_of(self.granularity)
     }
 
     fn disguise(&mut self, request: &mut Box<Request>, extent: Extent) {
@@ -140,8 +145,10 @@ impl ZeroesChannel {
 impl Channel for ZeroesChannel {
     fn submit(&mut self, mut request: Box<Request>) {
         if let Op::Write(extent) = request.op
-            && self.is_aligned(extent)
+            && self.is_suitable(extent)
             && request.is_zero()
+            // What was lost looks like zeroes.
+            && is_whole(&request.memory)
         {
             self.disguise(&mut request, extent);
         }
@@ -165,5 +172,9 @@ impl Channel for ZeroesChannel {
 
     fn next_look(&mut self) -> NextLook {
         self.base.next_look()
+    }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
     }
 }

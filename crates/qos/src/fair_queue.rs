@@ -21,7 +21,7 @@ pub struct DiskKey(pub(crate) usize);
 
 /// A queue of a disk in a [`FairQueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct QueueKey(usize);
+pub struct QueueKey(pub(crate) usize);
 
 /// Virtual time that a cost of 1 takes at weight 1.
 const SCALE: u128 = 1 << 20;
@@ -39,6 +39,25 @@ struct Disk {
     tag: u128,
     /// Its queues that have requests waiting, the next one first.
     turns: VecDeque<usize>,
+    /// Whether it has to pay for what has gone already.
+    owes: bool,
+}
+
+impl Disk {
+    fn waits(&self) -> bool {
+        self.owes || !self.turns.is_empty()
+    }
+
+    /// Before something of it waits.
+    fn begin_waiting(&mut self, virtual_time: u128) {
+        if !self.waits() {
+            self.tag = self.tag.max(virtual_time);
+        }
+    }
+
+    fn tags_of(&self, cost: u64) -> u128 {
+        u128::from(cost) * SCALE / u128::from(self.weight.get())
+    }
 }
 
 struct Queue<T> {
@@ -56,7 +75,7 @@ impl<T> Default for FairQueue<T> {
 impl<T> FairQueue<T> {
     /// A disk without queues.
     pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
-        DiskKey(self.disks.insert(Disk { weight, tag: 0, turns: VecDeque::new() }))
+        DiskKey(self.disks.insert(Disk { weight, tag: 0, turns: VecDeque::new(), owes: false }))
     }
 
     /// A disk whose queues are gone.
@@ -93,16 +112,23 @@ impl<T> FairQueue<T> {
         waiting.push_back(request);
         if was_empty {
             let disk = &mut self.disks[*disk];
-            if disk.turns.is_empty() {
-                disk.tag = disk.tag.max(self.virtual_time);
-            }
+            disk.begin_waiting(self.virtual_time);
             disk.turns.push_back(queue.0);
         }
     }
 
-    /// The disk whose request goes next, of those that may go.
+    /// Says whether a disk has to pay for what has gone already: it has turns for that, and its requests wait.
+    pub fn set_owes(&mut self, disk: DiskKey, owes: bool) {
+        let disk = &mut self.disks[disk.0];
+        if owes {
+            disk.begin_waiting(self.virtual_time);
+        }
+        disk.owes = owes;
+    }
+
+    /// The disk whose turn it is, of those that wait and may go.
     pub fn next(&self, may_go: impl Fn(DiskKey) -> bool) -> Option<DiskKey> {
-        let waiting = self.disks.iter().filter(|(_, disk)| !disk.turns.is_empty());
+        let waiting = self.disks.iter().filter(|(_, disk)| disk.waits());
         let eligible = waiting.filter(|(key, _)| may_go(DiskKey(*key)));
         eligible.min_by_key(|(_, disk)| disk.tag).map(|(key, _)| DiskKey(key))
     }
@@ -122,7 +148,8 @@ impl<T> FairQueue<T> {
     /// # Panics
     /// If nothing of the disk waits.
     pub fn grant(&mut self, disk: DiskKey, cost: impl FnOnce(&T) -> u64) -> (QueueKey, T) {
-        let disk = &mut self.disks[disk.0];
+        let at = disk.0;
+        let disk = &mut self.disks[at];
         let key = disk.turns.pop_front().expect("the caller has asked for a disk that waits");
         let queue = &mut self.queues[key];
         let request = queue.waiting.pop_front().expect("a queue in turn has a request");
@@ -130,10 +157,28 @@ impl<T> FairQueue<T> {
         if !queue.waiting.is_empty() {
             disk.turns.push_back(key);
         }
+        self.pay(DiskKey(at), cost(&request));
+        (QueueKey(key), request)
+    }
+
+    /// A disk uses its turn for so much of what it owes.
+    pub fn pay(&mut self, disk: DiskKey, cost: u64) {
+        let disk = &mut self.disks[disk.0];
         // A disk that had to wait for something of its own may be behind.
         self.virtual_time = self.virtual_time.max(disk.tag);
-        disk.tag += u128::from(cost(&request)) * SCALE / u128::from(disk.weight.get());
-        (QueueKey(key), request)
+        disk.tag += disk.tags_of(cost);
+    }
+
+    /// So much of what has been granted to a disk was not needed.
+    pub fn refund(&mut self, disk: DiskKey, cost: u64) {
+        let disk = &mut self.disks[disk.0];
+        disk.tag = disk.tag.saturating_sub(disk.tags_of(cost));
+    }
+
+    /// How many requests of a queue are known: they wait, or have been granted since they were asked for.
+    pub fn known(&self, queue: QueueKey) -> usize {
+        let Queue { waiting, granted, .. } = &self.queues[queue.0];
+        waiting.len() + granted
     }
 
     /// How many requests of a queue have been granted since the last call.
@@ -146,6 +191,12 @@ impl<T> FairQueue<T> {
         let Queue { disk, waiting, .. } = &mut self.queues[queue.0];
         self.disks[*disk].turns.retain(|it| *it != queue.0);
         std::mem::take(waiting)
+    }
+
+    /// The queues of a disk.
+    pub fn queues_of(&self, disk: DiskKey) -> impl Iterator<Item = QueueKey> {
+        let of_disk = self.queues.iter().filter(move |(_, queue)| queue.disk == disk.0);
+        of_disk.map(|(at, _)| QueueKey(at))
     }
 
     /// The disk of a queue.
@@ -170,7 +221,7 @@ impl<T> FairQueue<T> {
 
     /// How many requests of the disk's weight go in a round of all disks that wait, about.
     pub fn round(&self, disk: DiskKey) -> u64 {
-        let waiting = self.disks.iter().filter(|(_, disk)| !disk.turns.is_empty());
+        let waiting = self.disks.iter().filter(|(_, disk)| disk.waits());
         let weights: u64 = waiting.map(|(_, disk)| u64::from(disk.weight.get())).sum();
         weights.div_ceil(u64::from(self.disks[disk.0].weight.get())).max(1)
     }

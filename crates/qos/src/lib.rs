@@ -1,7 +1,7 @@
 //! What disks take of what they share.
 //!
-//! [`Limited`] is the layer that holds a disk, and the group that it is in, to so many requests and bytes
-//! per second. [`DiskShare`] stands before a disk's host files: at a device for which disks contend, each
+//! [`DiskLimits`] hold a disk, and the group that it is in, to so many requests and bytes per second: its queues
+//! ask an [`Admission`] before they take requests. [`DiskShare`] stands before a disk's host files: at a device for which disks contend, each
 //! gets its part. Which of several queues and disks goes first is one pure structure, [`FairQueue`]. How it
 //! works: docs/qos.md.
 
@@ -14,5 +14,5 @@ mod weight;
 pub use device::{Devices, DiskShare, SharedFile};
 pub use fair_queue::{DiskKey, FairQueue, QueueKey};
 pub use limit::Limit;
-pub use limits::{DiskLimits, Group, Limited};
+pub use limits::{Admission, DiskLimits, Group};
 pub use weight::Weight;

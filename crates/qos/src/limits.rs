@@ -1,14 +1,13 @@
-//! Limits of disks and groups: the layer, and what it shares with other threads.
+//! Limits of disks and groups: what a queue asks before it takes requests, and what it shares with other threads.
 
+mod admission;
 mod bucket;
 mod budget;
-mod channel;
 mod disk;
 mod gate;
 mod group;
-mod layer;
 mod line;
 
+pub use admission::Admission;
 pub use disk::DiskLimits;
 pub use group::Group;
-pub use layer::Limited;

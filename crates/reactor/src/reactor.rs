@@ -17,6 +17,11 @@ use slab::Slab;
 use crate::ring::Ring;
 use crate::{NextLook, Waker, mutant};
 
+/// Threads of the kernel's for each user of a ring, and for all of them: one guest's many queues must
+/// not use a limit of processes up.
+const WORKERS_PER_USER: usize = 4;
+const WORKERS_MAX: usize = 64;
+
 const POLL_IN: u32 = libc::POLLIN as u32;
 
 /// What one thread waits for. A handle: its clones are the same reactor, and stay on its thread.
@@ -150,7 +155,12 @@ impl State {
         if self.ring.is_none() {
             self.ring = Some(Ring::new(entries)?);
         }
-        Ok(self.mailboxes.insert(VecDeque::new()))
+        let slot = self.mailboxes.insert(VecDeque::new());
+        let workers = (WORKERS_PER_USER * self.mailboxes.len()).min(WORKERS_MAX);
+        if !mutant("reactor.ring.does-not-limit-workers") {
+            self.ring().limit_workers(workers as u32);
+        }
+        Ok(slot)
     }
 
     /// The ring of a state that has users.

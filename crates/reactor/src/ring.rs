@@ -33,6 +33,13 @@ impl Ring {
         Ok(Self { ring, queued: 0 })
     }
 
+    /// Allows the kernel so many threads for requests to files, and as many for those to devices. It would
+    /// take up to four for each CPU by itself, for each ring. A kernel that cannot be told (before 5.15)
+    /// takes these.
+    pub fn limit_workers(&self, count: u32) {
+        let _ = self.ring.submitter().register_iowq_max_workers(&mut [count; 2]);
+    }
+
     /// Queues a submission.
     ///
     /// # Safety

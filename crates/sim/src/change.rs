@@ -45,6 +45,11 @@ impl Change {
         }
     }
 
+    /// The units in which a call that fails may have done a part of it.
+    pub const fn unit(&self) -> u64 {
+        if matches!(self, Self::Write { .. }) { SECTOR_BYTES } else { PAGE_BYTES }
+    }
+
     /// How many pages of space it needs that the medium has not given yet.
     pub fn missing_pages(&self, medium: &Medium) -> u64 {
         match self {
@@ -63,7 +68,8 @@ impl Change {
             }
             Self::Punch(_) => Self::Punch(part),
             Self::Zero(_) => Self::Zero(part),
-            Self::Allocate(_) | Self::SetSize(_) | Self::Flip { .. } => self.clone(),
+            Self::Allocate(_) => Self::Allocate(part),
+            Self::SetSize(_) | Self::Flip { .. } => self.clone(),
         }
     }
 

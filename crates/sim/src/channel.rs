@@ -41,7 +41,7 @@ impl SimChannel {
         let outcome = self.state.lock().complete(work, |found| {
             scatter(found, request.memory.pieces());
         });
-        self.done.push(FileCompletion { tag: request.tag, outcome });
+        self.done.push(FileCompletion::new(request.tag, outcome));
     }
 
     /// Carries out this many of the started requests, in the order that the schedule wants.

@@ -39,10 +39,43 @@ pub struct Fault {
 /// What goes wrong.
 #[derive(Clone, Copy, Debug)]
 pub enum Effect {
-    Fail(Errno),
-    FailPartly(Errno),
+    Fail(Errno, Landed),
     Lose,
     Misdirect(FileOffset),
+}
+
+/// What a call has done that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Landed {
+    /// Nothing.
+    Nothing,
+    /// The first half of its sectors, or pages.
+    FirstHalf,
+    /// The second half: a host carries the parts of a call out in any order.
+    SecondHalf,
+    /// Everything.
+    Whole,
+}
+
+impl Landed {
+    /// All there are, for tests that try each.
+    pub const ALL: [Self; 4] = [Self::Nothing, Self::FirstHalf, Self::SecondHalf, Self::Whole];
+
+    /// One after the other, by number.
+    pub const fn nth(number: u64) -> Self {
+        Self::ALL[(number % 4) as usize]
+    }
+
+    /// What of a range is done, in units of so many bytes.
+    pub fn part_of(self, range: Range<u64>, unit: u64) -> Range<u64> {
+        let middle = range.start + (range.end - range.start) / 2 / unit * unit;
+        match self {
+            Self::Nothing => range.start..range.start,
+            Self::FirstHalf => range.start..middle,
+            Self::SecondHalf => middle..range.end,
+            Self::Whole => range,
+        }
+    }
 }
 
 impl Fault {
@@ -50,12 +83,23 @@ impl Fault {
     /// made durable is not made so by any later one either, which succeed, as with a kernel that
     /// reports a lost write once.
     pub const fn fail(errno: Errno) -> Self {
-        Self::new(Effect::Fail(errno), None)
+        Self::new(Effect::Fail(errno, Landed::Nothing), None)
     }
 
-    /// The write fails after the first half of its sectors. Other calls fail and do nothing.
+    /// The call fails after the first half of its work.
     pub const fn fail_partly(errno: Errno) -> Self {
-        Self::new(Effect::FailPartly(errno), None)
+        Self::fail(errno).landed(Landed::FirstHalf)
+    }
+
+    /// A call that fails has done so much before. A datasync has made all durable, and says that it
+    /// has not, or it has not; a change of size has no parts; a read that fails after it has read
+    /// something leaves all of that in its memory.
+    #[must_use]
+    pub const fn landed(mut self, landed: Landed) -> Self {
+        if let Effect::Fail(errno, _) = self.effect {
+            self.effect = Effect::Fail(errno, landed);
+        }
+        self
     }
 
     /// The call claims to be done and does nothing. A read leaves its memory as it was; a datasync

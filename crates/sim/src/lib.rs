@@ -62,7 +62,7 @@ mod tests;
 pub use crash::EXHAUSTIVE_MAX;
 pub use disk::SimDisk;
 pub use fate::Fate;
-pub use faults::{Call, Fault};
+pub use faults::{Call, Fault, Landed};
 pub use history::Moment;
 pub use schedule::Schedule;
 pub use volatile::{VolatileFile, open_volatile};

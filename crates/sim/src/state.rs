@@ -8,7 +8,7 @@ use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileOp;
 
 use super::change::Change;
-use super::faults::{Call, Effect, Faults, call_of};
+use super::faults::{Call, Effect, Faults, Landed, call_of};
 use super::history::{History, OpId};
 use super::medium::{Medium, PAGE_BYTES};
 use super::schedule::Schedule;
@@ -54,11 +54,11 @@ pub enum Work {
     /// There is nothing to do but to say so.
     Answer(Outcome),
     /// Read this much from here.
-    Read { at: u64, bytes: u64 },
+    Read { at: u64, bytes: u64, answer: Outcome },
     /// Do what the history has under this number, then say this.
     Change { op: OpId, answer: Outcome },
     /// Make durable what had ended before this position, or fail to.
-    Sync { begun: u64, answer: Outcome },
+    Sync { begun: u64, done: bool, answer: Outcome },
 }
 
 impl State {
@@ -86,32 +86,39 @@ impl State {
         match (effect, op) {
             (Some(Effect::Lose), _) => Work::Answer(Ok(())),
             (effect, FileOp::Datasync) => {
-                let answer = effect.and_then(Effect::errno).map_or(Ok(()), Err);
-                Work::Sync { begun: self.history.begin_sync(), answer }
-            }
-            (Some(Effect::FailPartly(errno)), FileOp::Write { durable, .. }) => {
-                let data = data();
-                let kept = data.len() / 2 / BLOCK_BYTES as usize * BLOCK_BYTES as usize;
-                let change = Change::Write { at: touched.start, data: data[..kept].into() };
-                self.begin_change(change, durable, Err(errno))
+                let begun = self.history.begin_sync();
+                match effect {
+                    Some(Effect::Fail(errno, landed)) => {
+                        Work::Sync { begun, done: landed == Landed::Whole, answer: Err(errno) }
+                    }
+                    _ => Work::Sync { begun, done: true, answer: Ok(()) },
+                }
             }
             (Some(Effect::Misdirect(target)), FileOp::Write { durable, .. }) => {
                 let change = Change::Write { at: target.get(), data: data() };
                 self.begin_change(change, durable, Ok(()))
             }
-            (Some(Effect::Fail(errno) | Effect::FailPartly(errno)), _) => Work::Answer(Err(errno)),
-            (None | Some(Effect::Misdirect(_)), op) => self.begin_well(op, touched, data),
+            (Some(Effect::Fail(errno, Landed::Nothing)), _) => Work::Answer(Err(errno)),
+            (Some(Effect::Fail(errno, landed)), op) => {
+                self.begin_some(op, touched, data, landed, Err(errno))
+            }
+            (None | Some(Effect::Misdirect(_)), op) => {
+                self.begin_some(op, touched, data, Landed::Whole, Ok(()))
+            }
         }
     }
 
-    fn begin_well(
+    /// An operation of which so much is done.
+    fn begin_some(
         &mut self,
         op: FileOp,
         touched: Range<u64>,
         data: impl FnOnce() -> Arc<[u8]>,
+        landed: Landed,
+        answer: Outcome,
     ) -> Work {
         let (change, durable) = match op {
-            FileOp::Read { bytes, .. } => return Work::Read { at: touched.start, bytes },
+            FileOp::Read { bytes, .. } => return Work::Read { at: touched.start, bytes, answer },
             FileOp::Datasync => unreachable!("taken in by begin"),
             FileOp::Write { durable, .. } => {
                 (Change::Write { at: touched.start, data: data() }, durable)
@@ -121,7 +128,14 @@ impl State {
             FileOp::Clear { .. } | FileOp::Zero { .. } => (Change::Zero(touched), false),
             FileOp::Allocate { .. } => (Change::Allocate(touched), false),
         };
-        self.begin_change(change, durable, Ok(()))
+        if landed == Landed::Whole {
+            return self.begin_change(change, durable, answer);
+        }
+        let part = landed.part_of(change.range(), change.unit());
+        if part.is_empty() {
+            return Work::Answer(answer);
+        }
+        self.begin_change(change.part(part), durable, answer)
     }
 
     fn discard(&mut self, range: Range<u64>) -> Change {
@@ -139,14 +153,14 @@ impl State {
     pub fn complete(&mut self, work: Work, deliver: impl FnOnce(&[u8])) -> Outcome {
         match work {
             Work::Answer(outcome) => outcome,
-            Work::Read { at, bytes } => {
+            Work::Read { at, bytes, answer } => {
                 if at.saturating_add(bytes) > self.live.size() {
                     return Err(Errno::IO);
                 }
                 let mut found = vec![0; bytes as usize];
                 self.live.read(at, &mut found);
                 deliver(&found);
-                Ok(())
+                answer
             }
             Work::Change { op, answer } => {
                 let change = self.history.change(op).clone();
@@ -158,10 +172,10 @@ impl State {
                 self.history.end(op);
                 answer
             }
-            Work::Sync { begun, answer } => {
-                match answer {
-                    Ok(()) => self.history.end_sync(begun),
-                    Err(_) => self.history.fail_sync(begun),
+            Work::Sync { begun, done, answer } => {
+                match done {
+                    true => self.history.end_sync(begun),
+                    false => self.history.fail_sync(begun),
                 }
                 answer
             }
@@ -182,7 +196,12 @@ impl State {
                 Ok(())
             }
             Some(Effect::Lose) => Ok(()),
-            Some(Effect::Fail(errno) | Effect::FailPartly(errno)) => Err(errno),
+            Some(Effect::Fail(errno, landed)) => {
+                if landed == Landed::Whole {
+                    self.at_once(Change::SetSize(bytes), false);
+                }
+                Err(errno)
+            }
         }
     }
 
@@ -191,15 +210,6 @@ impl State {
         let op = self.history.begin(change, durable);
         self.history.change(op).apply(&mut self.live);
         self.history.end(op);
-    }
-}
-
-impl Effect {
-    fn errno(self) -> Option<Errno> {
-        match self {
-            Self::Fail(errno) | Self::FailPartly(errno) => Some(errno),
-            Self::Lose | Self::Misdirect(_) => None,
-        }
     }
 }
 

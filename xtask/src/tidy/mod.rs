@@ -5,6 +5,7 @@
 
 mod documents;
 mod functions;
+mod host_calls;
 mod imports;
 mod lists;
 mod safety;
@@ -27,6 +28,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         functions::check(&sources, &list("long-functions")?),
         sizes::check(&sources, &list("long-files")?),
         safety::check(&sources),
+        host_calls::check(&sources, &list("host-calls")?),
         stages::check_dependencies(workspace)?,
         stages::check_wiring(&sources),
         documents::check(workspace)?,

@@ -12,9 +12,9 @@ use syn::visit::Visit;
 
 use super::source::Source;
 
-/// What the packages of the product, and of `crates/`, may depend on. An optional dependency is for
+/// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional dependency is for
 /// tests.
-const MAY_KNOW: [(&str, &[&str]); 13] = [
+const MAY_KNOW: [(&str, &[&str]); 14] = [
     ("reactor", &[]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
@@ -31,6 +31,7 @@ const MAY_KNOW: [(&str, &[&str]); 13] = [
     ("cli", &["block", "fileio", "image", "daemon"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
+    ("policy", &[]),
 ];
 
 /// The features that test machinery is behind.
@@ -101,11 +102,11 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// `/…/crates/NAME/Cargo.toml`
+/// `/…/crates/NAME/Cargo.toml`, or below `guest`
 fn folder_in_crates(manifest: &str) -> Option<&str> {
     let folder = Path::new(manifest).parent()?;
     let above = folder.parent()?.file_name()?;
-    (above == "crates").then(|| folder.file_name()?.to_str()).flatten()
+    (above == "crates" || above == "guest").then(|| folder.file_name()?.to_str()).flatten()
 }
 
 /// Files of the daemon, other than the wiring, that name two stages.

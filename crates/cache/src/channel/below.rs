@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use flowstone_block::{
-    Completion, Extent, IoVec, Op, Request, Sector, SectorCount, Token, count, mutant,
+    Completion, Extent, IoVec, Op, Request, Sector, SectorCount, Token, count, is_whole, mutant,
 };
 
 use super::{CachedChannel, copy_in, overlap};
@@ -120,9 +120,10 @@ impl CachedChannel {
         if let Purpose::Change(blocks) = purpose {
             table.end_change(blocks);
         }
+        // Of a write in memory that is lost, what was copied may not be what the disk has.
+        let succeeded = outcome.is_ok() && is_whole(&request.memory);
         let ends = lists.fills.drain(..);
-        let held =
-            ends.filter_map(|fill| table.end_fill(memory, fill, outcome.is_ok()).then_some(()));
+        let held = ends.filter_map(|fill| table.end_fill(memory, fill, succeeded).then_some(()));
         let held = held.count() as u64;
         drop(table);
         if let Some(counters) = &self.counters {

@@ -8,7 +8,9 @@
 //! Its queues only change in length as blocks come and go, so a change of shape gives nothing up.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use super::floors::Floors;
 use super::s3fifo::{S3Fifo, Shape};
 use super::{Kept, Outcome, Policy};
 use crate::names::{BlockId, Place, spread};
@@ -156,6 +158,14 @@ impl Policy for Adaptive {
 
     fn set_vms(&mut self, vms: &Arc<Vms>) {
         self.cache.weigh(vms);
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.cache.pass(time);
+    }
+
+    fn floors(&self) -> Option<&Floors> {
+        self.cache.floors()
     }
 
     fn len(&self) -> usize {

@@ -1,5 +1,7 @@
 //! What VMs take from each other, and what they do not.
 
+mod scan;
+
 use super::adaptive::Adaptive;
 use super::*;
 use crate::curve::Curve;
@@ -154,9 +156,8 @@ fn what_a_vm_had_that_has_gone_others_use() {
     }
 }
 
-/// A VM had a working set of its part, and uses one block now and then from now on: how many capacities of accesses
-/// it takes until another one, which could use all of the cache, has nine tenths of the hits that it has beside a VM that
-/// is idle.
+/// A VM had a working set of its part, and stops, or uses one block now and then from now on: how many seconds it takes
+/// until another one could use all of the cache, and has nine tenths of its accesses as hits.
 #[test]
 fn what_a_vm_does_not_use_any_more_others_do() {
     let mut took = Vec::new();
@@ -171,25 +172,26 @@ fn what_a_vm_does_not_use_any_more_others_do() {
             }
             // What the other one uses fits as a whole.
             let wanted = capacity * 95 / 100;
-            (0..200u64).position(|_| {
+            (0..200u64).position(|second| {
+                policy.pass(Duration::from_secs(1));
+                if is_trickling && second % 4 == 0 {
+                    hit(&mut policy, 0, 0);
+                }
                 let mut hits = 0;
-                for at in 0..capacity {
-                    if is_trickling && at % (capacity / 2) == 0 {
-                        hit(&mut policy, 0, 0);
-                    }
+                for _ in 0..capacity {
                     hits += u64::from(hit(&mut policy, 1, random.u64(0..wanted)));
                 }
                 hits * 10 > capacity * 9
             })
         });
         println!("{capacity}: idle {:?}, trickling {:?}", turns[0], turns[1]);
-        took.push(turns[1].is_some_and(|turn| turn <= 12));
+        took.extend(turns.map(|turn| turn.is_some_and(|turn| turn <= 150)));
     }
     assert!(took.iter().all(|it| *it));
 }
 
-/// What was protected once filled its VM's floor for good, used again or not: no hits at all. What is left of that (up to
-/// .2) is that protected blocks of all VMs are in one queue, so they go nearly in order of age only.
+/// What was protected once filled its VM's floor for good, used again or not: no hits at all. Then protected blocks of
+/// all VMs were in one queue, from which a block that was in the way went to the front: .31 and .34.
 #[test]
 fn a_vm_that_uses_all_twice_has_those_hits_whatever_shape_suits_the_others() {
     let capacity = 6600u64;
@@ -223,7 +225,7 @@ fn a_vm_that_uses_all_twice_has_those_hits_whatever_shape_suits_the_others() {
         println!("{twice}, {scan}, {skewed}: {shared:.3}, alone {alone:.3}");
         less.push(alone - shared);
     }
-    assert!(less.iter().all(|less| *less < 0.25), "{less:.3?} less than alone");
+    assert!(less.iter().all(|less| *less < 0.05), "{less:.3?} less than alone");
 }
 
 /// Uses of a heavy VM count several times, so an eviction may find only blocks that have been used, and then takes

@@ -9,14 +9,14 @@ use crate::names::{BlockId, Place};
 pub struct Lru {
     capacity: usize,
     places: usize,
-    entries: Entries<1>,
+    entries: Entries,
 }
 
 impl Lru {
     /// Keeps so many blocks, at least one.
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(1);
-        Self { capacity, places: capacity, entries: Entries::with_capacity(capacity) }
+        Self { capacity, places: capacity, entries: Entries::with_capacity(capacity, 1) }
     }
 
     fn evict(&mut self, evicted: &mut Vec<Kept>) {

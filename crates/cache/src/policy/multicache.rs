@@ -40,7 +40,7 @@ pub struct MultiCache {
     scale: Scale,
     vms: Arc<Vms>,
     counted_max: usize,
-    entries: Entries<2>,
+    entries: Entries,
 }
 
 impl MultiCache {
@@ -48,7 +48,7 @@ impl MultiCache {
     pub fn new(capacity: usize, threshold: f64, scale: Scale) -> Self {
         let capacity = capacity.max(1);
         let counted_max = (COUNTED * capacity).max(COUNTED_MIN).min(PLACES_MAX - capacity);
-        let entries = Entries::with_capacity(capacity + counted_max + 1);
+        let entries = Entries::with_capacity(capacity + counted_max + 1, 2);
         Self {
             capacity,
             capacity_max: capacity,

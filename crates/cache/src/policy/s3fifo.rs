@@ -6,9 +6,13 @@
 //! data. What comes back while it is remembered goes to the main queue at once.
 //!
 //! Ours is what happens with several VMs ([`floors`](super::floors)): a block that would be given up, and that its VM
-//! is not to lose, goes to a queue of protected ones, which gives up a VM's oldest when that has too many.
+//! is not to lose, goes to that VM's queue of protected ones. When the VM takes in one more than its floor, the oldest
+//! of these goes first.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use flowstone_block::mutant;
 
 use super::floors::Floors;
 use super::{EVICTIONS_MAX, Kept, Outcome, Policy};
@@ -18,7 +22,7 @@ use crate::vms::Vms;
 
 /// Blocks that get another turn before one is given up whatever its uses: all of them may have been used.
 const TURNS_MAX: usize = 64;
-/// Protected blocks that are looked at, each time, for one that is not to be protected any more.
+/// Protected blocks of a VM that are looked at, each time, for one that is not to be protected any more.
 const PROTECTED_LOOKS: usize = 8;
 /// More uses than that are not counted.
 const COUNT_MAX: u32 = 3;
@@ -26,7 +30,8 @@ const COUNT_MAX: u32 = 3;
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 const GHOSTS: usize = 2;
-/// Blocks at the end of a queue that a VM is not to lose, the oldest at the back: it loses these first.
+/// From here on, a queue for each VM: its blocks that were at the end of a queue, and that it is not to lose, the oldest
+/// at the back.
 const PROTECTED: usize = 3;
 
 /// How the capacity is shared out.
@@ -53,7 +58,11 @@ pub struct S3Fifo {
     places: usize,
     shape: Shape,
     floors: Floors,
-    entries: Entries<4>,
+    entries: Entries,
+    /// Blocks in queues of protected ones.
+    protected: usize,
+    /// The queue of protected ones that is looked at next.
+    next: usize,
 }
 
 impl S3Fifo {
@@ -63,8 +72,16 @@ impl S3Fifo {
         let ghosts = (capacity as f64 * shape.ghosts) as usize;
         // One more while a ghost is added before another one is forgotten.
         let places = capacity + ghosts + 1;
-        let entries = Entries::with_capacity(places);
-        Self { capacity, capacity_max: capacity, places, shape, floors: Floors::default(), entries }
+        Self {
+            capacity,
+            capacity_max: capacity,
+            places,
+            shape,
+            floors: Floors::default(),
+            entries: Entries::with_capacity(places, PROTECTED),
+            protected: 0,
+            next: PROTECTED,
+        }
     }
 
     /// With a key for what is looked at of VMs.
@@ -81,6 +98,7 @@ impl S3Fifo {
     /// ours, not S3-FIFO's.
     pub fn weigh(&mut self, vms: &Arc<Vms>) {
         self.floors.set(vms, self.capacity, self.capacity_max);
+        self.entries.have_queues(PROTECTED + vms.len());
     }
 
     fn part(&self, share: f64) -> usize {
@@ -94,43 +112,93 @@ impl S3Fifo {
         Some(self.entries.count(place))
     }
 
-    /// Gives one block up.
-    fn evict(&mut self) -> Option<Kept> {
-        for _ in 0..PROTECTED_LOOKS {
-            let oldest = self.entries.back(PROTECTED).filter(|_| self.floors.is_any_over());
-            let Some(place) = oldest else { break };
-            if self.floors.keeps(self.entries.block(place)) {
-                self.entries.move_to_front(place, PROTECTED);
-            } else if let Some(gone) = self.end_of_queue(place) {
-                return Some(gone);
-            }
+    /// Gives one block up, for one more of the VM `by`.
+    fn evict(&mut self, by: Option<usize>) -> Option<Kept> {
+        if let Some(gone) = self.evict_protected(by) {
+            return Some(gone);
         }
         for _ in 0..TURNS_MAX {
-            let shared = self.capacity.saturating_sub(self.entries.len(PROTECTED));
+            let shared = self.capacity.saturating_sub(self.protected);
             let small = (shared as f64 * self.shape.small) as usize;
             let from_small = self.entries.len(SMALL) >= small.max(1);
             let Some(place) = self.back(from_small) else { break };
-            if !self.protect(place)
-                && let Some(gone) = self.end_of_queue(place)
-            {
-                return Some(gone);
+            let gone = match self.protect(place, by) {
+                Some(queue) => self.evict_from(queue, by, 1),
+                None => self.end_of_queue(place),
+            };
+            if gone.is_some() {
+                return gone;
             }
         }
-        let place = self.back(false).or_else(|| self.entries.back(PROTECTED))?;
+        let protected = || (PROTECTED..self.entries.queues()).find_map(|it| self.entries.back(it));
+        let place = self.back(false).or_else(protected)?;
         self.entries.set_count(place, 0);
         self.end_of_queue(place)
     }
 
-    /// Protects a block at the end of its queue that would be given up, if its VM is not to lose it.
-    fn protect(&mut self, place: Place) -> bool {
-        let uses_enough = if self.entries.queue(place) == SMALL { self.shape.promote } else { 1 };
-        let block = self.entries.block(place);
-        let protects = self.entries.count(place) < uses_enough && self.floors.has_room(block);
-        if protects {
-            self.floors.count_in(block);
-            self.entries.move_to_front(place, PROTECTED);
+    /// Gives up a protected block that its VM may lose: of the VM `by`, or of another one, which takes turns.
+    fn evict_protected(&mut self, by: Option<usize>) -> Option<Kept> {
+        if self.protected == 0 {
+            return None;
         }
-        protects
+        self.next = if self.next + 1 < self.entries.queues() { self.next + 1 } else { PROTECTED };
+        let own = by.map(|vm| self.queue_of(vm));
+        [own, Some(self.next)]
+            .into_iter()
+            .flatten()
+            .find_map(|queue| self.evict_from(queue, by, PROTECTED_LOOKS))
+    }
+
+    /// The same, from one queue of protected blocks, of which so many are looked at.
+    fn evict_from(&mut self, queue: usize, by: Option<usize>, looks: usize) -> Option<Kept> {
+        for _ in 0..looks {
+            let place = self.entries.back(queue)?;
+            let block = self.entries.block(place);
+            if !self.keeps(block, by) {
+                if let Some(gone) = self.end_of_queue(place) {
+                    return Some(gone);
+                }
+                continue;
+            }
+            let own = self.floors.vm(block).map_or(queue, |vm| self.queue_of(vm));
+            if own == queue {
+                return None;
+            }
+            // VMs had other numbers when it came here.
+            self.entries.move_to_front(place, own);
+        }
+        None
+    }
+
+    /// Whether a block stays when one is given up for one more of the VM `by`.
+    fn keeps(&self, block: BlockId, by: Option<usize>) -> bool {
+        let vm = self.floors.vm(block);
+        let protected = |vm| self.entries.len(self.queue_of(vm));
+        vm.map_or(mutant("cache.floors.what-is-nobodys-stays"), |vm| {
+            self.floors.keeps(vm, protected(vm), by)
+        })
+    }
+
+    /// The queue of a VM's protected blocks. VMs beyond the most queues that there can be share the last one.
+    fn queue_of(&self, vm: usize) -> usize {
+        (PROTECTED + vm).min(self.entries.queues() - 1)
+    }
+
+    /// Protects a block at the end of its queue that would be given up, if its VM is not to lose it, or has older ones
+    /// to lose instead. Returns the queue that it is in now.
+    fn protect(&mut self, place: Place, by: Option<usize>) -> Option<usize> {
+        let uses_enough = if self.entries.queue(place) == SMALL { self.shape.promote } else { 1 };
+        if self.entries.count(place) >= uses_enough {
+            return None;
+        }
+        let block = self.entries.block(place);
+        let queue = self.queue_of(self.floors.vm(block)?);
+        if self.entries.len(queue) == 0 && !self.keeps(block, by) {
+            return None;
+        }
+        self.protected += 1;
+        self.entries.move_to_front(place, queue);
+        Some(queue)
     }
 
     /// The block at the back of one of the queues, or of the other one if that is empty.
@@ -143,11 +211,11 @@ impl S3Fifo {
     fn end_of_queue(&mut self, place: Place) -> Option<Kept> {
         match self.entries.queue(place) {
             MAIN => self.end_of_main(place),
-            PROTECTED => {
-                self.floors.count_out(self.entries.block(place));
+            SMALL => self.end_of_small(place),
+            _ => {
+                self.protected -= 1;
                 self.end_of_small(place)
             }
-            _ => self.end_of_small(place),
         }
     }
 
@@ -160,6 +228,7 @@ impl S3Fifo {
             return None;
         }
         let gone = Kept { block: self.entries.block(place), place };
+        self.floors.count_out(gone.block);
         self.entries.move_to_front(place, GHOSTS);
         self.bound_ghosts();
         Some(gone)
@@ -184,6 +253,7 @@ impl S3Fifo {
             return None;
         }
         let gone = Kept { block: self.entries.block(place), place };
+        self.floors.count_out(gone.block);
         self.entries.remove(place);
         Some(gone)
     }
@@ -192,23 +262,28 @@ impl S3Fifo {
 impl Policy for S3Fifo {
     fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
         let found = self.entries.find(block);
-        let is_hit = matches!(found, Some((_, SMALL | MAIN | PROTECTED)));
+        let is_hit = found.is_some_and(|(_, queue)| queue != GHOSTS);
         let uses = self.floors.access(block, is_hit);
-        if let Some((place, SMALL | MAIN | PROTECTED)) = found {
-            let uses = (self.entries.count(place) + uses).min(COUNT_MAX * uses);
-            self.entries.set_count(place, uses);
-            return Outcome::Hit(place);
+        match found {
+            Some((ghost, GHOSTS)) => {
+                // So that making room does not forget it.
+                self.entries.remove(ghost);
+            }
+            Some((place, _)) => {
+                let uses = (self.entries.count(place) + uses).min(COUNT_MAX * uses);
+                self.entries.set_count(place, uses);
+                return Outcome::Hit(place);
+            }
+            None => {}
         }
-        if let Some((ghost, _)) = found {
-            // So that making room does not forget it.
-            self.entries.remove(ghost);
-        }
+        let by = self.floors.vm(block);
         for _ in 0..EVICTIONS_MAX {
             if self.len() >= self.capacity {
-                evicted.extend(self.evict());
+                evicted.extend(self.evict(by));
             }
         }
         let queue = if found.is_some() { MAIN } else { SMALL };
+        self.floors.count_in(block);
         Outcome::Inserted(self.entries.insert(block, queue))
     }
 
@@ -228,10 +303,12 @@ impl Policy for S3Fifo {
     fn forget(&mut self, block: BlockId) -> Option<Place> {
         let (place, queue) = self.entries.find(block)?;
         self.entries.remove(place);
-        if queue == PROTECTED {
-            self.floors.count_out(block);
+        if queue == GHOSTS {
+            return None;
         }
-        (queue != GHOSTS).then_some(place)
+        self.floors.count_out(block);
+        self.protected -= usize::from(queue >= PROTECTED);
+        Some(place)
     }
 
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>) {
@@ -239,13 +316,21 @@ impl Policy for S3Fifo {
         self.floors.resize(self.capacity);
         let over = self.len().saturating_sub(self.capacity);
         for _ in 0..over.min(evictions_max) {
-            evicted.extend(self.evict());
+            evicted.extend(self.evict(None));
         }
         self.bound_ghosts();
     }
 
     fn len(&self) -> usize {
-        [SMALL, MAIN, PROTECTED].into_iter().map(|queue| self.entries.len(queue)).sum()
+        self.entries.len(SMALL) + self.entries.len(MAIN) + self.protected
+    }
+
+    fn pass(&mut self, time: Duration) {
+        self.floors.pass(time);
+    }
+
+    fn floors(&self) -> Option<&Floors> {
+        Some(&self.floors).filter(|floors| floors.are_shared())
     }
 
     fn ghosts(&self) -> usize {

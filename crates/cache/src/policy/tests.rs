@@ -243,7 +243,8 @@ fn what_an_idle_vm_has_is_used_by_others_until_it_wakes() {
     for _ in 0..20 {
         hits(&mut policy, disk(0, 0..1500).chain(disk(1, 0..3500)));
     }
-    for _ in 0..20 {
+    for _ in 0..150 {
+        policy.pass(Duration::from_secs(1));
         hits(&mut policy, disk(1, 0..3500));
     }
     assert_eq!(hits(&mut policy, disk(1, 0..3500)), 3500, "the idle one keeps something from it");

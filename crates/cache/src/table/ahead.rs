@@ -11,7 +11,7 @@ use crate::names::BlockId;
 
 /// Blocks that were read ahead, until they are asked for: then the policy hears of them.
 pub(super) struct Ahead {
-    pub(super) blocks: Entries<1>,
+    pub(super) blocks: Entries,
     /// By the places of `blocks`.
     pub(super) frames: Vec<Frame>,
     pub(super) blocks_max: usize,

@@ -17,7 +17,7 @@ const RECENT_MAX: usize = 64;
 type Recent = Mutex<VecDeque<Extent>>;
 
 /// The detector of a disk, which its queues share.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct SharedDetector {
     detector: Mutex<Detector>,
     queues: Mutex<BTreeMap<u16, Arc<Recent>>>,
@@ -27,7 +27,6 @@ pub struct SharedDetector {
 }
 
 /// What one queue knows of it.
-#[derive(Debug)]
 pub struct QueueMemory {
     shared: Arc<SharedDetector>,
     recent: Arc<Recent>,

@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flowstone_block::{
     BlockingDisk, Channel, Completion, Errno, Geometry, Layer, NextLook, Op, Origin, QueueContext,
@@ -127,12 +127,4 @@ pub fn ext4_of_32_mib(options: &str) -> Disk {
     let image = Disk::new(32 * MIB);
     make("mkfs.ext4", &format!("-q -F {options}"), image.file.path());
     image
-}
-
-pub fn wait_for(what: &str, seconds: u64, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(seconds);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }

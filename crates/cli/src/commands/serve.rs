@@ -7,9 +7,14 @@ use std::process::ExitCode;
 use flowstone_block::{Error, Result};
 use flowstone_daemon::{CacheConfig, Config, DiskConfig, PollersConfig};
 use flowstone_fileio::FileOpener;
+use tracing::level_filters::LevelFilter;
+use tracing::warn;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Serve;
+
+const LOG_VARIABLE: &str = "FLOWSTONE_LOG";
+const LOG_DEFAULT: &str = "info";
 
 pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
     start_log();
@@ -19,15 +24,37 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
 
 /// Logs to standard error; FLOWSTONE_LOG selects, e.g. `debug` or `flowstone_frontend=debug`.
 fn start_log() {
-    let filter = EnvFilter::try_from_env("FLOWSTONE_LOG").unwrap_or_else(|_| "info".into());
+    let wanted = std::env::var_os(LOG_VARIABLE).unwrap_or_default();
+    let filter = log_filter(&wanted.to_string_lossy());
+    let refused = filter.as_ref().err().cloned();
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(filter.unwrap_or_else(|_| LOG_DEFAULT.into()))
         .with_writer(std::io::stderr)
         .with_ansi(wants_colours())
         // A log that cannot be written (its reader or terminal is gone) is reported to standard
         // error, which fails too, and that would be a panic of the thread that wrote the line.
         .log_internal_errors(false)
         .init();
+    if let Some(why) = refused {
+        let advice = "give a level (error, warn, info, debug, trace, off) or TARGET=LEVEL";
+        warn!("{LOG_VARIABLE}: {why}; {advice}; the log is as without it");
+    }
+}
+
+/// What is asked for on top of the default: a part that is named more closely is not all that is
+/// logged. A word that is neither a level nor a part of ours is refused: it would be taken for the name
+/// of some part, and a misspelt level would change nothing, or silence all.
+fn log_filter(wanted: &str) -> std::result::Result<EnvFilter, String> {
+    let directives = wanted.split(',').map(str::trim).filter(|it| !it.is_empty());
+    let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();
+    for word in directives.clone().filter(|it| !it.contains(['=', '['])) {
+        if !is_level(word) && !word.starts_with("flowstone") {
+            return Err(format!("{word:?} is no level"));
+        }
+    }
+    let default = (!directives.clone().any(is_level)).then_some(LOG_DEFAULT);
+    let all: Vec<&str> = default.into_iter().chain(directives).collect();
+    EnvFilter::try_new(all.join(",")).map_err(|error| error.to_string())
 }
 
 /// On a terminal, unless NO_COLOR (no-color.org) says not to.
@@ -84,5 +111,34 @@ fn disk(args: Serve) -> DiskConfig {
         backing_dirs: args.backing_dirs,
         layers: args.layers,
         ..defaults
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `FLOWSTONE_LOG=` silenced everything, errors included, and so did `FLOWSTONE_LOG=debgu`.
+    #[test]
+    fn an_empty_or_misspelt_selection_silences_nothing() {
+        let level = |wanted| log_filter(wanted).map(|filter| filter.max_level_hint());
+        for wanted in ["", " ", ",", "info"] {
+            assert_eq!(level(wanted), Ok(Some(LevelFilter::INFO)), "{wanted:?}");
+        }
+        for (wanted, most) in [
+            ("debug", LevelFilter::DEBUG),
+            ("error", LevelFilter::ERROR),
+            ("off", LevelFilter::OFF),
+            ("flowstone_frontend=debug", LevelFilter::DEBUG),
+            ("flowstone_frontend", LevelFilter::TRACE),
+            ("warn,flowstone_image=trace", LevelFilter::TRACE),
+            // The rest is logged as ever.
+            ("flowstone_frontend=error", LevelFilter::INFO),
+        ] {
+            assert_eq!(level(wanted), Ok(Some(most)), "{wanted:?}");
+        }
+        for wanted in ["debgu", "warn,everything", "flowstone_image=loud"] {
+            assert!(level(wanted).is_err(), "{wanted:?}");
+        }
     }
 }

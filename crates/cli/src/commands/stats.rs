@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use flowstone_block::{Result, format_size};
+use flowstone_block::{Printable, Result, format_size};
 use flowstone_daemon::{Client, Command};
 use serde_json::Value;
 
@@ -68,7 +68,8 @@ fn print_layout(report: &Value) {
 /// Nodes, what is on them, and advice.
 fn print_numa(report: &Value) {
     let list = |key: &str| report[key].as_array().cloned().unwrap_or_default();
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    let text =
+        |value: &Value| Printable(value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     for node in list("nodes") {
         println!("node {}  CPUs {}", text(&node["node"]), text(&node["cpus"]));
     }
@@ -100,11 +101,18 @@ fn print_disks(report: &Value) {
     for group in report["groups"].as_array().into_iter().flatten() {
         println!(
             "group  {}: {}",
-            group["name"].as_str().unwrap_or("-"),
+            Printable(group["name"].as_str().unwrap_or("-")),
             limit_text(&group["limit"])
         );
     }
+    report["failed"].as_array().into_iter().flatten().for_each(print_failed);
     report["disks"].as_array().into_iter().flatten().for_each(print_disk);
+}
+
+/// A disk that could not be opened.
+fn print_failed(failed: &Value) {
+    let text = |key: &str| Printable(failed[key].as_str().unwrap_or("-").to_owned());
+    println!("{}  not served: {}: {}; {}", text("name"), text("what"), text("why"), text("advice"));
 }
 
 /// One of several that share what there is.
@@ -112,11 +120,11 @@ fn print_vm(vm: &Value) {
     let disks = vm["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
     println!(
         "vm     {}: {} vCPUs, {}, a weight of {:.0} %; {}",
-        vm["name"].as_str().unwrap_or("-"),
+        Printable(vm["name"].as_str().unwrap_or("-")),
         vm["cpus"].as_u64().unwrap_or(0),
         format_size(vm["memory_bytes"].as_u64().unwrap_or(0)),
         100.0 * vm["weight"].as_f64().unwrap_or(0.0),
-        disks.collect::<Vec<_>>().join(", "),
+        Printable(disks.collect::<Vec<_>>().join(", ")),
     );
 }
 
@@ -211,7 +219,8 @@ fn print_limit(disk: &Value) {
     if disk["limit"].is_null() && disk["group"].is_null() {
         return;
     }
-    let group = disk["group"].as_str().map_or_else(String::new, |name| format!(", group {name}"));
+    let name = disk["group"].as_str().map(Printable);
+    let group = name.map_or_else(String::new, |name| format!(", group {name}"));
     println!(
         "  limit {}{group}, weight {}; {} requests waited, {:.1} s in all",
         limit_text(&disk["limit"]),
@@ -222,7 +231,7 @@ fn print_limit(disk: &Value) {
 }
 
 fn print_disk(disk: &Value) {
-    let text = |key: &str| disk[key].as_str().unwrap_or("-").to_owned();
+    let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
     println!("{}  {}", text("name"), text("serving"));
     match disk.get("space") {
@@ -239,6 +248,10 @@ fn print_disk(disk: &Value) {
     print_limit(disk);
     if let Some(cache) = disk.get("cache") {
         print_cache(cache);
+    }
+    for reason in disk["errors_by_errno"].as_array().into_iter().flatten() {
+        let why = Printable(reason["text"].as_str().unwrap_or("-"));
+        println!("  failed: {} requests, {why}", reason["count"]);
     }
     let total = &disk["total"];
     let number = |key: &str| total[key].as_f64().unwrap_or(0.0);

@@ -114,7 +114,11 @@ fn files_that_may_not_be_opened_are_refused() {
     }
     let output = match command.output() {
         Ok(output) => output,
-        Err(why) => return println!("skipped: another user cannot run the binary: {why}"),
+        Err(why) => {
+            return flowstone_testkit::skip(format_args!(
+                "another user cannot run the binary: {why}"
+            ));
+        }
     };
     let line = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{line}");
@@ -233,16 +237,10 @@ fn refused_a_socket_in_use(place: &Place) {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let status = (0..2000).find_map(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(10));
-        child.try_wait().unwrap()
-    });
-    if status.is_none() {
-        child.kill().unwrap();
-    }
+    let status = flowstone_testkit::wait_for("it ends", || child.try_wait().unwrap().ok_or(()));
     let output = child.wait_with_output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(status.and_then(|status| status.code()), Some(1), "{errors}");
+    assert_eq!(status.code(), Some(1), "{errors}");
     assert!(errors.contains("another process is listening there"), "{errors}");
     assert_eq!(inode(), before, "a live socket was replaced");
 }

@@ -10,7 +10,7 @@ use flowstone_testkit::load::{Limit, LoadOptions, run};
 use crate::fixture::{Place, stop};
 
 /// How long the guest works, and its daemons are killed.
-const LOAD: Duration = Duration::from_secs(6);
+const LOAD: Duration = Duration::from_secs(4);
 const DISK: &str = "24M";
 
 /// `check`. It waits for the ring of the killed daemon to let the image go, but not for ever: on a disk

@@ -1,6 +1,6 @@
 //! Requests are told apart by what the disk holds, whichever format it has, and operators can see it.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flowstone_testkit::truth::{Holds, Truth, run};
 use flowstone_testkit::{Client, Request, Status};
@@ -22,18 +22,13 @@ fn layout(place: &Place) -> Value {
 
 /// Waits until these kinds have been recognised.
 fn wait_for(place: &Place, kinds: &[&str]) -> Value {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    loop {
+    flowstone_testkit::wait_for(&format!("{kinds:?}"), || {
         let layout = layout(place);
         let found = layout["found"].as_array().unwrap();
-        if layout["readings"] != 0
-            && found.iter().map(|it| it["kind"].as_str().unwrap()).eq(kinds.iter().copied())
-        {
-            return layout;
-        }
-        assert!(Instant::now() < deadline, "no {kinds:?} in {layout}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+        let found = found.iter().map(|it| it["kind"].as_str().unwrap());
+        let are_these = layout["readings"] != 0 && found.eq(kinds.iter().copied());
+        if are_these { Ok(layout) } else { Err(layout) }
+    })
 }
 
 fn classes(place: &Place) -> Value {
@@ -123,11 +118,13 @@ fn a_layout_follows_what_the_guest_does_to_its_disk() {
         assert_eq!(count(&classes(&place), "journal")[1], u64::from(how) + 1);
     }
     // What does not define it does not make it be read. (It is read once more after its definers changed.)
-    std::thread::sleep(Duration::from_millis(2500));
-    let readings = layout(&place)["readings"].clone();
-    write(&mut client, journal, 0);
-    std::thread::sleep(Duration::from_millis(1500));
-    assert_eq!(layout(&place)["readings"], readings);
+    let readings = || layout(&place)["readings"].clone();
+    flowstone_testkit::wait_until("it is not read", || {
+        let before = readings();
+        write(&mut client, journal, 0);
+        std::thread::sleep(Duration::from_millis(1500));
+        readings() == before
+    });
     drop(client);
     stop(daemon);
 }

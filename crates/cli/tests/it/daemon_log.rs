@@ -4,9 +4,8 @@ use std::fs::File;
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use flowstone_testkit::{Client, Status};
+use flowstone_testkit::{Client, HANG, Status};
 use rustix::process::{Pid, Signal, kill_process};
 use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
 
@@ -78,19 +77,31 @@ fn the_log_has_colours_on_a_terminal_only_and_not_with_no_color() {
 }
 
 #[test]
-fn sighup_does_not_end_a_daemon_and_sigterm_still_does() {
+fn signals_that_others_turn_their_logs_with_do_not_end_a_daemon_and_sigterm_still_does() {
     let place = Place::new();
     place.image("1M");
     let mut daemon = place.serve(&["disk.raw"]);
     let mut client = place.client();
-    for _ in 0..3 {
-        daemon.signal(Signal::HUP).unwrap();
-        daemon.wait_stderr("SIGHUP has no effect", Duration::from_secs(30)).unwrap();
+    for (signal, name) in
+        [(Signal::HUP, "SIGHUP"), (Signal::USR1, "SIGUSR1"), (Signal::USR2, "SIGUSR2")]
+    {
+        daemon.signal(signal).unwrap();
+        let line = format!("{name} has no effect");
+        daemon.wait_stderr(&line, HANG).unwrap();
         assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
         assert_eq!(client.flush().unwrap(), Status::Ok);
     }
     drop(client);
     stop(daemon);
+}
+
+/// With an empty or a misspelt FLOWSTONE_LOG nothing was logged, errors included.
+#[test]
+fn a_selection_that_is_empty_or_misspelt_is_as_none() {
+    for (value, warns) in [("", false), ("debgu", true), ("flowstone_image=error", false)] {
+        let said = said_to_a_terminal(&[("FLOWSTONE_LOG", value), ("NO_COLOR", "1")]);
+        assert_eq!(said.contains("FLOWSTONE_LOG: "), warns, "{value:?}: {said}");
+    }
 }
 
 /// A log line that could not be written made the thread panic that wrote it: a closed terminal or

@@ -116,6 +116,26 @@ fn kept_space_reads_as_zeroes_and_stays_allocated() {
     }
 }
 
+/// A host without a call for zeroes: each request wrote as much as it liked, whatever the limit was.
+#[test]
+fn zeroes_where_the_host_has_no_call_for_them_are_short_and_held_to_the_limit() {
+    let place = Place::new();
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let path = memory.path().join("disk.raw");
+    std::fs::File::create(&path).unwrap().set_len(1 << 34).unwrap();
+    let image = path.to_str().unwrap();
+    let daemon = place.serve(&["--name", "disk", "--limit", "bw=1", image]);
+    let mut client = place.client();
+    assert_eq!(client.config().max_write_zeroes_sectors, 8192);
+    assert_eq!(client.write_zeroes(&[(0, 8193)], false).unwrap(), Status::Unsupp);
+    assert_eq!(client.write_zeroes(&[(0, 8192)], false).unwrap(), Status::Ok);
+    // It has cost its bytes: what comes now waits for days, and stops at once.
+    client.submit(0, &Request::write_zeroes(&[(0, 8192)], false)).unwrap();
+    client.notify(0).unwrap();
+    stop(daemon);
+    assert!(allocated(&path) <= 5 * MIB);
+}
+
 #[test]
 fn compact_gives_back_what_a_raw_image_holds_of_zeroes() {
     let place = Place::new();

@@ -1,12 +1,11 @@
 //! A temporary folder, commands run in it, and daemons started in it.
 
+use flowstone_testkit::process::Daemon;
+use flowstone_testkit::{Client, ClientOptions, DaemonCommand, HANG, skip};
+use rustix::fs::statfs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::time::Duration;
-
-use flowstone_testkit::process::Daemon;
-use flowstone_testkit::{Client, ClientOptions, DaemonCommand};
-use rustix::fs::statfs;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 
 /// Where a test works.
@@ -61,7 +60,7 @@ impl Place {
         const BTRFS: u64 = 0x9123_683e;
         let keeps = statfs(self.dir.path()).unwrap().f_type as u64 != BTRFS;
         if !keeps {
-            println!("skipped: btrfs keeps no space");
+            skip("btrfs keeps no space");
         }
         keeps
     }
@@ -123,9 +122,19 @@ impl Place {
     }
 }
 
+/// Says that something is over when it is dropped, also by a test that fails, so that threads which wait for
+/// that end.
+pub struct Over<'flag>(pub &'flag AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Ends a daemon the polite way; it must exit with 0.
 pub fn stop(mut daemon: Daemon) {
-    let status = daemon.terminate(Duration::from_secs(20)).unwrap();
+    let status = daemon.terminate(HANG).unwrap();
     assert!(status.success(), "{status}: {}", daemon.stderr());
 }
 

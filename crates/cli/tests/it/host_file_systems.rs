@@ -35,7 +35,7 @@ impl Mounted {
         match made.and_then(|()| host_trouble::run("mount", &mount)) {
             Ok(()) => Some(Self(at)),
             Err(why) => {
-                println!("skipped: no {kind} to put images on: {why}");
+                flowstone_testkit::skip(format_args!("no {kind} to put images on: {why}"));
                 None
             }
         }

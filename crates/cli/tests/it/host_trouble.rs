@@ -18,7 +18,7 @@ impl SmallFileSystem {
         match mounted {
             Ok(()) => Some(Self(at)),
             Err(why) => {
-                println!("skipped: cannot mount a small file system: {why}");
+                flowstone_testkit::skip(format_args!("cannot mount a small file system: {why}"));
                 None
             }
         }
@@ -38,14 +38,16 @@ pub struct LoopDevice(pub String);
 impl LoopDevice {
     /// A device over the file; `None`, and says so, if there is none to be had.
     pub fn attach(file: &Path) -> Option<Self> {
-        let output =
-            Command::new("losetup").args(["--find", "--show", path(file)]).output().ok()?;
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr).into_owned();
-            println!("skipped: no loop device: {why}");
-            return None;
-        }
-        Some(Self(String::from_utf8(output.stdout).unwrap().trim().to_owned()))
+        let made = Command::new("losetup").args(["--find", "--show", path(file)]).output();
+        let why = match made {
+            Ok(made) if made.status.success() => {
+                return Some(Self(String::from_utf8(made.stdout).unwrap().trim().to_owned()));
+            }
+            Ok(made) => String::from_utf8_lossy(&made.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        flowstone_testkit::skip(format_args!("no loop device: {why}"));
+        None
     }
 }
 

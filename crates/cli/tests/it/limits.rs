@@ -1,30 +1,44 @@
 //! Limits of disks and groups, as operators and guests meet them.
 //!
-//! Rates are counted over a second with bounds that a busy machine keeps; how exact they are is measured by
-//! `flowstone-bench qos`.
+//! No test here asks for a rate: a machine that does other work has none to give. A limit is kept if what it
+//! lets through took long enough; who gets how much is tested with a clock of its own (`crates/qos`), and
+//! `flowstone-bench qos` measures it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
+use flowstone_testkit::load::{Completion, LoadOptions, run};
 use flowstone_testkit::{Client, ClientOptions, Request, Status};
 
-use crate::fixture::{Place, pattern, stop};
+use crate::fixture::{Over, Place, pattern, stop};
 use crate::many_disks::{config, serve};
 
-/// Keeps `iodepth` requests waiting for a second and a fifth; counts those of the second.
-fn load(place: &Place, name: &str, queues: usize, iodepth: u16, block_bytes: u64) -> LoadReport {
-    let mut options =
-        LoadOptions::new(place.path(&format!("{name}.sock"))).workload("randrw").iodepth(iodepth);
+/// Has so many requests done, `iodepth` at a time. Returns how long that took, the connection included.
+fn load(
+    place: &Place,
+    name: &str,
+    queues: usize,
+    iodepth: u16,
+    block_bytes: u64,
+    ops: u64,
+) -> Duration {
+    let socket = place.path(&format!("{name}.sock"));
+    let mut options = LoadOptions::new(socket).workload("randrw").iodepth(iodepth).ops(ops);
     options.client = options.client.queues(queues);
     options.block_bytes = block_bytes;
     options.completion = Completion::Eventfd;
-    let (ramp, runtime) = (Duration::from_millis(200), Duration::from_secs(1));
-    options.limit = Limit::Time { ramp, runtime };
+    let began = Instant::now();
     let report = run(&options).unwrap();
-    assert_eq!(report.errors, 0, "{:?}", report.first_error);
-    report
+    assert_eq!((report.errors, report.ops), (0, ops), "{:?}", report.first_error);
+    began.elapsed()
+}
+
+/// Whether so many requests in that time keep a limit of so many a second, with its usual burst and what a
+/// queue may be in debt.
+fn keeps(limit: f64, requests: u64, time: Duration) -> bool {
+    (requests as f64) < limit * (time.as_secs_f64() + 0.01) * 1.05 + 2.0
 }
 
 /// `flowstone disk set` or `group set` with the daemon's control socket.
@@ -33,12 +47,8 @@ fn set(place: &Place, what: &str, args: &[&str]) -> String {
     place.succeed(&[&[what, "set", "--control", &control], args].concat())
 }
 
-fn near(got: f64, wanted: f64) -> bool {
-    (0.8 * wanted..1.1 * wanted).contains(&got)
-}
-
 #[test]
-fn a_disk_gets_as_many_requests_and_bytes_as_its_limit_says() {
+fn a_disk_gets_no_more_requests_and_bytes_than_its_limit_says() {
     for (limit, queues, block_bytes, wanted) in [
         ("iops=4000", 1, 4096, 4000.0),
         ("iops=4000", 3, 4096, 4000.0),
@@ -46,11 +56,11 @@ fn a_disk_gets_as_many_requests_and_bytes_as_its_limit_says() {
     ] {
         let place = Place::new();
         let daemon = place.serve(&["--backend", "mem:64M", "--name", "disk", "--limit", limit]);
-        let report = load(&place, "disk", queues, 32, block_bytes);
-        assert!(near(report.iops, wanted), "{limit}: {}", report.iops);
+        let time = load(&place, "disk", queues, 32, block_bytes, 4000);
+        assert!(keeps(wanted, 4000, time), "{limit}: {time:?}");
         let stats = place.disk_stats("disk");
-        assert!(stats["throttled"].as_u64().unwrap() > 500, "{stats}");
-        assert!(stats["throttled_s"].as_f64().unwrap() > 1.0, "{stats}");
+        assert!(stats["throttled"].as_u64().unwrap() > 0, "{stats}");
+        assert!(stats["throttled_s"].as_f64().unwrap() > 0.0, "{stats}");
         let shown = place.succeed(&["stats", "--control", &place.text("control.sock")]);
         assert!(shown.contains(&format!("  limit {limit},burst=0.01s, weight 100; ")), "{shown}");
         stop(daemon);
@@ -67,31 +77,44 @@ fn disks_of_a_group_share_its_limit_and_none_starves() {
     let text = std::fs::read_to_string(&file).unwrap() + groups;
     std::fs::write(&file, text).unwrap();
     let daemon = serve(&file, 3);
-    let both = |place: &Place| {
-        std::thread::scope(|scope| {
-            let hog = scope.spawn(|| load(place, "hog", 2, 128, 4096));
-            let modest = load(place, "modest", 1, 1, 4096);
-            (hog.join().unwrap(), modest)
-        })
+    // The hog always has more to do until the modest one is done, which would never be if it starved.
+    let both = |place: &Place, limit: f64| {
+        let (began, is_done) = (Instant::now(), AtomicBool::new(false));
+        let hogs = std::thread::scope(|scope| {
+            let hog = scope.spawn(|| {
+                let mut requests = 0;
+                while !is_done.load(Ordering::Relaxed) {
+                    load(place, "hog", 2, 128, 4096, 1000);
+                    requests += 1000;
+                }
+                requests
+            });
+            let over = Over(&is_done);
+            load(place, "modest", 1, 1, 4096, 300);
+            drop(over);
+            hog.join().unwrap()
+        });
+        let time = began.elapsed();
+        assert!(keeps(limit, hogs + 300, time), "{hogs} and 300 in {time:?}");
     };
-    let (hog, modest) = both(&place);
-    assert!(near(hog.iops + modest.iops, 3000.0), "{} and {}", hog.iops, modest.iops);
-    // A turn of each: it waits for a request of the other, and for its own wake-up.
-    assert!(modest.iops > 300.0, "{} beside {}", modest.iops, hog.iops);
-    assert!(load(&place, "free", 1, 8, 4096).iops > 4000.0, "what is in no group has no limit");
+    both(&place, 3000.0);
+    let throttled = || place.disk_stats("free")["throttled"].clone();
+    load(&place, "free", 1, 8, 4096, 1000);
+    assert_eq!(throttled(), 0, "what is in no group has no limit");
 
     assert_eq!(
         set(&place, "group", &["web", "--limit", "bw=4M"]),
         "web: limit bw=4M,burst=0.01s\n"
     );
-    let (hog, modest) = both(&place);
-    assert!(near(hog.iops + modest.iops, 1024.0), "{} and {}", hog.iops, modest.iops);
+    both(&place, 1024.0);
     let stats = place.stats();
     assert_eq!(stats["groups"][0]["limit"]["bytes_per_s"], 4 << 20);
     assert_eq!(place.disk_stats("hog")["group"], "web");
     assert!(place.disk_stats("free")["group"].is_null());
     set(&place, "group", &["web", "--limit", "off"]);
-    assert!(load(&place, "modest", 1, 8, 4096).iops > 4000.0);
+    let before = place.disk_stats("modest")["throttled"].clone();
+    load(&place, "modest", 1, 8, 4096, 1000);
+    assert_eq!(place.disk_stats("modest")["throttled"], before);
     stop(daemon);
 }
 
@@ -147,35 +170,27 @@ fn a_limit_that_is_changed_counts_for_what_waits_already() {
     stop(daemon);
 }
 
-/// They would have kept the daemon, or the monitor, waiting for as long as the limit says.
+/// A stop let go of all that waited, so a guest that toggled its cache mode had no limit. And what waits must not keep the
+/// daemon, or the monitor, waiting for as long as the limit says.
 #[test]
-fn what_waits_at_a_stop_is_carried_out_at_once() {
+fn what_waits_at_a_stop_stays_in_the_ring() {
     let place = Place::new();
     let daemon = serve_held(&place);
     let mut client = held(&place, 16);
     // GET_VRING_BASE, as at a reset of the guest.
-    let began = Instant::now();
-    client.stop().unwrap();
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    client.start().unwrap();
-    assert_eq!(client.drain(0).unwrap().len(), 15);
-    assert_eq!(place.disk_stats("disk")["total"]["requests"]["write"], 16);
-    // What has been carried out is owed: the next one waits.
-    client.submit(0, &Request::write(800, &pattern(4096, 99))).unwrap();
-    client.notify(0).unwrap();
-    std::thread::sleep(Duration::from_millis(50));
-    assert!(client.poll(0).unwrap().is_none());
+    for _ in 0..20 {
+        client.stop().unwrap();
+        client.start().unwrap();
+    }
+    assert_eq!(client.in_flight(0), 15);
+    assert_eq!(place.disk_stats("disk")["total"]["requests"]["write"], 1);
     // SIGTERM.
-    let began = Instant::now();
     stop(daemon);
-    assert!(began.elapsed() < Duration::from_secs(8), "{:?}", began.elapsed());
     let daemon = place.serve(&["disk.raw"]);
-    drop(client);
-    let mut client = place.client();
+    client.reconnect().unwrap();
+    let done = client.drain(0).unwrap();
+    assert!(done.len() == 15 && done.iter().all(|done| done.status == Status::Ok));
     check_all(&mut client, 16);
-    let mut last = [0; 4096];
-    client.read(800, &mut last).unwrap();
-    assert!(last == *pattern(4096, 99));
     stop(daemon);
 }
 
@@ -207,7 +222,7 @@ fn data_is_right_and_in_order_while_requests_wait() {
         (options.verify, options.verify_final, options.discard_zeroes) = (true, true, true);
         let report = run(&options).unwrap();
         assert_eq!(report.errors, 0, "{:?}", report.first_error);
-        assert!(place.disk_stats("disk")["throttled"].as_u64().unwrap() > 500);
+        assert!(place.disk_stats("disk")["throttled"].as_u64().unwrap() > 0);
         stop(daemon);
     }
 }

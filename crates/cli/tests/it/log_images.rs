@@ -416,7 +416,11 @@ fn a_log_image_that_may_only_be_read_is_only_read() {
     };
     let output = match run(&["check", "--data", "copy.flow"]) {
         Ok(output) => output,
-        Err(why) => return println!("skipped: another user cannot run the binary: {why}"),
+        Err(why) => {
+            return flowstone_testkit::skip(format_args!(
+                "another user cannot run the binary: {why}"
+            ));
+        }
     };
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let output = run(&["resize", "copy.flow", "20M"]).unwrap();

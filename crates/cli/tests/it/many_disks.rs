@@ -2,10 +2,11 @@
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 use flowstone_testkit::process::Ready;
-use flowstone_testkit::{Client, ClientOptions, DaemonCommand, Request, Status};
+use flowstone_testkit::{
+    Client, ClientOptions, DaemonCommand, HANG, Request, Status, wait_for, wait_until,
+};
 
 use crate::fixture::{Place, stop};
 use crate::host_file_systems::Mounted;
@@ -59,6 +60,21 @@ fn a_disk_that_fails_leaves_the_others_alone() {
     let names: Vec<_> =
         stats["disks"].as_array().unwrap().iter().map(|disk| disk["name"].clone()).collect();
     assert_eq!(names, ["good", "failing", "cut"]);
+    let missing = &stats["failed"][0];
+    assert_eq!(
+        (&missing["name"], &missing["why"]),
+        (&"missing".into(), &"no such file or directory".into())
+    );
+    let reason = &stats["disks"][1]["errors_by_errno"][0];
+    assert_eq!((&reason["errno"], &reason["count"]), (&5.into(), &1.into()), "{reason}");
+    let text = place.succeed(&["stats", "--control", &place.text("control.sock")]);
+    assert!(
+        text.contains("missing  not served: ") && text.contains("1 requests, Input/"),
+        "{text}"
+    );
+    let said = daemon.stderr();
+    assert!(said.contains("disk=\"missing\"") && said.contains("a guest's write failed"), "{said}");
+    assert!(!said.contains("unsaid=0"), "{said}");
     drop((good, failing, cut));
     stop(daemon);
 }
@@ -121,12 +137,7 @@ fn a_disk_whose_monitor_is_stuck_does_not_keep_the_others_from_stopping() {
     good.notify(0).unwrap();
     // In flight is what the daemon has taken.
     let requests = || std::fs::read_to_string(place.path("requests.log")).unwrap();
-    for _ in 0..500 {
-        if requests().contains(" write ") {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("the daemon has it", || requests().contains(" write "));
     stop(daemon);
     assert!(good.ring(0).queue.has_used(), "what was in flight is not finished");
     assert_eq!(std::fs::read(place.path("good.raw")).unwrap()[4096..8192], [7; 4096]);
@@ -173,14 +184,10 @@ fn small(place: &Place, name: &str) -> String {
 
 /// Waits until the daemon has let an image go.
 fn wait_free(place: &Place, image: &str) {
-    let mut why = String::new();
-    let free = (0..1000).any(|_| {
-        std::thread::sleep(Duration::from_millis(10));
+    wait_for("the image is let go", || {
         let output = place.run(&["check", image]);
-        why = String::from_utf8(output.stderr).unwrap();
-        output.status.success()
+        if output.status.success() { Ok(()) } else { Err(String::from_utf8(output.stderr)) }
     });
-    assert!(free, "{why}");
 }
 
 /// They stopped one after the other: an idle disk was neither flushed nor unlocked while the one
@@ -196,9 +203,7 @@ fn disks_stop_side_by_side_each_as_soon_as_it_can() {
     client.submit(0, &Request::read(0, 512)).unwrap();
     client.notify(0).unwrap();
     let taken = || place.stats()["disks"][0]["total"]["submit_us"]["count"].as_u64().unwrap();
-    while taken() == 0 {
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("it is taken", || taken() > 0);
     daemon.signal(rustix::process::Signal::TERM).unwrap();
     wait_free(&place, "idle.raw");
     assert!(!client.ring(0).queue.has_used(), "the idle disk has waited for the slow one");
@@ -229,7 +234,7 @@ fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
     let mut daemon = serve(&config(&place, &disks), 2);
     let frozen = host.0.display().to_string();
     if let Err(why) = host_trouble::run("fsfreeze", &["-f", &frozen]) {
-        println!("skipped: cannot freeze a file system: {why}");
+        flowstone_testkit::skip(format_args!("cannot freeze a file system: {why}"));
         return stop(daemon);
     }
     let thaw = Frozen(&frozen);
@@ -239,9 +244,7 @@ fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
     std::thread::scope(|scope| {
         let two = [(); 2].map(|()| scope.spawn(|| run("hung")));
         // The one that came second is refused, and not kept waiting.
-        while two.iter().all(|one| !one.is_finished()) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("one is refused", || two.iter().any(|one| one.is_finished()));
         assert_eq!(place.stats()["disks"][1]["name"], "good");
         assert!(run("good").status.success());
         daemon.signal(rustix::process::Signal::TERM).unwrap();
@@ -252,7 +255,7 @@ fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
         let refused = refusals.iter().filter(|it| it.contains("another resize of it")).count();
         assert_eq!(refused, 1, "{refusals:?}");
     });
-    assert!(daemon.wait(Duration::from_secs(20)).unwrap().success(), "{}", daemon.stderr());
+    assert!(daemon.wait(HANG).unwrap().success(), "{}", daemon.stderr());
 }
 
 /// Commands waited until all disks were open, and so did the signal to stop, and so did the disks that
@@ -274,7 +277,7 @@ fn a_disk_that_takes_long_to_open_holds_up_neither_commands_nor_disks_nor_the_en
     assert!(place.refused(&resize).contains("it is being opened"));
     daemon.signal(rustix::process::Signal::TERM).unwrap();
     wait_free(&place, "first.raw");
-    assert!(daemon.wait(Duration::from_secs(20)).unwrap().success());
+    assert!(daemon.wait(HANG).unwrap().success());
     let told = daemon.stderr();
     assert!(!told.contains("another process is using"), "it waited: {told}");
     drop(holder);
@@ -290,9 +293,13 @@ fn serve_limited(config: &str, limits: &str, ready: usize) -> flowstone_testkit:
         .unwrap()
 }
 
-fn with_queues(place: &Place, name: &str, queues: usize) -> flowstone_testkit::Result<Client> {
+fn options_with(place: &Place, name: &str, queues: usize) -> ClientOptions {
     let options = ClientOptions::new(place.path(&format!("{name}.sock"))).queues(queues);
-    Client::connect(ClientOptions { slots: 2, slot_bytes: 4096, ..options })
+    ClientOptions { slots: 2, slot_bytes: 4096, ..options }
+}
+
+fn with_queues(place: &Place, name: &str, queues: usize) -> Client {
+    Client::connect(options_with(place, name, queues)).unwrap()
 }
 
 /// With the usual soft limit, the second disk of 64 queues and all after it were dropped.
@@ -302,7 +309,7 @@ fn the_soft_limit_of_open_files_is_raised() {
     let disks = ["a", "b"].map(|name| (name, small(&place, name)));
     let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
     let daemon = serve_limited(&config(&place, &disks), "ulimit -Sn 128", 2);
-    let mut clients = ["a", "b"].map(|name| with_queues(&place, name, 64).unwrap());
+    let mut clients = ["a", "b"].map(|name| with_queues(&place, name, 64));
     for client in &mut clients {
         assert_eq!(client.write(0, &[1; 512]).unwrap(), Status::Ok);
     }
@@ -319,12 +326,13 @@ fn too_few_open_files_are_one_line_that_names_the_limit_and_other_disks_go_on() 
     let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
     let mut daemon = serve_limited(&config(&place, &disks), "ulimit -n 90", 2);
     assert!(daemon.stderr().contains("all queues of all disks may need"), "{}", daemon.stderr());
-    let mut few = with_queues(&place, "few", 1).unwrap();
-    assert!(with_queues(&place, "many", 64).is_err(), "the limit is high enough");
+    let mut few = with_queues(&place, "few", 1);
+    let options = ClientOptions { timeout_ms: 2000, ..options_with(&place, "many", 64) };
+    assert!(Client::connect(options).is_err(), "the limit is high enough");
     let line = "too many open files: the limit (RLIMIT_NOFILE) is 90; raise it";
-    daemon.wait_stderr(line, Duration::from_secs(10)).unwrap();
+    daemon.wait_stderr(line, HANG).unwrap();
     assert_eq!(few.write(0, &[1; 512]).unwrap(), Status::Ok);
-    let mut many = with_queues(&place, "many", 2).unwrap();
+    let mut many = with_queues(&place, "many", 2);
     assert_eq!(many.write(0, &[1; 512]).unwrap(), Status::Ok);
     drop((few, many));
     stop(daemon);

@@ -1,12 +1,11 @@
 //! Every request type, in every ring mode, and what the device says about itself.
 
 use std::os::unix::fs::MetadataExt;
-use std::time::Duration;
 
 use flowstone_testkit::client::{MemoryMessage, ProtocolFeatures, Shape};
 use flowstone_testkit::driver::RawDescriptor;
 use flowstone_testkit::virtio;
-use flowstone_testkit::{Client, ClientOptions, Request, Status};
+use flowstone_testkit::{Client, ClientOptions, HANG, Request, Status, wait_until};
 
 use crate::fixture::{Place, pattern, stop};
 
@@ -114,12 +113,7 @@ fn a_chain_may_end_in_an_indirect_table() {
     queue.publish();
     let used = queue.used_index();
     client.ring(0).kick().unwrap();
-    for _ in 0..500 {
-        if client.ring(0).queue.used_index() != used {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    wait_until("the answer", || client.ring(0).queue.used_index() != used);
     let mut answer = [0xee];
     memory.read(128, &mut answer);
     assert_eq!(answer, [0]);
@@ -147,8 +141,9 @@ fn several_queues_serve_the_same_disk() {
     let stats = place.stats();
     assert_eq!(stats["disks"][0]["queues"].as_array().unwrap().len(), 4);
     assert_eq!(stats["disks"][0]["total"]["requests"]["write"], 4);
-    assert!(Client::connect(place.options().queues(5)).is_err());
+    // While it is there, another one waits.
     drop(client);
+    assert!(Client::connect(place.options().queues(5)).is_err());
     stop(daemon);
 }
 
@@ -270,7 +265,7 @@ fn a_running_guest_sees_its_disk_grow() {
     let control = place.text("control.sock");
     let said = place.succeed(&["resize", "--control", &control, "disk.raw", "4M"]);
     assert!(said.contains("the guest has been told"), "{said}");
-    assert!(client.wait_config_change(Duration::from_secs(5)).unwrap());
+    assert!(client.wait_config_change(HANG).unwrap());
     assert_eq!(client.refresh_config().unwrap().capacity_bytes(), 4 << 20);
     assert_eq!(client.write(2048, &[1; 512]).unwrap(), Status::Ok);
     let refusal = place.refused(&["resize", "--control", &control, "disk", "1M"]);

@@ -121,7 +121,11 @@ fn a_group_that_the_daemon_is_not_in_is_refused_and_no_socket_stays() {
     }
     let output = match command.output() {
         Ok(output) if output.status.code() != Some(126) => output,
-        why => return println!("skipped: another user cannot run the binary: {why:?}"),
+        why => {
+            return flowstone_testkit::skip(format_args!(
+                "another user cannot run the binary: {why:?}"
+            ));
+        }
     };
     let line = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{line}");

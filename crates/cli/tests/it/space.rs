@@ -1,9 +1,8 @@
 //! What `stats` and `info` say of the space of an image, and that it is so.
 
 use std::os::unix::fs::MetadataExt;
-use std::time::{Duration, Instant};
 
-use flowstone_testkit::Status;
+use flowstone_testkit::{Status, wait_until};
 use serde_json::Value;
 
 use crate::fixture::{Place, stop};
@@ -80,12 +79,4 @@ fn reports_what_it_takes_and_gives_back(image: &str) {
     assert!((live..live + MIB / 4).contains(&known), "{info}");
     assert_eq!(bytes(&info, "allocated_bytes"), path.metadata().unwrap().blocks() * 512);
     assert!(place.succeed(&["info", image]).contains("\nlive        7"), "{info}");
-}
-
-fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }

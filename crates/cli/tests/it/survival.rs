@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use flowstone_testkit::client::{Completion, Ticket};
-use flowstone_testkit::{Client, ClientOptions, Request, Status, virtio};
+use flowstone_testkit::{Client, ClientOptions, HANG, Request, Status, virtio, wait_until};
 use rustix::fs::{CWD, Mode, OFlags, fcntl_getfl, fcntl_setfl, mkfifoat};
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -101,9 +101,8 @@ fn a_request_that_was_in_flight_at_several_kills_is_carried_out() {
             client.reconnect().unwrap();
         }
         let total = || place.stats()["disks"][0]["total"].clone();
-        while total()["submit_us"]["count"].as_u64().is_none_or(|count| count == 0) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let taken = || total()["submit_us"]["count"].as_u64().is_some_and(|count| count > 0);
+        wait_until("the disk has it", taken);
         daemon.kill().unwrap();
     }
     let mut client = client.unwrap();
@@ -132,9 +131,7 @@ fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
         }
         client.notify(0).unwrap();
         let undone = |client: &Client| client.inflight().unwrap().taken(0).unwrap().len();
-        while undone(&client) == 0 && client.in_flight(0) > 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("some are on their way", || undone(&client) > 0);
         daemon.kill().unwrap();
         assert!(undone(&client) > 0);
         let taken = client.ring(0).queue.used_index() + undone(&client) as u16;
@@ -169,9 +166,7 @@ fn a_stop_right_after_a_restart_hands_all_that_is_left_undone_to_the_disk_at_onc
     }
     client.notify(0).unwrap();
     let undone = |client: &Client| client.inflight().unwrap().taken(0).unwrap().len();
-    while undone(&client) < REQUESTS {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("all are on their way", || undone(&client) == REQUESTS);
     daemon.kill().unwrap();
     // The log of requests is a pipe that is not read until the stop is on its way, so the queue
     // comes to a halt in the middle of what is undone.
@@ -181,16 +176,27 @@ fn a_stop_right_after_a_restart_hands_all_that_is_left_undone_to_the_disk_at_onc
     // Nearly full already.
     lines.write_all(&[b'\n'; 60 << 10]).unwrap();
     let log = format!("log={}", pipe.display());
-    let mut daemon = place.serve(&["--layer", &log, "--layer", "delay=4000ms", "disk.raw"]);
+    let mut daemon = place.serve(&["--layer", "delay=4000ms", "--layer", &log, "disk.raw"]);
     client.reconnect().unwrap();
-    std::thread::spawn(move || {
+    daemon.signal(Signal::TERM).unwrap();
+    let said = std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(500));
-        std::io::copy(&mut lines, &mut std::io::sink())
+        let (mut said, mut piece) = (Vec::new(), [0; 1 << 16]);
+        while !said.ends_with(b"the end\n") {
+            let bytes = lines.read(&mut piece).unwrap();
+            said.extend_from_slice(&piece[..bytes]);
+        }
+        String::from_utf8(said).unwrap()
     });
-    // Once the delay for the requests, once for the flush at the end; it was six times.
-    let status = daemon.terminate(Duration::from_secs(16)).unwrap();
+    let status = daemon.wait(HANG).unwrap();
     assert!(status.success(), "{status}: {}", daemon.stderr());
     assert_eq!(undone(&client), 0);
+    File::options().write(true).open(&pipe).unwrap().write_all(b"the end\n").unwrap();
+    let said = said.join().unwrap();
+    // Before the first of them is done; it was a sixth of them each time.
+    let words = said.lines().filter_map(|line| line.split(' ').nth(2));
+    let at_once = words.take_while(|word| *word != "finish").filter(|it| *it == "submit").count();
+    assert!(at_once > REQUESTS / 2, "{at_once} at once");
 }
 
 #[test]
@@ -230,9 +236,7 @@ fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
         client.notify(queue).unwrap();
     }
     let taken = || place.stats()["disks"][0]["total"]["submit_us"]["count"].as_u64().unwrap();
-    while taken() < 2 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("both are taken", || taken() == 2);
     stop(daemon);
     for queue in 0..2 {
         assert!(client.ring(queue).queue.has_used(), "the old daemon finished its work");
@@ -242,14 +246,10 @@ fn an_interrupt_lost_with_the_old_daemon_is_sent_by_the_new_one() {
     client.reconnect().unwrap();
     for queue in 0..2 {
         let mut calls = 0;
-        for _ in 0..200 {
+        wait_until("the guest gets an interrupt", || {
             calls += client.ring(queue).take_calls();
-            if calls > 0 {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        assert!(calls > 0, "queue {queue}: the guest gets no interrupt");
+            calls > 0
+        });
         assert_eq!(client.wait(queue).unwrap().status, Status::Ok);
     }
     stop(daemon);
@@ -309,9 +309,7 @@ fn the_switch_to_write_through_waits_for_what_is_on_its_way_and_flushes_it() {
     client.submit(0, &Request::write(8, &[7; 4096])).unwrap();
     client.notify(0).unwrap();
     let taken = || place.stats()["disks"][0]["total"]["submit_us"]["count"].as_u64().unwrap();
-    while taken() == 0 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("it is taken", || taken() > 0);
     client.set_wce(false).unwrap();
     assert_eq!(client.wait(0).unwrap().status, Status::Ok);
     drop(client);
@@ -342,7 +340,7 @@ fn a_failed_flush_refuses_the_switch_to_write_through_and_keeps_the_connection()
     assert_eq!(client.flush().unwrap(), Status::IoErr);
     assert!(!client.session().unwrap().is_closed());
     drop(client);
-    let status = daemon.terminate(Duration::from_secs(20)).unwrap();
+    let status = daemon.terminate(HANG).unwrap();
     assert_eq!(status.code(), Some(1), "the last flush failed too");
 }
 
@@ -382,12 +380,7 @@ fn an_image_is_closed_in_order_though_nobody_reads_what_is_printed() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let options = ClientOptions::new(place.path("disk.sock"));
-    let guest = std::iter::repeat_with(|| {
-        std::thread::sleep(Duration::from_millis(10));
-        Client::connect(options.clone())
-    });
-    let mut guest = guest.take(1000).find_map(Result::ok).expect("it listens");
+    let mut guest = Client::connect(ClientOptions::new(place.path("disk.sock"))).unwrap();
     assert_eq!(guest.write(0, &[1; 4096]).unwrap(), Status::Ok);
     drop(guest);
     kill_process(Pid::from_child(&daemon), Signal::TERM).unwrap();

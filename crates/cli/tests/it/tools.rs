@@ -183,7 +183,11 @@ fn convert_leaves_nothing_behind_if_its_target_cannot_be_opened() {
     }
     let output = match command.output() {
         Ok(output) if output.status.code() != Some(126) => output,
-        why => return println!("skipped: another user cannot run the binary: {why:?}"),
+        why => {
+            return flowstone_testkit::skip(format_args!(
+                "another user cannot run the binary: {why:?}"
+            ));
+        }
     };
     let line = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{line}");

@@ -1,11 +1,12 @@
 //! Disks that contend for a device of the host.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use flowstone_testkit::Daemon;
-use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
+use flowstone_testkit::load::{Completion, LoadOptions, LoadReport, run};
+use flowstone_testkit::{Daemon, wait_until};
 
-use crate::fixture::{Place, stop};
+use crate::fixture::{Over, Place, stop};
 use crate::many_disks::{config, serve};
 
 /// Two images of a format on the file system of the build; the engine is one of those that devices have.
@@ -43,17 +44,23 @@ fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
     let before = place.disk_stats("hog")["held_back"].clone();
     checked(run(&load(&place, "hog", "randwrite", 64).ops(5000)));
     assert_eq!(place.disk_stats("hog")["held_back"], before);
-    let time = Limit::Time { ramp: Duration::from_millis(200), runtime: Duration::from_secs(1) };
-    let (mut hog, mut modest) =
-        (load(&place, "hog", "randwrite", 64), load(&place, "modest", "randwrite", 1));
-    (hog.limit, modest.limit) = (time, time);
-    let (hog, modest) = std::thread::scope(|scope| {
-        let hog = scope.spawn(|| checked(run(&hog)));
-        (checked(run(&modest)), hog.join().unwrap())
+    // Both go on until the one has waited often.
+    let waits = || place.disk_stats("hog")["held_back"].as_u64().unwrap() > 100;
+    let is_enough = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for (name, iodepth) in [("hog", 64), ("modest", 1)] {
+            let options = load(&place, name, "randwrite", iodepth).ops(200 * u64::from(iodepth));
+            let is_enough = &is_enough;
+            scope.spawn(move || {
+                while !is_enough.load(Ordering::Relaxed) {
+                    checked(run(&options));
+                }
+            });
+        }
+        let _over = Over(&is_enough);
+        wait_until("it waits", waits);
     });
-    assert!(hog.ops > 100 && modest.ops > 100, "{} and {}", hog.ops, modest.ops);
     let (hog, modest) = (place.disk_stats("hog"), place.disk_stats("modest"));
-    assert!(hog["held_back"].as_u64().unwrap() > 100, "{hog}");
     assert!(hog["held_back_s"].as_f64().unwrap() > 0.0, "{hog}");
     let waited = modest["held_back"].as_f64().unwrap();
     let asked = modest["total"]["requests"]["write"].as_f64().unwrap();

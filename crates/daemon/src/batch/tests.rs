@@ -129,3 +129,27 @@ fn a_batch_ends_with_its_bytes_with_its_chains_and_when_nothing_can_be_taken() {
     batch.end_stretch(0, 100);
     assert!(batch.is_over());
 }
+
+/// Rings full of chains that no disk is asked for: a neighbour's median went from 15 us to 4.4 ms.
+#[test]
+fn a_turn_of_chains_that_are_answered_at_once_has_an_end() {
+    for (bytes, chains) in [(1 << 20, 512), (u64::MAX, 10_000)] {
+        let batch = Batch::new(usize::MAX, bytes);
+        // A stretch may end before every sixteenth of them.
+        let taken = (0..10_000).filter(|_| batch.goes_on() || batch.bytes.get() > 1 << 20).count();
+        assert_eq!(taken, chains);
+    }
+}
+
+/// Chains of a thousand descriptors each.
+#[test]
+fn a_turn_of_a_shared_thread_ends_with_its_time() {
+    for (bytes, ends) in [(1 << 20, true), (u64::MAX, false)] {
+        let mut batch = Batch::new(1000, bytes);
+        batch.end = batch.end.map(|end| end - TURN);
+        batch.end_stretch(16, 900);
+        assert!(!batch.is_over(), "a stretch is taken at least");
+        batch.begin_stretch();
+        assert_eq!(batch.is_over(), ends, "{bytes}");
+    }
+}

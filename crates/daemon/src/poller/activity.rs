@@ -48,9 +48,16 @@ impl Activity {
 }
 
 #[cfg(test)]
+impl Activity {
+    /// Whether a thread sleeps, or is about to.
+    pub fn has_sleepers(&self) -> bool {
+        self.asleep.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Instant;
 
     use super::*;
 
@@ -62,11 +69,11 @@ mod tests {
             std::thread::spawn(move || activity.wait())
         };
         let threads: Vec<_> = (0..3).map(wait).collect();
-        let began = Instant::now();
-        while threads.iter().any(|thread| !thread.is_finished()) {
+        flowstone_testkit::wait_until("none sleeps on", || {
             activity.woke();
-            assert!(began.elapsed() < SLEEP_MAX / 2, "a thread sleeps on");
-            std::thread::yield_now();
-        }
+            threads.iter().all(|thread| thread.is_finished())
+        });
+        // None has ended by itself.
+        assert!(threads.into_iter().all(|thread| thread.join().unwrap()));
     }
 }

@@ -16,6 +16,7 @@ use super::counters::PollerCounters;
 use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
+use crate::qos_config::DiskLimits;
 use crate::queue_run::QueuePart;
 
 /// What a queue needs wherever it runs.
@@ -31,6 +32,8 @@ pub struct QueueSpec {
     pub poll: PollMode,
     /// What the queues of its disk may use of the CPUs, if that is limited.
     pub budget: Option<Arc<CpuBudget>>,
+    /// What its disk may use, if that is known.
+    pub limits: Option<Arc<DiskLimits>>,
 }
 
 /// A queue on its way to a poller.

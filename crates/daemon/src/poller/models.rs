@@ -24,6 +24,7 @@ fn spec(layer: Arc<dyn Layer>) -> QueueSpec {
         counters: Arc::default(),
         poll: PollMode::Never,
         budget: None,
+        limits: None,
     }
 }
 

@@ -1,9 +1,10 @@
 //! A poller's thread, as others see it.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use flowstone_block::sync::mpsc::sync_channel;
+use flowstone_block::LogBudget;
+use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 use flowstone_block::sync::thread::{Builder, JoinHandle};
 use tracing::warn;
 
@@ -17,6 +18,9 @@ use crate::queue_run::QueuePart;
 
 /// Pollers recurse nowhere and keep nothing large on the stack.
 const STACK_BYTES: usize = 256 << 10;
+
+/// For what each thread that is started may have to say.
+static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(Mutex::default);
 
 /// What a poller's thread is told when it starts.
 #[derive(Clone, Default)]
@@ -46,7 +50,11 @@ impl PollerThread {
         let run = move || {
             // First: what it makes lies on the node where it runs.
             if let Err(error) = pin_this_thread(&options.cpus) {
-                warn!(cpus = %options.cpus, %error, "cannot pin a poller to its CPUs; it runs anywhere");
+                // A guest starts threads as often as it likes.
+                if let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend() {
+                    let cpus = &options.cpus;
+                    warn!(%cpus, %error, unsaid, "cannot pin a poller to its CPUs; it runs anywhere");
+                }
             }
             // Here: a reactor stays on its thread.
             match Poller::new(options) {
@@ -68,12 +76,21 @@ impl PollerThread {
         &self.inbox
     }
 
-    /// Runs a queue on this thread.
+    /// Runs a queue on this thread; waits until it does.
     pub fn assign(
         &self,
         queue: QueuePart,
         spec: QueueSpec,
     ) -> Result<RunningQueue, NotRun<QueuePart>> {
+        self.hand_over(queue, spec)?.wait()
+    }
+
+    /// Hands a queue over to this thread; does not wait for it.
+    pub fn hand_over(
+        &self,
+        queue: QueuePart,
+        spec: QueueSpec,
+    ) -> Result<StartingQueue, NotRun<QueuePart>> {
         let orders = Arc::new(Orders::new(Arc::clone(&self.inbox)));
         let (started, has_started) = sync_channel(1);
         let (ended, has_ended) = sync_channel(1);
@@ -81,8 +98,28 @@ impl PollerThread {
         let arrival = Arrival { queue, spec, orders: Arc::clone(&orders), ended, cause };
         let posted = self.inbox.post(arrival);
         posted.map_err(|back| NotRun { error: died(), queue: Some(back.queue) })?;
-        has_started.recv().unwrap_or_else(|_| Err(NotRun { error: died(), queue: None }))?;
-        Ok(RunningQueue { orders, ended: has_ended })
+        Ok(StartingQueue { running: RunningQueue { orders, ended: has_ended }, has_started })
+    }
+}
+
+/// A queue on its way to a thread.
+pub struct StartingQueue {
+    running: RunningQueue,
+    has_started: Receiver<Result<(), NotRun<QueuePart>>>,
+}
+
+impl StartingQueue {
+    /// Its orders, for who moves it.
+    pub fn orders(&self) -> &Arc<Orders> {
+        self.running.orders()
+    }
+
+    /// Waits until it runs, or cannot: for as long as its thread and its disk take. So no lock is held that others
+    /// need.
+    pub fn wait(self) -> Result<RunningQueue, NotRun<QueuePart>> {
+        let died = |_| Err(NotRun { error: died(), queue: None });
+        self.has_started.recv().unwrap_or_else(died)?;
+        Ok(self.running)
     }
 }
 

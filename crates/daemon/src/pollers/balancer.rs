@@ -4,6 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use flowstone_block::mutant;
 use tracing::{debug, warn};
 
 use super::balance::{Move, QueueLoad, Spread, place, plan};
@@ -133,14 +134,17 @@ impl Balancer {
             _ => QueueCounters::work_ns,
         };
         let counters = Arc::clone(&spec.counters);
-        let running = match self.shared.poller(&mut state, at) {
-            Ok(poller) => poller.assign(part, spec)?,
+        let starting = match self.shared.poller(&mut state, at) {
+            Ok(poller) => poller.hand_over(part, spec)?,
             Err(error) => return Err(NotRun { error, queue: Some(part) }),
         };
-        let (orders, done_ns) = (Arc::downgrade(running.orders()), work_ns(&counters));
+        let (orders, done_ns) = (Arc::downgrade(starting.orders()), work_ns(&counters));
         let (load, stays) = (0.0, 0);
         state.queues.push(Known { orders, counters, work_ns, done_ns, home, is_half, load, stays });
-        Ok(running)
+        let held = mutant("daemon.balancer.waits-with-its-lock").then_some(state);
+        let running = starting.wait();
+        drop(held);
+        running
     }
 
     /// What each has done.

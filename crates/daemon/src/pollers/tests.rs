@@ -2,7 +2,7 @@
 
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flowstone_block::{Origin, QueueContext, QueueDepth, Reactor};
 
@@ -26,15 +26,12 @@ fn spec(disk: &Held) -> QueueSpec {
         counters: Arc::default(),
         poll: PollMode::Always,
         budget: None,
+        limits: None,
     }
 }
 
 fn wait_until(holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < deadline, "nothing happens");
-        thread::yield_now();
-    }
+    flowstone_testkit::wait_until("something happens", holds);
 }
 
 /// Its other half went on, on a thread that other queues share: the guest had its memory and its ring back, and
@@ -110,3 +107,5 @@ fn halves_that_sleep_wake_each_other() {
     wait_until(|| stop.is_finished());
     assert!(stop.join().unwrap());
 }
+
+mod hung;

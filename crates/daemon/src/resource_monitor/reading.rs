@@ -65,6 +65,14 @@ impl Reader {
     }
 }
 
+/// The lowest limit of memory that the daemon's cgroups have; none if that is more than the host has.
+pub fn memory_limit() -> Option<u64> {
+    let limits = Reader::new().groups;
+    let limit = limits.iter().filter_map(|group| Some(group.read()?.0)).min()?;
+    let (_, total) = of_host(&fs::read_to_string(MEMINFO).ok()?)?;
+    (limit < total).then_some(limit)
+}
+
 impl Group {
     /// Its limit and what counts against that, without what the kernel can drop at once.
     fn read(&self) -> Option<(u64, u64)> {
@@ -78,7 +86,8 @@ impl Group {
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
         // "max" is no number: there is no limit.
         let (limit, used) = (number(limit)?, number(used)?);
-        let droppable = text("memory.stat").and_then(|stat| field(&stat, droppable)).unwrap_or(0);
+        let droppable =
+            text("memory.stat").and_then(|stat| number_after(&stat, droppable)).unwrap_or(0);
         Some((limit, used.saturating_sub(droppable)))
     }
 }
@@ -111,12 +120,12 @@ fn groups_of(own: &str, root: &Path) -> Vec<Group> {
 
 /// Bytes available and in all.
 fn of_host(meminfo: &str) -> Option<(u64, u64)> {
-    let kib = |name: &str| field(meminfo, name);
+    let kib = |name: &str| number_after(meminfo, name);
     Some((kib("MemAvailable:")? << 10, kib("MemTotal:")? << 10))
 }
 
 /// The number after a name at the beginning of a line.
-fn field(text: &str, name: &str) -> Option<u64> {
+pub fn number_after(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().map(str::split_whitespace);
     lines.find_map(|mut words| {
         let found = words.next() == Some(name);

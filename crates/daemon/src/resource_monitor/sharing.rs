@@ -35,11 +35,11 @@ impl Sharing {
         if vms == self.vms {
             return None;
         }
-        self.vms = vms;
+        let before = std::mem::replace(&mut self.vms, vms);
         let shared = vms::share_out(&self.vms);
-        // A monitor that connects again and again is not to fill the log.
-        let Some(unsaid) = self.log.spend() else { return Some(shared) };
-        for (number, vm) in self.vms.iter().enumerate() {
+        for (number, vm) in self.vms.iter().enumerate().filter(|(_, vm)| !before.contains(vm)) {
+            // A monitor that connects again and again is not to fill the log.
+            let Some(unsaid) = self.log.spend() else { continue };
             let percent = 100.0 * shared.weight(number);
             info!(
                 vm = vm.name,

@@ -9,7 +9,7 @@
 
 use std::time::Duration;
 
-use flowstone_block::format_size;
+use flowstone_block::{format_size, mutant};
 
 /// Available memory below which it is short, and above which it is plentiful: in parts of all memory.
 const SHORT_OF: u64 = 16;
@@ -40,7 +40,8 @@ pub struct Reading {
     pub waiting: f64,
 }
 
-/// What part of the accesses a cache of so many bytes would answer; nothing while that is not known.
+/// What part of the accesses a cache of so many bytes would answer, each VM by its weight; nothing while that is not
+/// known.
 pub type HitRatio<'a> = &'a dyn Fn(u64) -> Option<f64>;
 
 /// Between which sizes a cache is kept.
@@ -100,7 +101,8 @@ impl Sizer {
     ) -> Option<Change> {
         let Reading { available, total, waiting } = reading;
         let plenty = total / PLENTY_OF;
-        let is_short = available < total / SHORT_OF || waiting > SHORT_WAITING;
+        let waits = waiting > SHORT_WAITING && !mutant("daemon.sizer.ignores-who-waits");
+        let is_short = available < total / SHORT_OF || waits;
         if is_short {
             (self.calm_since, self.tight_since) = (None, None);
             return self.shrink(now, reading, held);
@@ -117,9 +119,11 @@ impl Sizer {
         }
         // What the cache may take already, and has not taken, is not there for a second time.
         let promised = self.target.saturating_sub(held);
+        let promised = if mutant("daemon.sizer.promises-twice") { 0 } else { promised };
         // What is not known yet is worth a try.
         let gain = hit_ratio(self.limits.max).zip(hit_ratio(self.target));
-        if gain.is_some_and(|(most, now)| most - now < 2.0 * LOSS_MAX) {
+        let is_idle = gain.is_some_and(|(most, now)| most - now < 2.0 * LOSS_MAX);
+        if is_idle && !mutant("daemon.sizer.grows-for-nothing") {
             return None;
         }
         self.grow(now, available, (available - plenty).saturating_sub(promised))
@@ -129,7 +133,8 @@ impl Sizer {
     fn trim(&mut self, now: Duration, hit_ratio: HitRatio<'_>) -> Option<Change> {
         let to = self.target.saturating_sub(self.limits.max / GROW_OF).max(self.limits.min);
         let loss = hit_ratio(self.limits.max)? - hit_ratio(to)?;
-        if to == self.target || loss > LOSS_MAX {
+        let is_used = loss > LOSS_MAX && !mutant("daemon.sizer.gives-up-what-is-used");
+        if to == self.target || is_used {
             return None;
         }
         self.tight_since = Some(now);
@@ -143,14 +148,16 @@ impl Sizer {
 
     fn shrink(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
         let Reading { available, total, waiting } = reading;
-        if self.grown.take().is_some_and(|grown| now - grown < SOON) {
+        let is_soon = self.grown.take().is_some_and(|grown| now - grown < SOON);
+        if is_soon && !mutant("daemon.sizer.swings") {
             self.calm = (self.calm * 2).min(CALM_MAX);
         }
         // What the cache may take and has not taken is nobody's.
         let size = self.target.min(held);
         let missing = (total / PLENTY_OF).saturating_sub(available);
         let less = missing.max(size / SHRINK_OF);
-        let to = size.saturating_sub(less).max(self.limits.min);
+        let least = if mutant("daemon.sizer.below-its-least") { 0 } else { self.limits.min };
+        let to = size.saturating_sub(less).max(least);
         let reason = format!(
             "{} of {} of memory are available, and processes waited for some in {:.0} % of the time",
             format_size(available),

@@ -3,5 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod engines;
+mod lost_memory;
 mod opening;
 mod page_cache;
+mod process_limit;
+mod stopped_server;

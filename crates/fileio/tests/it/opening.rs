@@ -53,7 +53,7 @@ fn qemu_and_we_keep_each_other_from_writing() {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn()
     };
-    let Ok(mut writer) = qemu_io(&[]) else { return println!("skipped: no qemu-io here") };
+    let Ok(mut writer) = qemu_io(&[]) else { return flowstone_testkit::skip("no qemu-io here") };
     // Its prompt says that it has the image.
     let mut prompt = [0; 8];
     writer.stdout.as_mut().unwrap().read_exact(&mut prompt).unwrap();
@@ -134,11 +134,14 @@ impl LoopDevice {
                 Some(Self(String::from_utf8_lossy(&made.stdout).trim().into()))
             }
             Ok(made) => {
-                println!("skipped: {}", String::from_utf8_lossy(&made.stderr).trim());
+                flowstone_testkit::skip(format_args!(
+                    "{}",
+                    String::from_utf8_lossy(&made.stderr).trim()
+                ));
                 None
             }
             Err(error) => {
-                println!("skipped: no losetup: {error}");
+                flowstone_testkit::skip(format_args!("no losetup: {error}"));
                 None
             }
         }

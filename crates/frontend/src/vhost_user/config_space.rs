@@ -2,7 +2,9 @@
 
 use flowstone_block::{Geometry, SECTOR_BYTES, SectorCount};
 
-use super::protocol::{RANGE_SECTORS_MAX, RANGES_MAX, SEGMENT_BYTES_MAX, SEGMENTS_MAX};
+use super::protocol::{
+    FILLED_SECTORS_MAX, RANGE_SECTORS_MAX, RANGES_MAX, SEGMENT_BYTES_MAX, SEGMENTS_MAX,
+};
 
 /// Bytes of the structure, up to `write_zeroes_may_unmap` and its padding.
 pub const CONFIG_BYTES: usize = 60;
@@ -37,8 +39,12 @@ pub fn encode(
     put(40, &RANGES_MAX.to_le_bytes());
     let granularity = u64::from(geometry.discard_granularity_bytes) / SECTOR_BYTES;
     put(44, &(granularity.max(1) as u32).to_le_bytes());
-    put(48, &RANGE_SECTORS_MAX.to_le_bytes());
-    put(52, &RANGES_MAX.to_le_bytes());
+    let (zeroed_max, zeroed_ranges_max) = match geometry.zeroes_are_written {
+        true => (FILLED_SECTORS_MAX, 1),
+        false => (RANGE_SECTORS_MAX, RANGES_MAX),
+    };
+    put(48, &zeroed_max.to_le_bytes());
+    put(52, &zeroed_ranges_max.to_le_bytes());
     put(56, &[u8::from(geometry.discards)]);
     space
 }
@@ -63,5 +69,16 @@ mod tests {
         assert_eq!(window(&space, 58, 4), [0; 4]);
         assert_eq!(window(&space, u32::MAX, 4), [0; 4]);
         assert_eq!(window(&space, AT_WRITEBACK, 1), [1]);
+    }
+
+    #[test]
+    fn zeroes_that_have_to_be_written_are_offered_in_short_ranges() {
+        let geometry = Geometry::with_capacity(SectorCount::new(1 << 30));
+        let zeroes =
+            |geometry: &Geometry| window(&encode(geometry, geometry.capacity, 1, false), 48, 8);
+        assert_eq!(zeroes(&geometry)[4..], 64u32.to_le_bytes());
+        let written = Geometry { zeroes_are_written: true, ..geometry };
+        assert_eq!(zeroes(&written)[..4], 8192u32.to_le_bytes());
+        assert_eq!(zeroes(&written)[4..], 1u32.to_le_bytes());
     }
 }

@@ -161,6 +161,7 @@ impl Device {
             shared: &self.shared,
             readonly: geometry.readonly,
             discards: geometry.discards,
+            zeroes_are_written: geometry.zeroes_are_written,
             id: self.id,
         };
         let queue = self.vrings[index].build(index, &parts).map_err(Error::ReqHandlerError)?;

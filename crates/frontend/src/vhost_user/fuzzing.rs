@@ -68,6 +68,7 @@ pub(super) fn parts_over(
         shared: Arc::new(DeviceShared::new(DISK)),
         readonly: false,
         discards: true,
+        zeroes_are_written: false,
         id: [0; ID_BYTES],
     })
 }

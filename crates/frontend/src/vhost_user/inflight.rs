@@ -36,9 +36,8 @@ use flowstone_block::mutant;
 use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, ftruncate, memfd_create,
 };
-use vm_memory::{FileOffset, MmapRegion};
 
-use super::memory::refuse_short_file;
+use super::memory::GuardedRegion;
 
 const HEADER_BYTES: usize = 16;
 const DEVICE_BYTES: usize = 64;
@@ -77,7 +76,7 @@ pub struct Undone {
 
 /// The whole region, for all rings of a device.
 pub struct InflightRegion {
-    mapping: MmapRegion,
+    mapping: GuardedRegion,
     queues: u16,
     queue_size: u16,
 }
@@ -143,13 +142,11 @@ impl InflightRegion {
         if queue_size == 0 || bytes < Self::bytes_for(queues, queue_size) {
             return Err(io::Error::other("the in-flight region is smaller than its rings"));
         }
-        refuse_short_file(&file, offset, bytes)?;
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::other("the in-flight region is not one of ours"));
         }
         let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
-        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
-            .map_err(io::Error::other)?;
+        let mapping = GuardedRegion::map(file, offset, bytes, 0)?;
         Ok(Arc::new(Self { mapping, queues, queue_size }))
     }
 
@@ -245,6 +242,11 @@ impl RingLog {
 }
 
 impl AvailLog {
+    /// Whether some of the region has been lost.
+    pub fn is_broken(&self) -> bool {
+        self.ring.region.mapping.is_broken()
+    }
+
     /// Marks a request before it starts.
     pub fn begin(&mut self, head: u16) {
         let entry = RingLog::entry(head);
@@ -266,6 +268,11 @@ impl AvailLog {
 }
 
 impl UsedLog {
+    /// Whether some of the region has been lost.
+    pub fn is_broken(&self) -> bool {
+        self.ring.region.mapping.is_broken()
+    }
+
     /// A request that has been marked is here now, and on its way to the disk.
     pub fn take_over(&mut self, head: u16) {
         self.in_hand.push(head);

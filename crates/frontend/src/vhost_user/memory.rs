@@ -1,15 +1,18 @@
 //! Guest memory, mapped into the daemon, and the only way from a guest address to a host one.
 
 mod nodes;
+mod space;
 
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use flowstone_block::IoVec;
+use flowstone_block::{Guarded, IoVec, is_any_broken};
 use vm_memory::{FileOffset, MmapRegion};
 
 pub use self::nodes::NodePages;
+use self::space::Space;
 
 /// Where a region of guest memory lies in the three address spaces that name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +28,15 @@ pub struct RegionAddresses {
 /// One mapped region.
 struct Region {
     addresses: RegionAddresses,
+    mapping: GuardedRegion,
+}
+
+/// A mapping of a monitor's file. The monitor may truncate it, or its file system be full.
+pub(super) struct GuardedRegion {
+    // Before the mapping: what is not mapped any more is not ours to replace.
+    guard: Guarded,
     mapping: MmapRegion,
+    _space: Space,
 }
 
 /// All memory of a guest at some time. Immutable: a change makes a new one that shares the
@@ -58,9 +69,7 @@ impl GuestMemory {
             return Err(io::Error::other("two memory regions overlap"));
         }
         let bytes = usize::try_from(addresses.bytes).map_err(io::Error::other)?;
-        refuse_short_file(&file, file_offset, addresses.bytes)?;
-        let mapping = MmapRegion::from_file(FileOffset::new(file, file_offset), bytes)
-            .map_err(io::Error::other)?;
+        let mapping = GuardedRegion::map(file, file_offset, bytes, self.bytes())?;
         let mut regions = self.regions.clone();
         regions.push(Arc::new(Region { addresses, mapping }));
         Ok(Self { regions })
@@ -74,6 +83,12 @@ impl GuestMemory {
             region.addresses.guest != guest || region.addresses.monitor != monitor
         });
         if regions.len() == before { Err(Unmapped) } else { Ok(Self { regions }) }
+    }
+
+    /// Whether some of it has been lost: what is read there may be zeroes.
+    #[inline]
+    pub fn is_broken(&self) -> bool {
+        is_any_broken() && self.regions.iter().any(|region| region.mapping.is_broken())
     }
 
     /// How many regions there are.
@@ -140,6 +155,35 @@ impl GuestMemory {
     }
 }
 
+impl GuardedRegion {
+    /// Maps a range of a file that is as long, for a guest that `has` so many bytes already.
+    pub fn map(file: File, offset: u64, bytes: usize, has: u64) -> io::Result<Self> {
+        refuse_short_file(&file, offset, bytes as u64)?;
+        let space = Space::take(bytes as u64, has)?;
+        // Of a file of huge pages it is their size.
+        let page_bytes = file.metadata()?.blksize() as usize;
+        let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)
+            .map_err(io::Error::other)?;
+        // SAFETY: the mapping is ours alone, and lives longer than its guard; all users of it look
+        // whether it is broken.
+        let guard = unsafe { Guarded::new(mapping.as_ptr(), bytes, page_bytes.max(4096)) };
+        Ok(Self { guard, mapping, _space: space })
+    }
+
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.mapping.as_ptr()
+    }
+
+    pub fn size(&self) -> usize {
+        self.mapping.size()
+    }
+
+    /// Whether some of it has been lost.
+    pub fn is_broken(&self) -> bool {
+        self.guard.is_broken()
+    }
+}
+
 impl Region {
     fn at(&self, offset: u64) -> *mut u8 {
         debug_assert!(offset < self.addresses.bytes);
@@ -149,7 +193,7 @@ impl Region {
 }
 
 /// Touching memory behind the end of its file would kill us. A device has no size to look at.
-pub(super) fn refuse_short_file(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
+fn refuse_short_file(file: &File, offset: u64, bytes: u64) -> io::Result<()> {
     let metadata = file.metadata()?;
     let end = offset.checked_add(bytes);
     if metadata.is_file() && end.is_none_or(|end| end > metadata.len()) {

@@ -1,5 +1,7 @@
 //! Numbers of the virtio-blk protocol (virtio 1.2, sections 2.7 and 5.2).
 
+use flowstone_block::FILL_BYTES_MAX;
+
 /// Feature bits that we offer or look at.
 pub mod feature {
     /// Largest size of one segment is in `size_max`.
@@ -89,6 +91,8 @@ pub const RANGES_MAX: u32 = 64;
 /// Most sectors of one range: the largest multiple of 8 that a 32-bit byte count of Linux's block
 /// layer still holds.
 pub const RANGE_SECTORS_MAX: u32 = (u32::MAX / 512) & !7;
+/// The same of a write-zeroes request that the host has to write.
+pub const FILLED_SECTORS_MAX: u32 = (FILL_BYTES_MAX / 512) as u32;
 /// Most data segments of a request: a chain of these plus header and status fills QEMU's default
 /// queue of 128.
 pub const SEGMENTS_MAX: u32 = 126;

@@ -73,6 +73,8 @@ pub struct QueueParts {
     pub readonly: bool,
     /// Whether discards are understood.
     pub discards: bool,
+    /// Whether zeroes cost what writes do.
+    pub zeroes_are_written: bool,
     /// The disk's identity string.
     pub id: [u8; ID_BYTES],
 }
@@ -91,7 +93,7 @@ impl VirtQueue {
         let QueueParts {
             ring, mut next_avail, kick, call, error, inflight, broken, shared, ..
         } = parts;
-        let QueueParts { readonly, discards, id, .. } = parts;
+        let QueueParts { readonly, discards, zeroes_are_written, id, .. } = parts;
         let used = ring.used_index();
         let (mut log, mut replay) = (inflight, Vec::new());
         if let Some(log) = &mut log {
@@ -119,6 +121,7 @@ impl VirtQueue {
             shared,
             readonly,
             discards,
+            zeroes_are_written,
             id,
             replay,
         };
@@ -190,6 +193,11 @@ impl VirtQueue {
     /// Whether there is something to take.
     pub fn has_available(&self) -> bool {
         self.avail.has_available()
+    }
+
+    /// How many new chains the driver has made available.
+    pub fn available(&mut self) -> usize {
+        self.avail.available().into()
     }
 
     /// Takes available requests, at most `batch_max` of them, and hands them to `submit`. Those

@@ -12,8 +12,8 @@ use flowstone_block::{
 
 use super::chain::{BadChain, walk};
 use super::protocol::{
-    HEADER_BYTES, ID_BYTES, RANGE_BYTES, RANGE_SECTORS_MAX, RANGE_UNMAP, RANGES_MAX,
-    REQUEST_BYTES_MAX, Status, request_type,
+    FILLED_SECTORS_MAX, HEADER_BYTES, ID_BYTES, RANGE_BYTES, RANGE_SECTORS_MAX, RANGE_UNMAP,
+    RANGES_MAX, REQUEST_BYTES_MAX, Status, request_type,
 };
 use super::ring::SplitRing;
 
@@ -29,6 +29,8 @@ pub struct Limits {
     pub readonly: bool,
     /// Whether discards are understood.
     pub discards: bool,
+    /// Whether zeroes cost what writes do.
+    pub zeroes_are_written: bool,
 }
 
 /// A chain that is a well-formed request.
@@ -225,10 +227,21 @@ fn ranges(request: &mut Request, kind: u32, bytes: u64, limits: Limits) -> Verdi
             Err(status) => return Verdict::Answer(status, 0),
         }
     }
+    if kind == request_type::WRITE_ZEROES && limits.zeroes_are_written && fills_too_much(&ops) {
+        // The driver writes them, or some at a time.
+        return Verdict::Answer(Status::Unsupported, 0);
+    }
     match ops.pop() {
         Some(first) => Verdict::Ranges(first, ops),
         None => Verdict::Answer(Status::IoError, 0),
     }
+}
+
+/// More could neither be stopped nor be held to a limit.
+fn fills_too_much(ops: &[Op]) -> bool {
+    let bytes: u64 = ops.iter().map(|op| op.bytes()).sum();
+    bytes > u64::from(FILLED_SECTORS_MAX) * SECTOR_BYTES
+        && !mutant("frontend.request.fills-any-range")
 }
 
 fn range_op(kind: u32, range: &[u8], limits: Limits) -> Result<Op, Status> {

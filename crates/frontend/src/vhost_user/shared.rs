@@ -2,6 +2,7 @@
 //! socket.
 
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -92,8 +93,8 @@ impl DeviceShared {
     }
 
     /// Asks whether to write a line that a guest or a monitor can cause as often as it likes.
-    /// `Some` allows it, and says how many such lines were kept back since the last one.
-    pub fn may_log(&self) -> Option<u64> {
+    /// `Some` allows it, and says how many such lines were kept back since the last one, if any were.
+    pub fn may_log(&self) -> Option<Option<NonZeroU64>> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).spend()
     }
 

@@ -5,7 +5,8 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use flowstone_block::mutant;
+use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
 
 use super::inflight::InflightRegion;
 use super::memory::GuestMemory;
@@ -46,6 +47,7 @@ pub struct DeviceParts<'device> {
     pub shared: &'device Arc<DeviceShared>,
     pub readonly: bool,
     pub discards: bool,
+    pub zeroes_are_written: bool,
     pub id: [u8; protocol::ID_BYTES],
 }
 
@@ -88,6 +90,7 @@ impl Vring {
             shared: Arc::clone(device.shared),
             readonly: device.readonly,
             discards: device.discards,
+            zeroes_are_written: device.zeroes_are_written,
             id: device.id,
         }))
     }
@@ -99,8 +102,37 @@ impl Vring {
     }
 }
 
-/// An event that neither reading nor writing waits for: a queue's thread never may.
+/// An event that neither reading nor writing waits for: a queue's thread never may. Nothing but an eventfd is taken: files and
+/// pipes may be readable for ever, and what serves a file may never answer.
 pub fn never_blocking(event: File) -> io::Result<File> {
+    let kind = FileType::from_raw_mode(fstat(&event)?.st_mode);
+    if kind != FileType::Unknown && !mutant("frontend.vring.takes-any-descriptor") {
+        let why = format!("a notification descriptor is a {kind:?} and no eventfd");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
     fcntl_setfl(&event, fcntl_getfl(&event)? | OFlags::NONBLOCK)?;
     Ok(event)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use rustix::event::{EventfdFlags, eventfd};
+
+    use super::*;
+
+    /// A kick that is always readable kept a thread awake.
+    #[test]
+    fn what_is_no_eventfd_is_no_notification() {
+        let socket = std::os::fd::OwnedFd::from(UnixStream::pair().unwrap().0);
+        let zero = File::open("/dev/zero").unwrap();
+        for file in [zero, tempfile::tempfile().unwrap(), File::from(socket)] {
+            let why = never_blocking(file).unwrap_err().to_string();
+            assert!(why.contains("no eventfd"), "{why}");
+        }
+        let event = never_blocking(File::from(eventfd(5, EventfdFlags::CLOEXEC).unwrap())).unwrap();
+        assert_eq!(rustix::io::read(&event, &mut [0; 8]), Ok(8));
+        assert!(rustix::io::read(&event, &mut [0; 8]).is_err(), "it waits");
+    }
 }

@@ -42,6 +42,7 @@ pub struct Head {
 
 /// Whether records can be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
 pub enum Health {
     Running,
     /// A record could not be written: nothing is made until the maintenance worker has started new

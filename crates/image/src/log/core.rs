@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, PoisonError};
 
-use flowstone_block::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use flowstone_block::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Outcome, Sector, SectorCount, mutant};
 use flowstone_fileio::FileIo;
@@ -40,7 +40,7 @@ pub struct Core {
     state: Mutex<AppendState>,
     /// Copies of what `state` knows, to look at without the lock.
     committed: AtomicU64,
-    broken: AtomicBool,
+    health: AtomicU8,
     /// Counts the times that the maintenance worker has made room, or started new heads.
     room_made: AtomicU64,
     pub wakers: Wakers,
@@ -69,7 +69,7 @@ impl Core {
             resorting: Resorting::default(),
             capacity: AtomicU64::new(capacity.get()),
             committed: AtomicU64::new(state.committed().get()),
-            broken: AtomicBool::new(state.health != Health::Running),
+            health: AtomicU8::new(state.health as u8),
             room_made: AtomicU64::new(0),
             state: Mutex::new(state),
             wakers: Wakers::default(),
@@ -138,7 +138,12 @@ impl Core {
 
     /// Whether no record can commit any more before the maintenance worker has started new heads.
     pub fn is_broken(&self) -> bool {
-        self.broken.load(Ordering::Acquire)
+        self.health.load(Ordering::Acquire) != Health::Running as u8
+    }
+
+    /// Whether no record can ever commit any more: what waits for one is to end.
+    pub fn has_stopped(&self) -> bool {
+        self.health.load(Ordering::Acquire) == Health::Stopped as u8
     }
 
     /// Whether blocks that are not mapped read as zeroes after a crash, too. Until the maintenance
@@ -202,7 +207,7 @@ impl Core {
     /// Publishes copies of what the lock protects, for readers without it.
     pub fn show(&self, state: &AppendState) {
         self.committed.store(state.committed().get(), Ordering::Release);
-        self.broken.store(state.health != Health::Running, Ordering::Release);
+        self.health.store(state.health as u8, Ordering::Release);
     }
 
     fn apply_effects(&self, effects: Effects, except: &Arc<QueueWaker>) {

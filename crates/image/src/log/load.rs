@@ -119,7 +119,7 @@ fn reopen(replay: &Replay, segments: &mut SegmentTable) {
             state: State::Open,
             lifetime,
             incarnation: head.incarnation,
-            pinned: true,
+            pinned: !mutant("log.reopen.head-unpinned"),
             ..segment
         };
         segments.set(head.segment, open);

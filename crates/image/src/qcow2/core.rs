@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::SectorCount;
+use flowstone_block::{SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
@@ -40,6 +40,9 @@ pub struct Core {
     meta: Mutex<Meta>,
     /// Rings when a claim ends, when there is room, and when there will be none.
     changed: Condvar,
+    /// Threads that wait for that.
+    #[cfg(test)]
+    pub waiting: std::sync::atomic::AtomicUsize,
     pub wakers: Wakers,
 }
 
@@ -69,6 +72,8 @@ impl Core {
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),
+            #[cfg(test)]
+            waiting: Default::default(),
             wakers: Wakers::default(),
         }
     }
@@ -88,7 +93,12 @@ impl Core {
 
     /// Gives the lock back until [`tell_changed`](Self::tell_changed).
     pub fn wait_for_change<'meta>(&self, meta: MutexGuard<'meta, Meta>) -> MutexGuard<'meta, Meta> {
-        self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner)
+        #[cfg(test)]
+        self.waiting.fetch_add(1, Ordering::SeqCst);
+        let meta = self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner);
+        #[cfg(test)]
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+        meta
     }
 
     /// How many clusters the file grows by ahead of need: the host gives space only to those that
@@ -109,9 +119,11 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Whether the content of the medium is unknown: then nothing is promised any more.
+    /// Whether the content of the medium is unknown, or what is known of it half changed by a thread
+    /// that has panicked: then nothing is promised any more, and nothing of the map is written.
     pub fn has_failed(&self) -> bool {
-        self.sync.has_failed() || self.commits.has_failed()
+        let is_broken = self.meta.is_poisoned() && !mutant("qcow2.meta.trusts-a-half-made-change");
+        self.sync.has_failed() || self.commits.has_failed() || is_broken
     }
 
     /// Nothing is promised from now on.

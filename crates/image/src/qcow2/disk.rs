@@ -31,6 +31,12 @@ pub struct Qcow2Image {
 }
 
 impl Qcow2Image {
+    pub(super) fn queue(&self, context: &QueueContext) -> io::Result<Qcow2Channel> {
+        let (core, slow_path, trims) =
+            (Arc::clone(&self.core), Arc::clone(&self.slow_path), Arc::clone(&self.trims));
+        Qcow2Channel::new(core, slow_path, trims, context)
+    }
+
     fn refuse(&self, what: &str, why: &str, advice: &'static str) -> Error {
         Error::invalid(format!("{what} {}", self.core.name), why.to_owned(), advice)
     }
@@ -58,6 +64,7 @@ impl Layer for Qcow2Image {
         Geometry {
             discards: self.core.discard == DiscardMode::Deallocate && !self.core.readonly,
             readonly: self.core.readonly,
+            zeroes_are_written: !self.core.readonly && self.core.file.zeroes_are_written(),
             logical_block_bytes: self.core.file.block_bytes(),
             discard_granularity_bytes: cluster_bytes.max(4096),
             ..Geometry::with_capacity(self.core.capacity())
@@ -65,9 +72,7 @@ impl Layer for Qcow2Image {
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        let (core, slow_path, trims) =
-            (Arc::clone(&self.core), Arc::clone(&self.slow_path), Arc::clone(&self.trims));
-        Ok(Box::new(Qcow2Channel::new(core, slow_path, trims, context)?))
+        Ok(Box::new(self.queue(context)?))
     }
 }
 

@@ -1,10 +1,12 @@
 //! Which host clusters requests may still use although the map has dropped them.
 //!
 //! Time is cut into epochs; a commit begins a new one. A request pins the present epoch when it
-//! reads the map, under the map's lock, and unpins it when its I/O is done. A cluster that the map
-//! dropped in some epoch may be used again when that epoch and all before it are without pins.
+//! reads the map, before it gives the map's lock back, and unpins it when its I/O is done. A
+//! cluster that the map dropped in some epoch may be used again when that epoch and all before it
+//! are without pins.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
 
 use flowstone_block::mutant;
@@ -36,6 +38,12 @@ pub struct EpochPins {
 
 const NONE: u64 = u64::MAX;
 
+/// What the map's lock protects.
+pub trait HasEpoch {
+    /// The present epoch.
+    fn epoch(&self) -> u64;
+}
+
 impl Epochs {
     /// Registers another queue or thread.
     pub fn register(&self) -> EpochPins {
@@ -53,8 +61,20 @@ impl Epochs {
 }
 
 impl EpochPins {
-    /// Pins an epoch for a request. To be called under the map's lock; `epoch` is the present one.
-    pub fn pin(&mut self, epoch: u64) {
+    /// Gives the map's lock back with the present epoch pinned for a request: a cluster that was
+    /// seen under this lock is not used again before [`unpin`](Self::unpin). Returns the epoch.
+    pub fn hold<M: HasEpoch>(&mut self, map: impl Deref<Target = M>) -> u64 {
+        let epoch = map.epoch();
+        if mutant("qcow2.epochs.pins-after-the-look") {
+            drop(map);
+            self.pin(epoch);
+            return epoch;
+        }
+        self.pin(epoch);
+        epoch
+    }
+
+    fn pin(&mut self, epoch: u64) {
         match self.counts.back_mut() {
             Some((last, count)) if *last == epoch => *count += 1,
             _ => self.counts.push_back((epoch, 1)),

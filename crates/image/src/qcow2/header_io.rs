@@ -2,12 +2,13 @@
 
 use std::io;
 
-use flowstone_block::{AlignedBuf, Errno, Error, Result, SECTOR_BYTES};
+use flowstone_block::{AlignedBuf, Errno, Error, Result};
 use flowstone_fileio::{BlockingFile, FileIo, FileOffset};
 
 use super::entry;
 use super::header::{HEADER_BYTES_MAX, Header};
 use super::map::from_bytes;
+use super::shape::sector_bytes;
 use super::survey::SurveyError;
 use crate::damage::Flaw;
 
@@ -15,7 +16,8 @@ use crate::damage::Flaw;
 pub fn read_header(name: &str, file: &dyn FileIo) -> Result<Header> {
     let host = |error: io::Error| Error::host(name, error, "check the host's file system");
     // Of the last sector of a short file, direct I/O reads nothing; there is no header in it.
-    let bytes = (file.size().map_err(host)? / SECTOR_BYTES * SECTOR_BYTES) as usize;
+    let sector_bytes = sector_bytes(file) as u64;
+    let bytes = (file.size().map_err(host)? / sector_bytes * sector_bytes) as usize;
     let bytes = bytes.min(HEADER_BYTES_MAX);
     let mut start = AlignedBuf::zeroed(bytes);
     let mut reader = BlockingFile::new(file).map_err(host)?;
@@ -27,6 +29,7 @@ pub fn read_header(name: &str, file: &dyn FileIo) -> Result<Header> {
 pub fn read_l1(
     reader: &mut BlockingFile,
     header: &Header,
+    sector_bytes: usize,
     file_bytes: u64,
 ) -> std::result::Result<Vec<u64>, SurveyError> {
     let entries = header.l1_entries as usize;
@@ -34,7 +37,7 @@ pub fn read_l1(
         let flaw = Flaw::new("the file ends before its L1 table does");
         return Err(SurveyError::Damaged(flaw.at(FileOffset::new(header.l1_offset))));
     }
-    let end = (header.l1_offset + header.l1_entries * 8).next_multiple_of(SECTOR_BYTES);
+    let end = (header.l1_offset + header.l1_entries * 8).next_multiple_of(sector_bytes as u64);
     let mut bytes = AlignedBuf::zeroed((end.min(file_bytes) - header.l1_offset) as usize);
     if entries > 0 {
         reader.read(FileOffset::new(header.l1_offset), &mut bytes)?;
@@ -60,8 +63,8 @@ pub fn read_l1(
 /// Writes the mark, or none, and clears what we do not know. Returns the first sector.
 pub fn write_autoclear(file: &dyn FileIo, header: &Header) -> std::result::Result<Vec<u8>, Errno> {
     let failed = |error: io::Error| Errno::from_io_error(&error).unwrap_or(Errno::IO);
+    let mut sector = AlignedBuf::zeroed(sector_bytes(file));
     let mut file = BlockingFile::new(file).map_err(failed)?;
-    let mut sector = AlignedBuf::zeroed(SECTOR_BYTES as usize);
     file.read(FileOffset::new(0), &mut sector)?;
     let before = sector.to_vec();
     header.update(&mut sector);

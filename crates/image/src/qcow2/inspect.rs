@@ -9,6 +9,7 @@ use super::entry::{self, Mapping};
 use super::header::Header;
 use super::header_io::{read_header, read_l1};
 use super::map::from_bytes;
+use super::shape::sector_bytes;
 use super::survey::{SurveyError, TABLES_BYTES_MAX};
 
 /// More about a qcow2 image.
@@ -60,7 +61,7 @@ fn live_clusters(
     let failed =
         |error: io::Error| SurveyError::Host(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     let mut reader = BlockingFile::new(file).map_err(failed)?;
-    let l1 = read_l1(&mut reader, header, file.size().map_err(failed)?)?;
+    let l1 = read_l1(&mut reader, header, sector_bytes(file), file.size().map_err(failed)?)?;
     let homes = l1.iter().filter_map(|raw| entry::cluster(shape, *raw).ok().flatten());
     if homes.clone().count() as u64 * shape.cluster_bytes() > TABLES_BYTES_MAX {
         return Ok(None);

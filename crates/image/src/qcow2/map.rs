@@ -4,7 +4,7 @@
 //! room can always be read again. Only sectors that have changed are written.
 
 use super::entry;
-use super::shape::{ENTRIES_PER_SECTOR, GuestCluster, HostCluster, Shape};
+use super::shape::{GuestCluster, HostCluster, SECTOR_BYTES, Shape};
 
 /// Memory for L2 tables that could be read again, in bytes: with clusters of 64 KiB enough for
 /// 512 GiB of disk.
@@ -13,6 +13,8 @@ const TABLES_BYTES_MAX: u64 = 64 << 20;
 /// The map of a disk.
 pub struct Map {
     pub shape: Shape,
+    /// Entries in a sector, as a power of two.
+    sector_bits: u32,
     /// As on the medium, or as it will be after the commit that is being made.
     l1: Vec<u64>,
     tables: Vec<Option<Box<Table>>>,
@@ -55,6 +57,7 @@ impl Map {
         let tables = l1.iter().map(|_| None).collect();
         Self {
             shape,
+            sector_bits: (SECTOR_BYTES / 8).ilog2(),
             l1,
             tables,
             loaded: 0,
@@ -64,6 +67,16 @@ impl Map {
             hand: 0,
             evictions: 0,
         }
+    }
+
+    /// The same, of a file with sectors of so many bytes.
+    pub fn in_sectors_of(self, bytes: usize) -> Self {
+        Self { sector_bits: (bytes / 8).ilog2(), ..self }
+    }
+
+    /// Entries in a sector.
+    pub fn sector_entries(&self) -> usize {
+        1 << self.sector_bits
     }
 
     /// The L2 entry of a cluster.
@@ -94,9 +107,9 @@ impl Map {
     /// Changes an entry whose table is in memory, or does not exist yet.
     pub fn set(&mut self, guest: GuestCluster, raw: u64) {
         let (index, slot) = (self.shape.l1_index(guest), self.shape.l2_index(guest));
+        let sector = slot >> self.sector_bits;
         let table = self.table(index);
         table.entries[slot] = raw;
-        let sector = slot / ENTRIES_PER_SECTOR;
         table.changed_sectors[sector / 64] |= 1 << (sector % 64);
         if !std::mem::replace(&mut table.changed, true) {
             self.changed.push(index);
@@ -138,7 +151,7 @@ impl Map {
     }
 
     fn put(&mut self, index: usize, entries: Box<[u64]>, home: Option<HostCluster>) {
-        let sectors = entries.len().div_ceil(ENTRIES_PER_SECTOR);
+        let sectors = entries.len().div_ceil(self.sector_entries());
         let changed_sectors = vec![0; sectors.div_ceil(64)].into();
         self.homeless += u64::from(home.is_none());
         let table = Table { entries, changed_sectors, changed: false, home, used: true, pins: 0 };
@@ -197,13 +210,13 @@ impl Map {
     /// Everything that has changed, and takes it for unchanged from now on. The tables stay in
     /// memory until they have been written, or put back.
     pub fn take_changes(&mut self) -> Vec<ChangedTable> {
-        let mut changes = Vec::new();
+        let (mut changes, sector_entries) = (Vec::new(), self.sector_entries());
         for index in std::mem::take(&mut self.changed) {
             let table = self.tables[index].as_mut().expect("a changed table stays in memory");
             let home = table.home.expect("settled before");
             let runs = runs_of(&bits(&table.changed_sectors), |run| {
-                let start = run.start * ENTRIES_PER_SECTOR;
-                let end = (run.end * ENTRIES_PER_SECTOR).min(table.entries.len());
+                let start = run.start * sector_entries;
+                let end = (run.end * sector_entries).min(table.entries.len());
                 to_bytes(&table.entries[start..end])
             });
             table.changed_sectors.fill(0);
@@ -233,9 +246,10 @@ impl Map {
     /// Marks as changed what a commit could not write.
     pub fn put_back(&mut self, change: &ChangedTable) {
         self.written(change);
+        let sector_bytes = self.sector_entries() * 8;
         let table = self.tables[change.index].as_mut().expect("a pinned table is in memory");
         for run in &change.runs {
-            for sector in run.first..run.first + run.bytes.len().div_ceil(512) {
+            for sector in run.first..run.first + run.bytes.len().div_ceil(sector_bytes) {
                 table.changed_sectors[sector / 64] |= 1 << (sector % 64);
             }
         }

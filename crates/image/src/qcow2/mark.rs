@@ -11,14 +11,16 @@
 //! └───┴────────────┴────────────────────────┴──────────────┴───────────┘
 //! ```
 //!
-//! * `boot`: some bits of the number of the host's boot. After a power cut or a restart of the host
-//!   the changes are void, and the image by itself is all there is, even if the redo file is gone.
-//! * `session`: drawn at random when a daemon begins a redo file, never 0. Earlier versions had bit 63
+//! * `boot`: some bits of the number of the host's boot. Here it is a part of the session's number, and
+//!   nothing else: the redo file knows in which boot it was written. Earlier versions compare it.
+//! * `session`: drawn at random when a daemon begins a redo file, never 0. The first version had bit 63
 //!   alone.
 //! * `commits`: counts the commits of the session. A copy of the image that was made while it was in
 //!   use has the number of a commit of the past.
 
 use std::io;
+
+use super::boot::{boot_number, random_number};
 
 /// What bit 63 and the bits below it say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,14 +58,14 @@ impl Mark {
         self.0 == MARKED
     }
 
-    /// Whether it may have been made in this boot of the host. One that was not is void.
-    pub fn may_be_of(self, boot: u128) -> bool {
-        self.0 >> BOOT_SHIFT & BOOT_MASK == boot as u64 & BOOT_MASK
+    /// The number of the session, with the boot's: what the redo file is called by.
+    pub fn session(self) -> u64 {
+        self.0 >> SESSION_SHIFT
     }
 
     /// Whether both are of one session.
     pub fn is_akin(self, other: Self) -> bool {
-        self.0 >> SESSION_SHIFT == other.0 >> SESSION_SHIFT
+        self.session() == other.session()
     }
 
     /// After another commit.
@@ -73,30 +75,13 @@ impl Mark {
     }
 }
 
-/// The number of this boot of the host.
-pub fn boot_number() -> io::Result<u128> {
-    read_uuid("/proc/sys/kernel/random/boot_id")
-}
-
-fn random_number() -> io::Result<u128> {
-    read_uuid("/proc/sys/kernel/random/uuid")
-}
-
-fn read_uuid(path: &str) -> io::Result<u128> {
-    let text = std::fs::read_to_string(path)?;
-    u128::from_str_radix(&text.trim().replace('-', ""), 16)
-        .map_err(|_| io::Error::other(format!("there is no number in {path}")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_mark_tells_boots_sessions_and_commits_apart() {
-        let boot = boot_number().unwrap();
+    fn a_mark_tells_sessions_and_commits_apart() {
         let (one, other) = (Mark::begin().unwrap(), Mark::begin().unwrap());
-        assert!(one.may_be_of(boot) && !one.may_be_of(boot ^ 1));
         assert!(!one.is_old_kind() && !one.is_akin(other));
         assert_eq!(Mark::of(one.bits() | 3), Some(one), "the other bits are not ours");
         assert_eq!(Mark::of(one.bits() & !MARKED), None);

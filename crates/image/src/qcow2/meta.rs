@@ -6,6 +6,7 @@ use std::collections::{HashMap, HashSet};
 use flowstone_block::mutant;
 
 use super::entry::{self, Compressed, Mapping};
+use super::epochs::HasEpoch;
 use super::map::{Map, Missing};
 use super::redo::{Redo, RedoRecord};
 use super::shape::{GuestCluster, HostCluster, Shape};
@@ -83,6 +84,12 @@ pub enum Filling {
     Busy,
     /// There is no free cluster.
     NoRoom,
+}
+
+impl HasEpoch for Meta {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
 }
 
 impl Meta {
@@ -232,12 +239,16 @@ impl Meta {
 
     /// Whether the entry of the cluster is being changed.
     pub fn is_locked(&self, guest: GuestCluster) -> bool {
-        self.locks.contains_key(&guest)
+        let lock = self.locks.get(&guest);
+        let is_ignored = lock == Some(&ClusterLock::Exclusive)
+            && mutant("qcow2.locks.slow-path-ignores-exclusive");
+        lock.is_some() && !is_ignored
     }
 
     /// Whether it is being changed by a request that shares the lock with no other.
     pub fn is_locked_exclusively(&self, guest: GuestCluster) -> bool {
-        self.locks.get(&guest) == Some(&ClusterLock::Exclusive)
+        let is_ignored = mutant("qcow2.locks.queue-ignores-exclusive");
+        self.locks.get(&guest) == Some(&ClusterLock::Exclusive) && !is_ignored
     }
 
     /// Locks a cluster that is not locked.

@@ -2,12 +2,13 @@
 //! leaves nothing worse than leaked clusters: docs/qcow2.md.
 //!
 //! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`, `compressed`),
-//! what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`mark`, `redo`,
-//! `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`, `core`), a queue of it
+//! what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`boot`, `mark`,
+//! `redo`, `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`, `core`), a queue of it
 //! (`channel`), the threads behind it (`slow_path`, `maintenance`), and the image as a whole
-//! (`survey`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
+//! (`survey`, `looks`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
 
 mod backing;
+mod boot;
 mod channel;
 mod check;
 mod commits;
@@ -22,6 +23,7 @@ pub mod fuzzing;
 mod header;
 mod header_io;
 mod inspect;
+mod looks;
 mod maintenance;
 mod map;
 mod mark;

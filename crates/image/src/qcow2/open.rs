@@ -1,28 +1,23 @@
 //! Opens an image. All that it says is checked before it is used.
 
-use std::collections::HashSet;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use flowstone_block::{Damage, Error, Result};
-use flowstone_fileio::{Access, BlockingFile, FileIo};
+use flowstone_block::{Damage, Errno, Error, Result};
+use flowstone_fileio::{Access, FileIo};
 
 use super::core::Core;
 use super::disk::Qcow2Image;
 use super::header::Header;
-use super::header_io::{read_header, read_l1, write_autoclear};
+use super::header_io::{read_header, write_autoclear};
+use super::looks::{Length, Looked, look_through};
 use super::maintenance::{Knowledge, Maintenance};
-use super::map::Map;
-use super::meta::Meta;
-use super::redo::{Left, Memory, Redo, recall};
-use super::refcounts::Refcounts;
+use super::redo::{Left, Lost, Memory, Redo, recall};
 use super::replay;
-use super::shape::HostCluster;
 use super::slow_path::{SlowPath, SlowPathWorker};
-use super::space::Space;
-use super::survey::{Survey, SurveyError, Surveyor};
+use super::survey::{Survey, SurveyError};
 use crate::capacity::valid_capacity;
 use crate::runtime::trims::Trims;
 use crate::runtime::worker::{self, End};
@@ -42,66 +37,53 @@ impl Qcow2Image {
         memory: Memory<'_>,
     ) -> Result<Self> {
         let name = path.display().to_string();
-        let host = |error: io::Error| Error::host(&name, error, "check the host's file system");
-        let explain = |refusal: SurveyError| match refusal {
-            SurveyError::Host(errno) => host(errno.into()),
-            SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(&name), REPAIR_ADVICE),
-        };
         let readonly = access != Access::Write;
         let header = read_header(&name, &*file)?;
         let capacity = valid_capacity(header.disk_bytes).map_err(|why| {
             Error::invalid(&name, format!("not a usable disk: {why}"), "resize it with qemu-img")
         })?;
         check_usable(&name, &header, &*file, readonly)?;
-        let mut reader = BlockingFile::new(&*file).map_err(host)?;
-        let mut file_bytes = file.size().map_err(host)?;
-        let whole = file_bytes.next_multiple_of(header.shape.cluster_bytes());
-        if !readonly && whole != file_bytes {
-            file.set_size(whole).map_err(host)?;
-            file_bytes = whole;
-        }
-        let left = recall(memory, header.autoclear).map_err(|lost| lost.explain(&name, memory))?;
-        let promised = replay::named(header.shape, left.changes());
-        let l1 = read_l1(&mut reader, &header, file_bytes).map_err(explain)?;
-        let (mut survey, refcounts) = match readonly {
-            true => Default::default(),
-            false => {
-                let looked = look_through(&mut reader, &header, file_bytes, &l1, &promised);
-                let (survey, refcounts) = looked.map_err(explain)?;
-                (survey, Some(refcounts))
-            }
-        };
-        drop(reader);
+        let left = recall(memory, header.autoclear).map_err(|lost| lost.explain(&name))?;
+        let length = Length::make_whole(&*file, &header, readonly)
+            .map_err(|error| Refusal::Host(error).explain(&name))?;
+        let looked = look_through(&*file, &header, length.whole, left.changes(), readonly);
+        let mut looked = looked.map_err(|refusal| {
+            length.restore(&*file);
+            Refusal::Survey(refusal).explain(&name)
+        })?;
         let backing_bytes = backing.as_ref().map_or(0, |image| image.geometry().capacity.bytes());
-        let map = Map::new(header.shape, l1);
-        let mut meta = Meta::new(map, Space::new(survey.next), file_bytes, backing_bytes);
-        meta.tables = std::mem::take(&mut survey.tables);
-        meta.live = survey.live;
-        let core =
-            Arc::new(Core::new(name.clone(), file, backing, readonly, discard, capacity, meta));
-        let slow_path = SlowPath::new(Arc::clone(&core));
-        let trims = Arc::new(start_trims(&core));
-        let mut image = Self { core, slow_path, trims, maintenance: None };
-        replay::replay(&image.core, left.changes()).map_err(explain)?;
-        if let Some(refcounts) = refcounts {
-            image.start(header, memory, &left, survey, refcounts).map_err(host)?;
-        }
+        let meta = looked.meta(header.shape, &*file, length.whole, backing_bytes);
+        let core = Core::new(name, file, backing, readonly, discard, capacity, meta);
+        let mut image = Self::of(Arc::new(core));
+        image.start(header, memory, left, looked).map_err(|refusal| {
+            length.restore(&*image.core.file);
+            refusal.explain(&image.core.name)
+        })?;
         Ok(image)
     }
 
-    /// Starts the maintenance worker, once the image says where changes of the map survive.
+    /// Not maintained yet.
+    fn of(core: Arc<Core>) -> Self {
+        let slow_path = SlowPath::new(Arc::clone(&core));
+        let trims = Arc::new(start_trims(&core));
+        Self { core, slow_path, trims, maintenance: None }
+    }
+
+    /// Takes over what a killed daemon has left. Starts the maintenance worker, once the image says
+    /// where changes of the map survive.
     fn start(
         &mut self,
         mut header: Header,
         memory: Memory<'_>,
-        left: &Left,
-        survey: Survey,
-        refcounts: Refcounts,
-    ) -> io::Result<()> {
+        left: Left,
+        looked: Looked,
+    ) -> std::result::Result<(), Refusal> {
+        replay::replay(&self.core, left.changes())?;
+        let Some(refcounts) = looked.refcounts else { return Ok(()) };
         let redo = remember(&*self.core.file, &mut header, memory, left)?;
         let first_sector = write_autoclear(&*self.core.file, &header)?;
         self.core.meta().redo = redo;
-        let Survey { holes, leaks, live, .. } = survey;
+        let Survey { holes, leaks, live, .. } = looked.survey;
         let surveyed = live.is_some();
         let knowledge = Knowledge { header, first_sector, refcounts, holes, leaks, surveyed };
         self.maintenance = Some(start_maintenance(&self.core, knowledge)?);
@@ -109,26 +91,43 @@ impl Qcow2Image {
     }
 }
 
-/// Finds out which clusters are in use, and which are not.
-fn look_through(
-    reader: &mut BlockingFile,
-    header: &Header,
-    file_bytes: u64,
-    l1: &[u64],
-    promised: &HashSet<HostCluster>,
-) -> std::result::Result<(Survey, Refcounts), SurveyError> {
-    let (offset, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
-    let mut refcounts = Refcounts::load(reader, header.shape, offset, clusters)?;
-    let surveyor = Surveyor {
-        file: reader,
-        shape: header.shape,
-        file_bytes,
-        l1_offset: header.l1_offset,
-        l1,
-        refcounts: &mut refcounts,
-        promised,
-    };
-    Ok((surveyor.run()?, refcounts))
+/// Why an image is not opened, whose header is sound.
+enum Refusal {
+    Survey(SurveyError),
+    Host(io::Error),
+    Lost(Lost),
+}
+
+impl Refusal {
+    fn explain(self, name: &str) -> Error {
+        let host = |error| Error::host(name, error, "check the host's file system");
+        match self {
+            Self::Survey(SurveyError::Damaged(flaw)) => {
+                Error::damaged(flaw.in_image(name), REPAIR_ADVICE)
+            }
+            Self::Survey(SurveyError::Host(errno)) => host(errno.into()),
+            Self::Host(error) => host(error),
+            Self::Lost(lost) => lost.explain(name),
+        }
+    }
+}
+
+impl From<SurveyError> for Refusal {
+    fn from(refusal: SurveyError) -> Self {
+        Self::Survey(refusal)
+    }
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        Self::Host(error)
+    }
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Host(errno.into())
+    }
 }
 
 fn start_trims(core: &Arc<Core>) -> Trims {
@@ -145,29 +144,37 @@ fn remember(
     file: &dyn FileIo,
     header: &mut Header,
     memory: Memory<'_>,
-    left: &Left,
-) -> io::Result<Option<Redo>> {
-    const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
+    left: Left,
+) -> std::result::Result<Option<Redo>, Refusal> {
     let redo = match (memory, left) {
         (Memory::None, _) => None,
-        (Memory::Beside(image), Left::Changes(_)) => Some(Redo::resume(image)?),
-        (Memory::Beside(image), Left::Nothing) if header.shape.version < 3 => {
-            warn!("{}: version 2 of qcow2: {FORGETS}", image.display());
-            None
+        (Memory::Beside(image), Left::Changes(found, _)) => {
+            Some(Redo::resume(image, &found).map_err(Refusal::Lost)?)
         }
-        (Memory::Beside(image), Left::Nothing) => {
+        (Memory::Beside(image), left) => {
             // Void before there is another redo file that it does not belong to.
             header.autoclear = 0;
             write_autoclear(file, header)?;
-            let begun = Redo::begin(image).inspect_err(|error| {
-                let name = image.display();
-                warn!("{name}: cannot write beside the image: {error}; {FORGETS}");
-            });
-            begun.ok()
+            left.remove();
+            begin(image, header.shape.version)
         }
     };
     header.autoclear = redo.as_ref().map_or(0, |redo| redo.mark().bits());
     Ok(redo)
+}
+
+/// A redo file for a new session, if there can be one.
+fn begin(image: &Path, version: u32) -> Option<Redo> {
+    const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
+    let name = image.display();
+    if version < 3 {
+        warn!("{name}: version 2 of qcow2: {FORGETS}");
+        return None;
+    }
+    let begun = Redo::begin(image).inspect_err(|error| {
+        warn!("{name}: cannot write beside the image: {error}; {FORGETS}");
+    });
+    begun.ok()
 }
 
 /// Refuses what cannot be served like this.

@@ -20,6 +20,7 @@ pub struct Refcounts {
     /// Where each block is; 0 where there is none, and all its refcounts are 0.
     table: Vec<u64>,
     pub table_offset: u64,
+    sector_bytes: usize,
     blocks: HashMap<usize, Block>,
     /// Entries of the table that have changed.
     changed_entries: BTreeSet<usize>,
@@ -54,12 +55,18 @@ impl Refcounts {
             shape,
             table: from_bytes(&bytes).into(),
             table_offset: offset,
+            sector_bytes: SECTOR_BYTES,
             blocks: HashMap::new(),
             changed_entries: BTreeSet::new(),
             moved: false,
             owed: Vec::new(),
             left: Vec::new(),
         })
+    }
+
+    /// The same, of a file with sectors of so many bytes.
+    pub fn in_sectors_of(self, sector_bytes: usize) -> Self {
+        Self { sector_bytes, ..self }
     }
 
     /// How many refcount blocks the table has room for.
@@ -133,10 +140,10 @@ impl Refcounts {
     /// Changes a refcount, for which there is a block.
     pub fn set(&mut self, file: &mut BlockingFile, cluster: HostCluster, value: u64) -> Outcome {
         let (index, slot) = self.place(cluster);
-        let order = self.shape.refcount_order;
+        let (order, sector_bytes) = (self.shape.refcount_order, self.sector_bytes);
         let block = self.block(file, index)?.ok_or(Errno::IO)?;
         put_refcount(&mut block.bytes, order, slot, value);
-        block.changed_sectors.insert(((slot << order) / 8) / SECTOR_BYTES);
+        block.changed_sectors.insert(((slot << order) / 8) / sector_bytes);
         Ok(())
     }
 
@@ -189,7 +196,7 @@ impl Refcounts {
         self.table[index] = self.shape.offset(home);
         self.changed_entries.insert(index);
         let bytes = AlignedBuf::zeroed(self.shape.cluster_bytes() as usize);
-        let changed_sectors = (0..bytes.len() / SECTOR_BYTES).collect();
+        let changed_sectors = (0..bytes.len() / self.sector_bytes).collect();
         self.blocks.insert(index, Block { bytes, changed_sectors });
         self.owed.push(home);
         Ok(())
@@ -298,12 +305,12 @@ impl Refcounts {
 
     /// Writes the blocks that have changed.
     pub fn write_blocks(&mut self, file: &mut BlockingFile) -> Outcome {
-        let mut writes = Vec::new();
+        let (mut writes, sector_bytes) = (Vec::new(), self.sector_bytes);
         for (index, block) in &mut self.blocks {
             let sectors: Vec<usize> = block.changed_sectors.iter().copied().collect();
             let (mut rest, mut at) = (&mut block.bytes[..], 0);
             for run in sectors.chunk_by(|before, after| before + 1 == *after) {
-                let range = run[0] * SECTOR_BYTES..(run[run.len() - 1] + 1) * SECTOR_BYTES;
+                let range = run[0] * sector_bytes..(run[run.len() - 1] + 1) * sector_bytes;
                 let (source, others) = rest[range.start - at..].split_at_mut(range.len());
                 writes.push((FileOffset::new(self.table[*index] + range.start as u64), source));
                 (rest, at) = (others, range.end);
@@ -317,14 +324,14 @@ impl Refcounts {
 
     /// Writes what has changed of the table.
     pub fn write_table(&mut self, file: &mut BlockingFile) -> Outcome {
-        let mut bytes = to_bytes(&self.table);
+        let (mut bytes, sector_bytes) = (to_bytes(&self.table), self.sector_bytes);
         let sectors: BTreeSet<usize> = match self.moved {
-            true => (0..bytes.len() / SECTOR_BYTES).collect(),
-            false => self.changed_entries.iter().map(|entry| entry * 8 / SECTOR_BYTES).collect(),
+            true => (0..bytes.len() / sector_bytes).collect(),
+            false => self.changed_entries.iter().map(|entry| entry * 8 / sector_bytes).collect(),
         };
         let sectors: Vec<usize> = sectors.into_iter().collect();
         for run in sectors.chunk_by(|before, after| before + 1 == *after) {
-            let range = run[0] * SECTOR_BYTES..(run[run.len() - 1] + 1) * SECTOR_BYTES;
+            let range = run[0] * sector_bytes..(run[run.len() - 1] + 1) * sector_bytes;
             let offset = self.table_offset + range.start as u64;
             file.write(FileOffset::new(offset), &mut bytes[range])?;
         }

@@ -1,5 +1,8 @@
 //! Sizes that follow from an image's header, and the two kinds of cluster number.
 
+use flowstone_block::mutant;
+use flowstone_fileio::FileIo;
+
 /// A cluster of the host file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostCluster(pub u64);
@@ -13,10 +16,14 @@ pub const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 /// The cluster of a new image, in bytes.
 pub const CLUSTER_DEFAULT_BYTES: u64 = 64 << 10;
 
-/// The unit of change on the medium, in bytes: a sector is written whole or not at all.
+/// The least unit of change on the medium, in bytes: a sector is written whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
-/// Table entries in a sector.
-pub const ENTRIES_PER_SECTOR: usize = SECTOR_BYTES / 8;
+
+/// The unit in which metadata of this file is read and written, in bytes: 512, or what the device
+/// insists on. No cluster is smaller.
+pub fn sector_bytes(file: &dyn FileIo) -> usize {
+    if mutant("qcow2.sectors.always-small") { SECTOR_BYTES } else { file.block_bytes() as usize }
+}
 
 /// What the header says about sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,8 @@
 
 use std::ops::Range;
 
+use flowstone_block::mutant;
+
 use super::shape::HostCluster;
 
 /// The free clusters of an image.
@@ -107,6 +109,9 @@ impl Space {
 
     /// This cluster is not in use, and a failed write has left something in it.
     pub fn spoil(&mut self, cluster: HostCluster) {
+        if mutant("qcow2.space.takes-a-spoilt-cluster-for-zeroes") {
+            return self.give_back(cluster.0..cluster.0 + 1);
+        }
         self.spoilt.push(cluster);
     }
 

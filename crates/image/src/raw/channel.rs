@@ -9,6 +9,8 @@
 //! once. So the image stops promising: every later flush and write-through request fails, on all
 //! queues, until the image is opened anew. Reads and plain writes go on.
 
+#[cfg(test)]
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use flowstone_block::{
@@ -18,16 +20,18 @@ use flowstone_block::{
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
-use crate::DiscardMode;
 use crate::runtime::completion_queue::CompletionQueue;
 use crate::runtime::group_sync::{Flushes, GroupSync, sync_request};
 use crate::runtime::pace::ActivityCounter;
 use crate::runtime::trims::Trims;
 use crate::runtime::wakers::QueueWaker;
+#[cfg(test)]
+use crate::waits::Wait;
 
 pub(crate) struct RawChannel {
     file: Box<dyn FileChannel>,
-    discard: DiscardMode,
+    /// Whether discards are carried out.
+    discards: bool,
     /// Else zeroes have to be written, and are not merged with discards.
     discards_to_zeroes: bool,
     /// Fail for good with the first sync, or durable write in its place, that fails.
@@ -57,7 +61,7 @@ const SYNC_TAG: usize = usize::MAX;
 /// What a queue is made of.
 pub(crate) struct RawParts {
     pub file: Box<dyn FileChannel>,
-    pub discard: DiscardMode,
+    pub discards: bool,
     pub discards_to_zeroes: bool,
     pub syncs: Arc<GroupSync>,
     pub trims: Arc<Trims>,
@@ -75,12 +79,12 @@ enum Plan {
 
 impl RawChannel {
     pub fn new(parts: RawParts, context: &QueueContext) -> Self {
-        let RawParts { file, discard, discards_to_zeroes, syncs, trims, activity } = parts;
+        let RawParts { file, discards, discards_to_zeroes, syncs, trims, activity } = parts;
         let waker = QueueWaker::new(&context.reactor);
         let depth = usize::from(context.depth.0);
         Self {
             file,
-            discard,
+            discards,
             discards_to_zeroes,
             syncs,
             in_flight: Slab::with_capacity(depth),
@@ -98,11 +102,28 @@ impl RawChannel {
         }
     }
 
+    /// What its requests wait for.
+    #[cfg(test)]
+    pub fn waits(&self) -> BTreeSet<Wait> {
+        #[rustfmt::skip]
+        let Self {
+            in_flight, handed_over, flushes,
+            // Ways to others, and what is done.
+            file: _, discards: _, discards_to_zeroes: _, syncs: _, trims: _, activity: _, reactor: _, waker: _,
+            completions: _, trims_queued: _, done: _, completed: _, durable_write: _,
+        } = self;
+        let states = [
+            (Wait::Host, !in_flight.is_empty()),
+            (Wait::Discard, *handed_over > 0),
+            (Wait::Sync, !flushes.is_idle()),
+        ];
+        states.into_iter().filter(|(_, holds)| *holds).map(|(wait, _)| wait).collect()
+    }
+
     /// What is to be done about `request`.
     fn translate(&self, request: &Request) -> Plan {
         let at = |extent: Extent| FileOffset::new(extent.start_bytes());
         let zero = |extent: Extent| FileOp::Zero { offset: at(extent), bytes: extent.bytes() };
-        let ignored = self.discard == DiscardMode::Ignore;
         match request.op {
             Op::Read(extent) => {
                 Plan::File(FileOp::Read { offset: at(extent), bytes: extent.bytes() })
@@ -113,8 +134,10 @@ impl RawChannel {
                 durable: false,
             }),
             Op::Flush => Plan::Sync,
-            Op::Discard(_) if ignored => Plan::Nothing,
-            Op::WriteZeroes { extent, unmap } if ignored || !unmap || !self.discards_to_zeroes => {
+            Op::Discard(_) if !self.discards => Plan::Nothing,
+            Op::WriteZeroes { extent, unmap }
+                if !unmap || !self.discards || !self.discards_to_zeroes =>
+            {
                 Plan::File(zero(extent))
             }
             Op::Discard(_) | Op::WriteZeroes { .. } => Plan::Trim,
@@ -190,7 +213,7 @@ impl RawChannel {
         }
         let request = self.in_flight.remove(completion.tag);
         if self.durable_write.take_if(|tag| *tag == completion.tag).is_some() {
-            self.finish_sync(outcome_of_its_sync(completion.outcome));
+            self.finish_sync(outcome_of_its_sync(&completion));
             let outcome = completion.outcome.and(self.syncs.promise());
             return done.push(Completion { request, outcome });
         }
@@ -211,10 +234,11 @@ impl RawChannel {
 
 /// What a durable write says of its sync. Lack of space is told by the write, which then has no sync:
 /// a full host is not to end the disk. (Should a host's sync say it nevertheless, then to each open file
-/// description, and the next sync has another one than writes have.)
-fn outcome_of_its_sync(outcome: Outcome) -> Outcome {
-    let is_full = matches!(outcome, Err(Errno::NOSPC | Errno::DQUOT));
-    if is_full { Ok(()) } else { outcome }
+/// description, and the next sync has another one than writes have.) A write that the host was not
+/// asked for (no memory to copy odd buffers to) has none either.
+fn outcome_of_its_sync(write: &FileCompletion) -> Outcome {
+    let is_full = matches!(write.outcome, Err(Errno::NOSPC | Errno::DQUOT));
+    if is_full || !write.asked { Ok(()) } else { write.outcome }
 }
 
 impl Channel for RawChannel {
@@ -269,6 +293,13 @@ impl Channel for RawChannel {
             || self.completions.has_completions()
             || self.flushes.can_advance(&self.syncs);
         NextLook::now_if(has_something).min(self.file.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let leads = self.flushes.is_leading() && !mutant("raw.channel.retires-while-it-leads");
+        self.handed_over == 0 && !leads && self.file.is_idle()
     }
 }
 

@@ -76,6 +76,28 @@ impl RawImage {
         SectorCount::new(self.capacity.load(Ordering::Relaxed))
     }
 
+    /// Whether discards do anything here, and do not write: a host without a call that takes the data and keeps the space
+    /// would write zeroes, as many as the guest likes.
+    fn offers_discards(&self) -> bool {
+        match self.discard {
+            DiscardMode::Ignore => false,
+            DiscardMode::Keep => !self.file.zeroes_are_written(),
+            DiscardMode::Deallocate => self.file.takes_discards(),
+        }
+    }
+
+    fn queue(&self, context: &QueueContext) -> io::Result<RawChannel> {
+        let parts = RawParts {
+            file: self.file.channel(context)?,
+            discards: self.offers_discards(),
+            discards_to_zeroes: self.file.discards_to_zeroes(),
+            syncs: Arc::clone(&self.syncs),
+            trims: Arc::clone(&self.trims),
+            activity: self.activity.counter(),
+        };
+        Ok(RawChannel::new(parts, context))
+    }
+
     /// Whether any data lies at or after `from`.
     fn has_data_after(&self, from: SectorCount) -> Result<bool> {
         self.next_data(Sector::new(from.get()))
@@ -108,23 +130,16 @@ fn start_trims(
 impl Layer for RawImage {
     fn geometry(&self) -> Geometry {
         Geometry {
-            discards: self.discard != DiscardMode::Ignore && !self.readonly,
+            discards: !self.readonly && self.offers_discards(),
             readonly: self.readonly,
             logical_block_bytes: self.file.block_bytes(),
+            zeroes_are_written: !self.readonly && self.file.zeroes_are_written(),
             ..Geometry::with_capacity(self.capacity())
         }
     }
 
     fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
-        let parts = RawParts {
-            file: self.file.channel(context)?,
-            discard: self.discard,
-            discards_to_zeroes: self.file.discards_to_zeroes(),
-            syncs: Arc::clone(&self.syncs),
-            trims: Arc::clone(&self.trims),
-            activity: self.activity.counter(),
-        };
-        Ok(Box::new(RawChannel::new(parts, context)))
+        Ok(Box::new(self.queue(context)?))
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use flowstone_block::sync::Mutex;
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
-use flowstone_block::{Completion, mutant};
+use flowstone_block::{Completion, Errno, Outcome, Request, mutant};
 
 use crate::runtime::wakers::QueueWaker;
 
@@ -13,6 +13,41 @@ pub struct CompletionQueue {
     waker: Arc<QueueWaker>,
     done: Mutex<Vec<Completion>>,
     full: AtomicBool,
+}
+
+/// A request that another thread has. It comes back however that thread ends: one that is dropped, as
+/// when the thread panics, with EIO.
+pub struct HandedOver {
+    request: Option<Box<Request>>,
+    reply_to: Arc<CompletionQueue>,
+}
+
+impl HandedOver {
+    pub fn new(request: Box<Request>, reply_to: &Arc<CompletionQueue>) -> Self {
+        Self { request: Some(request), reply_to: Arc::clone(reply_to) }
+    }
+
+    pub fn request(&mut self) -> &mut Request {
+        self.request.as_mut().expect("it is taken by the answer only, which takes all of this")
+    }
+
+    pub fn reply(mut self, outcome: Outcome) {
+        self.give_back(outcome);
+    }
+
+    fn give_back(&mut self, outcome: Outcome) {
+        if let Some(request) = self.request.take() {
+            self.reply_to.put(Completion { request, outcome });
+        }
+    }
+}
+
+impl Drop for HandedOver {
+    fn drop(&mut self) {
+        if !mutant("image.handed-over.dropped-without-an-answer") {
+            self.give_back(Err(Errno::IO));
+        }
+    }
 }
 
 impl CompletionQueue {

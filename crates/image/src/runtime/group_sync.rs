@@ -137,7 +137,9 @@ impl GroupSync {
             }
             leads = self.take_over();
         }
+        let lead = Lead { sync: self };
         let outcome = file.sync();
+        std::mem::forget(lead);
         let forgets = mutant("image.group-sync.maintenance-forgets-a-failed-sync");
         self.finish(outcome.is_ok() || forgets, true);
         // After a failed sync a later one says nothing about what the first has lost.
@@ -165,6 +167,20 @@ impl GroupSync {
 
     pub fn has_failed(&self) -> bool {
         self.failed.load(Ordering::Acquire)
+    }
+}
+
+/// A sync that a thread carries out. If it panics meanwhile, nothing is known of what it should have made
+/// durable, and those that wait for it, or want to lead the next one, are not to wait for ever.
+struct Lead<'sync> {
+    sync: &'sync GroupSync,
+}
+
+impl Drop for Lead<'_> {
+    fn drop(&mut self) {
+        if !mutant("image.group-sync.dies-with-its-leader") {
+            self.sync.finish(false, true);
+        }
     }
 }
 
@@ -251,6 +267,11 @@ impl Flushes {
     /// Whether a sync of ours is on its way.
     pub fn is_leading(&self) -> bool {
         self.leading
+    }
+
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty()
     }
 }
 

@@ -65,6 +65,30 @@ fn only_whole_aligned_zero_writes_become_write_zeroes() {
     assert_eq!(what_reaches_the_disk(true, 0, vec![0; 512]), write(0, 1), "an odd length");
 }
 
+/// A host that has to write zeroes refuses many at once: the guest's write must not be refused with them.
+#[test]
+fn long_writes_stay_writes_where_zeroes_are_written() {
+    struct Fills(Spy);
+    impl Layer for Fills {
+        fn geometry(&self) -> Geometry {
+            let capacity = SectorCount::new(1 << 20);
+            Geometry { zeroes_are_written: true, ..Geometry::with_capacity(capacity) }
+        }
+
+        fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+            self.0.channel(context)
+        }
+    }
+    for sectors in [8192, 8200] {
+        let spy = Spy::default();
+        let layer = Zeroes::new(Arc::new(Fills(spy.clone())), false);
+        let mut data = vec![0; sectors * 512];
+        BlockingDisk::new(&layer).unwrap().write(Sector::new(0), &mut data).unwrap();
+        let came = spy.0.lock().unwrap().pop().unwrap();
+        assert_eq!(matches!(came, Op::WriteZeroes { .. }), sectors == 8192, "{came:?}");
+    }
+}
+
 #[test]
 fn a_write_comes_back_as_the_write_it_was() {
     let layer = Zeroes::new(Arc::new(Spy::default()), true);

@@ -210,6 +210,10 @@ impl FileChannel for SharedChannel {
         };
         own.min(self.base.next_look())
     }
+
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.base.is_idle()
+    }
 }
 
 impl Drop for SharedChannel {

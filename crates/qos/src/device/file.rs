@@ -47,6 +47,14 @@ impl FileIo for SharedFile {
         self.file.is_direct()
     }
 
+    fn takes_discards(&self) -> bool {
+        self.file.takes_discards()
+    }
+
+    fn zeroes_are_written(&self) -> bool {
+        self.file.zeroes_are_written()
+    }
+
     fn discards_to_zeroes(&self) -> bool {
         self.file.discards_to_zeroes()
     }

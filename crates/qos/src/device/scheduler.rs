@@ -33,6 +33,9 @@ const REQUEST_BYTES: u64 = 16 << 10;
 const LEAD: u64 = DEPTH_LEAST as u64 * REQUEST_BYTES;
 /// A disk that has asked for nothing in so long is not active, unless something of it is at the device,
 const ACTIVE_FOR_NS: u64 = 200_000_000;
+/// ... or it asks now and then, at intervals no longer than this: then it is active for twice as long as its last ones were. Else
+/// each of its requests would find all at the device that others like to have there.
+const INTERVAL_MAX_NS: u64 = 1_000_000_000;
 /// ... which has lately given something of it back.
 const HUNG_NS: u64 = 1_000_000_000;
 /// See the module.
@@ -57,9 +60,20 @@ struct DiskState {
     moved_at: u64,
     /// When it asked for something.
     active_at: Option<u64>,
+    /// For how long it is active then.
+    active_for: u64,
 }
 
 impl DiskState {
+    fn asked(&mut self, now: u64) {
+        let interval = self.active_at.replace(now).map_or(u64::MAX, |at| now.saturating_sub(at));
+        self.active_for = match interval {
+            // Looked at every few milliseconds while it is at work: that is no interval, so it ends slowly.
+            0..=INTERVAL_MAX_NS => (2 * interval).max(self.active_for - self.active_for / 8),
+            _ => 0,
+        };
+    }
+
     fn sent(&mut self, requests: usize, now: u64) {
         if self.on_their_way == 0 {
             self.moved_at = now;
@@ -82,7 +96,8 @@ impl DiskState {
 
     fn is_active(&self, now: u64) -> bool {
         let is_served = self.on_their_way > 0 && now.saturating_sub(self.moved_at) < HUNG_NS;
-        is_served || self.active_at.is_some_and(|at| now.saturating_sub(at) < ACTIVE_FOR_NS)
+        let active_for = self.active_for.max(ACTIVE_FOR_NS);
+        is_served || self.active_at.is_some_and(|at| now.saturating_sub(at) < active_for)
     }
 }
 
@@ -116,7 +131,7 @@ impl Scheduler {
 
     /// A disk asks for something. Returns whether disks contend.
     pub fn touch(&mut self, disk: DiskKey, now: u64) -> bool {
-        self.disks[disk.0].active_at = Some(now);
+        self.disks[disk.0].asked(now);
         self.active = self.disks.iter().filter(|(_, disk)| disk.is_active(now)).count();
         self.is_contended()
     }

@@ -53,6 +53,29 @@ impl Bucket {
         self.fraction = (parts % u128::from(rate)) as u64;
     }
 
+    /// Gives back tokens that have been taken and were not needed.
+    pub fn give(&mut self, tokens: u64) {
+        let Some(rate) = self.rate else { return };
+        let parts = u128::from(tokens) * SECOND;
+        let ns = u64::try_from(parts / u128::from(rate)).unwrap_or(u64::MAX);
+        let fraction = (parts % u128::from(rate)) as u64;
+        let borrows = self.fraction < fraction;
+        self.fraction =
+            if borrows { self.fraction + (rate - fraction) } else { self.fraction - fraction };
+        self.empty_at = self.empty_at.saturating_sub(ns).saturating_sub(u64::from(borrows));
+    }
+
+    /// Whether it counts anything.
+    pub const fn is_limited(&self) -> bool {
+        self.rate.is_some()
+    }
+
+    /// How many tokens come in a time, at least one; without a rate any number.
+    pub fn tokens_in(&self, ns: u64) -> u64 {
+        let tokens = |rate: u64| u128::from(rate) * u128::from(ns) / SECOND;
+        self.rate.map_or(u64::MAX, |rate| u64::try_from(tokens(rate)).unwrap_or(u64::MAX).max(1))
+    }
+
     /// How long so many tokens take to come.
     pub fn time_of(&self, tokens: u64) -> u64 {
         let ns = |rate: u64| u128::from(tokens) * SECOND / u128::from(rate);
@@ -134,6 +157,27 @@ mod tests {
         let mut saved = bucket(10, Duration::from_secs(100));
         saved.set(Some(1000), Duration::from_secs(100), 50 * SECOND);
         assert_eq!(drain(&mut saved, std::iter::once(50 * SECOND)), 1);
+    }
+
+    /// Sizes are assumed before requests are read, and corrected after.
+    #[test]
+    fn what_is_given_back_was_never_taken() {
+        let mut random = fastrand::Rng::with_seed(5);
+        let (mut exact, mut corrected) = (bucket(999_983, BURST), bucket(999_983, BURST));
+        for _ in 0..1000 {
+            let (tokens, more) = (random.u64(0..100_000), random.u64(0..100_000));
+            exact.take(tokens, SECOND);
+            corrected.take(tokens + more, SECOND);
+            corrected.give(more);
+            assert_eq!(exact.ready_at(), corrected.ready_at());
+        }
+    }
+
+    #[test]
+    fn tokens_of_a_time_are_at_least_one() {
+        let counts = |rate| bucket(rate, BURST).tokens_in(10 * MS);
+        assert_eq!((counts(1), counts(1000), counts(1 << 50)), (1, 10, (1 << 50) / 100));
+        assert_eq!(Bucket::default().tokens_in(MS), u64::MAX);
     }
 
     #[test]

@@ -1,12 +1,12 @@
-//! A disk's limit, as operators and the end of its queues see it.
+//! A disk's limit, as operators and its queues see it.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use flowstone_block::Reactor;
+use flowstone_block::{Reactor, mutant};
 
+use super::budget::Cost;
 use super::gate::QueueGate;
 use super::group::Group;
 use crate::{DiskKey, Limit, Weight};
@@ -15,15 +15,13 @@ use crate::{DiskKey, Limit, Weight};
 pub struct DiskLimits {
     pub(super) group: Arc<Group>,
     key: DiskKey,
-    /// By the queue's number: whether it is being stopped.
-    stopping: Mutex<BTreeMap<u16, Arc<AtomicBool>>>,
     throttled: AtomicU64,
     throttled_ns: AtomicU64,
 }
 
 impl DiskLimits {
     /// Of a new disk of the group.
-    pub(super) fn new(group: Arc<Group>, limit: Limit, weight: Weight) -> Arc<Self> {
+    pub fn new(group: Arc<Group>, limit: Limit, weight: Weight) -> Arc<Self> {
         let now = group.now();
         let key = {
             let line = &mut group.lock().line;
@@ -31,8 +29,8 @@ impl DiskLimits {
             line.set_limit(key, limit, now);
             key
         };
-        let (stopping, throttled, throttled_ns) = Default::default();
-        Arc::new(Self { group, key, stopping, throttled, throttled_ns })
+        let (throttled, throttled_ns) = Default::default();
+        Arc::new(Self { group, key, throttled, throttled_ns })
     }
 
     /// The name of the disk's group, if it is in one.
@@ -71,43 +69,36 @@ impl DiskLimits {
         self.throttled_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// A queue is being stopped: the monitor that waits for it does not wait for tokens. What it holds goes at
-    /// once, and is owed. Until it [starts](Self::start_queue) again.
-    pub fn stop_queue(&self, queue: u16) {
-        self.stopping(queue).store(true, Ordering::Release);
-        self.group.change(|_, _| {});
+    /// The daemon has read so many bytes of the disk for itself. Returns how long it rests then, to be no faster than the
+    /// guest may be. If it is the guest's doing, the guest pays for it.
+    pub fn own_read(&self, bytes: u64, is_charged: bool) -> Duration {
+        let (cost, now) = (Cost { requests: 1, bytes }, self.group.now());
+        let line = &mut self.group.lock().line;
+        if is_charged && !mutant("qos.disk.own-reads-are-free") {
+            line.owe(self.key, cost, now);
+        }
+        Duration::from_nanos(line.time_of(self.key, cost))
     }
 
-    /// A queue runs, or will.
-    pub fn start_queue(&self, queue: u16) {
-        self.stopping(queue).store(false, Ordering::Release);
-    }
-
-    fn stopping(&self, queue: u16) -> Arc<AtomicBool> {
-        let mut queues = self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(queues.entry(queue).or_default())
-    }
-
-    /// A channel of a queue begins.
-    pub(super) fn open_gate(&self, queue: u16, reactor: &Reactor) -> Arc<QueueGate> {
-        let stopping = self.stopping(queue);
+    /// A queue begins, on the thread of this reactor.
+    pub(super) fn open_gate(&self, reactor: &Reactor) -> Arc<QueueGate> {
         let mut state = self.group.lock();
         let queue = state.line.add_queue(self.key);
-        let gate = Arc::new(QueueGate::new(self.key, queue, stopping, reactor.waker()));
+        let gate = Arc::new(QueueGate::new(self.key, queue, reactor.waker()));
         gate.set_limited(state.line.is_limited(self.key));
         state.gates.retain(|gate| gate.strong_count() > 0);
         state.gates.push(Arc::downgrade(&gate));
         gate
     }
 
-    /// A channel of a queue ends.
+    /// It ends.
     pub(super) fn close_gate(&self, gate: &QueueGate) {
         self.group.lock().line.remove_queue(gate.queue);
     }
 }
 
 impl Drop for DiskLimits {
-    /// Its channels are gone: each holds it.
+    /// Its queues are gone: each holds it.
     fn drop(&mut self) {
         self.group.lock().line.remove_disk(self.key);
     }

@@ -11,21 +11,14 @@ use crate::{DiskKey, QueueKey};
 pub struct QueueGate {
     pub disk: DiskKey,
     pub queue: QueueKey,
-    /// Whether requests may have to wait. Read for each request.
+    /// Whether chains may have to wait. Read for each batch.
     limited: AtomicBool,
-    /// Whether the queue is being stopped: what waits goes at once.
-    stopping: Arc<AtomicBool>,
     waker: Arc<Waker>,
 }
 
 impl QueueGate {
-    pub fn new(
-        disk: DiskKey,
-        queue: QueueKey,
-        stopping: Arc<AtomicBool>,
-        waker: Arc<Waker>,
-    ) -> Self {
-        Self { disk, queue, limited: AtomicBool::new(false), stopping, waker }
+    pub fn new(disk: DiskKey, queue: QueueKey, waker: Arc<Waker>) -> Self {
+        Self { disk, queue, limited: AtomicBool::new(false), waker }
     }
 
     pub fn set_limited(&self, limited: bool) {
@@ -34,10 +27,6 @@ impl QueueGate {
 
     pub fn is_limited(&self) -> bool {
         self.limited.load(Ordering::Relaxed)
-    }
-
-    pub fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Acquire)
     }
 
     pub fn wake(&self) {

@@ -1,8 +1,14 @@
-//! The line in which requests of a group's disks wait for tokens, as pure state on a clock in nanoseconds.
+//! The line in which the disks of a group wait for tokens, as pure state on a clock in nanoseconds.
 //!
-//! A request goes when the group and its disk are out of debt and it is its turn among the disks of the
-//! group and the queues of its disk ([`FairQueue`]). A disk without a group is alone in a line.
+//! Chains wait in their rings; the line knows how many. One may be taken when the group and its disk are out of debt
+//! and it is its turn among the disks of the group and the queues of its disk ([`FairQueue`]). What it costs is known when it
+//! has been taken: until then as much is assumed as the last ones of its queue cost.
+//!
+//! What a request costs beyond that is its disk's own debt, to the disk's budget and to the group. The group gets it in
+//! pieces, each in a turn of the disk, whose requests wait meanwhile: those of other disks do not wait for
+//! more than a piece. Debts stay with the disk when its queues go. A disk without a group is alone in a line.
 
+use flowstone_block::mutant;
 use slab::Slab;
 
 use super::budget::{Budget, Cost};
@@ -13,19 +19,50 @@ use crate::{DiskKey, FairQueue, Limit, QueueKey, Weight};
 const STEP_NS: u64 = 1_000_000;
 /// No look is later than this after tokens have come: what was expected of others may not happen.
 const LATE_MAX_NS: u64 = 10_000_000;
+/// What a group lends or is paid at once, in time at its rate: the credit that every limit has.
+const PIECE_NS: u64 = 10_000_000;
+/// A disk that owes so much has no grants left.
+const LONG_NS: u64 = 10 * LATE_MAX_NS;
+/// What the first request of a queue is assumed to move.
+const FIRST_BYTES: u64 = 4096;
 
 /// See the module.
 #[derive(Default)]
 pub struct Line {
     group: Budget,
-    disks: Slab<(DiskKey, Budget)>,
+    disks: Slab<Disk>,
+    queues: Slab<Queue>,
     fair: FairQueue<Cost>,
+}
+
+#[derive(Default)]
+struct Disk {
+    budget: Budget,
+    /// To the group. Nothing more of the disk goes before it is paid.
+    owed: Cost,
+}
+
+struct Queue {
+    /// Of a chain, as far as is known.
+    mean_bytes: u64,
+    /// What has been assumed of the chains that it may take.
+    granted: Cost,
+}
+
+/// What a queue may take now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lease {
+    pub chains: usize,
+    /// What they are assumed to cost, and is taken already.
+    pub cost: Cost,
+    /// Whether bytes are limited.
+    pub counts_bytes: bool,
 }
 
 impl Line {
     pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
         let key = self.fair.add_disk(weight);
-        let at = self.disks.insert((key, Budget::default()));
+        let at = self.disks.insert(Disk::default());
         // Both slabs are filled and emptied together, so they give the same places.
         assert!(at == key.0, "a disk has one key");
         key
@@ -38,10 +75,16 @@ impl Line {
     }
 
     pub fn add_queue(&mut self, disk: DiskKey) -> QueueKey {
-        self.fair.add_queue(disk)
+        let key = self.fair.add_queue(disk);
+        let queue = Queue { mean_bytes: FIRST_BYTES, granted: Cost::default() };
+        assert!(self.queues.insert(queue) == key.0, "a queue has one key");
+        key
     }
 
+    /// What it has not used of its grants is there for others.
     pub fn remove_queue(&mut self, queue: QueueKey) {
+        self.revoke(queue);
+        self.queues.remove(queue.0);
         self.fair.remove_queue(queue);
     }
 
@@ -54,15 +97,20 @@ impl Line {
     }
 
     pub fn set_limit(&mut self, disk: DiskKey, limit: Limit, now: u64) {
-        self.disks[disk.0].1.set(limit, now);
+        self.disks[disk.0].budget.set(limit, now);
     }
 
+    /// What is not limited any more is not owed.
     pub fn set_group_limit(&mut self, limit: Limit, now: u64) {
         self.group.set(limit, now);
+        for (at, disk) in &mut self.disks {
+            disk.owed = self.group.counted(disk.owed);
+            self.fair.set_owes(DiskKey(at), !disk.owed.is_zero());
+        }
     }
 
     pub fn limit(&self, disk: DiskKey) -> Limit {
-        self.disks[disk.0].1.limit()
+        self.disks[disk.0].budget.limit()
     }
 
     pub fn group_limit(&self) -> Limit {
@@ -74,37 +122,104 @@ impl Line {
         !self.limit(disk).is_none() || !self.group_limit().is_none()
     }
 
-    /// A request waits.
-    pub fn push(&mut self, queue: QueueKey, cost: Cost) {
-        self.fair.push(queue, cost);
+    /// So many chains of a queue wait in its ring. Returns how many it may take.
+    pub fn look(&mut self, queue: QueueKey, available: usize, now: u64) -> Lease {
+        self.announce(queue, available);
+        self.advance(now);
+        let chains = self.fair.take_granted(queue);
+        let cost = std::mem::take(&mut self.queues[queue.0].granted);
+        let disk = &self.disks[self.fair.disk_of(queue).0];
+        let counts_bytes = disk.budget.counts_bytes() || self.group.counts_bytes();
+        Lease { chains, cost, counts_bytes }
+    }
+
+    fn announce(&mut self, queue: QueueKey, available: usize) {
+        if available < self.fair.known(queue) {
+            // The guest has broken the ring.
+            self.revoke(queue);
+            self.fair.take_all(queue);
+        }
+        let mean = self.queues[queue.0].mean_bytes;
+        let assumed = Cost { requests: 1, bytes: mean.min(self.group.in_time(PIECE_NS).bytes) };
+        (self.fair.known(queue)..available).for_each(|_| self.fair.push(queue, assumed));
     }
 
     /// Lets everything go that may.
-    pub fn advance(&mut self, now: u64) {
-        let Self { group, disks, fair } = self;
-        while group.ready_at() <= now {
-            let Some(disk) = fair.next(|disk| disks[disk.0].1.ready_at() <= now) else { return };
-            // Without a limit on the group, turns do not matter: a request is a request.
-            let (_, cost) = fair.grant(disk, |cost| group.time_of(*cost).max(1));
-            group.take(cost, now);
-            disks[disk.0].1.take(cost, now);
+    fn advance(&mut self, now: u64) {
+        let Self { group, disks, queues, fair } = self;
+        loop {
+            let at = group.ready_at();
+            let may_go = |disk: &Disk| !disk.owed.is_zero() || disk.budget.ready_at() <= now;
+            let next = fair.next(|disk| may_go(&disks[disk.0]));
+            let Some(key) = next.filter(|_| at <= now) else { return };
+            // Tokens that nobody has used are no credit while something is owed.
+            let owes = disks.iter().any(|(_, disk)| !disk.owed.is_zero());
+            let Disk { budget, owed } = &mut disks[key.0];
+            if owed.is_zero() {
+                // Without a limit on the group, turns do not matter: a request is a request.
+                let (queue, cost) = fair.grant(key, |cost| group.time_of(*cost).max(1));
+                group.take(cost, if owes { at } else { now });
+                budget.take(cost, now);
+                let granted = &mut queues[queue.0].granted;
+                *granted = granted.plus(cost);
+                continue;
+            }
+            // Tokens that came since the last look, before anything waited, are paid in few steps.
+            let left = owed.beyond(group.in_time(PIECE_NS.max((now - at) / 8)));
+            let piece = owed.beyond(left);
+            fair.pay(key, group.time_of(piece).max(1));
+            group.take(piece, at);
+            *owed = left;
+            fair.set_owes(key, !left.is_zero());
         }
     }
 
-    /// How many requests of a queue have been let go since the last call.
-    pub fn take_granted(&mut self, queue: QueueKey) -> usize {
-        self.fair.take_granted(queue)
+    /// A queue has taken chains with a lease: what they have cost, which ends the lease.
+    pub fn settle(&mut self, queue: QueueKey, lease: Lease, chains: usize, spent: Cost, now: u64) {
+        let key = self.fair.disk_of(queue);
+        let of_queue = &mut self.queues[queue.0];
+        if let Some(mean) = spent.bytes.checked_div(chains as u64) {
+            of_queue.mean_bytes = nearer(of_queue.mean_bytes, mean);
+        }
+        self.refund(key, lease.cost.beyond(spent));
+        self.owe(key, spent.beyond(lease.cost), now);
     }
 
-    /// Lets everything of a queue go at once. What it costs is owed.
-    pub fn let_go(&mut self, queue: QueueKey, now: u64) -> usize {
-        let costs = self.fair.take_all(queue);
-        let disk = self.fair.disk_of(queue);
-        for cost in &costs {
-            self.group.take(*cost, now);
-            self.disks[disk.0].1.take(*cost, now);
+    /// A disk has had something that nothing was granted for.
+    pub fn owe(&mut self, key: DiskKey, excess: Cost, now: u64) {
+        let disk = &mut self.disks[key.0];
+        if !mutant("qos.line.forgets-what-was-not-assumed") {
+            disk.budget.take(excess, now);
+            disk.owed = disk.owed.plus(self.group.counted(excess));
         }
-        costs.len()
+        if mutant("qos.line.group-pays-for-a-disk") {
+            self.group.take(std::mem::take(&mut disk.owed), now);
+        }
+        self.fair.set_owes(key, !disk.owed.is_zero());
+        let owes_ns = disk.budget.ready_at().saturating_sub(now).max(self.group.time_of(disk.owed));
+        if owes_ns > LONG_NS && !mutant("qos.line.grants-outlive-a-debt") {
+            // Its other queues may have as much to take that is not expected. They look before it is paid.
+            let queues: Vec<QueueKey> = self.fair.queues_of(key).collect();
+            queues.into_iter().for_each(|queue| self.revoke(queue));
+        }
+    }
+
+    /// How long that takes to come in for a disk, in nanoseconds.
+    pub fn time_of(&self, disk: DiskKey, cost: Cost) -> u64 {
+        self.disks[disk.0].budget.time_of(cost).max(self.group.time_of(cost))
+    }
+
+    /// What has been granted to a queue, and is not with it yet, is not granted.
+    fn revoke(&mut self, queue: QueueKey) {
+        self.fair.take_granted(queue);
+        let granted = std::mem::take(&mut self.queues[queue.0].granted);
+        self.refund(self.fair.disk_of(queue), granted);
+    }
+
+    fn refund(&mut self, disk: DiskKey, cost: Cost) {
+        self.group.give(cost);
+        self.disks[disk.0].budget.give(cost);
+        self.fair.refund(disk, self.group.time_of(cost));
     }
 
     /// When the thread of a queue has to look again, if anything of it waits: when its first request will
@@ -112,13 +227,13 @@ impl Line {
     pub fn next_look(&self, queue: QueueKey, now: u64) -> Option<u64> {
         let first = *self.fair.first(queue)?;
         let disk = self.fair.disk_of(queue);
-        let budget = &self.disks[disk.0].1;
+        let Disk { budget, owed } = &self.disks[disk.0];
         let ready = self.group.ready_at().max(budget.ready_at()).max(now);
         let queues = self.fair.waiting_queues(disk) as u64;
         let others = queues * self.fair.round(disk);
         // How long one request takes of each queue before ours, and of each including ours.
         let of_disk = budget.time_of(first).saturating_mul(queues);
-        let of_group = self.group.time_of(first).saturating_mul(others);
+        let of_group = self.group.time_of(first.plus(*owed)).saturating_mul(others);
         let turn = of_disk.max(of_group);
         let own = budget.time_of(first).max(self.group.time_of(first));
         let ours = turn.saturating_sub(own);
@@ -126,6 +241,11 @@ impl Line {
         let wait = ours.max(ours.saturating_add(rest).min(STEP_NS));
         Some(ready.saturating_add(wait.min(LATE_MAX_NS)))
     }
+}
+
+/// A mean of which the newest value is a quarter; exact when values are all the same.
+const fn nearer(mean: u64, value: u64) -> u64 {
+    if value > mean { mean + (value - mean).div_ceil(4) } else { mean - (mean - value).div_ceil(4) }
 }
 
 #[cfg(test)]

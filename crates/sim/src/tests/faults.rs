@@ -5,7 +5,7 @@ use std::io;
 use flowstone_block::{Errno, Outcome};
 
 use super::*;
-use crate::{Call, Fate, Fault};
+use crate::{Call, Fate, Fault, Landed};
 
 fn try_put(disk: &SimDisk, at: u64, bytes: u64, fill: u8) -> Outcome {
     disk.run(write(at, bytes), &mut vec![fill; bytes as usize])
@@ -155,4 +155,47 @@ fn a_datasync_that_lies_makes_nothing_durable_but_the_next_one_does() {
     assert_eq!(look(&disk.crash_at(disk.now(), &mut Fate::nothing_more()), 0), 0);
     sync(&disk);
     assert_eq!(look(&disk.crash_at(disk.now(), &mut Fate::nothing_more()), 0), 1);
+}
+
+/// What a failed call has left could only be nothing, or the first half of a write.
+#[test]
+fn what_fails_may_have_landed_wholly_or_in_part() {
+    for (landed, halves) in
+        Landed::ALL.into_iter().zip([[false, false], [true, false], [false, true], [true, true]])
+    {
+        for op in [write(0, 16384), punch(0, 16384), zero(0, 16384)] {
+            let disk = SimDisk::new(16384);
+            put_durably(&disk, 0, 16384, 1);
+            disk.inject(Fault::fail(Errno::IO).landed(landed));
+            let mut memory = vec![2; if op == write(0, 16384) { 16384 } else { 0 }];
+            assert_eq!(disk.run(op, &mut memory), Err(Errno::IO));
+            let crashed = disk.crash_at(disk.now(), &mut Fate::everything());
+            for disk in [&disk, &crashed] {
+                let changed = [0, 8191, 8192, 16383].map(|at| look(disk, at) != 1);
+                let [first, second] = halves;
+                assert_eq!(changed, [first, first, second, second], "{op:?} {landed:?}");
+            }
+        }
+        let disk = SimDisk::new(16384);
+        disk.inject(Fault::fail(Errno::IO).landed(landed));
+        assert_eq!(disk.run(allocate(0, 16384), &mut []), Err(Errno::IO));
+        let pages = halves.iter().filter(|half| **half).count() as u64 * 2;
+        assert_eq!(disk.allocated_bytes().unwrap(), pages * 4096, "{landed:?}");
+        disk.inject(Fault::fail(Errno::IO).landed(landed));
+        disk.set_size(32768).unwrap_err();
+        assert_eq!(disk.size().unwrap() == 32768, landed == Landed::Whole);
+    }
+}
+
+#[test]
+fn a_datasync_that_fails_may_have_made_all_durable() {
+    let disk = SimDisk::new(4096);
+    put(&disk, 0, 4096, 1);
+    disk.inject(Fault::fail(Errno::IO).on(Call::Datasync).landed(Landed::Whole));
+    assert_eq!(disk.run(FileOp::Datasync, &mut []), Err(Errno::IO));
+    assert_eq!(look(&disk.crash_at(disk.now(), &mut Fate::nothing_more()), 0), 1);
+    put(&disk, 0, 4096, 2);
+    disk.inject(Fault::fail(Errno::IO).landed(Landed::Whole));
+    assert_eq!(disk.run(durable_write(0, 4096), &mut [3; 4096]), Err(Errno::IO));
+    assert_eq!(look(&disk.crash_at(disk.now(), &mut Fate::nothing_more()), 0), 3);
 }

@@ -65,6 +65,14 @@ impl FileIo for VolatileFile {
         self.cache.file.is_direct()
     }
 
+    fn takes_discards(&self) -> bool {
+        self.cache.file.takes_discards()
+    }
+
+    fn zeroes_are_written(&self) -> bool {
+        self.cache.file.zeroes_are_written()
+    }
+
     fn discards_to_zeroes(&self) -> bool {
         self.cache.file.discards_to_zeroes()
     }
@@ -108,7 +116,7 @@ struct VolatileChannel {
 impl FileChannel for VolatileChannel {
     fn submit(&mut self, request: FileRequest) {
         let outcome = self.cache.execute(&mut self.file, request);
-        self.done.push(FileCompletion { tag: request.tag, outcome });
+        self.done.push(FileCompletion::new(request.tag, outcome));
     }
 
     fn kick(&mut self) {}

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{ProtocolFeatures, Shape};
-use crate::virtio;
+use crate::{HANG, virtio};
 
 /// Which message tells the backend about guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub struct ClientOptions {
 }
 
 impl ClientOptions {
-    /// One queue of 128, everything negotiated, 1 MiB requests, 10 s of patience.
+    /// One queue of 128, everything negotiated, 1 MiB requests, patience until it is a hang.
     pub fn new(socket: impl AsRef<Path>) -> Self {
         ClientOptions {
             socket: socket.as_ref().to_path_buf(),
@@ -72,8 +72,8 @@ impl ClientOptions {
             slots: 32,
             slot_bytes: 1 << 20,
             shape: Shape::default(),
-            timeout_ms: 10_000,
-            connect_timeout_ms: 5_000,
+            timeout_ms: HANG.as_millis() as u64,
+            connect_timeout_ms: HANG.as_millis() as u64,
             kick_on_start: false,
         }
     }

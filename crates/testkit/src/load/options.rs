@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use crate::HANG;
 use crate::client::ClientOptions;
 
 /// Where requests go.
@@ -184,7 +185,7 @@ impl LoadOptions {
             verify_final: false,
             discard_zeroes: false,
             server_pid: None,
-            stall_timeout: Duration::from_secs(20),
+            stall_timeout: HANG,
             reconnect: None,
         }
     }

@@ -45,9 +45,23 @@ impl Stage {
         disk: usize,
         map: Option<VerifyMap>,
     ) -> Result<(Self, Vec<Lane>)> {
-        let mut session = Session::open(&options.client)?;
+        let began = Instant::now();
+        // A backend that dies at the beginning is no other than one that dies later.
+        let may_die = |result: &Result<_>| {
+            let died = matches!(result, Err(Error::Disconnected(_)));
+            died && options.reconnect.is_some_and(|time| began.elapsed() < time)
+        };
+        let connect = || {
+            let mut session = Session::open(&options.client)?;
+            let config = session.config(options.client.config_bytes)?;
+            Ok((session, config))
+        };
+        let mut connected = connect();
+        while may_die(&connected) {
+            connected = connect();
+        }
+        let (session, config) = connected?;
         let negotiated = *session.negotiated();
-        let config = session.config(options.client.config_bytes)?;
         let plan = Plan::new(options, &negotiated, &config)?;
         let memory = Memory::new(MemoryLayout::single(plan.memory_bytes()))?;
         let lanes = plan.lanes(&memory, disk, map)?;
@@ -55,7 +69,10 @@ impl Stage {
             lanes.iter().map(|lane| lane.ring.share().try_clone()).collect::<Result<_>>()?;
         let (inflight, reconnects) = (None, 0);
         let mut stage = Stage { session, negotiated, memory, shares, inflight, reconnects };
-        stage.start(options)?;
+        match stage.start(options) {
+            Err(Error::Disconnected(_)) if options.reconnect.is_some() => stage.recover(options)?,
+            done => done?,
+        }
         Ok((stage, lanes))
     }
 

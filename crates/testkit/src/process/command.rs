@@ -10,7 +10,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::output::Capture;
 use super::{Daemon, flowstone_binary};
-use crate::{Error, Result};
+use crate::{Error, HANG, Result};
 
 /// How a daemon shows that it serves.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ impl DaemonCommand {
             envs: Vec::new(),
             cpus: Vec::new(),
             ready: Ready::Listening(1),
-            timeout: Duration::from_secs(10),
+            timeout: HANG,
         }
     }
 

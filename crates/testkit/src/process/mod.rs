@@ -19,12 +19,12 @@ pub use locate::flowstone_binary;
 use output::Capture;
 pub use tempfile::TempDir;
 
-use crate::{Error, Result};
+use crate::{Error, HANG, Result};
 
 /// How long `terminate` callers usually want to wait.
-pub const TERMINATE_TIMEOUT: Duration = Duration::from_secs(10);
+pub const TERMINATE_TIMEOUT: Duration = HANG;
 /// How long what a process has written may take through a pipe, on a busy machine.
-const LAST_WORDS: Duration = Duration::from_secs(2);
+const LAST_WORDS: Duration = Duration::from_secs(20);
 
 /// A running daemon.
 #[derive(Debug)]

@@ -20,7 +20,7 @@ impl Peer {
     /// Serves a sparse image of `bytes`; `None`, with a message, when the program is missing.
     pub fn start(bytes: u64, queues: usize) -> Option<Peer> {
         if Command::new(PROGRAM).arg("--version").output().is_err() {
-            eprintln!("skipped: {PROGRAM} is not installed");
+            flowstone_testkit::skip(format_args!("{PROGRAM} is not installed"));
             return None;
         }
         let dir = temp_dir().unwrap();

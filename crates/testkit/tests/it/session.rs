@@ -1,10 +1,8 @@
 //! Blocking calls, odd framings, stop and start, crash and reconnect.
 
-use std::time::Duration;
-
 use flowstone_testkit::client::{MemoryMessage, Request, Shape};
 use flowstone_testkit::virtio::{F_EVENT_IDX, F_INDIRECT_DESC, F_MQ, T_IN};
-use flowstone_testkit::{Client, ClientOptions, Error, Status};
+use flowstone_testkit::{Client, ClientOptions, Error, HANG, Status, wait_for};
 
 use crate::peer::Peer;
 
@@ -197,7 +195,8 @@ fn a_backend_that_is_stopped_runs_into_the_timeout() {
         return;
     };
     let options = ClientOptions { timeout_ms: 300, ..peer.options() };
-    let mut client = Client::connect(options).unwrap();
+    // It may take longer to connect.
+    let mut client = wait_for("a connection", || Client::connect(options.clone()));
     peer.daemon.signal(rustix::process::Signal::STOP).unwrap();
     client.submit(0, &Request::flush()).unwrap();
     client.notify(0).unwrap();
@@ -205,5 +204,5 @@ fn a_backend_that_is_stopped_runs_into_the_timeout() {
     let session = client.session().unwrap();
     assert!(matches!(session.set_wce(true), Err(Error::Timeout { .. })));
     peer.daemon.signal(rustix::process::Signal::CONT).unwrap();
-    peer.daemon.terminate(Duration::from_secs(5)).unwrap();
+    peer.daemon.terminate(HANG).unwrap();
 }

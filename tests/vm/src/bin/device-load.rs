@@ -20,7 +20,7 @@ const REQUESTS: u64 = 1500;
 /// Requests of a load under which the daemon is killed again and again.
 const REQUESTS_KILLED: u64 = 20_000;
 /// Longest wait for the next daemon.
-const RECONNECT: Duration = Duration::from_secs(60);
+const RECONNECT: Duration = flowstone_testkit::HANG;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();

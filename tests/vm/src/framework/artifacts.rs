@@ -27,18 +27,32 @@ pub enum Kernel {
     Cloud,
     /// The generic one, with F2FS.
     Generic,
+    /// The one for clouds of the next release, 6.12.
+    Newer,
+}
+
+impl Kernel {
+    /// Its folder in `target/guest`.
+    fn root(self) -> PathBuf {
+        let name = match self {
+            Self::Cloud => "kernel",
+            Self::Generic => "kernel-generic",
+            Self::Newer => "kernel-newer",
+        };
+        workspace::guest_folder().join(name)
+    }
 }
 
 impl Artifacts {
     /// Finds a kernel and brings its initramfs up to date. The error is a skip reason.
     pub fn find(which: Kernel) -> Result<Self> {
-        let folder = workspace::guest_folder();
-        let (kernel_root, initrd, more): (_, _, &[&str]) = match which {
-            Kernel::Cloud => (folder.join("kernel"), folder.join("initrd.cpio"), &[]),
-            Kernel::Generic => {
-                (folder.join("kernel-generic"), folder.join("initrd-generic.cpio"), &["f2fs"])
-            }
+        let kernel_root = which.root();
+        let (initrd, more): (_, &[&str]) = match which {
+            Kernel::Cloud => ("initrd.cpio", &[]),
+            Kernel::Generic => ("initrd-generic.cpio", &["f2fs"]),
+            Kernel::Newer => ("initrd-newer.cpio", &[]),
         };
+        let initrd = workspace::guest_folder().join(initrd);
         let kernel = kernel_image(&kernel_root)?;
         build_initrd(&kernel_root, &initrd, more)?;
         Ok(Self { kernel, initrd })
@@ -56,10 +70,22 @@ fn kernel_image(kernel_root: &Path) -> Result<PathBuf> {
         .with_context(|| format!("no guest kernel in {} (run scripts/setup)", boot.display()))
 }
 
+/// The module of `guest/kmod` for a kernel.
+pub fn hint_module(which: Kernel) -> Result<PathBuf> {
+    let kernel_root = which.root();
+    let module = kernel_root.with_extension("flowstone_hint.ko");
+    run_script("guest-module", &[&kernel_root, &module], &[])?;
+    Ok(module)
+}
+
 fn build_initrd(kernel_root: &Path, initrd: &Path, more: &[&str]) -> Result<()> {
-    let script = workspace::script("guest-initrd");
+    run_script("guest-initrd", &[kernel_root, initrd], more)
+}
+
+fn run_script(name: &str, paths: &[&Path], more: &[&str]) -> Result<()> {
+    let script = workspace::script(name);
     let output = Command::new(&script)
-        .args([kernel_root, initrd])
+        .args(paths)
         .args(more)
         .output()
         .with_context(|| format!("run {}", script.display()))?;

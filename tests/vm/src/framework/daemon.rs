@@ -5,17 +5,18 @@ use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use flowstone_testkit::HANG;
 
 use super::child::{Child, POLL_INTERVAL};
 use super::stats::{CacheStats, DiskStats, Stats, VmStats};
 use super::workspace;
 
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+const START_TIMEOUT: Duration = HANG;
 /// Longest time a daemon may take to drain and flush.
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
+const DRAIN_TIMEOUT: Duration = HANG;
 
 /// Longest time until a load is felt.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
+const LOAD_TIMEOUT: Duration = HANG;
 
 /// A daemon serving one disk, with its sockets and log in a folder.
 #[derive(Debug)]

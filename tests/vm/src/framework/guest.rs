@@ -5,6 +5,7 @@ use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use flowstone_testkit::HANG;
 use serde_json::{Value, json};
 
 use super::accel::Accel;
@@ -20,11 +21,11 @@ use super::qmp::Qmp;
 /// guest beside other work is slow, and only a hang should fail.
 pub const GUEST_TIMEOUT: Duration = Duration::from_secs(300);
 /// Longest boot: some seconds here, most of a minute on a busy machine.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+const BOOT_TIMEOUT: Duration = GUEST_TIMEOUT;
 /// Longest time until a load is felt.
-const LOAD_TIMEOUT: Duration = Duration::from_secs(60);
-const QEMU_START_TIMEOUT: Duration = Duration::from_secs(30);
-const QEMU_END_TIMEOUT: Duration = Duration::from_secs(60);
+const LOAD_TIMEOUT: Duration = HANG;
+const QEMU_START_TIMEOUT: Duration = HANG;
+const QEMU_END_TIMEOUT: Duration = HANG;
 
 /// Script: defines `until_told COMMAND`, which repeats a command until [`Guest::tell`], and once at least.
 pub const UNTIL_TOLD: &str = "\

@@ -95,7 +95,7 @@ impl Lab {
                 panic!("guests are required and cannot run: {reason:#}")
             }
             Err(reason) => {
-                eprintln!("skipped: {reason:#}");
+                flowstone_testkit::skip(format_args!("{reason:#}"));
                 None
             }
         }

@@ -12,10 +12,10 @@ use flowstone_vmtest::framework::daemon::Daemon;
 use flowstone_vmtest::framework::lab::Lab;
 
 /// Longest time until the daemon has seen what the guest has made of its disk.
-const SEEN_TIMEOUT: Duration = Duration::from_secs(30);
+const SEEN_TIMEOUT: Duration = flowstone_testkit::HANG;
 
 /// Many small commits, then many files without any, then a journal that goes round several times.
-const LOAD: &str = "
+pub(super) const LOAD: &str = "
     mount /dev/vda /mnt
     fio --name=sync --directory=/mnt --size=8M --rw=randwrite --bs=4k --fsync=1 --io_size=1M >/dev/null
     for folder in $(seq 20); do
@@ -29,7 +29,7 @@ const LOAD: &str = "
     umount /mnt";
 
 /// A read or write of the guest.
-struct Entry {
+pub(super) struct Entry {
     writes: bool,
     start: u64,
     bytes: u64,
@@ -38,7 +38,7 @@ struct Entry {
 }
 
 /// The requests after a mark: a read of a length that no file system has.
-fn requests_after_mark(log: &Path) -> Result<Vec<Entry>> {
+pub(super) fn requests_after_mark(log: &Path) -> Result<Vec<Entry>> {
     let text = fs::read_to_string(log)?;
     let (_, text) = text.split_once("read sectors 72+24 ").context("the guest's mark")?;
     let mut open: HashMap<(&str, &str), Entry> = HashMap::new();
@@ -67,10 +67,10 @@ fn requests_after_mark(log: &Path) -> Result<Vec<Entry>> {
 
 /// Requests and bytes, by what the blocks hold and what we took them for.
 #[derive(Default)]
-struct Confusion(BTreeMap<(Option<Holds>, String), (u64, u64)>);
+pub(super) struct Confusion(BTreeMap<(Option<Holds>, String), (u64, u64)>);
 
 impl Confusion {
-    fn of_writes(requests: &[Entry], truth: &Truth) -> Self {
+    pub(super) fn of_writes(requests: &[Entry], truth: &Truth) -> Self {
         let mut table = Self::default();
         for write in requests.iter().filter(|request| request.writes) {
             // One that holds several kinds counts as its first block.
@@ -80,7 +80,7 @@ impl Confusion {
         table
     }
 
-    fn print(&self, name: &str) {
+    pub(super) fn print(&self, name: &str) {
         println!("{name}: what it holds, what we took it for, requests, bytes");
         for ((holds, class), (requests, bytes)) in &self.0 {
             let holds = holds.map_or("Data".into(), |holds| format!("{holds:?}"));
@@ -89,7 +89,7 @@ impl Confusion {
     }
 
     /// Requests and bytes that hold one of these, and those of them that were taken for `class`.
-    fn share(&self, holds: &[Option<Holds>], class: &str) -> [(u64, u64); 2] {
+    pub(super) fn share(&self, holds: &[Option<Holds>], class: &str) -> [(u64, u64); 2] {
         let of = self.0.iter().filter(|((it, _), _)| holds.contains(it));
         of.fold([(0, 0); 2], |[all, named], ((_, it), (requests, bytes))| {
             let more = if it == class { (*requests, *bytes) } else { (0, 0) };
@@ -98,14 +98,14 @@ impl Confusion {
     }
 
     /// Whether no data was taken for anything else.
-    fn ensure_data_is_data(&self) -> Result<()> {
+    pub(super) fn ensure_data_is_data(&self) -> Result<()> {
         let [(all, _), (named, _)] = self.share(&[None], "data");
         ensure!(all == named, "{} of {all} writes of data are misnamed", all - named);
         ensure!(all > 100, "only {all} writes of data");
         Ok(())
     }
 
-    fn ensure_journal(&self, writes_min: u64, per_mille: u64) -> Result<()> {
+    pub(super) fn ensure_journal(&self, writes_min: u64, per_mille: u64) -> Result<()> {
         let [(all, _), (named, _)] = self.share(&[Some(Holds::Journal)], "journal");
         ensure!(all >= writes_min, "only {all} writes of the journal");
         ensure!(
@@ -117,7 +117,7 @@ impl Confusion {
 }
 
 /// A disk that is served with a log of its requests.
-fn serve_with_log(lab: &Lab, size: &str) -> Result<(PathBuf, Daemon, PathBuf)> {
+pub(super) fn serve_with_log(lab: &Lab, size: &str) -> Result<(PathBuf, Daemon, PathBuf)> {
     let image = lab.image(size)?;
     let log = lab.folder().join("requests");
     let layer = format!("log={}", log.display());
@@ -126,7 +126,7 @@ fn serve_with_log(lab: &Lab, size: &str) -> Result<(PathBuf, Daemon, PathBuf)> {
 }
 
 /// Waits until the daemon has recognised a file system, or whatever `words` say.
-fn wait_for_layout(daemon: &Daemon, words: &[&str]) -> Result<()> {
+pub(super) fn wait_for_layout(daemon: &Daemon, words: &[&str]) -> Result<()> {
     let deadline = Instant::now() + SEEN_TIMEOUT;
     loop {
         let layout = daemon.layout()?.replace(' ', "");
@@ -140,7 +140,8 @@ fn wait_for_layout(daemon: &Daemon, words: &[&str]) -> Result<()> {
     }
 }
 
-const MARK: &str = "dd if=/dev/vda of=/dev/null iflag=direct bs=12k skip=3 count=1 2>/dev/null";
+pub(super) const MARK: &str =
+    "dd if=/dev/vda of=/dev/null iflag=direct bs=12k skip=3 count=1 2>/dev/null";
 
 #[test]
 fn an_ext4_guest_is_told_apart_by_its_layout() -> Result<()> {

@@ -25,7 +25,7 @@ const PERCENT_MIN: u64 = 97;
 /// Left of an empty image: tables, and segments that are kept ready.
 const EMPTY_BYTES_MAX: u64 = 6 * MIB;
 /// A log image gives back when its guest has been quiet for some seconds.
-const RETURN_TIMEOUT: Duration = Duration::from_secs(30);
+const RETURN_TIMEOUT: Duration = flowstone_testkit::HANG;
 
 struct FileSystem {
     name: &'static str,

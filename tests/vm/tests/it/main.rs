@@ -11,6 +11,7 @@ mod f2fs;
 mod filesystems;
 mod full_disk;
 mod gives_back;
+mod hint;
 mod hotplug;
 mod load;
 mod polled;

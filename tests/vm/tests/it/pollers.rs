@@ -2,9 +2,10 @@
 //! two each, and move between threads; killed under their load, and run in another way afterwards.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
+use flowstone_testkit::HANG;
 use flowstone_vmtest::framework::agent::Outcome;
 use flowstone_vmtest::framework::daemon::flowstone;
 use flowstone_vmtest::framework::fleet::{Fleet, ServedDisk};
@@ -115,15 +116,15 @@ fn four_guests_lose_nothing_however_their_queues_run_when_the_daemon_is_killed()
 
 /// A queue that changes its form has none for a moment.
 fn wait_for_threads(fleet: &Fleet, setting: &Setting) -> Result<()> {
-    let mut seen = 0;
-    for _ in 0..100 {
-        seen = fleet.stats()?.pollers.len();
+    let began = Instant::now();
+    loop {
+        let seen = fleet.stats()?.pollers.len();
         if setting.has_threads(seen)? {
             return Ok(());
         }
+        ensure!(began.elapsed() < HANG, "{seen} threads: {setting:?}");
         sleep(Duration::from_millis(50));
     }
-    bail!("{seen} threads: {setting:?}")
 }
 
 /// The guest writes and checks two disks at a time, and each request keeps a poller busy for long. With

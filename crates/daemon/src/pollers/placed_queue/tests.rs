@@ -1,15 +1,17 @@
 //! Queues whose form changes while they work, are stopped, or cannot run in the other one.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flowstone_block::{Channel, Errno, Geometry, Layer, Origin, QueueContext, SectorCount};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_frontend::vhost_user::QueueRunner;
 use flowstone_layers::Null;
 use flowstone_testkit::load::LoadOptions;
+use flowstone_testkit::{wait_for, wait_until};
 
 use super::*;
 use crate::PollMode;
@@ -29,7 +31,7 @@ fn places(choice: PollerChoice) -> Arc<Places> {
 
 fn spec(layer: Arc<dyn Layer>, disk: u32, queue: u16) -> QueueSpec {
     let (counters, origin) = (Arc::default(), Origin::Queue { disk, queue });
-    QueueSpec { layer, origin, counters, poll: PollMode::Auto, budget: None }
+    QueueSpec { layer, origin, counters, poll: PollMode::Auto, budget: None, limits: None }
 }
 
 fn own() -> OwnThreads {
@@ -119,36 +121,87 @@ fn queues_change_their_form_hundreds_of_times_under_load() {
     }
 }
 
-/// The thread that looks at loads tries two threads for a queue that fills its own, and decides.
+/// The thread that looks at loads tries two threads for a queue that fills its own, and decides. The clock of its
+/// looks goes on while the queue works, so that the queue fills its thread on a machine that does other work too.
 #[test]
 fn a_queue_that_fills_its_thread_is_tried_on_two() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
     let config = disk(memory.path(), "full.raw", EngineChoice::Auto, DirectChoice::Auto);
     let (served, running) = serve(&config, PollerChoice::PerQueue);
-    let (tried, idle) = (AtomicU32::new(0), IdleCpus::made_up(rustix::thread::CpuSet::MAX_CPU));
+    let (tried, idle) =
+        (AtomicBool::new(false), IdleCpus::made_up(rustix::thread::CpuSet::MAX_CPU));
     thread::scope(|scope| {
         scope.spawn(|| {
-            while tried.load(Ordering::Relaxed) == 0 {
+            while !tried.load(Ordering::Relaxed) {
                 let mut options = LoadOptions::new(&served.socket).workload("write").iodepth(16);
                 // Copies: the driver has nothing to do meanwhile.
                 (options.block_bytes, options.client.queues) = (1 << 20, 1);
                 assert_eq!(flowstone_testkit::load::run(&options.ops(4000)).unwrap().errors, 0);
             }
         });
-        let (deadline, mut changes) = (Instant::now() + Duration::from_secs(60), 0);
+        let _over = Over(&tried);
         let watched = Mutex::new(Vec::<Watched>::new());
-        while changes == 0 && Instant::now() < deadline {
-            let queue = running.lock().unwrap()[0].as_ref().map(|it| Arc::clone(&it.0));
-            let is_known = !watched.lock().unwrap().is_empty();
-            watched.lock().unwrap().extend(queue.iter().filter(|_| !is_known).map(Watched::new));
-            let began = Instant::now();
-            thread::sleep(Duration::from_millis(30));
-            look_at_all(&watched, &idle, Look { time: began.elapsed(), is_stale: false });
-            changes = queue.map_or(0, |it| it.counters().form_changes.load(Ordering::Relaxed));
-        }
-        tried.store(1, Ordering::Relaxed);
-        assert!(changes > 0, "it is never tried");
+        let mut worked_ns = 0;
+        wait_until("it is tried", || {
+            let Some(queue) = running.lock().unwrap()[0].as_ref().map(|it| Arc::clone(&it.0))
+            else {
+                return false;
+            };
+            let before = worked_ns;
+            worked_ns = queue.counters().work_ns();
+            if watched.lock().unwrap().is_empty() {
+                watched.lock().unwrap().push(Watched::new(&queue));
+            } else if worked_ns > before {
+                let time = Duration::from_nanos((worked_ns - before) * 10 / 9);
+                look_at_all(&watched, &idle, Look { time, is_stale: false });
+            }
+            queue.counters().form_changes.load(Ordering::Relaxed) > 0
+        });
     });
+}
+
+/// Is true when this is dropped, also by a test that fails.
+struct Over<'flag>(&'flag AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// One poller is enough for nothing; queues that fill theirs get more, until they have less to do. What they count is
+/// made up, and the thread that looks at it is that of the product.
+#[test]
+fn pollers_come_and_go_with_the_load() {
+    let (choice, cpus) = (PollerChoice::Auto, "0,0,0".parse().unwrap());
+    let config = PollersConfig { choice, cpus, ..PollersConfig::default() };
+    let places = Arc::new(Places::new(&config).unwrap());
+    let run = |disk| {
+        let (guest, queue) = FakeGuest::new(Asks::Flush);
+        let spec = QueueSpec { poll: PollMode::Never, ..spec(Arc::new(NULL), disk, 0) };
+        let places = Arc::clone(&places);
+        (guest, PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap())
+    };
+    let queues: Vec<(FakeGuest, PlacedQueue)> = (0..4).map(run).collect();
+    let in_use = || {
+        let place = |queue: &PlacedQueue| match &*queue.0.state() {
+            State::Runs(Placed { parts: Parts::Whole(running), .. }) => running.orders().place(),
+            _ => panic!("it runs on one thread"),
+        };
+        // A queue on its way is where it comes from.
+        queues.iter().map(|(_, queue)| place(queue).0).collect::<BTreeSet<usize>>().len()
+    };
+    assert_eq!(in_use(), 1);
+    wait_until("there are as many as there may be", || {
+        places.activity.woke();
+        queues.iter().for_each(|(_, queue)| fill(queue));
+        in_use() == 3
+    });
+    wait_until("one is enough", || {
+        places.activity.woke();
+        in_use() == 1
+    });
+    assert!(queues.into_iter().all(|(_, queue)| queue.stop().is_some()));
 }
 
 /// A stop that came while the form changed found nothing to stop, and the queue began to run again.
@@ -199,11 +252,7 @@ fn a_queue_that_cannot_run_in_another_form_keeps_its_own_or_is_given_back() {
             guest.offer(0);
             assert!(!queue.0.change(form.other()), "there is no channel for it");
             let done = || queue.0.counters().all_requests() == 1;
-            let deadline = Instant::now() + Duration::from_secs(20);
-            while runs_again && !done() {
-                assert!(Instant::now() < deadline, "{form:?} does not go on");
-                thread::yield_now();
-            }
+            wait_until("it goes on", || !runs_again || done());
             assert_eq!(queue.0.counters().is_split.load(Ordering::Relaxed), form == Form::Split);
             assert!(queue.stop().is_some(), "its state is known, also if it runs nowhere");
         }
@@ -227,14 +276,6 @@ fn fill(queue: &PlacedQueue) {
 }
 
 const LOOK: Look = Look { time: Duration::from_millis(100), is_stale: false };
-
-fn wait_until(what: &str, holds: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(20);
-    while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
-        thread::yield_now();
-    }
-}
 
 fn idle_host() -> IdleCpus {
     IdleCpus::made_up(rustix::thread::CpuSet::MAX_CPU)
@@ -270,13 +311,11 @@ fn a_queue_that_could_run_in_neither_form_is_tried_again() {
     wait_until("both forms were tried", || makes.0.lock().unwrap().len() <= 3);
     guest.offer(1);
     let done = queue.0.counters().all_requests();
-    let deadline = Instant::now() + Duration::from_secs(5);
-    while queue.0.counters().all_requests() == done {
-        assert!(Instant::now() < deadline, "it never runs again");
+    wait_until("it runs again", || {
         let looks_again = look_at_all(&watched, &idle_host(), LOOK);
         assert!(looks_again || makes.0.lock().unwrap().is_empty());
-        thread::sleep(Duration::from_millis(5));
-    }
+        queue.0.counters().all_requests() != done
+    });
     // What could not be made is left alone for long: there are no more channels here.
     for _ in 0..50 {
         fill(&queue);
@@ -319,8 +358,7 @@ fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
             look_at_all(&watched, &idle_host(), LOOK);
         });
         thread::sleep(Duration::from_millis(200));
-        let caught =
-            std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| then(queue, &watched)));
+        let caught = std::panic::catch_unwind(AssertUnwindSafe(|| then(queue, &watched)));
         hangs.go_on();
         changer.join().unwrap();
         if let Err(panic) = caught {
@@ -347,11 +385,7 @@ fn a_disk_is_let_go_while_the_form_of_another_disks_queue_waits() {
 fn queues_change_their_form_while_another_disk_hangs() {
     beside_a_hung_disk(|queue, _| {
         let changed = || queue.0.counters().form_changes.load(Ordering::Relaxed) == 1;
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !changed() {
-            assert!(Instant::now() < deadline, "it waits for the other disk");
-            thread::sleep(Duration::from_millis(5));
-        }
+        wait_until("it does not wait for the other disk", changed);
         assert!(queue.stop().is_some());
     });
 }
@@ -380,13 +414,11 @@ fn many_changes_leave_no_thread_and_no_descriptor_behind() {
         let before = (entries("fd"), entries("task"));
         (20..420).for_each(&mut round);
         // Other tests run in this process.
-        let mut after = (entries("fd"), entries("task"));
-        let deadline = Instant::now() + Duration::from_secs(20);
-        while (after.0 > before.0 + 60 || after.1 > before.1 + 60) && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(50));
-            after = (entries("fd"), entries("task"));
-        }
-        assert!(after.0 <= before.0 + 60 && after.1 <= before.1 + 60, "{before:?} {after:?}");
+        wait_for(&format!("about {before:?}"), || {
+            let after = (entries("fd"), entries("task"));
+            let is_like_before = after.0 <= before.0 + 60 && after.1 <= before.1 + 60;
+            if is_like_before { Ok(()) } else { Err(after) }
+        });
         assert!(queue.stop().is_some());
     }
 }
@@ -431,13 +463,11 @@ fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
             queue.begin_stop();
             told.store(true, Ordering::Release);
         });
-        let deadline = Instant::now() + Duration::from_secs(5);
-        while !told.load(Ordering::Acquire) && Instant::now() < deadline {
-            thread::yield_now();
-        }
-        let in_time = told.load(Ordering::Acquire);
+        let told = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            wait_until("the monitor does not wait", || told.load(Ordering::Acquire));
+        }));
         hangs.go_on();
-        assert!(in_time, "the monitor waits");
+        told.unwrap();
         assert!(!changer.join().unwrap(), "it runs again after the order to stop");
     });
     assert!(queue.stop().is_some());

@@ -5,12 +5,13 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use flowstone_block::{Op, Request, mutant};
-use tracing::warn;
+use flowstone_block::{Op, Request, is_any_broken, mutant};
+use tracing::{error, warn};
 
 use super::super::chain::BadChain;
 use super::super::inflight::{AvailLog, Undone};
 use super::super::memory::GuestMemory;
+use super::super::protocol::FILLED_SECTORS_MAX;
 use super::super::protocol::{ID_BYTES, Status};
 use super::super::request::{Limits, Parsed, Verdict, parse};
 use super::super::ring::SplitRing;
@@ -41,6 +42,8 @@ pub enum QueueFault {
     Chain(BadChain),
     /// Three lives of the daemon died with the same request in hand.
     Deadly,
+    /// The monitor's memory cannot be used any more: what is read there may be zeroes.
+    MemoryLost,
 }
 
 /// What this half is made of.
@@ -54,6 +57,7 @@ pub(super) struct AvailParts {
     pub shared: Arc<DeviceShared>,
     pub readonly: bool,
     pub discards: bool,
+    pub zeroes_are_written: bool,
     pub id: [u8; ID_BYTES],
     /// What an earlier life left undone, newest first.
     pub replay: Vec<Undone>,
@@ -138,6 +142,16 @@ impl AvailHalf {
         self.fault.is_none() && !self.is_full()
     }
 
+    /// Whether memory has been lost and nothing has been done about it.
+    #[inline]
+    fn is_to_fail(&self) -> bool {
+        is_any_broken() && self.fault.is_none() && self.is_memory_lost()
+    }
+
+    fn is_memory_lost(&self) -> bool {
+        self.memory().is_broken() || self.parts.log.as_ref().is_some_and(AvailLog::is_broken)
+    }
+
     /// Whether there is something left to take that an earlier life left undone.
     #[inline]
     pub fn has_undone(&self) -> bool {
@@ -150,6 +164,7 @@ impl AvailHalf {
         let ring = &self.parts.ring;
         self.may_take()
             && (ring.ask_for_kicks(self.parts.next_avail) || !self.parts.replay.is_empty())
+            || self.is_to_fail()
     }
 
     /// Asks the driver to save its notifications: we look by ourselves.
@@ -163,13 +178,16 @@ impl AvailHalf {
         let ring = &self.parts.ring;
         self.may_take()
             && (ring.avail_index() != self.parts.next_avail || !self.parts.replay.is_empty())
+            || self.is_to_fail()
     }
 
     /// How many new chains the driver has made available.
     #[inline]
     pub fn available(&mut self) -> u16 {
         let available = self.parts.ring.avail_index().wrapping_sub(self.parts.next_avail);
-        if available > self.parts.ring.size() {
+        if self.is_to_fail() {
+            self.fail(QueueFault::MemoryLost);
+        } else if available > self.parts.ring.size() {
             self.fail(QueueFault::AvailIndex);
         }
         if self.fault.is_some() { 0 } else { available }
@@ -183,6 +201,10 @@ impl AvailHalf {
             return None;
         }
         let head = self.parts.ring.avail_head(self.parts.next_avail);
+        if self.is_to_fail() {
+            self.fail(QueueFault::MemoryLost);
+            return None;
+        }
         self.admit(head).then(|| self.start(head, false))?
     }
 
@@ -190,6 +212,9 @@ impl AvailHalf {
     /// what the daemon dies of, no other one is.
     #[inline]
     pub fn take_undone(&mut self) -> Option<(Undone, Start)> {
+        if self.is_to_fail() {
+            self.fail(QueueFault::MemoryLost);
+        }
         let undone = if self.may_take() { self.parts.replay.pop() } else { None }?;
         let Undone { head, started, in_hand } = undone;
         let deadly = (in_hand >= DEATHS_IN_HAND_MAX || started >= DEATHS_MAX)
@@ -251,6 +276,7 @@ impl AvailHalf {
             capacity: self.parts.shared.capacity(),
             readonly: self.parts.readonly,
             discards: self.parts.discards,
+            zeroes_are_written: self.parts.zeroes_are_written,
         }
     }
 
@@ -258,26 +284,35 @@ impl AvailHalf {
     #[inline]
     fn start(&mut self, head: u16, deadly: bool) -> Option<Start> {
         let limits = self.limits();
-        let slot = &mut self.slots[usize::from(head)];
-        let mut request =
-            slot.request.take().unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
+        let at = usize::from(head);
+        let mut request = self.slots[at]
+            .request
+            .take()
+            .unwrap_or_else(|| Request::new(Op::Flush, u32::from(head)));
         request.reset();
         let parsed = parse(&self.parts.ring, head, &mut request, limits, &self.parts.id);
         let Parsed { status, verdict } = match parsed {
             Ok(parsed) => parsed,
             Err(why) => {
-                slot.put_back(request);
-                if let Some(log) = &mut self.parts.log {
+                self.slots[at].put_back(request);
+                // In lost memory it may have been a good one.
+                if !self.is_to_fail()
+                    && let Some(log) = &mut self.parts.log
+                {
                     log.abandon(head);
                 }
                 self.fail(QueueFault::Chain(why));
                 return None;
             }
         };
+        // A chain that was read where memory is lost may be any other one. Its answer is not shown.
+        let refused = deadly
+            || self.is_to_fail() && !mutant("frontend.queue.submits-what-was-read-in-lost-memory");
+        let verdict = if refused { Verdict::Answer(Status::IoError, 0) } else { verdict };
+        let slot = &mut self.slots[at];
         slot.busy = true;
         slot.weight = 0;
         self.in_flight += 1;
-        let verdict = if deadly { Verdict::Answer(Status::IoError, 0) } else { verdict };
         let work = match verdict {
             Verdict::Answer(status, bytes) => {
                 slot.put_back(request);
@@ -290,7 +325,10 @@ impl AvailHalf {
             }
             Verdict::Ranges(first, others) => {
                 self.prepare(&mut request);
-                self.weigh(head, (others.len() as u32 + 1) * PART_WEIGHT);
+                let lists = (others.len() as u32 + 1) * PART_WEIGHT;
+                let filled = matches!(first, Op::WriteZeroes { .. }) && limits.zeroes_are_written;
+                // No more than one range's sectors are filled, checked when the chain was read.
+                self.weigh(head, lists + if filled { FILLED_SECTORS_MAX >> 3 } else { 0 });
                 Work::Ranges(ranges(request, first, others))
             }
         };
@@ -326,13 +364,26 @@ impl AvailHalf {
         }
     }
 
-    fn fail(&mut self, fault: QueueFault) {
+    fn fail(&mut self, found: QueueFault) {
+        // What looks like a guest's mistake may have been read in memory that is lost.
+        let fault = if self.is_memory_lost() { QueueFault::MemoryLost } else { found };
         self.fault = Some(fault);
         self.parts.broken.store(true, Ordering::Relaxed);
         if let Some(unsaid) = self.parts.shared.may_log() {
             let id = String::from_utf8_lossy(&self.parts.id);
             let disk = id.trim_end_matches('\0');
-            warn!(disk, ?fault, unsaid, "a guest broke its queue; it is left alone until a reset");
+            match fault {
+                QueueFault::MemoryLost => error!(
+                    disk,
+                    unsaid,
+                    "a guest's memory is lost (its file was truncated or found no space, or the \
+                     hardware failed); its queue is left alone until a reset"
+                ),
+                _ => {
+                    let what = "a guest broke its queue; it is left alone until a reset";
+                    warn!(disk, ?fault, unsaid, "{what}");
+                }
+            }
         }
         if let Some(file) = &self.parts.error {
             let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());

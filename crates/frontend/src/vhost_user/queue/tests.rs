@@ -91,6 +91,7 @@ struct Guest {
     call: Arc<CallSlot>,
     called: File,
     available: u16,
+    zeroes_are_written: bool,
 }
 
 /// Guest memory: 4 MiB of rings, tables, headers and status bytes, then 4 MiB of data.
@@ -113,7 +114,8 @@ impl Guest {
         call.replace(Some(called.try_clone().unwrap()));
         count_of(&called);
         let shared = Arc::new(DeviceShared::new(SectorCount::new(1 << 30)));
-        Self { memory, size, region, shared, call, called, available: 0 }
+        let (available, zeroes_are_written) = (0, false);
+        Self { memory, size, region, shared, call, called, available, zeroes_are_written }
     }
 
     fn put(&self, at: u64, bytes: &[u8]) {
@@ -186,6 +188,7 @@ impl Guest {
         parts.inflight = self.region.log(0, self.size);
         parts.shared = Arc::clone(&self.shared);
         parts.call = Arc::clone(&self.call);
+        parts.zeroes_are_written = self.zeroes_are_written;
         VirtQueue::new(parts)
     }
 
@@ -576,6 +579,34 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
     }
 }
 
+/// A host without a call for zeroes wrote 212 GiB of them for 17 requests, and a stop waited for all.
+#[test]
+fn zeroes_that_have_to_be_written_are_bounded_by_request_and_by_queue() {
+    let mut guest = Guest::new(1024);
+    for sectors in [8192, 8193] {
+        guest.put(RANGES_AT + 16 * (sectors - 8192), &[[0; 8], sectors.to_le_bytes()].concat());
+    }
+    (0..512).for_each(|head| {
+        guest.offer(head, request_type::WRITE_ZEROES, 0, &[(RANGES_AT, 16, false)]);
+    });
+    guest.offer(512, request_type::WRITE_ZEROES, 0, &[(RANGES_AT + 16, 16, false)]);
+    assert_eq!(
+        take(&mut guest.queue()).len(),
+        513,
+        "a host with a call for them has no such bound"
+    );
+    guest = Guest { region: log_for(1024).unwrap(), zeroes_are_written: true, ..guest };
+    let mut queue = guest.queue();
+    let mut requests = 0;
+    while queue.has_available() {
+        let taken = take(&mut queue);
+        assert!(taken.len() <= 128, "512 MiB in flight");
+        requests += taken.len();
+        taken.into_iter().for_each(|request| finish(&mut queue, request));
+    }
+    assert_eq!((requests, guest.status(512)), (512, Status::Unsupported as u8));
+}
+
 /// Pieces that a request does not use weighed nothing, and the room for them was held while it was in
 /// flight: 16 KiB for each flush of a ring.
 #[test]
@@ -631,4 +662,49 @@ fn a_slot_whose_request_is_used_again_starts_anew() {
     queue.publish();
     guest.offer(1, request_type::FLUSH, 0, &[]);
     assert_eq!(format!("{:?}", take(&mut queue)[0]), fresh);
+}
+
+/// A monitor that truncated its guest's memory ended the daemon with SIGBUS, and all disks with it.
+#[test]
+fn a_queue_whose_memory_is_lost_takes_nothing_more_and_says_so() {
+    let [mut guest, mut other] = [Guest::new(8), Guest::new(8)];
+    [&mut guest, &mut other].into_iter().for_each(|guest| guest.read(3, 0));
+    let [mut queue, mut others] = [guest.queue(), other.queue()];
+    guest.memory.set_len(0).unwrap();
+    assert!(queue.has_available() && queue.ask_for_kicks(), "its runner is to look at it");
+    assert!(take(&mut queue).is_empty());
+    assert_eq!(queue.fault(), Some(QueueFault::MemoryLost));
+    assert!(!queue.has_available() && !queue.ask_for_kicks());
+    assert_eq!((heads(&take(&mut others)), others.fault()), (vec![3], None));
+}
+
+/// What could be read of a chain is not taken for all of it: its header is in lost memory, and a
+/// header of zeroes is a read.
+#[test]
+fn a_chain_in_lost_memory_is_not_submitted() {
+    let mut guest = Guest::new(8);
+    guest.read(3, 64);
+    let mut queue = guest.queue();
+    guest.memory.set_len(HEADERS_AT).unwrap();
+    assert!(take(&mut queue).is_empty());
+    assert_eq!((queue.take(9, || true, |_| unreachable!()).chains, queue.in_flight()), (0, 0));
+    assert_eq!(queue.fault(), Some(QueueFault::MemoryLost));
+}
+
+/// The data of a read may have gone nowhere; and a next life, with its memory back, has it to do again.
+#[test]
+fn a_completion_in_lost_memory_is_not_published_and_stays_undone() {
+    let mut guest = Guest::new(8);
+    [3, 5].into_iter().for_each(|head| guest.read(head, 0));
+    let mut queue = guest.queue();
+    let requests = take(&mut queue);
+    guest.memory.set_len(HEADERS_AT).unwrap();
+    requests.into_iter().for_each(|request| finish(&mut queue, request));
+    assert_eq!((queue.publish(), guest.used_index()), (Signal::Nothing, 0));
+    assert!(queue.has_available(), "its runner is to look at it");
+    assert!(take(&mut queue).is_empty());
+    assert_eq!((queue.fault(), queue.in_flight()), (Some(QueueFault::MemoryLost), 0));
+    drop(queue);
+    guest.memory.set_len(GUEST_BYTES).unwrap();
+    assert_eq!(guest.undone(), [3, 5]);
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use flowstone_block::{Completion, Errno, Outcome, Request, mutant};
+use flowstone_block::{Completion, Errno, Outcome, Request, is_any_broken, mutant};
 
 use super::super::inflight::UsedLog;
 use super::super::protocol::Status;
@@ -129,11 +129,18 @@ impl UsedHalf {
         if self.next_used == self.published {
             return Signal::Nothing;
         }
+        if self.is_memory_lost() {
+            // The driver is not told that something is done whose data went nowhere. The marks stay.
+            return Signal::Nothing;
+        }
         let old = self.published;
         if mutant("frontend.queue.clears-marks-before-used-index") {
             self.clear_marks();
         }
         self.ring.publish_used(self.next_used);
+        if self.is_memory_lost() {
+            return Signal::Nothing;
+        }
         self.clear_marks();
         self.published = self.next_used;
         if self.ring.wants_interrupt(self.next_used, old) {
@@ -141,6 +148,13 @@ impl UsedHalf {
             return Signal::Sent;
         }
         Signal::Suppressed
+    }
+
+    #[inline]
+    fn is_memory_lost(&self) -> bool {
+        let is_lost =
+            || self.ring.memory().is_broken() || self.log.as_ref().is_some_and(UsedLog::is_broken);
+        is_any_broken() && is_lost() && !mutant("frontend.queue.publishes-what-went-nowhere")
     }
 
     fn clear_marks(&mut self) {

@@ -102,7 +102,7 @@ fn reserves_count_what_is_in_flight_and_the_segment_to_be_opened() {
         assert_eq!(log.state.reserve(&log.map, replaces), log.demand(7, replaces));
     }
     let [one_head, two_heads] = [true, false].map(|replaces| log.state.reserve(&log.map, replaces));
-    assert_eq!(two_heads.leaves - one_head.leaves, SHAPE.segment_blocks.into());
+    assert_eq!(two_heads.leaves - one_head.leaves, u64::from(SHAPE.segment_blocks));
     assert_eq!(log.state.kept_from_writes(&log.map), one_head.left_by(Opener::Write));
     log.state.heads[0].for_trims = true;
     assert_eq!(log.state.trim_heads(), 1);
@@ -155,7 +155,7 @@ fn a_record_that_leaves_no_block_for_the_seal_goes_into_the_next_segment() {
     assert_eq!(address, SHAPE.address(old.segment, room));
     assert_eq!((header.kind, header.position, header.payload_blocks), (Kind::Seal, room, 0));
     assert_eq!(header.incarnation, old.incarnation);
-    assert_eq!(header.link, new.segment.get().into());
+    assert_eq!(header.link, u64::from(new.segment.get()));
     assert_eq!(entry, Entry::Next { incarnation: new.incarnation });
     assert_eq!(next.record.header.sequence, header.sequence.next());
     assert_eq!(next.record.address, SHAPE.address(new.segment, 0));

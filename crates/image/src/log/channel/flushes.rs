@@ -71,6 +71,12 @@ impl Flushes {
         self.group.leave();
     }
 
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        let Self { group, covered: _ } = self;
+        group.is_idle()
+    }
+
     /// Whether a sync of ours is on its way.
     pub fn is_leading(&self) -> bool {
         self.group.is_leading()

@@ -15,10 +15,14 @@ mod reads;
 mod verify;
 mod write_queue;
 
+#[cfg(test)]
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-use flowstone_block::{Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request};
+use flowstone_block::{
+    Channel, Completion, Errno, NextLook, Op, QueueContext, Reactor, Request, mutant,
+};
 use flowstone_fileio::{FileChannel, FileCompletion};
 
 use self::flushes::Flushes;
@@ -26,6 +30,8 @@ use self::reads::Reads;
 use self::write_queue::WriteQueue;
 use super::core::Core;
 use crate::runtime::wakers::QueueWaker;
+#[cfg(test)]
+use crate::waits::Wait;
 
 /// What a file request is for, in the upper half of its tag; the lower half is an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +108,21 @@ impl LogChannel {
         }
     }
 
+    /// What its requests wait for.
+    #[cfg(test)]
+    pub fn waits(&self) -> BTreeSet<Wait> {
+        let Self { queue, reads, writes, flushes, done: _, readonly: _, reactor: _ } = self;
+        let mut waits = BTreeSet::new();
+        if !reads.is_idle() {
+            waits.insert(Wait::Host);
+        }
+        if !flushes.is_idle() {
+            waits.insert(Wait::Sync);
+        }
+        writes.waits(&queue.core, &mut waits);
+        waits
+    }
+
     /// Moves on everything that can move without waiting.
     fn advance(&mut self) {
         let Self { queue, writes, flushes, .. } = self;
@@ -158,6 +179,14 @@ impl Channel for LogChannel {
         let has_something =
             !queue.completed.is_empty() || can_advance(&queue.core, writes, flushes);
         NextLook::now_if(has_something).min(queue.file.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let has_some =
+            self.writes.in_flight() || self.flushes.is_leading() || !self.queue.file.is_idle();
+        !has_some || mutant("log.channel.retires-while-it-leads")
     }
 }
 

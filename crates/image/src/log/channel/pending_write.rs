@@ -1,7 +1,7 @@
 //! One request that changes blocks: which part of it is in a record already, and how the rest gets
 //! into one.
 
-use flowstone_block::{Class, Extent, Outcome, Request};
+use flowstone_block::{Class, Extent, Outcome, Request, is_whole};
 
 use super::super::address::{BLOCK_BYTES, BLOCK_SECTORS};
 use super::super::record::{Entry, TRIM_BLOCKS_MAX};
@@ -155,6 +155,11 @@ impl PendingWrite {
             missing.fill(0);
         });
         self.cursor = after;
+    }
+
+    /// Whether what has been copied of it is what the guest wrote.
+    pub fn has_its_memory(&self) -> bool {
+        is_whole(&self.request.memory)
     }
 
     fn memory_bytes(&self) -> usize {

@@ -70,6 +70,11 @@ struct Single {
 const TRIES_MAX: u32 = 2;
 
 impl Reads {
+    #[cfg(test)]
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_empty()
+    }
+
     pub fn submit(&mut self, queue: &mut Queue, request: Box<Request>, extent: Extent) {
         queue.core.resorting.note_read();
         let index = self.requests.insert(Reading { request, parts_left: 1, outcome: Ok(()) });

@@ -8,6 +8,8 @@
 mod pace;
 mod partials;
 mod undo;
+#[cfg(test)]
+mod waits;
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -201,6 +203,12 @@ impl WriteQueue {
 
     fn place_draft(&mut self, queue: &mut Queue, flushes: &mut Flushes) -> Step {
         let Some(record) = self.draft.take() else { return Step::Done };
+        let is_there = |share: &Share| self.requests[share.write].has_its_memory();
+        if !record.shares.iter().all(is_there) && !mutant("log.draft.keeps-lost-data") {
+            // It may have zeroes in the place of data.
+            self.refuse(queue, flushes, record, Errno::FAULT);
+            return Step::Done;
+        }
         let draft = Draft {
             stream: record.stream,
             entries: record.content.entries(),
@@ -303,7 +311,7 @@ impl WriteQueue {
             }
             self.spare.push(record);
         }
-        if !self.conflicted.is_empty() && queue.core.commits() != self.conflicts_at {
+        if self.has_settled_conflicts(&queue.core) {
             self.conflicts_at = queue.core.commits();
             for index in std::mem::take(&mut self.conflicted) {
                 self.fetch_partials(queue, index);
@@ -348,7 +356,15 @@ impl WriteQueue {
     pub fn can_advance(&self, core: &Core) -> bool {
         self.records.iter().any(|(_, record)| record.has_ended(core))
             || self.draft.is_some() && core.room_made() != self.refused_at
-            || !self.conflicted.is_empty() && core.commits() != self.conflicts_at
+            || self.has_settled_conflicts(core)
+    }
+
+    /// Whether a record that others wait for may have committed, or none will: then they are refused
+    /// a place, with the error that tells why.
+    fn has_settled_conflicts(&self, core: &Core) -> bool {
+        let waits_on = mutant("log.conflict.waits-for-a-commit-only");
+        !self.conflicted.is_empty()
+            && (core.commits() != self.conflicts_at || core.has_stopped() && !waits_on)
     }
 
     /// Whether the file works on a record of ours.

@@ -207,8 +207,9 @@ impl Maintenance {
         {
             let mut state = self.core.append_state();
             state.durable = state.durable.max(superblock.next_sequence);
-            superblock.clean =
-                kind == CheckpointKind::Last && state.next_sequence() == superblock.next_sequence;
+            let is_all = state.next_sequence() == superblock.next_sequence
+                || mutant("log.close.clean-beside-records");
+            superblock.clean = kind == CheckpointKind::Last && is_all;
             if superblock.clean {
                 // A queue that is still there must not append to it.
                 state.health = Health::Stopped;
@@ -307,10 +308,13 @@ impl Maintenance {
         if self.sync_took > HELD_MOST {
             self.end_copying();
         }
-        let dead = self.core.append_state().segments.take_freeable();
+        let mut dead = self.core.append_state().segments.take_freeable();
         let start = Instant::now();
         let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.sync() };
         self.sync_took = start.elapsed();
+        if mutant("log.free.frees-what-died-during-the-sync") {
+            dead.extend(self.core.append_state().segments.take_freeable());
+        }
         if let Err(errno) = synced {
             self.core.append_state().segments.keep_dead(dead);
             return Err(errno);

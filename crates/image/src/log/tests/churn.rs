@@ -3,7 +3,7 @@
 //! them; then the daemon is killed or power is cut.
 
 use flowstone_block::{Errno, OpKind};
-use flowstone_sim::{Call, Fate, Fault, Schedule};
+use flowstone_sim::{Call, Fate, Fault, Landed, Schedule};
 
 use super::crash::{Tell, go_on, recover, some_moments};
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
@@ -54,7 +54,8 @@ pub fn run(seed: u64, moments: usize) {
     let copied = fixture.core.append_state().costs.copied_blocks;
     for round in 0..8u64 {
         if seed % 3 == 2 {
-            let fault = Fault::fail(Errno::IO).on(Call::Write).within(SEGMENT_BYTES..u64::MAX);
+            let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed / 3 + round));
+            let fault = fault.on(Call::Write).within(SEGMENT_BYTES..u64::MAX);
             fixture.disk.inject(fault.after(seed * 7 % 13 + round * 5));
         }
         fixture.run(60);

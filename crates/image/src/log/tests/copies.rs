@@ -2,7 +2,7 @@
 //! copied, segments are used again; then power is cut, or the daemon killed, at moments of it.
 
 use flowstone_block::{Errno, Outcome};
-use flowstone_sim::{Call, Fate, Fault, Moment, Schedule};
+use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule};
 
 use super::crash::{Tell, go_on, look, recover};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup};
@@ -17,10 +17,10 @@ const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
 
 fn trouble(seed: u64, round: u64, fixture: &Fixture) {
     let number = seed * 31 + round * 7;
+    let landed = Landed::nth(number / 5);
     let failure = match number % 5 {
-        0 => Fault::fail(Errno::IO).on(Call::Write),
-        1 => Fault::fail_partly(Errno::IO).on(Call::Write),
-        2 => Fault::fail(Errno::NOSPC).on(Call::Write),
+        0 | 1 => Fault::fail(Errno::IO).landed(landed).on(Call::Write),
+        2 => Fault::fail(Errno::NOSPC).landed(landed).on(Call::Write),
         3 => Fault::fail(Errno::IO).on(Call::Read),
         _ => return,
     };
@@ -169,8 +169,7 @@ fn copies_behind_a_record_that_failed_are_not_in_the_map() {
         let victim = sparse[1].0;
         let segment = fixture.core.append_state().segments.get(victim);
         assert!(!segment.pinned, "{segment:?}");
-        let failure =
-            if seed % 2 == 0 { Fault::fail(Errno::IO) } else { Fault::fail_partly(Errno::IO) };
+        let failure = Fault::fail(Errno::IO).landed(Landed::nth(seed));
         fixture.disk.inject(failure.on(Call::Write).within(SEGMENTS).after(seed / 2 % 2));
         fixture.maintenance.clean_into(LIFETIME_CLEANED, victim, segment).unwrap_err();
         fixture.maintenance.end_copying();

@@ -1,7 +1,7 @@
 //! The host fails: a write of a record, a write of a checkpoint, a sync.
 
 use flowstone_block::{Errno, OpKind, Reactor};
-use flowstone_sim::{Call, Fate, Fault, Schedule};
+use flowstone_sim::{Call, Fate, Fault, Landed, Schedule};
 
 use super::crash::{Tell, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};
@@ -31,13 +31,10 @@ fn used(setup: Setup, seed: u64) -> Fixture {
 pub fn failed_records(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
     let mut fixture = used(setup, seed);
-    let fault = match seed % 3 {
-        0 => Fault::fail(Errno::IO),
-        1 => Fault::fail_partly(Errno::IO),
-        _ => Fault::fail(Errno::NOSPC),
-    };
+    let errno = if seed % 3 == 2 { Errno::NOSPC } else { Errno::IO };
     for after in [0, 3, 9] {
-        fixture.disk.inject(fault.clone().on(Call::Write).within(SEGMENTS).after(after));
+        let fault = Fault::fail(errno).landed(Landed::nth(seed + after));
+        fixture.disk.inject(fault.on(Call::Write).within(SEGMENTS).after(after));
         fixture.run(40);
         fixture.disk.clear_faults();
     }
@@ -96,10 +93,7 @@ pub fn failed_checkpoints(seed: u64, moments: usize) {
     let mut fixture = used(setup, seed);
     for round in 0..6 {
         let range = if round % 2 == 0 { SEGMENTS } else { SUPERBLOCKS };
-        let fault = match seed % 2 {
-            0 => Fault::fail(Errno::IO),
-            _ => Fault::fail_partly(Errno::IO),
-        };
+        let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed + round / 2));
         fixture.disk.inject(fault.on(Call::Write).within(range).after(seed / 2 % 2));
         // Guests stand still meanwhile: the fault is not meant for them.
         let made = fixture.maintenance.checkpoint(CheckpointKind::Running);
@@ -153,7 +147,8 @@ pub fn failed_sync(seed: u64, moments: usize) {
     let mut fixture = used(setup, seed);
     fixture.run((seed % 16) as u32 * 40);
     fixture.flush().unwrap();
-    fixture.disk.inject(Fault::fail(Errno::IO).on(Call::Datasync).after(seed % 4));
+    let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed / 4 * 3));
+    fixture.disk.inject(fault.on(Call::Datasync).after(seed % 4));
     fixture.run(60);
     while !fixture.core.sync.has_failed() {
         let _ = fixture.flush();
@@ -191,7 +186,8 @@ fn a_checkpoint_hears_of_the_failed_sync_of_a_queue_that_has_not_looked_yet() {
         let mut fixture = used(Setup::default(), seed);
         fixture.write_blocks(0..9).unwrap();
         let generation = fixture.core.append_state().generation;
-        fixture.disk.inject(Fault::fail(Errno::IO).on(Call::Datasync));
+        let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed % 2 * 3));
+        fixture.disk.inject(fault.on(Call::Datasync));
         fixture.guests().flush(0);
         fixture.guests().kick(0);
         assert_eq!(fixture.checkpoint(), Err(Errno::IO), "seed {seed}");
@@ -235,7 +231,8 @@ fn segments_are_not_left_open_by_failures() {
         let mut fixture = used(Setup { split: seed % 2 == 1, ..Setup::default() }, seed);
         fixture.guests().mix = Mix::writes(0..60);
         for after in 0..40 {
-            let fault = Fault::fail(Errno::IO).on(Call::Write).within(SEGMENTS);
+            let fault = Fault::fail(Errno::IO).landed(Landed::nth(seed + after / 7));
+            let fault = fault.on(Call::Write).within(SEGMENTS);
             fixture.disk.inject(fault.after(after % 7));
             fixture.run(12);
             fixture.disk.clear_faults();

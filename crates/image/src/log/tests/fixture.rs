@@ -7,7 +7,7 @@
 //! flight, that is a hang, and the test fails.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,6 +32,7 @@ use crate::log::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::log::policy::{LIFETIME_MAP, LIFETIMES};
 use crate::log::segments::{Segment, State};
 use crate::log::superblock::SUPERBLOCK_AREA_BYTES;
+use crate::waits::Wait;
 
 /// The smallest segment there is, so that little data fills many.
 pub const SEGMENT_BYTES: u64 = 256 << 10;
@@ -288,6 +289,11 @@ impl Guests {
         }
         self.done = done;
         any
+    }
+
+    /// What the requests of a queue wait for.
+    pub fn waits(&self, queue: usize) -> BTreeSet<Wait> {
+        self.queues[queue].waits()
     }
 
     /// What a queue does before its thread sleeps.
@@ -587,7 +593,7 @@ impl Fixture {
         let state = self.core.append_state();
         let shape = self.core.shape;
         let mut live = BTreeMap::<SegmentId, u32>::new();
-        let mut places = std::collections::BTreeSet::new();
+        let mut places = BTreeSet::new();
         for lba in 0..self.core.blocks() {
             let map_entry = self.core.map.get(lba);
             if map_entry.is_mapped() {

@@ -26,7 +26,7 @@ use crate::log::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::log::policy::LIFETIME_CLEANED;
 
 /// Longer than all of it takes, by far.
-const HANGS: Duration = Duration::from_secs(30);
+const HANGS: Duration = flowstone_testkit::HANG;
 /// Each request of the maintenance worker takes longer by so much.
 const SLOW: Duration = Duration::from_micros(400);
 const WORKER: &str = "maintenance";

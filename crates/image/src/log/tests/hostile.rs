@@ -22,7 +22,7 @@ use crate::log::slots::shape_of;
 use crate::log::superblock::RootPlace;
 
 /// Far longer than any of this may take.
-const HANGS: Duration = Duration::from_secs(20);
+const HANGS: Duration = flowstone_testkit::HANG;
 
 fn corrupter(left: Left) -> Corrupter {
     Corrupter::new(small_image(left).to_vec())

@@ -5,7 +5,7 @@
 
 use flowstone_block::{Errno, SectorCount};
 use flowstone_fileio::FileIo;
-use flowstone_sim::{Call, Fate, Fault, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Landed, Schedule, SimDisk};
 
 use super::crash::{Tell, go_on, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, without_history};
@@ -22,15 +22,24 @@ const SEGMENTS: std::ops::Range<u64> = SEGMENT_BYTES..u64::MAX;
 
 const WORKS: [Work; 5] =
     [Work::Checkpoints, Work::Cleaning, Work::Larger, Work::Smaller, Work::Compact];
-const TROUBLES: [Trouble; 10] = [
-    Trouble::Fails(Call::Read, SEGMENTS),
-    Trouble::Fails(Call::Write, SEGMENTS),
-    Trouble::Fails(Call::Write, SUPERBLOCKS),
-    Trouble::Tears(Call::Write, SEGMENTS),
-    Trouble::Fails(Call::Datasync, 0..u64::MAX),
-    Trouble::Fails(Call::Allocate, SEGMENTS),
-    Trouble::Fails(Call::Punch, SEGMENTS),
-    Trouble::Fails(Call::SetSize, 0..u64::MAX),
+const TROUBLES: [Trouble; 19] = [
+    Trouble::Fails(Call::Read, SEGMENTS, Landed::Nothing),
+    Trouble::Fails(Call::Write, SEGMENTS, Landed::Nothing),
+    Trouble::Fails(Call::Write, SEGMENTS, Landed::FirstHalf),
+    Trouble::Fails(Call::Write, SEGMENTS, Landed::SecondHalf),
+    Trouble::Fails(Call::Write, SEGMENTS, Landed::Whole),
+    Trouble::Fails(Call::Write, SUPERBLOCKS, Landed::Nothing),
+    Trouble::Fails(Call::Write, SUPERBLOCKS, Landed::SecondHalf),
+    Trouble::Fails(Call::Write, SUPERBLOCKS, Landed::Whole),
+    Trouble::Fails(Call::Datasync, 0..u64::MAX, Landed::Nothing),
+    Trouble::Fails(Call::Datasync, 0..u64::MAX, Landed::Whole),
+    Trouble::Fails(Call::Allocate, SEGMENTS, Landed::Nothing),
+    Trouble::Fails(Call::Allocate, SEGMENTS, Landed::FirstHalf),
+    Trouble::Fails(Call::Allocate, SEGMENTS, Landed::Whole),
+    Trouble::Fails(Call::Punch, SEGMENTS, Landed::Nothing),
+    Trouble::Fails(Call::Punch, SEGMENTS, Landed::Whole),
+    Trouble::Fails(Call::SetSize, 0..u64::MAX, Landed::Nothing),
+    Trouble::Fails(Call::SetSize, 0..u64::MAX, Landed::Whole),
     Trouble::LacksSpace,
     Trouble::ReservesNothing,
 ];
@@ -50,9 +59,8 @@ enum Work {
 
 #[derive(Clone, Debug)]
 enum Trouble {
-    Fails(Call, std::ops::Range<u64>),
-    /// Half of a write is done.
-    Tears(Call, std::ops::Range<u64>),
+    /// With so much of its work done.
+    Fails(Call, std::ops::Range<u64>, Landed),
     /// The host has no more than it has given.
     LacksSpace,
     /// Nor can it give any ahead.
@@ -81,8 +89,13 @@ fn used(setup: Setup, seed: u64) -> Fixture {
 
 fn begin(trouble: &Trouble, lasts: Lasts, after: u64, disk: &SimDisk) {
     let fault = match trouble.clone() {
-        Trouble::Fails(call, range) => Fault::fail(Errno::IO).on(call).within(range),
-        Trouble::Tears(call, range) => Fault::fail_partly(Errno::IO).on(call).within(range),
+        // Calls without a place are struck wherever they are.
+        Trouble::Fails(call @ (Call::Datasync | Call::SetSize), _, landed) => {
+            Fault::fail(Errno::IO).landed(landed).on(call)
+        }
+        Trouble::Fails(call, range, landed) => {
+            Fault::fail(Errno::IO).landed(landed).on(call).within(range)
+        }
         Trouble::LacksSpace | Trouble::ReservesNothing => {
             let more = after * 4096;
             disk.set_capacity(Some(disk.allocated_bytes().unwrap() + more));
@@ -91,13 +104,6 @@ fn begin(trouble: &Trouble, lasts: Lasts, after: u64, disk: &SimDisk) {
             }
             return;
         }
-    };
-    // Calls without a place are struck wherever they are.
-    let fault = match trouble {
-        Trouble::Fails(call @ (Call::Datasync | Call::SetSize), _) => {
-            Fault::fail(Errno::IO).on(*call)
-        }
-        _ => fault,
     };
     let fault = fault.after(after);
     disk.inject(if lasts == Lasts::Once { fault } else { fault.always() });

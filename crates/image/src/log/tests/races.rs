@@ -133,7 +133,7 @@ fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
 
     use crate::log::channel::LogChannel;
 
-    const LONG: Duration = Duration::from_secs(5);
+    const LONG: Duration = flowstone_testkit::HANG;
     let fixture = Setup::default().fixture(1);
     let contexts = [(); 2].map(|()| QueueContext::alone(QueueDepth(8)).unwrap());
     let [mut leader, mut other] = [0, 1]

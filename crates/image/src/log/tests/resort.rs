@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::FileIo;
-use flowstone_sim::{Call, Fault, Schedule};
+use flowstone_sim::{Call, Fault, Landed, Schedule};
 
 use super::compact::{cut_everywhere, disordered};
 use super::crash::Tell;
@@ -166,13 +166,14 @@ fn a_host_without_room_is_left_alone() {
 
 #[test]
 fn errors_of_the_host_lose_nothing() {
-    for (call, after) in
-        [(Call::Read, 700u64), (Call::Write, 3), (Call::Write, 40), (Call::Datasync, 0)]
+    let calls = [(Call::Read, 700u64), (Call::Write, 3), (Call::Write, 40), (Call::Datasync, 0)];
+    for ((call, after), landed) in
+        calls.into_iter().flat_map(|call| Landed::ALL.map(|landed| (call, landed)))
     {
-        let _tell = Tell(format!("{call:?} after {after}"));
+        let _tell = Tell(format!("{call:?} after {after}, {landed:?}"));
         let (_, mut fixture) = scattered(after);
         let before = fixture.contents();
-        fixture.disk.inject(Fault::fail(Errno::IO).on(call).after(after));
+        fixture.disk.inject(Fault::fail(Errno::IO).landed(landed).on(call).after(after));
         let _ = resort(&mut fixture);
         fixture.disk.clear_faults();
         assert!(fixture.contents() == before);

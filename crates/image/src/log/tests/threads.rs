@@ -11,6 +11,7 @@ use fastrand::Rng;
 use flowstone_block::{BlockingDisk, Extent, Op, Sector, SectorCount};
 use flowstone_fileio::Access;
 use flowstone_sim::{Schedule, SimDisk};
+use flowstone_testkit::{wait_for, wait_until};
 
 use super::fixture::{BLOCK_SECTORS, Setup};
 use super::history_model::{read_stamps, stamp};
@@ -19,7 +20,7 @@ use crate::log::maintenance::QUIET_TIME;
 use crate::{DiscardMode, Image};
 
 /// Longer than all of them take, by far.
-const HANGS: Duration = Duration::from_secs(60);
+const HANGS: Duration = flowstone_testkit::HANG;
 
 fn open(disk: &SimDisk) -> Arc<LogImage> {
     let file = Box::new(disk.clone());
@@ -83,19 +84,21 @@ fn idle_maintenance_is_woken_when_segments_die() {
     let image = open(&disk);
     let mut guest = BlockingDisk::new(&*image).unwrap();
     let mut bytes = vec![1; 1 << 20];
-    guest.write(Sector::new(0), &mut bytes).unwrap();
     let dead = || image.log_state().unwrap().segments_dead;
-    assert_eq!(dead(), 0);
-    // Until it sleeps as if for long.
-    thread::sleep(Duration::from_millis(300));
-    let all = Extent::new(Sector::new(0), SectorCount::new(2048)).unwrap();
-    guest.run(Op::Discard(all)).unwrap();
-    assert!(dead() > 0, "nothing died");
-    let start = Instant::now();
-    while dead() > 0 {
-        assert!(start.elapsed() < QUIET_TIME / 2, "dead space is not given back");
-        thread::sleep(Duration::from_millis(20));
-    }
+    // On a machine that does other work it may be woken and be late all the same.
+    wait_until("dead space is given back before the maintenance worker wakes by itself", || {
+        guest.write(Sector::new(0), &mut bytes).unwrap();
+        wait_until("nothing is dead", || dead() == 0);
+        // Until it sleeps as if for long.
+        thread::sleep(Duration::from_millis(300));
+        let all = Extent::new(Sector::new(0), SectorCount::new(2048)).unwrap();
+        guest.run(Op::Discard(all)).unwrap();
+        let start = Instant::now();
+        while dead() > 0 && start.elapsed() < QUIET_TIME / 2 {
+            thread::sleep(Duration::from_millis(20));
+        }
+        dead() == 0
+    });
 }
 
 /// What lies scattered between blocks that stay went back only when the cleaner needed room.
@@ -117,11 +120,10 @@ fn what_is_discarded_between_blocks_that_stay_goes_back_when_the_guest_pauses() 
         let block = Extent::new(start_of(lba), SectorCount::new(BLOCK_SECTORS)).unwrap();
         guest.run(Op::Discard(block)).unwrap();
     }
-    let start = Instant::now();
-    while used() > full / 2 {
-        assert!(start.elapsed() < HANGS, "{} of {full} segments are still in use", used());
-        thread::sleep(Duration::from_millis(20));
-    }
+    wait_for("half of the segments are free", || {
+        let used = used();
+        if used <= full / 2 { Ok(()) } else { Err((used, full)) }
+    });
     for lba in 0..setup.blocks {
         guest.read(start_of(lba), &mut bytes).unwrap();
         let round = u64::from(lba % 16 == 0);

@@ -59,4 +59,9 @@ impl BackingReads {
     pub fn next_look(&mut self) -> NextLook {
         self.channel.next_look()
     }
+
+    /// See [`Channel::retire`].
+    pub fn retire(&mut self) -> bool {
+        self.channel.retire()
+    }
 }

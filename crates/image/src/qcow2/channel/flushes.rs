@@ -11,6 +11,8 @@ use super::super::core::Core;
 use super::SYNC_TAG;
 use crate::runtime::group_sync::{self, sync_request};
 use crate::runtime::wakers::QueueWaker;
+#[cfg(test)]
+use crate::waits::Wait;
 
 #[derive(Default)]
 pub struct Flushes {
@@ -85,6 +87,13 @@ impl Flushes {
     /// The queue is going.
     pub fn leave(&mut self) {
         self.group.leave();
+    }
+
+    /// What they wait for.
+    #[cfg(test)]
+    pub fn waits(&self) -> [(Wait, bool); 2] {
+        let Self { waiting, group, started: _ } = self;
+        [(Wait::MapCommit, !waiting.is_empty()), (Wait::Sync, !group.is_idle())]
     }
 
     /// Whether a sync of ours is on its way.

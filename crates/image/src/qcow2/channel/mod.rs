@@ -7,12 +7,14 @@ mod backing;
 mod flushes;
 mod plan;
 
+#[cfg(test)]
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Class, Completion, Errno, Extent, IoVec, NextLook, Op, Outcome, QueueContext, Reactor,
-    Request, SECTOR_BYTES, Sector, SectorCount,
+    Request, SECTOR_BYTES, Sector, SectorCount, mutant,
 };
 use flowstone_fileio::{FileChannel, FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 use slab::Slab;
@@ -29,6 +31,8 @@ use crate::runtime::completion_queue::CompletionQueue;
 use crate::runtime::pace::ActivityCounter;
 use crate::runtime::trims::Trims;
 use crate::runtime::wakers::QueueWaker;
+#[cfg(test)]
+use crate::waits::Wait;
 
 /// One queue's way into a qcow2 image.
 pub struct Qcow2Channel {
@@ -107,18 +111,37 @@ impl Qcow2Channel {
         })
     }
 
+    /// What its requests wait for; those that are handed over, for one of two threads.
+    #[cfg(test)]
+    pub fn waits(&self) -> BTreeSet<Wait> {
+        #[rustfmt::skip]
+        let Self {
+            active, handed_over, flushes,
+            // Ways to others, and what is done.
+            core: _, slow_path: _, trims: _, activity: _, reactor: _, waker: _, file: _, backing: _, completions: _,
+            trims_queued: _, pins: _, plan: _, done: _, completed: _,
+        } = self;
+        let [commit, sync] = flushes.waits();
+        let handed_over = *handed_over > 0;
+        let states = [(Wait::Discard, handed_over), (Wait::SlowPath, handed_over)];
+        let states = states.into_iter().chain([(Wait::Host, !active.is_empty()), commit, sync]);
+        states.filter(|(_, holds)| *holds).map(|(wait, _)| wait).collect()
+    }
+
     fn read(&mut self, mut request: Box<Request>, extent: Extent) {
         let mut meta = self.core.meta();
         if !self.plan.read(&mut meta, extent) {
             drop(meta);
             return self.hand_over(request);
         }
-        let epoch = meta.epoch;
         let transfers = self.plan.transfers();
-        if transfers > 0 {
-            self.pins.pin(epoch);
-        }
-        drop(meta);
+        let epoch = match transfers {
+            0 => {
+                drop(meta);
+                0
+            }
+            _ => self.pins.hold(meta),
+        };
         for zero in self.plan.zeroes.drain(..) {
             request.fill_zero(zero);
         }
@@ -136,10 +159,8 @@ impl Qcow2Channel {
             drop(meta);
             return self.hand_over(request);
         }
-        let epoch = meta.epoch;
-        self.pins.pin(epoch);
         let low = meta.space.unused_end() < self.core.room_low();
-        drop(meta);
+        let epoch = self.pins.hold(meta);
         if low && !self.plan.fills.is_empty() {
             self.core.commits.hint_room();
         }
@@ -348,6 +369,17 @@ impl Channel for Qcow2Channel {
             || self.flushes.can_advance(&self.core);
         let backing = self.backing.as_mut().map_or(NextLook::OnWake, BackingReads::next_look);
         NextLook::now_if(has_something).min(self.file.next_look()).min(backing)
+    }
+
+    fn retire(&mut self) -> bool {
+        self.flushes.leave();
+        self.reap(&mut Vec::new());
+        let has_some = !self.active.is_empty()
+            || self.handed_over > 0
+            || self.flushes.is_leading()
+            || !self.file.is_idle();
+        let is_alone = !has_some || mutant("qcow2.channel.retires-while-it-leads");
+        is_alone && self.backing.as_mut().is_none_or(BackingReads::retire)
     }
 }
 

@@ -19,7 +19,7 @@ use super::header_io::{read_header, read_l1, write_autoclear};
 use super::redo::{Left, Memory, recall};
 use super::refcounts::Refcounts;
 use super::replay;
-use super::shape::{HostCluster, Shape};
+use super::shape::{HostCluster, Shape, sector_bytes};
 use super::space::merged;
 use super::survey::SurveyError;
 use crate::report::{CheckOptions, CheckProgress, CheckReport};
@@ -31,6 +31,7 @@ const WINDOW_CLUSTERS: u64 = 64 << 20;
 struct Checker<'a> {
     file: BlockingFile,
     shape: Shape,
+    sector_bytes: usize,
     file_bytes: u64,
     header: Header,
     l1: Vec<u64>,
@@ -55,7 +56,7 @@ pub fn check(
     let (left, is_given_up) = match recall(memory, header.autoclear) {
         Ok(left) => (left, false),
         Err(lost) if options.repair && lost.may_be_given_up() => (Left::Nothing, true),
-        Err(lost) => return Err(lost.explain(name, memory)),
+        Err(lost) => return Err(lost.explain(name)),
     };
     let mut promised = replay::named(header.shape, left.changes());
     if mutant("qcow2.check.knows-nothing-of-the-redo-file")
@@ -63,18 +64,22 @@ pub fn check(
     {
         promised.clear();
     }
-    let changes = left.changes().len();
     let mut report = check_beside(name, file, promised, options, progress)?;
-    if changes > 0 {
-        let redo = memory.redo_of(name);
-        let waiting = format!("{changes} changes of a killed daemon wait in {redo}");
-        report.notes.push(waiting + ": they are taken over when the image is opened for writing");
-    }
-    if options.repair && left == Left::Nothing && header.autoclear != 0 {
-        // Whatever it was good for, it is not any more.
-        let header = Header { autoclear: 0, ..header };
-        let written = write_autoclear(file, &header);
-        written.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+    match left {
+        Left::Changes(found, changes) if !changes.is_empty() => {
+            let (count, redo) = (changes.len(), found.path());
+            let waiting = format!("{count} changes of a killed daemon wait in {}", redo.display());
+            let note = waiting + ": they are taken over when the image is opened for writing";
+            report.notes.push(note);
+        }
+        Left::Nothing | Left::Void(_) if options.repair && header.autoclear != 0 => {
+            // Whatever it was good for, it is not any more.
+            let header = Header { autoclear: 0, ..header };
+            let written = write_autoclear(file, &header);
+            written.map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+            left.remove();
+        }
+        _ => {}
     }
     if is_given_up {
         let cost = "writes that a killed daemon had completed since its last commit were given up";
@@ -104,16 +109,20 @@ pub fn check_beside(
     }
     let file_bytes = file.size().map_err(host)?;
     let mut reader = BlockingFile::new(file).map_err(host)?;
-    let l1 = read_l1(&mut reader, &header, file_bytes).map_err(|refusal| match refusal {
-        SurveyError::Host(errno) => host(errno.into()),
-        SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(name), ADVICE),
-    })?;
+    let sector = sector_bytes(file);
+    let l1 =
+        read_l1(&mut reader, &header, sector, file_bytes).map_err(|refusal| match refusal {
+            SurveyError::Host(errno) => host(errno.into()),
+            SurveyError::Damaged(flaw) => Error::damaged(flaw.in_image(name), ADVICE),
+        })?;
     let (table, clusters) = (header.refcount_table_offset, header.refcount_table_clusters);
     let refcounts = Refcounts::load(&mut reader, header.shape, table, clusters)
-        .map_err(|errno| Error::host(name, errno, "check the host's file system"))?;
+        .map_err(|errno| Error::host(name, errno, "check the host's file system"))?
+        .in_sectors_of(sector);
     let mut checker = Checker {
         file: reader,
         shape: header.shape,
+        sector_bytes: sector,
         file_bytes,
         header,
         l1,

@@ -145,11 +145,12 @@ impl Checker<'_> {
             let mut raw = self.l1[index];
             if self.right_flag(&mut raw, home)? {
                 self.l1[index] = raw;
-                let sector = index / 64 * 64;
-                let mut entries = self.l1[sector..].to_vec();
-                entries.resize(64, 0);
-                let offset = self.header.l1_offset + sector as u64 * 8;
-                self.write(offset, &to_bytes(&entries))?;
+                let entries = self.sector_bytes / 8;
+                let first = index / entries * entries;
+                let mut sector = self.l1[first..].to_vec();
+                sector.resize(entries, 0);
+                let offset = self.header.l1_offset + first as u64 * 8;
+                self.write(offset, &to_bytes(&sector))?;
                 wrong += 1;
             }
             repaired += wrong;

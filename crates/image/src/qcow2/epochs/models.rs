@@ -11,6 +11,12 @@ struct Meta {
     named: bool,
 }
 
+impl HasEpoch for Meta {
+    fn epoch(&self) -> u64 {
+        self.epoch
+    }
+}
+
 /// The cluster's data.
 struct Cluster(UnsafeCell<u64>);
 
@@ -27,12 +33,10 @@ fn reads(count: u64, preemptions: usize) {
             let (_, meta, cluster) = &*reader;
             for _ in 0..count {
                 let meta = meta.lock().unwrap();
-                let epoch = meta.epoch;
                 if !meta.named {
                     return;
                 }
-                pins.pin(epoch);
-                drop(meta);
+                let epoch = pins.hold(meta);
                 // SAFETY: as above.
                 assert_eq!(cluster.0.with(|data| unsafe { *data }), 7);
                 pins.unpin(epoch);

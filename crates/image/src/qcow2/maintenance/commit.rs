@@ -19,7 +19,7 @@ use super::super::header::Header;
 use super::super::map::{ChangedTable, SectorRun, runs_of, to_bytes};
 use super::super::mark::Mark;
 use super::super::redo::Redo;
-use super::super::shape::{ENTRIES_PER_SECTOR, HostCluster, SECTOR_BYTES};
+use super::super::shape::{HostCluster, sector_bytes};
 use super::super::space::merged;
 use super::{Maintenance, Pending};
 
@@ -129,12 +129,12 @@ impl Maintenance {
             .iter()
             .map(|index| (meta.map.home(*index), meta.map.table_bytes(*index)))
             .collect();
-        let mut sectors: Vec<usize> =
-            l1_entries.iter().map(|index| index / ENTRIES_PER_SECTOR).collect();
+        let sector = meta.map.sector_entries();
+        let mut sectors: Vec<usize> = l1_entries.iter().map(|index| index / sector).collect();
         sectors.dedup();
         let l1 = runs_of(&sectors, |run| {
-            let mut entries = meta.map.l1()[run.start * ENTRIES_PER_SECTOR..].to_vec();
-            entries.resize(run.len() * ENTRIES_PER_SECTOR, 0);
+            let mut entries = meta.map.l1()[run.start * sector..].to_vec();
+            entries.resize(run.len() * sector, 0);
             to_bytes(&entries)
         });
         drop(meta);
@@ -285,11 +285,11 @@ impl Maintenance {
             || tables.iter().flat_map(|(table, runs)| runs.iter().map(move |run| (table, run)));
         let mut buffer = AlignedBuf::zeroed(runs().map(|(_, run)| run.bytes.len()).sum());
         let mut rest = &mut buffer[..];
-        let mut writes = Vec::new();
+        let (mut writes, sector_bytes) = (Vec::new(), sector_bytes(&*self.core.file));
         for (table, run) in runs() {
             let (source, others) = rest.split_at_mut(run.bytes.len());
             source.copy_from_slice(&run.bytes);
-            writes.push((FileOffset::new(table + (run.first * SECTOR_BYTES) as u64), source));
+            writes.push((FileOffset::new(table + (run.first * sector_bytes) as u64), source));
             rest = others;
         }
         self.file.write_many(&mut writes)

@@ -4,7 +4,6 @@ use flowstone_block::{AlignedBuf, Errno, Outcome};
 use flowstone_fileio::FileOffset;
 
 use super::super::header::Header;
-use super::super::shape::SECTOR_BYTES;
 use super::Maintenance;
 
 impl Maintenance {
@@ -31,7 +30,7 @@ impl Maintenance {
     /// Whether the file has the header that it is to have. A commit that failed may have left its mark
     /// in there, which the next one that succeeds has, too.
     pub(super) fn has_header(&mut self) -> Result<bool, Errno> {
-        let mut found = AlignedBuf::zeroed(SECTOR_BYTES);
+        let mut found = AlignedBuf::zeroed(self.first_sector.len());
         self.file.read(FileOffset::new(0), &mut found)?;
         let next_mark = self.core.meta().redo.as_ref().map(|redo| redo.mark().next().bits());
         let marks = [Some(self.header.autoclear), next_mark];

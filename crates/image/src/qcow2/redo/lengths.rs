@@ -1,6 +1,5 @@
 //! A redo file that is longer than it may be, or says so.
 
-use super::recall::Lost;
 use super::*;
 
 #[test]
@@ -11,9 +10,9 @@ fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
     let redo = Redo::begin(&image).unwrap();
     let mark = redo.mark();
     // A page, and two words for each record.
-    let given = std::fs::metadata(path_of(&image).unwrap()).unwrap();
+    let given = std::fs::metadata(redo.folder.path_of(&redo.name)).unwrap();
     assert_eq!(given.len(), 4096 + 16 * (1 << 18));
-    let left = || recall(Memory::Beside(&image), mark.bits());
+    let left = || recall(Memory::Beside(&image), mark.bits()).map_err(|lost| lost.why);
     for (start, end, is_sound) in
         [(0, RECORDS, true), (7, 7 + RECORDS, true), (7, 8 + RECORDS, false), (8, 7, false)]
     {
@@ -21,12 +20,12 @@ fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
         redo.store(END_WORD, end);
         match left() {
             Ok(left) => assert!(is_sound && left.changes().len() as u64 == RECORDS),
-            Err(lost) => assert!(!is_sound && matches!(lost, Lost::Strange), "{lost:?}"),
+            Err(why) => assert!(!is_sound && matches!(why, Why::Strange), "{why:?}"),
         }
     }
     redo.store(END_WORD, 8);
     assert!(left().is_ok());
-    let file = File::options().write(true).open(path_of(&image).unwrap()).unwrap();
+    let file = File::options().write(true).open(redo.folder.path_of(&redo.name)).unwrap();
     file.set_len((WORDS * 8) as u64 + 1).unwrap();
-    assert!(matches!(left(), Err(Lost::Strange)));
+    assert!(matches!(left(), Err(Why::Strange)));
 }

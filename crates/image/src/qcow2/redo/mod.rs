@@ -7,17 +7,23 @@
 //! image, which is mapped into memory: the kernel keeps what was stored there when the process is
 //! gone.
 //!
-//! Nothing is ever synced there, for nothing there may survive a power cut, which may have taken
-//! the data: the file says for which boot of the host it is good, for which file, and which session
-//! of it, as the header of the image does ([`mark`](super::mark)). How a file that is found is
-//! used, and when an image is refused: [`recall()`].
+//! No record is ever synced, for none may survive a power cut, which may have taken the data: the
+//! file says in which boot of which host it was written ([`boot`](super::boot)), for which file,
+//! and for which session of it, as the header of the image does ([`mark`](super::mark)). What it is
+//! called and which files are left alone: [`folder`]. How a file that is found is used, and when an
+//! image is refused: [`recall()`].
 
+mod folder;
+mod layout;
+mod lost;
 mod recall;
 
+use std::ffi::OsString;
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -25,31 +31,31 @@ use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-pub use self::recall::{Left, Memory, recall};
-use super::mark::{Mark, boot_number};
+use self::folder::{Folder, flaw_of, lock, name_of};
+use self::layout::*;
+pub use self::lost::{Lost, Why};
+pub use self::recall::{Found, Left, recall};
+use super::boot::{Boot, Clocks};
+use super::mark::Mark;
 use super::shape::GuestCluster;
 
-/// Version 1 had no sessions.
-const OLD_MAGIC: u64 = u64::from_le_bytes(*b"fsredo01");
-const MAGIC: u64 = u64::from_le_bytes(*b"fsredo02");
-/// Words of eight bytes before the first record.
-const HEADER_WORDS: usize = 512;
-/// The number of the boot: two words. So far, as in version 1.
-const BOOT_WORD: usize = 1;
-/// Device and inode of the image.
-const PLACE_WORD: usize = 3;
-/// The mark that the header has, or had before the commit that is being made.
-const MARK_WORD: usize = 5;
-const START_WORD: usize = 6;
-const END_WORD: usize = 7;
-/// Records in the ring: two words each, a cluster of the disk and its entry.
-const RECORDS: u64 = 1 << 18;
-const WORDS: usize = HEADER_WORDS + 2 * RECORDS as usize;
+/// Where changes of the map may be, besides the image.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Memory<'a> {
+    /// Nowhere: writes that are not flushed do not survive a killed daemon.
+    #[default]
+    None,
+    /// In a redo file beside the image at this path.
+    Beside(&'a Path),
+}
 
 /// The file beside an image. Positions count records since it was made.
 pub struct Redo {
     words: NonNull<AtomicU64>,
-    path: PathBuf,
+    folder: Folder,
+    name: OsString,
+    /// Locked as long as it is open.
+    file: File,
     mark: Mark,
     start: u64,
     end: u64,
@@ -65,72 +71,109 @@ pub struct RedoRecord {
     pub entry: u64,
 }
 
-/// Where the file of an image is: beside the image itself, by whichever links it was found.
-pub fn path_of(image: &Path) -> io::Result<PathBuf> {
-    let mut name = image.canonicalize()?.into_os_string();
-    name.push(".redo");
-    Ok(name.into())
-}
-
-/// Which file the image is.
-fn place_of(image: &Path) -> io::Result<[u64; 2]> {
-    let file = std::fs::metadata(image)?;
-    Ok([file.dev(), file.ino()])
-}
-
-/// The words of a record.
-fn slot(position: u64) -> usize {
-    HEADER_WORDS + 2 * (position % RECORDS) as usize
-}
+/// Names that are tried for a new file.
+const NAMES_MAX: u32 = 16;
 
 impl Redo {
-    /// Begins a session of the image at `image`, whose header must have no mark: whatever is there
-    /// is void. The header is to have [`mark`](Self::mark) before the first change.
+    /// Begins a session of the image at `image`. The header is to have [`mark`](Self::mark) before
+    /// the first change.
     pub fn begin(image: &Path) -> io::Result<Self> {
-        let (boot, place, mark) = (boot_number()?, place_of(image)?, Mark::begin()?);
-        let mut redo = Self::map(path_of(image)?, mark)?;
-        let words = [boot as u64, (boot >> 64) as u64, place[0], place[1], mark.bits(), 0, 0];
-        redo.store(0, 0);
-        for (index, word) in words.into_iter().enumerate() {
-            redo.store(BOOT_WORD + index, word);
+        let (boot, inode) = (Boot::read()?, std::fs::metadata(image)?.ino());
+        let folder = Folder::of(image)?;
+        let (name, file, mark) = create(&folder)?;
+        if let Err(error) = lock(&file).and_then(|()| reserve(&file)) {
+            let _ = folder.remove(&name, &file);
+            return Err(error);
         }
+        let redo = Self::map(folder, name, file, mark)?;
+        redo.introduce(&boot, inode, &image.canonicalize()?)?;
+        redo.store(MARK_WORD, mark.bits());
         redo.store(0, MAGIC);
-        (redo.start, redo.end) = (0, 0);
-        Ok(redo)
+        // The header is not to name a file that a power cut takes: that would look as if its owner
+        // had removed it.
+        match redo.sync() {
+            Ok(()) => Ok(redo),
+            Err(error) => redo.remove().and(Err(error)),
+        }
     }
 
     /// Goes on with what [`recall`] has found.
-    pub fn resume(image: &Path) -> io::Result<Self> {
-        let mut redo = Self::map(path_of(image)?, Mark::begin()?)?;
-        let mark = Mark::of(redo.load(MARK_WORD));
-        redo.mark = mark.ok_or_else(|| io::Error::other("another one has written it"))?;
+    pub fn resume(image: &Path, found: &Found) -> Result<Self, Lost> {
+        let lost = |why| Lost { redo: found.path(), why };
+        let unreadable = |error| lost(Why::Unreadable(error));
+        let file = found.folder.open(&found.name, OFlags::RDWR).map_err(unreadable)?;
+        let now = file.metadata().map_err(unreadable)?;
+        // Nobody else can make it shorter, which would end this process.
+        if let Some(flaw) = flaw_of(&now, None) {
+            return Err(lost(Why::Foreign(flaw)));
+        }
+        let is_same = found.is_in(&now) && now.len() == BYTES;
+        let mark = found.mark().filter(|_| is_same).ok_or_else(|| lost(Why::Strange))?;
+        Self::take_over(image, found, file, mark).map_err(unreadable)
+    }
+
+    fn take_over(image: &Path, found: &Found, file: File, mark: Mark) -> io::Result<Self> {
+        let (boot, inode) = (Boot::read()?, std::fs::metadata(image)?.ino());
+        lock(&file)?;
+        reserve(&file)?;
+        let mut redo = Self::map(Folder::of(image)?, found.name.clone(), file, mark)?;
         (redo.start, redo.end) = (redo.load(START_WORD), redo.load(END_WORD));
+        redo.introduce(&boot, inode, &image.canonicalize()?)?;
+        redo.store(0, MAGIC);
+        redo.take_name();
         Ok(redo)
     }
 
-    fn map(path: PathBuf, mark: Mark) -> io::Result<Self> {
-        let file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-            .open(&path)?;
-        let bytes = (WORDS * 8) as u64;
-        if file.metadata()?.len() != bytes {
-            file.set_len(0)?;
-            file.set_len(bytes)?;
-        }
-        reserve(&file, bytes)?;
+    fn map(folder: Folder, name: OsString, file: File, mark: Mark) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, placed by the kernel, of a file that is long enough and that only
-        // the holder of the image's lock touches.
+        // SAFETY: a new mapping, placed by the kernel, of a file that is long enough, that only this
+        // user can make shorter, and that is locked.
         let address = unsafe {
             mmap(std::ptr::null_mut(), WORDS * 8, protection, MapFlags::SHARED, &file, 0)?
         };
         let words = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { words, path, mark, start: 0, end: 0 })
+        Ok(Self { words, folder, name, file, mark, start: 0, end: 0 })
+    }
+
+    /// Says in it where and of what file it is.
+    fn introduce(&self, boot: &Boot, inode: u64, path: &Path) -> io::Result<()> {
+        self.store(HOST_WORD, boot.host);
+        self.show_life();
+        self.store(INODE_WORD, inode);
+        self.store(OWN_INODE_WORD, self.file.metadata()?.ino());
+        self.store(BOOT_WORD, boot.number as u64);
+        self.store(BOOT_WORD + 1, (boot.number >> 64) as u64);
+        let room = (HEADER_WORDS - PATH_WORD) * 8 - 1;
+        let path = path.as_os_str().as_bytes();
+        for (index, piece) in path[..path.len().min(room)].chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..piece.len()].copy_from_slice(piece);
+            self.store(PATH_WORD + index, u64::from_ne_bytes(word));
+        }
+        Ok(())
+    }
+
+    /// Says that the host is up.
+    fn show_life(&self) {
+        let Clocks { started_ms, now_ms } = Clocks::read();
+        self.store(STARTED_WORD, started_ms as u64);
+        self.store(ALIVE_WORD, now_ms as u64);
+    }
+
+    /// Earlier versions called it by the image. Where that cannot be changed it is found all the
+    /// same.
+    fn take_name(&mut self) {
+        let name = name_of(self.mark);
+        if name != self.name && self.folder.rename(&self.name, &name).is_ok() {
+            self.name = name;
+        }
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "not an image; no guest is at work yet")]
+    fn sync(&self) -> io::Result<()> {
+        self.file.sync_all()?;
+        self.folder.sync();
+        Ok(())
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -181,6 +224,7 @@ impl Redo {
         self.mark = mark;
         self.store(MARK_WORD, mark.bits());
         self.forget_before(position);
+        self.show_life();
     }
 
     /// What comes before this position is durable.
@@ -191,7 +235,7 @@ impl Redo {
 
     /// Removes the file: the image has been closed in order and is complete by itself.
     pub fn remove(self) -> io::Result<()> {
-        std::fs::remove_file(&self.path)
+        self.folder.remove(&self.name, &self.file)
     }
 }
 
@@ -202,12 +246,36 @@ impl Drop for Redo {
     }
 }
 
-/// Gives the file its space now: on a full host, a store to a page without space would end the
-/// process.
-fn reserve(file: &File, bytes: u64) -> io::Result<()> {
-    match fallocate(file, FallocateFlags::empty(), 0, bytes) {
+/// Makes a file for a session with a number that no other one in the folder has.
+fn create(folder: &Folder) -> io::Result<(OsString, File, Mark)> {
+    for _ in 0..NAMES_MAX {
+        let mark = Mark::begin()?;
+        let name = name_of(mark);
+        match folder.create(&name) {
+            Ok(file) => {
+                // A host that gives it to another user would have it refused after a kill.
+                return match flaw_of(&file.metadata()?, None) {
+                    None => Ok((name, file, mark)),
+                    Some(flaw) => {
+                        let _ = folder.remove(&name, &file);
+                        Err(io::Error::other(flaw))
+                    }
+                };
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Gives the file its length and its space now: on a full host, a store to a page without space
+/// would end the process.
+fn reserve(file: &File) -> io::Result<()> {
+    match fallocate(file, FallocateFlags::empty(), 0, BYTES) {
         Err(Errno::OPNOTSUPP) => {
-            let mut content = vec![0; bytes as usize];
+            file.set_len(BYTES)?;
+            let mut content = vec![0; BYTES as usize];
             file.read_exact_at(&mut content, 0)?;
             file.write_all_at(&content, 0)
         }
@@ -217,118 +285,5 @@ fn reserve(file: &File, bytes: u64) -> io::Result<()> {
 
 #[cfg(test)]
 mod lengths;
-
 #[cfg(test)]
-mod tests {
-    use super::recall::Lost;
-    use super::*;
-
-    fn record(number: u64) -> RedoRecord {
-        RedoRecord { guest: GuestCluster(number), entry: number << 16 }
-    }
-
-    fn place() -> (tempfile::TempDir, PathBuf) {
-        let place = tempfile::tempdir().unwrap();
-        let image = place.path().join("a.qcow2");
-        std::fs::write(&image, "").unwrap();
-        (place, image)
-    }
-
-    fn left(image: &Path, mark: Mark) -> Result<Left, Lost> {
-        recall(Memory::Beside(image), mark.bits())
-    }
-
-    /// On a full host a store to a page without space would end the process.
-    #[test]
-    fn the_file_has_its_space_from_the_start() {
-        let (_place, image) = place();
-        let redo = Redo::begin(&image).unwrap();
-        let given = std::fs::metadata(&redo.path).unwrap();
-        assert!(given.blocks() * 512 >= given.len(), "{} blocks", given.blocks());
-    }
-
-    #[test]
-    fn a_session_that_has_ended_maps_nothing() {
-        let (_place, image) = place();
-        let redo = Redo::begin(&image).unwrap();
-        let path = redo.path.to_str().unwrap().to_owned();
-        let is_mapped = || {
-            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-            maps.lines().any(|line| line.contains(&path))
-        };
-        assert!(is_mapped());
-        drop(redo);
-        assert!(!is_mapped());
-    }
-
-    #[test]
-    fn records_outlive_the_process_that_wrote_them() {
-        let (_place, image) = place();
-        let mut redo = Redo::begin(&image).unwrap();
-        (0..5).for_each(|number| redo.append(record(number)));
-        redo.forget_before(2);
-        let mark = redo.mark();
-        drop(redo);
-        let expected = Left::Changes((2..5).map(record).collect());
-        assert_eq!(left(&image, mark).unwrap(), expected);
-        assert_eq!(left(&image, mark.next()).unwrap(), expected, "killed in its first commit");
-        let mut redo = Redo::resume(&image).unwrap();
-        assert_eq!((redo.mark(), redo.room()), (mark, RECORDS - 3));
-        for number in 0..RECORDS - 3 {
-            redo.append(record(number));
-        }
-        assert_eq!(redo.room(), 0);
-        let found = left(&image, mark).unwrap();
-        assert_eq!(found.changes().last(), Some(&record(RECORDS - 4)));
-        redo.set_committed(mark.next(), redo.end());
-        assert_eq!(redo.room(), RECORDS);
-        assert_eq!(left(&image, mark.next()).unwrap(), Left::Changes(vec![]));
-        redo.remove().unwrap();
-        assert!(!path_of(&image).unwrap().exists());
-    }
-
-    #[test]
-    fn what_is_not_of_the_last_session_is_not_believed() {
-        let (place, image) = place();
-        let mut redo = Redo::begin(&image).unwrap();
-        let first = redo.mark();
-        redo.append(record(1));
-        redo.set_committed(first.next().next(), 0);
-        assert_eq!(left(&image, first).unwrap(), Left::Nothing, "an earlier state of the image");
-        assert!(matches!(left(&image, Mark::begin().unwrap()), Err(Lost::Other)));
-        assert_eq!(recall(Memory::Beside(&image), 0).unwrap(), Left::Nothing, "not marked");
-        assert!(matches!(recall(Memory::None, redo.mark().bits()), Err(Lost::Missing)));
-        let mark = redo.mark();
-        redo.store(BOOT_WORD + 1, 77);
-        assert_eq!(left(&image, mark).unwrap(), Left::Nothing, "another boot");
-        std::fs::copy(&image, place.path().join("b")).unwrap();
-        std::fs::rename(place.path().join("b"), &image).unwrap();
-        assert!(matches!(left(&image, mark), Err(Lost::Other)), "another file");
-        std::fs::remove_file(path_of(&image).unwrap()).unwrap();
-        assert!(matches!(left(&image, mark), Err(Lost::Missing)));
-        let other_boot = Mark::of(mark.bits() ^ 1 << 48).unwrap();
-        assert_eq!(left(&image, other_boot).unwrap(), Left::Nothing);
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_not_passed_over() {
-        let (_place, image) = place();
-        let redo = Redo::begin(&image).unwrap();
-        let mark = redo.mark();
-        redo.store(START_WORD, 1);
-        assert!(matches!(left(&image, mark), Err(Lost::Strange)));
-        redo.store(0, 5);
-        assert!(matches!(left(&image, mark), Err(Lost::Strange)));
-        redo.store(0, OLD_MAGIC);
-        assert!(matches!(left(&image, mark), Err(Lost::Other)));
-        let old = Mark::of(1 << 63).unwrap();
-        assert!(matches!(left(&image, old), Err(Lost::OldKind)));
-        redo.store(BOOT_WORD, 77);
-        assert_eq!(left(&image, old).unwrap(), Left::Nothing);
-        std::fs::write(path_of(&image).unwrap(), "short").unwrap();
-        assert!(matches!(left(&image, mark), Err(Lost::Strange)));
-        std::fs::remove_file(path_of(&image).unwrap()).unwrap();
-        std::fs::create_dir(path_of(&image).unwrap()).unwrap();
-        assert!(matches!(left(&image, mark), Err(Lost::Unreadable(_))));
-    }
-}
+mod tests;

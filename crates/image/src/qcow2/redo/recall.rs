@@ -3,207 +3,216 @@
 //! writes would be lost, and with those of another session two clusters of the disk would share one
 //! of the file.
 
-use std::fs::File;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
-use flowstone_block::{Error, ErrorKind, mutant};
+use flowstone_block::mutant;
 use rustix::fs::OFlags;
 use tracing::warn;
 
-use super::super::mark::{Mark, boot_number};
+use super::super::boot::{Boot, Since, Witness};
+use super::super::mark::Mark;
 use super::super::shape::GuestCluster;
-use super::{
-    BOOT_WORD, END_WORD, MAGIC, MARK_WORD, OLD_MAGIC, PLACE_WORD, RECORDS, RedoRecord, START_WORD,
-    WORDS, path_of, place_of, slot,
-};
-
-/// Where changes of the map may be, besides the image.
-#[derive(Clone, Copy, Debug, Default)]
-pub enum Memory<'a> {
-    /// Nowhere: writes that are not flushed do not survive a killed daemon.
-    #[default]
-    None,
-    /// In the redo file of the image at this path.
-    Beside(&'a Path),
-}
-
-impl Memory<'_> {
-    /// The redo file of the image `name`, for messages.
-    pub fn redo_of(&self, name: &str) -> String {
-        match self {
-            Self::Beside(image) => path_of(image).ok().map(|path| path.display().to_string()),
-            Self::None => None,
-        }
-        .unwrap_or_else(|| format!("{name}.redo"))
-    }
-}
+use super::folder::{Folder, flaw_of, is_free, name_of, old_name_of};
+use super::layout::*;
+use super::lost::{Lost, Why};
+use super::{Memory, RedoRecord};
 
 /// What a killed daemon has left.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Left {
     /// Nothing: the image by itself is all there is.
     Nothing,
+    /// A redo file of this session that is good for nothing any more.
+    Void(Found),
     /// Changes of the map that the image may not have yet, from the oldest on.
-    Changes(Vec<RedoRecord>),
+    Changes(Found, Vec<RedoRecord>),
 }
 
 impl Left {
     pub fn changes(&self) -> &[RedoRecord] {
         match self {
-            Self::Nothing => &[],
-            Self::Changes(changes) => changes,
+            Self::Nothing | Self::Void(_) => &[],
+            Self::Changes(_, changes) => changes,
         }
     }
-}
 
-/// Why the redo file of a killed daemon cannot be used.
-#[derive(Debug)]
-pub enum Lost {
-    Missing,
-    /// It is there, and of another session or of another file.
-    Other,
-    /// A version without session numbers has written it.
-    OldKind,
-    /// It is there, and cannot be read.
-    Unreadable(io::Error),
-    /// It is there, and not what any version writes.
-    Strange,
-}
-
-impl Lost {
-    /// Whether a repair may go on without the redo file: it will not be found again, as far as is
-    /// known.
-    pub fn may_be_given_up(&self) -> bool {
-        matches!(self, Self::Missing | Self::Other)
-    }
-
-    /// As an error about the image `name`.
-    pub fn explain(&self, name: &str, memory: Memory<'_>) -> Error {
-        let redo = memory.redo_of(name);
-        let killed = "its daemon was killed, and writes that it had completed may be missing";
-        let (why, advice) = match self {
-            Self::Missing => (
-                format!("{killed}: {redo} is not there"),
-                "bring that file back and serve the image, or go on without with `flowstone check --repair`",
-            ),
-            Self::Other => (
-                format!("{killed}: {redo} is not of its last session"),
-                "bring the right file back, or go on without with `flowstone check --repair`",
-            ),
-            Self::OldKind => (
-                format!("{killed}: an earlier version has written {redo}"),
-                "serve the image once with that version, or remove the file and run `flowstone check --repair`",
-            ),
-            Self::Unreadable(error) => (
-                format!("{killed}: cannot read {redo}: {error}"),
-                "make it readable for this user and try again",
-            ),
-            Self::Strange => (
-                format!("{killed}: {redo} is damaged"),
-                "restore it, or remove it and run `flowstone check --repair`",
-            ),
-        };
-        let kind = match self {
-            Self::Unreadable(_) => ErrorKind::Host,
-            Self::OldKind => ErrorKind::Unsupported,
-            Self::Missing | Self::Other | Self::Strange => ErrorKind::Damaged,
-        };
-        Error::new(kind, name, why, advice)
+    /// The header has no mark any more: what is void can go. If it stays, that does no harm.
+    pub fn remove(self) {
+        if let Self::Void(found) = self {
+            let _ = found.remove();
+        }
     }
 }
 
 /// What a killed daemon has left, for an image with these autoclear features.
 pub fn recall(memory: Memory<'_>, autoclear: u64) -> Result<Left, Lost> {
     let Some(mark) = Mark::of(autoclear) else { return Ok(Left::Nothing) };
-    let boot = boot_number().map_err(Lost::Unreadable)?;
-    if !mark.is_old_kind() && !mark.may_be_of(boot) {
-        // A power cut may have taken the data, and what commits made durable is what counts.
-        return Ok(Left::Nothing);
-    }
-    let Memory::Beside(image) = memory else { return Err(Lost::Missing) };
-    Found::read(image)?.judge(mark, boot, image)
+    let Memory::Beside(image) = memory else {
+        return Err(Lost { redo: name_of(mark).into(), why: Why::Missing });
+    };
+    let unreadable = |error| Lost { redo: image.into(), why: Why::Unreadable(error) };
+    let boot = Boot::read().map_err(unreadable)?;
+    let folder = Folder::of(image).map_err(unreadable)?;
+    let old_name = old_name_of(image).map_err(unreadable)?;
+    let found = Found::look(folder, mark, &old_name, image)?;
+    let redo = found.path();
+    found.judge(mark, &boot).map_err(|why| Lost { redo, why })
 }
 
-/// What is in a redo file.
-struct Found {
+/// A redo file that was found.
+#[derive(Debug)]
+pub struct Found {
+    pub folder: Folder,
+    pub name: OsString,
+    pub file: File,
+    metadata: Metadata,
+    /// Inode and owner of the image.
+    image: (u64, u32),
     bytes: Vec<u8>,
 }
 
 impl Found {
-    fn read(image: &Path) -> Result<Self, Lost> {
-        let open = || {
-            let nofollow = OFlags::NOFOLLOW.bits() as i32;
-            File::options().read(true).custom_flags(nofollow).open(path_of(image)?)
-        };
-        let file = open().map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Lost::Missing,
-            _ => Lost::Unreadable(error),
-        })?;
-        let mut bytes = Vec::new();
-        let most = (WORDS * 8) as u64 + 1;
-        file.take(most).read_to_end(&mut bytes).map_err(Lost::Unreadable)?;
-        if bytes.len() != WORDS * 8 {
-            return Err(Lost::Strange);
+    /// Finds it under the name of the session, or under the one that earlier versions gave it.
+    fn look(folder: Folder, mark: Mark, old_name: &OsStr, image: &Path) -> Result<Self, Lost> {
+        let mut name = name_of(mark);
+        let missing = folder.path_of(&name);
+        let mut file = folder.open(&name, OFlags::RDONLY);
+        if file.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            file = folder.open(old_name, OFlags::RDONLY);
+            name = old_name.to_owned();
         }
-        Ok(Self { bytes })
+        let redo = folder.path_of(&name);
+        let file = file.map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Lost { redo: missing.clone(), why: Why::Missing },
+            _ => Lost { redo: redo.clone(), why: Why::Unreadable(error) },
+        })?;
+        let lost = |why| Lost { redo: redo.clone(), why };
+        let unreadable = |error| lost(Why::Unreadable(error));
+        let metadata = file.metadata().map_err(unreadable)?;
+        let image = std::fs::metadata(image).map_err(unreadable)?;
+        let image = (image.ino(), image.uid());
+        let bytes = read_words(&file, &metadata).map_err(unreadable)?;
+        let found = Self { folder, name, file, metadata, image, bytes };
+        if found.name == old_name && ![MAGIC_1, MAGIC_2, MAGIC].contains(&found.word(0)) {
+            // A file of somebody else, that happens to be called so.
+            return Err(Lost { redo: missing, why: Why::Missing });
+        }
+        // Who owns the image may say what it holds anyway.
+        match flaw_of(&found.metadata, Some(found.image.1)) {
+            Some(flaw) => Err(Lost { redo: found.path(), why: Why::Foreign(flaw) }),
+            None => Ok(found),
+        }
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.folder.path_of(&self.name)
+    }
+
+    /// Removes it: what it has is in the image, or void. Another process that uses it keeps it.
+    pub fn remove(self) -> io::Result<()> {
+        if self.word(0) == MAGIC_1 {
+            // Nothing says that it is this image's.
+            return Ok(());
+        }
+        if is_free(&self.file) { self.folder.remove(&self.name, &self.file) } else { Ok(()) }
+    }
+
+    /// Whether these are the metadata of the same file.
+    pub fn is_in(&self, other: &Metadata) -> bool {
+        (self.metadata.dev(), self.metadata.ino()) == (other.dev(), other.ino())
+    }
+
+    pub fn mark(&self) -> Option<Mark> {
+        Mark::of(self.word(MARK_WORD))
     }
 
     fn word(&self, index: usize) -> u64 {
-        let bytes = self.bytes[index * 8..][..8].try_into();
-        u64::from_ne_bytes(bytes.expect("eight bytes"))
+        let bytes = self.bytes.get(index * 8..index * 8 + 8);
+        bytes.map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
     }
 
-    fn judge(&self, mark: Mark, boot: u128, image: &Path) -> Result<Left, Lost> {
-        let is_of_this_boot = self.boot() == boot;
+    fn judge(self, mark: Mark, boot: &Boot) -> Result<Left, Why> {
+        if self.bytes.len() as u64 != BYTES {
+            return Err(Why::Strange);
+        }
+        let since = boot.since(&self.witness());
         match (self.word(0), mark.is_old_kind()) {
-            (OLD_MAGIC, true) if is_of_this_boot => Err(Lost::OldKind),
-            (OLD_MAGIC, true) => Ok(Left::Nothing),
-            (MAGIC, false) => self.judge_session(mark, is_of_this_boot, image),
-            (MAGIC | OLD_MAGIC, _) => Err(Lost::Other),
-            _ => Err(Lost::Strange),
+            (MAGIC_1, true) => match since {
+                Since::SameBoot => Err(Why::OldKind),
+                Since::Restarted => Ok(Left::Void(self)),
+                Since::Unsure => Err(Why::Unsure),
+            },
+            (MAGIC_2 | MAGIC, false) => self.judge_session(mark, since),
+            (MAGIC_1 | MAGIC_2 | MAGIC, _) => Err(Why::Other),
+            _ => Err(Why::Strange),
         }
     }
 
-    fn boot(&self) -> u128 {
-        u128::from(self.word(BOOT_WORD)) | u128::from(self.word(BOOT_WORD + 1)) << 64
+    /// When and where it was written.
+    fn witness(&self) -> Witness {
+        let number = u128::from(self.word(BOOT_WORD)) | u128::from(self.word(BOOT_WORD + 1)) << 64;
+        if self.word(0) == MAGIC {
+            return Witness {
+                number,
+                host: Some(self.word(HOST_WORD)),
+                started_ms: Some(self.word(STARTED_WORD) as i64),
+                alive_ms: self.word(ALIVE_WORD) as i64,
+            };
+        }
+        let alive_ms = self.metadata.mtime() * 1000 + self.metadata.mtime_nsec() / 1_000_000;
+        Witness { number, host: None, started_ms: None, alive_ms }
     }
 
-    fn judge_session(
-        &self,
-        header: Mark,
-        is_of_this_boot: bool,
-        image: &Path,
-    ) -> Result<Left, Lost> {
-        let place = place_of(image).map_err(Lost::Unreadable)?;
-        let is_of_this_file = [PLACE_WORD, PLACE_WORD + 1].map(|index| self.word(index)) == place;
-        let known = Mark::of(self.word(MARK_WORD)).ok_or(Lost::Strange)?;
+    /// Whether the image is the file that was served. Where both it and this file have other
+    /// numbers than they had, both have been moved, or their file system counts anew.
+    fn is_of_this_file(&self) -> bool {
+        let has_moved = self.word(0) == MAGIC && self.word(OWN_INODE_WORD) != self.metadata.ino();
+        self.word(INODE_WORD) == self.image.0 || has_moved
+    }
+
+    fn judge_session(self, header: Mark, since: Since) -> Result<Left, Why> {
+        let known = self.mark().ok_or(Why::Strange)?;
         let compared = !mutant("qcow2.redo.session-not-compared");
-        if compared && !(known.is_akin(header) && is_of_this_file) {
-            return Err(Lost::Other);
+        if compared && !(known.is_akin(header) && self.is_of_this_file()) {
+            return Err(Why::Other);
         }
-        if !is_of_this_boot {
-            return Ok(Left::Nothing);
+        match since {
+            Since::SameBoot => {}
+            Since::Restarted => {
+                warn!(
+                    "{}: the host has been restarted since; what was not flushed is as the medium \
+                     has it",
+                    self.path().display()
+                );
+                return Ok(Left::Void(self));
+            }
+            Since::Unsure if mutant("qcow2.redo.reads-what-is-not-sure-as-nothing") => {
+                return Ok(Left::Void(self));
+            }
+            Since::Unsure => return Err(Why::Unsure),
         }
         // The commit that was being made may have come so far.
         let is_recent = header == known || header == known.next();
         let compared = compared && !mutant("qcow2.redo.commits-not-compared");
         if !is_recent && compared {
             warn!(
-                "{}: an earlier state of the image than the one whose daemon was killed: what \
-                 is in its redo file is left out",
-                image.display()
+                "{}: it is of a later state of the image than this one, and is left out",
+                self.path().display()
             );
-            return Ok(Left::Nothing);
+            return Ok(Left::Void(self));
         }
-        self.records().map(Left::Changes)
+        let records = self.records()?;
+        Ok(Left::Changes(self, records))
     }
 
-    fn records(&self) -> Result<Vec<RedoRecord>, Lost> {
+    fn records(&self) -> Result<Vec<RedoRecord>, Why> {
         let (start, end) = (self.word(START_WORD), self.word(END_WORD));
         if start > end || end - start > RECORDS {
-            return Err(Lost::Strange);
+            return Err(Why::Strange);
         }
         let record = |position| {
             let slot = slot(position);
@@ -211,4 +220,13 @@ impl Found {
         };
         Ok((start..end).map(record).collect())
     }
+}
+
+/// All of a redo file, or so much of another file that it can be told from one.
+fn read_words(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if metadata.file_type().is_file() {
+        file.take(BYTES + 1).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fastrand::Rng;
-use flowstone_sim::{Call, Fault, SimDisk};
+use flowstone_sim::{Call, Fault, Landed, SimDisk};
 
 use super::*;
 
@@ -195,14 +195,15 @@ fn a_table_grows_by_half_or_as_far_as_it_must() {
 
 #[test]
 fn a_table_that_could_not_be_written_is_written_later() {
-    for moves in [false, true] {
+    let moves = [false, true].into_iter();
+    for (moves, landed) in moves.flat_map(|moves| Landed::ALL.map(|landed| (moves, landed))) {
         let mut model = Model::new(4);
         model.write();
         model.end = model.shape.block_refcounts() * if moves { 64 } else { 5 };
         model.use_more(1);
         assert!(model.refcounts.is_table_changed());
         model.refcounts.write_blocks(&mut model.file).unwrap();
-        model.disk.inject(Fault::fail(Errno::IO).on(Call::Write));
+        model.disk.inject(Fault::fail(Errno::IO).landed(landed).on(Call::Write));
         assert_eq!(model.refcounts.write_table(&mut model.file), Err(Errno::IO));
         assert!(model.refcounts.is_changed() && model.refcounts.is_table_changed());
         model.write();

@@ -1,23 +1,26 @@
 //! The slow-path pool: threads for requests that a queue cannot carry out without waiting: those
 //! that need a table from the medium, the backing file, a compressed cluster, a copy, or free
 //! clusters that are not there yet; and zeroes that stay allocated. There are no threads before the
-//! first such request.
+//! first such request. One that makes its thread panic fails, and the thread goes on with the next.
 
 mod tables;
 mod worker;
 mod zeroes;
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use flowstone_block::{Completion, Errno, Request};
+use flowstone_block::{Errno, Request};
 use tracing::error;
 
+#[cfg(test)]
+pub use self::tables::TableRead;
 pub use self::tables::load;
 pub use self::worker::SlowPathWorker;
 use super::core::Core;
-use crate::runtime::completion_queue::CompletionQueue;
+use crate::runtime::completion_queue::{CompletionQueue, HandedOver};
 
 /// Requests that the slow-path pool carries out at once.
 const THREADS_MAX: usize = 16;
@@ -31,15 +34,10 @@ pub struct SlowPath {
 
 #[derive(Default)]
 struct State {
-    jobs: VecDeque<Job>,
+    jobs: VecDeque<HandedOver>,
     idle: usize,
     threads: Vec<JoinHandle<()>>,
     stopping: bool,
-}
-
-struct Job {
-    request: Box<Request>,
-    reply_to: Arc<CompletionQueue>,
 }
 
 impl SlowPath {
@@ -54,7 +52,7 @@ impl SlowPath {
     /// Takes a request over; it comes back in the completion queue.
     pub fn submit(self: &Arc<Self>, request: Box<Request>, reply_to: &Arc<CompletionQueue>) {
         let mut state = self.state();
-        state.jobs.push_back(Job { request, reply_to: Arc::clone(reply_to) });
+        state.jobs.push_back(HandedOver::new(request, reply_to));
         if state.idle >= state.jobs.len() {
             self.wakeup.notify_one();
         } else if state.threads.len() < THREADS_MAX {
@@ -67,7 +65,7 @@ impl SlowPath {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {
                     error!("{}: cannot start a thread: {error}", self.core.name);
-                    let jobs: Vec<Job> = state.jobs.drain(..).collect();
+                    let jobs: Vec<HandedOver> = state.jobs.drain(..).collect();
                     jobs.into_iter().for_each(|job| job.reply(Err(Errno::AGAIN)));
                 }
                 Err(_) => {}
@@ -84,11 +82,29 @@ impl SlowPath {
     fn run(&self) {
         let mut worker = None;
         while let Some(job) = self.next() {
-            job.serve(&self.core, &mut worker);
+            if catch_unwind(AssertUnwindSafe(|| self.serve(job, &mut worker))).is_err() {
+                error!("{}: a request has made its thread panic, and fails", self.core.name);
+                // What it was in the middle of is not gone on with.
+                worker = None;
+            }
         }
     }
 
-    fn next(&self) -> Option<Job> {
+    fn serve(&self, mut job: HandedOver, worker: &mut Option<SlowPathWorker>) {
+        if worker.is_none() {
+            match SlowPathWorker::new(Arc::clone(&self.core)) {
+                Ok(new) => *worker = Some(new),
+                Err(error) => {
+                    return job.reply(Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)));
+                }
+            }
+        }
+        let worker = worker.as_mut().expect("made above");
+        let outcome = worker.serve(job.request());
+        job.reply(outcome);
+    }
+
+    fn next(&self) -> Option<HandedOver> {
         let mut state = self.state();
         loop {
             if let Some(job) = state.jobs.pop_front() {
@@ -116,26 +132,5 @@ impl SlowPath {
                 error!("{}: a thread of the slow-path pool has panicked", self.core.name);
             }
         }
-    }
-}
-
-impl Job {
-    fn serve(mut self, core: &Arc<Core>, worker: &mut Option<SlowPathWorker>) {
-        if worker.is_none() {
-            match SlowPathWorker::new(Arc::clone(core)) {
-                Ok(new) => *worker = Some(new),
-                Err(error) => {
-                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                    return self.reply(Err(errno));
-                }
-            }
-        }
-        let worker = worker.as_mut().expect("made above");
-        let outcome = worker.serve(&mut self.request);
-        self.reply(outcome);
-    }
-
-    fn reply(self, outcome: flowstone_block::Outcome) {
-        self.reply_to.put(Completion { request: self.request, outcome });
     }
 }

@@ -4,7 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use flowstone_block::{
-    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector, mutant,
+    AlignedBuf, BlockingDisk, Errno, Extent, Op, Outcome, Request, SECTOR_BYTES, Sector, is_whole,
+    mutant,
 };
 use flowstone_fileio::{BlockingFile, FileOffset};
 
@@ -14,7 +15,7 @@ use super::super::core::Core;
 use super::super::entry::{Compressed, Mapping};
 use super::super::epochs::EpochPins;
 use super::super::meta::{MappedPart, Source};
-use super::super::shape::{GuestCluster, HostCluster};
+use super::super::shape::{GuestCluster, HostCluster, sector_bytes};
 use super::tables::load;
 use crate::damage::Flaw;
 
@@ -124,8 +125,9 @@ impl SlowPathWorker {
 
     fn read_compressed(&mut self, position: u64, place: Compressed) -> Result<Vec<u8>, Errno> {
         let file_bytes = self.core.meta().file_bytes;
-        let start = place.offset / SECTOR_BYTES * SECTOR_BYTES;
-        let end = (place.offset + place.bytes).next_multiple_of(SECTOR_BYTES).min(file_bytes);
+        let sector = sector_bytes(&*self.core.file) as u64;
+        let start = place.offset / sector * sector;
+        let end = (place.offset + place.bytes).next_multiple_of(sector).min(file_bytes);
         if end <= place.offset {
             return Err(Errno::IO);
         }
@@ -155,10 +157,7 @@ impl SlowPathWorker {
             let missing = {
                 let mut meta = self.core.meta();
                 match meta.find(position, most) {
-                    Ok(part) => {
-                        self.pins.pin(meta.epoch);
-                        return Ok((part, meta.epoch));
-                    }
+                    Ok(part) => return Ok((part, self.pins.hold(meta))),
                     Err(missing) => missing,
                 }
             };
@@ -180,6 +179,9 @@ impl SlowPathWorker {
             let bytes = (extent.bytes() - at).min(cluster_bytes - position % cluster_bytes);
             let data = &mut buffer[..bytes as usize];
             request.copy_out(at as usize, data);
+            if !is_whole(&request.memory) {
+                return Err(Errno::FAULT);
+            }
             self.write(position, data)?;
             at += bytes;
         }
@@ -202,16 +204,10 @@ impl SlowPathWorker {
                 if mutant("qcow2.slow-path.names-before-the-data") {
                     self.core.meta().name(guest, host);
                 }
-                let outcome = self.write_anew(guest, host, reads_zero, within as usize, data);
-                let mut meta = self.core.meta();
-                match outcome {
-                    Ok(()) => meta.name(guest, host),
-                    Err(_) => meta.space.spoil(host),
-                }
-                meta.release(guest);
-                drop(meta);
-                self.core.tell_changed();
-                outcome
+                let core = Arc::clone(&self.core);
+                let mut claim = Claim { core: &core, guest, host, outcome: Err(Errno::IO) };
+                claim.outcome = self.write_anew(guest, host, reads_zero, within as usize, data);
+                claim.outcome
             }
         }
     }
@@ -266,8 +262,7 @@ impl SlowPathWorker {
                 }
             };
             if let Mapping::Data { host, ours: true } = mapping {
-                self.pins.pin(meta.epoch);
-                return Ok(Prepared::InPlace { host, epoch: meta.epoch });
+                return Ok(Prepared::InPlace { host, epoch: self.pins.hold(meta) });
             }
             if meta.is_locked(guest) {
                 meta = core.wait_for_change(meta);
@@ -291,6 +286,34 @@ impl SlowPathWorker {
             let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
             meta = core.meta();
         }
+    }
+}
+
+/// A cluster of the disk that is written anew, under an exclusive lock. Others wait for its end, which is
+/// when this is dropped.
+struct Claim<'core> {
+    core: &'core Core,
+    guest: GuestCluster,
+    host: HostCluster,
+    outcome: Outcome,
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        let panics = std::thread::panicking();
+        if panics && mutant("qcow2.claim.stays-with-a-thread-that-panics") {
+            return;
+        }
+        let mut meta = self.core.meta();
+        match self.outcome {
+            Ok(()) => meta.name(self.guest, self.host),
+            // It stays out of use: something may still be on its way to it.
+            Err(_) if panics => {}
+            Err(_) => meta.space.spoil(self.host),
+        }
+        meta.release(self.guest);
+        drop(meta);
+        self.core.tell_changed();
     }
 }
 

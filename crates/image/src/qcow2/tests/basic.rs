@@ -71,8 +71,8 @@ fn discarded_clusters_are_punched_and_used_again() {
     for _ in 0..10 {
         guest.run(Op::Discard(whole), 0).unwrap();
         guest.run(Op::Flush, 0).unwrap();
-        std::thread::sleep(std::time::Duration::from_millis(50));
-        assert!(disk.allocated_bytes().unwrap() < full / 8, "the host has the space back");
+        let has_it_back = || disk.allocated_bytes().unwrap() < full / 8;
+        flowstone_testkit::wait_until("the host has the space back", has_it_back);
         guest.run(Op::Write(whole), 2).unwrap();
         guest.run(Op::Flush, 0).unwrap();
     }

@@ -3,7 +3,7 @@
 use fastrand::Rng;
 use flowstone_block::{Errno, Layer, Op};
 use flowstone_fileio::FileIo;
-use flowstone_sim::{Call, Fate, Fault, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Landed, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
 use super::fixture::{
@@ -174,11 +174,12 @@ fn the_host_gives_little_more_for_the_time_of_the_work() {
 #[test]
 fn a_failing_host_stops_it_and_loses_nothing() {
     for call in [Call::Read, Call::Write, Call::Punch, Call::Datasync] {
-        for after in [0, 5, 40, 90] {
+        let afters = [0, 5, 40, 90].into_iter();
+        for (after, landed) in afters.flat_map(|it| Landed::ALL.map(|landed| (it, landed))) {
             let disk = disordered(300, 4096, after);
             let before = contents(&open_read_only(&disk).unwrap());
             let image = open(&disk);
-            disk.inject(Fault::fail(Errno::IO).on(call).after(after));
+            disk.inject(Fault::fail(Errno::IO).landed(landed).on(call).after(after));
             let _ = compact(&image);
             disk.clear_faults();
             drop(image);

@@ -50,6 +50,30 @@ fn tables_that_lie_on_each_other_are_refused() {
     }
 }
 
+/// The last cluster was made whole before the image was looked at.
+#[test]
+fn an_image_of_odd_length_that_is_refused_keeps_its_length() {
+    let (whole, l1, l2) = sample();
+    let mut bytes = whole.to_bytes();
+    bytes.resize(bytes.len() + 700, 0);
+    type Break = fn(&SimDisk, u64, u64);
+    let breaks: [Break; 3] = [
+        |disk, l1, _| put(disk, l1, 1 << 63 | CLUSTER),
+        |disk, _, l2| put(disk, l2 + 8, 1 << 63 | 1 << 40),
+        |disk, _, _| put(disk, 88, 1 << 63),
+    ];
+    for damage in breaks {
+        let disk = SimDisk::from_bytes(&bytes);
+        damage(&disk, l1, l2);
+        open_error(&disk);
+        assert_eq!(disk.size().unwrap(), bytes.len() as u64);
+    }
+    let disk = SimDisk::from_bytes(&bytes);
+    drop(open(&disk));
+    assert!(disk.size().unwrap().is_multiple_of(CLUSTER));
+    assert_clean(&disk);
+}
+
 #[test]
 fn entries_that_name_tables_or_nothing_are_refused_and_found() {
     for target in [CLUSTER, 2 * CLUSTER, 1 << 40, 512] {

@@ -1,12 +1,13 @@
 //! An image on a block device: it has the size that it has, and what lies behind the image is
 //! whatever was there before. Some devices hold anything after a discard, too.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fastrand::Rng;
 use flowstone_block::{Errno, Op};
 use flowstone_fileio::FileIo;
 use flowstone_sim::{Call, Fault, SimDisk};
+use flowstone_testkit::wait_until;
 
 use super::basic::any_change;
 use super::fixture::{Guest, checked, contents, extent, new_disk, open};
@@ -79,11 +80,7 @@ fn free_space_of_a_device_that_does_not_punch_is_zeroed_when_it_is_needed() {
     let disk = device(false, 1);
     assert!(disk.discards_to_zeroes());
     let image = open(&disk);
-    let start = Instant::now();
-    while last(&disk) == NOISE {
-        assert!(start.elapsed() < Duration::from_secs(60), "free space is never given back");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("free space is given back", || last(&disk) != NOISE);
     drop(image);
 }
 
@@ -100,11 +97,7 @@ fn a_device_that_does_not_punch_is_told_of_discards() {
     assert!(before >= 400 * 512);
     guest.run(Op::Discard(extent(0, 400)), 0).unwrap();
     guest.run(Op::Flush, 0).unwrap();
-    let start = Instant::now();
-    while sevens(&disk) > before / 10 {
-        assert!(start.elapsed() < Duration::from_secs(60), "the device is never told");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_until("the device is told", || sevens(&disk) <= before / 10);
     drop(guest);
 }
 
@@ -123,11 +116,7 @@ fn free_space_that_a_device_could_not_zero_for_a_moment_is_not_lost() {
         assert_eq!(guest.run(Op::Write(extent(100, 300)), 5), Err(Errno::NOSPC));
         disk.clear_faults();
         disk.inject(Fault::fail(Errno::OPNOTSUPP).on(Call::SetSize).always());
-        let start = Instant::now();
-        while guest.run(Op::Write(extent(0, 400)), 7).is_err() {
-            assert!(start.elapsed() < Duration::from_secs(30), "{errno}: no writes any more");
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        wait_until("writes go on", || guest.run(Op::Write(extent(0, 400)), 7).is_ok());
         guest.run(Op::Flush, 0).unwrap();
         assert!(contents(&image)[..400 * 512].iter().all(|byte| *byte == 7));
         drop(guest);

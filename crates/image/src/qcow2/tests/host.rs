@@ -1,8 +1,10 @@
 //! A folder with the redo file of an image that lies on a simulated disk, and daemons that are
 //! killed there.
 
-use std::os::unix::fs::FileExt;
+use std::fs::Permissions;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use flowstone_fileio::Access;
 use flowstone_sim::{Fate, SimDisk};
@@ -19,6 +21,8 @@ const REDO_BYTES: u64 = (4 << 10) + (16 << 18);
 pub struct Host {
     folder: tempfile::TempDir,
     path: PathBuf,
+    /// The redo file that was seen last.
+    last: Mutex<PathBuf>,
 }
 
 /// What is left of an image and beside it when its daemon has been killed.
@@ -32,14 +36,34 @@ impl Host {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
         std::fs::write(&path, "").unwrap();
-        Self { folder, path }
+        let last = Mutex::new(folder.path().join("none"));
+        Self { folder, path, last }
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
 
+    /// The one redo file that there is, or the one that there was.
     pub fn redo(&self) -> PathBuf {
+        let mut last = self.last.lock().unwrap();
+        let found = self.redos();
+        assert!(found.len() < 2, "which of {found:?}");
+        if let Some(found) = found.into_iter().next() {
+            *last = found;
+        }
+        last.clone()
+    }
+
+    /// All redo files.
+    pub fn redos(&self) -> Vec<PathBuf> {
+        let all = std::fs::read_dir(self.folder.path()).unwrap().map(|it| it.unwrap());
+        let is_redo = |name: &str| name.starts_with("flowstone-") && name.ends_with(".redo");
+        all.filter(|it| is_redo(it.file_name().to_str().unwrap())).map(|it| it.path()).collect()
+    }
+
+    /// What versions 1 and 2 called it.
+    pub fn old_redo(&self) -> PathBuf {
         self.folder.path().join("image.redo")
     }
 
@@ -97,11 +121,16 @@ impl Host {
         bytes
     }
 
-    /// Puts it back, as long as it was.
+    /// Puts it back, as long as it was, where its session looks for it. It is taken for the file
+    /// that it was, although the host may give it another number.
     pub fn remember(&self, bytes: &[u8]) {
-        std::fs::write(self.redo(), bytes).unwrap();
-        let file = std::fs::File::options().write(true).open(self.redo()).unwrap();
+        let session = word(bytes, 5) >> 24;
+        let path = self.folder.path().join(format!("flowstone-{session:010x}.redo"));
+        std::fs::write(&path, bytes).unwrap();
+        let file = std::fs::File::options().write(true).open(&path).unwrap();
         file.set_len(REDO_BYTES).unwrap();
+        file.write_all_at(&file.metadata().unwrap().ino().to_ne_bytes(), 11 * 8).unwrap();
+        file.set_permissions(Permissions::from_mode(0o600)).unwrap();
     }
 
     /// What stays behind if the daemon is killed now: first what it remembers, then the disk, which
@@ -114,15 +143,31 @@ impl Host {
 
     /// The daemon is gone, and nothing that it has done since.
     pub fn bring_back(&self, killed: Killed) -> SimDisk {
-        std::fs::write(self.redo(), killed.redo).unwrap();
+        self.remember(&killed.redo);
         killed.disk
     }
 }
 
-/// As if the host had been started anew since the image was marked.
+/// A word of a redo file.
+pub fn word(redo: &[u8], index: usize) -> u64 {
+    u64::from_ne_bytes(redo[index * 8..][..8].try_into().unwrap())
+}
+
+pub fn set_word(redo: &mut [u8], index: usize, value: u64) {
+    redo[index * 8..][..8].copy_from_slice(&value.to_ne_bytes());
+}
+
+/// As if it had been written before the host was restarted, an hour before that.
+pub fn before_a_restart(redo: &mut [u8]) {
+    const HOUR_MS: u64 = 3_600_000;
+    let [number, started] = [1, 8].map(|index| word(redo, index));
+    set_word(redo, 1, number ^ 1);
+    set_word(redo, 8, started - 2 * HOUR_MS);
+    set_word(redo, 9, started - HOUR_MS);
+}
+
+/// As if a power cut had ended the session: its redo file is void, and so is the mark.
 pub fn reboot(disk: &SimDisk) {
     let autoclear = number(disk, 88);
-    if autoclear >> 63 == 1 {
-        disk.write_at(88, &(autoclear ^ 1 << 50).to_be_bytes());
-    }
+    disk.write_at(88, &(autoclear & !(1 << 63)).to_be_bytes());
 }

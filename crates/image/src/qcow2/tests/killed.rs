@@ -11,7 +11,7 @@ use super::fixture::open_read_only;
 use super::fixture::{
     Guest, assert_clean, checked, contents, extent, new_disk, new_overlay, number, raw,
 };
-use super::host::{Host, reboot};
+use super::host::{Host, before_a_restart, reboot};
 use crate::Image;
 
 const SECTORS: u64 = 1500;
@@ -136,9 +136,11 @@ fn a_redo_file_of_an_earlier_session_is_not_believed() {
     let early = host.kill(&disk, 1).redo;
     drop((guest, image));
     // In order: void, whatever it says.
-    std::fs::write(host.redo(), &early).unwrap();
+    let early_path = host.redo();
+    std::fs::write(&early_path, &early).unwrap();
     let image = host.open(&disk);
     assert_eq!(contents(&image)[0], 1);
+    std::fs::remove_file(&early_path).unwrap();
     let mut guest = Guest::new(&image);
     guest.run(Op::Discard(extent(0, 8)), 0).unwrap();
     guest.run(Op::Flush, 0).unwrap();
@@ -148,13 +150,17 @@ fn a_redo_file_of_an_earlier_session_is_not_believed() {
     drop((guest, image));
     let disk = host.bring_back(killed);
     let expected = host.read(&disk);
-    std::fs::write(host.redo(), &early).unwrap();
-    let refusal = host.refusal(&disk);
-    assert!(refusal.contains("image.redo is not of its last session"), "{refusal}");
-    assert!(refusal.contains("bring the right file back"), "{refusal}");
-    assert_eq!(host.check(&disk, false).unwrap_err().to_string(), refusal);
+    // By this session's name, and by the image's.
+    for place in [host.redo(), host.old_redo()] {
+        std::fs::remove_file(host.redo()).unwrap_or_default();
+        std::fs::write(&place, &early).unwrap();
+        let refusal = host.refusal(&disk);
+        assert!(refusal.contains(&format!("{} is not of its last", place.display())), "{refusal}");
+        assert!(refusal.contains("bring the right file back"), "{refusal}");
+        assert_eq!(host.check(&disk, false).unwrap_err().to_string(), refusal);
+    }
     // As it says.
-    std::fs::write(host.redo(), &late).unwrap();
+    host.remember(&late);
     assert!(contents(&host.open(&disk)) == expected);
 }
 
@@ -181,6 +187,7 @@ fn a_redo_file_is_not_believed_of_a_restored_backup() {
     }
     let killed = host.kill(&disk, 1);
     drop((guest, image));
+    let redo = killed.redo.clone();
     host.bring_back(killed);
     for repair in [false, true] {
         let restored = SimDisk::from_bytes(&backup);
@@ -190,12 +197,12 @@ fn a_redo_file_is_not_believed_of_a_restored_backup() {
             assert_eq!(number(&restored, 88), 0, "the mark is void");
         }
         assert!(host.read(&restored) == expected);
-        let redo = std::fs::read(host.redo()).unwrap();
         let image = host.open(&restored);
         assert!(contents(&image) == expected);
         drop(image);
-        std::fs::write(host.redo(), redo).unwrap();
         assert_clean(&restored);
+        assert_eq!(host.redos().len(), 0, "it is good for nothing");
+        host.remember(&redo);
     }
 }
 
@@ -210,30 +217,20 @@ fn an_image_whose_redo_file_cannot_be_read_is_refused() {
     std::fs::remove_file(&redo).unwrap();
     std::fs::create_dir(&redo).unwrap();
     let refusal = host.refusal(&disk);
-    assert!(refusal.contains("cannot read") && refusal.contains("make it readable"), "{refusal}");
+    assert!(refusal.contains("it is not a regular file"), "{refusal}");
     assert_eq!(host.check(&disk, true).unwrap_err().to_string(), refusal);
     std::fs::remove_dir(&redo).unwrap();
 
     std::os::unix::fs::symlink(host.path(), &redo).unwrap();
     let refusal = host.refusal(&disk);
-    assert!(refusal.contains("cannot read"), "{refusal}");
+    assert!(refusal.contains("cannot read") && refusal.contains("make it readable"), "{refusal}");
+    assert_eq!(host.check(&disk, true).unwrap_err().to_string(), refusal);
     std::fs::remove_file(&redo).unwrap();
 
     std::fs::write(&redo, &kept[..kept.len() - 1]).unwrap();
     let refusal = host.refusal(&disk);
     assert!(refusal.contains("is damaged") && refusal.contains("remove it"), "{refusal}");
     assert_eq!(host.check(&disk, true).unwrap_err().to_string(), refusal);
-
-    // Of version 1: the same places, another mark.
-    let mut old = kept.clone();
-    old[..8].copy_from_slice(b"fsredo01");
-    std::fs::write(&redo, &old).unwrap();
-    let mark = number(&disk, 88);
-    disk.write_at(88, &(1u64 << 63).to_be_bytes());
-    let refusal = host.refusal(&disk);
-    assert!(refusal.contains("an earlier version has written"), "{refusal}");
-    assert_eq!(host.check(&disk, true).unwrap_err().to_string(), refusal);
-    disk.write_at(88, &mark.to_be_bytes());
     assert!(disk.to_bytes() == bytes, "who refuses writes nothing");
 
     std::fs::write(&redo, &kept).unwrap();
@@ -247,7 +244,7 @@ fn changes_that_are_missing_are_given_up_by_repair_alone() {
     let disk = killed_in_a_commit(&host);
     std::fs::remove_file(host.redo()).unwrap();
     let refusal = host.refusal(&disk);
-    assert!(refusal.contains("image.redo is not there"), "{refusal}");
+    assert!(refusal.contains(&format!("{} is not there", host.redo().display())), "{refusal}");
     assert!(refusal.contains("or go on without with `flowstone check --repair`"), "{refusal}");
     assert_eq!(host.check(&disk, false).unwrap_err().to_string(), refusal);
     let report = host.check(&disk, true).unwrap();
@@ -258,7 +255,7 @@ fn changes_that_are_missing_are_given_up_by_repair_alone() {
 }
 
 /// A power cut may have taken the data, and the commits made the image consistent by itself: its
-/// redo file is void, be it there or not.
+/// redo file is void.
 #[test]
 fn after_a_reboot_the_image_by_itself_is_what_counts() {
     let host = Host::new();
@@ -268,41 +265,22 @@ fn after_a_reboot_the_image_by_itself_is_what_counts() {
     guest.run(Op::Write(extent(0, 80)), 1).unwrap();
     guest.run(Op::Flush, 0).unwrap();
     guest.run(Op::Write(extent(80, 80)), 2).unwrap();
-    let redo = host.kill(&disk, 1).redo;
-    for seed in 0..40 {
-        let crashed = disk.crash_at(disk.now(), &mut Fate::seeded(seed));
-        reboot(&crashed);
-        std::fs::remove_file(host.redo()).unwrap_or_default();
-        if seed % 2 == 0 {
-            std::fs::write(host.redo(), &redo).unwrap();
-        }
-        let found = host.read(&crashed);
+    let mut redo = host.kill(&disk, 1).redo;
+    before_a_restart(&mut redo);
+    let crashes: Vec<SimDisk> =
+        (0..40).map(|seed| disk.crash_at(disk.now(), &mut Fate::seeded(seed))).collect();
+    drop((guest, image));
+    for (seed, crashed) in crashes.iter().enumerate() {
+        host.remember(&redo);
+        let found = host.read(crashed);
         assert!(found[..80 * 512].iter().all(|byte| *byte == 1));
         assert!(found[80 * 512..].iter().all(|byte| matches!(byte, 0 | 2)));
-        assert_eq!(host.check(&crashed, seed % 3 == 0).unwrap().errors, Vec::<String>::new());
-        assert!(contents(&host.open(&crashed)) == found);
+        let repair = seed % 3 == 0;
+        assert_eq!(host.check(crashed, repair).unwrap().errors, Vec::<String>::new());
+        assert_eq!(host.redos().len(), usize::from(!repair));
+        assert!(contents(&host.open(crashed)) == found);
+        assert_eq!(host.redos().len(), 0, "what is void has gone");
     }
-    drop((guest, image));
-}
-
-/// An image of a version that had no session numbers, closed in order or before a reboot.
-#[test]
-fn images_of_earlier_versions_open() {
-    let host = Host::new();
-    let disk = killed_in_a_commit(&host);
-    disk.write_at(88, &(1u64 << 63).to_be_bytes());
-    let mut redo = std::fs::read(host.redo()).unwrap();
-    redo[..8].copy_from_slice(b"fsredo01");
-    redo[8] ^= 1;
-    std::fs::write(host.redo(), &redo).unwrap();
-    assert_eq!(host.read(&disk)[0], 0, "of another boot");
-    drop(host.open(&disk));
-    assert_eq!(number(&disk, 88), 0);
-    // In order, and an old file is still there.
-    redo[8] ^= 1;
-    std::fs::write(host.redo(), &redo).unwrap();
-    assert_eq!(contents(&host.open(&disk))[0], 0);
-    assert!(!host.redo().exists());
 }
 
 /// A redo file with a record that cannot be is damage, and no part of it is taken over.
@@ -336,7 +314,7 @@ fn a_redo_file_that_can_only_be_read_is_not_passed_over() {
     };
     set(0o400);
     if std::fs::File::options().write(true).open(host.redo()).is_ok() {
-        eprintln!("SKIPPED: this user may write what is write-protected");
+        flowstone_testkit::skip("this user may write what is write-protected");
     } else {
         assert_eq!(host.read(&disk)[0], 7);
         assert!(host.open_by(host.path(), &disk, None).is_err());

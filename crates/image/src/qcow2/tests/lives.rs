@@ -4,7 +4,7 @@
 use fastrand::Rng;
 use flowstone_block::{Errno, Layer, Op, Outcome, SectorCount};
 use flowstone_fileio::FileIo;
-use flowstone_sim::{Call, Fate, Fault, Moment, Schedule, SimDisk};
+use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule, SimDisk};
 
 use super::super::Qcow2Image;
 use super::fixture::{Guest, checked, contents, extent, new_disk, number, open, open_read_only};
@@ -41,16 +41,14 @@ impl Script {
 #[derive(Clone, Copy, Debug)]
 pub enum Trouble {
     Nothing,
-    /// Calls of a kind fail from the one after so many on, so many times.
+    /// Calls of a kind fail from the one after so many on, so many times, with so much of their work
+    /// done.
     Fails {
         call: Call,
         errno: Errno,
+        landed: Landed,
         after: u64,
         times: Times,
-    },
-    /// A write is done by half.
-    FailsPartly {
-        after: u64,
     },
     /// The host has so many pages more than the image takes.
     Full {
@@ -73,16 +71,13 @@ impl Trouble {
     fn begin(self, disk: &SimDisk) {
         match self {
             Self::Nothing => {}
-            Self::Fails { call, errno, after, times } => {
-                let fault = Fault::fail(errno).on(call).after(after);
+            Self::Fails { call, errno, landed, after, times } => {
+                let fault = Fault::fail(errno).landed(landed).on(call).after(after);
                 match times {
                     Times::Once => disk.inject(fault),
                     Times::AWhile => (0..4).for_each(|_| disk.inject(fault.clone())),
                     Times::Half | Times::Always => disk.inject(fault.always()),
                 }
-            }
-            Self::FailsPartly { after } => {
-                disk.inject(Fault::fail_partly(Errno::IO).on(Call::Write).after(after));
             }
             Self::Full { pages, .. } => {
                 disk.set_capacity(Some(disk.allocated_bytes().unwrap() + pages * 4096));
@@ -94,7 +89,7 @@ impl Trouble {
         match self {
             Self::Fails { times, .. } => times != Times::Always,
             Self::Full { passes, .. } => passes,
-            Self::Nothing | Self::FailsPartly { .. } => true,
+            Self::Nothing => true,
         }
     }
 

@@ -3,11 +3,13 @@
 
 mod backing;
 mod basic;
+mod boots;
 mod commits;
 mod compact;
 mod crash;
 mod damage;
 mod device;
+mod ends;
 mod failures;
 mod faults;
 mod fixture;
@@ -17,5 +19,9 @@ mod instants;
 mod kill;
 mod killed;
 mod lives;
+mod locks;
+mod neighbours;
 mod races;
+mod sectors;
 mod steps;
+mod upgrades;

@@ -128,7 +128,7 @@ fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
 
     use flowstone_block::{Layer, NextLook, QueueContext, QueueDepth, Request};
 
-    const LONG: Duration = Duration::from_secs(5);
+    const LONG: Duration = flowstone_testkit::HANG;
     let disk = new_disk(8 * CLUSTER, CLUSTER * 512);
     let image = open(&disk);
     let contexts = [(); 2].map(|()| QueueContext::alone(QueueDepth(8)).unwrap());

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use flowstone_block::Errno;
-use flowstone_sim::Call;
+use flowstone_sim::{Call, Landed};
 
 use super::lives::{Life, Script, Times, Trouble};
 
@@ -26,9 +26,9 @@ fn each_call_fails(call: Call, stride: u64, times: Times) {
     for (seed, remembers) in [(3, false), (4, true)] {
         for number in 0.. {
             let errno = if number % 2 == 0 { Errno::IO } else { Errno::NOSPC };
-            let after = number * stride;
-            let life =
-                Life::of(&script(seed, remembers), Trouble::Fails { call, errno, after, times });
+            let (landed, after) = (Landed::nth(number / 2 + seed), number * stride);
+            let trouble = Trouble::Fails { call, errno, landed, after, times };
+            let life = Life::of(&script(seed, remembers), trouble);
             if life.struck == 0 {
                 break;
             }
@@ -83,8 +83,7 @@ fn without_trouble_every_request_succeeds() {
 fn any_trouble(random: &mut Rng) -> Trouble {
     match random.u8(..12) {
         0 => Trouble::Nothing,
-        1 => Trouble::FailsPartly { after: random.u64(..150) },
-        2 | 3 => Trouble::Full { pages: random.u64(..60), passes: random.bool() },
+        1..=3 => Trouble::Full { pages: random.u64(..60), passes: random.bool() },
         _ => {
             let call = *random.choice(&CALLS).unwrap();
             // About as many as there are in a life.
@@ -98,7 +97,8 @@ fn any_trouble(random: &mut Rng) -> Trouble {
             let times =
                 *random.choice(&[Times::Once, Times::AWhile, Times::Half, Times::Always]).unwrap();
             let within = random.u64(1..=most);
-            Trouble::Fails { call, errno, after: random.u64(..within), times }
+            let landed = *random.choice(&Landed::ALL).unwrap();
+            Trouble::Fails { call, errno, landed, after: random.u64(..within), times }
         }
     }
 }

@@ -25,6 +25,8 @@ struct Recorder {
     bad_sync: Arc<AtomicBool>,
     /// The next write that is durable by itself, or is not, fails with this.
     bad_write: Arc<Mutex<Option<(bool, Errno)>>>,
+    /// The next write fails before the host is asked for it.
+    refused: Arc<AtomicBool>,
     /// Punches of this place fail.
     bad_punch: Arc<Mutex<Option<FileOffset>>>,
 }
@@ -92,7 +94,11 @@ impl FileChannel for RecorderChannel {
             let bad = self.file.bad_write.lock().unwrap().take_if(|(bad, _)| *bad == durable);
             outcome = bad.map_or(outcome, |(_, errno)| Err(errno));
         }
-        self.done.push(FileCompletion { tag: request.tag, outcome });
+        let refused = self.file.refused.swap(false, Ordering::Relaxed);
+        self.done.push(match refused {
+            true => FileCompletion::refused(request.tag, Errno::NOMEM),
+            false => FileCompletion::new(request.tag, outcome),
+        });
     }
 
     fn kick(&mut self) {}

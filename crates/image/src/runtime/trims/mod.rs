@@ -7,11 +7,13 @@
 //! An idle image has no such thread before its first discard, and a sleeping one afterwards.
 //!
 //! A discard completes when it is done, never earlier, so nothing about order changes: requests
-//! that are in flight together have none, and a flush covers what has completed.
+//! that are in flight together have none, and a flush covers what has completed. One that makes its
+//! thread panic fails, and the thread goes on with the next.
 
 mod pending;
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -20,7 +22,7 @@ use flowstone_block::{Completion, Errno, Extent, Outcome, Request};
 use tracing::error;
 
 use self::pending::{DiscardRun, Job, Pending};
-use crate::runtime::completion_queue::CompletionQueue;
+use crate::runtime::completion_queue::{CompletionQueue, HandedOver};
 use crate::runtime::discards::DiscardCounters;
 use crate::runtime::pace::{Activity, Pace};
 
@@ -80,15 +82,17 @@ impl Trims {
             return reply_to.put(Completion { request, outcome: Err(Errno::INVAL) });
         };
         let waiting = self.shared.discards.come_in(request.op);
-        let job = Job { request, waiting, reply_to: Arc::clone(reply_to) };
-        if self.shared.state().stopping {
-            return job.reply(Err(Errno::IO));
-        }
+        let job = Job { extent, waiting, request: HandedOver::new(request, reply_to) };
         if let Err(error) = self.ensure_thread() {
             error!("cannot start a thread for discards: {error}");
             return job.reply(Err(Errno::AGAIN));
         }
-        self.shared.state().pending.add(DiscardRun { extent, jobs: vec![job] });
+        let mut state = self.shared.state();
+        if state.stopping {
+            drop(state);
+            return job.reply(Err(Errno::IO));
+        }
+        state.pending.add(DiscardRun { extent, jobs: vec![job] });
     }
 
     /// Starts what has been submitted. Not with each request: woken for the first one, the thread
@@ -134,11 +138,19 @@ impl Shared {
         let (mut trim, mut pace) = (None, Pace::default());
         while let Some(run) = self.next() {
             let began = Instant::now();
-            match self.prepare(&mut trim) {
-                Ok(trim) => Self::carry_out(trim, run),
-                Err(errno) => run.jobs.into_iter().for_each(|job| job.reply(Err(errno))),
+            if catch_unwind(AssertUnwindSafe(|| self.serve(&mut trim, run))).is_err() {
+                error!("a discard has made its thread panic, and fails; the next ones go on");
+                // What it was in the middle of is not gone on with.
+                trim = None;
             }
             self.rest(pace.rest_after(began, &self.activity));
+        }
+    }
+
+    fn serve(&self, trim: &mut Option<Trim>, run: DiscardRun) {
+        match self.prepare(trim) {
+            Ok(trim) => Self::carry_out(trim, run),
+            Err(errno) => run.jobs.into_iter().for_each(|job| job.reply(Err(errno))),
         }
     }
 
@@ -168,10 +180,8 @@ impl Shared {
         let outcome = trim(run.extent);
         let alone = run.jobs.len() == 1;
         for job in run.jobs {
-            let outcome = match job.request.op.extent() {
-                Some(extent) if outcome.is_err() && !alone => trim(extent),
-                _ => outcome,
-            };
+            let tries_alone = outcome.is_err() && !alone;
+            let outcome = if tries_alone { trim(job.extent) } else { outcome };
             job.reply(outcome);
         }
     }
@@ -189,3 +199,6 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,27 +1,25 @@
 //! Discards that wait, in the order of the disk, those that touch or overlap as one.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
 
-use flowstone_block::{Completion, Extent, Outcome, Request};
+use flowstone_block::{Extent, Outcome};
 
-use crate::runtime::completion_queue::CompletionQueue;
+use crate::runtime::completion_queue::HandedOver;
 use crate::runtime::discards::Waiting;
 
-/// A request and the completion queue that gets it back.
+/// A request, and its part of the run.
 pub struct Job {
-    pub request: Box<Request>,
-    /// Counts it as waiting.
+    pub extent: Extent,
+    /// Counts it as waiting. Before the request: it must not count any more when its completion is seen.
     pub waiting: Option<Waiting>,
-    pub reply_to: Arc<CompletionQueue>,
+    pub request: HandedOver,
 }
 
 impl Job {
     pub fn reply(self, outcome: Outcome) {
-        // It must not count as waiting any more when its completion is seen.
         drop(self.waiting);
-        self.reply_to.put(Completion { request: self.request, outcome });
+        self.request.reply(outcome);
     }
 }
 
@@ -80,9 +78,12 @@ impl Pending {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use flowstone_block::{Op, Reactor, Sector, SectorCount};
+    use std::sync::Arc;
 
+    use flowstone_block::{Op, Reactor, Request, Sector, SectorCount};
+
+    use super::*;
+    use crate::runtime::completion_queue::CompletionQueue;
     use crate::runtime::wakers::QueueWaker;
 
     fn extent(start: u64, count: u64) -> Extent {
@@ -95,14 +96,16 @@ mod tests {
         for (tag, (start, count)) in ranges.iter().enumerate() {
             let extent = extent(*start, *count);
             let request = Request::new(Op::Discard(extent), tag as u32);
-            let jobs = vec![Job { request, waiting: None, reply_to: Arc::clone(&completions) }];
+            let request = HandedOver::new(request, &completions);
+            let jobs = vec![Job { extent, waiting: None, request }];
             pending.add(DiscardRun { extent, jobs });
         }
     }
 
     fn take(pending: &mut Pending) -> Option<(Extent, Vec<u32>)> {
         let run = pending.take()?;
-        let mut tags: Vec<u32> = run.jobs.iter().map(|job| job.request.tag).collect();
+        let mut jobs = run.jobs;
+        let mut tags: Vec<u32> = jobs.iter_mut().map(|job| job.request.request().tag).collect();
         tags.sort_unstable();
         Some((run.extent, tags))
     }

@@ -30,7 +30,7 @@ impl Host {
     fn complete(&self, count: usize) {
         let mut state = self.0.lock().unwrap();
         let HostState { below, done } = &mut *state;
-        done.extend(below.drain(..count).map(|tag| FileCompletion { tag, outcome: Ok(()) }));
+        done.extend(below.drain(..count).map(|tag| FileCompletion::new(tag, Ok(()))));
     }
 }
 

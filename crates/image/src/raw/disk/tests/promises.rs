@@ -190,6 +190,21 @@ fn a_write_through_write_that_fails_in_any_way_but_for_lack_of_space_ends_all_pr
     }
 }
 
+/// A host without memory to copy odd buffers to ended all promises of the disk until it was opened anew, though
+/// nothing had been written or synced.
+#[test]
+fn a_write_through_write_that_the_host_was_not_asked_for_breaks_no_promise() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = queue(&image, 8);
+    file.refused.store(true, Ordering::Relaxed);
+    submit(&mut *channel, Op::Write(extent(8, 1)), true);
+    assert_eq!(reap(&mut *channel), [Err(Errno::NOMEM)]);
+    submit(&mut *channel, Op::Flush, false);
+    submit(&mut *channel, Op::Write(extent(8, 1)), true);
+    assert_eq!(reap(&mut *channel), [Ok(()); 2]);
+}
+
 /// Nothing has been synced, so nothing is lost but what its guest is told of.
 #[test]
 fn a_write_through_write_that_fails_before_its_sync_breaks_no_promise() {

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::waits::Wait;
 
 /// A file whose every request takes this long.
 #[derive(Clone, Copy)]
@@ -53,7 +54,7 @@ impl FileChannel for SlowChannel {
     fn reap(&mut self, done: &mut Vec<FileCompletion>) {
         let now = Instant::now();
         let due = self.1.extract_if(.., |(due, _)| *due <= now);
-        done.extend(due.map(|(_, tag)| FileCompletion { tag, outcome: Ok(()) }));
+        done.extend(due.map(|(_, tag)| FileCompletion::new(tag, Ok(()))));
     }
 
     fn next_look(&mut self) -> NextLook {
@@ -69,7 +70,7 @@ fn slow_image(time: Duration) -> RawImage {
 /// Two programs that flush over and over kept the drop of a queue that led, and with it SIGTERM.
 #[test]
 fn a_queue_that_goes_away_does_not_lead_for_ever() {
-    const PATIENCE: Duration = Duration::from_secs(5);
+    const PATIENCE: Duration = flowstone_testkit::HANG;
     let image = slow_image(Duration::from_millis(5));
     let (stop, flushes, begun) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let mut leader = queue(&image, 8);
@@ -169,7 +170,7 @@ fn an_idle_queue_sleeps_while_another_one_flushes() {
 
 #[test]
 fn a_flush_that_another_queue_serves_ends_the_sleep_of_its_thread() {
-    const LONG: Duration = Duration::from_secs(5);
+    const LONG: Duration = flowstone_testkit::HANG;
     let image = Recorder::default().image();
     let contexts = [(); 2].map(|()| QueueContext::alone(QueueDepth(8)).unwrap());
     let mut leader = image.channel(&contexts[0]).unwrap();
@@ -193,11 +194,26 @@ fn a_discard_that_is_done_is_looked_at_before_a_sleep() {
     let image = Recorder::default().image();
     let mut channel = queue(&image, 8);
     submit(&mut *channel, Op::Discard(extent(0, 8)), false);
-    while image.discards().waiting > 0 {
-        thread::yield_now();
-    }
     // It counts as waiting until just before it is given back.
-    thread::sleep(Duration::from_millis(20));
-    assert_eq!(channel.next_look(), NextLook::Now);
+    flowstone_testkit::wait_until("it is done", || image.discards().waiting == 0);
+    flowstone_testkit::wait_until("it is given back", || channel.next_look() == NextLook::Now);
     assert_eq!(reap(&mut *channel), [Ok(())]);
+}
+
+#[test]
+fn a_queue_tells_what_its_requests_wait_for() {
+    let file = Recorder::default();
+    let image = file.image();
+    let context = QueueContext::alone(QueueDepth(8)).unwrap();
+    let [mut one, mut other] = [(); 2].map(|()| image.queue(&context).unwrap());
+    file.held.store(true, Ordering::Relaxed);
+    submit(&mut one, Op::Write(extent(0, 8)), false);
+    submit(&mut one, Op::Discard(extent(8, 8)), false);
+    submit(&mut other, Op::Flush, false);
+    assert_eq!(Vec::from_iter(one.waits()), [Wait::Host, Wait::Discard]);
+    assert_eq!(Vec::from_iter(other.waits()), [Wait::Sync]);
+    file.held.store(false, Ordering::Relaxed);
+    wait(&mut one, 2);
+    wait(&mut other, 1);
+    assert!(one.waits().is_empty() && other.waits().is_empty());
 }

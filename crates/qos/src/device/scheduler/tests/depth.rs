@@ -121,6 +121,44 @@ fn a_neighbour_that_comes_back_is_protected() {
     assert!(longest <= 20 * 14_096, "{} us", longest / 1000);
 }
 
+/// Asks for one thing at this interval. Returns how long each of them took.
+fn ask_now_and_then(bench: &mut Bench, interval: u64) -> Vec<u64> {
+    let ask = |_| {
+        bench.drivers[1].longest_ns = 0;
+        bench.drivers[1].depth = 1;
+        bench.run(MS / 100);
+        bench.drivers[1].depth = 0;
+        bench.run(interval - MS / 100);
+        bench.drivers[1].longest_ns
+    };
+    (0..5).map(ask).collect()
+}
+
+/// It had been quiet for longer than a disk was active: 3.7 ms for 0.8 ms, each time.
+#[test]
+fn a_neighbour_that_asks_at_intervals_is_protected() {
+    for interval in [250 * MS, 500 * MS, 900 * MS] {
+        let mut bench = Bench::new(&[(100, 128, 65_536), (100, 0, 4096)]);
+        bench.run(100 * MS);
+        let took = ask_now_and_then(&mut bench, interval);
+        assert!(took[0] > 100 * 75_536, "nothing is held back for one that has not asked");
+        assert!(took[2..].iter().all(|it| *it <= 20 * 75_536), "{interval}: {took:?}");
+    }
+}
+
+#[test]
+fn a_disk_that_asks_seldom_does_not_hold_another_back_for_long() {
+    let mut bench = Bench::new(&[(100, 128, 65_536), (100, 0, 4096)]);
+    ask_now_and_then(&mut bench, 3 * SECOND);
+    let hog = bench.drivers[0].disk;
+    assert!(!bench.scheduler.touch(hog, bench.now));
+    // Intervals that end are soon forgotten, too.
+    ask_now_and_then(&mut bench, 900 * MS);
+    assert!(bench.scheduler.touch(hog, bench.now));
+    bench.run(2 * SECOND);
+    assert!(!bench.scheduler.touch(hog, bench.now));
+}
+
 /// A neighbour that reads one at a time, and whose guest writes back 64 pages every 90 ms.
 #[test]
 fn a_neighbour_with_bursts_is_protected_between_them() {

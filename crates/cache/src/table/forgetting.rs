@@ -1,0 +1,40 @@
+//! What is held of a range is forgotten, in steps: a large range takes its time, and others wait for the lock.
+
+use std::ops::Range;
+
+use flowstone_block::mutant;
+
+use super::Table;
+use crate::frames::Memory;
+use crate::names::BlockId;
+
+/// A change of a range of which nothing is to be held.
+pub struct Forgetting {
+    blocks: Range<BlockId>,
+    /// Whether fills of the range are spoilt. Before anything is dropped: a read that comes between
+    /// would fill a block anew, with what the disk holds before the change.
+    begun: bool,
+    /// Where to go on.
+    from: Option<BlockId>,
+}
+
+impl Forgetting {
+    pub fn of(blocks: Range<BlockId>) -> Self {
+        let from = Some(blocks.start).filter(|_| !mutant("cache.discard.forgets-nothing"));
+        Self { blocks, begun: false, from }
+    }
+
+    /// What is done under one hold of the lock. Returns whether something is left to do. When nothing
+    /// is, the change has [begun](Table::begin_change).
+    pub fn step(&mut self, table: &mut Table, memory: &Memory) -> bool {
+        let late = mutant("cache.discard.drops-before-it-raises-the-version");
+        if !self.begun && (!late || self.from.is_none()) {
+            table.begin_change(self.blocks.clone());
+            self.begun = true;
+        }
+        if let Some(start) = self.from {
+            self.from = table.forget_some(memory, start..self.blocks.end);
+        }
+        !self.begun || self.from.is_some()
+    }
+}

@@ -1,0 +1,190 @@
+//! Two disks on one poller, and a host that stops answering for one of them: in every form, engine and format.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use flowstone_testkit::fuse::FuseHost;
+use flowstone_testkit::{Client, ClientOptions, Daemon, Request, Status};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::fixture::{Place, pattern};
+use crate::many_disks::{config, serve};
+
+/// Waits until this holds; a test that would wait for ever fails.
+fn wait(what: &str, holds: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(90), "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A folder on a host that can be stopped, beside one on a host that is well.
+struct Hosts {
+    // Before the folder: it is mounted there.
+    fake: FuseHost,
+    place: Place,
+}
+
+impl Hosts {
+    fn new() -> Option<Self> {
+        let place = Place::new();
+        let [at, behind] = ["at", "behind"].map(|name| place.path(name));
+        fs::create_dir(&at).unwrap();
+        fs::create_dir(&behind).unwrap();
+        Some(Self { fake: FuseHost::mount_or_skip(&at, &behind)?, place })
+    }
+
+    /// Serves one disk on either host with these keys, and a third one that nobody uses yet.
+    fn serve(&self, format: &str, head: &str, of_disk: &str) -> Daemon {
+        let images = [format!("at/hung.{format}"), "well.raw".into(), "third.raw".into()];
+        for image in &images {
+            let _ = fs::remove_file(self.place.path(image));
+            self.place.succeed(&["create", "--size", "16M", image]);
+        }
+        let line = |image: &String| format!("image = {:?}\n{of_disk}", self.place.text(image));
+        let lines = images.each_ref().map(line);
+        let names = ["hung", "well", "third"];
+        let disks: Vec<_> = names.into_iter().zip(lines.iter().map(String::as_str)).collect();
+        let file = config(&self.place, &disks);
+        let text = fs::read_to_string(&file).unwrap();
+        fs::write(&file, format!("{head}{text}")).unwrap();
+        serve(&file, 3)
+    }
+
+    fn connect(&self, disk: &str) -> Client {
+        let options = ClientOptions::new(self.place.path(&format!("{disk}.sock")));
+        Client::connect(ClientOptions { timeout_ms: 60_000, ..options }).unwrap()
+    }
+
+    fn set(&self, disk: &str) -> bool {
+        let control = self.place.text("control.sock");
+        let set = ["disk", "set", "--control", &control, disk, "--weight", "200"];
+        self.place.run(&set).status.success()
+    }
+}
+
+/// A test that fails must end: a daemon that waits for its host cannot be killed.
+struct Releases<'host>(&'host FuseHost);
+
+impl Drop for Releases<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
+}
+
+fn disk<'a>(stats: &'a Value, name: &str) -> &'a Value {
+    stats["disks"].as_array().unwrap().iter().find(|disk| disk["name"] == name).unwrap()
+}
+
+/// How many threads of the daemon are called that.
+fn threads(daemon: &Daemon, name: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|it| it.trim() == name).count()
+}
+
+/// What a guest of the other disk, an operator and a new guest notice.
+fn nothing_else_notices(hosts: &Hosts, daemon: &Daemon, well: &mut Client) {
+    let (data, mut back) = (pattern(8192, 9), vec![0; 8192]);
+    assert_eq!(well.write(64, &data).unwrap(), Status::Ok);
+    assert_eq!(well.flush().unwrap(), Status::Ok);
+    assert_eq!(well.read(64, &mut back).unwrap(), Status::Ok);
+    assert!(back == data);
+    // A queue starts, works, and stops.
+    let mut third = hosts.connect("third");
+    assert_eq!(third.write(0, &data).unwrap(), Status::Ok);
+    drop(third);
+    // More often than the control socket has clients.
+    for _ in 0..40 {
+        let stats = hosts.place.stats();
+        assert!(disk(&stats, "hung")["stale_s"].as_f64() > Some(0.0), "{stats}");
+        assert!(disk(&stats, "hung")["allocated_bytes"].is_u64(), "what was known last");
+        assert!(disk(&stats, "well")["stale_s"].is_null());
+    }
+    assert_eq!(threads(daemon, "stats"), 1, "each report has left a thread");
+    assert!(hosts.set("well") && hosts.set(&hosts.place.text("well.raw")) && hosts.set("hung"));
+}
+
+fn one_host_stops(format: &str, head: &str, of_disk: &str) {
+    let Some(hosts) = Hosts::new() else { return };
+    let mut daemon = hosts.serve(format, head, of_disk);
+    let (mut hung, mut well) = (hosts.connect("hung"), hosts.connect("well"));
+    let data = pattern(1 << 20, 3);
+    assert_eq!(hung.write(0, &data).unwrap(), Status::Ok);
+    assert_eq!(hung.flush().unwrap(), Status::Ok);
+    let released = Releases(&hosts.fake);
+    // The image is known to the report.
+    wait("stats", || disk(&hosts.place.stats(), "hung")["stale_s"].is_null());
+    hosts.fake.stop();
+    let late = pattern(4096, 5);
+    hung.submit(0, &Request::write(2048, &late)).unwrap();
+    hung.submit(0, &Request::read(8, 4096)).unwrap();
+    hung.submit(0, &Request::flush()).unwrap();
+    hung.notify(0).unwrap();
+    wait("the host is asked", || !hosts.fake.held().is_empty());
+    nothing_else_notices(&hosts, &daemon, &mut well);
+    daemon.signal(Signal::TERM).unwrap();
+    wait("the other image is free", || hosts.place.run(&["check", "well.raw"]).status.success());
+    assert!(daemon.try_wait().unwrap().is_none(), "nothing was hanging");
+    assert!(!hosts.fake.held().is_empty(), "it has been answered");
+    drop(released);
+    assert!(daemon.wait(Duration::from_secs(90)).unwrap().success(), "{}", daemon.stderr());
+    // What the guest has been told is there, and what was on its way has been carried out.
+    let image = hosts.place.text(&format!("at/hung.{format}"));
+    hosts.place.succeed(&["check", &image]);
+    hosts.place.succeed(&["convert", &image, "back.raw"]);
+    let back = fs::read(hosts.place.path("back.raw")).unwrap();
+    assert!(
+        back[..1 << 20] == data && back[1 << 20..][..4096] == late,
+        "{format} {head} {of_disk}"
+    );
+}
+
+fn with_every_format(head: &str, form: &str) {
+    for format in ["raw", "qcow2", "flow"] {
+        for engine in ["uring", "sync"] {
+            one_host_stops(format, head, &format!("pipeline = '{form}'\nengine = '{engine}'\n"));
+        }
+    }
+}
+
+#[test]
+fn a_host_that_stops_holds_up_its_own_disk_only_on_a_shared_poller() {
+    with_every_format("pollers = 1\n", "fused");
+}
+
+#[test]
+fn a_host_that_stops_holds_up_its_own_disk_only_where_queues_have_two_threads() {
+    with_every_format("pollers = 1\n", "split");
+}
+
+#[test]
+fn a_host_that_stops_holds_up_its_own_disk_only_beside_a_cache() {
+    with_every_format("pollers = 1\ncache = '32M'\n", "fused");
+}
+
+/// Nothing is lost of what waits, and a host that is slow is only slow.
+#[test]
+fn a_slow_host_serves_every_form_engine_and_format() {
+    for form in ["fused", "split"] {
+        for engine in ["uring", "sync"] {
+            for format in ["raw", "qcow2", "flow"] {
+                let Some(hosts) = Hosts::new() else { return };
+                let keys = format!("pipeline = '{form}'\nengine = '{engine}'\n");
+                let daemon = hosts.serve(format, "pollers = 1\n", &keys);
+                let (mut slow, data) = (hosts.connect("hung"), pattern(256 << 10, 7));
+                hosts.fake.slow(Duration::from_millis(2));
+                assert_eq!(slow.write(0, &data).unwrap(), Status::Ok);
+                assert_eq!(slow.flush().unwrap(), Status::Ok);
+                let mut back = vec![0; data.len()];
+                assert_eq!(slow.read(0, &mut back).unwrap(), Status::Ok);
+                assert!(back == data);
+                drop(slow);
+                crate::fixture::stop(daemon);
+            }
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Whose memory a guest's is, when the daemon is in a memory cgroup.
+//!
+//! A page of shared memory is charged to the cgroup of who touches it first. A guest that reads its
+//! disk into memory it has never touched has the daemon charged for that, and past the limit the
+//! kernel ends the daemon and all disks. Nothing here can prevent it; it is said, and counted apart.
+
+use std::fs;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+use flowstone_block::{LogBudget, format_size};
+use serde::Serialize;
+use tracing::warn;
+
+use crate::config::DiskConfig;
+use crate::resource_monitor::reading::{memory_limit, number_after};
+
+/// What `stats` says of the daemon's memory.
+#[derive(Debug, Serialize)]
+pub struct MemoryReport {
+    /// All that is resident, guests' memory included.
+    resident_bytes: u64,
+    /// Of guests' memory, what the daemon has touched; charged to who did so first.
+    guest_resident_bytes: u64,
+    /// What the guests that are connected have handed over.
+    guest_bytes: u64,
+    /// Of the lowest limit of the daemon's memory cgroups; `null` if there is none.
+    cgroup_limit_bytes: Option<u64>,
+}
+
+impl MemoryReport {
+    /// While guests have so much.
+    pub fn of(guest_bytes: u64) -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let bytes = |name: &str| number_after(&status, name).unwrap_or(0) << 10;
+        Self {
+            resident_bytes: bytes("VmRSS:"),
+            guest_resident_bytes: bytes("RssShmem:"),
+            guest_bytes,
+            cgroup_limit_bytes: memory_limit(),
+        }
+    }
+}
+
+/// Warns if the memory that guests are configured to have is more than the daemon may.
+pub fn look_at(disks: &[DiskConfig]) {
+    // Disks of one VM say the same, or nothing.
+    let mut vms: Vec<_> =
+        disks.iter().map(|disk| (disk.vm.name.clone(), disk.vm.memory_bytes)).collect();
+    vms.sort_unstable();
+    vms.dedup_by(|a, b| a.0.is_some() && a.0 == b.0);
+    let all = vms.iter().filter_map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+    if let Some(line) = complaint(all, memory_limit(), "the guests of this configuration") {
+        warn!("{line}");
+    }
+}
+
+/// A guest with so much memory is served from now on. Warns if that alone is more than the daemon may
+/// have.
+pub fn guest_starts(bytes: u64) {
+    static LIMIT: LazyLock<Option<u64>> = LazyLock::new(memory_limit);
+    static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(|| Mutex::new(LogBudget::of_one()));
+    if let Some(line) = complaint(bytes, *LIMIT, "a guest")
+        && let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend()
+    {
+        warn!(unsaid, "{line}");
+    }
+}
+
+fn complaint(bytes: u64, limit: Option<u64>, whose: &str) -> Option<String> {
+    let limit = limit.filter(|limit| *limit < bytes)?;
+    Some(format!(
+        "the memory cgroup of the daemon is limited to {}, and the memory of {whose}, {}, may be charged \
+         to it; raise the limit, or have guests' memory touched by their monitors (prealloc=on)",
+        format_size(limit),
+        format_size(bytes)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A daemon in a cgroup of 256 MiB, a guest of 2 GiB that read its disk into memory that it had
+    /// never touched: killed for want of memory, and nothing had warned of it.
+    #[test]
+    fn more_guest_memory_than_the_cgroup_has_is_said() {
+        let line = complaint(2 << 30, Some(256 << 20), "a guest").unwrap();
+        assert!(line.contains("256 MiB") && line.contains("2 GiB"), "{line}");
+        assert_eq!(complaint(2 << 30, Some(2 << 30), "a guest"), None);
+        assert_eq!(complaint(2 << 30, None, "a guest"), None);
+        let report = MemoryReport::of(5);
+        assert!(report.resident_bytes > 0 && report.guest_bytes == 5);
+    }
+}

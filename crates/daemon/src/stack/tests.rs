@@ -1,0 +1,111 @@
+//! Whole stacks over a host that does not answer.
+
+use std::path::Path;
+use std::sync::mpsc::{Sender, channel};
+use std::thread;
+use std::time::Duration;
+
+use flowstone_block::{
+    AlignedBuf, Channel, Extent, IoVec, Op, QueueContext, QueueDepth, Request, Sector,
+};
+use flowstone_fileio::{DirectChoice, EngineChoice, open_host_file};
+use flowstone_testkit::fuse::FuseHost;
+
+use super::*;
+use crate::cache_config::{CacheSize, PolicyKind};
+use crate::served_disk::disk;
+
+const BLOCK_SECTORS: u64 = 8;
+const BLOCK_BYTES: usize = 4096;
+/// Enough of them, one after the other, to be read ahead of.
+const READS: usize = 48;
+
+/// With every layer there is.
+fn build(config: &mut DiskConfig) -> Stack {
+    config.layers = ["stats", "verify", "delay=0ms", "error=write:eio:1000000"]
+        .map(|spec| spec.parse().unwrap())
+        .to_vec();
+    config.detect_zeroes = DetectZeroes::On;
+    let cache = CacheConfig::new(CacheSize(32 << 20), None, PolicyKind::default()).unwrap();
+    let shared = Shared::new(open_host_file, Some(cache), &[]).unwrap();
+    Stack::build(&shared, 0, config).unwrap()
+}
+
+/// What a queue is told, and tells.
+struct Turns<'host> {
+    host: &'host FuseHost,
+    retires: Sender<bool>,
+}
+
+/// A queue that has flushes and reads on its way when its host stops, and is to end then.
+fn end_a_queue(stack: &Stack, turns: &Turns<'_>) {
+    let context = QueueContext::alone(QueueDepth(64)).unwrap();
+    let context =
+        QueueContext { origin: flowstone_block::Origin::Queue { disk: 0, queue: 0 }, ..context };
+    let mut queue = stack.top.channel(&context).unwrap();
+    let mut buffer = AlignedBuf::zeroed(READS * BLOCK_BYTES);
+    let mut blocks = buffer.chunks_exact_mut(BLOCK_BYTES).enumerate();
+    let mut begin = |queue: &mut dyn Channel, count: usize| {
+        for (number, block) in blocks.by_ref().take(count) {
+            let start = Sector::new(number as u64 * BLOCK_SECTORS);
+            let extent = Extent::new(start, SectorCount::new(BLOCK_SECTORS)).unwrap();
+            let mut request = Request::new(Op::Read(extent), number as u32);
+            // SAFETY: the buffer outlives the channel, which is dropped first.
+            request.memory.push(unsafe { IoVec::of(block) });
+            queue.submit(request);
+            queue.kick();
+        }
+    };
+    let mut done = Vec::new();
+    begin(&mut *queue, READS / 2);
+    while done.len() < READS / 2 {
+        context.reactor.sleep(|| queue.next_look());
+        queue.reap(&mut done);
+    }
+    turns.host.stop();
+    begin(&mut *queue, READS / 2);
+    queue.submit(Request::new(Op::Flush, 63));
+    queue.kick();
+    turns.retires.send(queue.retire()).unwrap();
+    turns.host.release();
+    while !queue.retire() {
+        context.reactor.sleep(|| queue.next_look());
+    }
+    drop(queue);
+    turns.retires.send(true).unwrap();
+}
+
+/// The drop of a channel waited for the host in the middle of its thread's other disks.
+#[test]
+fn no_layer_retires_before_the_host_has_given_everything_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let [at, behind] = ["at", "behind"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&at).unwrap();
+    std::fs::create_dir(&behind).unwrap();
+    let Some(host) = FuseHost::mount_or_skip(&at, &behind) else { return };
+    for name in ["a.raw", "b.qcow2", "c.flow"] {
+        ends_in_time(&host, &at, name);
+    }
+}
+
+fn ends_in_time(host: &FuseHost, at: &Path, name: &str) {
+    let mut config = disk(at, name, EngineChoice::Auto, DirectChoice::Auto);
+    let stack = build(&mut config);
+    let filled = flowstone_block::BlockingDisk::new(&*stack.top)
+        .unwrap()
+        .write(Sector::new(0), &mut vec![7; READS * BLOCK_BYTES]);
+    assert_eq!(filled, Ok(()));
+    // What it has read must not come from memory.
+    let stack = {
+        drop(stack);
+        build(&mut config)
+    };
+    let (retires, heard) = channel();
+    thread::scope(|scope| {
+        scope.spawn(|| end_a_queue(&stack, &Turns { host, retires }));
+        let next = || heard.recv_timeout(Duration::from_secs(60));
+        let (early, end) = (next(), next());
+        host.release();
+        assert_eq!((early, end), (Ok(false), Ok(true)), "{name}");
+    });
+}

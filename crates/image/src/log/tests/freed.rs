@@ -1,0 +1,120 @@
+//! What must not be used again, gone on with, or called clean, yet.
+
+use std::rc::Rc;
+
+use flowstone_sim::Fate;
+
+use super::crash::recover;
+use super::fixture::{BLOCK_SECTORS, Setup, contents_read_only};
+use super::history_model::End;
+use super::scheduler::with_hook;
+
+/// A clean image goes on in the segments that it was closed with. Replay begins there, so they are not used
+/// again before a checkpoint, dead or not.
+#[test]
+fn the_segment_that_an_image_goes_on_in_is_not_used_again_before_a_checkpoint() {
+    let mut fixture = Setup::default().fixture(1);
+    fixture.write_blocks(0..4).unwrap();
+    let mut fixture = fixture.reopen().unwrap();
+    for _ in 0..12 {
+        fixture.write_blocks(0..9).unwrap();
+    }
+    fixture.flush().unwrap();
+    let generation = fixture.core.append_state().generation;
+    fixture.maintenance.release_freeable().unwrap();
+    for round in 0..9 {
+        let first = 10 + round % 8 * 9;
+        fixture.write_blocks(first..first + 9).unwrap();
+    }
+    fixture.flush().unwrap();
+    assert_eq!(fixture.core.append_state().generation, generation, "no checkpoint meanwhile");
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let crashed = disk.crash_at(now, &mut Fate::nothing_more());
+    let seen = contents_read_only(&crashed).unwrap();
+    model.judge(&seen, now, End::PowerCut).unwrap();
+}
+
+/// Dead segments are freed by a sync of what replaced their blocks. What dies while the sync runs was replaced
+/// by records that it may not cover: a power cut takes these, and the blocks would be gone.
+#[test]
+fn a_segment_that_dies_during_the_sync_that_frees_others_is_not_freed_by_it() {
+    let mut fixture = Setup::default().fixture(1);
+    for at in (0..90).step_by(9) {
+        fixture.write_blocks(at..at + 9).unwrap();
+    }
+    fixture.flush().unwrap();
+    fixture.checkpoint().unwrap();
+    let guests = Rc::clone(&fixture.guests);
+    let mut is_done = false;
+    let overwrite = move || {
+        if std::mem::replace(&mut is_done, true) {
+            return;
+        }
+        let mut guests = guests.borrow_mut();
+        for at in (0..54).step_by(9) {
+            guests.write(0, at * BLOCK_SECTORS..(at + 9) * BLOCK_SECTORS);
+            for _ in 0..4 {
+                guests.kick(0);
+                guests.nap(0);
+                guests.reap(0);
+            }
+        }
+    };
+    with_hook(overwrite, || fixture.maintenance.release_freeable().unwrap());
+    assert_eq!(fixture.guests().in_flight(), 0);
+    for at in (100..200).step_by(9) {
+        fixture.write_blocks(at..at + 9).unwrap();
+    }
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    for seed in 0..200 {
+        let crashed = disk.crash_at(now, &mut Fate::seeded(seed));
+        let seen = contents_read_only(&crashed).unwrap();
+        model.judge(&seen, now, End::PowerCut).unwrap();
+    }
+}
+
+/// "Clean" says that nothing follows the checkpoint. A record that was on its way then would not be replayed,
+/// though it is in the file and its guest has been told.
+#[test]
+fn an_image_that_is_closed_beside_a_record_on_its_way_is_not_called_clean() {
+    let mut fixture = Setup::default().fixture(1);
+    fixture.write_blocks(0..9).unwrap();
+    fixture.guests().write(0, 80..88);
+    fixture.guests().kick(0);
+    fixture.maintenance.close();
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let crashed = disk.crash_at(now, &mut Fate::everything());
+    let seen = contents_read_only(&crashed).unwrap();
+    model.judge(&seen, now, End::Kill).unwrap();
+}
+
+/// Power was cut when the first record at the head was torn and the second one whole: replay finds nothing. A new
+/// record in the place of the first one, of the same length, must not lead to the second.
+#[test]
+fn a_record_behind_a_torn_one_does_not_follow_a_new_one_though_replay_found_nothing() {
+    let setup = Setup::default();
+    let mut fixture = setup.fixture(1);
+    fixture.write_blocks(0..1).unwrap();
+    fixture.checkpoint().unwrap();
+    for block in [10, 20] {
+        let mut guests = fixture.guests();
+        guests.write(0, block * BLOCK_SECTORS..(block + 1) * BLOCK_SECTORS);
+        guests.kick(0);
+        guests.reap(0);
+    }
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let last = disk.undecided_at(now) - 1;
+    let crashed = disk.crash_at(now, &mut Fate::subset(1 << last));
+    let mut fixture = recover(&crashed, setup, &model, now, End::PowerCut, 1);
+    fixture.write_blocks(30..31).unwrap();
+    fixture.flush().unwrap();
+    let (disk, model) = fixture.abandon();
+    let now = disk.now();
+    let crashed = disk.crash_at(now, &mut Fate::everything());
+    let seen = contents_read_only(&crashed).unwrap();
+    model.judge(&seen, now, End::PowerCut).unwrap();
+}

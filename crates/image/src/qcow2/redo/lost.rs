@@ -1,0 +1,93 @@
+//! Why an image is refused whose daemon was killed, in words.
+
+use std::io;
+use std::path::PathBuf;
+
+use flowstone_block::{Error, ErrorKind};
+
+/// The redo file of a killed daemon cannot be used.
+#[derive(Debug)]
+pub struct Lost {
+    /// The file, or where it should be.
+    pub redo: PathBuf,
+    pub why: Why,
+}
+
+#[derive(Debug)]
+pub enum Why {
+    Missing,
+    /// It is there, and of another session or of another file.
+    Other,
+    /// It is of this session, and whether the host has stayed up since is not sure.
+    Unsure,
+    /// A version without session numbers has written it.
+    OldKind,
+    /// It is there, and cannot be read.
+    Unreadable(io::Error),
+    /// Others may have written it.
+    Foreign(&'static str),
+    /// It is there, and not what any version writes.
+    Strange,
+}
+
+impl Lost {
+    /// Whether a repair may go on without the redo file: it will not be found again, as far as is
+    /// known.
+    pub fn may_be_given_up(&self) -> bool {
+        match self.why {
+            Why::Missing | Why::Other => true,
+            Why::Unsure => flowstone_block::mutant("qcow2.repair.gives-up-what-is-not-sure"),
+            Why::OldKind | Why::Unreadable(_) | Why::Foreign(_) | Why::Strange => false,
+        }
+    }
+
+    fn kind(&self) -> ErrorKind {
+        match self.why {
+            Why::Unreadable(_) | Why::Foreign(_) => ErrorKind::Host,
+            Why::OldKind => ErrorKind::Unsupported,
+            Why::Missing | Why::Other | Why::Unsure | Why::Strange => ErrorKind::Damaged,
+        }
+    }
+
+    /// As an error about the image `name`.
+    pub fn explain(&self, name: &str) -> Error {
+        let redo = self.redo.display();
+        let (what, advice) = match &self.why {
+            Why::Missing => (
+                format!("{redo} is not there"),
+                "bring that file back and serve the image, or go on without with `flowstone check --repair`",
+            ),
+            Why::Other => (
+                format!("{redo} is not of its last session, or of another copy of the image"),
+                "bring the right file back, or go on without with `flowstone check --repair`",
+            ),
+            Why::Unsure => (
+                format!(
+                    "{redo} has them, and is of another host, or of another boot of this one \
+                     which may not have ended"
+                ),
+                "serve the image where it was served, or, if that host has been restarted since, \
+                 remove that file and run `flowstone check --repair`",
+            ),
+            Why::OldKind => (
+                format!("an earlier version has written {redo}"),
+                "serve the image once with that version, or remove the file and run `flowstone check --repair`",
+            ),
+            Why::Unreadable(error) => (
+                format!("cannot read {redo}: {error}"),
+                "make it readable for this user and try again",
+            ),
+            Why::Foreign(flaw) => (
+                format!("{redo} is not to be trusted: {flaw}"),
+                "give it back to the user that serves the image (chown, chmod 600), or remove it and run \
+                 `flowstone check --repair`",
+            ),
+            Why::Strange => (
+                format!("{redo} is damaged"),
+                "restore it, or remove it and run `flowstone check --repair`",
+            ),
+        };
+        let killed = "its daemon was killed, and writes that it had completed may be missing";
+        Error::new(self.kind(), name, format!("{killed}: {what}"), advice)
+    }
+}

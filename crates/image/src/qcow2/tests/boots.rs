@@ -1,0 +1,112 @@
+//! A daemon was killed, and who looks at the image next is not sure to be on the same boot of the
+//! same host.
+
+use flowstone_block::Op;
+use flowstone_sim::SimDisk;
+
+use super::fixture::{Guest, assert_clean, contents, extent, new_disk};
+use super::host::{Host, before_a_restart, set_word, word};
+
+const SECTORS: u64 = 1500;
+const NUMBER: usize = 1;
+const STARTED: usize = 8;
+const ALIVE: usize = 9;
+const HOST: usize = 10;
+
+/// A daemon has written a cluster, and was killed; `change` says where and when that was.
+fn killed_elsewhere(host: &Host, change: impl FnOnce(&mut [u8])) -> SimDisk {
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 7).unwrap();
+    let mut killed = host.kill(&disk, 1);
+    drop((guest, image));
+    change(&mut killed.redo);
+    host.bring_back(killed)
+}
+
+fn flip(redo: &mut [u8], index: usize) {
+    let before = word(redo, index);
+    set_word(redo, index, before ^ 1);
+}
+
+/// A container has another boot number at each start (systemd-nspawn, LXC), and a host's clock is
+/// set: completed writes read as zeroes, and nothing was logged.
+#[test]
+fn changes_survive_another_boot_number_and_another_time() {
+    const HOUR_MS: u64 = 3_600_000;
+    for (index, difference) in [(NUMBER, 1), (STARTED, HOUR_MS)] {
+        let host = Host::new();
+        let before = word(&begun(&host), index);
+        let disk = killed_elsewhere(&host, |redo| set_word(redo, index, before - difference));
+        assert_eq!(host.read(&disk)[0], 7);
+        let report = host.check(&disk, true).unwrap();
+        assert!(report.notes[0].contains("1 changes of a killed daemon wait"), "{report:?}");
+        let image = host.open(&disk);
+        let after = word(&std::fs::read(host.redo()).unwrap(), index);
+        assert!(after.abs_diff(before) < 1000, "it is of this boot from now on");
+        drop(image);
+        assert_clean(&disk);
+    }
+}
+
+/// Two hosts share the storage, and the other one is up, or was up when the file was written.
+#[test]
+fn what_may_be_of_a_host_that_is_up_is_refused_with_both_choices_named() {
+    let elsewhere: [fn(&mut [u8]); 2] = [
+        |redo| {
+            // Another host, which was killed before this one was started.
+            before_a_restart(redo);
+            let started = word(redo, STARTED);
+            set_word(redo, ALIVE, started + 1);
+            flip(redo, HOST);
+        },
+        |redo| {
+            // It lived longer than this host has been down.
+            let alive = word(redo, ALIVE);
+            before_a_restart(redo);
+            set_word(redo, ALIVE, alive);
+        },
+    ];
+    for change in elsewhere {
+        let host = Host::new();
+        let disk = killed_elsewhere(&host, change);
+        let bytes = disk.to_bytes();
+        let refusal = host.refusal(&disk);
+        assert!(refusal.contains("has them, and is of another host, or of another"), "{refusal}");
+        assert!(refusal.contains("serve the image where it was served, or, if"), "{refusal}");
+        for repair in [false, true] {
+            assert_eq!(host.check(&disk, repair).unwrap_err().to_string(), refusal);
+        }
+        assert!(disk.to_bytes() == bytes, "who refuses writes nothing");
+        // As it says.
+        let redo = std::fs::read(host.redo()).unwrap();
+        std::fs::remove_file(host.redo()).unwrap();
+        let given_up = SimDisk::from_bytes(&bytes);
+        host.check(&given_up, true).unwrap();
+        assert_eq!(contents(&host.open(&given_up))[0], 0);
+        let mut there = redo;
+        let boot = word(&begun(&host), NUMBER);
+        set_word(&mut there, NUMBER, boot);
+        host.remember(&there);
+        assert_eq!(contents(&host.open(&disk))[0], 7, "where it was served");
+    }
+}
+
+/// What the redo file of another session of this boot says.
+fn begun(host: &Host) -> Vec<u8> {
+    let image = host.open(&new_disk(SECTORS, 4096));
+    let found = std::fs::read(host.redo()).unwrap();
+    drop(image);
+    found
+}
+
+/// The host was restarted: what was not durable may be lost, and nothing of the redo file counts.
+#[test]
+fn after_a_restart_of_the_host_the_redo_file_is_void() {
+    let host = Host::new();
+    let disk = killed_elsewhere(&host, before_a_restart);
+    assert_eq!(host.read(&disk)[0], 0);
+    assert_eq!(contents(&host.open(&disk))[0], 0);
+    assert_eq!(host.redos().len(), 0);
+}

@@ -1,0 +1,205 @@
+//! The states in which a request waits inside an image, and who ends each: docs/durability.md, "What a
+//! request waits for", has the same table. A state without an owner whose death ends it is a request that
+//! never comes back, and a disk that cannot be stopped.
+//!
+//! Channels tell tests what they wait for (`waits`). They take themselves apart for that field by field, so
+//! that a new place where requests are kept does not compile without an answer.
+
+use std::fmt;
+
+/// Why a request is not back yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Wait {
+    Host,
+    Sync,
+    Discard,
+    Commit,
+    Conflict,
+    Room,
+    Restart,
+    MapCommit,
+    SlowPath,
+    Claim,
+    Clusters,
+    Command,
+}
+
+/// What ends a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Owner {
+    Kernel,
+    LeadingQueue,
+    OtherQueue,
+    Maintenance,
+    DiscardThread,
+    SlowPathThread,
+    Claimant,
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str(match self {
+            Self::Kernel => "the host's kernel",
+            Self::LeadingQueue => "the queue, maintenance worker or resize that leads it",
+            Self::OtherQueue => "the queue of the record before",
+            Self::Maintenance => "the maintenance worker",
+            Self::DiscardThread => "the thread for discards",
+            Self::SlowPathThread => "the thread of the slow path that has it",
+            Self::Claimant => "the thread of the slow path, or the queue, that has the claim",
+        })
+    }
+}
+
+impl Wait {
+    pub const ALL: [Self; 12] = [
+        Self::Host,
+        Self::Sync,
+        Self::Discard,
+        Self::Commit,
+        Self::Conflict,
+        Self::Room,
+        Self::Restart,
+        Self::MapCommit,
+        Self::SlowPath,
+        Self::Claim,
+        Self::Clusters,
+        Self::Command,
+    ];
+
+    /// For what, in which formats.
+    pub const fn what(self) -> &'static str {
+        match self {
+            Self::Host => "all: a call of the host's for it, or for what it needs",
+            Self::Sync => "all: a sync of the image that others share",
+            Self::Discard => "raw, qcow2: a discard that is handed over",
+            Self::Commit => "log: its record is in the file, one before it is not",
+            Self::Conflict => "log: its block is in a record on its way",
+            Self::Room => "log: no place for its record",
+            Self::Restart => "log: a record has failed, and no new heads are started yet",
+            Self::MapCommit => "qcow2: a flush of changes of the map",
+            Self::SlowPath => "qcow2: it is handed over to the slow path",
+            Self::Claim => "qcow2, slow path: another request changes the place of its cluster",
+            Self::Clusters => "qcow2, slow path: no free clusters, or no room in the redo file",
+            Self::Command => "log, qcow2: a resize or compact",
+        }
+    }
+
+    pub const fn owner(self) -> Owner {
+        match self {
+            Self::Host => Owner::Kernel,
+            Self::Sync => Owner::LeadingQueue,
+            Self::Commit => Owner::OtherQueue,
+            Self::Discard => Owner::DiscardThread,
+            Self::SlowPath => Owner::SlowPathThread,
+            Self::Claim => Owner::Claimant,
+            Self::Conflict
+            | Self::Room
+            | Self::Restart
+            | Self::MapCommit
+            | Self::Clusters
+            | Self::Command => Owner::Maintenance,
+        }
+    }
+
+    /// How the owner's death ends it.
+    pub const fn ends(self) -> &'static str {
+        match self {
+            Self::Host => "it fails the call",
+            Self::Sync => {
+                "a queue that goes waits for its sync and leaves the lead to one that waits; a sync in which its leader dies has failed"
+            }
+            Self::Discard | Self::SlowPath => {
+                "what is dropped unanswered comes back with EIO (`HandedOver`); the thread goes on"
+            }
+            Self::Commit => "its drop waits for its own records",
+            Self::Conflict | Self::Room | Self::Restart => {
+                "the log stops (`Core::retire`), and all that wait try again and are refused"
+            }
+            Self::MapCommit | Self::Clusters => "commits are given up (`Commits::abandon`)",
+            Self::Claim => "the claim is dropped (`Claim`); a queue's drop waits for its writes",
+            Self::Command => "the inbox is closed, and its replies are EIO",
+        }
+    }
+
+    /// The tests that kill the owner.
+    pub const fn shown_by(self) -> &'static [&'static str] {
+        match self {
+            Self::Host => &["no_single_failure_of_the_host_costs_what_was_promised"],
+            Self::Sync => &[
+                "a_queue_that_goes_away_finishes_the_sync_that_it_leads",
+                "a_queue_that_goes_leaves_the_lead_to_one_that_waits",
+                "a_sync_in_which_its_leader_dies_has_failed",
+            ],
+            Self::Discard => &[
+                "a_discard_comes_back_when_the_thread_for_discards_has_panicked",
+                "a_discard_comes_back_when_the_thread_that_has_it_panics",
+            ],
+            Self::Commit => &["a_write_goes_on_when_the_queue_of_the_record_before_it_is_dropped"],
+            Self::Conflict => &[
+                "a_write_that_waits_for_another_record_comes_back_when_the_maintenance_worker_is_gone",
+            ],
+            Self::Room => &["a_write_without_room_comes_back_when_the_maintenance_worker_panics"],
+            Self::Restart => {
+                &["a_write_behind_a_failed_record_comes_back_when_the_maintenance_worker_is_gone"]
+            }
+            Self::MapCommit => {
+                &["all_that_wait_for_the_maintenance_worker_come_back_when_it_panics"]
+            }
+            Self::SlowPath => {
+                &["a_request_comes_back_when_the_thread_of_the_slow_path_that_has_it_panics"]
+            }
+            Self::Claim => &[
+                "a_request_comes_back_when_the_thread_of_the_slow_path_that_has_it_panics",
+                "a_request_goes_on_when_the_queue_that_fills_its_cluster_is_dropped",
+            ],
+            Self::Clusters => &["all_that_wait_fail_when_the_maintenance_worker_ends"],
+            Self::Command => &["a_worker_that_ends_fails_those_who_wait_and_those_who_come_later"],
+        }
+    }
+
+    /// Its row of the table.
+    fn row(self) -> String {
+        let tests: Vec<&str> = self.shown_by().to_vec();
+        let (what, owner, ends, tests) = (self.what(), self.owner(), self.ends(), tests.join(", "));
+        format!("| `{self:?}` | {what} | {owner} | {ends} | {tests} |")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    const DOCUMENT: &str = include_str!("../../../docs/durability.md");
+    const BEGIN: &str = "<!-- crates/image/src/waits.rs -->\n";
+
+    /// The table of the document is that of the code.
+    #[test]
+    fn the_document_names_each_state_its_owner_and_its_test() {
+        let table = DOCUMENT.split_once(BEGIN).expect("the mark of the table").1;
+        let rows: Vec<&str> =
+            table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
+        let expected = Wait::ALL.map(Wait::row);
+        assert_eq!(rows, expected, "write to docs/durability.md:\n{}", expected.join("\n"));
+    }
+
+    fn sources(folder: &Path, text: &mut String) {
+        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+            match entry.file_type().unwrap().is_dir() {
+                true => sources(&entry.path(), text),
+                false => text.push_str(&fs::read_to_string(entry.path()).unwrap()),
+            }
+        }
+    }
+
+    #[test]
+    fn each_state_names_tests_that_there_are() {
+        let mut text = String::new();
+        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+        for test in Wait::ALL.iter().flat_map(|wait| wait.shown_by()) {
+            assert!(text.contains(&format!("fn {test}(")), "there is no test {test}");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! What a queue of a limited disk may take from its ring. What it may not take yet stays there, so a queue that is
+//! stopped has nothing that waits for its limit, whoever stops it and however often.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flowstone_block::{NextLook, Op, Reactor, mutant};
+
+use super::budget::Cost;
+use super::disk::DiskLimits;
+use super::gate::QueueGate;
+use super::line::Lease;
+
+/// Of one queue, on its thread. While nothing is limited, a batch costs one look at a flag.
+pub struct Admission {
+    disk: Arc<DiskLimits>,
+    gate: Arc<QueueGate>,
+    zeroes_are_written: bool,
+    /// Of the batch that is being taken; none if it is not limited.
+    lease: Option<Lease>,
+    /// What the batch has taken so far.
+    chains: Cell<usize>,
+    spent: Cell<Cost>,
+    /// Chains that wait, by when they were seen first, on the clock of the line.
+    waiting: VecDeque<(u64, usize)>,
+    /// When the lease was given, on that clock.
+    leased_at: u64,
+    /// When there may be more; nothing is taken before.
+    look_at: Option<Instant>,
+    /// The changes of limits that have been seen.
+    seen: u64,
+}
+
+/// What a request takes of a limit; a flush takes nothing. Zeroes take bytes if they have to be written.
+fn cost(op: Op, zeroes_are_written: bool) -> Cost {
+    match op {
+        Op::WriteZeroes { extent, .. } if zeroes_are_written => {
+            Cost { requests: 1, bytes: extent.bytes() }
+        }
+        Op::Read(extent) | Op::Write(extent) => Cost { requests: 1, bytes: extent.bytes() },
+        Op::Discard(_) | Op::WriteZeroes { .. } => Cost { requests: 1, bytes: 0 },
+        Op::Flush => Cost::default(),
+    }
+}
+
+impl Admission {
+    /// Of a queue that runs on the thread of this reactor.
+    pub fn new(disk: Arc<DiskLimits>, zeroes_are_written: bool, reactor: &Reactor) -> Self {
+        let gate = disk.open_gate(reactor);
+        let (lease, chains, spent, waiting, leased_at, look_at) = Default::default();
+        let seen = disk.group.changes();
+        Self {
+            disk,
+            gate,
+            zeroes_are_written,
+            lease,
+            chains,
+            spent,
+            waiting,
+            leased_at,
+            look_at,
+            seen,
+        }
+    }
+
+    /// Begins a batch, of so many chains in the ring at most. Returns whether any may be taken; then
+    /// [`close`](Self::close) is to follow.
+    pub fn open(&mut self, available: usize) -> bool {
+        if !self.gate.is_limited() && self.waiting.is_empty() {
+            return true;
+        }
+        if self.is_closed() {
+            return false;
+        }
+        self.look(available);
+        self.lease.is_some_and(|lease| lease.chains > 0)
+    }
+
+    fn look(&mut self, available: usize) {
+        let group = &self.disk.group;
+        let now = group.now();
+        self.note_waiting(available, now);
+        let group = &self.disk.group;
+        // Before the line is asked: what changes later is looked at again.
+        self.seen = group.changes();
+        let mut state = group.lock();
+        let lease = state.line.look(self.gate.queue, available, now);
+        let look_at = state.line.next_look(self.gate.queue, now);
+        drop(state);
+        self.look_at = look_at.map(|at| group.instant(at));
+        (self.lease, self.leased_at) = (Some(lease), now);
+    }
+
+    /// Nothing waits any more.
+    pub fn forget(&mut self) {
+        if !self.waiting.is_empty() {
+            self.look(0);
+            (self.lease, self.look_at) = (None, None);
+        }
+    }
+
+    fn note_waiting(&mut self, available: usize, now: u64) {
+        let known: usize = self.waiting.iter().map(|(_, chains)| chains).sum();
+        if available < known {
+            self.waiting.clear();
+        }
+        let new = available.saturating_sub(known);
+        if new > 0 {
+            self.waiting.push_back((now, new));
+        }
+    }
+
+    /// Asked before each chain of a batch: whether it may be taken, too.
+    pub fn goes_on(&self) -> bool {
+        let Some(Lease { chains, cost, counts_bytes }) = self.lease else { return true };
+        let spent = self.spent.get();
+        let is_spent = self.chains.get() >= chains
+            || spent.requests >= cost.requests
+            || counts_bytes && spent.bytes >= cost.bytes;
+        if !is_spent || mutant("qos.admission.takes-all-that-waits") {
+            self.chains.set(self.chains.get() + 1);
+            return true;
+        }
+        false
+    }
+
+    /// Something has been taken that asks for this.
+    pub fn spend(&self, op: Op) {
+        self.add(cost(op, self.zeroes_are_written));
+    }
+
+    /// So many chains have been taken that are answered without the disk.
+    pub fn spend_answered(&self, chains: usize) {
+        self.add(Cost { requests: chains as u64, bytes: 0 });
+    }
+
+    fn add(&self, cost: Cost) {
+        if self.gate.is_limited() {
+            self.spent.set(self.spent.get().plus(cost));
+        }
+    }
+
+    /// Ends a batch: what it has cost is paid, or owed by the disk.
+    pub fn close(&mut self) {
+        let (chains, spent) = (self.chains.take(), self.spent.take());
+        let lease = self.lease.take().unwrap_or_default();
+        self.count_waits(chains);
+        if lease.cost == spent && lease.chains == chains {
+            return;
+        }
+        let group = &self.disk.group;
+        group.lock().line.settle(self.gate.queue, lease, chains, spent, group.now());
+        // What was left of the lease is to be asked for again.
+        self.look_at = None;
+    }
+
+    fn count_waits(&mut self, mut chains: usize) {
+        let (mut late, mut late_ns) = (0, 0);
+        while let Some((since, waiting)) = self.waiting.front_mut().filter(|_| chains > 0) {
+            let taken = chains.min(*waiting) as u64;
+            if *since < self.leased_at {
+                late += taken;
+                late_ns += taken * (self.leased_at - *since);
+            }
+            chains -= taken as usize;
+            *waiting -= taken as usize;
+            if *waiting == 0 {
+                self.waiting.pop_front();
+            }
+        }
+        if late > 0 {
+            self.disk.count_throttled(late, late_ns);
+        }
+    }
+
+    /// Whether what waits in the ring has to wait on: nothing may be taken before [`next_look`](Self::next_look).
+    pub fn is_closed(&self) -> bool {
+        self.look_at.is_some_and(|at| Instant::now() < at) && self.disk.group.changes() == self.seen
+    }
+
+    /// When more of what waits may be taken, as the last look before a sleep.
+    pub fn next_look(&self) -> NextLook {
+        let Some(at) = self.look_at else { return NextLook::OnWake };
+        let is_news = self.disk.group.changes() != self.seen;
+        if is_news { NextLook::Now } else { NextLook::At(at) }
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        self.disk.close_gate(&self.gate);
+    }
+}
+
+#[cfg(test)]
+mod tests;

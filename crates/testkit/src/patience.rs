@@ -1,0 +1,80 @@
+//! How tests wait, and how they say that they cannot run here.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// A wait that lasts this long is a hang. No test measures with it: what it waits for may take any
+/// time below it, on a machine that does other work too.
+pub const HANG: Duration = Duration::from_secs(120);
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Makes each test that cannot run here fail.
+const REQUIRE_ALL: &str = "FLOWSTONE_REQUIRE_ALL";
+
+/// Waits until this holds.
+///
+/// # Panics
+/// If it does not hold for [`HANG`].
+#[track_caller]
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    wait_for(what, || if holds() { Ok(()) } else { Err(()) });
+}
+
+/// Waits until `look` has what the test needs, and returns it. The last thing that it saw instead is in
+/// the message when nothing comes.
+///
+/// # Panics
+/// If nothing comes for [`HANG`].
+#[track_caller]
+pub fn wait_for<T, E: std::fmt::Debug>(what: &str, mut look: impl FnMut() -> Result<T, E>) -> T {
+    let began = Instant::now();
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(seen) if began.elapsed() > HANG => panic!("waited in vain: {what}; {seen:?}"),
+            Err(_) => thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// The CPU time of this thread: what a test has cost, whatever else the machine does.
+pub fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
+}
+
+/// Says that the test of this thread, or a part of it, is left out. The line passes by the capture of the
+/// output of tests that pass: `make test` counts it.
+///
+/// # Panics
+/// If `FLOWSTONE_REQUIRE_ALL` is set.
+pub fn skip(why: impl Display) {
+    assert!(std::env::var_os(REQUIRE_ALL).is_none(), "{REQUIRE_ALL} is set, and {why}");
+    let thread = thread::current();
+    let name = thread.name().unwrap_or("a part of a test");
+    let why = why.to_string();
+    let line = format!("skipped {name}: {}\n", why.trim().replace('\n', " "));
+    // Not through `eprint`, which is captured. A line that is lost changes no result.
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_ends_with_what_was_waited_for() {
+        let mut looks = 0;
+        let found = wait_for("the third look", || {
+            looks += 1;
+            if looks == 3 { Ok(looks) } else { Err(looks) }
+        });
+        assert_eq!(found, 3);
+        wait_until("what holds already", || true);
+    }
+}

@@ -1,0 +1,157 @@
+//! Follows the policy that would have saved most time of late.
+//!
+//! Several policies run beside each other over all uses, on names and sizes alone (a shadow each: about 100
+//! bytes for each file that it holds). What they would have saved is summed up and fades. The files held
+//! are those that the leader holds; what it does not hold goes first, in the order of last use. A file comes
+//! into memory only when it is used, so a new leader costs no reads.
+
+use crate::ordered::Ordered;
+use crate::{Access, FileId, Gdsf, Link, Lru, Multicache, Order, Policy, S3Fifo, Use};
+
+/// A shadow becomes the leader when it has saved this many times as much.
+const LEAD: f64 = 1.01;
+/// Savings fade to 1/e over so many uses.
+const MEMORY_USES: f64 = 20_000.0;
+
+/// The policies that are tried, and what they would hold.
+struct Shadow {
+    policy: Box<dyn Policy>,
+    saved_s: f64,
+}
+
+/// Our default: follows the best of several policies.
+pub struct Adaptive {
+    budget: u64,
+    link: Link,
+    shadows: Vec<Shadow>,
+    leader: usize,
+    /// Held, and the leader would hold it.
+    wanted: Ordered<()>,
+    /// Held, and the leader would not: goes first.
+    unwanted: Ordered<()>,
+    /// What a shadow orders.
+    shadow_orders: Vec<Order>,
+}
+
+impl Adaptive {
+    /// An empty cache of so many bytes over a link.
+    pub fn new(budget: u64, link: Link) -> Self {
+        let policies: [Box<dyn Policy>; 4] = [
+            Box::new(S3Fifo::new(budget)),
+            Box::new(Gdsf::new(budget, link)),
+            Box::new(Lru::new(budget)),
+            // Holds on to what it has where every file is used once in a round: others hit nothing there.
+            Box::new(Multicache::new(budget)),
+        ];
+        let shadows = policies.map(|policy| Shadow { policy, saved_s: 0.0 }).into();
+        let [wanted, unwanted] = [(); 2].map(|()| Ordered::new());
+        Self { budget, link, shadows, leader: 0, wanted, unwanted, shadow_orders: Vec::new() }
+    }
+
+    fn run_shadows(&mut self, access: &Access) {
+        let gain = match access.usage {
+            Use::Read => self.link.seconds(access.bytes),
+            Use::Write => 0.0,
+        };
+        for at in 0..self.shadows.len() {
+            let shadow = &mut self.shadows[at];
+            let saved = if shadow.policy.holds(access.file) { gain } else { 0.0 };
+            shadow.saved_s = shadow.saved_s * (1.0 - 1.0 / MEMORY_USES) + saved;
+            shadow.policy.used(access, &mut self.shadow_orders);
+            self.follow(at);
+        }
+    }
+
+    /// Takes up what a shadow has ordered, if it is the leader.
+    fn follow(&mut self, at: usize) {
+        for order in self.shadow_orders.drain(..) {
+            let Order::Drop(file) = order else { continue };
+            if at == self.leader
+                && let Some(bytes) = self.wanted.remove(file)
+            {
+                self.unwanted.insert(file, bytes, ());
+            }
+        }
+    }
+
+    fn choose_leader(&mut self) {
+        let saved = |at: usize| self.shadows[at].saved_s;
+        let best =
+            (0..self.shadows.len()).max_by(|one, other| saved(*one).total_cmp(&saved(*other)));
+        let Some(best) = best.filter(|best| saved(*best) > saved(self.leader) * LEAD) else {
+            return;
+        };
+        self.leader = best;
+        let held: Vec<_> = self.unwanted.iter().chain(self.wanted.iter()).collect();
+        for (file, bytes) in held {
+            self.take(file);
+            self.put(file, bytes);
+        }
+    }
+
+    fn take(&mut self, file: FileId) -> Option<u64> {
+        self.wanted.remove(file).or_else(|| self.unwanted.remove(file))
+    }
+
+    fn put(&mut self, file: FileId, bytes: u64) {
+        let is_wanted = self.shadows[self.leader].policy.holds(file);
+        let files = if is_wanted { &mut self.wanted } else { &mut self.unwanted };
+        files.insert(file, bytes, ());
+    }
+
+    fn make_room(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+        while self.held_bytes() + bytes > self.budget {
+            let oldest = self.unwanted.pop_first().or_else(|| self.wanted.pop_first());
+            let Some(((), file, _)) = oldest else { return };
+            orders.push(Order::Drop(file));
+        }
+    }
+}
+
+impl Policy for Adaptive {
+    fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool {
+        let Access { file, bytes, .. } = *access;
+        self.run_shadows(access);
+        self.choose_leader();
+        let was_held = self.take(file).is_some();
+        let is_wanted = self.shadows[self.leader].policy.holds(file);
+        if bytes > self.budget || !(is_wanted || was_held) {
+            if was_held {
+                orders.push(Order::Drop(file));
+            }
+            return false;
+        }
+        self.make_room(bytes, orders);
+        self.put(file, bytes);
+        true
+    }
+
+    fn forget(&mut self, file: FileId) {
+        self.shadows.iter_mut().for_each(|shadow| shadow.policy.forget(file));
+        self.take(file);
+    }
+
+    fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+        self.budget = bytes;
+        for at in 0..self.shadows.len() {
+            self.shadows[at].policy.set_budget(bytes, &mut self.shadow_orders);
+            self.follow(at);
+        }
+        self.make_room(0, orders);
+    }
+
+    fn epoch(&mut self, _orders: &mut Vec<Order>) {
+        for at in 0..self.shadows.len() {
+            self.shadows[at].policy.epoch(&mut self.shadow_orders);
+            self.follow(at);
+        }
+    }
+
+    fn holds(&self, file: FileId) -> bool {
+        self.wanted.contains(file) || self.unwanted.contains(file)
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.wanted.bytes() + self.unwanted.bytes()
+    }
+}

@@ -1,0 +1,82 @@
+//! Greedy-dual size with frequencies (Cherkasova 1998): the file goes first whose next use would save least
+//! time for its bytes.
+
+use crate::ordered::Ordered;
+use crate::{Access, FileId, Link, Order, Policy};
+
+/// A priority: never NaN, so that it has an order.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Priority(f64);
+
+impl Eq for Priority {}
+
+impl PartialOrd for Priority {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Priority {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&other.0)
+    }
+}
+
+/// Greedy-dual size with frequencies.
+#[derive(Debug)]
+pub struct Gdsf {
+    budget: u64,
+    link: Link,
+    files: Ordered<Priority>,
+    /// Priority of the last file that went: what is new begins there, so that old counts age.
+    floor: f64,
+}
+
+impl Gdsf {
+    /// An empty cache of so many bytes over a link.
+    pub fn new(budget: u64, link: Link) -> Self {
+        Self { budget, link, files: Ordered::new(), floor: 0.0 }
+    }
+
+    fn make_room(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+        while self.files.bytes() + bytes > self.budget {
+            let Some((priority, file, _)) = self.files.pop_first() else { return };
+            self.floor = priority.0;
+            orders.push(Order::Drop(file));
+        }
+    }
+}
+
+impl Policy for Gdsf {
+    fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool {
+        let Access { file, bytes, uses, .. } = *access;
+        let was_held = self.files.remove(file).is_some();
+        if bytes > self.budget {
+            if was_held {
+                orders.push(Order::Drop(file));
+            }
+            return false;
+        }
+        self.make_room(bytes, orders);
+        let gain = f64::from(uses) * self.link.seconds(bytes) / bytes.max(1) as f64;
+        self.files.insert(file, bytes, Priority(self.floor + gain));
+        true
+    }
+
+    fn forget(&mut self, file: FileId) {
+        self.files.remove(file);
+    }
+
+    fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+        self.budget = bytes;
+        self.make_room(0, orders);
+    }
+
+    fn holds(&self, file: FileId) -> bool {
+        self.files.contains(file)
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.files.bytes()
+    }
+}

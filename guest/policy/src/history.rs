@@ -1,0 +1,109 @@
+//! Usage history (S5.1): a hash of the file leads to a slot in each of λ history tables, which hold what is
+//! known of files and how often they were used.
+//!
+//! The paper gives the tables and their purpose (collisions), not what happens when all λ slots of a hash
+//! are taken: here the one with the lowest count goes, and a newcomer that is turned away often enough by an
+//! equal count takes its place. The tables are bounded, so a history of any age takes the same memory.
+
+use crate::{FileId, Link};
+
+/// λ of the paper.
+const TABLES: usize = 4;
+
+/// What the history knows of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// Which file.
+    pub file: FileId,
+    /// Its size at its last use.
+    pub bytes: u64,
+    /// How often it has been used.
+    pub uses: u32,
+}
+
+/// Usage counts of files.
+#[derive(Debug)]
+pub struct History {
+    tables: [Box<[Option<Record>]>; TABLES],
+}
+
+impl History {
+    /// Room for about so many files.
+    pub fn new(files: usize) -> Self {
+        let slots = (files / TABLES).max(1);
+        Self { tables: [(); TABLES].map(|()| vec![None; slots].into_boxed_slice()) }
+    }
+
+    /// Counts a use. Returns the usage count, this one included.
+    pub fn used(&mut self, file: FileId, bytes: u64) -> u32 {
+        let record = self.slot(file);
+        match record {
+            Some(known) if known.file == file => {
+                known.uses = known.uses.saturating_add(1);
+                known.bytes = bytes;
+                return known.uses;
+            }
+            // Ages the one that is in the way: a file of long ago does not keep its slot for ever.
+            Some(other) if other.uses > 1 => other.uses -= 1,
+            _ => *record = Some(Record { file, bytes, uses: 1 }),
+        }
+        1
+    }
+
+    /// A file is gone.
+    pub fn forget(&mut self, file: FileId) {
+        let slot = self.slot(file);
+        if slot.is_some_and(|known| known.file == file) {
+            *slot = None;
+        }
+    }
+
+    /// The slot of a file: its own, or a free one, or that of the file with the lowest count.
+    fn slot(&mut self, file: FileId) -> &mut Option<Record> {
+        let at = hash(file) as usize % self.tables[0].len();
+        let order = |table: &usize| match &self.tables[*table][at] {
+            Some(known) if known.file == file => (0, 0),
+            None => (1, 0),
+            Some(other) => (2, other.uses),
+        };
+        let table = (0..TABLES).min_by_key(order).expect("there are tables");
+        &mut self.tables[table][at]
+    }
+
+    /// Everything known.
+    pub fn records(&self) -> impl Iterator<Item = Record> {
+        self.tables.iter().flat_map(|table| table.iter().flatten().copied())
+    }
+
+    /// Takes a record of an earlier life, unless its slots are taken by files with higher counts.
+    pub fn restore(&mut self, record: Record) {
+        let slot = self.slot(record.file);
+        if slot.is_none_or(|known| known.file == record.file || known.uses < record.uses) {
+            *slot = Some(record);
+        }
+    }
+
+    /// The files to fetch ahead (S5.4) into so many bytes: those used at least `uses_min` times, the one that
+    /// saves most time for its bytes first.
+    pub fn prefetch(&self, bytes: u64, uses_min: u32, link: Link) -> Vec<FileId> {
+        let mut wanted: Vec<Record> = self.records().filter(|it| it.uses >= uses_min).collect();
+        let gain =
+            |it: &Record| f64::from(it.uses) * link.seconds(it.bytes) / it.bytes.max(1) as f64;
+        wanted.sort_by(|one, other| {
+            gain(other).total_cmp(&gain(one)).then(one.file.cmp(&other.file))
+        });
+        let mut left = bytes;
+        wanted.retain(|it| {
+            let fits = it.bytes <= left;
+            left -= if fits { it.bytes } else { 0 };
+            fits
+        });
+        wanted.into_iter().map(|it| it.file).collect()
+    }
+}
+
+/// Spreads inode numbers, which follow each other, over the slots.
+fn hash(file: FileId) -> u64 {
+    let mixed = (file.0 ^ file.0 >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    mixed ^ mixed >> 29
+}

@@ -1,0 +1,34 @@
+//! Which files a guest's file cache holds. Pure: no I/O, no clock, no threads, so that the simulator and the
+//! tests run what a mount runs.
+//!
+//! ```text
+//!   open ──► History: counts the use ──► Policy: keep the file, or pass ──► orders: write back, drop
+//!                      │
+//!                      └── prefetch: the files with the most to gain, at mount and in idle time
+//! ```
+//!
+//! Source: No and Park, MultiCache, guest-level component (S5.1 to S5.4). `multicache` is the paper's rule;
+//! `lru`, `s3fifo`, `gdsf` and `default` are ours beside it.
+
+mod adaptive;
+mod file;
+mod gdsf;
+mod history;
+mod lru;
+mod multicache;
+mod ordered;
+mod policy;
+mod s3fifo;
+pub mod simulator;
+
+pub use adaptive::Adaptive;
+pub use file::{Access, FileId, Link, Use};
+pub use gdsf::Gdsf;
+pub use history::{History, Record};
+pub use lru::Lru;
+pub use multicache::{Multicache, Windows};
+pub use policy::{Order, Policy, PolicyKind};
+pub use s3fifo::S3Fifo;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! The paper's rule (S5.2, S5.3), literally: files with a usage count of at least USAGE_THRESHOLD are held, in a
+//! read map and a write map; the newest of each (windows A and C) stay, the others (B and D) are candidates;
+//! at each epoch D is written back and dropped, then B is dropped, until what is held is at most MEM_THRESHOLD
+//! of the budget.
+//!
+//! Open in the paper, and chosen here: maps are ordered by last use; A is the newest three quarters of the
+//! budget in the read map, C the newest quarter in the write map; candidates go oldest first; a file that
+//! is written moves to the write map and comes back to the read map when it has been written back and is
+//! read again; a file that does not fit between two epochs makes candidates go at once, or passes.
+
+use crate::ordered::Ordered;
+use crate::{Access, FileId, Order, Policy, Use};
+
+/// The paper's thresholds and window sizes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Windows {
+    /// Files used less often pass by.
+    pub usage_threshold: u32,
+    /// Part of the budget above which candidates go.
+    pub mem_threshold: f64,
+    /// Window A as a part of the budget.
+    pub read_part: f64,
+    /// Window C as a part of the budget.
+    pub write_part: f64,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { usage_threshold: 2, mem_threshold: 0.9, read_part: 0.75, write_part: 0.25 }
+    }
+}
+
+/// MultiCache's guest-level policy.
+#[derive(Debug)]
+pub struct Multicache {
+    budget: u64,
+    windows: Windows,
+    read_map: Ordered<()>,
+    write_map: Ordered<()>,
+}
+
+impl Multicache {
+    /// An empty cache of so many bytes with the usual thresholds.
+    pub fn new(budget: u64) -> Self {
+        Self::with_windows(budget, Windows::default())
+    }
+
+    /// The same with thresholds of its own.
+    pub fn with_windows(budget: u64, windows: Windows) -> Self {
+        Self { budget, windows, read_map: Ordered::new(), write_map: Ordered::new() }
+    }
+
+    /// Drops candidates, D before B, until at most so many bytes are held, or none are left.
+    fn shrink(&mut self, bytes_max: u64, orders: &mut Vec<Order>) {
+        let window = |part: f64| (self.budget as f64 * part) as u64;
+        let (write_window, read_window) =
+            (window(self.windows.write_part), window(self.windows.read_part));
+        while self.held_bytes() > bytes_max && self.write_map.bytes() > write_window {
+            let Some(((), file, _)) = self.write_map.pop_first() else { break };
+            orders.extend([Order::WriteBack(file), Order::Drop(file)]);
+        }
+        while self.held_bytes() > bytes_max && self.read_map.bytes() > read_window {
+            let Some(((), file, _)) = self.read_map.pop_first() else { break };
+            orders.push(Order::Drop(file));
+        }
+    }
+
+    /// Takes a file out of its map. Returns which one that was.
+    fn take(&mut self, file: FileId) -> Option<Use> {
+        let from_read = self.read_map.remove(file).map(|_| Use::Read);
+        from_read.or_else(|| self.write_map.remove(file).map(|_| Use::Write))
+    }
+}
+
+impl Policy for Multicache {
+    fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool {
+        let Access { file, usage, bytes, uses } = *access;
+        let was_in = self.take(file);
+        // A file with changes stays in the write map when it is read.
+        let usage = if was_in == Some(Use::Write) { Use::Write } else { usage };
+        if uses >= self.windows.usage_threshold {
+            self.shrink(self.budget.saturating_sub(bytes), orders);
+        }
+        let fits = self.held_bytes() + bytes <= self.budget;
+        if uses < self.windows.usage_threshold || !fits {
+            match was_in {
+                Some(Use::Write) => orders.extend([Order::WriteBack(file), Order::Drop(file)]),
+                Some(Use::Read) => orders.push(Order::Drop(file)),
+                None => {}
+            }
+            return false;
+        }
+        let map = if usage == Use::Read { &mut self.read_map } else { &mut self.write_map };
+        map.insert(file, bytes, ());
+        true
+    }
+
+    fn forget(&mut self, file: FileId) {
+        self.take(file);
+    }
+
+    fn set_budget(&mut self, bytes: u64, orders: &mut Vec<Order>) {
+        self.budget = bytes;
+        self.shrink(bytes, orders);
+        // Windows shrink with the budget in the paper's rule; what does not fit goes all the same.
+        while self.held_bytes() > bytes {
+            let from_write = self.write_map.pop_first();
+            if let Some(((), file, _)) = from_write {
+                orders.extend([Order::WriteBack(file), Order::Drop(file)]);
+            } else if let Some(((), file, _)) = self.read_map.pop_first() {
+                orders.push(Order::Drop(file));
+            }
+        }
+    }
+
+    fn epoch(&mut self, orders: &mut Vec<Order>) {
+        self.shrink((self.budget as f64 * self.windows.mem_threshold) as u64, orders);
+    }
+
+    fn holds(&self, file: FileId) -> bool {
+        self.read_map.contains(file) || self.write_map.contains(file)
+    }
+
+    fn held_bytes(&self) -> u64 {
+        self.read_map.bytes() + self.write_map.bytes()
+    }
+}

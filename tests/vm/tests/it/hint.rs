@@ -1,0 +1,117 @@
+//! The module of `guest/kmod` in stock kernels: metadata that no layout knows is marked, data never is, and
+//! the module comes and goes under load.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use flowstone_testkit::truth::{Holds, Truth};
+use flowstone_vmtest::framework::artifacts::{Kernel, hint_module};
+use flowstone_vmtest::framework::daemon::Daemon;
+use flowstone_vmtest::framework::guest::Guest;
+use flowstone_vmtest::framework::lab::Lab;
+
+use super::classes::{Confusion, LOAD, MARK, requests_after_mark, serve_with_log, wait_for_layout};
+
+const STATS: &str = "cat /sys/module/flowstone_hint/parameters/stats";
+
+/// A guest with the module on its second disk, loaded.
+fn boot_with_module(lab: &Lab, kernel: Kernel, daemon: &Daemon) -> Result<(Guest, Daemon)> {
+    let module = fs::read(hint_module(kernel)?)?;
+    let bytes = module.len();
+    let image = lab.folder().join("module.raw");
+    let mut padded = module;
+    padded.resize(bytes.next_multiple_of(4096), 0);
+    fs::write(&image, padded)?;
+    let carrier = lab.serve_as("module", &image, &["--readonly"])?;
+    let mut guest = lab.boot_machine(&Lab::machine_of([daemon, &carrier], 4))?;
+    guest.run(&format!(
+        "head -c {bytes} /dev/vdb >/tmp/flowstone_hint.ko; insmod /tmp/flowstone_hint.ko"
+    ))?;
+    Ok((guest, carrier))
+}
+
+/// The kernel has complained of nothing, whatever the module has done.
+fn ensure_calm(guest: &mut Guest) -> Result<()> {
+    let complaints = guest.run("dmesg | grep -E 'BUG|WARNING|Oops|stall|hung' || true")?;
+    ensure!(complaints.is_empty(), "{complaints}");
+    Ok(())
+}
+
+/// All of it: directories and extent blocks, too, of which the layout knows nothing (classes.rs has 60 %
+/// of the writes without the module).
+fn all_metadata_of_ext4_is_known(kernel: Kernel) -> Result<()> {
+    let Some(lab) = Lab::open_with_or_skip(kernel) else { return Ok(()) };
+    let (image, mut daemon, log) = serve_with_log(&lab, "256M")?;
+    let (mut guest, mut carrier) = boot_with_module(&lab, kernel, &daemon)?;
+    guest.run("mkfs.ext4 -q -J size=8 /dev/vda")?;
+    wait_for_layout(&daemon, &["\"kind\":\"ext4\"", "\"journal_bytes\":8388608"])?;
+    // The image shows what blocks hold at the end: those of directories that are gone would count as data.
+    guest.run(&[MARK, &LOAD.replace("rm -r /mnt/1 /mnt/2", "")].join("\n"))?;
+    println!("{kernel:?}: {}", guest.run(STATS)?.trim());
+    ensure_calm(&mut guest)?;
+    let hints = daemon.stats()?.classes;
+    guest.power_off()?;
+    daemon.terminate()?;
+    carrier.terminate()?;
+
+    let mut truth = Truth::of_ext4(&image.to_string_lossy());
+    truth.add_moving(&image.to_string_lossy());
+    let table = Confusion::of_writes(&requests_after_mark(&log)?, &truth);
+    table.print(&format!("ext4, {kernel:?}, with the module"));
+    table.ensure_journal(300, 999)?;
+    table.ensure_data_is_data()?;
+    let [all, named] =
+        table.share(&[Some(Holds::FixedMetadata), Some(Holds::MovingMetadata)], "metadata");
+    ensure!(all == named && all.0 > 10, "{named:?} of {all:?}: {hints:?}");
+    Ok(())
+}
+
+#[test]
+fn the_module_marks_all_metadata_of_ext4() -> Result<()> {
+    all_metadata_of_ext4_is_known(Kernel::Cloud)
+}
+
+#[test]
+fn the_module_marks_all_metadata_of_ext4_on_a_newer_kernel() -> Result<()> {
+    all_metadata_of_ext4_is_known(Kernel::Newer)
+}
+
+/// btrfs has no layout that we read: without the module the host knows none of its metadata.
+#[test]
+fn the_module_marks_the_metadata_of_btrfs_and_goes_and_comes_back_under_load() -> Result<()> {
+    let kernel = Kernel::Newer;
+    let Some(lab) = Lab::open_with_or_skip(kernel) else { return Ok(()) };
+    let image = lab.image("320M")?;
+    let mut daemon = lab.serve(&image, &[])?;
+    let (mut guest, mut carrier) = boot_with_module(&lab, kernel, &daemon)?;
+    guest
+        .run("rmmod flowstone_hint; modprobe btrfs; mkfs.btrfs -q /dev/vda; mount /dev/vda /mnt")?;
+    let files = "for file in $(seq 100); do dd if=/dev/zero of=/mnt/$file bs=4k count=2 conv=fsync 2>/dev/null; done";
+    guest.run(files)?;
+    let without = daemon.stats()?.classes.metadata.writes;
+    guest.run(&format!("insmod /tmp/flowstone_hint.ko\n{files}"))?;
+    let with = daemon.stats()?.classes.metadata.writes;
+    println!(
+        "btrfs: {without} writes of metadata are known without the module, {} with it",
+        with - without
+    );
+    ensure!(without == 0 && with >= 100, "{without} without, {with} with the module");
+
+    guest.run(&format!(
+        "({files}; sync) &
+         load=$!
+         turns=0
+         while kill -0 $load 2>/dev/null; do
+             rmmod flowstone_hint
+             insmod /tmp/flowstone_hint.ko
+             turns=$((turns + 1))
+         done
+         echo it went and came back $turns times under load
+         [ $turns -gt 2 ]"
+    ))?;
+    guest.run("umount /mnt; rmmod flowstone_hint; btrfs check /dev/vda >/dev/null 2>&1")?;
+    ensure_calm(&mut guest)?;
+    guest.power_off()?;
+    carrier.terminate()?;
+    daemon.terminate()
+}

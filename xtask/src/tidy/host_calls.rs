@@ -1,0 +1,136 @@
+//! Pollers, the control socket and the balancer serve all disks; a call that a disk's host can hold up has no place on
+//! their threads. Every such call in the code that they run is in a list, with the reason why it may be there: what
+//! is new is looked at.
+
+use std::collections::BTreeSet;
+
+use syn::visit::{self, Visit};
+use syn::{ExprMethodCall, ExprPath, ItemMod};
+
+use super::lists::List;
+use super::source::{Source, is_for_tests};
+
+/// What those threads run: all of the daemon, and the way of a request down to the engines.
+const SHARED: [&str; 10] = [
+    "crates/daemon/src/",
+    "crates/frontend/src/vhost_user/queue",
+    "crates/classify/src/layer.rs",
+    "crates/cache/src/",
+    "crates/qos/src/",
+    "crates/layers/src/",
+    "crates/image/src/raw/channel",
+    "crates/image/src/qcow2/channel",
+    "crates/image/src/log/channel",
+    "crates/fileio/src/uring.rs",
+];
+
+/// Calls that ask a file system or a device, or wait for a request.
+const METHODS: [&str; 12] = [
+    "metadata",
+    "canonicalize",
+    "allocated_bytes",
+    "space",
+    "log_state",
+    "next_data",
+    "set_size",
+    "set_len",
+    "extents",
+    "copies_on_write",
+    "sync_all",
+    "sync_data",
+];
+/// Functions that do, and types whose functions do.
+const FUNCTIONS: [&str; 10] = [
+    "fs",
+    "File",
+    "BlockingDisk",
+    "BlockingFile",
+    "fdatasync",
+    "fstatfs",
+    "fadvise",
+    "fallocate",
+    "flock",
+    "statx",
+];
+
+/// Calls that are not listed, and entries of the list that are not needed any more.
+pub fn check(sources: &[Source], listed: &List) -> Vec<String> {
+    let is_shared = |path: &str| SHARED.iter().any(|start| path.starts_with(start));
+    let shared = sources.iter().filter(|source| !source.is_test && is_shared(&source.path));
+    let found: BTreeSet<(String, String)> = shared.flat_map(calls).collect();
+    listed.judge(&Vec::from_iter(found))
+}
+
+fn calls(source: &Source) -> Vec<(String, String)> {
+    let mut calls = Calls::default();
+    calls.visit_file(&source.file);
+    let path = &source.path;
+    let complain = |call: String| {
+        let why = "may wait for a disk's host; give it to a thread of that disk, or list it";
+        (format!("{path} {call}"), format!("{path}: {call} {why} (xtask/tidy/host-calls)"))
+    };
+    calls.names.into_iter().map(complain).collect()
+}
+
+#[derive(Default)]
+struct Calls {
+    names: BTreeSet<String>,
+}
+
+impl<'ast> Visit<'ast> for Calls {
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        if !is_for_tests(&module.attrs) {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
+        let name = call.method.to_string();
+        if METHODS.contains(&name.as_str()) {
+            self.names.insert(name);
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_path(&mut self, path: &'ast ExprPath) {
+        let names: Vec<String> = path.path.segments.iter().map(|it| it.ident.to_string()).collect();
+        let first = names.iter().position(|name| FUNCTIONS.contains(&name.as_str()));
+        if let Some(first) = first {
+            let is_variant =
+                first + 1 == names.len() && names[first].starts_with(char::is_uppercase);
+            // An enum may have one of that name.
+            if !is_variant {
+                self.names.insert(names[first..].join("::"));
+            }
+        }
+        visit::visit_expr_path(self, path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str, listed: &str) -> Vec<String> {
+        let source = Source::parse("crates/daemon/src/a.rs", text).unwrap();
+        check(&[source], &List::parse("host-calls", listed))
+    }
+
+    #[test]
+    fn a_call_that_a_host_can_hold_up_is_listed_or_refused() {
+        let asks = "fn f(p: &Path) { p.metadata(); std::fs::read(p); File::open(p); }";
+        let refused = of(asks, "");
+        assert_eq!(refused.len(), 3, "{refused:?}");
+        let listed = "crates/daemon/src/a.rs metadata\ncrates/daemon/src/a.rs fs::read # why\n";
+        assert!(of(asks, listed)[0].contains("File::open"));
+        assert!(of("fn f() {}", listed)[0].contains("take it off"));
+    }
+
+    #[test]
+    fn tests_and_other_crates_may_ask_a_host() {
+        assert_eq!(of("#[cfg(test)]\nmod tests { fn f(p: &Path) { p.metadata(); } }", ""), [""; 0]);
+        assert_eq!(of("fn f() { match plan { Plan::File(op) => op } }", ""), [""; 0]);
+        let open = Source::parse("crates/fileio/src/open.rs", "fn f() { File::open(p); }").unwrap();
+        assert_eq!(check(&[open], &List::default()), [""; 0]);
+    }
+}
