@@ -20,14 +20,14 @@ const BLOCK_BYTES: usize = 4096;
 /// Enough of them, one after the other, to be read ahead of.
 const READS: usize = 48;
 
-/// With every layer there is.
-fn build(config: &mut DiskConfig) -> Stack {
+/// With every layer there is, the cache if it is asked for.
+fn build(config: &mut DiskConfig, has_cache: bool) -> Stack {
     config.layers = ["stats", "verify", "delay=0ms", "error=write:eio:1000000"]
         .map(|spec| spec.parse().unwrap())
         .to_vec();
     config.detect_zeroes = DetectZeroes::On;
     let cache = CacheConfig::new(CacheSize(32 << 20), None, PolicyKind::default()).unwrap();
-    let shared = Shared::new(open_host_file, Some(cache), &[]).unwrap();
+    let shared = Shared::new(open_host_file, has_cache.then_some(cache), &[]).unwrap();
     Stack::build(&shared, 0, config).unwrap()
 }
 
@@ -84,13 +84,17 @@ fn no_layer_retires_before_the_host_has_given_everything_back() {
     std::fs::create_dir(&behind).unwrap();
     let Some(host) = FuseHost::mount_or_skip(&at, &behind) else { return };
     for name in ["a.raw", "b.qcow2", "c.flow"] {
-        ends_in_time(&host, &at, name);
+        // What the cache has on its way must not hide what the image has.
+        for has_cache in [true, false] {
+            ends_in_time(&host, &at, name, has_cache);
+            std::fs::remove_file(at.join(name)).unwrap();
+        }
     }
 }
 
-fn ends_in_time(host: &FuseHost, at: &Path, name: &str) {
+fn ends_in_time(host: &FuseHost, at: &Path, name: &str, has_cache: bool) {
     let mut config = disk(at, name, EngineChoice::Auto, DirectChoice::Auto);
-    let stack = build(&mut config);
+    let stack = build(&mut config, has_cache);
     let filled = flowstone_block::BlockingDisk::new(&*stack.top)
         .unwrap()
         .write(Sector::new(0), &mut vec![7; READS * BLOCK_BYTES]);
@@ -98,7 +102,7 @@ fn ends_in_time(host: &FuseHost, at: &Path, name: &str) {
     // What it has read must not come from memory.
     let stack = {
         drop(stack);
-        build(&mut config)
+        build(&mut config, has_cache)
     };
     let (retires, heard) = channel();
     thread::scope(|scope| {
@@ -106,6 +110,6 @@ fn ends_in_time(host: &FuseHost, at: &Path, name: &str) {
         let next = || heard.recv_timeout(Duration::from_secs(60));
         let (early, end) = (next(), next());
         host.release();
-        assert_eq!((early, end), (Ok(false), Ok(true)), "{name}");
+        assert_eq!((early, end), (Ok(false), Ok(true)), "{name} {has_cache}");
     });
 }

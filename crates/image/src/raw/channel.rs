@@ -298,8 +298,8 @@ impl Channel for RawChannel {
     fn retire(&mut self) -> bool {
         self.flushes.leave();
         self.reap(&mut Vec::new());
-        let leads = self.flushes.is_leading() && !mutant("raw.channel.retires-while-it-leads");
-        self.handed_over == 0 && !leads && self.file.is_idle()
+        let has_some = self.handed_over > 0 || self.flushes.is_leading() || !self.file.is_idle();
+        !has_some || mutant("raw.channel.retires-while-it-leads")
     }
 }
 
