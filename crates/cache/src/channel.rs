@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use flowstone_block::{
     Channel, Completion, Extent, Layer, NextLook, Op, QueueContext, QueueDepth, Reactor, Request,
-    SECTOR_BYTES, SectorCount, TokenSource, count, mutant,
+    SECTOR_BYTES, SectorCount, TokenSource, count,
 };
 use slab::Slab;
 
