@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flowstone_block::{Op, Request, is_any_broken, mutant};
-use tracing::{error, warn};
+use tracing::warn;
 
 use super::super::chain::BadChain;
 use super::super::inflight::{AvailLog, Undone};
@@ -372,18 +372,13 @@ impl AvailHalf {
         if let Some(unsaid) = self.parts.shared.may_log() {
             let id = String::from_utf8_lossy(&self.parts.id);
             let disk = id.trim_end_matches('\0');
-            match fault {
-                QueueFault::MemoryLost => error!(
-                    disk,
-                    unsaid,
-                    "a guest's memory is lost (its file was truncated or found no space, or the \
-                     hardware failed); its queue is left alone until a reset"
-                ),
-                _ => {
-                    let what = "a guest broke its queue; it is left alone until a reset";
-                    warn!(disk, ?fault, unsaid, "{what}");
+            let what = match fault {
+                QueueFault::MemoryLost => {
+                    "a guest's memory is lost (truncated, out of space, or bad)"
                 }
-            }
+                _ => "a guest broke its queue",
+            };
+            warn!(disk, ?fault, unsaid, "{what}; it is left alone until a reset");
         }
         if let Some(file) = &self.parts.error {
             let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
