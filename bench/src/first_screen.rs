@@ -27,8 +27,8 @@ const ROWS: [(&str, &str); 13] = [
 /// The table, and where its figures come from.
 pub fn render(report: &Report<'_>) -> String {
     let mut text = String::from(
-        "| requests/s (server CPU each); 4 KiB, one queue | Flowstone | qemu-storage-daemon | it is x times that \
-         | plain fio, or our raw image | it is x times that | p99, x the QSD's or raw's |\n\
+        "| requests/s (server CPU each); 4 KiB, one queue | Flowstone | qemu-storage-daemon | ratio (95 %) \
+         | plain fio, or our raw image | ratio (95 %) | p99, ratio to the QSD's or raw's |\n\
          |---|---:|---:|---|---:|---|---|\n",
     );
     for (name, title) in ROWS {
