@@ -147,9 +147,11 @@ impl Entry {
 
     /// Puts zeroes in the place of the page at `address`.
     fn replace(&self, address: usize, (start, end, unit): (usize, usize, usize)) -> bool {
-        // First: who reads the zeroes finds the mark.
-        if !self.broken.swap(true, Ordering::SeqCst) {
-            BROKEN.fetch_add(1, Ordering::SeqCst);
+        // First: who reads the zeroes finds the mark. The count before the mark: a thread that finds
+        // the mark of another one goes on to zeroes of its own, and is to find the count, too.
+        BROKEN.fetch_add(1, Ordering::SeqCst);
+        if self.broken.swap(true, Ordering::SeqCst) {
+            BROKEN.fetch_sub(1, Ordering::SeqCst);
         }
         let page = (address & !(unit - 1)).max(start);
         let bytes = (page + unit).min(end) - page;

@@ -71,15 +71,20 @@ impl Boot {
     pub fn since(&self, written: &Witness) -> Since {
         let started_ms = self.clocks.started_ms;
         let is_close = |before: i64| (started_ms - before).abs() <= TOLERANCE_MS;
+        let same_host = written.host.is_none_or(|host| host == self.host)
+            || mutant("qcow2.redo.takes-another-host-for-a-restarted-one");
+        // A clock without a battery begins at the same moment at each boot, and hosts of one rack at
+        // the same moment as each other.
+        let goes_on = self.clocks.now_ms + TOLERANCE_MS >= written.alive_ms;
         let same_start = written.started_ms.is_some_and(is_close)
+            && same_host
+            && goes_on
             && !mutant("qcow2.redo.believes-the-boot-number-alone");
         let same_number = self.number == written.number
             && !mutant("qcow2.redo.believes-the-time-of-the-start-alone");
         if same_number || same_start {
             return Since::SameBoot;
         }
-        let same_host = written.host.is_none_or(|host| host == self.host)
-            || mutant("qcow2.redo.takes-another-host-for-a-restarted-one");
         let later =
             started_ms > written.alive_ms || mutant("qcow2.redo.takes-another-boot-for-a-restart");
         if same_host && later { Since::Restarted } else { Since::Unsure }
@@ -168,6 +173,21 @@ mod tests {
         assert_eq!(HERE.since(&other), Since::Unsure, "another host was up");
         let old = Witness { number: 8, host: None, started_ms: None, ..WRITTEN };
         assert_eq!(HERE.since(&old), Since::Unsure);
+    }
+
+    /// Power came back to both at once: the records of one that lost it again were believed by the
+    /// other, although the data may be gone.
+    #[test]
+    fn another_host_that_was_started_at_the_same_moment_is_not_the_same_boot() {
+        let other = Witness { number: 8, host: Some(4), ..WRITTEN };
+        assert_eq!(HERE.since(&other), Since::Unsure);
+    }
+
+    /// Its clock begins at the same moment at each boot: after a power cut its records were believed.
+    #[test]
+    fn a_host_whose_clock_stands_before_the_last_sign_of_life_is_not_in_the_same_boot() {
+        let cut = Witness { number: 8, alive_ms: HERE.clocks.now_ms + HOUR_MS, ..WRITTEN };
+        assert_eq!(HERE.since(&cut), Since::Unsure);
     }
 
     #[test]

@@ -237,8 +237,9 @@ impl RawChannel {
 /// description, and the next sync has another one than writes have.) A write that the host was not
 /// asked for (no memory to copy odd buffers to) has none either.
 fn outcome_of_its_sync(write: &FileCompletion) -> Outcome {
-    let is_full = matches!(write.outcome, Err(Errno::NOSPC | Errno::DQUOT));
-    if is_full || !write.asked { Ok(()) } else { write.outcome }
+    // FAULT: the kernel found no memory to take the data from, so it wrote and synced nothing.
+    let is_unsynced = matches!(write.outcome, Err(Errno::NOSPC | Errno::DQUOT | Errno::FAULT));
+    if is_unsynced || !write.asked { Ok(()) } else { write.outcome }
 }
 
 impl Channel for RawChannel {

@@ -265,3 +265,17 @@ fn a_flush_that_comes_while_a_resize_syncs_finds_a_leader() {
     assert_eq!(wait(&mut *channel, 1), [Ok(())]);
     assert_eq!(file.take(), [FileOp::Datasync; 2]);
 }
+
+/// The kernel answers EFAULT where a guest's memory has been taken away: the disk refused every flush
+/// of the guest's next life, though no sync had failed.
+#[test]
+fn a_durable_write_whose_memory_the_kernel_does_not_find_breaks_no_promise() {
+    let file = Recorder::default();
+    let image = file.image();
+    let mut channel = queue(&image, 8);
+    *file.bad_write.lock().unwrap() = Some((true, Errno::FAULT));
+    submit(&mut *channel, Op::Write(extent(8, 1)), true);
+    assert_eq!(reap(&mut *channel), [Err(Errno::FAULT)]);
+    submit(&mut *channel, Op::Flush, false);
+    assert_eq!(reap(&mut *channel), [Ok(())]);
+}
