@@ -2,21 +2,32 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::Builder;
 
 use crate::image_probe::PATIENCE;
 
-/// Whether a path is being looked at.
-static LOOKS: AtomicBool = AtomicBool::new(false);
+/// Whether a path is being looked at; rings when that ends.
+static LOOKS: (Mutex<bool>, Condvar) = (Mutex::new(false), Condvar::new());
 
 /// Lets the next one look, however this one ends.
 struct Looks;
 
 impl Drop for Looks {
     fn drop(&mut self) {
-        LOOKS.store(false, Ordering::Release);
+        *LOOKS.0.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        LOOKS.1.notify_one();
+    }
+}
+
+impl Looks {
+    /// After the one that looks now. Nothing if that does not end in time: its file system hangs.
+    fn begin() -> Option<Self> {
+        let looks = LOOKS.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = LOOKS.1.wait_timeout_while(looks, PATIENCE, |looks| *looks);
+        let (mut looks, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        (!std::mem::replace(&mut *looks, true)).then_some(Self)
     }
 }
 
@@ -24,10 +35,7 @@ impl Drop for Looks {
 /// the control socket that names a path which hangs keeps a thread for it, and others do not.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     let hangs = || io::Error::new(io::ErrorKind::TimedOut, "a file system does not answer");
-    if LOOKS.swap(true, Ordering::AcqRel) {
-        return Err(hangs());
-    }
-    let (looks, path) = (Looks, path.to_owned());
+    let (looks, path) = (Looks::begin().ok_or_else(hangs)?, path.to_owned());
     let (tell, told) = sync_channel(1);
     let look = move || {
         let found = path.canonicalize();
@@ -36,4 +44,23 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     };
     Builder::new().name("path".into()).spawn(look)?;
     told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(hangs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two commands at once: one was told that a file system does not answer, though all did.
+    #[test]
+    fn commands_that_come_together_find_their_paths() {
+        let barrier = std::sync::Barrier::new(8);
+        let look = || {
+            barrier.wait();
+            (0..100).all(|_| real_path(Path::new("/proc/self")).is_ok())
+        };
+        std::thread::scope(|scope| {
+            let all: Vec<_> = (0..8).map(|_| scope.spawn(look)).collect();
+            assert!(all.into_iter().all(|it| it.join().unwrap()), "a path was refused");
+        });
+    }
 }

@@ -139,6 +139,8 @@ impl Task {
                 (self.empty_turns, self.is_notified, self.for_nothing) = (0, false, 0);
                 self.charge(time, found + time);
             }
+            // It was not asked, so it is not known to be cold: it comes in each pass, and is first in one of them.
+            None if bytes_max == 0 && !mutant("daemon.task.grows-cold-unasked") => self.empty_turns = 0,
             None => self.empty_turns = self.empty_turns.saturating_add(1),
         }
         work
@@ -199,5 +201,13 @@ impl Task {
         if !self.dead && self.rests.is_none() && self.queue.unpark() {
             (self.empty_turns, self.is_notified) = (0, true);
         }
+    }
+}
+
+#[cfg(test)]
+impl Task {
+    /// As if it had found nothing in so many turns.
+    pub fn empty_turns_for_test(&mut self, turns: u32) {
+        self.empty_turns = turns;
     }
 }

@@ -1,12 +1,14 @@
 //! A ring as the monitor has configured it so far, running or not.
 
-use std::fs::File;
+use std::fs::{File, read_link};
 use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flowstone_block::mutant;
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fcntl_setfl, fstat};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 
 use super::inflight::InflightRegion;
 use super::memory::GuestMemory;
@@ -105,9 +107,10 @@ impl Vring {
 /// An event that neither reading nor writing waits for: a queue's thread never may. Nothing but an eventfd is taken: files and
 /// pipes may be readable for ever, and what serves a file may never answer.
 pub fn never_blocking(event: File) -> io::Result<File> {
-    let kind = FileType::from_raw_mode(fstat(&event)?.st_mode);
-    if kind != FileType::Unknown && !mutant("frontend.vring.takes-any-descriptor") {
-        let why = format!("a notification descriptor is a {kind:?} and no eventfd");
+    // Its mode is that of other things without a name, of which an epoll set asks the files that are in it.
+    let kind = read_link(format!("/proc/self/fd/{}", event.as_raw_fd()))?;
+    if kind != Path::new("anon_inode:[eventfd]") && !mutant("frontend.vring.takes-any-descriptor") {
+        let why = "a notification descriptor is no eventfd";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
     fcntl_setfl(&event, fcntl_getfl(&event)? | OFlags::NONBLOCK)?;
@@ -121,6 +124,14 @@ mod tests {
     use rustix::event::{EventfdFlags, eventfd};
 
     use super::*;
+
+    /// An epoll set has the mode of an eventfd. A look at it asks what is in it, which may be a file whose server
+    /// never answers: the poller waits for that, with all its disks.
+    #[test]
+    fn a_set_of_descriptors_is_no_notification() {
+        let set = rustix::event::epoll::create(rustix::event::epoll::CreateFlags::CLOEXEC).unwrap();
+        assert!(never_blocking(File::from(set)).is_err());
+    }
 
     /// A kick that is always readable kept a thread awake.
     #[test]

@@ -224,3 +224,21 @@ fn queues_of_one_disk_have_all_of_their_thread() {
     (0..10).for_each(|_| assert!(fixture.poller.turn().is_some()));
     assert_eq!(fixture.turns(), [10; 4]);
 }
+
+/// A cold queue had a turn of 16 passes, and the first place went on by one in each: with 4 queues the two were in
+/// step. So a queue that came back to work always came after a busy one of its disk, and never had a turn that counts.
+#[test]
+fn a_queue_that_has_been_idle_has_its_part_beside_a_busy_one_of_its_disk() {
+    for cold in [1, 2, 3] {
+        for phase in 0..4 {
+            let mut fixture = Fixture::new(&[0, 0, 0, 1], Duration::from_micros(200));
+            (0..phase).for_each(|_| assert!(fixture.poller.turn().is_some()));
+            fixture.poller.tasks[cold].empty_turns_for_test(1000);
+            fixture.poller.look_at_all = false;
+            let before = fixture.turns()[cold];
+            (0..1000).for_each(|_| assert!(fixture.poller.turn().is_some()));
+            let had = fixture.turns()[cold] - before;
+            assert!(had > 100, "queue {cold}, phase {phase}: {had} of 1000 passes");
+        }
+    }
+}

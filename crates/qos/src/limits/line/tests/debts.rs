@@ -130,3 +130,18 @@ fn chains_that_are_gone_are_forgotten() {
     let granted = (2..12).map(|second| line.look(other, 1, second * SECOND).chains);
     assert_eq!(granted.sum::<usize>(), 10);
 }
+
+/// A guest with 128 rings of 32,768 chains: the line kept 64 MiB of them, and went through all under the lock
+/// of the group, on the thread of whichever disk looked next.
+#[test]
+fn what_the_line_knows_of_a_ring_is_bounded() {
+    let mut line = Line::default();
+    let disk = line.add_disk(Weight::default());
+    line.set_limit(disk, limit("iops=1"), 0);
+    line.owe(disk, Cost { requests: 10, bytes: 0 }, 0);
+    let queue = line.add_queue(disk);
+    assert_eq!(line.look(queue, 32_768, 0).chains, 0);
+    assert!(line.fair.known(queue) <= 1024, "{}", line.fair.known(queue));
+    // The others wait as well.
+    assert!(line.next_look(queue, 0).is_some());
+}
