@@ -74,8 +74,8 @@ impl FrontTask {
         }
     }
 
-    /// Whether there is something to take. What an earlier life left undone goes first, also if the task is to
-    /// leave, and one by one: if it is what the daemon dies of, no other one is in hand.
+    /// Whether there is something to take. What an earlier life left undone goes first, also if the
+    /// task is to leave, and one by one: if it is what the daemon dies of, no other one is in hand.
     fn has_available(&self) -> bool {
         let avail = &self.half.avail;
         if avail.has_undone() {
@@ -99,6 +99,7 @@ impl FrontTask {
         }
         let available = self.half.avail.available();
         if !self.intake.open(available.into()) {
+            self.forget_if_broken();
             return 0;
         }
         let mut taken = 0;
@@ -111,9 +112,7 @@ impl FrontTask {
             taken += 1;
         }
         self.intake.close();
-        if self.half.avail.fault().is_some() {
-            self.intake.forget();
-        }
+        self.forget_if_broken();
         taken
     }
 
@@ -126,8 +125,15 @@ impl FrontTask {
         assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
     }
 
-    /// Whether a chain is done and offered again, while its marks are still being cleared. It can be taken
-    /// in a moment; one that is not done is a mistake of the driver.
+    /// Nothing waits in a ring that is broken.
+    fn forget_if_broken(&mut self) {
+        if self.half.avail.fault().is_some() {
+            self.intake.forget();
+        }
+    }
+
+    /// Whether a chain is done and offered again, while its marks are still being cleared. It can
+    /// be taken in a moment; one that is not done is a mistake of the driver.
     fn is_on_its_way(&mut self, head: u16) -> bool {
         if self.half.avail.is_busy(head) {
             // It came back before the driver could see it.
@@ -147,7 +153,8 @@ impl FrontTask {
         self.has_new() && self.intake.is_closed()
     }
 
-    /// Says that it waits for chains to come back, if it does. Returns whether there is something to do already.
+    /// Says that it waits for chains to come back, if it does. Returns whether there is something
+    /// to do already.
     fn wait_for_returns(&mut self) -> bool {
         if !self.needs_returns() {
             return false;
@@ -223,8 +230,9 @@ impl QueueRun for FrontTask {
         self.half.avail.ask_for_kicks() && !self.is_on_its_way(self.half.avail.next_head())
     }
 
-    /// Who wakes a thread that is not asleep yet is not heard: what has come back since the task was parked has to be
-    /// seen here, and an order to leave, after which it waits for what comes back.
+    /// Who wakes a thread that is not asleep yet is not heard: what has come back since the task
+    /// was parked has to be seen here, and an order to leave, after which it waits for what comes
+    /// back.
     fn next_look(&mut self) -> NextLook {
         let missed = (!self.half.link.front_waits() || self.has_returns())
             && !mutant("daemon.front.last-look-sees-no-returns");

@@ -1,8 +1,8 @@
 //! One queue at work: take a batch, submit it, reap, publish, and signal at most once.
 //!
-//! A task never waits. Its [`Poller`](crate::poller::Poller) gives it turns and sleeps for it. A task
-//! that is to leave takes nothing more; when nothing is in flight it is over, and its queue goes to
-//! another thread, or back to the monitor.
+//! A task never waits. Its [`Poller`](crate::poller::Poller) gives it turns and sleeps for it. A
+//! task that is to leave takes nothing more; when nothing is in flight it is over, and its queue
+//! goes to another thread, or back to the monitor.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -28,8 +28,8 @@ pub struct QueueTask {
     intake: Intake,
     queue: VirtQueue,
     origin: Origin,
-    /// Raised from another thread: it is to take nothing more, and to stop or to move when nothing is in
-    /// flight.
+    /// Raised from another thread: it is to take nothing more, and to stop or to move when nothing
+    /// is in flight.
     leave: Arc<AtomicBool>,
     counters: Arc<QueueCounters>,
     /// How long to look for work when only the driver can bring it.
@@ -52,8 +52,8 @@ struct Idle {
 }
 
 impl QueueTask {
-    /// Brings a queue and a channel together, on the thread of the context's reactor. Longer gaps than `patience` are
-    /// slept through while only the driver can bring work.
+    /// Brings a queue and a channel together, on the thread of the context's reactor. Longer gaps
+    /// than `patience` are slept through while only the driver can bring work.
     pub fn new(
         queue: VirtQueue,
         channel: Box<dyn Channel>,
@@ -94,8 +94,8 @@ impl QueueTask {
         wanted && self.queue.has_available()
     }
 
-    /// Whether it takes what an earlier life left undone, and nothing else. That does not wait for a limit: it has been
-    /// taken before, and a stop waits for it.
+    /// Whether it takes what an earlier life left undone, and nothing else. That does not wait for
+    /// a limit: it has been taken before, and a stop waits for it.
     fn takes_undone(&self) -> bool {
         self.is_leaving() || self.queue.has_undone()
     }
@@ -111,6 +111,7 @@ impl QueueTask {
             return None;
         }
         if !self.takes_undone() && !self.intake.open(self.queue.available()) {
+            self.forget_if_broken();
             return None;
         }
         let mut batch = Batch::new(self.batch_max, bytes_max);
@@ -122,10 +123,15 @@ impl QueueTask {
             work = Work::sum(work, Some(self.submit(&mut batch)));
         }
         self.intake.close();
+        self.forget_if_broken();
+        work
+    }
+
+    /// Nothing waits in a ring that is broken.
+    fn forget_if_broken(&mut self) {
         if self.queue.fault().is_some() {
             self.intake.forget();
         }
-        work
     }
 
     /// Submits the next stretch of a batch.
@@ -158,7 +164,8 @@ impl QueueTask {
         }
         if batch.is_over() {
             channel.kick();
-            // No sooner: the disk may have put off what it was given. A death in the kick is the doing of one of them.
+            // No sooner: the disk may have put off what it was given. A death in the kick is the
+            // doing of one of them.
             queue.handed_over();
         }
         let time = start.elapsed();
@@ -232,9 +239,9 @@ impl QueueRun for QueueTask {
         self.channel.retire()
     }
 
-    /// Gaps in which only the driver can bring work and gaps in which the disk is busy are learnt apart: a
-    /// driver that answers at once must not be slept through because the disk takes its time, nor the other
-    /// way round.
+    /// Gaps in which only the driver can bring work and gaps in which the disk is busy are learnt
+    /// apart: a driver that answers at once must not be slept through because the disk takes its
+    /// time, nor the other way round.
     fn begin_idle(&mut self, now: Instant) -> Duration {
         self.batch_max = BATCH_FIRST;
         let disk_is_busy = self.queue.in_flight() > 0 || self.is_held();
@@ -268,7 +275,8 @@ impl QueueRun for QueueTask {
 
     fn unpark(&mut self) -> bool {
         self.queue.refuse_kicks();
-        // One that is held was not parked: notifications bring it nothing, and one that is not taken is the last.
+        // One that is held was not parked: notifications bring it nothing, and one that is not
+        // taken is the last.
         !self.is_held() && self.kicks.take(self.queue.avail())
     }
 

@@ -1,13 +1,13 @@
 //! Which request goes next, of disks that share something.
 //!
-//! Start-time fair queueing (Goyal, Vin, Cheng 1996): each disk has a *tag*, the virtual time at which its
-//! next request begins. The smallest tag goes first and moves on by the cost of the request over the weight
-//! of the disk. A disk that had nothing to ask for begins at the virtual time of what went last, so it
-//! gets its part from then on, and nothing for the time before. Queues of a disk take turns, a request
-//! each.
+//! Start-time fair queueing (Goyal, Vin, Cheng 1996): each disk has a *tag*, the virtual time at
+//! which its next request begins. The smallest tag goes first and moves on by the cost of the
+//! request over the weight of the disk. A disk that had nothing to ask for begins at the virtual
+//! time of what went last, so it gets its part from then on, and nothing for the time before.
+//! Queues of a disk take turns, a request each.
 //!
-//! It knows requests as their costs. The requests themselves wait with their owners, in the same order, and
-//! each owner takes as many as have been granted to its queue.
+//! It knows requests as their costs. The requests themselves wait with their owners, in the same
+//! order, and each owner takes as many as have been granted to its queue.
 
 use std::collections::VecDeque;
 
@@ -117,7 +117,8 @@ impl<T> FairQueue<T> {
         }
     }
 
-    /// Says whether a disk has to pay for what has gone already: it has turns for that, and its requests wait.
+    /// Says whether a disk has to pay for what has gone already: it has turns for that, and its
+    /// requests wait.
     pub fn set_owes(&mut self, disk: DiskKey, owes: bool) {
         let disk = &mut self.disks[disk.0];
         if owes {
@@ -133,8 +134,8 @@ impl<T> FairQueue<T> {
         eligible.min_by_key(|(_, disk)| disk.tag).map(|(key, _)| DiskKey(key))
     }
 
-    /// How much more than its part a disk has had, beside the one of `others` that waits and has had least,
-    /// as a cost.
+    /// How much more than its part a disk has had, beside the one of `others` that waits and has
+    /// had least, as a cost.
     pub fn lead(&self, disk: DiskKey, others: impl Fn(DiskKey) -> bool) -> u64 {
         let Disk { tag, weight, .. } = &self.disks[disk.0];
         let last = self.next(others).map_or(*tag, |last| self.disks[last.0].tag);
@@ -142,8 +143,8 @@ impl<T> FairQueue<T> {
         u64::try_from(lead).unwrap_or(u64::MAX)
     }
 
-    /// Lets the next request of a disk go, which has one waiting. Returns its queue and what is known of
-    /// it.
+    /// Lets the next request of a disk go, which has one waiting. Returns its queue and what is
+    /// known of it.
     ///
     /// # Panics
     /// If nothing of the disk waits.
@@ -175,7 +176,8 @@ impl<T> FairQueue<T> {
         disk.tag = disk.tag.saturating_sub(disk.tags_of(cost));
     }
 
-    /// How many requests of a queue are known: they wait, or have been granted since they were asked for.
+    /// How many requests of a queue are known: they wait, or have been granted since they were
+    /// asked for.
     pub fn known(&self, queue: QueueKey) -> usize {
         let Queue { waiting, granted, .. } = &self.queues[queue.0];
         waiting.len() + granted

@@ -1,9 +1,9 @@
 //! What disks take of what they share.
 //!
-//! [`DiskLimits`] hold a disk, and the group that it is in, to so many requests and bytes per second: its queues
-//! ask an [`Admission`] before they take requests. [`DiskShare`] stands before a disk's host files: at a device for which disks contend, each
-//! gets its part. Which of several queues and disks goes first is one pure structure, [`FairQueue`]. How it
-//! works: docs/qos.md.
+//! [`DiskLimits`] hold a disk, and the group that it is in, to so many requests and bytes per
+//! second: its queues ask an [`Admission`] before they take requests. [`DiskShare`] stands before a
+//! disk's host files: at a device for which disks contend, each gets its part. Which of several
+//! queues and disks goes first is one pure structure, [`FairQueue`]. How it works: docs/qos.md.
 
 mod device;
 mod fair_queue;

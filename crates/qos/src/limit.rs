@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use flowstone_block::parse_size;
 
-/// What a disk or a group may use in a second, and how much of what it has not used it may use later.
+/// What a disk or a group may use in a second, and how much of what it has not used it may use
+/// later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     /// Requests.
@@ -21,8 +22,8 @@ impl Limit {
     /// No limit.
     pub const NONE: Self = Self { iops: None, bytes_per_s: None, burst: Self::BURST_MIN };
 
-    /// The credit of a limit that names none, and the least: a thread that wakes up so much too late
-    /// loses nothing of the rate.
+    /// The credit of a limit that names none, and the least: a thread that wakes up so much too
+    /// late loses nothing of the rate.
     pub const BURST_MIN: Duration = Duration::from_millis(10);
 
     const BURST_MAX: Duration = Duration::from_secs(3600);

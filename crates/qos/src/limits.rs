@@ -1,4 +1,5 @@
-//! Limits of disks and groups: what a queue asks before it takes requests, and what it shares with other threads.
+//! Limits of disks and groups: what a queue asks before it takes requests, and what it shares with
+//! other threads.
 
 mod admission;
 mod bucket;

@@ -11,23 +11,26 @@ use tracing::error;
 use super::handover::{Orders, QueueSpec};
 use crate::queue_run::{QueuePart, QueueRun, Work};
 
-/// Turns for nothing after which a queue is cold: others come first. On a thread with many idle queues,
-/// looking at all of them takes longer than a busy one's work.
+/// Turns for nothing after which a queue is cold: others come first. On a thread with many idle
+/// queues, looking at all of them takes longer than a busy one's work.
 const COLD_AFTER: u32 = 256;
 
 /// For so long after a rest nothing looks for work: the budget is needed for work itself.
 pub(super) const THRIFT: Duration = Duration::from_millis(50);
 
-/// What a wake-up costs, and the sleep after it. It is in no turn, so it is charged where there is nothing to do.
+/// What a wake-up costs, and the sleep after it. It is in no turn, so it is charged where there is
+/// nothing to do.
 const WAKE: Duration = Duration::from_micros(10);
-/// Wake-ups for nothing, one after the other, that a queue may cause. An honest driver's notification may come when its
-/// request has been taken already; then the next one brings something.
+/// Wake-ups for nothing, one after the other, that a queue may cause. An honest driver's
+/// notification may come when its request has been taken already; then the next one brings
+/// something.
 const FOR_NOTHING_MAX: u32 = 16;
-/// After the first one more it gets no turns and is not heard for so long, then for twice as long, and so on.
+/// After the first one more it gets no turns and is not heard for so long, then for twice as long,
+/// and so on.
 const DEAF_MIN: Duration = Duration::from_millis(1);
 const DEAF_DOUBLINGS_MAX: u32 = 6;
-/// Time between two looks at what the disk still has of a queue that has panicked. Its own word on when to look
-/// may be what has panicked.
+/// Time between two looks at what the disk still has of a queue that has panicked. Its own word on
+/// when to look may be what has panicked.
 const DEAD_LOOK: Duration = Duration::from_millis(10);
 
 /// A queue on the thread of its poller.
@@ -97,7 +100,8 @@ impl Task {
         called.ok()
     }
 
-    /// Whether nothing is left to do for it here: its end waits for nothing, so that others of the thread need not.
+    /// Whether nothing is left to do for it here: its end waits for nothing, so that others of the
+    /// thread need not.
     pub fn is_over(&mut self) -> bool {
         if !self.dead {
             return self.guard(|queue| queue.is_over()).unwrap_or(false);
@@ -139,8 +143,11 @@ impl Task {
                 (self.empty_turns, self.is_notified, self.for_nothing) = (0, false, 0);
                 self.charge(time, found + time);
             }
-            // It was not asked, so it is not known to be cold: it comes in each pass, and is first in one of them.
-            None if bytes_max == 0 && !mutant("daemon.task.grows-cold-unasked") => self.empty_turns = 0,
+            // It was not asked, so it is not known to be cold: it comes in each pass, and is first
+            // in one of them.
+            None if bytes_max == 0 && !mutant("daemon.task.grows-cold-unasked") => {
+                self.empty_turns = 0;
+            }
             None => self.empty_turns = self.empty_turns.saturating_add(1),
         }
         work
@@ -196,7 +203,8 @@ impl Task {
         if self.is_resting() { NextLook::At(until) } else { NextLook::Now }
     }
 
-    /// Its thread is awake. A notification that comes while it rests is not taken: no other one ends a sleep before.
+    /// Its thread is awake. A notification that comes while it rests is not taken: no other one
+    /// ends a sleep before.
     pub fn unpark(&mut self) {
         if !self.dead && self.rests.is_none() && self.queue.unpark() {
             (self.empty_turns, self.is_notified) = (0, true);

@@ -1,8 +1,8 @@
 //! One queue's way into a file of a device that disks may contend for.
 //!
-//! While they do not, requests pass: a flag is read for each, and a clock for each batch. While they do, requests
-//! wait here until the scheduler lets them go. A sync never waits: it makes durable what has completed, and
-//! whole queues wait for it.
+//! While they do not, requests pass: a flag is read for each, and a clock for each batch. While
+//! they do, requests wait here until the scheduler lets them go. A sync never waits: it makes
+//! durable what has completed, and whole queues wait for it.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -29,7 +29,8 @@ pub struct SharedChannel {
     /// Requests below, and how many of them the scheduler knows.
     on_their_way: usize,
     counted: usize,
-    /// Tags of syncs below, which are not counted: they may take long, and nothing waits for a slot of theirs.
+    /// Tags of syncs below, which are not counted: they may take long, and nothing waits for a slot
+    /// of theirs.
     syncs: Vec<usize>,
     touched_at: Option<u64>,
     /// When to look although nothing has come back, on the scheduler's clock.
@@ -94,7 +95,8 @@ impl SharedChannel {
         if self.member.device.is_contended() { self.on_their_way } else { 0 }
     }
 
-    /// Tells the scheduler what has happened, and hands down what may go. Returns whether anything has.
+    /// Tells the scheduler what has happened, and hands down what may go. Returns whether anything
+    /// has.
     fn look(&mut self, now: u64, asks: bool) -> bool {
         let Member { device, key, .. } = &*self.member;
         self.gate.clear();

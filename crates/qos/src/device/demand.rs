@@ -5,8 +5,8 @@ const FORGOTTEN_NS: u64 = 200_000_000;
 /// Levels are kept in 256ths of a request.
 const SCALE: u64 = 256;
 
-/// See the module. Means, in which the newest value has a weight of 1/8; of a level that falls, 1/4: a disk that has become
-/// modest is to be known as such soon.
+/// See the module. Means, in which the newest value has a weight of 1/8; of a level that falls,
+/// 1/4: a disk that has become modest is to be known as such soon.
 #[derive(Default)]
 pub struct Demand {
     noted_at: u64,

@@ -18,8 +18,8 @@ pub struct Device {
     contended: AtomicBool,
 }
 
-/// What the lock protects. It is taken for each batch while disks contend, and else every few milliseconds.
-/// It is never held across I/O.
+/// What the lock protects. It is taken for each batch while disks contend, and else every few
+/// milliseconds. It is never held across I/O.
 #[derive(Default)]
 pub struct State {
     pub scheduler: Scheduler,
@@ -38,8 +38,8 @@ impl State {
         self.gates.remove(&queue);
     }
 
-    /// Lets go what may go. Returns what is to be woken when the lock is released: other threads than that
-    /// of `own`.
+    /// Lets go what may go. Returns what is to be woken when the lock is released: other threads
+    /// than that of `own`.
     pub fn advance(&mut self, now: u64, own: QueueKey) -> Vec<Arc<DeviceGate>> {
         let Self { scheduler, gates } = self;
         let mut others = Vec::new();

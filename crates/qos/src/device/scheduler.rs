@@ -1,20 +1,23 @@
 //! Whose request a contended device gets next, as pure state on a clock in nanoseconds.
 //!
-//! Start-time fair queueing with a bounded depth, SFQ(D) (Jin, Chase, Kaur 2004): up to D requests are on
-//! their way, so that the device has something to choose from; of those that wait, [`FairQueue`] says which
-//! goes when one has come back. Two rules besides:
+//! Start-time fair queueing with a bounded depth, SFQ(D) (Jin, Chase, Kaur 2004): up to D requests
+//! are on their way, so that the device has something to choose from; of those that wait,
+//! [`FairQueue`] says which goes when one has come back. Two rules besides:
 //!
-//! * A disk with nothing on its way sends at once, without a slot, unless it has had [`LEAD`] more than its
-//!   part: a tag moves when a request is sent, so those with all slots are ahead by as much.
-//! * A disk of which nothing has come back for [`STALLED_NS`] holds no slots, and sends nothing more until
-//!   something has: what hangs below one file does not keep others of the same device from sending.
+//! * A disk with nothing on its way sends at once, without a slot, unless it has had [`LEAD`] more
+//!   than its part: a tag moves when a request is sent, so those with all slots are ahead by as
+//!   much.
+//! * A disk of which nothing has come back for [`STALLED_NS`] holds no slots, and sends nothing
+//!   more until something has: what hangs below one file does not keep others of the same device
+//!   from sending.
 //!
 //! Nothing is held back unless two disks are active.
 //!
-//! Shares follow the weights as long as something of each disk waits. So the depth may be as large as that allows: what
-//! the disk that wants least for its weight wants to have at the device, and of each other one as much for its own
-//! weight, a little less in all. It is never less than [`DEPTH_LEAST`], and four for the heaviest disk, fewer for the others, as far as
-//! they want that: sixteen disks with some requests each are to have the device, although one hardly asks.
+//! Shares follow the weights as long as something of each disk waits. So the depth may be as large
+//! as that allows: what the disk that wants least for its weight wants to have at the device, and
+//! of each other one as much for its own weight, a little less in all. It is never less than
+//! [`DEPTH_LEAST`], and four for the heaviest disk, fewer for the others, as far as they want that:
+//! sixteen disks with some requests each are to have the device, although one hardly asks.
 
 use slab::Slab;
 
@@ -27,14 +30,17 @@ const DEPTH_LEAST: usize = 16;
 const DEPTH_EACH: f64 = 4.0;
 /// Of the depth at which the disk that wants least would have nothing waiting.
 const BACKLOGGED: f64 = 7.0 / 8.0;
-/// What a request costs besides its bytes: a device takes about as long for it as for so many bytes.
+/// What a request costs besides its bytes: a device takes about as long for it as for so many
+/// bytes.
 const REQUEST_BYTES: u64 = 16 << 10;
 /// See the module.
 const LEAD: u64 = DEPTH_LEAST as u64 * REQUEST_BYTES;
-/// A disk that has asked for nothing in so long is not active, unless something of it is at the device,
+/// A disk that has asked for nothing in so long is not active, unless something of it is at the
+/// device,
 const ACTIVE_FOR_NS: u64 = 200_000_000;
-/// ... or it asks now and then, at intervals no longer than this: then it is active for twice as long as its last ones were. Else
-/// each of its requests would find all at the device that others like to have there.
+/// ... or it asks now and then, at intervals no longer than this: then it is active for twice as
+/// long as its last ones were. Else each of its requests would find all at the device that others
+/// like to have there.
 const INTERVAL_MAX_NS: u64 = 1_000_000_000;
 /// ... which has lately given something of it back.
 const HUNG_NS: u64 = 1_000_000_000;
@@ -68,7 +74,8 @@ impl DiskState {
     fn asked(&mut self, now: u64) {
         let interval = self.active_at.replace(now).map_or(u64::MAX, |at| now.saturating_sub(at));
         self.active_for = match interval {
-            // Looked at every few milliseconds while it is at work: that is no interval, so it ends slowly.
+            // Looked at every few milliseconds while it is at work: that is no interval, so it ends
+            // slowly.
             0..=INTERVAL_MAX_NS => (2 * interval).max(self.active_for - self.active_for / 8),
             _ => 0,
         };

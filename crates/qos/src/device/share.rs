@@ -60,8 +60,8 @@ impl DiskShare {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Charges what is done with a file to this disk. A file in memory is on no device, and is left as it
-    /// is.
+    /// Charges what is done with a file to this disk. A file in memory is on no device, and is left
+    /// as it is.
     pub fn charge(&self, file: Box<dyn FileIo>) -> Box<dyn FileIo> {
         let Some(number) = file.device() else { return file };
         let mut state = self.lock();
@@ -87,7 +87,8 @@ impl DiskShare {
         }
     }
 
-    /// How many requests to its files had to wait for their turn, and how long all of them together.
+    /// How many requests to its files had to wait for their turn, and how long all of them
+    /// together.
     pub fn held_back(&self) -> (u64, Duration) {
         self.held_back.read()
     }

@@ -1,5 +1,6 @@
-//! What a queue of a limited disk may take from its ring. What it may not take yet stays there, so a queue that is
-//! stopped has nothing that waits for its limit, whoever stops it and however often.
+//! What a queue of a limited disk may take from its ring. What it may not take yet stays there, so
+//! a queue that is stopped has nothing that waits for its limit, whoever stops it and however
+//! often.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -33,7 +34,8 @@ pub struct Admission {
     seen: u64,
 }
 
-/// What a request takes of a limit; a flush takes nothing. Zeroes take bytes if they have to be written.
+/// What a request takes of a limit; a flush takes nothing. Zeroes take bytes if they have to be
+/// written.
 fn cost(op: Op, zeroes_are_written: bool) -> Cost {
     match op {
         Op::WriteZeroes { extent, .. } if zeroes_are_written => {
@@ -65,8 +67,8 @@ impl Admission {
         }
     }
 
-    /// Begins a batch, of so many chains in the ring at most. Returns whether any may be taken; then
-    /// [`close`](Self::close) is to follow.
+    /// Begins a batch, of so many chains in the ring at most. Returns whether any may be taken;
+    /// then [`close`](Self::close) is to follow.
     pub fn open(&mut self, available: usize) -> bool {
         if !self.gate.is_limited() && self.waiting.is_empty() {
             return true;
@@ -175,7 +177,8 @@ impl Admission {
         }
     }
 
-    /// Whether what waits in the ring has to wait on: nothing may be taken before [`next_look`](Self::next_look).
+    /// Whether what waits in the ring has to wait on: nothing may be taken before
+    /// [`next_look`](Self::next_look).
     pub fn is_closed(&self) -> bool {
         self.look_at.is_some_and(|at| Instant::now() < at) && self.disk.group.changes() == self.seen
     }

@@ -1,9 +1,9 @@
 //! A token bucket, as pure arithmetic on a clock in nanoseconds.
 //!
-//! The bucket is kept as the time at which it is (or was) exactly empty. Tokens come at a rate, so a time
-//! says how many there are: later than now, so many are owed; earlier, so many are there, up to the burst.
-//! Who takes tokens needs to find the bucket out of debt and may then owe any number, so that a request
-//! that is larger than the burst passes.
+//! The bucket is kept as the time at which it is (or was) exactly empty. Tokens come at a rate, so
+//! a time says how many there are: later than now, so many are owed; earlier, so many are there, up
+//! to the burst. Who takes tokens needs to find the bucket out of debt and may then owe any number,
+//! so that a request that is larger than the burst passes.
 
 use std::time::Duration;
 
@@ -22,8 +22,8 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// Sets the rate and the burst. With another rate, what is owed is owed on as so many tokens, and
-    /// credit ends.
+    /// Sets the rate and the burst. With another rate, what is owed is owed on as so many tokens,
+    /// and credit ends.
     pub fn set(&mut self, rate: Option<u64>, burst: Duration, now: u64) {
         self.burst_ns = u64::try_from(burst.as_nanos()).unwrap_or(u64::MAX);
         if rate == self.rate {

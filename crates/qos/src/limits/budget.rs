@@ -7,8 +7,8 @@ use crate::Limit;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     pub requests: u64,
-    /// Bytes that they move: those of reads and writes. A discard or write-zeroes is one request without
-    /// bytes.
+    /// Bytes that they move: those of reads and writes. A discard or write-zeroes is one request
+    /// without bytes.
     pub bytes: u64,
 }
 

@@ -69,8 +69,8 @@ impl DiskLimits {
         self.throttled_ns.fetch_add(ns, Ordering::Relaxed);
     }
 
-    /// The daemon has read so many bytes of the disk for itself. Returns how long it rests then, to be no faster than the
-    /// guest may be. If it is the guest's doing, the guest pays for it.
+    /// The daemon has read so many bytes of the disk for itself. Returns how long it rests then, to
+    /// be no faster than the guest may be. If it is the guest's doing, the guest pays for it.
     pub fn own_read(&self, bytes: u64, is_charged: bool) -> Duration {
         let (cost, now) = (Cost { requests: 1, bytes }, self.group.now());
         let line = &mut self.group.lock().line;

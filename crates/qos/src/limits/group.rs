@@ -17,7 +17,8 @@ pub struct Group {
     changes: AtomicU64,
 }
 
-/// What the lock protects. It is taken for each batch of a limited queue, and never held across I/O.
+/// What the lock protects. It is taken for each batch of a limited queue, and never held across
+/// I/O.
 #[derive(Default)]
 pub struct State {
     pub line: Line,

@@ -1,12 +1,14 @@
 //! The line in which the disks of a group wait for tokens, as pure state on a clock in nanoseconds.
 //!
-//! Chains wait in their rings; the line knows how many. One may be taken when the group and its disk are out of debt
-//! and it is its turn among the disks of the group and the queues of its disk ([`FairQueue`]). What it costs is known when it
-//! has been taken: until then as much is assumed as the last ones of its queue cost.
+//! Chains wait in their rings; the line knows how many. One may be taken when the group and its
+//! disk are out of debt and it is its turn among the disks of the group and the queues of its disk
+//! ([`FairQueue`]). What it costs is known when it has been taken: until then as much is assumed as
+//! the last ones of its queue cost.
 //!
-//! What a request costs beyond that is its disk's own debt, to the disk's budget and to the group. The group gets it in
-//! pieces, each in a turn of the disk, whose requests wait meanwhile: those of other disks do not wait for
-//! more than a piece. Debts stay with the disk when its queues go. A disk without a group is alone in a line.
+//! What a request costs beyond that is its disk's own debt, to the disk's budget and to the group.
+//! The group gets it in pieces, each in a turn of the disk, whose requests wait meanwhile: those of
+//! other disks do not wait for more than a piece. Debts stay with the disk when its queues go. A
+//! disk without a group is alone in a line.
 
 use flowstone_block::mutant;
 use slab::Slab;
@@ -14,8 +16,8 @@ use slab::Slab;
 use super::budget::{Budget, Cost};
 use crate::{DiskKey, FairQueue, Limit, QueueKey, Weight};
 
-/// Requests are let go in steps of so long, where their queue has more than one waiting: each step wakes a
-/// thread.
+/// Requests are let go in steps of so long, where their queue has more than one waiting: each step
+/// wakes a thread.
 const STEP_NS: u64 = 1_000_000;
 /// No look is later than this after tokens have come: what was expected of others may not happen.
 const LATE_MAX_NS: u64 = 10_000_000;
@@ -23,6 +25,9 @@ const LATE_MAX_NS: u64 = 10_000_000;
 const PIECE_NS: u64 = 10_000_000;
 /// A disk that owes so much has no grants left.
 const LONG_NS: u64 = 10 * LATE_MAX_NS;
+/// Chains of a queue that are known at a time, whatever waits in its ring: each is kept, and gone
+/// through under the lock of the group, on the thread of any of its disks.
+const KNOWN_MAX: usize = 1024;
 /// What the first request of a queue is assumed to move.
 const FIRST_BYTES: u64 = 4096;
 
@@ -134,6 +139,8 @@ impl Line {
     }
 
     fn announce(&mut self, queue: QueueKey, available: usize) {
+        let is_bounded = !mutant("qos.line.knows-all-that-waits");
+        let available = if is_bounded { available.min(KNOWN_MAX) } else { available };
         if available < self.fair.known(queue) {
             // The guest has broken the ring.
             self.revoke(queue);
@@ -198,7 +205,8 @@ impl Line {
         self.fair.set_owes(key, !disk.owed.is_zero());
         let owes_ns = disk.budget.ready_at().saturating_sub(now).max(self.group.time_of(disk.owed));
         if owes_ns > LONG_NS && !mutant("qos.line.grants-outlive-a-debt") {
-            // Its other queues may have as much to take that is not expected. They look before it is paid.
+            // Its other queues may have as much to take that is not expected. They look before it
+            // is paid.
             let queues: Vec<QueueKey> = self.fair.queues_of(key).collect();
             queues.into_iter().for_each(|queue| self.revoke(queue));
         }
@@ -222,8 +230,8 @@ impl Line {
         self.fair.refund(disk, self.group.time_of(cost));
     }
 
-    /// When the thread of a queue has to look again, if anything of it waits: when its first request will
-    /// have had its turn, or later, so that several go in a step.
+    /// When the thread of a queue has to look again, if anything of it waits: when its first
+    /// request will have had its turn, or later, so that several go in a step.
     pub fn next_look(&self, queue: QueueKey, now: u64) -> Option<u64> {
         let first = *self.fair.first(queue)?;
         let disk = self.fair.disk_of(queue);

@@ -235,7 +235,8 @@ fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
         live.submit(tag..tag + 1);
         while live.back.len() <= tag {
             if live.host.below().is_empty() {
-                // It waits for a slot, which no other disk gives back: until the time that it has named itself.
+                // It waits for a slot, which no other disk gives back: until the time that it has
+                // named itself.
                 assert!(matches!(live.channel.next_look(), NextLook::At(_)));
                 clock.fetch_add(10_000_000, Ordering::Relaxed);
             }
@@ -250,7 +251,8 @@ fn a_disk_whose_host_hangs_holds_others_up_for_a_moment_only() {
     }
 }
 
-/// A guest whose reads are answered by the cache kicks the file below without asking it for anything.
+/// A guest whose reads are answered by the cache kicks the file below without asking it for
+/// anything.
 #[test]
 fn a_disk_that_asks_the_device_for_nothing_holds_nobody_back() {
     let (devices, clock) = devices();
@@ -288,7 +290,8 @@ fn slots_of_a_channel_that_goes_are_given_to_others() {
     assert!(!live.host.below().is_empty(), "it waits for nobody");
 }
 
-/// Disks that come and go, that hang, and whose weights change: what waits has something to wait for.
+/// Disks that come and go, that hang, and whose weights change: what waits has something to wait
+/// for.
 #[test]
 fn nothing_waits_for_ever() {
     for seed in 0..300 {

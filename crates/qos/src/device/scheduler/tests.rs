@@ -124,7 +124,8 @@ fn deep_disks_share_by_weight_and_by_what_their_requests_cost() {
     let costs: Vec<f64> = bench.drivers.iter().map(cost).collect();
     assert!((costs[1] / costs[0] - 1.0).abs() < 0.03, "{costs:?}");
     assert!((costs[2] / costs[0] - 2.0).abs() < 0.03, "{costs:?}");
-    // What the last one wants, and half as much at half of its weight: 64 and 32 small ones or their cost.
+    // What the last one wants, and half as much at half of its weight: 64 and 32 small ones or
+    // their cost.
     assert!(bench.most <= 7 * (64 + 32) / 8 + 3, "{}", bench.most);
 }
 

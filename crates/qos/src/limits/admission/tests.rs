@@ -54,8 +54,9 @@ fn without_a_limit_all_is_taken_and_nothing_is_counted() {
     assert_eq!(fixture.disk.throttled().0, 2);
 }
 
-/// What waits is in the ring, so there is nothing to let go: a stop is the end of a queue and no more. At the
-/// limit of a byte a second a disk that has taken a block has nothing for an hour, however often its queues begin anew.
+/// What waits is in the ring, so there is nothing to let go: a stop is the end of a queue and no
+/// more. At the limit of a byte a second a disk that has taken a block has nothing for an hour,
+/// however often its queues begin anew.
 #[test]
 fn a_guest_that_toggles_its_cache_mode_pays_what_it_owes() {
     let fixture = Fixture::new("bw=1");
@@ -89,7 +90,8 @@ fn zeroes_that_have_to_be_written_cost_their_bytes() {
     assert_eq!(batch(&mut fixture.queue(), 1, zero), 0);
 }
 
-/// What an earlier life left undone is carried out whatever is owed: its log does not outlive a stop.
+/// What an earlier life left undone is carried out whatever is owed: its log does not outlive a
+/// stop.
 #[test]
 fn what_is_taken_without_a_lease_is_owed() {
     let fixture = Fixture::new("iops=1");

@@ -14,7 +14,8 @@ fn assert_share(disks: [(u32, usize, u64); 2], expected: f64) {
     assert!((share / expected - 1.0).abs() < 0.05, "{disks:?}: {share}, not {expected}");
 }
 
-/// Sixteen guests with four requests each had a quarter of the device's depth, and half of its rate.
+/// Sixteen guests with four requests each had a quarter of the device's depth, and half of its
+/// rate.
 #[test]
 fn disks_that_want_alike_have_nearly_what_they_want() {
     for (disks, depth) in [(16, 4), (4, 32), (2, 128)] {
@@ -47,7 +48,8 @@ fn shares_follow_weights_however_much_disks_want() {
     }
     // The heavier one wants less.
     assert_share([(100, 128, 4096), (140, 64, 4096)], 1.4);
-    // Of the same weight, one that wants twice as much; and one whose requests cost four times as much.
+    // Of the same weight, one that wants twice as much; and one whose requests cost four times as
+    // much.
     assert_share([(100, 64, 4096), (100, 128, 4096)], 1.0);
     assert_share([(100, 64, 4096), (100, 64, 64 << 10)], 0.25);
 }
@@ -176,7 +178,8 @@ fn a_neighbour_with_bursts_is_protected_between_them() {
     assert!(longest <= 20 * 14_096, "{} us", longest / 1000);
 }
 
-/// A request takes 20 ms: the neighbour's own takes longer than a disk is active that asks for nothing.
+/// A request takes 20 ms: the neighbour's own takes longer than a disk is active that asks for
+/// nothing.
 #[test]
 fn a_disk_whose_request_is_at_a_slow_device_is_active() {
     let slow = 20_000_000 - 10_000;

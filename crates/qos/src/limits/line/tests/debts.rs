@@ -5,7 +5,8 @@ use super::*;
 const MS: u64 = 1_000_000;
 const LARGE: Cost = Cost { requests: 1, bytes: 100 << 20 };
 
-/// A disk of which one request of 100 MiB has gone in a group with 10 MiB/s, and a neighbour's queue.
+/// A disk of which one request of 100 MiB has gone in a group with 10 MiB/s, and a neighbour's
+/// queue.
 fn after_a_large_one(weights: [u32; 2]) -> (Line, QueueKey, QueueKey) {
     let (mut line, disks, _) = line(&[(weights[0], &[]), (weights[1], &[])], BLOCK);
     let (hog, modest) = (line.add_queue(disks[0]), line.add_queue(disks[1]));
@@ -14,7 +15,8 @@ fn after_a_large_one(weights: [u32; 2]) -> (Line, QueueKey, QueueKey) {
     (line, hog, modest)
 }
 
-/// The group was in debt for one disk's request of 100 MiB, so that each read of a neighbour waited for 10 s.
+/// The group was in debt for one disk's request of 100 MiB, so that each read of a neighbour waited
+/// for 10 s.
 #[test]
 fn a_neighbours_read_does_not_wait_for_what_a_large_request_owes() {
     let (mut line, _, modest) = after_a_large_one([100, 100]);
@@ -51,8 +53,8 @@ fn a_debt_is_paid_in_time_that_nobody_uses() {
     assert_eq!(take(&mut line, hog, 1, LARGE, 11 * SECOND + 100 * MS), 1);
 }
 
-/// A guest that toggles its cache mode had 85,579 reads/s under a limit of 100: each stop let go of all that waited,
-/// and its group paid.
+/// A guest that toggles its cache mode had 85,579 reads/s under a limit of 100: each stop let go of
+/// all that waited, and its group paid.
 #[test]
 fn a_queue_that_comes_again_and_again_gains_nothing_and_its_group_loses_nothing() {
     let (mut line, disks, _) = line(&[(100, &[]), (100, &[])], BLOCK);
@@ -91,7 +93,8 @@ fn a_debt_stays_with_the_disk_when_its_queue_goes() {
     assert_eq!(take(&mut line, last, 1, BLOCK, (13 + 101) * SECOND), 1);
 }
 
-/// Queues that had small requests, and then one large one each: all of them were granted as small ones.
+/// Queues that had small requests, and then one large one each: all of them were granted as small
+/// ones.
 #[test]
 fn grants_for_small_requests_end_with_the_first_large_one() {
     let (mut line, disks, _) = line(&[(100, &[])], BLOCK);
@@ -131,8 +134,8 @@ fn chains_that_are_gone_are_forgotten() {
     assert_eq!(granted.sum::<usize>(), 10);
 }
 
-/// A guest with 128 rings of 32,768 chains: the line kept 64 MiB of them, and went through all under the lock
-/// of the group, on the thread of whichever disk looked next.
+/// A guest with 128 rings of 32,768 chains: the line kept 64 MiB of them, and went through all
+/// under the lock of the group, on the thread of whichever disk looked next.
 #[test]
 fn what_the_line_knows_of_a_ring_is_bounded() {
     let mut line = Line::default();
