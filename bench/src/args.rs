@@ -44,7 +44,8 @@ pub struct CompareArgs {
     /// build].
     #[arg(long)]
     pub dir: Option<PathBuf>,
-    /// Measure on this block device instead of an image on a file system; all that is on it is lost.
+    /// Measure on this block device instead of an image on a file system; all that is on it is
+    /// lost.
     #[arg(long, conflicts_with_all = ["dir", "file_size"])]
     pub device: Option<PathBuf>,
     /// Size of the disk image.

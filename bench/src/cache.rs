@@ -1,7 +1,7 @@
 //! `flowstone-bench cache`: what share of a trace's accesses each cache policy answers.
 //!
-//! Several traces are those of VMs that share a cache: they are merged so that all of them end together. A VM's
-//! size is its weight.
+//! Several traces are those of VMs that share a cache: they are merged so that all of them end
+//! together. A VM's size is its weight.
 
 mod plot;
 mod trace;
@@ -21,10 +21,12 @@ use crate::size::parse_size;
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct CacheArgs {
-    /// A trace: CSV of time, op, offset and length, plain or zstd; several are merged, each that of a VM.
+    /// A trace: CSV of time, op, offset and length, plain or zstd; several are merged, each that of
+    /// a VM.
     #[arg(long, value_name = "FILE", required = true)]
     trace: Vec<PathBuf>,
-    /// Policies, of multicache, multicache-relative, lru, s3fifo and default; all of them if none is named.
+    /// Policies, of multicache, multicache-relative, lru, s3fifo and default; all of them if none
+    /// is named.
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     policy: Vec<PolicyKind>,
     /// Sizes of the cache.
@@ -123,7 +125,8 @@ fn print(line: &Line) {
     println!("| {policy} | {bytes} | {hit_ratio:.3} | {per_access:.3} |{of_vms}");
 }
 
-/// The blocks of all traces in one order: after any part of the whole, the same part of each has passed.
+/// The blocks of all traces in one order: after any part of the whole, the same part of each has
+/// passed.
 fn merge(traces: &[Vec<u64>]) -> Vec<BlockId> {
     let timed = (0..).zip(traces).flat_map(|(disk, blocks)| {
         let at = |index: usize| (index as f64 + 0.5) / blocks.len() as f64;

@@ -1,8 +1,9 @@
-//! `flowstone-bench cached`: what a block costs that the cache holds, what one costs that it does not, and
-//! how re-reads and cold sequential reads compare with the host's page cache below qemu-storage-daemon.
+//! `flowstone-bench cached`: what a block costs that the cache holds, what one costs that it does
+//! not, and how re-reads and cold sequential reads compare with the host's page cache below
+//! qemu-storage-daemon.
 //!
-//! The servers of a group take turns within a round; what counts is the median, and the ratio to the first
-//! server of the group.
+//! The servers of a group take turns within a round; what counts is the median, and the ratio to
+//! the first server of the group.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -64,7 +65,8 @@ struct Group {
 
 #[derive(Clone, Copy, Debug)]
 enum Server {
-    /// Flowstone with these options; SIZE stands for that of the disk, CACHE for half as much again.
+    /// Flowstone with these options; SIZE stands for that of the disk, CACHE for half as much
+    /// again.
     Flowstone(&'static str, &'static [&'static str]),
     /// Flowstone on the image.
     Image(&'static str, &'static [&'static str]),

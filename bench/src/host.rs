@@ -74,7 +74,8 @@ pub fn commit() -> String {
     if changes.is_empty() { hash } else { format!("{hash}-dirty") }
 }
 
-/// File system type and block device of a directory, or a device itself, with what sysfs says about it.
+/// File system type and block device of a directory, or a device itself, with what sysfs says about
+/// it.
 fn device(dir: &Path) -> String {
     let Ok(meta) = fs::metadata(dir) else {
         return "unknown".to_owned();

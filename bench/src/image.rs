@@ -1,8 +1,8 @@
 //! The images that are measured, each in the state that its backend names.
 //!
-//! Raw files are written in full first: reads of holes would measure the host's memory, and writes to
-//! them its allocator. New images are made for each measurement. The image of the steady state is filled
-//! and overwritten once. All but the raw ones on disk go when the run ends.
+//! Raw files are written in full first: reads of holes would measure the host's memory, and writes
+//! to them its allocator. New images are made for each measurement. The image of the steady state
+//! is filled and overwritten once. All but the raw ones on disk go when the run ends.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -70,7 +70,8 @@ enum Command {
     Log(Box<log_image::LogArgs>),
     /// Measure qcow2 images beside qemu-storage-daemon.
     Qcow2(qcow2_image::Qcow2Args),
-    /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base itself.
+    /// Measure reads through an overlay that is empty, beside qemu-storage-daemon and the base
+    /// itself.
     Overlay(overlay::OverlayArgs),
     /// Two binaries of Flowstone beside each other: has a change made anything slower?
     Pair(pair::PairArgs),
@@ -86,7 +87,8 @@ enum Command {
     Cache(cache::CacheArgs),
     /// What the guest's file cache would save on a trace of file uses.
     Filecache(filecache::FilecacheArgs),
-    /// Reads that the cache answers, and that it does not, beside qemu-storage-daemon over the page cache.
+    /// Reads that the cache answers, and that it does not, beside qemu-storage-daemon over the page
+    /// cache.
     Cached(cached::CachedArgs),
     /// What it brings to keep journals out of caches.
     Pdc(pdc::PdcArgs),

@@ -1,9 +1,9 @@
-//! `flowstone-bench overlay`: reads through an overlay that has nothing of its own yet, as a new virtual
-//! machine reads the system image that it is based on.
+//! `flowstone-bench overlay`: reads through an overlay that has nothing of its own yet, as a new
+//! virtual machine reads the system image that it is based on.
 //!
-//! The base is a raw file in the page cache. Flowstone and qemu-storage-daemon serve the same overlay,
-//! and Flowstone serves the base itself as well: what is between the two is the price of the overlay.
-//! All take turns within a round.
+//! The base is a raw file in the page cache. Flowstone and qemu-storage-daemon serve the same
+//! overlay, and Flowstone serves the base itself as well: what is between the two is the price of
+//! the overlay. All take turns within a round.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

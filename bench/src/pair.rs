@@ -1,10 +1,10 @@
-//! `flowstone-bench pair`: two binaries of Flowstone beside each other, to see what a change has made
-//! slower.
+//! `flowstone-bench pair`: two binaries of Flowstone beside each other, to see what a change has
+//! made slower.
 //!
-//! Each has made images of its own and serves them; the one without a client sleeps. A round drives one
-//! after the other at every point, and the next round begins with the other one. What counts is the ratio
-//! within a round, since what the machine does meanwhile falls on both, and of these ratios the median,
-//! with the interval that holds the true one in 95 % of all runs.
+//! Each has made images of its own and serves them; the one without a client sleeps. A round drives
+//! one after the other at every point, and the next round begins with the other one. What counts is
+//! the ratio within a round, since what the machine does meanwhile falls on both, and of these
+//! ratios the median, with the interval that holds the true one in 95 % of all runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,8 +1,9 @@
 //! `flowstone-bench pdc`: what it brings to keep journals out of caches (PDC, S4).
 //!
-//! A guest's file system commits all the time and reads again what it has read before, and memory has room for a
-//! tenth of its data: our cache, or the host's page cache in a memory cgroup. The disk holds a real ext4, so
-//! that the journal is recognised; its blocks are written as jbd2 does, the rest of the load is drawn by Zipf's law.
+//! A guest's file system commits all the time and reads again what it has read before, and memory
+//! has room for a tenth of its data: our cache, or the host's page cache in a memory cgroup. The
+//! disk holds a real ext4, so that the journal is recognised; its blocks are written as jbd2 does,
+//! the rest of the load is drawn by Zipf's law.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

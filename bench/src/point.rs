@@ -25,7 +25,8 @@ pub enum Backend {
     NewQcow2,
     /// A log image without data: a burst, during which nothing is cleaned.
     NewLog,
-    /// A log image that is full and has been overwritten at random: writes and cleaning go on together.
+    /// A log image that is full and has been overwritten at random: writes and cleaning go on
+    /// together.
     SteadyLog,
 }
 

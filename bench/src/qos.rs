@@ -1,5 +1,5 @@
-//! `flowstone-bench qos`: how exactly limits hold, what a disk suffers from a neighbour that asks for all
-//! there is, and what limits cost where they limit nothing.
+//! `flowstone-bench qos`: how exactly limits hold, what a disk suffers from a neighbour that asks
+//! for all there is, and what limits cost where they limit nothing.
 //!
 //! What is compared takes turns within a round; what counts is the median of the rounds.
 

@@ -1,5 +1,5 @@
-//! Raw files whose every block has been written: reads of holes would measure the host's memory, and writes
-//! to them its allocator.
+//! Raw files whose every block has been written: reads of holes would measure the host's memory,
+//! and writes to them its allocator.
 
 use std::fs::File;
 use std::io::Write;
@@ -20,8 +20,8 @@ fn is_full(path: &Path, bytes: u64) -> bool {
     std::fs::metadata(path).is_ok_and(full)
 }
 
-/// Writes every block of a raw image, unless that has been done. None of it stays in the page cache, where
-/// direct writes would have to look for it.
+/// Writes every block of a raw image, unless that has been done. None of it stays in the page
+/// cache, where direct writes would have to look for it.
 pub fn fill(path: &Path, bytes: u64) -> Result<()> {
     if is_full(path, bytes) {
         return Ok(());

@@ -98,8 +98,8 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// The median of some values and its 95 % confidence interval, which the sign test gives: it asks nothing
-/// of how they are distributed.
+/// The median of some values and its 95 % confidence interval, which the sign test gives: it asks
+/// nothing of how they are distributed.
 pub fn interval(mut values: Vec<f64>) -> String {
     values.sort_by(f64::total_cmp);
     let middle = median(values.clone()).unwrap_or(f64::NAN);
@@ -112,8 +112,8 @@ pub fn interval(mut values: Vec<f64>) -> String {
     }
 }
 
-/// How many of `count` values the interval leaves out at each end: as many as lie below the true median
-/// in 97.5 % of all runs at least. Nothing if there are too few values for an interval.
+/// How many of `count` values the interval leaves out at each end: as many as lie below the true
+/// median in 97.5 % of all runs at least. Nothing if there are too few values for an interval.
 fn outside(count: usize) -> Option<usize> {
     let mut chance = 0.5_f64.powi(count as i32);
     let mut sum = chance;

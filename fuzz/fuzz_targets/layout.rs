@@ -1,4 +1,5 @@
-//! Disks that a guest has forged: whatever they hold, reading their layout ends, and takes what it may.
+//! Disks that a guest has forged: whatever they hold, reading their layout ends, and takes what it
+//! may.
 
 #![no_main]
 

@@ -1,9 +1,10 @@
 //! Work on the tree that is no part of the product.
 //!
 //! * `cargo xtask dist`: man pages and shell completions into `target/dist`.
-//! * `cargo xtask tidy`: what must stay true of the tree and no compiler checks; a test runs it too.
-//! * `cargo xtask mutants [NAME-PART…]`: runs the tests against each protocol mutant, and writes the
-//!   table in docs/testing.md if none was left out.
+//! * `cargo xtask tidy`: what must stay true of the tree and no compiler checks; a test runs it
+//!   too.
+//! * `cargo xtask mutants [NAME-PART…]`: runs the tests against each protocol mutant, and writes
+//!   the table in docs/testing.md if none was left out.
 
 mod config_page;
 mod dist;

@@ -1,6 +1,6 @@
-//! Block traces: CSV, plain or compressed with zstd, with a line `time,op,offset,length` for each request, in bytes.
-//! Reads (R), writes (W) and accesses of an unknown kind (A) count alike, for each block of 4 KiB that they touch.
-//! Flushes and the like are passed over.
+//! Block traces: CSV, plain or compressed with zstd, with a line `time,op,offset,length` for each
+//! request, in bytes. Reads (R), writes (W) and accesses of an unknown kind (A) count alike, for
+//! each block of 4 KiB that they touch. Flushes and the like are passed over.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -26,7 +26,8 @@ pub struct CompareArgs {
     /// Measured seconds per point, round and contender.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Seconds before that. A log image that is opened writes into fresh space at first, which costs the host more.
+    /// Seconds before that. A log image that is opened writes into fresh space at first, which
+    /// costs the host more.
     #[arg(long, default_value_t = 0.2)]
     ramp: f64,
     /// Seconds of rest between two measurements.
@@ -45,8 +46,8 @@ pub struct CompareArgs {
     run: RunArgs,
 }
 
-/// A log image has so many times the room of what is written to it: this is about writing, not about
-/// cleaning, which `steady` measures.
+/// A log image has so many times the room of what is written to it: this is about writing, not
+/// about cleaning, which `steady` measures.
 const ROOM: u64 = 4;
 /// The image that is put in order is this much smaller: that is done again in every round.
 const SETTLED_PART: u64 = 4;

@@ -1,8 +1,9 @@
 //! `flowstone-bench log`: log images beside raw ones.
 //!
-//! Without a subcommand it measures the points of `point`, round by round, contenders in turn, and says of
-//! each whether its target is met. `steady` writes to full disks for long and reports what cleaning costs,
-//! `open` how long it takes until a large image is served, `map` measures the map alone.
+//! Without a subcommand it measures the points of `point`, round by round, contenders in turn, and
+//! says of each whether its target is met. `steady` writes to full disks for long and reports what
+//! cleaning costs, `open` how long it takes until a large image is served, `map` measures the map
+//! alone.
 
 mod compare;
 mod contender;
@@ -36,8 +37,8 @@ pub struct LogArgs {
 
 #[derive(Debug, Subcommand)]
 enum Other {
-    /// Writes to full disks until cleaning is steady: write amplification, rate, latency. On a tmpfs,
-    /// amplification is that of any disk, and latency is not.
+    /// Writes to full disks until cleaning is steady: write amplification, rate, latency. On a
+    /// tmpfs, amplification is that of any disk, and latency is not.
     Steady(steady::SteadyArgs),
     /// Time until a daemon serves a large image, after a clean stop and after a kill.
     Open(open::OpenArgs),

@@ -1,5 +1,5 @@
-//! Options that all commands have which fill a table: what of it to measure, where, and what becomes of
-//! the figures.
+//! Options that all commands have which fill a table: what of it to measure, where, and what
+//! becomes of the figures.
 
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,8 @@
 //! How full a log image is, and what cleaning has to cost there.
 //!
-//! An image has more segments than disk and reserve, for checkpoints and headers: of small disks many. So the
-//! share of live blocks is asked of the image, and never taken from the option that it was made with.
+//! An image has more segments than disk and reserve, for checkpoints and headers: of small disks
+//! many. So the share of live blocks is asked of the image, and never taken from the option that it
+//! was made with.
 
 use std::path::Path;
 use std::process::Command;
@@ -44,8 +45,9 @@ pub fn reserve_for(
     Ok(best.1)
 }
 
-/// Write amplification of greedy cleaning under uniform writes, without headers and maps: 1 / (1 - v), where v is
-/// the share of live blocks in a segment that is cleaned, and (v - 1) / ln v that in the whole image.
+/// Write amplification of greedy cleaning under uniform writes, without headers and maps: 1 / (1 -
+/// v), where v is the share of live blocks in a segment that is cleaned, and (v - 1) / ln v that in
+/// the whole image.
 pub fn greedy(share: f64) -> f64 {
     let (mut low, mut high) = (1e-9_f64, 1.0 - 1e-9_f64);
     for _ in 0..100 {

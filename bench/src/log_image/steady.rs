@@ -1,8 +1,8 @@
 //! Steady state: full disks, overwritten at random until cleaning costs what it costs.
 //!
-//! Amplification is what the image has appended for each block of the guest, by what it was, as `stats`
-//! counts it. Latency is compared with that of the same load on an image with so much room that nothing is
-//! cleaned.
+//! Amplification is what the image has appended for each block of the guest, by what it was, as
+//! `stats` counts it. Latency is compared with that of the same load on an image with so much room
+//! that nothing is cleaned.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -75,11 +75,11 @@ pub(super) struct Case {
 /// How full the image is, by which its load is known, too.
 #[derive(Clone, Copy, Debug)]
 enum Fullness {
-    /// Uniform writes with this share of live blocks; the model is that of greedy cleaning at the share that
-    /// the image really has.
+    /// Uniform writes with this share of live blocks; the model is that of greedy cleaning at the
+    /// share that the image really has.
     Share(f64),
-    /// Zipf writes with this reserve, in percent, and the amplification of cost-benefit cleaning with perfect
-    /// lifetime classes.
+    /// Zipf writes with this reserve, in percent, and the amplification of cost-benefit cleaning
+    /// with perfect lifetime classes.
     Reserve { percent: u32, model: f64 },
 }
 

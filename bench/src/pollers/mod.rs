@@ -1,7 +1,8 @@
-//! `flowstone-bench pollers`: what it brings, and costs, that queues of several disks share threads.
+//! `flowstone-bench pollers`: what it brings, and costs, that queues of several disks share
+//! threads.
 //!
-//! Each part starts its servers once, drives one after the other in each round, and begins the next round
-//! with another one. One client thread drives all disks of a server.
+//! Each part starts its servers once, drives one after the other in each round, and begins the next
+//! round with another one. One client thread drives all disks of a server.
 
 mod budget;
 mod connected;
@@ -36,8 +37,8 @@ pub struct PollersArgs {
     /// Measured seconds for each server, point and round.
     #[arg(long, default_value_t = 0.5)]
     runtime: f64,
-    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget); may be given
-    /// several times.
+    /// Only parts whose name contains this (share, equal, forms, cost, connected, moves, budget);
+    /// may be given several times.
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
     /// Rewrite the tables between the markers `pollers-PART` of this file.

@@ -12,7 +12,8 @@ use super::server::{Disks, Server, TMPFS, Who};
 
 const DISKS: usize = 4;
 const BYTES: u64 = 64 << 20;
-/// Long enough for two moves: a look at the loads is a tenth of a second, and who moved stays for half of one.
+/// Long enough for two moves: a look at the loads is a tenth of a second, and who moved stays for
+/// half of one.
 const PHASE: Duration = Duration::from_millis(900);
 const PHASES_PER_ROUND: usize = 4;
 /// Pairs of disks that work hard, in turn; the others do little.

@@ -56,8 +56,8 @@ impl Environment {
         self.name.strip_prefix("loop-").unwrap_or("none")
     }
 
-    /// Makes it, below `dir`, with room for a raw and a log image of so many bytes. What an interrupted run
-    /// has left is removed first.
+    /// Makes it, below `dir`, with room for a raw and a log image of so many bytes. What an
+    /// interrupted run has left is removed first.
     pub fn set_up(&self, dir: &Path, image_bytes: u64) -> Result<Ground> {
         let mut ground = match self.kind {
             Kind::Here { file_system } => {

@@ -1,9 +1,9 @@
-//! `flowstone-bench writers`: eight writers at once, as the paper on reshaping writes measured it (8 threads,
-//! sequential and random, 4 KiB, QD64 each), on a raw and on a log image, on several file systems and
-//! schedulers of the host.
+//! `flowstone-bench writers`: eight writers at once, as the paper on reshaping writes measured it
+//! (8 threads, sequential and random, 4 KiB, QD64 each), on a raw and on a log image, on several
+//! file systems and schedulers of the host.
 //!
-//! Each environment is set up and taken down by the command itself. One that cannot be had is a row that
-//! says why.
+//! Each environment is set up and taken down by the command itself. One that cannot be had is a row
+//! that says why.
 
 mod environment;
 mod table;

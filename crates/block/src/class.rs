@@ -34,8 +34,8 @@ impl Class {
 pub struct IoPriority(pub u16);
 
 impl IoPriority {
-    /// The hint by which the guest module (`guest/kmod`) marks file-system metadata. Linux itself uses
-    /// 1 to 7 (duration limits of commands).
+    /// The hint by which the guest module (`guest/kmod`) marks file-system metadata. Linux itself
+    /// uses 1 to 7 (duration limits of commands).
     pub const METADATA_HINT: u16 = 0x60;
 
     const CLASS_SHIFT: u32 = 13;

@@ -111,7 +111,8 @@ impl Error {
         Self::new(ErrorKind::Busy, what, why, advice)
     }
 
-    /// The host refused or failed. Its error number may say more than that: then the kind does, too.
+    /// The host refused or failed. Its error number may say more than that: then the kind does,
+    /// too.
     pub fn host(
         what: impl Into<String>,
         why: impl Into<Box<dyn StdError + Send + Sync>>,

@@ -2,8 +2,8 @@
 
 use crate::SectorCount;
 
-/// The most zeroes that one request may ask for where a host has to write them: it waits for nothing, and cannot be stopped
-/// half-way.
+/// The most zeroes that one request may ask for where a host has to write them: it waits for
+/// nothing, and cannot be stopped half-way.
 pub const FILL_BYTES_MAX: u64 = 4 << 20;
 
 /// Size, block sizes and limits of a virtual disk, as the guest will see them.
@@ -21,8 +21,8 @@ pub struct Geometry {
     pub discards: bool,
     /// Whether writes are refused.
     pub readonly: bool,
-    /// Whether zeroes cost what writes do: the host has no call for them. The guest is offered short ranges then, and has
-    /// to write longer ones itself.
+    /// Whether zeroes cost what writes do: the host has no call for them. The guest is offered
+    /// short ranges then, and has to write longer ones itself.
     pub zeroes_are_written: bool,
 }
 

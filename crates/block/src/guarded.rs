@@ -1,12 +1,12 @@
 //! Shared memory that can be taken away while we use it, and what is done then.
 //!
 //! Another process may truncate what it has shared with us; a page that was never touched may find
-//! its file system full; hardware may lose a page. The kernel's answer to us is SIGBUS, whose default
-//! ends the process, and with it the disks of all guests. So memory of that kind is registered here.
-//! A fault inside of it puts a page of zeroes in the place of the lost one, so that the access goes
-//! on, and marks the memory broken for good. Its users look at the mark after they have touched the
-//! memory, and believe nothing that they have read there once it is set. Any other SIGBUS ends the
-//! process as before.
+//! its file system full; hardware may lose a page. The kernel's answer to us is SIGBUS, whose
+//! default ends the process, and with it the disks of all guests. So memory of that kind is
+//! registered here. A fault inside of it puts a page of zeroes in the place of the lost one, so
+//! that the access goes on, and marks the memory broken for good. Its users look at the mark after
+//! they have touched the memory, and believe nothing that they have read there once it is set. Any
+//! other SIGBUS ends the process as before.
 //!
 //! The handler runs in the middle of anything: it takes no lock and allocates nothing. It walks a
 //! list of entries that are never freed, only used again.
@@ -132,8 +132,8 @@ impl Entry {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Start, end and unit. Nothing while it is being changed, which it is not while somebody uses its
-    /// memory.
+    /// Start, end and unit. Nothing while it is being changed, which it is not while somebody uses
+    /// its memory.
     fn range(&self) -> Option<(usize, usize, usize)> {
         let before = self.version.load(Ordering::SeqCst);
         let range = (
@@ -147,8 +147,9 @@ impl Entry {
 
     /// Puts zeroes in the place of the page at `address`.
     fn replace(&self, address: usize, (start, end, unit): (usize, usize, usize)) -> bool {
-        // First: who reads the zeroes finds the mark. The count before the mark: a thread that finds
-        // the mark of another one goes on to zeroes of its own, and is to find the count, too.
+        // First: who reads the zeroes finds the mark. The count before the mark: a thread that
+        // finds the mark of another one goes on to zeroes of its own, and is to find the count,
+        // too.
         BROKEN.fetch_add(1, Ordering::SeqCst);
         if self.broken.swap(true, Ordering::SeqCst) {
             BROKEN.fetch_sub(1, Ordering::SeqCst);
@@ -185,8 +186,8 @@ extern "C" fn on_bus_error(signal: i32, info: *const libc::siginfo_t, _: *const 
             let range = entry.range().filter(|(from, to, _)| (*from..*to).contains(&address));
             range.is_some_and(|range| entry.replace(address, range))
         });
-    // SAFETY: as above; signal(2) and raise(3) may be called in a handler. The signal is delivered when
-    // this returns.
+    // SAFETY: as above; signal(2) and raise(3) may be called in a handler. The signal is delivered
+    // when this returns.
     unsafe {
         if !is_survived {
             libc::signal(signal, libc::SIG_DFL);

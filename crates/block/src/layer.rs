@@ -1,7 +1,7 @@
 //! The seam: a shared, immutable [`Layer`] makes one owned [`Channel`] for each queue.
 //!
-//! A layer wraps the one below it and forwards what it does not change, so any suffix of the
-//! stack is a disk of its own. Queues share nothing mutable through this seam, and nothing in it waits:
+//! A layer wraps the one below it and forwards what it does not change, so any suffix of the stack
+//! is a disk of its own. Queues share nothing mutable through this seam, and nothing in it waits:
 //! the thread sleeps once for all channels on it, in its [`Reactor`].
 
 use std::io;
@@ -45,8 +45,8 @@ pub trait Layer: Send + Sync {
 /// One queue's way into a layer. Every request submitted comes back from [`reap`](Self::reap)
 /// exactly once, in any order.
 ///
-/// Dropping a channel waits for what is in flight, and with it the whole thread and all disks that it serves; so
-/// a thread that serves several lets a channel [`retire`](Self::retire) first.
+/// Dropping a channel waits for what is in flight, and with it the whole thread and all disks that
+/// it serves; so a thread that serves several lets a channel [`retire`](Self::retire) first.
 pub trait Channel {
     /// Takes a request. This cannot fail: a refusal is a completion.
     fn submit(&mut self, request: Box<Request>);
@@ -62,12 +62,13 @@ pub trait Channel {
     /// been submitted.
     fn next_look(&mut self) -> NextLook;
 
-    /// Nothing is submitted or reaped any more. Takes back what is still on its way (what the channel does for itself,
-    /// or for other queues, and after a panic its owner's requests too), gives none of it to its owner, and starts
-    /// nothing of its own accord. Returns whether all is back: a drop waits for nothing then. Does not wait; called
-    /// again until it is so.
+    /// Nothing is submitted or reaped any more. Takes back what is still on its way (what the
+    /// channel does for itself, or for other queues, and after a panic its owner's requests too),
+    /// gives none of it to its owner, and starts nothing of its own accord. Returns whether all is
+    /// back: a drop waits for nothing then. Does not wait; called again until it is so.
     ///
-    /// A layer forwards it, when what is its own has come back. By default there is nothing to wait for.
+    /// A layer forwards it, when what is its own has come back. By default there is nothing to wait
+    /// for.
     fn retire(&mut self) -> bool {
         true
     }

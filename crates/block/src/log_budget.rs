@@ -44,8 +44,8 @@ impl LogBudget {
         Self { burst, left: burst, refilled: Instant::now(), unsaid: 0 }
     }
 
-    /// Asks for a line. `Some` allows it, and says how many were kept back since the last one, if any
-    /// were: as a field of the line that is left out if there is nothing to say.
+    /// Asks for a line. `Some` allows it, and says how many were kept back since the last one, if
+    /// any were: as a field of the line that is left out if there is nothing to say.
     pub fn spend(&mut self) -> Option<Option<NonZeroU64>> {
         self.spend_at(Instant::now())
     }

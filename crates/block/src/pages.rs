@@ -10,8 +10,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 /// Unit in which memory is taken and given back.
 const PAGE_BYTES: usize = 4096;
 
-/// Pages of our own, zero until they are written. Accessed by raw copies only, from any thread: what its
-/// owner promises about them, it has to keep by itself.
+/// Pages of our own, zero until they are written. Accessed by raw copies only, from any thread:
+/// what its owner promises about them, it has to keep by itself.
 pub struct Pages {
     start: *mut u8,
     bytes: usize,
@@ -37,8 +37,8 @@ impl Pages {
         self.bytes
     }
 
-    /// The address of the byte at `offset`, from which on at least `bytes` can be accessed while the pages
-    /// live.
+    /// The address of the byte at `offset`, from which on at least `bytes` can be accessed while
+    /// the pages live.
     ///
     /// # Panics
     /// If they are not all within.
@@ -49,13 +49,16 @@ impl Pages {
         unsafe { self.start.add(offset) }
     }
 
-    /// Each page is taken and given back by itself, even where the host would rather have large ones.
+    /// Each page is taken and given back by itself, even where the host would rather have large
+    /// ones.
     pub fn refuse_huge_pages(&self) {
-        // SAFETY: advice on our own mapping, which changes no content. A kernel without huge pages refuses it.
+        // SAFETY: advice on our own mapping, which changes no content. A kernel without huge pages
+        // refuses it.
         let _ = unsafe { madvise(self.start.cast(), self.bytes, Advice::LinuxNoHugepage) };
     }
 
-    /// Makes a range zero. What it took of the host's memory is given back where whole pages are zeroed.
+    /// Makes a range zero. What it took of the host's memory is given back where whole pages are
+    /// zeroed.
     pub fn zero(&self, range: Range<usize>) {
         let start = self.at(range.start, range.len()) as usize;
         let end = start + range.len();

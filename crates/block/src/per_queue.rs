@@ -24,8 +24,8 @@ impl<T: Default> PerQueue<T> {
     }
 }
 
-/// Adds to a counter that one thread at a time writes: a plain addition, without the price of an atomic
-/// one.
+/// Adds to a counter that one thread at a time writes: a plain addition, without the price of an
+/// atomic one.
 pub fn count(counter: &AtomicU64, more: u64) {
     counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
 }

@@ -134,8 +134,8 @@ impl Request {
         })
     }
 
-    /// Makes a used request a new one of the same submitter. Of its last use nothing is left but the
-    /// room of its memory list.
+    /// Makes a used request a new one of the same submitter. Of its last use nothing is left but
+    /// the room of its memory list.
     pub fn reset(&mut self) {
         // All fields by name: one that is added must be thought of here.
         let Self { op, memory, durable, class, priority, origin: _, tag: _, token } = self;

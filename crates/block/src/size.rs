@@ -6,8 +6,8 @@ const FRACTION_UNIT: u128 = 512;
 /// More decimals than a byte of 16 TiB needs; keeps the arithmetic below within 128 bits.
 const DECIMALS_MAX: usize = 15;
 
-/// Bytes from text such as `8G`, `64k`, `1.5T`, `10GiB`, `512 MiB` or plain `4096`; the message says
-/// what is accepted. A fraction that is no whole number of sectors is rounded up to one.
+/// Bytes from text such as `8G`, `64k`, `1.5T`, `10GiB`, `512 MiB` or plain `4096`; the message
+/// says what is accepted. A fraction that is no whole number of sectors is rounded up to one.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let number_end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(number_end);

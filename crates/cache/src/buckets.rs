@@ -1,8 +1,10 @@
-//! Numbers by hash, in buckets of one line of the CPU's caches: who looks for one waits for memory once.
+//! Numbers by hash, in buckets of one line of the CPU's caches: who looks for one waits for memory
+//! once.
 //!
-//! A bucket has twelve slots, each with a number and eight bits of its hash. What finds its bucket full goes on
-//! to the next one, and is counted by each bucket that it has passed: a bucket that none has passed is where a
-//! search ends. Buckets are filled to three quarters, so few have been passed.
+//! A bucket has twelve slots, each with a number and eight bits of its hash. What finds its bucket
+//! full goes on to the next one, and is counted by each bucket that it has passed: a bucket that
+//! none has passed is where a search ends. Buckets are filled to three quarters, so few have been
+//! passed.
 
 use std::hash::BuildHasher;
 
@@ -11,7 +13,8 @@ use foldhash::fast::RandomState;
 use crate::names::BlockId;
 use crate::prefetch::prefetch;
 
-/// Three words of tags, a byte for each slot, 0 where it is empty; how many have passed; the numbers.
+/// Three words of tags, a byte for each slot, 0 where it is empty; how many have passed; the
+/// numbers.
 type Bucket = [u32; WORDS];
 
 const WORDS: usize = 16;
@@ -48,7 +51,8 @@ impl Buckets {
         Self { words, start, count, len: 0, hasher: RandomState::default() }
     }
 
-    /// Where a block belongs, and its tag: of the low bits of its hash, which say little of the former.
+    /// Where a block belongs, and its tag: of the low bits of its hash, which say little of the
+    /// former.
     fn home(&self, block: BlockId) -> (usize, u8) {
         let hash = self.hasher.hash_one(block.0);
         let at = (u128::from(hash) * self.count as u128) >> u64::BITS;

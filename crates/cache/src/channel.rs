@@ -1,11 +1,12 @@
 //! One queue's way through the cache.
 //!
-//! Reads are looked up at the kick, all of a batch together ([`reads`]). A read whose blocks are all held is
-//! answered by copies. Any other read goes down as a whole: blocks that are to be held are read into frames and
-//! copied to the guest, the others go straight to its memory. A write goes down at once and completes when the disk has it; blocks
-//! that are to be held are copied out of the guest's memory once, into the frames that the disk writes from, so
-//! that the guest cannot make the two differ. Sequential reads are read ahead of, into memory that the policy
-//! hears of when a guest asks for it.
+//! Reads are looked up at the kick, all of a batch together ([`reads`]). A read whose blocks are
+//! all held is answered by copies. Any other read goes down as a whole: blocks that are to be held
+//! are read into frames and copied to the guest, the others go straight to its memory. A write goes
+//! down at once and completes when the disk has it; blocks that are to be held are copied out of
+//! the guest's memory once, into the frames that the disk writes from, so that the guest cannot
+//! make the two differ. Sequential reads are read ahead of, into memory that the policy hears of
+//! when a guest asks for it.
 
 mod ahead;
 mod below;
@@ -109,7 +110,8 @@ impl CachedChannel {
         self.send(request, extent, lists, Purpose::Change(blocks));
     }
 
-    /// A change after which nothing of its range is held: discards, zeroes, journals, very large writes.
+    /// A change after which nothing of its range is held: discards, zeroes, journals, very large
+    /// writes.
     fn change(&mut self, request: Box<Request>, extent: Extent) {
         let blocks = self.disk.blocks(extent);
         if blocks.is_empty() {
@@ -182,8 +184,8 @@ impl Channel for CachedChannel {
 }
 
 impl Drop for CachedChannel {
-    /// Waits for what is on its way, which is what is read ahead, since no guest waits for that: its frames
-    /// are to be given back.
+    /// Waits for what is on its way, which is what is read ahead, since no guest waits for that:
+    /// its frames are to be given back.
     fn drop(&mut self) {
         let mut done = Vec::new();
         while !self.in_flight.is_empty() {

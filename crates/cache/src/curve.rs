@@ -1,11 +1,11 @@
 //! The miss-ratio curve: how many hits a cache of each size would have.
 //!
-//! The curve is LRU's, found from a sample of the blocks, chosen by a hash of their number (Waldspurger et al.,
-//! "Efficient MRC construction with SHARDS", FAST 2015): between two uses of a block, so many others of the
-//! sample were used; that many, times the factor by which the sample is smaller, is the size of cache that
-//! would have had a hit. Older uses count less. A few blocks that are used all the time may be in the sample or
-//! not: what it has more or less of accesses than its part of all is taken for hits of the smallest size
-//! (SHARDS-adj).
+//! The curve is LRU's, found from a sample of the blocks, chosen by a hash of their number
+//! (Waldspurger et al., "Efficient MRC construction with SHARDS", FAST 2015): between two uses of a
+//! block, so many others of the sample were used; that many, times the factor by which the sample
+//! is smaller, is the size of cache that would have had a hit. Older uses count less. A few blocks
+//! that are used all the time may be in the sample or not: what it has more or less of accesses
+//! than its part of all is taken for hits of the smallest size (SHARDS-adj).
 
 use std::collections::HashMap;
 
@@ -30,7 +30,8 @@ pub struct Curve {
     sampled_of: u64,
     /// Where in `uses` each block was used last.
     last_use: HashMap<BlockId, usize>,
-    /// Whether a use is the last one of its block, as a Fenwick tree: sums of any prefix in few steps.
+    /// Whether a use is the last one of its block, as a Fenwick tree: sums of any prefix in few
+    /// steps.
     uses: Vec<u32>,
     next: usize,
     /// By what part of the largest size would have had them.
@@ -152,7 +153,8 @@ impl Curve {
         self.accesses / self.sampled_of as f64
     }
 
-    /// The smallest cache that would have had at least this part of the hits of one of so many blocks.
+    /// The smallest cache that would have had at least this part of the hits of one of so many
+    /// blocks.
     pub fn enough(&self, part: f64, blocks: usize) -> usize {
         let wanted = self.hit_ratio(blocks) * part * self.expected();
         let mut hits = self.expected() - self.sampled;
@@ -245,7 +247,8 @@ mod tests {
         assert!(bytes < 40_000, "{bytes} bytes each");
     }
 
-    /// It was forgotten as fast as it was learnt, so a cache that had become smaller did not grow again.
+    /// It was forgotten as fast as it was learnt, so a cache that had become smaller did not grow
+    /// again.
     #[test]
     fn the_curve_of_a_cache_of_4_gib_is_known_at_2000_accesses_a_second() {
         let mut curve = Curve::new(2 << 20, 1);

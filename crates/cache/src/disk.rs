@@ -25,7 +25,8 @@ const BLOCKS_MAX: u64 = 256;
 const PIECES_MAX: u64 = 1024;
 
 impl CachedDisk {
-    /// One of its blocks; a number too large is that of the last one that can be held, which none is.
+    /// One of its blocks; a number too large is that of the last one that can be held, which none
+    /// is.
     pub(crate) fn block(&self, number: u64) -> BlockId {
         BlockId::of_disk(self.number, number.min(BlockId::NUMBER_MAX))
     }
@@ -36,8 +37,8 @@ impl CachedDisk {
         self.block(numbers.start)..self.block(numbers.end)
     }
 
-    /// Whether the cache may hold what this request of a queue carries. The daemon's own, which nobody counts,
-    /// say nothing of what its guest will read.
+    /// Whether the cache may hold what this request of a queue carries. The daemon's own, which
+    /// nobody counts, say nothing of what its guest will read.
     pub(crate) fn may_hold(
         &self,
         request: &Request,

@@ -1,5 +1,5 @@
-//! Blocks in queues: a table that finds a block, and links that order them. An entry of 20 bytes and its
-//! place in the table, 8 bytes, are all that a policy needs per block.
+//! Blocks in queues: a table that finds a block, and links that order them. An entry of 20 bytes
+//! and its place in the table, 8 bytes, are all that a policy needs per block.
 
 use crate::buckets::Buckets;
 use crate::names::{BlockId, Place};
@@ -156,8 +156,8 @@ impl Entries {
         self.entries[place.0 as usize].after = std::mem::replace(&mut self.free, place.0);
     }
 
-    /// What leaves is mostly at the back of a queue, and what is before it follows: brings that one's place in the
-    /// table near, and the entry before it.
+    /// What leaves is mostly at the back of a queue, and what is before it follows: brings that
+    /// one's place in the table near, and the entry before it.
     fn prefetch_before(&self, id: u32) {
         let before = self.entries[id as usize].before;
         if let Some(next) = self.entries.get(before as usize) {

@@ -1,10 +1,11 @@
-//! The memory that blocks are kept in: frames of 4 KiB, each free, being filled by one queue, or kept and
-//! read by any number of them.
+//! The memory that blocks are kept in: frames of 4 KiB, each free, being filled by one queue, or
+//! kept and read by any number of them.
 //!
-//! What a frame is used for is decided under the lock of the [`Table`](crate::table::Table), which alone
-//! takes frames and gives them back. Copies are made without that lock: memory of a guest may take its
-//! time to be there (after a migration, say), and no other guest waits for it. So who reads pins the frame
-//! first, under the lock, and a frame is given to another use only when nobody pins it.
+//! What a frame is used for is decided under the lock of the [`Table`](crate::table::Table), which
+//! alone takes frames and gives them back. Copies are made without that lock: memory of a guest may
+//! take its time to be there (after a migration, say), and no other guest waits for it. So who
+//! reads pins the frame first, under the lock, and a frame is given to another use only when nobody
+//! pins it.
 
 use std::io;
 use std::slice;
@@ -131,7 +132,8 @@ pub struct FreeFrames {
     limit: u32,
 }
 
-/// Frames that are looked at for one that nobody reads any more, before one without memory is taken.
+/// Frames that are looked at for one that nobody reads any more, before one without memory is
+/// taken.
 const LOOKED_AT: usize = 4;
 
 impl FreeFrames {

@@ -17,8 +17,8 @@ pub struct Cached {
 }
 
 impl Cached {
-    /// Reads of `base`, the disk `number` of the daemon, are answered from `cache` where it can. Journals
-    /// pass by unless `holds_journals`.
+    /// Reads of `base`, the disk `number` of the daemon, are answered from `cache` where it can.
+    /// Journals pass by unless `holds_journals`.
     pub fn new(base: Arc<dyn Layer>, cache: Arc<Cache>, number: u32, holds_journals: bool) -> Self {
         let disk = CachedDisk { cache, number, holds_journals, counters: Counters::default() };
         Self { base, disk: Arc::new(disk) }

@@ -1,8 +1,9 @@
-//! A cache of blocks of 4 KiB that all disks of a daemon share: a layer, write-through, and the policies that
-//! decide which blocks are kept. docs/cache.md has their sources and what they reach on traces.
+//! A cache of blocks of 4 KiB that all disks of a daemon share: a layer, write-through, and the
+//! policies that decide which blocks are kept. docs/cache.md has their sources and what they reach
+//! on traces.
 //!
-//! [`Policy`] knows numbers of blocks only; `table` what is held where; `frames` the memory; `channel` what
-//! becomes of a request.
+//! [`Policy`] knows numbers of blocks only; `table` what is held where; `frames` the memory;
+//! `channel` what becomes of a request.
 
 mod buckets;
 mod channel;

@@ -20,7 +20,8 @@ impl BlockId {
     /// A block of the disk with this number.
     ///
     /// # Panics
-    /// If the number is greater than [`NUMBER_MAX`](Self::NUMBER_MAX), or that of the disk than 2^24.
+    /// If the number is greater than [`NUMBER_MAX`](Self::NUMBER_MAX), or that of the disk than
+    /// 2^24.
     pub const fn of_disk(disk: u32, number: u64) -> Self {
         assert!(number <= Self::NUMBER_MAX && disk < 1 << (u64::BITS - Self::NUMBER_BITS));
         Self((disk as u64) << Self::NUMBER_BITS | number)
@@ -37,8 +38,8 @@ impl BlockId {
     }
 }
 
-/// Where a policy keeps what it remembers of a block. It stays the same while the block is kept, and is below
-/// [`Policy::places`](crate::Policy::places): a cache finds the block's data by it.
+/// Where a policy keeps what it remembers of a block. It stays the same while the block is kept,
+/// and is below [`Policy::places`](crate::Policy::places): a cache finds the block's data by it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place(pub u32);
 
@@ -47,8 +48,8 @@ pub fn numbers(extent: Extent) -> Range<u64> {
     extent.start().get() / BLOCK_SECTORS..extent.end().get().div_ceil(BLOCK_SECTORS)
 }
 
-/// Spreads numbers of blocks that follow each other, to choose samples (the multiplier is 2^64 / the golden
-/// ratio). Who does not know the key does not know the sample.
+/// Spreads numbers of blocks that follow each other, to choose samples (the multiplier is 2^64 /
+/// the golden ratio). Who does not know the key does not know the sample.
 pub const fn spread(block: BlockId, key: u64) -> u64 {
     (block.0 ^ key).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40
 }

@@ -40,8 +40,8 @@ pub enum Outcome {
 
 /// Decides which blocks are kept.
 pub trait Policy: Send {
-    /// A block is read or written. What is given up for it is appended to `evicted`; while more is kept than
-    /// may be (after [`resize`](Self::resize)), a few blocks at a time.
+    /// A block is read or written. What is given up for it is appended to `evicted`; while more is
+    /// kept than may be (after [`resize`](Self::resize)), a few blocks at a time.
     fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome;
 
     /// Where a block is kept, if it is.
@@ -50,14 +50,17 @@ pub trait Policy: Send {
     /// A block will be asked for: brings near what [`guess`](Self::guess) looks at.
     fn prefetch(&self, block: BlockId);
 
-    /// A block will be asked for: brings near what is remembered of it. Returns where that is, most probably.
+    /// A block will be asked for: brings near what is remembered of it. Returns where that is, most
+    /// probably.
     fn guess(&self, block: BlockId) -> Option<Place>;
 
-    /// A block is not to be kept any more, nor remembered: its content is gone. Returns where it was kept.
+    /// A block is not to be kept any more, nor remembered: its content is gone. Returns where it
+    /// was kept.
     fn forget(&mut self, block: BlockId) -> Option<Place>;
 
-    /// Keeps at most so many blocks from now on, not more than it was made for. Gives up to `evictions_max`
-    /// of them up for that now; the others go with the next calls of this, and with accesses.
+    /// Keeps at most so many blocks from now on, not more than it was made for. Gives up to
+    /// `evictions_max` of them up for that now; the others go with the next calls of this, and with
+    /// accesses.
     fn resize(&mut self, capacity: usize, evictions_max: usize, evicted: &mut Vec<Kept>);
 
     /// These are the VMs from now on. Policies that weigh none of them do nothing.
@@ -126,8 +129,8 @@ impl PolicyKind {
         }
     }
 
-    /// A policy that keeps so many blocks; `threshold` is MultiCache's. `key` decides which blocks the default one
-    /// takes for a sample: no guest is to know that.
+    /// A policy that keeps so many blocks; `threshold` is MultiCache's. `key` decides which blocks
+    /// the default one takes for a sample: no guest is to know that.
     pub fn build(self, capacity: usize, threshold: f64, key: u64) -> Box<dyn Policy> {
         match self {
             Self::MultiCache => Box::new(MultiCache::new(capacity, threshold, Scale::Literal)),

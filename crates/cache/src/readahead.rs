@@ -1,10 +1,10 @@
-//! Which blocks to read before they are asked for: sequential streams of one queue, and whether reading ahead
-//! of them has paid.
+//! Which blocks to read before they are asked for: sequential streams of one queue, and whether
+//! reading ahead of them has paid.
 //!
-//! Pure: it sees the reads of a guest, and says what to read next. A window of 128 KiB follows the second
-//! read of a stream and doubles with each refill, up to 1 MiB; it is refilled when half of it has been used.
-//! What a stream leaves unused when it ends is a loss. While losses outweigh what was used, streams have to be
-//! longer before anything is read ahead of them.
+//! Pure: it sees the reads of a guest, and says what to read next. A window of 128 KiB follows the
+//! second read of a stream and doubles with each refill, up to 1 MiB; it is refilled when half of
+//! it has been used. What a stream leaves unused when it ends is a loss. While losses outweigh what
+//! was used, streams have to be longer before anything is read ahead of them.
 
 use std::ops::Range;
 
@@ -18,7 +18,8 @@ const WINDOW_MAX: u64 = 256;
 /// Reads in a row that make a stream, and that make one while reading ahead does not pay.
 const READS_MIN: u32 = 2;
 const READS_MIN_IN_DEBT: u32 = 32;
-/// The balance is bounded, so that the past is forgotten; below the debt, reading ahead does not pay.
+/// The balance is bounded, so that the past is forgotten; below the debt, reading ahead does not
+/// pay.
 const BALANCE_MAX: i64 = 4096;
 const DEBT: i64 = -1024;
 
@@ -45,8 +46,8 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// A guest reads these sectors of a disk of `disk_blocks`. Returns the blocks that are to be read ahead,
-    /// if any: at most `window_max` ahead of it.
+    /// A guest reads these sectors of a disk of `disk_blocks`. Returns the blocks that are to be
+    /// read ahead, if any: at most `window_max` ahead of it.
     pub fn read(
         &mut self,
         sectors: Range<u64>,
@@ -153,7 +154,8 @@ mod tests {
         assert!(refills.iter().all(|count| *count > 3), "{refills:?}");
     }
 
-    /// Reads of two blocks here and two there: reading ahead would read 128 KiB each time for nothing.
+    /// Reads of two blocks here and two there: reading ahead would read 128 KiB each time for
+    /// nothing.
     #[test]
     fn what_does_not_pay_stops_and_begins_again_when_it_does() {
         let mut streams = streams();

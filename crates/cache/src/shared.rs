@@ -14,8 +14,8 @@ use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
 
-/// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and at least
-/// so many.
+/// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and
+/// at least so many.
 const SPARE_OF: usize = 64;
 const SPARE_MIN: usize = 16;
 /// Frames for blocks that are read ahead, likewise.
@@ -46,12 +46,12 @@ fn target_of(frames: usize) -> Target {
 impl Cache {
     /// The least that one can have, in bytes.
     pub const BYTES_MIN: u64 = 1 << 20;
-    /// The most: places and frames are numbered by 32 bits, and there are several places for a frame (the
-    /// counts of MultiCache are cut short).
+    /// The most: places and frames are numbered by 32 bits, and there are several places for a
+    /// frame (the counts of MultiCache are cut short).
     pub const BYTES_MAX: u64 = 1 << 42;
 
-    /// Takes `bytes` at most, at least [`BYTES_MIN`](Self::BYTES_MIN), as blocks come; what is known of them
-    /// takes about 2 % more.
+    /// Takes `bytes` at most, at least [`BYTES_MIN`](Self::BYTES_MIN), as blocks come; what is
+    /// known of them takes about 2 % more.
     pub fn new(bytes: u64, kind: PolicyKind) -> io::Result<Self> {
         let bytes = bytes.clamp(Self::BYTES_MIN, Self::BYTES_MAX);
         let frames = usize::try_from(bytes).map_err(io::Error::other)? / BLOCK_BYTES;
@@ -94,9 +94,10 @@ impl Cache {
         (self.table().resident() * BLOCK_BYTES) as u64
     }
 
-    /// Takes at most `bytes` for data from now on, at least [`BYTES_MIN`](Self::BYTES_MIN) and at most what it
-    /// was made for. If that is not more than before, the host has the rest back when this returns, but for
-    /// blocks that are on their way just then: those are for the next call. One thread at a time calls this.
+    /// Takes at most `bytes` for data from now on, at least [`BYTES_MIN`](Self::BYTES_MIN) and at
+    /// most what it was made for. If that is not more than before, the host has the rest back when
+    /// this returns, but for blocks that are on their way just then: those are for the next call.
+    /// One thread at a time calls this.
     pub fn set_target(&self, bytes: u64) {
         let frames =
             usize::try_from(bytes.max(Self::BYTES_MIN)).unwrap_or(usize::MAX) / BLOCK_BYTES;
@@ -122,16 +123,17 @@ impl Cache {
         self.table().ghosts()
     }
 
-    /// The part of the accesses of late that a cache of so many bytes, up to twice the largest size, would have
-    /// answered by keeping what was used last; nothing while there were too few.
+    /// The part of the accesses of late that a cache of so many bytes, up to twice the largest
+    /// size, would have answered by keeping what was used last; nothing while there were too few.
     pub fn hit_ratio_of(&self, bytes: u64) -> Option<f64> {
         let blocks = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let table = self.table();
         table.curve.is_known().then(|| table.curve.hit_ratio(blocks))
     }
 
-    /// The same if each VM counts by its weight, for what the default policy would keep of each: nothing is said by how
-    /// often a VM accesses the cache. Policies that weigh no VMs count accesses.
+    /// The same if each VM counts by its weight, for what the default policy would keep of each:
+    /// nothing is said by how often a VM accesses the cache. Policies that weigh no VMs count
+    /// accesses.
     pub fn weighed_hit_ratio_of(&self, bytes: u64) -> Option<f64> {
         let frames = usize::try_from(bytes).unwrap_or(usize::MAX) / BLOCK_BYTES;
         let blocks = target_of(frames.min(self.frames_max)).blocks;

@@ -2,12 +2,13 @@
 //!
 //! Three things keep what is held the same as what is on the disk:
 //!
-//! * A change drops what is held of its blocks before it goes down, and what it writes is held only when it
-//!   has succeeded.
-//! * A block is filled (by a read, or by what a write carried) only if no other change of it was on its way
-//!   when the fill began, and none has begun since: each change raises a version, which a fill remembers.
-//! * Versions are kept for 4,096 groups of blocks of each disk. Two blocks of a group spoil each other's fills, and
-//!   nothing else.
+//! * A change drops what is held of its blocks before it goes down, and what it writes is held only
+//!   when it has succeeded.
+//! * A block is filled (by a read, or by what a write carried) only if no other change of it was on
+//!   its way when the fill began, and none has begun since: each change raises a version, which a
+//!   fill remembers.
+//! * Versions are kept for 4,096 groups of blocks of each disk. Two blocks of a group spoil each
+//!   other's fills, and nothing else.
 
 mod ahead;
 mod forgetting;
@@ -31,7 +32,8 @@ use crate::policy::{Kept, Outcome, Policy};
 use crate::prefetch::prefetch;
 use crate::vms::Vms;
 
-/// Groups of a disk's blocks that share a version. No request of fewer blocks meets itself in a group.
+/// Groups of a disk's blocks that share a version. No request of fewer blocks meets itself in a
+/// group.
 const GROUPS: u64 = 4096;
 /// Blocks that are prefetched at once: what the CPU's first cache has room for.
 pub const PREFETCHED_MAX: usize = 32;
@@ -79,8 +81,8 @@ pub struct DiskUse {
     pub blocks: u64,
     /// Blocks that the policy gave up for others.
     pub evictions: u64,
-    /// Blocks that were read ahead, those of them that a guest has read since, and those that were given up
-    /// before.
+    /// Blocks that were read ahead, those of them that a guest has read since, and those that were
+    /// given up before.
     pub prefetched: u64,
     /// See above.
     pub prefetch_used: u64,
@@ -242,8 +244,7 @@ impl Table {
         Some(Fill { block, frame, version })
     }
 
-    /// Blocks are about to be read: asks for the memory that finding them takes, step by step for all of them,
-    /// so that the waits for it are one.
+    /// Prefetches what finding these blocks takes, so that the waits for memory are one.
     pub fn prefetch(&self, memory: &Memory, blocks: impl Iterator<Item = BlockId> + Clone) {
         blocks.clone().for_each(|block| self.policy.prefetch(block));
         let mut guesses = [Place(u32::MAX); PREFETCHED_MAX];
@@ -303,8 +304,8 @@ impl Table {
         self.begin_fill(memory, block).map_or(Found::Busy, Found::Fill)
     }
 
-    /// A block is about to be written: all of it or, if not `is_whole`, a part. What is held of it is
-    /// dropped. What is found is never held, and a fill is what the block is written from.
+    /// A block is about to be written: all of it or, if not `is_whole`, a part. What is held of it
+    /// is dropped. What is found is never held, and a fill is what the block is written from.
     pub fn begin_write(&mut self, memory: &Memory, block: BlockId, is_whole: bool) -> Found {
         let changes = self.changes(block);
         changes.version = changes.version.wrapping_add(1);
@@ -348,8 +349,8 @@ impl Table {
         }
     }
 
-    /// Drops and forgets what is held of a range, some regions at a time: returns where to go on, so that
-    /// others may have the lock in between. A change of the range has begun.
+    /// Drops and forgets what is held of a range, some regions at a time: returns where to go on,
+    /// so that others may have the lock in between. A change of the range has begun.
     pub fn forget_some(&mut self, memory: &Memory, blocks: Range<BlockId>) -> Option<BlockId> {
         let (first, _) = region_of(blocks.start);
         let (last, _) = region_of(BlockId(blocks.end.0 - 1));
@@ -375,8 +376,8 @@ impl Table {
         Some(BlockId(next * REGION_BLOCKS))
     }
 
-    /// A fill has ended: the block is held from now on if what was read or written is still what the disk
-    /// holds. Returns whether it is.
+    /// A fill has ended: the block is held from now on if what was read or written is still what
+    /// the disk holds. Returns whether it is.
     pub fn end_fill(&mut self, memory: &Memory, fill: Fill, succeeded: bool) -> bool {
         let Fill { block, frame, version } = fill;
         let succeeded = succeeded || mutant("cache.fill.holds-what-failed");

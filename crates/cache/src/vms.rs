@@ -49,8 +49,8 @@ pub struct Vms {
 }
 
 impl Vms {
-    /// VMs of these sizes, numbered as they come, and disks with the numbers of their VMs. More than 65,535
-    /// VMs are not told apart.
+    /// VMs of these sizes, numbered as they come, and disks with the numbers of their VMs. More
+    /// than 65,535 VMs are not told apart.
     pub fn new(sizes: &[VmSize], disks: impl IntoIterator<Item = (u32, usize)>) -> Self {
         let sizes = &sizes[..sizes.len().min(NOBODY.into())];
         let cpus: f64 = sizes.iter().map(|size| f64::from(size.cpus.max(1))).sum();
@@ -108,13 +108,14 @@ impl Vms {
         self.of_disk(block.disk() as usize)
     }
 
-    /// The share of the VM that a block belongs to; that of one like the others, if it is not known.
+    /// The share of the VM that a block belongs to; that of one like the others, if it is not
+    /// known.
     pub fn share_of(&self, block: BlockId) -> VmShare {
         self.of(block).map_or_else(|| VmShare::mean(self.len()), |vm| self.shares[vm])
     }
 
-    /// What part of the cache is to be a VM's, whatever the others do: the product of its shares, which the
-    /// rule of MultiCache takes, of those of all.
+    /// What part of the cache is to be a VM's, whatever the others do: the product of its shares,
+    /// which the rule of MultiCache takes, of those of all.
     pub fn weight(&self, vm: usize) -> f64 {
         self.weights[vm]
     }

@@ -1,10 +1,10 @@
 //! ext2, ext3 and ext4 ("ext4" below), from the superblock down to the journal.
 //!
-//! Source: Linux, Documentation/filesystems/ext4 (super, group_descr, inodes, ifork, journal), and what
-//! mke2fs and dumpe2fs say of the same image, which the tests compare. Only what never moves while the file
-//! system is in use counts: superblocks, group descriptors and the room kept for more of them, bitmaps,
-//! inode tables, the journal, the orphan file. Directories and extent blocks lie anywhere and change with
-//! the files: they stay data.
+//! Source: Linux, Documentation/filesystems/ext4 (super, group_descr, inodes, ifork, journal), and
+//! what mke2fs and dumpe2fs say of the same image, which the tests compare. Only what never moves
+//! while the file system is in use counts: superblocks, group descriptors and the room kept for
+//! more of them, bitmaps, inode tables, the journal, the orphan file. Directories and extent blocks
+//! lie anywhere and change with the files: they stay data.
 
 mod groups;
 mod inode;
@@ -34,8 +34,8 @@ pub fn read(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Builde
         return Some(());
     }
     marks.layout.found(superblock.kind(), &volume, depth, &superblock.label);
-    // What follows may be half written, or wrong: what can be read of it counts. The journal comes first,
-    // before the descriptors of a huge file system have used up what may be read.
+    // What follows may be half written, or wrong: what can be read of it counts. The journal comes
+    // first, before the descriptors of a huge file system have used up what may be read.
     let groups = Groups { superblock: &superblock, volume: &volume };
     for (inode, class) in superblock.files_that_never_move() {
         if let Some(map) = groups.find_inode(scan, inode) {

@@ -1,5 +1,5 @@
-//! The layer: gives every read and write its class on the way down, and notices writes on the way up that
-//! change the layout.
+//! The layer: gives every read and write its class on the way down, and notices writes on the way
+//! up that change the layout.
 
 use std::io;
 use std::sync::Arc;
@@ -152,7 +152,8 @@ impl Channel for ClassifyChannel {
     fn reap(&mut self, done: &mut Vec<Completion>) {
         let before = done.len();
         self.base.reap(done);
-        // This queue may have been idle since the layout was read, and is to let go of the one before.
+        // This queue may have been idle since the layout was read, and is to let go of the one
+        // before.
         self.layout.look(&self.disk.layout);
         if done.len() == before {
             return;

@@ -1,5 +1,5 @@
-//! What is known of a disk from the structures on it: which sectors are journal, which are metadata that
-//! never moves, where recognised file systems lie, and which writes may change all this.
+//! What is known of a disk from the structures on it: which sectors are journal, which are metadata
+//! that never moves, where recognised file systems lie, and which writes may change all this.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use flowstone_block::{Class, Extent, SECTOR_BYTES, mutant};
 
 use crate::volume::Volume;
 
-/// The most regions that a layout has, 24 bytes each. A file system of 16 TiB with flex_bg has about
-/// 8,000.
+/// The most regions that a layout has, 24 bytes each. A file system of 16 TiB with flex_bg has
+/// about 8,000.
 const REGIONS_MAX: usize = 64 << 10;
 /// The most ranges of which a completed write makes the layout be read again.
 const DEFINERS_MAX: usize = 1024;
@@ -18,8 +18,8 @@ const FOUND_MAX: usize = 256;
 const LABEL_CHARS_MAX: usize = 128;
 /// The most logical volumes of a disk.
 const VOLUMES_MAX: usize = 256;
-/// The most steps that making a layout takes: a group that is looked at, or a piece of a volume in which a
-/// range lies. 64 TiB of ext4 take 2 million.
+/// The most steps that making a layout takes: a group that is looked at, or a piece of a volume in
+/// which a range lies. 64 TiB of ext4 take 2 million.
 const STEPS_MAX: u64 = 4 << 20;
 /// What lies at the beginning of a volume tells what it is: boot sector, labels and superblocks.
 const BEGINNING_BYTES: u64 = 8192;
@@ -160,7 +160,8 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Asks for some more steps. Returns `false` when there have been too many: the reader is to stop.
+    /// Asks for some more steps. Returns `false` when there have been too many: the reader is to
+    /// stop.
     pub fn step(&mut self, steps: u64) -> bool {
         self.steps = self.steps.saturating_add(steps);
         self.truncated |= self.steps > STEPS_MAX;
@@ -261,8 +262,8 @@ impl Builder {
             last.end = region.end;
             return;
         }
-        // Journals matter most, and are few in a sound file system. Regions are merged when as many have
-        // come as there may be, so merging costs little for each of them.
+        // Journals matter most, and are few in a sound file system. Regions are merged when as many
+        // have come as there may be, so merging costs little for each of them.
         let (most, is_full) = match region.class {
             Class::Journal if !mutant("classify.layout.metadata-crowds-journals-out") => {
                 (3 * REGIONS_MAX, &mut self.is_full_of_journals)

@@ -1,9 +1,9 @@
 //! Tells what a request of a guest carries: a file system's journal, its metadata, or data.
 //!
-//! A wrong class costs speed, never data: what a guest wrote decides nothing else. Rules in order of trust
-//! ([`judge`]): the structures on the disk ([`recognise`]), the guest's hint on the request, the way in
-//! which the guest writes (`pattern`). [`Classify`] is the layer that asks them; all else here is pure
-//! and reads a disk through [`ReadBytes`].
+//! A wrong class costs speed, never data: what a guest wrote decides nothing else. Rules in order
+//! of trust ([`judge`]): the structures on the disk ([`recognise`]), the guest's hint on the
+//! request, the way in which the guest writes (`pattern`). [`Classify`] is the layer that asks
+//! them; all else here is pure and reads a disk through [`ReadBytes`].
 
 mod counters;
 mod ext4;

@@ -1,9 +1,9 @@
 //! LVM2: logical volumes of which the extents lie one after the other on this disk ("linear").
 //!
-//! Source: LVM2, lib/format_text/layout.h and what `vgcfgbackup` writes. A physical volume has a label, a
-//! header that says where its metadata area is, and in there the text of the whole volume group. Other kinds
-//! of volumes (striped over several disks, mirrors, thin, cached) cannot be mapped from here: what lies on
-//! them stays data.
+//! Source: LVM2, lib/format_text/layout.h and what `vgcfgbackup` writes. A physical volume has a
+//! label, a header that says where its metadata area is, and in there the text of the whole volume
+//! group. Other kinds of volumes (striped over several disks, mirrors, thin, cached) cannot be
+//! mapped from here: what lies on them stays data.
 
 mod text;
 
@@ -21,7 +21,8 @@ const UUID_BYTES: usize = 32;
 /// Magic and version follow the checksum of a metadata area's header.
 const AREA_MAGIC: &[u8] = b"\x20LVM2\x20x[5A%r0N*>";
 const AREA_HEADER_BYTES: u64 = 512;
-/// The area is none of its group's any more (`pvchange --metadataignore y`): its text is an old one.
+/// The area is none of its group's any more (`pvchange --metadataignore y`): its text is an old
+/// one.
 const AREA_IGNORED: u32 = 1;
 /// The text goes on behind the header when it comes to the end of its area.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
@@ -42,8 +43,8 @@ struct PhysicalVolume {
     area_bytes: u64,
 }
 
-/// The logical volumes on `disk`, a disk or a partition; `None` if it is no physical volume. What defines
-/// them goes into `layout`.
+/// The logical volumes on `disk`, a disk or a partition; `None` if it is no physical volume. What
+/// defines them goes into `layout`.
 pub fn read(
     disk: &Volume,
     scan: &mut Scan<'_>,
@@ -67,7 +68,8 @@ fn label(disk: &Volume, scan: &mut Scan<'_>, at: u64) -> Option<PhysicalVolume> 
     }
     let header = sector.get(le32(&sector, 20) as usize..)?;
     let uuid = header.get(..UUID_BYTES)?.try_into().ok()?;
-    // Device size, then data areas and metadata areas: two lists of (offset, size), ended by zeroes.
+    // Device size, then data areas and metadata areas: two lists of (offset, size), ended by
+    // zeroes.
     let mut places = header.get(UUID_BYTES + 8..)?.chunks_exact(16);
     places.by_ref().find(|place| place.iter().all(|byte| *byte == 0))?;
     let area = places.next()?;

@@ -1,8 +1,8 @@
 //! Partition tables: MBR with its chain of logical partitions, and GPT.
 //!
-//! Source: UEFI 2.10, chapter 5. Tables count the logical blocks of the disk that they were made on. Checksums
-//! of a GPT are not looked at: a table that is wrong costs classes, and the header is judged by what it says
-//! of itself.
+//! Source: UEFI 2.10, chapter 5. Tables count the logical blocks of the disk that they were made
+//! on. Checksums of a GPT are not looked at: a table that is wrong costs classes, and the header is
+//! judged by what it says of itself.
 
 use crate::fields::{le16, le32, le64};
 use crate::layout::Builder;
@@ -65,8 +65,8 @@ struct MbrEntry {
     partition: Partition,
 }
 
-/// The entries that are in use. A boot sector of a file system has other things in their place: `None` if
-/// one of them cannot be an entry, or none is in use.
+/// The entries that are in use. A boot sector of a file system has other things in their place:
+/// `None` if one of them cannot be an entry, or none is in use.
 fn mbr_entries(sector: &[u8; 512], block: u64, disk_bytes: u64) -> Option<Vec<MbrEntry>> {
     let entries = sector[MBR_ENTRIES_AT..510].chunks_exact(MBR_ENTRY_BYTES);
     let mut found = Vec::new();
@@ -88,8 +88,8 @@ fn mbr_entries(sector: &[u8; 512], block: u64, disk_bytes: u64) -> Option<Vec<Mb
     (!found.is_empty()).then_some(found)
 }
 
-/// Each record of the chain names one partition, relative to itself, and the next record, relative to the
-/// extended partition.
+/// Each record of the chain names one partition, relative to itself, and the next record, relative
+/// to the extended partition.
 fn logical_partitions(
     disk: &Volume,
     scan: &mut Scan<'_>,

@@ -1,16 +1,16 @@
-//! A journal known by how it is written, for guests that tell nothing: encrypted disks, unknown file
-//! systems.
+//! A journal known by how it is written, for guests that tell nothing: encrypted disks, unknown
+//! file systems.
 //!
-//! The journal of ext4 (jbd2) writes each transaction in two steps at the place where the last one ended:
-//! a body of at least two blocks, a flush, one block that commits it, a flush. So a stream of writes that
-//! continues over flushes, and in which bodies and single blocks take turns, is a journal; files that are
-//! appended to, with or without a flush after each write, lack the turns. The journal is cyclic: when a
-//! second stream runs into where the first one began, its whole range is known. Our detector is ours: the
-//! paper (PDC, Kim and Lee 2016) does not describe one.
+//! The journal of ext4 (jbd2) writes each transaction in two steps at the place where the last one
+//! ended: a body of at least two blocks, a flush, one block that commits it, a flush. So a stream
+//! of writes that continues over flushes, and in which bodies and single blocks take turns, is a
+//! journal; files that are appended to, with or without a flush after each write, lack the turns.
+//! The journal is cyclic: when a second stream runs into where the first one began, its whole range
+//! is known. Our detector is ours: the paper (PDC, Kim and Lee 2016) does not describe one.
 //!
-//! Between two flushes the order of writes means nothing: a guest spreads them over its queues, and dm-crypt
-//! changes their order. So each queue remembers its last writes, and a queue that flushes puts together those
-//! of all queues ([`queues`]).
+//! Between two flushes the order of writes means nothing: a guest spreads them over its queues, and
+//! dm-crypt changes their order. So each queue remembers its last writes, and a queue that flushes
+//! puts together those of all queues ([`queues`]).
 
 pub mod queues;
 
@@ -26,13 +26,14 @@ const BODY_BLOCKS_MIN: u64 = 2;
 const CANDIDATES_MAX: usize = 64;
 /// Journals of one disk: one for each file system.
 const JOURNALS_MAX: usize = 8;
-/// How far from the expected place a write may begin; 64 KiB. A transaction is written in pieces, which
-/// come in any order.
+/// How far from the expected place a write may begin; 64 KiB. A transaction is written in pieces,
+/// which come in any order.
 const NEAR_SECTORS: u64 = 128;
-/// The most that a journal grows by between two flushes before its end is known; 4 MiB. What is written
-/// behind its end is taken for it up to there.
+/// The most that a journal grows by between two flushes before its end is known; 4 MiB. What is
+/// written behind its end is taken for it up to there.
 const GROWTH_SECTORS_MAX: u64 = 8192;
-/// The beginning of a journal has been written so many flushes before it is found to have begun again.
+/// The beginning of a journal has been written so many flushes before it is found to have begun
+/// again.
 const BEGINNING_FLUSHES: u64 = 8;
 /// So many writes in it that do not continue it, and it is none any more.
 const STRIKES_MAX: u8 = 8;
@@ -46,8 +47,8 @@ struct Journal {
     head: u64,
     /// Whether `start` and `end` are the journal's own: it has been seen to begin again.
     is_whole: bool,
-    /// Where it goes on if the last write at its start was more than one of the block there: a journal's own
-    /// superblock lies before it, and is written at any time.
+    /// Where it goes on if the last write at its start was more than one of the block there: a
+    /// journal's own superblock lies before it, and is written at any time.
     begun_again: Option<u64>,
     /// It has just begun again: what led to its start is a part of it.
     is_joining: bool,
@@ -178,7 +179,8 @@ impl Detector {
         &self.journals
     }
 
-    /// The guest flushes, and has written this since it did so last, in any order. Leaves `writes` empty.
+    /// The guest flushes, and has written this since it did so last, in any order. Leaves `writes`
+    /// empty.
     pub fn flushed(&mut self, writes: &mut Vec<Extent>) {
         self.flushes += 1;
         writes.sort_unstable_by_key(|write| write.start());
@@ -198,8 +200,8 @@ impl Detector {
         self.journals.flushed();
     }
 
-    /// A journal that was first seen behind its start comes round to where it was seen: the stream that has
-    /// led there lately, too short to be taken for a journal by itself, is its beginning.
+    /// A journal that was first seen behind its start comes round to where it was seen: the stream
+    /// that has led there lately, too short to be taken for a journal by itself, is its beginning.
     fn join_beginnings(&mut self) {
         for journal in &mut self.journals.0 {
             if !std::mem::take(&mut journal.is_joining) {

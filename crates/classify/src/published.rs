@@ -1,8 +1,9 @@
-//! A value that many threads look at and one replaces now and then. A reader keeps the one it has seen, and
-//! asks for the next one only when there is one: no look writes anything that others read.
+//! A value that many threads look at and one replaces now and then. A reader keeps the one it has
+//! seen, and asks for the next one only when there is one: no look writes anything that others
+//! read.
 //!
-//! A reader that sleeps would keep its value for as long as it sleeps, each another one. So readers say how they are
-//! woken: they look when there is a new value, and the old one is gone.
+//! A reader that sleeps would keep its value for as long as it sleeps, each another one. So readers
+//! say how they are woken: they look when there is a new value, and the old one is gone.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,7 +30,8 @@ impl<T> Published<T> {
     pub fn publish(&self, value: T) {
         let mut current = lock(&self.value);
         *current = Arc::new(value);
-        // While the lock is held, so that the version of a value never is behind that of an older one.
+        // While the lock is held, so that the version of a value never is behind that of an older
+        // one.
         self.version.fetch_add(1, Ordering::Release);
         drop(current);
         if !mutant("classify.published.wakes-no-reader") {
@@ -38,7 +40,8 @@ impl<T> Published<T> {
         }
     }
 
-    /// Wakes the thread of `reactor` for each new value from now on, while the reader holds what is returned.
+    /// Wakes the thread of `reactor` for each new value from now on, while the reader holds what is
+    /// returned.
     pub fn wakes(&self, reactor: &Reactor) -> Arc<ReaderWaker> {
         let reader = Arc::new(reactor.waker());
         let mut readers = lock(&self.readers);
@@ -120,8 +123,8 @@ mod tests {
         assert_eq!((*seen.look(&published), *published.get()), (3, 3));
     }
 
-    /// The version is read before the value: a value that comes between the two is seen again, and never
-    /// missed.
+    /// The version is read before the value: a value that comes between the two is seen again, and
+    /// never missed.
     #[test]
     fn no_value_is_missed_while_others_are_published() {
         let published = Published::<u32>::default();

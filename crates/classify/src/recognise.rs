@@ -11,8 +11,8 @@ const BCACHE_MAGIC: [u8; 16] = [
     0xc6, 0x85, 0x73, 0xf6, 0x4e, 0x1a, 0x45, 0xca, 0x82, 0x65, 0xf5, 0x7f, 0x48, 0xba, 0x6d, 0x81,
 ];
 
-/// Reads the layout of a disk of so many bytes. It takes a bounded time and little memory, whatever the disk
-/// holds.
+/// Reads the layout of a disk of so many bytes. It takes a bounded time and little memory, whatever
+/// the disk holds.
 pub fn recognise(disk: &mut dyn ReadBytes, bytes: u64) -> Layout {
     let mut scan = Scan::new(disk, bytes);
     let mut layout = Builder::default();
@@ -49,8 +49,9 @@ fn read_volume(volume: &Volume, scan: &mut Scan<'_>, depth: u8, layout: &mut Bui
     }
 }
 
-/// Whether it belongs to an array or a cache, whose label leaves the first 4 KiB as they were: what a file
-/// system has left there is none any more. (Linux, include/uapi/linux/raid/md_p.h and bcache's super_types.h.)
+/// Whether it belongs to an array or a cache, whose label leaves the first 4 KiB as they were: what
+/// a file system has left there is none any more. (Linux, include/uapi/linux/raid/md_p.h and
+/// bcache's super_types.h.)
 fn is_member(volume: &Volume, scan: &mut Scan<'_>) -> bool {
     let label: Option<[u8; 40]> = volume.read_array(scan, MEMBER_LABEL_AT);
     label.is_some_and(|label| label[..4] == MD_MAGIC || label[24..] == BCACHE_MAGIC)

@@ -1,5 +1,5 @@
-//! The class of a request, and the rule that says so. Rules in order of trust: what the structures on the
-//! disk say, what the guest says of the request, what the guest does.
+//! The class of a request, and the rule that says so. Rules in order of trust: what the structures
+//! on the disk say, what the guest says of the request, what the guest does.
 
 use flowstone_block::{Class, Extent, IoPriority, mutant};
 
@@ -95,8 +95,8 @@ mod tests {
     use crate::layout::Builder;
     use crate::volume::{Piece, Volume};
 
-    /// Sectors 0 to 999 are a file system, with a journal from 100 and metadata from 200 on; behind that
-    /// nobody knows.
+    /// Sectors 0 to 999 are a file system, with a journal from 100 and metadata from 200 on; behind
+    /// that nobody knows.
     fn layout() -> Layout {
         let volume = Volume::new([Piece { start: 0, disk: 0, bytes: 1000 * SECTOR_BYTES }]);
         let mut builder = Builder::default();

@@ -1,7 +1,7 @@
 //! What the readers of layouts read: a disk in bytes, a part of it, and a bounded amount of either.
 //!
-//! All of it is written by a guest. So every address may lead anywhere, and a reader stops at the first
-//! thing that it cannot read: `None` means "not there, not readable, or too much".
+//! All of it is written by a guest. So every address may lead anywhere, and a reader stops at the
+//! first thing that it cannot read: `None` means "not there, not readable, or too much".
 
 use std::ops::Range;
 
@@ -72,8 +72,8 @@ pub struct Piece {
     pub bytes: u64,
 }
 
-/// What a file system lies on: the disk, a partition or a logical volume. Ranges of a logical volume
-/// that are on other disks are missing.
+/// What a file system lies on: the disk, a partition or a logical volume. Ranges of a logical
+/// volume that are on other disks are missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Volume {
     /// By start, without overlaps, none of them empty.

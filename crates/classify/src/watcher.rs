@@ -1,5 +1,6 @@
-//! Reads a disk's layout on a thread of its own: when the disk is attached, and when a write to what
-//! defines the layout has completed. No request waits for it, and without such a write there is no thread.
+//! Reads a disk's layout on a thread of its own: when the disk is attached, and when a write to
+//! what defines the layout has completed. No request waits for it, and without such a write there
+//! is no thread.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,27 +16,27 @@ use crate::published::Published;
 use crate::recognise::recognise;
 use crate::volume::ReadBytes;
 
-/// Between the end of one reading and the begin of the next: superblocks are written now and then while a
-/// file system is in use, and by mkfs several times.
+/// Between the end of one reading and the begin of the next: superblocks are written now and then
+/// while a file system is in use, and by mkfs several times.
 const REST: Duration = Duration::from_secs(1);
 /// Reading needs little.
 const STACK_BYTES: usize = 256 << 10;
 /// What is read from the disk is whole blocks of this size.
 const BLOCK_BYTES: u64 = 4096;
-/// A reading that met an error is done again; the layout stays as it is meanwhile. After so many in a row,
-/// what can be read counts, and the next ones are further and further apart.
+/// A reading that met an error is done again; the layout stays as it is meanwhile. After so many in
+/// a row, what can be read counts, and the next ones are further and further apart.
 const FAILURES_MAX: u32 = 3;
 const REST_DOUBLINGS_MAX: u32 = 6;
 
-/// Keeps the layout of one disk up to date. Dropping it waits for a reading that is on its way, for as long
-/// as one request takes.
+/// Keeps the layout of one disk up to date. Dropping it waits for a reading that is on its way, for
+/// as long as one request takes.
 pub struct Watcher {
     disk: Arc<dyn Layer>,
     shared: Arc<Shared>,
 }
 
-/// Told of so many bytes that have been read, and whether a guest's writes are the reason: says how long to rest before the next
-/// read.
+/// Told of so many bytes that have been read, and whether a guest's writes are the reason: says how
+/// long to rest before the next read.
 pub type Pace = Arc<dyn Fn(u64, bool) -> Duration + Send + Sync>;
 
 struct Shared {
@@ -57,7 +58,8 @@ struct State {
     ended: Option<Instant>,
     /// A thread reads, or is about to.
     is_running: bool,
-    /// Threads that have not let the disk go. They are not joined: what has ended and is not joined keeps its stack.
+    /// Threads that have not let the disk go. They are not joined: what has ended and is not joined
+    /// keeps its stack.
     threads: u32,
     readings: u64,
     /// Readings in a row that met an error.
@@ -72,8 +74,8 @@ impl State {
         REST * (1 << doublings)
     }
 
-    /// Reports that a layout cannot be read for want of a thread or a ring. A guest must not fill the log
-    /// by writing its superblock again and again.
+    /// Reports that a layout cannot be read for want of a thread or a ring. A guest must not fill
+    /// the log by writing its superblock again and again.
     fn say(&mut self, error: &io::Error) {
         if let Some(unsaid) = self.trouble.spend() {
             warn!(%error, unsaid, "cannot read a disk's layout: its classes stay as they are");
@@ -103,8 +105,8 @@ impl Watcher {
         let builder = Builder::new().name("layout".into()).stack_size(STACK_BYTES);
         let run = move || {
             let ends = EndsThread(shared);
-            // Before it is said that the thread has ended, also by a panic: an image must not stay open for longer than
-            // its watcher.
+            // Before it is said that the thread has ended, also by a panic: an image must not stay
+            // open for longer than its watcher.
             let disk = disk;
             ends.0.run(&*disk);
         };
@@ -132,7 +134,8 @@ impl Drop for Watcher {
     }
 }
 
-/// Says that a thread has ended, however that ends. A panic has been reported; classes stay as they are.
+/// Says that a thread has ended, however that ends. A panic has been reported; classes stay as they
+/// are.
 struct EndsThread(Arc<Shared>);
 
 impl Drop for EndsThread {
@@ -212,7 +215,8 @@ impl Shared {
         }
     }
 
-    /// Waits until the next reading is due. Returns `false` if none is wanted, and the thread is to end.
+    /// Waits until the next reading is due. Returns `false` if none is wanted, and the thread is to
+    /// end.
     fn is_due(&self) -> bool {
         let mut state = self.state();
         while state.wanted && !state.stopped {

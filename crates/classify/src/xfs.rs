@@ -1,7 +1,7 @@
 //! XFS: its log, and the headers of its allocation groups.
 //!
-//! Source: the XFS Filesystem Structure (superblocks, AG free space management, internal log). Everything
-//! is big-endian. Trees and directories lie anywhere: they stay data.
+//! Source: the XFS Filesystem Structure (superblocks, AG free space management, internal log).
+//! Everything is big-endian. Trees and directories lie anywhere: they stay data.
 
 use flowstone_block::Class;
 

@@ -19,8 +19,9 @@ pub use self::set::{Disk, DiskCommand, Group, GroupCommand, SetDisk, SetGroup};
 /// Virtual disks for QEMU/KVM guests, served over vhost-user-blk
 ///
 /// Sizes take K, M, G or T (powers of 1024; also KiB, MiB, GiB, TiB) and decimals, e.g. 1.5G; a
-/// fraction that is no whole number of sectors is rounded up to one. The image format comes from --format or the file's
-/// name (.raw, .img, .qcow2, .flow), never from the file's content. Exit status: 0 done, 1 failed, 2 wrong usage.
+/// fraction that is no whole number of sectors is rounded up to one. The image format comes from
+/// --format or the file's name (.raw, .img, .qcow2, .flow), never from the file's content. Exit
+/// status: 0 done, 1 failed, 2 wrong usage.
 #[derive(Debug, Parser)]
 #[command(name = "flowstone", version, propagate_version = true, max_term_width = 100)]
 pub struct Args {
@@ -42,13 +43,14 @@ pub enum Command {
     Convert(Convert),
     /// Change the size of an image, or of a disk that is being served
     Resize(Resize),
-    /// Put the data of a log or qcow2 image in the order of the disk, and give space without data back
-    /// to the host
+    /// Put the data of a log or qcow2 image in the order of the disk, and give space without data
+    /// back to the host
     ///
-    /// Can be interrupted at any time: nothing is lost, and the next one goes on. Prints, before and
-    /// after: the space that the host has given; the runs of data (who reads the disk from its
-    /// beginning to its end goes to so many places of the file); the extents in which the host keeps
-    /// the file; and how fast a sample of the data is read in sequence, where direct I/O can be had.
+    /// Can be interrupted at any time: nothing is lost, and the next one goes on. Prints, before
+    /// and after: the space that the host has given; the runs of data (who reads the disk from its
+    /// beginning to its end goes to so many places of the file); the extents in which the host
+    /// keeps the file; and how fast a sample of the data is read in sequence, where direct I/O can
+    /// be had.
     Compact(Compact),
     /// Serve disks to guests until SIGTERM
     Serve(Box<Serve>),
@@ -272,11 +274,12 @@ pub struct Stats {
     /// The daemon's control socket
     #[arg(long, value_name = "SOCK")]
     pub control: PathBuf,
-    /// Show what has been recognised on a disk: partitions, file systems, journals. DISK is its name or
-    /// its image
+    /// Show what has been recognised on a disk: partitions, file systems, journals. DISK is its
+    /// name or its image
     #[arg(long, value_name = "DISK")]
     pub layout: Option<String>,
-    /// Show on which NUMA nodes guests' memory, their queues and the host's CPUs are, and where vCPUs should be
+    /// Show on which NUMA nodes guests' memory, their queues and the host's CPUs are, and where
+    /// vCPUs should be
     #[arg(long, conflicts_with = "layout")]
     pub numa: bool,
     /// Print JSON

@@ -1,5 +1,5 @@
-//! The thread that has the disk's channel: submits what is handed over, waits for completions, publishes them, and
-//! interrupts the driver.
+//! The thread that has the disk's channel: submits what is handed over, waits for completions,
+//! publishes them, and interrupts the driver.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -35,8 +35,8 @@ pub struct BackTask {
     /// When the request with a certain tag was submitted.
     submitted: Box<[Instant]>,
     done: Vec<Completion>,
-    /// Since its thread had nothing to do, if this task has not had anything since; and whether the disk
-    /// was busy.
+    /// Since its thread had nothing to do, if this task has not had anything since; and whether the
+    /// disk was busy.
     idle: Option<(Instant, bool)>,
 }
 
@@ -103,7 +103,8 @@ impl BackTask {
         }
         if batch.is_over() {
             self.channel.kick();
-            // No sooner: the disk may have put off what it was given. A death in the kick is the doing of one of them.
+            // No sooner: the disk may have put off what it was given. A death in the kick is the
+            // doing of one of them.
             self.half.used.handed_over();
         }
         let time = found.elapsed();

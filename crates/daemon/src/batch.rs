@@ -1,27 +1,29 @@
 //! What a turn takes from its ring, and when it looks for completions meanwhile.
 //!
-//! A batch is issued in stretches. Between two of them, what has completed is shown to the driver: it has the first
-//! answers of a long batch while the rest is still being issued (S2.5, early completion).
+//! A batch is issued in stretches. Between two of them, what has completed is shown to the driver:
+//! it has the first answers of a long batch while the rest is still being issued (S2.5, early
+//! completion).
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use flowstone_block::mutant;
 
-/// Requests that the first turn after a pause takes; each following one may take twice as many. The disk gets
-/// something to do early, and long batches still cost few system calls.
+/// Requests that the first turn after a pause takes; each following one may take twice as many. The
+/// disk gets something to do early, and long batches still cost few system calls.
 pub const BATCH_FIRST: usize = 4;
 
-/// A stretch that has taken that long is over: the time of ten exchanges with a driver on another core. A disk
-/// that takes a whole batch in less gets it at once.
+/// A stretch that has taken that long is over: the time of ten exchanges with a driver on another
+/// core. A disk that takes a whole batch in less gets it at once.
 const STRETCH: Duration = Duration::from_micros(10);
 /// It asks for the time before every such request only.
 const REQUESTS_PER_LOOK: u32 = 16;
 
-/// What a chain counts beside the bytes that it moves: to take one and to answer it costs as much as to move some
-/// kilobytes. Else a turn of chains that move nothing would have no end.
+/// What a chain counts beside the bytes that it moves: to take one and to answer it costs as much
+/// as to move some kilobytes. Else a turn of chains that move nothing would have no end.
 const CHAIN_BYTES: u64 = 2048;
-/// A batch with a bound is over after so much time, whatever its chains are: one may have a thousand descriptors.
+/// A batch with a bound is over after so much time, whatever its chains are: one may have a
+/// thousand descriptors.
 pub const TURN: Duration = Duration::from_micros(100);
 
 /// See the module.
@@ -37,7 +39,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// So many chains, or as many as have so many bytes; [`u64::MAX`] is no bound. Its first stretch begins.
+    /// So many chains, or as many as have so many bytes; [`u64::MAX`] is no bound. Its first
+    /// stretch begins.
     pub fn new(chains: usize, bytes: u64) -> Self {
         let begun = Instant::now();
         let end = (bytes < u64::MAX).then(|| begun + TURN);
@@ -86,8 +89,9 @@ impl Batch {
         self.bytes.set(self.bytes.get().saturating_sub(bytes));
     }
 
-    /// The stretch had so many chains, and so many were left in the ring. Chains that come meanwhile are the next
-    /// turn's: a driver that answers completions at once would keep others of the thread waiting.
+    /// The stretch had so many chains, and so many were left in the ring. Chains that come
+    /// meanwhile are the next turn's: a driver that answers completions at once would keep others
+    /// of the thread waiting.
     pub fn end_stretch(&mut self, chains: usize, left: usize) {
         self.chains = if chains == 0 { 0 } else { left.min(self.chains.saturating_sub(chains)) };
     }

@@ -27,8 +27,8 @@ pub struct CacheReport {
     policy: &'static str,
     /// Blocks that the policy remembers without their data.
     ghosts: u64,
-    /// What part of the accesses of late caches of other sizes would have answered; empty while there were
-    /// too few.
+    /// What part of the accesses of late caches of other sizes would have answered; empty while
+    /// there were too few.
     curve: Vec<CurvePoint>,
     /// The resource monitor's last ones, the oldest first.
     decisions: Vec<DecisionReport>,

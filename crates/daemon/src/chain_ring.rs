@@ -1,5 +1,6 @@
-//! The ring that takes chains from one half of a queue to the other: one producer, one consumer. It is that of the crate
-//! `rtrb`; in a model, one that stores and loads its indices in the same places and orders, where loom sees it.
+//! The ring that takes chains from one half of a queue to the other: one producer, one consumer. It
+//! is that of the crate `rtrb`; in a model, one that stores and loads its indices in the same
+//! places and orders, where loom sees it.
 
 #[cfg(feature = "model")]
 pub use self::stand_in::{Consumer, Producer, RingBuffer};
@@ -22,7 +23,8 @@ mod stand_in {
         abandoned: AtomicBool,
     }
 
-    // SAFETY: a slot is used by the producer before `tail` has passed it, and by the consumer then. (Loom checks that.)
+    // SAFETY: a slot is used by the producer before `tail` has passed it, and by the consumer then.
+    // (Loom checks that.)
     unsafe impl<T: Send> Sync for Shared<T> {}
     // SAFETY: what is in the slots may be sent.
     unsafe impl<T: Send> Send for Shared<T> {}
@@ -60,7 +62,8 @@ mod stand_in {
     }
 
     impl<T> Producer<T> {
-        /// Puts a value in. (There is room: `rtrb` looks at the other end only when it has found none.)
+        /// Puts a value in. (There is room: `rtrb` looks at the other end only when it has found
+        /// none.)
         pub fn push(&mut self, value: T) -> Result<(), T> {
             let slot = &self.shared.slots[self.tail % self.shared.slots.len()];
             // SAFETY: the consumer has not seen the new tail.

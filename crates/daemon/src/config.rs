@@ -8,9 +8,9 @@
 //! image = "/var/lib/flowstone/vm1.raw"
 //! socket = "/run/flowstone/vm1.sock"
 //! ```
-//! Keys have the names of the `serve` options, with hyphens or underscores; a key that is not known is
-//! an error, since a misspelt one would silently not do what it says. flowstone.toml(5) lists them: it
-//! is made from these structures and the help of `serve`.
+//! Keys have the names of the `serve` options, with hyphens or underscores; a key that is not known
+//! is an error, since a misspelt one would silently not do what it says. flowstone.toml(5) lists
+//! them: it is made from these structures and the help of `serve`.
 
 mod choices;
 mod file;
@@ -43,7 +43,8 @@ use crate::{CpuList, CpuShare, SocketGroup, SocketMode};
 pub const QUEUES_DEFAULT: u16 = 64;
 /// The vhost-user protocol numbers rings with eight bits, of which crate `vhost` leaves fewer.
 pub const QUEUES_MAX: u16 = 128;
-/// The level at which the journal of ext4 writes, unless it is mounted with another `journal_ioprio`.
+/// The level at which the journal of ext4 writes, unless it is mounted with another
+/// `journal_ioprio`.
 pub const JOURNAL_IOPRIO_DEFAULT: u8 = 3;
 /// Linux has eight levels.
 pub const JOURNAL_IOPRIO_MAX: u8 = 7;
@@ -99,7 +100,8 @@ pub struct DiskConfig {
     /// Most queues a guest may use.
     #[serde(default = "queues_default")]
     pub queues: u16,
-    /// CPUs that its queues' threads are pinned to, in turn, where each queue has a thread of its own.
+    /// CPUs that its queues' threads are pinned to, in turn, where each queue has a thread of its
+    /// own.
     #[serde(default, deserialize_with = "text_or_default")]
     pub cpus: CpuList,
     /// What its queues may use of the CPUs.

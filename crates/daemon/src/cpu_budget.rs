@@ -1,8 +1,9 @@
 //! How much CPU time the daemon, or one disk, may use.
 //!
-//! Time is paid for after it was used, as packets are in a leaky bucket: all that was used so far is paid for
-//! at a certain moment, and a thread that is ahead of it rests until then. Credit is kept for a
-//! hundredth of a second only, so a burst after a pause does not exceed the share for long.
+//! Time is paid for after it was used, as packets are in a leaky bucket: all that was used so far
+//! is paid for at a certain moment, and a thread that is ahead of it rests until then. Credit is
+//! kept for a hundredth of a second only, so a burst after a pause does not exceed the share for
+//! long.
 
 use std::str::FromStr;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -73,8 +73,8 @@ impl Disks {
         number
     }
 
-    /// The disk with this number is about to listen. Returns `false` if that is too late: the daemon is
-    /// stopping.
+    /// The disk with this number is about to listen. Returns `false` if that is too late: the
+    /// daemon is stopping.
     pub fn begin_start(&self, number: u32) -> bool {
         let mut table = self.table();
         if table.end.is_some() {
@@ -88,8 +88,8 @@ impl Disks {
         true
     }
 
-    /// The disk with this number listens. It is given back if that is too late: it is to be stopped, and
-    /// then [given up](Self::give_up).
+    /// The disk with this number listens. It is given back if that is too late: it is to be
+    /// stopped, and then [given up](Self::give_up).
     pub fn serve(&self, number: u32, disk: Disk) -> std::result::Result<(), Box<Disk>> {
         let mut table = self.table();
         if table.end.is_some() {
@@ -99,8 +99,8 @@ impl Disks {
         Ok(())
     }
 
-    /// Does this, which does not take long, unless the daemon is stopping. It does not begin to stop
-    /// meanwhile.
+    /// Does this, which does not take long, unless the daemon is stopping. It does not begin to
+    /// stop meanwhile.
     pub fn unless_stopping(&self, act: impl FnOnce()) {
         let table = self.table();
         if table.end.is_none() {
@@ -136,8 +136,8 @@ impl Disks {
         self.table().opening().map(str::to_owned).collect()
     }
 
-    /// Ends the daemon if there is nothing to serve, and will be nothing, and it has not been told to
-    /// stop.
+    /// Ends the daemon if there is nothing to serve, and will be nothing, and it has not been told
+    /// to stop.
     pub fn end_if_empty(&self) -> bool {
         let mut table = self.table();
         if table.known.is_empty() && table.end.is_none() {
@@ -146,8 +146,8 @@ impl Disks {
         table.end == Some(End::NothingToServe)
     }
 
-    /// Takes all that are served. None is from now on. Nothing if the daemon has ended because there is
-    /// nothing to serve.
+    /// Takes all that are served. None is from now on. Nothing if the daemon has ended because
+    /// there is nothing to serve.
     pub fn stop(&self) -> Option<Vec<Arc<Disk>>> {
         let mut table = self.table();
         if *table.end.get_or_insert(End::Stop) == End::NothingToServe {
@@ -172,8 +172,8 @@ impl Disks {
         }
     }
 
-    /// The one disk that an operator means: by its name, or by the path of its image. A word that fits
-    /// two is refused: a disk that grew by mistake cannot be shrunk again.
+    /// The one disk that an operator means: by its name, or by the path of its image. A word that
+    /// fits two is refused: a disk that grew by mistake cannot be shrunk again.
     pub fn find(&self, what: &str, name: &str, path: Option<&Path>) -> Result<Arc<Disk>> {
         let path = path.unwrap_or(Path::new(name));
         let (served, is_opening) = {
@@ -181,7 +181,8 @@ impl Disks {
             let is_opening = table.opening().any(|opening| opening == name);
             (table.serving().cloned().collect::<Vec<_>>(), is_opening)
         };
-        // Those that are known by it, before any file system is asked: the disk may be well, and another one not.
+        // Those that are known by it, before any file system is asked: the disk may be well, and
+        // another one not.
         let called = |path: &Path| {
             let mut called = served.iter().filter(|disk| disk.is_called(name, path));
             (called.next().map(Arc::clone), called.next())

@@ -1,12 +1,14 @@
-//! The halves of a queue on two threads (S2.2): one takes requests from the driver, the other one has the disk's channel and
-//! gives completions to the driver.
+//! The halves of a queue on two threads (S2.2): one takes requests from the driver, the other one
+//! has the disk's channel and gives completions to the driver.
 //!
-//! Chains go to the second thread through a ring of one producer and one consumer, and come back through another
-//! one when they are done. Each has room for all chains that the queue can have in flight, so nothing waits for room.
+//! Chains go to the second thread through a ring of one producer and one consumer, and come back
+//! through another one when they are done. Each has room for all chains that the queue can have in
+//! flight, so nothing waits for room.
 //!
-//! A head comes back before the driver can see that its request is done, and is taken again only when the marks of
-//! its last use are cleared in the in-flight log: [`Link::is_cleared`] says how far that is. Else the mark of
-//! a new request could be cleared with those of the old batch, and a daemon that is killed would lose it.
+//! A head comes back before the driver can see that its request is done, and is taken again only
+//! when the marks of its last use are cleared in the in-flight log: [`Link::is_cleared`] says how
+//! far that is. Else the mark of a new request could be cleared with those of the old batch, and a
+//! daemon that is killed would lose it.
 
 use std::sync::{Arc, OnceLock};
 
@@ -23,7 +25,8 @@ pub struct Link {
     cleared: AtomicU16,
     /// Whether the front waits for chains to come back.
     front_waits: AtomicBool,
-    /// Raised when the front is to take nothing more, which the back is told when all has come back.
+    /// Raised when the front is to take nothing more, which the back is told when all has come
+    /// back.
     pub front_leave: OnceLock<Arc<AtomicBool>>,
     /// Wakes the thread that takes requests.
     pub front: OnceLock<Arc<Waker>>,
@@ -114,8 +117,8 @@ impl Link {
         }
     }
 
-    /// The front is about to sleep, and can only go on when chains come back. Its last look, behind the fence of the
-    /// sleep, sees those that come back before the other thread sees this.
+    /// The front is about to sleep, and can only go on when chains come back. Its last look, behind
+    /// the fence of the sleep, sees those that come back before the other thread sees this.
     pub fn begin_wait(&self) {
         self.front_waits.store(true, Ordering::Relaxed);
     }
@@ -179,7 +182,8 @@ mod tests {
         }
     }
 
-    /// A queue is cut in the midst of its life: marks of what is done next are not cleared, wherever its ring has got to.
+    /// A queue is cut in the midst of its life: marks of what is done next are not cleared,
+    /// wherever its ring has got to.
     #[test]
     fn a_queue_that_is_cut_has_marks_cleared_up_to_where_it_is() {
         const SIZE: u16 = 16;

@@ -1,8 +1,8 @@
 //! Latencies in log-linear buckets: one writer adds, any thread reads, without locks.
 //!
 //! Each power of two nanoseconds is cut into eight buckets, so a percentile read from them is at
-//! most 12.5 % too high. The buckets of a few powers of two are made when one of them is needed: latencies of a kind
-//! lie close together, and an idle disk with its histograms must be small.
+//! most 12.5 % too high. The buckets of a few powers of two are made when one of them is needed:
+//! latencies of a kind lie close together, and an idle disk with its histograms must be small.
 
 use std::array::from_fn;
 use std::sync::OnceLock;

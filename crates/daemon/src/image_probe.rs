@@ -1,5 +1,6 @@
-//! What of an image only its host can tell, or is counted under a lock that the host may hold up: asked by a thread of that
-//! disk. A host that does not answer so holds up no report, and has one thread of its disk at most.
+//! What of an image only its host can tell, or is counted under a lock that the host may hold up:
+//! asked by a thread of that disk. A host that does not answer so holds up no report, and has one
+//! thread of its disk at most.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
@@ -111,8 +112,8 @@ impl ImageProbe {
         drop(self.shared.answered.wait_while(state, |state| state.asked.is_some()));
     }
 
-    /// After [`begin`](Self::begin): waits for the answer, until `deadline` at most; for an image that
-    /// did not answer the report before this one, not at all.
+    /// After [`begin`](Self::begin): waits for the answer, until `deadline` at most; for an image
+    /// that did not answer the report before this one, not at all.
     pub fn known(&self, deadline: Instant) -> Known {
         let mut state = self.shared.state();
         while let Some(asked) = state.asked {

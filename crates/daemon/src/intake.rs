@@ -1,4 +1,5 @@
-//! When a queue may take what waits in its ring: whenever it likes, or as the limit of its disk says.
+//! When a queue may take what waits in its ring: whenever it likes, or as the limit of its disk
+//! says.
 
 use std::sync::Arc;
 
@@ -16,7 +17,8 @@ impl Intake {
         Self(limits.map(|limits| new(Arc::clone(limits), zeroes, reactor)))
     }
 
-    /// Begins a batch, if any of so many chains may be taken. Each batch ends with [`close`](Self::close).
+    /// Begins a batch, if any of so many chains may be taken. Each batch ends with
+    /// [`close`](Self::close).
     pub fn open(&mut self, available: usize) -> bool {
         self.0.as_mut().is_none_or(|admission| admission.open(available))
     }

@@ -11,7 +11,8 @@ use flowstone_reactor::Watch;
 use crate::counters::QueueCounters;
 use crate::histogram::add;
 
-/// A task that does not sleep counts notifications after so much time of looking for work: they cost a system call.
+/// A task that does not sleep counts notifications after so much time of looking for work: they
+/// cost a system call.
 const COUNTED_AFTER: Duration = Duration::from_millis(100);
 
 /// See the module.
@@ -28,7 +29,8 @@ impl Kicks {
         Self { watch, counters, looked: Cell::default() }
     }
 
-    /// Forgets the notifications that ended a sleep, or came before one. Returns whether there were any.
+    /// Forgets the notifications that ended a sleep, or came before one. Returns whether there were
+    /// any.
     pub fn take(&self, queue: &AvailHalf) -> bool {
         let rung = self.watch.take_ready();
         if rung {

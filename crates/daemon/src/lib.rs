@@ -1,7 +1,8 @@
 //! The daemon: wires stages into disks, runs their queues, and answers operators.
 //!
-//! `stack` is the only file that names more than one stage (front end, classification, limits, cache, layers, images). A `Disk` is a stack with a socket;
-//! [`serve()`] runs all disks of a configuration until a signal ends them.
+//! `stack` is the only file that names more than one stage (front end, classification, limits,
+//! cache, layers, images). A `Disk` is a stack with a socket; [`serve()`] runs all disks of a
+//! configuration until a signal ends them.
 
 mod back_task;
 mod batch;

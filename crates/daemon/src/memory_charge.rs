@@ -2,7 +2,8 @@
 //!
 //! A page of shared memory is charged to the cgroup of who touches it first. A guest that reads its
 //! disk into memory it has never touched has the daemon charged for that, and past the limit the
-//! kernel ends the daemon and all disks. Nothing here can prevent it; it is said, and counted apart.
+//! kernel ends the daemon and all disks. Nothing here can prevent it; it is said, and counted
+//! apart.
 
 use std::fs;
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -54,8 +55,8 @@ pub fn look_at(disks: &[DiskConfig]) {
     }
 }
 
-/// A guest with so much memory is served from now on. Warns if that alone is more than the daemon may
-/// have.
+/// A guest with so much memory is served from now on. Warns if that alone is more than the daemon
+/// may have.
 pub fn guest_starts(bytes: u64) {
     static LIMIT: LazyLock<Option<u64>> = LazyLock::new(memory_limit);
     static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(|| Mutex::new(LogBudget::of_one()));

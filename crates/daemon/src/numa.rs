@@ -70,8 +70,8 @@ impl Topology {
         self.matters().then(|| queue.memory().nodes().home())?
     }
 
-    /// Where the thread with this number runs if the configuration does not say: on all CPUs of a node, the nodes in turn;
-    /// anywhere if that does not matter.
+    /// Where the thread with this number runs if the configuration does not say: on all CPUs of a
+    /// node, the nodes in turn; anywhere if that does not matter.
     pub fn spread(&self, index: usize) -> CpuList {
         if self.matters() {
             self.nodes[index % self.nodes.len()].cpus.clone()

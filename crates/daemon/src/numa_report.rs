@@ -1,4 +1,5 @@
-//! What `stats --numa` says: where guests' memory is, where their queues run, and what to do about vCPUs.
+//! What `stats --numa` says: where guests' memory is, where their queues run, and what to do about
+//! vCPUs.
 
 use std::sync::Arc;
 

@@ -11,8 +11,8 @@ use crate::config::DiskConfig;
 /// What to do when the limit is too low.
 pub const ADVICE: &str = "raise it (`ulimit -n`, LimitNOFILE= of systemd), or use fewer queues";
 
-/// Descriptors of a running queue: kick, call, error, ring, waker, flushes, and those of its image's own
-/// threads and backing file.
+/// Descriptors of a running queue: kick, call, error, ring, waker, flushes, and those of its
+/// image's own threads and backing file.
 const PER_QUEUE: u64 = 10;
 /// Descriptors of a disk with a guest, and of the daemon: sockets, image, memory.
 const PER_DISK: u64 = 32;

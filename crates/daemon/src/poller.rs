@@ -164,7 +164,8 @@ impl Poller {
         self.tasks.iter_mut().zip(places).for_each(|(task, place)| task.share = place);
     }
 
-    /// Which one is first in this pass: each in turn, so that each queue of a disk has its part of what the disk has.
+    /// Which one is first in this pass: each in turn, so that each queue of a disk has its part of
+    /// what the disk has.
     fn next_first(&mut self) -> usize {
         self.first = if self.first + 1 < self.tasks.len() { self.first + 1 } else { 0 };
         self.first
@@ -211,7 +212,8 @@ impl Poller {
 
     fn end(&self, task: Task, drained: Instant) {
         if task.lost {
-            // The kernel may use the guest's memory, and a drop would wait for that with all disks of the thread.
+            // The kernel may use the guest's memory, and a drop would wait for that with all disks
+            // of the thread.
             error!(queue = ?task.spec.origin, "a queue that has panicked cannot be ended; its memory is kept");
             std::mem::forget(task.queue);
             return;
@@ -226,7 +228,8 @@ impl Poller {
         };
         match orders.depart() {
             Departure::Stop => {
-                // First: who hears that it has stopped may let go of its disk, and another one take that over.
+                // First: who hears that it has stopped may let go of its disk, and another one take
+                // that over.
                 drop(spec);
                 drop(ended.send(queue));
             }
@@ -345,7 +348,8 @@ impl Poller {
     }
 }
 
-/// Hands a queue over to another poller. If that has ended, so has the daemon: its monitor hears it.
+/// Hands a queue over to another poller. If that has ended, so has the daemon: its monitor hears
+/// it.
 fn send(to: &Inbox, arrival: Arrival) {
     if to.post(arrival).is_err() {
         error!("a queue's next poller has died; the queue takes no more requests");

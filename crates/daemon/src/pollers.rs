@@ -1,4 +1,5 @@
-//! The threads that run the queues of all disks: one for each queue, or a few that all queues share.
+//! The threads that run the queues of all disks: one for each queue, or a few that all queues
+//! share.
 
 mod balance;
 mod balancer;

@@ -49,24 +49,26 @@ impl QueuePart {
 
 /// A queue, or a half of one, on its thread. It never waits.
 pub trait QueueRun {
-    /// One pass: does what there is to do. Takes no more than requests of about so many bytes at once, nothing if that is
-    /// none: where a submission is a copy, others of the thread wait for it. What completes is shown in any case.
-    /// Returns what it has done, if there was anything.
+    /// One pass: does what there is to do. Takes no more than requests of about so many bytes at
+    /// once, nothing if that is none: where a submission is a copy, others of the thread wait for
+    /// it. What completes is shown in any case. Returns what it has done, if there was anything.
     fn turn(&mut self, bytes_max: u64) -> Option<Work>;
 
     /// Whether it is to take nothing more.
     fn is_leaving(&self) -> bool;
 
-    /// Whether it may get no turns while its disk has used its CPU budget: not if a monitor, or its other half, waits for it to end.
+    /// Whether it may get no turns while its disk has used its CPU budget: not if a monitor, or its
+    /// other half, waits for it to end.
     fn may_rest(&self) -> bool {
         !self.is_leaving()
     }
 
-    /// Whether it is to leave and has nothing left to do, so that what it ends with waits for nothing.
+    /// Whether it is to leave and has nothing left to do, so that what it ends with waits for
+    /// nothing.
     fn is_over(&mut self) -> bool;
 
-    /// It has panicked. Takes back what its disk has of it, and does nothing else; returns whether all is back, so that
-    /// a drop waits for nothing.
+    /// It has panicked. Takes back what its disk has of it, and does nothing else; returns whether
+    /// all is back, so that a drop waits for nothing.
     fn retire(&mut self) -> bool {
         true
     }
@@ -77,8 +79,8 @@ pub trait QueueRun {
     /// Its thread has looked for work that long.
     fn count_looking(&self, time: Duration);
 
-    /// Its thread is about to sleep: who brings work is to wake it. Returns whether there is something
-    /// to do already; in any case, [`unpark`](Self::unpark) is to follow.
+    /// Its thread is about to sleep: who brings work is to wake it. Returns whether there is
+    /// something to do already; in any case, [`unpark`](Self::unpark) is to follow.
     fn park(&mut self) -> bool;
 
     /// When it has to be looked at again, as the last look before a sleep.

@@ -1,4 +1,5 @@
-//! Paths that operators give, without links: what only the file system that has them can tell, and it may not answer.
+//! Paths that operators give, without links: what only the file system that has them can tell, and
+//! it may not answer.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -31,8 +32,9 @@ impl Looks {
     }
 }
 
-/// The path without links, found by a thread of its own: one at a time, which is waited for for a second. So a client of
-/// the control socket that names a path which hangs keeps a thread for it, and others do not.
+/// The path without links, found by a thread of its own: one at a time, which is waited for for a
+/// second. So a client of the control socket that names a path which hangs keeps a thread for it,
+/// and others do not.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     let hangs = || io::Error::new(io::ErrorKind::TimedOut, "a file system does not answer");
     let (looks, path) = (Looks::begin().ok_or_else(hangs)?, path.to_owned());

@@ -1,9 +1,9 @@
-//! The resource monitor: the cache takes memory while the host has some to spare, and gives it back when the
-//! host runs short (MultiCache's monitor, S5.8).
+//! The resource monitor: the cache takes memory while the host has some to spare, and gives it back
+//! when the host runs short (MultiCache's monitor, S5.8).
 //!
-//! Twice a second it reads how much memory there is, for the host and for the daemon's memory cgroups, and how
-//! long processes waited for some; [`sizer`] decides. Every decision is logged and kept for `stats`. It tells the
-//! cache, too, which VMs there are, whenever that changes.
+//! Twice a second it reads how much memory there is, for the host and for the daemon's memory
+//! cgroups, and how long processes waited for some; [`sizer`] decides. Every decision is logged and
+//! kept for `stats`. It tells the cache, too, which VMs there are, whenever that changes.
 
 #[cfg(test)]
 mod beside_a_scan;
@@ -51,8 +51,8 @@ pub struct ResourceMonitor {
 }
 
 impl ResourceMonitor {
-    /// Sizes `cache` within `limits` from now on, and shares it out between the VMs of `disks`. `start` is when
-    /// the daemon started.
+    /// Sizes `cache` within `limits` from now on, and shares it out between the VMs of `disks`.
+    /// `start` is when the daemon started.
     pub fn start(
         cache: Arc<Cache>,
         limits: Limits,

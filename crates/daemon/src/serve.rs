@@ -1,7 +1,7 @@
 //! The life of a daemon: open everything, say so, wait for a signal, let go of everything.
 //!
-//! No disk waits for another one: they are opened side by side, commands look one up and let go of the
-//! lock, and at the end all stop side by side, each flushed and let go as soon as it can.
+//! No disk waits for another one: they are opened side by side, commands look one up and let go of
+//! the lock, and at the end all stop side by side, each flushed and let go as soon as it can.
 
 use std::error::Error as _;
 use std::io::{self, Write};
@@ -48,8 +48,8 @@ struct Daemon {
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
-/// `listening on PATH` for each disk that is ready. A disk that cannot be served is reported and does
-/// not keep the others from being served; if none can be, that is an error.
+/// `listening on PATH` for each disk that is ready. A disk that cannot be served is reported and
+/// does not keep the others from being served; if none can be, that is an error.
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
     memory_charge::look_at(&config.disks);
@@ -93,7 +93,8 @@ fn run(config: Config, shared: Shared) -> Result<()> {
 }
 
 /// A terminal that closes must not take guests' disks away, and there is nothing to read again; nor
-/// must the signals that other daemons turn their logs with, which end a process that does not take them.
+/// must the signals that other daemons turn their logs with, which end a process that does not take
+/// them.
 fn is_the_end(signal: i32) -> bool {
     let ignored = [(SIGHUP, "SIGHUP"), (SIGUSR1, "SIGUSR1"), (SIGUSR2, "SIGUSR2")];
     let Some((_, name)) = ignored.iter().find(|(number, _)| *number == signal) else { return true };
@@ -111,8 +112,8 @@ fn died(what: &str) -> Error {
 }
 
 impl Daemon {
-    /// Opens the disks beside this thread: it has to hear signals meanwhile. Closes `signals` if none
-    /// can be served.
+    /// Opens the disks beside this thread: it has to hear signals meanwhile. Closes `signals` if
+    /// none can be served.
     fn open_beside(
         self: &Arc<Self>,
         configs: Vec<DiskConfig>,
@@ -154,8 +155,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks may
-    /// take long.
+    /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks
+    /// may take long.
     fn try_to_open(&self, number: u32, config: DiskConfig, report: bool) -> Result<()> {
         let (what, name) = (format!("disk {}", config.name), config.name.clone());
         let opened = catch_unwind(AssertUnwindSafe(|| self.open_disk(number, config)));
@@ -224,8 +225,8 @@ impl Daemon {
         }
     }
 
-    /// Stops every disk, whatever happens to the others; the first error is returned. Nothing if the
-    /// daemon has ended already, because no disk can be served.
+    /// Stops every disk, whatever happens to the others; the first error is returned. Nothing if
+    /// the daemon has ended already, because no disk can be served.
     fn stop(&self) -> Option<Result<()>> {
         let disks = self.disks.stop()?;
         let _ = sd_notify::notify(&[sd_notify::NotifyState::Stopping]);

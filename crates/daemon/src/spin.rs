@@ -8,14 +8,16 @@ use std::time::Duration;
 
 use crate::PollMode;
 
-/// A gap while the disk is busy that is longer than this is slept through: about what a sleep and a wake-up
-/// cost, and the time of one access to a fast disk.
+/// A gap while the disk is busy that is longer than this is slept through: about what a sleep and a
+/// wake-up cost, and the time of one access to a fast disk.
 pub const FOR_DISK: Duration = Duration::from_micros(150);
-/// The same while only the driver can bring work, on a thread of the queue's own: that is there for latency.
+/// The same while only the driver can bring work, on a thread of the queue's own: that is there for
+/// latency.
 pub const FOR_DRIVER: Duration = FOR_DISK;
-/// ... and on one that queues share to save CPU time. A driver that answers completions at once does so in less,
-/// be it woken by an interrupt; one that sends requests at times, whatever has become of those before, would
-/// have a core looked at for each request ten times as long as the request takes.
+/// ... and on one that queues share to save CPU time. A driver that answers completions at once
+/// does so in less, be it woken by an interrupt; one that sends requests at times, whatever has
+/// become of those before, would have a core looked at for each request ten times as long as the
+/// request takes.
 pub const FOR_DRIVER_SHARED: Duration = Duration::from_micros(25);
 /// A queue in use looks at least this long.
 const LOOK_MIN: Duration = Duration::from_micros(20);

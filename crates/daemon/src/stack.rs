@@ -1,8 +1,8 @@
 //! The wiring: the only place that names two stages.
 //!
 //! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
-//! and the cache if these were asked for, then classification, then the diagnosis layers, the first named
-//! lowest. Its limits stand before all of them: what is over a limit stays in its ring.
+//! and the cache if these were asked for, then classification, then the diagnosis layers, the first
+//! named lowest. Its limits stand before all of them: what is over a limit stays in its ring.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,7 +1,9 @@
-//! The VMs whose disks are served: which disks belong together, and what each VM has of the host (S5.6).
+//! The VMs whose disks are served: which disks belong together, and what each VM has of the host
+//! (S5.6).
 //!
-//! A VM is the process at the other end of its disks' sockets. Its vCPUs are those that KVM shows of the process,
-//! its memory is what the process has handed over. A disk's configuration can say all of it.
+//! A VM is the process at the other end of its disks' sockets. Its vCPUs are those that KVM shows
+//! of the process, its memory is what the process has handed over. A disk's configuration can say
+//! all of it.
 
 mod process;
 
@@ -40,7 +42,8 @@ pub struct Attached {
     memory_bytes: u64,
 }
 
-/// What makes two disks belong to one VM. A process number is used again when its process has ended.
+/// What makes two disks belong to one VM. A process number is used again when its process has
+/// ended.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Identity {
     Called(String),
@@ -94,7 +97,8 @@ pub fn share_out(vms: &[Vm]) -> Vms {
 
 fn group(attached: &[Attached], look: impl Fn(u32) -> Option<Process>) -> Vec<Vm> {
     let mut vms: BTreeMap<Identity, Vm> = BTreeMap::new();
-    // To count a process's vCPUs takes a look at each of its descriptors: once, however many disks it has.
+    // To count a process's vCPUs takes a look at each of its descriptors: once, however many disks
+    // it has.
     let mut processes = BTreeMap::new();
     for disk in attached {
         let mut seen = |pid| processes.entry(pid).or_insert_with(|| look(pid)).clone();

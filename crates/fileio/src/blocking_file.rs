@@ -30,8 +30,8 @@ impl BlockingFile {
         &self.reactor
     }
 
-    /// Waits for other threads, with nothing of its own on its way: for what `is_ready` tells, which
-    /// they store before they wake the reactor.
+    /// Waits for other threads, with nothing of its own on its way: for what `is_ready` tells,
+    /// which they store before they wake the reactor.
     pub fn wait(&mut self, is_ready: impl Fn() -> bool) {
         while !is_ready() {
             self.reactor.sleep(|| NextLook::now_if(is_ready()).min(self.channel.next_look()));

@@ -28,13 +28,14 @@ pub(crate) enum FileKind {
 /// a killed process until the kernel is done with the last request, and a new daemon cannot
 /// overtake an old write.
 ///
-/// Both are opened and closed with the disk, and never by a queue: on FUSE and NFS either call waits for the server,
-/// and a queue's thread may serve other disks.
+/// Both are opened and closed with the disk, and never by a queue: on FUSE and NFS either call
+/// waits for the server, and a queue's thread may serve other disks.
 pub(crate) struct Descriptors {
     pub file: File,
-    /// Another description of the file, to flush with: the kernel tells each description once that writing
-    /// back has failed, and a failure that a durable write has heard of must reach a flush all the same. One serves
-    /// all queues: an image has one sync on its way at a time, and all hear of its outcome.
+    /// Another description of the file, to flush with: the kernel tells each description once that
+    /// writing back has failed, and a failure that a durable write has heard of must reach a flush
+    /// all the same. One serves all queues: an image has one sync on its way at a time, and all
+    /// hear of its outcome.
     pub sync: File,
     /// The limits of direct I/O; absent where requests go through the page cache.
     pub direct: Option<DirectLimits>,
@@ -90,7 +91,8 @@ impl Descriptors {
         self.kind == FileKind::BlockDevice || self.discards_to_zeroes()
     }
 
-    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that does not.
+    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that
+    /// does not.
     pub fn zeroes_are_written(&self) -> bool {
         *self.written.get_or_init(|| match self.kind {
             FileKind::Regular => !host_calls::has_zero_range(&self.file),
@@ -149,8 +151,8 @@ impl Drop for Descriptors {
 mod tests {
     use super::*;
 
-    /// The kernel tells each open file description once that writing back has failed: a write with `RWF_DSYNC`
-    /// must not take the news that belongs to the next sync.
+    /// The kernel tells each open file description once that writing back has failed: a write with
+    /// `RWF_DSYNC` must not take the news that belongs to the next sync.
     #[test]
     fn syncs_have_a_description_of_their_own() {
         let file = tempfile::tempfile().unwrap();

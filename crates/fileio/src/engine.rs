@@ -64,8 +64,8 @@ impl EngineChoice {
     }
 }
 
-/// Whether the file lives in memory (tmpfs, ramfs). The name of a device does so in `/dev`, and the device
-/// does not.
+/// Whether the file lives in memory (tmpfs, ramfs). The name of a device does so in `/dev`, and the
+/// device does not.
 fn is_memory(file: &File) -> bool {
     const RAMFS_MAGIC: i64 = 0x8584_58f6;
     let is_file = file.metadata().is_ok_and(|meta| meta.is_file());
@@ -100,8 +100,8 @@ fn uring_works() -> bool {
 mod tests {
     use super::*;
 
-    /// Block devices were served with calls that wait for them on the queue's own thread: `/dev` is a
-    /// tmpfs, and what was asked about was the name there.
+    /// Block devices were served with calls that wait for them on the queue's own thread: `/dev` is
+    /// a tmpfs, and what was asked about was the name there.
     #[test]
     fn a_device_is_not_memory_because_its_name_is() {
         let device = File::open("/dev/null").expect("every host has it");

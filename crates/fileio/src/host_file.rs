@@ -53,8 +53,8 @@ impl FileIo for HostFile {
         if self.is_block_device() {
             return Err(Errno::OPNOTSUPP.into());
         }
-        // The next sync makes it durable. One of ours could take a failure from a guest's flush: the
-        // host tells one caller.
+        // The next sync makes it durable. One of ours could take a failure from a guest's flush:
+        // the host tells one caller.
         self.files.file.set_len(bytes)
     }
 

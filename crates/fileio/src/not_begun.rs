@@ -2,8 +2,8 @@
 //!
 //! What would make the submitting thread wait is carried out by a thread of the kernel's. If the
 //! kernel can start none, because a limit of processes is reached (`TasksMax=` of systemd, a
-//! container's `pids.max`, `RLIMIT_NPROC`), it answers `ECANCELED`. Nothing has been done then, so a
-//! sync that ends so has not failed: it is tried again after a while, and in the end given to the
+//! container's `pids.max`, `RLIMIT_NPROC`), it answers `ECANCELED`. Nothing has been done then, so
+//! a sync that ends so has not failed: it is tried again after a while, and in the end given to the
 //! pool, which does it on the queue's own thread if it can have no thread either.
 
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ pub(crate) struct NotBegun {
 }
 
 impl NotBegun {
-    /// Keeps a request until its next try, longer each time. Returns `false` if it has had enough of
-    /// them.
+    /// Keeps a request until its next try, longer each time. Returns `false` if it has had enough
+    /// of them.
     pub fn put_off(&mut self, index: usize, refusals: u32, now: Instant) -> bool {
         let goes_on = refusals <= TRIES_MAX;
         if goes_on {

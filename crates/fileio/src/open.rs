@@ -46,8 +46,9 @@ pub enum DirectChoice {
     Off,
 }
 
-/// How long to wait for a lock that another process holds, and how to tell of it. The lock of a killed
-/// daemon lives until its last request has left the kernel, which may be a moment after its process.
+/// How long to wait for a lock that another process holds, and how to tell of it. The lock of a
+/// killed daemon lives until its last request has left the kernel, which may be a moment after its
+/// process.
 #[derive(Clone, Copy, Debug)]
 pub struct LockPatience {
     /// Then it is an error.
@@ -187,8 +188,8 @@ impl OpenOptions {
     }
 }
 
-/// How an image gets its host file: [`open_host_file`], but for tests that put something between the
-/// two.
+/// How an image gets its host file: [`open_host_file`], but for tests that put something between
+/// the two.
 pub type FileOpener = fn(&Path, OpenOptions) -> Result<Box<dyn FileIo>>;
 
 /// Puts something between an image and its files, backing files included.

@@ -1,11 +1,12 @@
-//! Data that the host's page cache is not to keep: it is not going to be read again, and would push out
-//! what is.
+//! Data that the host's page cache is not to keep: it is not going to be read again, and would push
+//! out what is.
 //!
-//! Linux 6.14 can be told so with each call (`RWF_DONTCACHE`). Measured on 6.18, that holds for reads on ext4
-//! and XFS, and for writes on XFS; ext4 takes such a write and keeps the pages, since its writes end in an
-//! interrupt, and btrfs takes none; and nowhere does it drop pages that were there before. So the range of a
-//! write is dropped when it has been written back, too: at the second sync that ends after the write, since the
-//! first may have begun before it. (An image has one sync on its way at a time.)
+//! Linux 6.14 can be told so with each call (`RWF_DONTCACHE`). Measured on 6.18, that holds for
+//! reads on ext4 and XFS, and for writes on XFS; ext4 takes such a write and keeps the pages, since
+//! its writes end in an interrupt, and btrfs takes none; and nowhere does it drop pages that were
+//! there before. So the range of a write is dropped when it has been written back, too: at the
+//! second sync that ends after the write, since the first may have begun before it. (An image has
+//! one sync on its way at a time.)
 //!
 //! Only files that are accessed through the page cache come here.
 
@@ -22,8 +23,8 @@ use crate::{FileOffset, FileOp, FileRequest};
 /// From linux/magic.h.
 const XFS_MAGIC: u64 = 0x5846_5342;
 const PAGE_BYTES: u64 = 4096;
-/// Ranges remembered until a sync, each of which costs it a call; of more, some stay in the page cache. A
-/// journal is written in few.
+/// Ranges remembered until a sync, each of which costs it a call; of more, some stay in the page
+/// cache. A journal is written in few.
 const RANGES_MAX: usize = 64;
 
 /// How the page cache is told.
@@ -111,9 +112,9 @@ fn takes_the_flag(file: &File) -> bool {
     unsafe { libc::preadv2(file.as_raw_fd(), &raw const piece, 1, 0, libc::RWF_DONTCACHE) >= 0 }
 }
 
-/// Drops what is clean of a range, and of the pages that it shares with others: small file systems have
-/// journals of 1 KiB blocks, and Linux drops whole pages only. What cannot be dropped stays, and costs only its
-/// room.
+/// Drops what is clean of a range, and of the pages that it shares with others: small file systems
+/// have journals of 1 KiB blocks, and Linux drops whole pages only. What cannot be dropped stays,
+/// and costs only its room.
 fn drop_range(file: &File, (start, bytes): (u64, u64)) {
     let (from, to) = (start & !(PAGE_BYTES - 1), (start + bytes).next_multiple_of(PAGE_BYTES));
     let _ = fadvise(file, from, NonZeroU64::new(to - from), Advice::DontNeed);

@@ -170,8 +170,8 @@ impl PoolChannel {
         Self { pool, file, completions, reactor, batch, in_flight, retry_at }
     }
 
-    /// What waits has been queued, if there is a thread for it. Else the queue's own thread does the work this
-    /// once, unless that may wait for a server: other disks may need the thread.
+    /// What waits has been queued, if there is a thread for it. Else the queue's own thread does
+    /// the work this once, unless that may wait for a server: other disks may need the thread.
     fn queued(&mut self, outcome: io::Result<()>) {
         self.retry_at = None;
         if outcome.is_ok() {
@@ -312,8 +312,8 @@ mod tests {
 
     static HAS_THREADS: AtomicBool = AtomicBool::new(false);
 
-    /// A host that starts no threads, and a file server that may have stopped: the queue's own thread asked it,
-    /// and the disks that share the thread stood still.
+    /// A host that starts no threads, and a file server that may have stopped: the queue's own
+    /// thread asked it, and the disks that share the thread stood still.
     #[test]
     fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
         let start = |pool: Arc<Pool>| match HAS_THREADS.load(Ordering::Relaxed) {

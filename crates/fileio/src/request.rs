@@ -131,8 +131,8 @@ pub struct FileRequest {
     pub memory: MemoryList,
     /// Returned unchanged with the completion.
     pub tag: usize,
-    /// Of reads and writes: the host's page cache is not to keep the data (see `page_cache`). Only files
-    /// that are accessed through it take notice.
+    /// Of reads and writes: the host's page cache is not to keep the data (see `page_cache`). Only
+    /// files that are accessed through it take notice.
     pub dont_cache: bool,
 }
 
@@ -142,7 +142,8 @@ impl FileRequest {
         Self { op, memory, tag, dont_cache: false }
     }
 
-    /// Whether it would write what is not its data: its memory has been taken away, and zeroes lie there.
+    /// Whether it would write what is not its data: its memory has been taken away, and zeroes lie
+    /// there.
     pub(crate) fn is_lost(&self) -> bool {
         matches!(self.op, FileOp::Write { .. })
             && !is_whole(self.memory.pieces())

@@ -52,25 +52,26 @@ pub trait FileIo: Send + Sync {
         true
     }
 
-    /// Whether a discard does anything, or may: a file system may know no way to give a part of a file back.
+    /// Whether a discard does anything, or may: a file system may know no way to give a part of a
+    /// file back.
     fn takes_discards(&self) -> bool {
         true
     }
 
-    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that does not. Of such a file
-    /// no more than a few MiB are made zero with one request.
+    /// Whether the host writes what is to be zeroes and keeps its space, for want of a call that
+    /// does not. Of such a file no more than a few MiB are made zero with one request.
     fn zeroes_are_written(&self) -> bool {
         false
     }
 
-    /// Whether a completed write is still there when the process is killed before it is flushed. The
-    /// host's file is; what tests put before it need not be.
+    /// Whether a completed write is still there when the process is killed before it is flushed.
+    /// The host's file is; what tests put before it need not be.
     fn survives_a_kill(&self) -> bool {
         true
     }
 
-    /// The host's file system, if it is one that writes what is replaced to another place: space that
-    /// is kept for a range does not serve the data to come.
+    /// The host's file system, if it is one that writes what is replaced to another place: space
+    /// that is kept for a range does not serve the data to come.
     fn copies_on_write(&self) -> io::Result<Option<&'static str>> {
         Ok(None)
     }
@@ -80,8 +81,8 @@ pub trait FileIo: Send + Sync {
         Punched::default()
     }
 
-    /// The number of the device whose time requests take: files with the same one contend for it. A file
-    /// in memory has none.
+    /// The number of the device whose time requests take: files with the same one contend for it. A
+    /// file in memory has none.
     fn device(&self) -> Option<u64> {
         None
     }

@@ -16,8 +16,8 @@ pub fn is_unsupported(errno: Errno) -> bool {
     matches!(errno, Errno::OPNOTSUPP | Errno::INVAL)
 }
 
-/// Makes a range read as zeroes and keeps its space. A host that has no call for that is asked to write no more than
-/// [`FILL_BYTES_MAX`].
+/// Makes a range read as zeroes and keeps its space. A host that has no call for that is asked to
+/// write no more than [`FILL_BYTES_MAX`].
 pub fn zero(files: &Descriptors, offset: FileOffset, bytes: u64) -> Outcome {
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     match fallocate(&files.file, flags, offset.get(), bytes) {
@@ -56,7 +56,8 @@ fn write_zeroes(file: &File, offset: FileOffset, bytes: u64) -> Outcome {
 mod tests {
     use super::*;
 
-    /// 17 requests kept SIGTERM waiting for a minute, and 212 GiB were written; one of them held a thread for 29 s.
+    /// 17 requests kept SIGTERM waiting for a minute, and 212 GiB were written; one of them held a
+    /// thread for 29 s.
     #[test]
     fn a_host_without_a_call_for_zeroes_is_not_asked_to_write_many() {
         let file = tempfile::tempfile_in("/dev/shm").unwrap();

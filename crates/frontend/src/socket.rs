@@ -54,8 +54,8 @@ fn identity(metadata: &Metadata) -> (u64, u64) {
     (metadata.dev(), metadata.ino())
 }
 
-/// Listens at `path`, for those whom `access` allows. A socket that a killed daemon has left there is
-/// replaced; anything else that is there stays. `what` names the socket in messages.
+/// Listens at `path`, for those whom `access` allows. A socket that a killed daemon has left there
+/// is replaced; anything else that is there stays. `what` names the socket in messages.
 pub fn bind_socket(what: &str, path: &Path, access: SocketAccess) -> Result<BoundSocket> {
     let name = format!("{what} {}", path.display());
     if path.as_os_str().len() > PATH_BYTES_MAX {
@@ -83,8 +83,8 @@ fn listen_closed(path: &Path, access: SocketAccess) -> io::Result<UnixListener> 
     let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     access.close(socket.as_fd())?;
     bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // At once: to others, a socket that is bound and does not listen looks stale. As many may wait as
-    // the system lets.
+    // At once: to others, a socket that is bound and does not listen looks stale. As many may wait
+    // as the system lets.
     listen(&socket, -1).inspect_err(|_| drop(std::fs::remove_file(path)))?;
     Ok(socket.into())
 }

@@ -43,9 +43,10 @@ impl SocketAccess {
         self != Self::default()
     }
 
-    /// To be called before `socket` is bound, which then makes a file that only root can connect to:
-    /// at no time may more processes connect than were asked for. (Linux takes the mode of a socket's
-    /// file from the socket itself. The umask would do it too, but belongs to all threads.)
+    /// To be called before `socket` is bound, which then makes a file that only root can connect
+    /// to: at no time may more processes connect than were asked for. (Linux takes the mode of a
+    /// socket's file from the socket itself. The umask would do it too, but belongs to all
+    /// threads.)
     pub(crate) fn close(self, socket: BorrowedFd<'_>) -> io::Result<()> {
         if self.is_given() {
             rustix::fs::fchmod(socket, Mode::empty())?;
@@ -53,8 +54,8 @@ impl SocketAccess {
         Ok(())
     }
 
-    /// Opens the bound socket at `path` to those who were asked for. The group comes first: the mode
-    /// is never in force for another one.
+    /// Opens the bound socket at `path` to those who were asked for. The group comes first: the
+    /// mode is never in force for another one.
     pub(crate) fn open(self, path: &Path, name: &str) -> Result<()> {
         if !self.is_given() {
             return Ok(());
@@ -139,8 +140,8 @@ fn lookup(name: &CString, bytes: usize) -> io::Result<Option<u32>> {
     let mut entry = MaybeUninit::<libc::group>::uninit();
     let mut strings = vec![0; bytes];
     let mut found = std::ptr::null_mut();
-    // SAFETY: `name` ends with a zero; `entry`, `found` and the `bytes` bytes of `strings` are ours and
-    // live across the call.
+    // SAFETY: `name` ends with a zero; `entry`, `found` and the `bytes` bytes of `strings` are ours
+    // and live across the call.
     let failed = unsafe {
         libc::getgrnam_r(
             name.as_ptr(),

@@ -48,8 +48,8 @@ pub struct Damages {
 /// Places that are remembered.
 const RECENT_MAX: usize = 16;
 
-/// What is known of the damage of one open image. Bounded: a guest may read a damaged block over and
-/// over.
+/// What is known of the damage of one open image. Bounded: a guest may read a damaged block over
+/// and over.
 #[derive(Default)]
 pub struct DamageList(Mutex<List>);
 

@@ -1,4 +1,5 @@
-//! A host file for tests that makes a thread panic at its next request: one of those that work behind queues.
+//! A host file for tests that makes a thread panic at its next request: one of those that work
+//! behind queues.
 
 use std::io;
 use std::ops::Range;

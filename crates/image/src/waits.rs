@@ -1,9 +1,9 @@
-//! The states in which a request waits inside an image, and who ends each: docs/durability.md, "What a
-//! request waits for", has the same table. A state without an owner whose death ends it is a request that
-//! never comes back, and a disk that cannot be stopped.
+//! The states in which a request waits inside an image, and who ends each: docs/durability.md,
+//! "What a request waits for", has the same table. A state without an owner whose death ends it is
+//! a request that never comes back, and a disk that cannot be stopped.
 //!
-//! Channels tell tests what they wait for (`waits`). They take themselves apart for that field by field, so
-//! that a new place where requests are kept does not compile without an answer.
+//! Channels tell tests what they wait for (`waits`). They take themselves apart for that field by
+//! field, so that a new place where requests are kept does not compile without an answer.
 
 use std::fmt;
 

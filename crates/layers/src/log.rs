@@ -6,8 +6,9 @@
 //! 0.001400000 q0 submit 4 write sectors 90112+24 priority 0x4003
 //! 0.001600000 q0 finish 4 ok journal
 //! ```
-//! Times are seconds since the layer was made, `q1` is queue 1 of the disk, `own` stands for what no
-//! guest asked for, and the number is the request's tag. What is not data is called by its class.
+//! Times are seconds since the layer was made, `q1` is queue 1 of the disk, `own` stands for what
+//! no guest asked for, and the number is the request's tag. What is not data is called by its
+//! class.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

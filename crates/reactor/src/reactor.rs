@@ -17,8 +17,8 @@ use slab::Slab;
 use crate::ring::Ring;
 use crate::{NextLook, Waker, mutant};
 
-/// Threads of the kernel's for each user of a ring, and for all of them: one guest's many queues must
-/// not use a limit of processes up.
+/// Threads of the kernel's for each user of a ring, and for all of them: one guest's many queues
+/// must not use a limit of processes up.
 const WORKERS_PER_USER: usize = 4;
 const WORKERS_MAX: usize = 64;
 
@@ -114,8 +114,8 @@ impl Reactor {
     }
 
     /// Starts what has been submitted, and sleeps until there may be something to do: a completion,
-    /// a readable descriptor, another thread's wake-up, or the time that `last_look` names. Wakes up
-    /// early at times.
+    /// a readable descriptor, another thread's wake-up, or the time that `last_look` names. Wakes
+    /// up early at times.
     ///
     /// `last_look` is called when other threads know that they have to wake us. So it must look at
     /// everything that they may have left.

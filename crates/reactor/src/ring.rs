@@ -1,8 +1,8 @@
 //! An io_uring and what its kernel side has not been told yet.
 //!
 //! It defers its work to the thread that owns it (`DEFER_TASKRUN`), so a look at the completion
-//! queue shows nothing until that thread enters the kernel; the `TASKRUN` flag in shared memory says
-//! when entering is worth it.
+//! queue shows nothing until that thread enters the kernel; the `TASKRUN` flag in shared memory
+//! says when entering is worth it.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -33,9 +33,9 @@ impl Ring {
         Ok(Self { ring, queued: 0 })
     }
 
-    /// Allows the kernel so many threads for requests to files, and as many for those to devices. It would
-    /// take up to four for each CPU by itself, for each ring. A kernel that cannot be told (before 5.15)
-    /// takes these.
+    /// Allows the kernel so many threads for requests to files, and as many for those to devices.
+    /// It would take up to four for each CPU by itself, for each ring. A kernel that cannot be told
+    /// (before 5.15) takes these.
     pub fn limit_workers(&self, count: u32) {
         let _ = self.ring.submitter().register_iowq_max_workers(&mut [count; 2]);
     }

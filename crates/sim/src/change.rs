@@ -36,7 +36,8 @@ impl Change {
         }
     }
 
-    /// The units into which a power cut or a kill may tear it, in bytes; empty if it is there or not.
+    /// The units into which a power cut or a kill may tear it, in bytes; empty if it is there or
+    /// not.
     pub fn tear_units(&self) -> &'static [u64] {
         match self {
             Self::Write { .. } => &[SECTOR_BYTES, PAGE_BYTES],

@@ -2,8 +2,8 @@
 //!
 //! * [`SimDisk`]: a disk in memory, with a history from which crashes are made and with faults on
 //!   demand. It never serves a guest.
-//! * [`VolatileFile`]: a drive's write cache over a real file, in this process: killing the process is
-//!   a power cut. The daemon in `tests/power_cut` serves guests from it.
+//! * [`VolatileFile`]: a drive's write cache over a real file, in this process: killing the process
+//!   is a power cut. The daemon in `tests/power_cut` serves guests from it.
 //!
 //! A [`SimDisk`] is used like any host file. Meanwhile it writes down everything that changes it.
 //! Afterwards, or in between, [`crash_at`](SimDisk::crash_at) makes another disk, which holds what

@@ -1,10 +1,10 @@
 //! Test and measurement kit: everything needed to play the guest's side of vhost-user-blk.
 //!
 //! `driver` is a split virtqueue as a guest driver keeps it, `client` a session that talks to a
-//! backend over its socket, `load` a workload generator on top of both, `model` a reference disk
-//! to compare answers with, `process` starts and stops the program under test, `patience` waits for what
-//! others do, `page_cache` says what the host keeps of a file, `truth` says what the blocks of a file
-//! system hold, `fuse` is a host that can be stopped.
+//! backend over its socket, `load` a workload generator on top of both, `model` a reference disk to
+//! compare answers with, `process` starts and stops the program under test, `patience` waits for
+//! what others do, `page_cache` says what the host keeps of a file, `truth` says what the blocks of
+//! a file system hold, `fuse` is a host that can be stopped.
 //!
 //! The kit knows the virtio and vhost-user specifications and nothing of Flowstone's own crates,
 //! so that a mistake made there cannot be repeated here unseen. It runs against any backend.

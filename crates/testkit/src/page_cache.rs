@@ -15,7 +15,8 @@ pub fn resident(path: &Path) -> Vec<bool> {
     let file = File::open(path).expect("the file");
     let bytes = file.metadata().expect("its size").len() as usize;
     let mut pages = vec![0u8; bytes.div_ceil(PAGE_BYTES)];
-    // SAFETY: a new mapping, which is only asked about and then taken away; there is a byte for each page.
+    // SAFETY: a new mapping, which is only asked about and then taken away; there is a byte for
+    // each page.
     unsafe {
         let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
         let map = libc::mmap(ptr::null_mut(), bytes, protection, flags, file.as_raw_fd(), 0);

@@ -25,8 +25,8 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
     wait_for(what, || if holds() { Ok(()) } else { Err(()) });
 }
 
-/// Waits until `look` has what the test needs, and returns it. The last thing that it saw instead is in
-/// the message when nothing comes.
+/// Waits until `look` has what the test needs, and returns it. The last thing that it saw instead
+/// is in the message when nothing comes.
 ///
 /// # Panics
 /// If nothing comes for [`HANG`].
@@ -48,8 +48,8 @@ pub fn cpu_time() -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), time.tv_nsec as u32)
 }
 
-/// Says that the test of this thread, or a part of it, is left out. The line passes by the capture of the
-/// output of tests that pass: `make test` counts it.
+/// Says that the test of this thread, or a part of it, is left out. The line passes by the capture
+/// of the output of tests that pass: `make test` counts it.
 ///
 /// # Panics
 /// If `FLOWSTONE_REQUIRE_ALL` is set.

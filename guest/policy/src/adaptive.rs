@@ -1,9 +1,9 @@
 //! Follows the policy that would have saved most time of late.
 //!
-//! Several policies run beside each other over all uses, on names and sizes alone (a shadow each: about 100
-//! bytes for each file that it holds). What they would have saved is summed up and fades. The files held
-//! are those that the leader holds; what it does not hold goes first, in the order of last use. A file comes
-//! into memory only when it is used, so a new leader costs no reads.
+//! Several policies run beside each other over all uses, on names and sizes alone (a shadow each:
+//! about 100 bytes for each file that it holds). What they would have saved is summed up and fades.
+//! The files held are those that the leader holds; what it does not hold goes first, in the order
+//! of last use. A file comes into memory only when it is used, so a new leader costs no reads.
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Gdsf, Link, Lru, Multicache, Order, Policy, S3Fifo, Use};
@@ -40,7 +40,8 @@ impl Adaptive {
             Box::new(S3Fifo::new(budget)),
             Box::new(Gdsf::new(budget, link)),
             Box::new(Lru::new(budget)),
-            // Holds on to what it has where every file is used once in a round: others hit nothing there.
+            // Holds on to what it has where every file is used once in a round: others hit nothing
+            // there.
             Box::new(Multicache::new(budget)),
         ];
         let shadows = policies.map(|policy| Shadow { policy, saved_s: 0.0 }).into();

@@ -1,5 +1,5 @@
-//! Greedy-dual size with frequencies (Cherkasova 1998): the file goes first whose next use would save least
-//! time for its bytes.
+//! Greedy-dual size with frequencies (Cherkasova 1998): the file goes first whose next use would
+//! save least time for its bytes.
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Link, Order, Policy};

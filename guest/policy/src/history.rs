@@ -1,9 +1,10 @@
-//! Usage history (S5.1): a hash of the file leads to a slot in each of λ history tables, which hold what is
-//! known of files and how often they were used.
+//! Usage history (S5.1): a hash of the file leads to a slot in each of λ history tables, which hold
+//! what is known of files and how often they were used.
 //!
-//! The paper gives the tables and their purpose (collisions), not what happens when all λ slots of a hash
-//! are taken: here the one with the lowest count goes, and a newcomer that is turned away often enough by an
-//! equal count takes its place. The tables are bounded, so a history of any age takes the same memory.
+//! The paper gives the tables and their purpose (collisions), not what happens when all λ slots of
+//! a hash are taken: here the one with the lowest count goes, and a newcomer that is turned away
+//! often enough by an equal count takes its place. The tables are bounded, so a history of any age
+//! takes the same memory.
 
 use crate::{FileId, Link};
 
@@ -83,8 +84,8 @@ impl History {
         }
     }
 
-    /// The files to fetch ahead (S5.4) into so many bytes: those used at least `uses_min` times, the one that
-    /// saves most time for its bytes first.
+    /// The files to fetch ahead (S5.4) into so many bytes: those used at least `uses_min` times,
+    /// the one that saves most time for its bytes first.
     pub fn prefetch(&self, bytes: u64, uses_min: u32, link: Link) -> Vec<FileId> {
         let mut wanted: Vec<Record> = self.records().filter(|it| it.uses >= uses_min).collect();
         let gain =

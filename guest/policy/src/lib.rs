@@ -1,5 +1,5 @@
-//! Which files a guest's file cache holds. Pure: no I/O, no clock, no threads, so that the simulator and the
-//! tests run what a mount runs.
+//! Which files a guest's file cache holds. Pure: no I/O, no clock, no threads, so that the
+//! simulator and the tests run what a mount runs.
 //!
 //! ```text
 //!   open ──► History: counts the use ──► Policy: keep the file, or pass ──► orders: write back, drop
@@ -7,8 +7,8 @@
 //!                      └── prefetch: the files with the most to gain, at mount and in idle time
 //! ```
 //!
-//! Source: No and Park, MultiCache, guest-level component (S5.1 to S5.4). `multicache` is the paper's rule;
-//! `lru`, `s3fifo`, `gdsf` and `default` are ours beside it.
+//! Source: No and Park, MultiCache, guest-level component (S5.1 to S5.4). `multicache` is the
+//! paper's rule; `lru`, `s3fifo`, `gdsf` and `default` are ours beside it.
 
 mod adaptive;
 mod file;

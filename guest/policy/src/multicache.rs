@@ -1,12 +1,13 @@
-//! The paper's rule (S5.2, S5.3), literally: files with a usage count of at least USAGE_THRESHOLD are held, in a
-//! read map and a write map; the newest of each (windows A and C) stay, the others (B and D) are candidates;
-//! at each epoch D is written back and dropped, then B is dropped, until what is held is at most MEM_THRESHOLD
-//! of the budget.
+//! The paper's rule (S5.2, S5.3), literally: files with a usage count of at least USAGE_THRESHOLD
+//! are held, in a read map and a write map; the newest of each (windows A and C) stay, the others
+//! (B and D) are candidates; at each epoch D is written back and dropped, then B is dropped, until
+//! what is held is at most MEM_THRESHOLD of the budget.
 //!
-//! Open in the paper, and chosen here: maps are ordered by last use; A is the newest three quarters of the
-//! budget in the read map, C the newest quarter in the write map; candidates go oldest first; a file that
-//! is written moves to the write map and comes back to the read map when it has been written back and is
-//! read again; a file that does not fit between two epochs makes candidates go at once, or passes.
+//! Open in the paper, and chosen here: maps are ordered by last use; A is the newest three quarters
+//! of the budget in the read map, C the newest quarter in the write map; candidates go oldest
+//! first; a file that is written moves to the write map and comes back to the read map when it has
+//! been written back and is read again; a file that does not fit between two epochs makes
+//! candidates go at once, or passes.
 
 use crate::ordered::Ordered;
 use crate::{Access, FileId, Order, Policy, Use};

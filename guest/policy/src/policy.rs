@@ -16,12 +16,12 @@ pub enum Order {
 
 /// Decides which files a cache holds.
 ///
-/// Laws, for every sequence of calls: the files held are those of `used` calls that returned true, without
-/// those that were dropped or forgotten since; `held_bytes` is the sum of their sizes and never above the
-/// budget when a call returns.
+/// Laws, for every sequence of calls: the files held are those of `used` calls that returned true,
+/// without those that were dropped or forgotten since; `held_bytes` is the sum of their sizes and
+/// never above the budget when a call returns.
 pub trait Policy {
-    /// A file is opened. Returns whether it is to be held from now on (it may be already); what has to go for
-    /// that is ordered.
+    /// A file is opened. Returns whether it is to be held from now on (it may be already); what has
+    /// to go for that is ordered.
     fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool;
 
     /// A file is gone, or has changed behind the cache: it is held no more, without an order.
@@ -71,7 +71,8 @@ impl PolicyKind {
         }
     }
 
-    /// A policy of this kind for a cache of so many bytes, over a link whose misses cost what it says.
+    /// A policy of this kind for a cache of so many bytes, over a link whose misses cost what it
+    /// says.
     pub fn build(self, bytes: u64, link: Link) -> Box<dyn Policy> {
         match self {
             Self::Default => Box::new(Adaptive::new(bytes, link)),

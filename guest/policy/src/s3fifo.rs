@@ -1,5 +1,5 @@
-//! S3-FIFO (Yang and others, SOSP 2023) by bytes: a small queue that most files leave after one use, a main
-//! queue for the rest, and a ghost list of what has left the small one.
+//! S3-FIFO (Yang and others, SOSP 2023) by bytes: a small queue that most files leave after one
+//! use, a main queue for the rest, and a ghost list of what has left the small one.
 
 use std::collections::HashMap;
 

@@ -19,7 +19,8 @@ pub struct Line {
     pub bytes: u64,
 }
 
-/// Reads a trace: lines `r|w,FILE,BYTES`; FILE is any name. The error says which line is wrong, and how.
+/// Reads a trace: lines `r|w,FILE,BYTES`; FILE is any name. The error says which line is wrong, and
+/// how.
 pub fn parse(text: &str) -> Result<Vec<Line>, String> {
     let mut names = HashMap::new();
     let mut lines = Vec::new();

@@ -120,7 +120,8 @@ fn multicache_holds_files_from_the_usage_threshold_on() {
     assert!(orders.is_empty() && policy.held_bytes() == 100);
 }
 
-/// S5.3: D is written back and dropped before B is dropped, oldest first, and no more than is needed.
+/// S5.3: D is written back and dropped before B is dropped, oldest first, and no more than is
+/// needed.
 #[test]
 fn multicache_drops_dirty_candidates_before_clean_ones() {
     let windows = Windows { read_part: 0.3, write_part: 0.1, ..Windows::default() };
@@ -153,7 +154,8 @@ fn multicache_drops_dirty_candidates_before_clean_ones() {
     assert_eq!(orders, wanted, "windows A and C stay: 190 bytes are below A's 300");
 }
 
-/// A file with changes keeps its place in the write map when it is read: its changes are not forgotten.
+/// A file with changes keeps its place in the write map when it is read: its changes are not
+/// forgotten.
 #[test]
 fn multicache_writes_back_a_file_that_was_read_after_it_was_written() {
     let mut policy = Multicache::new(BUDGET);

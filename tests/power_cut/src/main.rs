@@ -1,4 +1,5 @@
-//! `flowstone` for tests: what it serves is behind a drive's write cache, so `kill -9` is a power cut.
+//! `flowstone` for tests: what it serves is behind a drive's write cache, so `kill -9` is a power
+//! cut.
 
 use std::process::ExitCode;
 

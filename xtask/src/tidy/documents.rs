@@ -1,7 +1,7 @@
 //! Each path that a table of a document names exists: `` `a/b.rs` `` in a cell, and links.
 //!
-//! A path may begin at the top of the tree, at the document, or at any folder on the way to the file;
-//! `*` stands for any characters.
+//! A path may begin at the top of the tree, at the document, or at any folder on the way to the
+//! file; `*` stands for any characters.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
-//! Pollers, the control socket and the balancer serve all disks; a call that a disk's host can hold up has no place on
-//! their threads. Every such call in the code that they run is in a list, with the reason why it may be there: what
-//! is new is looked at.
+//! Pollers, the control socket and the balancer serve all disks; a call that a disk's host can hold
+//! up has no place on their threads. Every such call in the code that they run is in a list, with
+//! the reason why it may be there: what is new is looked at.
 
 use std::collections::BTreeSet;
 

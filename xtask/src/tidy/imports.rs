@@ -1,10 +1,10 @@
 //! Modules of a crate import each other in one direction.
 //!
 //! A file is a module. It depends on the files whose items its paths name (`crate::…`, `super::…`,
-//! `self::…`, or a child's name), in a `use` or anywhere else; what a module re-exports is looked up
-//! where it is defined, and a re-export by itself is no dependency. A module and its parts are one: what
-//! a part needs of the modules around it does not count. Nor does code for tests, or what stands in
-//! macros.
+//! `self::…`, or a child's name), in a `use` or anywhere else; what a module re-exports is looked
+//! up where it is defined, and a re-export by itself is no dependency. A module and its parts are
+//! one: what a part needs of the modules around it does not count. Nor does code for tests, or what
+//! stands in macros.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use syn::{Item, ItemFn, ItemMod, ItemUse, Path, UseTree, Visibility};
 use super::lists::List;
 use super::source::{Source, is_for_tests};
 
-/// Folders of a crate whose files do not import those of others: formats do not know each other, and
-/// what they stand on knows none of them.
+/// Folders of a crate whose files do not import those of others: formats do not know each other,
+/// and what they stand on knows none of them.
 const STRANGERS: [(&str, &[&str]); 4] = [
     ("crates/image/src/runtime/", &["raw/", "qcow2/", "log/"]),
     ("crates/image/src/raw/", &["qcow2/", "log/"]),

@@ -1,5 +1,5 @@
-//! Lists of exceptions, `xtask/tidy/*`: one a line. What needs no exception any more must go, so that
-//! a list only shrinks.
+//! Lists of exceptions, `xtask/tidy/*`: one a line. What needs no exception any more must go, so
+//! that a list only shrinks.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -28,8 +28,8 @@ impl List {
         Self { name: name.to_owned(), entries }
     }
 
-    /// What is to be said of `found`, names with a complaint about each: that of those which are not
-    /// listed, and which of the list are no longer found.
+    /// What is to be said of `found`, names with a complaint about each: that of those which are
+    /// not listed, and which of the list are no longer found.
     pub fn judge(&self, found: &[(String, String)]) -> Vec<String> {
         let is_new = |(name, _): &&(String, String)| !self.entries.contains(name);
         let new = found.iter().filter(is_new).map(|(_, complaint)| complaint.clone());

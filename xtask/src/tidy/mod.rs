@@ -27,6 +27,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         imports::check(&sources, &list("import-circles")?),
         functions::check(&sources, &list("long-functions")?),
         sizes::check(&sources, &list("long-files")?),
+        sizes::check_widths(&sources),
         safety::check(&sources),
         host_calls::check(&sources, &list("host-calls")?),
         stages::check_dependencies(workspace)?,

@@ -1,4 +1,4 @@
-//! A file tells one story.
+//! A file tells one story, in comments that fit into a window.
 
 use syn::Item;
 use syn::spanned::Spanned;
@@ -8,6 +8,8 @@ use super::source::{Source, is_for_tests};
 
 /// Most lines of a file without its tests.
 const LINES_MAX: usize = 400;
+/// Most columns of a line that is a comment; rustfmt does not wrap these.
+const COLUMNS_MAX: usize = 100;
 
 /// Files that are too long and are not in `excused`, and those in it that are not too long.
 pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
@@ -17,6 +19,22 @@ pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
         (source.path.clone(), complaint)
     });
     excused.judge(&long.collect::<Vec<_>>())
+}
+
+/// Comments that are too wide, but for words that cannot be cut.
+pub fn check_widths(sources: &[Source]) -> Vec<String> {
+    let is_wide = |line: &&str| {
+        line.trim_start().starts_with("//")
+            && line.chars().count() > COLUMNS_MAX
+            && line.split_whitespace().nth(2).is_some()
+    };
+    let wide = |source: &Source| source.text.lines().filter(is_wide).count();
+    let found = sources.iter().map(|source| (source, wide(source))).filter(|(_, count)| *count > 0);
+    found
+        .map(|(source, count)| {
+            format!("{}: {count} comments wider than {COLUMNS_MAX} columns", source.path)
+        })
+        .collect()
 }
 
 /// Lines that are not part of a test module or a test.
@@ -44,6 +62,15 @@ mod tests {
     fn source(path: &str, lines: usize) -> Source {
         let tests = "#[cfg(test)]\nmod tests {\n    fn it() {}\n}\n";
         Source::parse(path, &("// a line\n".repeat(lines) + tests)).unwrap()
+    }
+
+    #[test]
+    fn a_wide_comment_is_refused_and_a_wide_word_is_not() {
+        let words = "// ".to_owned() + &"word ".repeat(20);
+        let word = "// ".to_owned() + &"w".repeat(COLUMNS_MAX);
+        let check = |text: &str| check_widths(&[Source::parse("a.rs", text).unwrap()]).len();
+        assert_eq!((check(&words), check(&word)), (1, 0));
+        assert_eq!(check(&words[..COLUMNS_MAX]), 0);
     }
 
     #[test]

@@ -12,8 +12,8 @@ use syn::visit::Visit;
 
 use super::source::Source;
 
-/// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional dependency is for
-/// tests.
+/// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
+/// dependency is for tests.
 const MAY_KNOW: [(&str, &[&str]); 14] = [
     ("reactor", &[]),
     ("block", &["reactor"]),

@@ -1,5 +1,5 @@
-//! Requests on their way below: frames stand for some of the guest's memory, and everything is put back when
-//! they return.
+//! Requests on their way below: frames stand for some of the guest's memory, and everything is put
+//! back when they return.
 
 use std::ops::Range;
 
@@ -65,8 +65,9 @@ impl CachedChannel {
         self.base.submit(request);
     }
 
-    /// Makes a list of memory in which frames stand for the blocks that are filled. Returns the extent that
-    /// it belongs to: that of the request, and all of the blocks at its ends if they are filled.
+    /// Makes a list of memory in which frames stand for the blocks that are filled. Returns the
+    /// extent that it belongs to: that of the request, and all of the blocks at its ends if they
+    /// are filled.
     fn put_frames(&self, request: &Request, extent: Extent, lists: &mut Lists) -> Extent {
         let Lists { fills, memory: list } = lists;
         let (mut start, mut end) = (extent.start().get(), extent.end().get());

@@ -1,7 +1,8 @@
-//! Reads: those of a batch are looked up together, under one lock, and answered by copies; the others go down.
+//! Reads: those of a batch are looked up together, under one lock, and answered by copies; the
+//! others go down.
 //!
-//! What finding a block takes lies in memory that no cache of the CPU holds. So all of it is asked for first, step
-//! by step for all blocks, and the waits for it are one.
+//! What finding a block takes lies in memory that no cache of the CPU holds. So all of it is asked
+//! for first, step by step for all blocks, and the waits for it are one.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -48,8 +49,8 @@ struct Missed {
 }
 
 impl Reads {
-    /// Returns whether all blocks are held: their frames are added to `held`, pinned. Else `fills` are to be
-    /// read. A block that is not whole on the disk is not held.
+    /// Returns whether all blocks are held: their frames are added to `held`, pinned. Else `fills`
+    /// are to be read. A block that is not whole on the disk is not held.
     fn look_up(
         &mut self,
         table: &mut Table,
@@ -129,8 +130,8 @@ impl CachedChannel {
         }
     }
 
-    /// Looks up some reads, until there are blocks enough for one hold of the lock, or what is to be read ahead:
-    /// the reads after it may be of that.
+    /// Looks up some reads, until there are blocks enough for one hold of the lock, or what is to
+    /// be read ahead: the reads after it may be of that.
     fn look_up_some(&mut self) -> Option<Range<u64>> {
         let mut reads = std::mem::take(&mut self.reads);
         let Self { disk, ahead, counters, spare, capacity, .. } = self;

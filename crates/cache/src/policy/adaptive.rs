@@ -1,11 +1,12 @@
 //! Our default: S3-FIFO whose shape follows the load.
 //!
-//! No shape of S3-FIFO is good for all loads: a large small queue that lets everything that was used again
-//! go on is nearly LRU, a tiny one is nearly a filter against scans. So several shapes are tried beside each
-//! other, each on a small cache that sees only a sample of the blocks, chosen by a hash of their number, and
-//! is smaller by the same factor (miniature simulation: Waldspurger et al., "Cache modeling and optimization
-//! using miniature simulations", ATC 2017). The cache itself takes the shape that has had most hits lately.
-//! Its queues only change in length as blocks come and go, so a change of shape gives nothing up.
+//! No shape of S3-FIFO is good for all loads: a large small queue that lets everything that was
+//! used again go on is nearly LRU, a tiny one is nearly a filter against scans. So several shapes
+//! are tried beside each other, each on a small cache that sees only a sample of the blocks, chosen
+//! by a hash of their number, and is smaller by the same factor (miniature simulation: Waldspurger
+//! et al., "Cache modeling and optimization using miniature simulations", ATC 2017). The cache
+//! itself takes the shape that has had most hits lately. Its queues only change in length as blocks
+//! come and go, so a change of shape gives nothing up.
 
 use std::sync::Arc;
 use std::time::Duration;

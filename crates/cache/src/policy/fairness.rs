@@ -11,8 +11,8 @@ fn hit(policy: &mut dyn Policy, disk: u32, number: u64) -> bool {
     matches!(policy.access(BlockId::of_disk(disk, number), &mut Vec::new()), Outcome::Hit(_))
 }
 
-/// The hit ratio of a VM that uses `set` blocks, once in `one_of` accesses, beside one that takes all it can get;
-/// `at_times` is called each quarter of the capacity.
+/// The hit ratio of a VM that uses `set` blocks, once in `one_of` accesses, beside one that takes
+/// all it can get; `at_times` is called each quarter of the capacity.
 fn beside_a_hog(
     policy: &mut Adaptive,
     capacity: u64,
@@ -44,7 +44,8 @@ fn equal_vms(capacity: u64) -> Adaptive {
     policy
 }
 
-/// A VM with less than 4 to 8 % of all accesses had no floor, whatever its weight: too few of them were in the sample.
+/// A VM with less than 4 to 8 % of all accesses had no floor, whatever its weight: too few of them
+/// were in the sample.
 #[test]
 fn a_vm_that_accesses_less_often_has_what_its_weight_allows() {
     let mut ratios = Vec::new();
@@ -129,8 +130,8 @@ fn vms_that_came_while_the_cache_was_small_have_their_part_when_it_has_grown() {
     assert!(ratios[1] > ratios[0] - 0.05, "{ratios:.3?}");
 }
 
-/// A VM is switched off. What was protected of it stayed for good, and took its room from those that were left: from
-/// one of two, and from two of three.
+/// A VM is switched off. What was protected of it stayed for good, and took its room from those
+/// that were left: from one of two, and from two of three.
 #[test]
 fn what_a_vm_had_that_has_gone_others_use() {
     let capacity = 2000u64;
@@ -156,8 +157,9 @@ fn what_a_vm_had_that_has_gone_others_use() {
     }
 }
 
-/// A VM had a working set of its part, and stops, or uses one block now and then from now on: how many seconds it takes
-/// until another one could use all of the cache, and has nine tenths of its accesses as hits.
+/// A VM had a working set of its part, and stops, or uses one block now and then from now on: how
+/// many seconds it takes until another one could use all of the cache, and has nine tenths of its
+/// accesses as hits.
 #[test]
 fn what_a_vm_does_not_use_any_more_others_do() {
     let mut took = Vec::new();
@@ -190,8 +192,9 @@ fn what_a_vm_does_not_use_any_more_others_do() {
     assert!(took.iter().all(|it| *it));
 }
 
-/// What was protected once filled its VM's floor for good, used again or not: no hits at all. Then protected blocks of
-/// all VMs were in one queue, from which a block that was in the way went to the front: .31 and .34.
+/// What was protected once filled its VM's floor for good, used again or not: no hits at all. Then
+/// protected blocks of all VMs were in one queue, from which a block that was in the way went to
+/// the front: .31 and .34.
 #[test]
 fn a_vm_that_uses_all_twice_has_those_hits_whatever_shape_suits_the_others() {
     let capacity = 6600u64;
@@ -228,8 +231,8 @@ fn a_vm_that_uses_all_twice_has_those_hits_whatever_shape_suits_the_others() {
     assert!(less.iter().all(|less| *less < 0.05), "{less:.3?} less than alone");
 }
 
-/// Uses of a heavy VM count several times, so an eviction may find only blocks that have been used, and then takes
-/// what is last, whoever is to keep it.
+/// Uses of a heavy VM count several times, so an eviction may find only blocks that have been used,
+/// and then takes what is last, whoever is to keep it.
 #[test]
 fn a_heavy_vm_takes_nothing_from_light_ones() {
     let capacity = 6000u64;
@@ -261,7 +264,8 @@ fn a_heavy_vm_takes_nothing_from_light_ones() {
     assert!(less.iter().all(|less| *less < 0.25), "{less:.3?} less than alone");
 }
 
-/// Blocks that VMs hold when they come, go and change are theirs all the time: counts neither underflow nor are lost.
+/// Blocks that VMs hold when they come, go and change are theirs all the time: counts neither
+/// underflow nor are lost.
 #[test]
 fn what_vms_hold_is_counted_whenever_they_change() {
     for seed in 0..20 {
@@ -287,7 +291,8 @@ fn what_vms_hold_is_counted_whenever_they_change() {
     }
 }
 
-/// Without a key, a guest that knew which blocks are in the sample, and read only those, made the curve flat for all.
+/// Without a key, a guest that knew which blocks are in the sample, and read only those, made the
+/// curve flat for all.
 #[test]
 fn a_guest_that_knows_the_sample_does_not_flatten_the_curve() {
     let mut curve = Curve::new(64_000, 1);

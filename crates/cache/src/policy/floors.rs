@@ -1,14 +1,16 @@
 //! What each VM keeps of a cache, whatever the others do, and how much its uses count.
 //!
-//! A VM is not to have fewer hits than it would have alone with the part of the cache that its weight allows; its
-//! miss-ratio curve says how many those are, and how many blocks they take. While it holds no more than that, it loses
-//! none for other VMs. Those need not be the best ones, so it has a *floor* beside that: while it has fewer hits, the
-//! floor rises, and so many of its blocks are protected when they would be given up. While it has more, the floor
-//! sinks, and the VM that makes the best use of a block has it. Nothing is set aside: what a VM does not use, others do,
-//! and when it wakes, what they have above their own bounds makes way.
+//! A VM is not to have fewer hits than it would have alone with the part of the cache that its
+//! weight allows; its miss-ratio curve says how many those are, and how many blocks they take.
+//! While it holds no more than that, it loses none for other VMs. Those need not be the best ones,
+//! so it has a *floor* beside that: while it has fewer hits, the floor rises, and so many of its
+//! blocks are protected when they would be given up. While it has more, the floor sinks, and the VM
+//! that makes the best use of a block has it. Nothing is set aside: what a VM does not use, others
+//! do, and when it wakes, what they have above their own bounds makes way.
 //!
-//! All of it follows the VM's own accesses, and the time that [`Floors::pass`] is told: how often other VMs access the
-//! cache changes nothing. They could else have all that a VM holds before it has accessed enough to show in its hits.
+//! All of it follows the VM's own accesses, and the time that [`Floors::pass`] is told: how often
+//! other VMs access the cache changes nothing. They could else have all that a VM holds before it
+//! has accessed enough to show in its hits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,8 +31,8 @@ const SLACK: f64 = 1.25;
 const BLOCKS_PER_ACCESS: f64 = 8.0;
 /// Accesses count less the longer ago they are: by a factor of e after this time.
 const LATE: Duration = Duration::from_secs(60);
-/// No more accesses are remembered than what allows this many times the VM's part: a VM that has accessed much, and
-/// stops, is idle as soon as others.
+/// No more accesses are remembered than what allows this many times the VM's part: a VM that has
+/// accessed much, and stops, is idle as soon as others.
 const REMEMBERED: f64 = 2.0;
 /// A floor rises below the hit ratio that was promised, and sinks when so much above that.
 const MARGIN: f64 = 0.02;
@@ -45,7 +47,8 @@ const SAMPLED_PER_LOOK: usize = 16;
 const FADE: f64 = 0.9;
 /// A use counts no more than so many of a VM with the mean share.
 const USES_MAX: f64 = 16.0;
-/// VMs of which too little is known may have this part of all weight; else nothing is known of all of them.
+/// VMs of which too little is known may have this part of all weight; else nothing is known of all
+/// of them.
 const UNKNOWN_MAX: f64 = 0.05;
 
 /// What each VM holds, and what it is not to lose.
@@ -68,7 +71,8 @@ struct State {
     held: usize,
     /// So many may be protected.
     floor: usize,
-    /// So many take the hits that were promised: while no more are held, none is given up for others.
+    /// So many take the hits that were promised: while no more are held, none is given up for
+    /// others.
     needed: usize,
     /// What a use of it counts.
     uses: u32,
@@ -87,8 +91,8 @@ impl Floors {
         Self { key, ..Self::default() }
     }
 
-    /// These are the VMs from now on, and they share so many blocks, one day up to `capacity_max`. A VM with a
-    /// disk that it has had before is the same one.
+    /// These are the VMs from now on, and they share so many blocks, one day up to `capacity_max`.
+    /// A VM with a disk that it has had before is the same one.
     pub fn set(&mut self, vms: &Arc<Vms>, capacity: usize, capacity_max: usize) {
         if **vms == *self.vms {
             return;
@@ -168,8 +172,8 @@ impl Floors {
         self.allowed(vm, self.capacity).min(used)
     }
 
-    /// A block is read or written. Returns how many uses that counts as: more than one for a VM that has more
-    /// than the mean share.
+    /// A block is read or written. Returns how many uses that counts as: more than one for a VM
+    /// that has more than the mean share.
     pub fn access(&mut self, block: BlockId, is_hit: bool) -> u32 {
         let Some(vm) = self.vm(block) else { return 1 };
         let state = &mut self.states[vm];
@@ -232,8 +236,8 @@ impl Floors {
         }
     }
 
-    /// Whether a VM that has so many protected blocks loses none of them when one is given up for a block of the VM
-    /// `by`.
+    /// Whether a VM that has so many protected blocks loses none of them when one is given up for a
+    /// block of the VM `by`.
     pub fn keeps(&self, vm: usize, protected: usize, by: Option<usize>) -> bool {
         let State { held, floor, needed, .. } = self.states[vm];
         // What it takes in itself, it makes room for itself.
@@ -247,8 +251,8 @@ impl Floors {
         !self.states.is_empty()
     }
 
-    /// The part of the accesses that a cache of so many blocks would answer, if each VM counts by its weight and not
-    /// by how often it accesses the cache. Nothing while too little is known.
+    /// The part of the accesses that a cache of so many blocks would answer, if each VM counts by
+    /// its weight and not by how often it accesses the cache. Nothing while too little is known.
     pub fn hit_ratio(&self, blocks: usize) -> Option<f64> {
         let held_of_all: usize = self.held_of_disk.iter().sum();
         let (mut hits, mut known, mut unknown) = (0.0, 0.0, 0.0);

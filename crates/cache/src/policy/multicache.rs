@@ -1,8 +1,8 @@
-//! The rule of MultiCache (No and Park; S5.6): a sector is kept when p · u/Σu · v/Σv, its accesses times the
-//! share of its VM of all vCPUs and of all memory, reaches a threshold, whether there is room or not. The
-//! paper does not say what makes room; here it is the sector that was used longest ago. Its metadata tables are
-//! replaced for space, too: counts of sectors that are not kept, or not any more, are remembered for a million
-//! of them, or eight times as many as are kept.
+//! The rule of MultiCache (No and Park; S5.6): a sector is kept when p · u/Σu · v/Σv, its accesses
+//! times the share of its VM of all vCPUs and of all memory, reaches a threshold, whether there is
+//! room or not. The paper does not say what makes room; here it is the sector that was used longest
+//! ago. Its metadata tables are replaced for space, too: counts of sectors that are not kept, or
+//! not any more, are remembered for a million of them, or eight times as many as are kept.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ const COUNTED_ONLY: usize = 1;
 /// How the share of a VM is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// As the paper writes it. With N equal VMs the product of shares is 1/N², so each of them needs N² times
-    /// as many accesses as it would alone.
+    /// As the paper writes it. With N equal VMs the product of shares is 1/N², so each of them
+    /// needs N² times as many accesses as it would alone.
     Literal,
     /// Relative to the mean share: with equal VMs an access counts 1, however many there are.
     Relative,

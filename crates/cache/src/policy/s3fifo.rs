@@ -1,13 +1,14 @@
-//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023), with the sizes that
-//! its authors fix as parameters.
+//! S3-FIFO (Yang et al., "FIFO queues are all you need for cache eviction", SOSP 2023), with the
+//! sizes that its authors fix as parameters.
 //!
-//! New blocks enter a small queue. What has been used again when it comes to the end of that goes on to the
-//! main queue, where a use gives a block another turn; what has not is given up and remembered without its
-//! data. What comes back while it is remembered goes to the main queue at once.
+//! New blocks enter a small queue. What has been used again when it comes to the end of that goes
+//! on to the main queue, where a use gives a block another turn; what has not is given up and
+//! remembered without its data. What comes back while it is remembered goes to the main queue at
+//! once.
 //!
-//! Ours is what happens with several VMs ([`floors`](super::floors)): a block that would be given up, and that its VM
-//! is not to lose, goes to that VM's queue of protected ones. When the VM takes in one more than its floor, the oldest
-//! of these goes first.
+//! Ours is what happens with several VMs ([`floors`](super::floors)): a block that would be given
+//! up, and that its VM is not to lose, goes to that VM's queue of protected ones. When the VM takes
+//! in one more than its floor, the oldest of these goes first.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,9 +21,11 @@ use crate::entries::Entries;
 use crate::names::{BlockId, Place};
 use crate::vms::Vms;
 
-/// Blocks that get another turn before one is given up whatever its uses: all of them may have been used.
+/// Blocks that get another turn before one is given up whatever its uses: all of them may have been
+/// used.
 const TURNS_MAX: usize = 64;
-/// Protected blocks of a VM that are looked at, each time, for one that is not to be protected any more.
+/// Protected blocks of a VM that are looked at, each time, for one that is not to be protected any
+/// more.
 const PROTECTED_LOOKS: usize = 8;
 /// More uses than that are not counted.
 const COUNT_MAX: u32 = 3;
@@ -30,8 +33,8 @@ const COUNT_MAX: u32 = 3;
 const SMALL: usize = 0;
 const MAIN: usize = 1;
 const GHOSTS: usize = 2;
-/// From here on, a queue for each VM: its blocks that were at the end of a queue, and that it is not to lose, the oldest
-/// at the back.
+/// From here on, a queue for each VM: its blocks that were at the end of a queue, and that it is
+/// not to lose, the oldest at the back.
 const PROTECTED: usize = 3;
 
 /// How the capacity is shared out.
@@ -94,8 +97,8 @@ impl S3Fifo {
         self.shape = shape;
     }
 
-    /// What these VMs have above their parts goes first, from now on, and uses of heavy ones count more. That is
-    /// ours, not S3-FIFO's.
+    /// What these VMs have above their parts goes first, from now on, and uses of heavy ones count
+    /// more. That is ours, not S3-FIFO's.
     pub fn weigh(&mut self, vms: &Arc<Vms>) {
         self.floors.set(vms, self.capacity, self.capacity_max);
         self.entries.have_queues(PROTECTED + vms.len());
@@ -136,7 +139,8 @@ impl S3Fifo {
         self.end_of_queue(place)
     }
 
-    /// Gives up a protected block that its VM may lose: of the VM `by`, or of another one, which takes turns.
+    /// Gives up a protected block that its VM may lose: of the VM `by`, or of another one, which
+    /// takes turns.
     fn evict_protected(&mut self, by: Option<usize>) -> Option<Kept> {
         if self.protected == 0 {
             return None;
@@ -179,13 +183,14 @@ impl S3Fifo {
         })
     }
 
-    /// The queue of a VM's protected blocks. VMs beyond the most queues that there can be share the last one.
+    /// The queue of a VM's protected blocks. VMs beyond the most queues that there can be share the
+    /// last one.
     fn queue_of(&self, vm: usize) -> usize {
         (PROTECTED + vm).min(self.entries.queues() - 1)
     }
 
-    /// Protects a block at the end of its queue that would be given up, if its VM is not to lose it, or has older ones
-    /// to lose instead. Returns the queue that it is in now.
+    /// Protects a block at the end of its queue that would be given up, if its VM is not to lose
+    /// it, or has older ones to lose instead. Returns the queue that it is in now.
     fn protect(&mut self, place: Place, by: Option<usize>) -> Option<usize> {
         let uses_enough = if self.entries.queue(place) == SMALL { self.shape.promote } else { 1 };
         if self.entries.count(place) >= uses_enough {

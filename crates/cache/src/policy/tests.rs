@@ -203,8 +203,9 @@ fn the_default_follows_the_load() {
     assert!(ours * 10 > of_lru * 8, "{ours} against {of_lru}");
 }
 
-/// Of 10,000 accesses of the first VM to its working set, how many are hits while the second one, which accesses
-/// nine times as often, uses each block of more than the cache holds more often than the first one its own.
+/// Of 10,000 accesses of the first VM to its working set, how many are hits while the second one,
+/// which accesses nine times as often, uses each block of more than the cache holds more often than
+/// the first one its own.
 fn hits_beside_a_hog(sizes: &[u32], capacity: usize) -> usize {
     let mut policy = Adaptive::new(capacity, 1);
     policy.set_vms(&Vms::of_sizes(sizes));
@@ -223,7 +224,8 @@ fn hits_beside_a_hog(sizes: &[u32], capacity: usize) -> usize {
     hits
 }
 
-/// The working set is a quarter of the cache: a VM that is allowed a half has it whatever another one does.
+/// The working set is a quarter of the cache: a VM that is allowed a half has it whatever another
+/// one does.
 #[test]
 fn no_vm_takes_from_another_what_its_weight_allows() {
     let shares: [&[u32]; 3] = [&[1], &[1, 1], &[1, 3]];

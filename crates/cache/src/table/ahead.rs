@@ -46,8 +46,8 @@ impl Table {
         kept || self.ahead.blocks.find(block).is_some()
     }
 
-    /// A range is to be read ahead. Appends fills for the first run of blocks in it that are not held, and
-    /// returns the first block about which nothing has been done.
+    /// A range is to be read ahead. Appends fills for the first run of blocks in it that are not
+    /// held, and returns the first block about which nothing has been done.
     pub fn begin_ahead(
         &mut self,
         memory: &Memory,
@@ -70,7 +70,8 @@ impl Table {
         blocks.end
     }
 
-    /// A block has been read ahead: it is held until it is asked for, if it is still what the disk holds.
+    /// A block has been read ahead: it is held until it is asked for, if it is still what the disk
+    /// holds.
     pub fn end_ahead(&mut self, memory: &Memory, fill: Fill, succeeded: bool) {
         let Fill { block, frame, version } = fill;
         let is_current = self.changes(block).version == version;

@@ -1,4 +1,5 @@
-//! What is held of a range is forgotten, in steps: a large range takes its time, and others wait for the lock.
+//! What is held of a range is forgotten, in steps: a large range takes its time, and others wait
+//! for the lock.
 
 use std::ops::Range;
 
@@ -24,8 +25,8 @@ impl Forgetting {
         Self { blocks, begun: false, from }
     }
 
-    /// What is done under one hold of the lock. Returns whether something is left to do. When nothing
-    /// is, the change has [begun](Table::begin_change).
+    /// What is done under one hold of the lock. Returns whether something is left to do. When
+    /// nothing is, the change has [begun](Table::begin_change).
     pub fn step(&mut self, table: &mut Table, memory: &Memory) -> bool {
         let late = mutant("cache.discard.drops-before-it-raises-the-version");
         if !self.begun && (!late || self.from.is_none()) {

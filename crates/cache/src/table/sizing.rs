@@ -3,7 +3,8 @@
 use super::Table;
 use crate::frames::{Frame, Memory};
 
-/// Blocks that are given up at a time when the cache becomes smaller: others wait for the lock meanwhile.
+/// Blocks that are given up at a time when the cache becomes smaller: others wait for the lock
+/// meanwhile.
 const SHRINK_STEP: usize = 512;
 
 /// How much may be held.
@@ -18,9 +19,9 @@ pub struct Target {
 }
 
 impl Table {
-    /// Keeps at most so many blocks, and blocks read ahead, from now on, in at most so many frames. Gives some
-    /// of them up for that. Returns frames whose memory the host is to have back, and whether there is more
-    /// to do.
+    /// Keeps at most so many blocks, and blocks read ahead, from now on, in at most so many frames.
+    /// Gives some of them up for that. Returns frames whose memory the host is to have back, and
+    /// whether there is more to do.
     pub fn shrink(&mut self, memory: &Memory, target: Target) -> (Vec<Frame>, bool) {
         self.set_target(target);
         let mut evicted = std::mem::take(&mut self.evicted);

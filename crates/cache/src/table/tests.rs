@@ -1,5 +1,6 @@
-//! Three requests for the same block, in every order in which their steps can follow each other: what is
-//! held is what the disk holds. What happens under the lock is one step, so there is no other order.
+//! Three requests for the same block, in every order in which their steps can follow each other:
+//! what is held is what the disk holds. What happens under the lock is one step, so there is no
+//! other order.
 
 use super::*;
 use crate::BLOCK_BYTES;
@@ -41,7 +42,8 @@ const KINDS: [Kind; 8] = [
 ];
 
 impl Kind {
-    /// It begins, the disk carries it out, it ends. A discard may take the lock twice before it goes down.
+    /// It begins, the disk carries it out, it ends. A discard may take the lock twice before it
+    /// goes down.
     const fn steps(self) -> usize {
         if matches!(self, Self::Discard) { 4 } else { 3 }
     }
@@ -196,8 +198,8 @@ impl Actor {
     }
 }
 
-/// Runs `order`, which names a request for each step, on a block that is held at first or not. Returns
-/// whether it is held at the end.
+/// Runs `order`, which names a request for each step, on a block that is held at first or not.
+/// Returns whether it is held at the end.
 fn run(kinds: [Kind; 3], is_held: bool, order: &[usize]) -> bool {
     let mut host = Host::new(is_held);
     let mut actors = [0, 1, 2].map(|index| Actor {
@@ -284,7 +286,8 @@ fn a_large_range_is_forgotten_and_others_stay() {
     assert!(matches!(table.read(&memory, BlockId::of_disk(1, 400)), Found::Fill(_)));
 }
 
-/// A frame that is being read was zeroed by a shrink that took it for an idle one (a mutant; no test saw it).
+/// A frame that is being read was zeroed by a shrink that took it for an idle one (a mutant; no
+/// test saw it).
 #[test]
 fn a_frame_that_is_read_survives_a_shrink() {
     let mut host = Host::new(true);

@@ -1,5 +1,5 @@
-//! A disk in memory that carries requests out some time after they were submitted, tells of it some time
-//! after that, fails some, and can be made larger.
+//! A disk in memory that carries requests out some time after they were submitted, tells of it some
+//! time after that, fails some, and can be made larger.
 
 use std::io;
 use std::sync::Arc;

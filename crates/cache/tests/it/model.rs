@@ -1,7 +1,7 @@
-//! One thread, several queues of two disks, a disk below that is late in virtual time, tears and fails, grows,
-//! and remembers each value that each sector ever had: a read returns what the disk held at some time between
-//! its submission and its return; a change is on the disk when it returns; each request comes back once, as
-//! it was.
+//! One thread, several queues of two disks, a disk below that is late in virtual time, tears and
+//! fails, grows, and remembers each value that each sector ever had: a read returns what the disk
+//! held at some time between its submission and its return; a change is on the disk when it
+//! returns; each request comes back once, as it was.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -587,7 +587,8 @@ fn one(max: u64, kind: PolicyKind) -> (Arc<Cache>, Arc<Sim>, Box<dyn Channel>) {
     (cache, sim, channel)
 }
 
-/// Blocks are on their way while the cache becomes smaller: their memory stayed above the target for ever.
+/// Blocks are on their way while the cache becomes smaller: their memory stayed above the target
+/// for ever.
 #[test]
 fn memory_of_blocks_on_their_way_is_given_back_by_the_next_call() {
     let (cache, _, mut channel) = one(16 * MIB, PolicyKind::Lru);
@@ -624,8 +625,8 @@ fn memory_of_blocks_on_their_way_is_given_back_by_the_next_call() {
     assert!(resident <= cache.target_bytes(), "{resident} resident, {held} held, 1 MiB to take");
 }
 
-/// The window of a stream was a quarter of what is kept for reading ahead when the cache is largest: in one that
-/// had become smaller, most of a window pushed out the rest of it.
+/// The window of a stream was a quarter of what is kept for reading ahead when the cache is
+/// largest: in one that had become smaller, most of a window pushed out the rest of it.
 #[test]
 fn a_small_cache_reads_ahead_what_it_can_keep() {
     for max in [128 * MIB, MIB] {

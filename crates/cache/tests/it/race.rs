@@ -1,5 +1,6 @@
-//! Queues of two disks at once, each on a thread of its own, over disks that are late and fail: a read never
-//! returns what was there before the last write, and at the end the cache holds what the disks hold.
+//! Queues of two disks at once, each on a thread of its own, over disks that are late and fail: a
+//! read never returns what was there before the last write, and at the end the cache holds what the
+//! disks hold.
 
 use std::sync::Arc;
 use std::time::Duration;

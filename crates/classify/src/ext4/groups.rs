@@ -118,8 +118,8 @@ impl Groups<'_> {
         }
     }
 
-    /// The block behind a group's copy of the superblock. With blocks of 1 KiB and clusters the first group
-    /// begins at block 0, and the superblock is in block 1.
+    /// The block behind a group's copy of the superblock. With blocks of 1 KiB and clusters the
+    /// first group begins at block 0, and the superblock is in block 1.
     fn after_superblock(&self, group: u64) -> u64 {
         let superblock = self.superblock;
         let first =
@@ -137,7 +137,8 @@ impl Groups<'_> {
         }
     }
 
-    /// Calls `visit` with one descriptor after the other, until it returns false, or one cannot be read.
+    /// Calls `visit` with one descriptor after the other, until it returns false, or one cannot be
+    /// read.
     fn for_each_descriptor(
         &self,
         scan: &mut Scan<'_>,

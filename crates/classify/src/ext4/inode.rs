@@ -18,12 +18,13 @@ const EXTENT_MAGIC: u16 = 0xF30A;
 const ENTRY_BYTES: usize = 12;
 /// The kernel makes no deeper tree.
 const DEPTH_MAX: u16 = 5;
-/// A longer extent is one that has been allocated and not been written; its length is what is beyond.
+/// A longer extent is one that has been allocated and not been written; its length is what is
+/// beyond.
 const WRITTEN_BLOCKS_MAX: u16 = 32768;
 /// Blocks of the inode itself, before the lists.
 const DIRECT_BLOCKS: usize = 12;
-/// The most nodes or lists that are read: an extent tree of a journal has a few, the lists of one of 1 GiB
-/// with blocks of 1 KiB about 4,000.
+/// The most nodes or lists that are read: an extent tree of a journal has a few, the lists of one
+/// of 1 GiB with blocks of 1 KiB about 4,000.
 const NODES_MAX: u32 = 8192;
 
 /// Marks the blocks of files.
@@ -41,8 +42,8 @@ struct Walk<'a, 'b> {
 }
 
 impl BlockMap<'_> {
-    /// Marks all blocks of a file as being of `class`, and those that say where they are as metadata. What
-    /// cannot be read is left out.
+    /// Marks all blocks of a file as being of `class`, and those that say where they are as
+    /// metadata. What cannot be read is left out.
     pub fn mark(
         &self,
         scan: &mut Scan<'_>,

@@ -29,8 +29,8 @@ fn is_let_go(layout: &Weak<Layout>) -> bool {
     layout.strong_count() == 0
 }
 
-/// Each queue that slept kept the layout that it had seen last, each another one: 82 MiB for 32 queues of a disk whose
-/// guest changed its superblock in between.
+/// Each queue that slept kept the layout that it had seen last, each another one: 82 MiB for 32
+/// queues of a disk whose guest changed its superblock in between.
 #[test]
 fn queues_that_sleep_let_go_of_a_layout_that_has_been_replaced() {
     let (classify, stopped) = (classify(), AtomicBool::new(false));

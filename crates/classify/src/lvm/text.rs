@@ -1,4 +1,5 @@
-//! The text format of LVM2: sections in braces, and values that are numbers, strings or lists of these.
+//! The text format of LVM2: sections in braces, and values that are numbers, strings or lists of
+//! these.
 
 /// Sections lie in each other no deeper.
 const DEPTH_MAX: u32 = 8;

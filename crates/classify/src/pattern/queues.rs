@@ -12,8 +12,8 @@ use crate::published::{Published, Seen};
 /// The most writes that one queue remembers: a journal writes just before the guest flushes.
 const RECENT_MAX: usize = 64;
 
-/// A queue's last writes since somebody flushed. Its own thread locks it to add one; another one only when
-/// it flushes.
+/// A queue's last writes since somebody flushed. Its own thread locks it to add one; another one
+/// only when it flushes.
 type Recent = Mutex<VecDeque<Extent>>;
 
 /// The detector of a disk, which its queues share.
@@ -82,7 +82,8 @@ impl QueueMemory {
         }
     }
 
-    /// The queue flushes: what all queues have written so far comes before what they write from now on.
+    /// The queue flushes: what all queues have written so far comes before what they write from now
+    /// on.
     pub fn flushes(&self) {
         if !self.shared.has_news.swap(false, Ordering::Relaxed) {
             return;

@@ -55,8 +55,8 @@ impl Disk {
         self.queues[0].reads_journal(extent(start, 8))
     }
 
-    /// Writes the next blocks of the journal. Returns how many writes that took, and how many of them were
-    /// known.
+    /// Writes the next blocks of the journal. Returns how many writes that took, and how many of
+    /// them were known.
     fn append(&mut self, sectors: u64) -> (u32, u32) {
         let to_end = sectors.min(END - self.head);
         let mut writes = vec![extent(self.head, to_end)];
@@ -191,8 +191,8 @@ fn many_streams_do_not_hide_the_journal() {
     assert!(disk.is_journal(START + 800));
 }
 
-/// A write of the journal's superblock, in front of it, was taken for its next turn: the range seen so far for
-/// all of it.
+/// A write of the journal's superblock, in front of it, was taken for its next turn: the range seen
+/// so far for all of it.
 #[test]
 fn a_write_of_its_superblock_does_not_end_a_journal() {
     let mut disk = Disk::new(fastrand::u64(..));
@@ -224,8 +224,8 @@ fn a_journal_in_any_order_is_known_to_its_end_whatever_the_seed() {
     }
 }
 
-/// Turns of a body and a commit of so many sectors, one behind the other, until a write is taken for one of
-/// a journal; how many turns that took.
+/// Turns of a body and a commit of so many sectors, one behind the other, until a write is taken
+/// for one of a journal; how many turns that took.
 fn turns_until_known(body: u64, commit: u64) -> Option<u32> {
     let mut disk = Disk::new(1);
     let mut at = 50_000;

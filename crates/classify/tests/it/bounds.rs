@@ -127,7 +127,8 @@ fn what_is_not_reported_is_not_counted_elsewhere() {
     );
 }
 
-/// The thread that reads has a stack of 256 KiB. A tree whose nodes name themselves ends at its depth.
+/// The thread that reads has a stack of 256 KiB. A tree whose nodes name themselves ends at its
+/// depth.
 #[test]
 fn a_small_stack_is_enough_for_a_tree_that_names_itself() {
     let disk = Disk::new(200 * MIB);

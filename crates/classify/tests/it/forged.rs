@@ -23,8 +23,8 @@ pub fn mbr_entry(status: u8, kind: u8, start: u32, count: u32) -> [u8; 16] {
     entry
 }
 
-/// A GPT with these entries, each a first and a last block; its protective entry is this one of the boot
-/// record.
+/// A GPT with these entries, each a first and a last block; its protective entry is this one of the
+/// boot record.
 pub fn put_gpt(disk: &Disk, block: u64, protective: u64, entries: &[(u64, u64)]) {
     put(disk, 446 + 16 * protective, &mbr_entry(0, 0xEE, 1, u32::MAX));
     put(disk, 510, &[0x55, 0xAA]);

@@ -1,5 +1,5 @@
-//! Disks that a guest has forged: whatever is on them, reading takes a bounded time and little memory, and
-//! ends.
+//! Disks that a guest has forged: whatever is on them, reading takes a bounded time and little
+//! memory, and ends.
 
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
@@ -152,8 +152,8 @@ fn partitions_that_overlap() {
     assert!((cpu_time() - begin) < TIME_MAX, "{:?}", (cpu_time() - begin));
 }
 
-/// An XFS of four billion allocation groups, whose headers overlap and so are one region: marking them took
-/// a minute, and with partitions hours, in which the image could not be closed.
+/// An XFS of four billion allocation groups, whose headers overlap and so are one region: marking
+/// them took a minute, and with partitions hours, in which the image could not be closed.
 #[test]
 fn allocation_groups_without_end() {
     let mut image = vec![0; 4096];
@@ -171,7 +171,8 @@ fn allocation_groups_without_end() {
     assert!((cpu_time() - begin) < TIME_MAX, "{:?}", (cpu_time() - begin));
 }
 
-/// Every group of an ext4 begins with a superblock, whose room for descriptors overlaps the next group.
+/// Every group of an ext4 begins with a superblock, whose room for descriptors overlaps the next
+/// group.
 #[test]
 fn superblocks_without_end() {
     let disk = Disk::new(300 * MIB);

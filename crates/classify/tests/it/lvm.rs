@@ -1,5 +1,5 @@
-//! Logical volumes. The text is as LVM 2.03 writes it; making a volume group takes a device mapper, which
-//! not every machine has.
+//! Logical volumes. The text is as LVM 2.03 writes it; making a volume group takes a device mapper,
+//! which not every machine has.
 
 use std::os::unix::fs::FileExt;
 

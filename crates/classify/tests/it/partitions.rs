@@ -68,7 +68,8 @@ fn mbr_with_logical_partitions() {
     assert_eq!(layout.place(extent(start + 1024, 1024)), Place::Metadata);
 }
 
-/// GRUB is in sector 0 of many disks without a partition table; other boot sectors end in the same mark.
+/// GRUB is in sector 0 of many disks without a partition table; other boot sectors end in the same
+/// mark.
 #[test]
 fn a_boot_sector_without_a_table_hides_no_file_system() {
     let disk = Disk::new(64 * MIB);

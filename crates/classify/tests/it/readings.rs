@@ -34,8 +34,8 @@ fn wipe(disk: &mut BlockingDisk) {
     let _ = disk.write(Sector::new(2), &mut [0; 1024]);
 }
 
-/// Readings that are on their way when the superblock is written are followed by another one, and none
-/// begins before the write has completed.
+/// Readings that are on their way when the superblock is written are followed by another one, and
+/// none begins before the write has completed.
 #[test]
 fn what_is_written_during_a_reading_is_read() {
     let (disk, control) = slow(&ext4_of_32_mib(""));
@@ -217,8 +217,8 @@ fn a_pattern_is_known_to_all_queues() {
     assert_eq!(classes.counters().of_class(Class::Journal).reads, 1);
 }
 
-/// The ring or the thread of the first reading was refused, and nothing was known until the guest wrote its
-/// boot record.
+/// The ring or the thread of the first reading was refused, and nothing was known until the guest
+/// wrote its boot record.
 #[test]
 fn a_reading_that_could_not_begin_is_done_again() {
     let (disk, control) = slow(&ext4_of_32_mib(""));
@@ -228,8 +228,8 @@ fn a_reading_that_could_not_begin_is_done_again() {
     wait_until("the layout", || is_ext4(&classes));
 }
 
-/// What had been known was given up after three readings that met errors, with what says when to read it
-/// again.
+/// What had been known was given up after three readings that met errors, with what says when to
+/// read it again.
 #[test]
 fn an_outage_of_some_seconds_does_not_cost_the_layout_for_good() {
     let image = Disk::new(32 * MIB);
@@ -277,8 +277,8 @@ fn a_boot_record_of_a_disk_with_blocks_of_4_kib() {
     wait_until("the layout", || is_ext4(&classes));
 }
 
-/// A reading met an error, and everything that had been known was forgotten, until the boot record was
-/// written again.
+/// A reading met an error, and everything that had been known was forgotten, until the boot record
+/// was written again.
 #[test]
 fn a_passing_error_does_not_cost_the_layout() {
     let (disk, control) = slow(&ext4_of_32_mib(""));

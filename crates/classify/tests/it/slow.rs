@@ -15,7 +15,8 @@ use flowstone_layers::Mem;
 
 use crate::disk::{Disk, MIB, make};
 
-/// A disk in memory. Reads and writes of the layers above wait while they are told to, and fail on demand.
+/// A disk in memory. Reads and writes of the layers above wait while they are told to, and fail on
+/// demand.
 pub struct Slow {
     base: Mem,
     control: Arc<Control>,

@@ -5,8 +5,8 @@ use flowstone_testkit::truth::run;
 use crate::disk::{Disk, MIB, extent, make};
 use crate::forged::{kinds, mbr_entry, put, put_gpt};
 
-/// fdisk and parted leave a chain in any order when partitions were deleted and made again; Linux follows
-/// it.
+/// fdisk and parted leave a chain in any order when partitions were deleted and made again; Linux
+/// follows it.
 #[test]
 fn logical_partitions_may_be_chained_in_any_order() {
     let disk = Disk::new(300 * MIB);

@@ -15,8 +15,8 @@ fn a_volume_without_read_ahead_hides_no_volume() {
     assert_eq!(kinds(&disk.layout()), ["lvm", "ext4", "volume"]);
 }
 
-/// An area that its group does not use any more holds an old text (`pvchange --metadataignore y`): where that
-/// had volumes, others may be now.
+/// An area that its group does not use any more holds an old text (`pvchange --metadataignore y`):
+/// where that had volumes, others may be now.
 #[test]
 fn an_ignored_metadata_area_tells_nothing() {
     let disk = physical_volume(&group(&linear("root", 0, 10, "")));

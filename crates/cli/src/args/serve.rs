@@ -31,11 +31,12 @@ pub struct Serve {
     /// --socket-group, else 0777 less the umask]
     #[arg(long, value_name = "MODE")]
     pub socket_mode: Option<SocketMode>,
-    /// Name of the disk in messages, statistics and commands; at most 128 bytes [default: from IMAGE]
+    /// Name of the disk in messages, statistics and commands; at most 128 bytes [default: from
+    /// IMAGE]
     #[arg(long)]
     pub name: Option<String>,
-    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, or as much of it
-    /// as there is room for]
+    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, or as much of
+    /// it as there is room for]
     #[arg(long)]
     pub serial: Option<String>,
     /// Image format, raw, qcow2 or log, if the file's name does not tell
@@ -47,8 +48,8 @@ pub struct Serve {
     /// Pin queue threads to these CPUs in turn, e.g. 2-5 or 0,3; not with shared pollers
     #[arg(long, value_name = "LIST")]
     pub cpus: Option<CpuList>,
-    /// Which threads run queues: per-queue (one for each), N (so many for all queues; these move between
-    /// them by load), auto (as many as the load asks for) [default: per-queue]
+    /// Which threads run queues: per-queue (one for each), N (so many for all queues; these move
+    /// between them by load), auto (as many as the load asks for) [default: per-queue]
     #[arg(long, value_name = "N|auto|per-queue")]
     pub pollers: Option<PollerChoice>,
     /// Pin shared pollers to these CPUs in turn; with --pollers auto there are as many at most
@@ -57,9 +58,9 @@ pub struct Serve {
     /// The most CPU time that the daemon may use, e.g. 50% of one CPU, or 150% [default: no limit]
     #[arg(long, value_name = "PERCENT")]
     pub cpu_budget: Option<CpuShare>,
-    /// How many threads a queue runs on: fused (one does everything), split (one takes requests from the guest,
-    /// the other one submits and completes them) or auto (the one that does more, measured while it runs)
-    /// [default: fused]
+    /// How many threads a queue runs on: fused (one does everything), split (one takes requests
+    /// from the guest, the other one submits and completes them) or auto (the one that does more,
+    /// measured while it runs) [default: fused]
     #[arg(long, value_name = "FORM")]
     pub pipeline: Option<Pipeline>,
     /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never
@@ -77,12 +78,12 @@ pub struct Serve {
     /// `journal_ioprio`), by which writes to it are known on encrypted disks [default: 3]
     #[arg(long, value_name = "LEVEL")]
     pub journal_ioprio: Option<u8>,
-    /// Keep blocks in memory that are read again, of all disks of the daemon together: SIZE is the most
-    /// that they may take [default: no cache]
+    /// Keep blocks in memory that are read again, of all disks of the daemon together: SIZE is the
+    /// most that they may take [default: no cache]
     #[arg(long, value_name = "SIZE")]
     pub cache: Option<CacheSize>,
-    /// What the cache takes at least: when the host's memory runs short, it becomes smaller [default: an
-    /// eighth of --cache]
+    /// What the cache takes at least: when the host's memory runs short, it becomes smaller
+    /// [default: an eighth of --cache]
     #[arg(long, value_name = "SIZE", requires = "cache")]
     pub cache_min: Option<CacheSize>,
     /// What decides which blocks are kept: default, s3fifo, lru, multicache or multicache-relative
@@ -92,12 +93,14 @@ pub struct Serve {
     /// cache: on, or off (treat them like everything else) [default: on]
     #[arg(long, value_name = "CHOICE")]
     pub pdc: Option<Pdc>,
-    /// What the disk may use in a second: iops=N requests and bw=SIZE bytes, and with burst=TIME as much of
-    /// what it has not used as comes in that time; separated by commas, or off [default: off]
+    /// What the disk may use in a second: iops=N requests and bw=SIZE bytes, and with burst=TIME as
+    /// much of what it has not used as comes in that time; separated by commas, or off [default:
+    /// off]
     #[arg(long, value_name = "PARTS")]
     pub limit: Option<Limit>,
-    /// The VM that uses the disk, for its share of the cache: name=NAME (disks with the same one belong to one
-    /// VM), cpus=N, memory=SIZE, separated by commas [default: found out from the process that connects]
+    /// The VM that uses the disk, for its share of the cache: name=NAME (disks with the same one
+    /// belong to one VM), cpus=N, memory=SIZE, separated by commas [default: found out from the
+    /// process that connects]
     #[arg(long, value_name = "PARTS")]
     pub vm: Option<VmSpec>,
     /// How requests reach the host file: auto, uring or sync (threads)
@@ -106,8 +109,8 @@ pub struct Serve {
     /// Bypass the host's page cache: auto (where the file system can), on or off
     #[arg(long, value_name = "CHOICE")]
     pub direct: Option<Choice<DirectChoice>>,
-    /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs while guests
-    /// are idle, or off [default: a tenth of the disk]
+    /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs
+    /// while guests are idle, or off [default: a tenth of the disk]
     #[arg(long, value_name = "SIZE_PER_DAY|off")]
     pub resort: Option<Resort>,
     /// Refuse writes; several daemons may serve the same image this way

@@ -27,8 +27,8 @@ pub struct SetDisk {
     /// The daemon's control socket
     #[arg(long, value_name = "SOCK")]
     pub control: PathBuf,
-    /// What the disk may use in a second, in place of the limit it has: iops=N, bw=SIZE, burst=TIME,
-    /// separated by commas, or off
+    /// What the disk may use in a second, in place of the limit it has: iops=N, bw=SIZE,
+    /// burst=TIME, separated by commas, or off
     #[arg(long, value_name = "PARTS")]
     pub limit: Option<Limit>,
     /// How much the disk gets, beside others, of a device and of its group's limit: 1 to 10000

@@ -42,8 +42,8 @@ fn start_log() {
 }
 
 /// What is asked for on top of the default: a part that is named more closely is not all that is
-/// logged. A word that is neither a level nor a part of ours is refused: it would be taken for the name
-/// of some part, and a misspelt level would change nothing, or silence all.
+/// logged. A word that is neither a level nor a part of ours is refused: it would be taken for the
+/// name of some part, and a misspelt level would change nothing, or silence all.
 fn log_filter(wanted: &str) -> std::result::Result<EnvFilter, String> {
     let directives = wanted.split(',').map(str::trim).filter(|it| !it.is_empty());
     let is_level = |word: &str| word.parse::<LevelFilter>().is_ok();

@@ -28,8 +28,8 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file here may have the name of a disk; the daemon, perhaps in another folder, knows which of them it
-/// serves.
+/// A file here may have the name of a disk; the daemon, perhaps in another folder, knows which of
+/// them it serves.
 fn layout_of(disk: &str) -> Command {
     Command::Layout { disk: disk.to_owned(), path: std::fs::canonicalize(disk).ok() }
 }

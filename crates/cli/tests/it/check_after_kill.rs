@@ -13,8 +13,8 @@ use crate::fixture::{Place, stop};
 const LOAD: Duration = Duration::from_secs(4);
 const DISK: &str = "24M";
 
-/// `check`. It waits for the ring of the killed daemon to let the image go, but not for ever: on a disk
-/// that is busy with other tests, the last sync of the daemon takes longer at times.
+/// `check`. It waits for the ring of the killed daemon to let the image go, but not for ever: on a
+/// disk that is busy with other tests, the last sync of the daemon takes longer at times.
 fn check(place: &Place, options: &[&str], name: &str) -> (i32, String) {
     for _ in 0..12 {
         let output = place.run(&[&["check"], options, &[name]].concat());

@@ -1,4 +1,5 @@
-//! Requests are told apart by what the disk holds, whichever format it has, and operators can see it.
+//! Requests are told apart by what the disk holds, whichever format it has, and operators can see
+//! it.
 
 use std::time::Duration;
 
@@ -117,7 +118,8 @@ fn a_layout_follows_what_the_guest_does_to_its_disk() {
         write(&mut client, journal, 0);
         assert_eq!(count(&classes(&place), "journal")[1], u64::from(how) + 1);
     }
-    // What does not define it does not make it be read. (It is read once more after its definers changed.)
+    // What does not define it does not make it be read. (It is read once more after its definers
+    // changed.)
     let readings = || layout(&place)["readings"].clone();
     flowstone_testkit::wait_until("it is not read", || {
         let before = readings();

@@ -116,7 +116,8 @@ fn kept_space_reads_as_zeroes_and_stays_allocated() {
     }
 }
 
-/// A host without a call for zeroes: each request wrote as much as it liked, whatever the limit was.
+/// A host without a call for zeroes: each request wrote as much as it liked, whatever the limit
+/// was.
 #[test]
 fn zeroes_where_the_host_has_no_call_for_them_are_short_and_held_to_the_limit() {
     let place = Place::new();

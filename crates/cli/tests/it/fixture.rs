@@ -122,8 +122,8 @@ impl Place {
     }
 }
 
-/// Says that something is over when it is dropped, also by a test that fails, so that threads which wait for
-/// that end.
+/// Says that something is over when it is dropped, also by a test that fails, so that threads which
+/// wait for that end.
 pub struct Over<'flag>(pub &'flag AtomicBool);
 
 impl Drop for Over<'_> {

@@ -33,8 +33,8 @@ fn status_bytes(daemon: &Daemon, field: &str) -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Fails if a thread of the daemon spins. One that does so is never seen to sleep, however little CPU time
-/// it gets; all of them have to be, at several looks in a row.
+/// Fails if a thread of the daemon spins. One that does so is never seen to sleep, however little
+/// CPU time it gets; all of them have to be, at several looks in a row.
 fn assert_rests(daemon: &Daemon, what: &str) {
     let tasks = || std::fs::read_dir(format!("/proc/{}/task", daemon.pid())).unwrap();
     // Threads may end meanwhile.
@@ -96,8 +96,8 @@ fn spoil(name: &str, deed: impl Fn(&mut Client)) {
     stop(daemon);
 }
 
-/// A monitor that truncated what it had shared with the daemon ended that, and the disks of all others,
-/// with SIGBUS; and again when the next daemon repeated what had been in flight.
+/// A monitor that truncated what it had shared with the daemon ended that, and the disks of all
+/// others, with SIGBUS; and again when the next daemon repeated what had been in flight.
 #[test]
 fn a_monitor_that_truncates_its_guests_memory_loses_its_own_disk_only() {
     let place = Place::new();
@@ -638,8 +638,9 @@ fn odd_buffers_among_others_are_all_answered() {
     }
 }
 
-/// What a daemon holds: threads, descriptors, mappings of files, of guests' memory and of rings. (How many
-/// others there are depends on how many threads asked malloc for memory at the same time.)
+/// What a daemon holds: threads, descriptors, mappings of files, of guests' memory and of rings.
+/// (How many others there are depends on how many threads asked malloc for memory at the same
+/// time.)
 fn holdings(daemon: &Daemon) -> [usize; 3] {
     let process = format!("/proc/{}", daemon.pid());
     let entries = |folder| std::fs::read_dir(format!("{process}/{folder}")).unwrap().count();

@@ -1,4 +1,5 @@
-//! Two disks on one poller, and a host that stops answering for one of them: in every form, engine and format.
+//! Two disks on one poller, and a host that stops answering for one of them: in every form, engine
+//! and format.
 
 use std::fs;
 use std::thread;

@@ -1,8 +1,8 @@
 //! Limits of disks and groups, as operators and guests meet them.
 //!
-//! No test here asks for a rate: a machine that does other work has none to give. A limit is kept if what it
-//! lets through took long enough; who gets how much is tested with a clock of its own (`crates/qos`), and
-//! `flowstone-bench qos` measures it.
+//! No test here asks for a rate: a machine that does other work has none to give. A limit is kept
+//! if what it lets through took long enough; who gets how much is tested with a clock of its own
+//! (`crates/qos`), and `flowstone-bench qos` measures it.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,8 @@ use flowstone_testkit::{Client, ClientOptions, Request, Status};
 use crate::fixture::{Over, Place, pattern, stop};
 use crate::many_disks::{config, serve};
 
-/// Has so many requests done, `iodepth` at a time. Returns how long that took, the connection included.
+/// Has so many requests done, `iodepth` at a time. Returns how long that took, the connection
+/// included.
 fn load(
     place: &Place,
     name: &str,
@@ -35,8 +36,8 @@ fn load(
     began.elapsed()
 }
 
-/// Whether so many requests in that time keep a limit of so many a second, with its usual burst and what a
-/// queue may be in debt.
+/// Whether so many requests in that time keep a limit of so many a second, with its usual burst and
+/// what a queue may be in debt.
 fn keeps(limit: f64, requests: u64, time: Duration) -> bool {
     (requests as f64) < limit * (time.as_secs_f64() + 0.01) * 1.05 + 2.0
 }
@@ -77,7 +78,8 @@ fn disks_of_a_group_share_its_limit_and_none_starves() {
     let text = std::fs::read_to_string(&file).unwrap() + groups;
     std::fs::write(&file, text).unwrap();
     let daemon = serve(&file, 3);
-    // The hog always has more to do until the modest one is done, which would never be if it starved.
+    // The hog always has more to do until the modest one is done, which would never be if it
+    // starved.
     let both = |place: &Place, limit: f64| {
         let (began, is_done) = (Instant::now(), AtomicBool::new(false));
         let hogs = std::thread::scope(|scope| {
@@ -170,8 +172,8 @@ fn a_limit_that_is_changed_counts_for_what_waits_already() {
     stop(daemon);
 }
 
-/// A stop let go of all that waited, so a guest that toggled its cache mode had no limit. And what waits must not keep the
-/// daemon, or the monitor, waiting for as long as the limit says.
+/// A stop let go of all that waited, so a guest that toggled its cache mode had no limit. And what
+/// waits must not keep the daemon, or the monitor, waiting for as long as the limit says.
 #[test]
 fn what_waits_at_a_stop_stays_in_the_ring() {
     let place = Place::new();

@@ -1,5 +1,5 @@
-//! Tools that meet a lock: the ring of a killed daemon holds its image until its last request has left
-//! the kernel, and a tool that comes right behind the kill waits for that.
+//! Tools that meet a lock: the ring of a killed daemon holds its image until its last request has
+//! left the kernel, and a tool that comes right behind the kill waits for that.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

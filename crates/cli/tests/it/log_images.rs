@@ -214,7 +214,8 @@ fn an_image_that_was_not_closed_is_checked_without_changing_it() {
     assert!(info.contains("not closed in order"), "{info}");
 }
 
-/// Space that had been got ahead of a guest's writes, behind all that the image had used, stayed the file's after a kill.
+/// Space that had been got ahead of a guest's writes, behind all that the image had used, stayed
+/// the file's after a kill.
 #[test]
 fn a_killed_image_gives_back_what_had_been_got_ahead() {
     let place = Place::new();
@@ -390,7 +391,8 @@ fn half_a_copy_is_refused() {
         assert_eq!(output.status.code(), Some(2), "{part} %");
         assert!(!place.path("copy.raw").exists());
     }
-    // Holes where the rest should be. Behind the data is space that was got ahead of it, and given back.
+    // Holes where the rest should be. Behind the data is space that was got ahead of it, and given
+    // back.
     let data = whole.iter().rposition(|byte| *byte != 0).unwrap();
     let file = std::fs::File::create(place.path("holes.flow")).unwrap();
     file.write_all_at(&whole[..data * 30 / 100], 0).unwrap();

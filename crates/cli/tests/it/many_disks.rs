@@ -258,8 +258,8 @@ fn a_resize_that_hangs_holds_up_neither_statistics_nor_the_other_disks() {
     assert!(daemon.wait(HANG).unwrap().success(), "{}", daemon.stderr());
 }
 
-/// Commands waited until all disks were open, and so did the signal to stop, and so did the disks that
-/// came after in the file.
+/// Commands waited until all disks were open, and so did the signal to stop, and so did the disks
+/// that came after in the file.
 #[test]
 fn a_disk_that_takes_long_to_open_holds_up_neither_commands_nor_disks_nor_the_end() {
     let place = Place::new();

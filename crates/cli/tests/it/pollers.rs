@@ -117,8 +117,9 @@ fn disks_of_every_format_share_two_pollers_and_these_sleep_when_there_is_nothing
     stop(daemon);
 }
 
-/// One poller is enough for nothing, and again when a load has gone. (Whether there are more meanwhile depends on what
-/// CPUs the machine has to spare: crates/daemon/src/pollers/balancer/tests.rs.)
+/// One poller is enough for nothing, and again when a load has gone. (Whether there are more
+/// meanwhile depends on what CPUs the machine has to spare:
+/// crates/daemon/src/pollers/balancer/tests.rs.)
 #[test]
 fn guests_that_are_quiet_need_one_poller() {
     let place = Place::new();
@@ -231,7 +232,8 @@ fn kill_under_load(head: &str, of_disk: &str, ops: u64, is_time: impl Fn(&Place)
     }
 }
 
-/// As many queues of a disk as guests have vCPUs: all of them work, on threads of their own and on shared ones.
+/// As many queues of a disk as guests have vCPUs: all of them work, on threads of their own and on
+/// shared ones.
 #[test]
 fn sixty_four_queues_of_one_disk_write_side_by_side() {
     const ALL: usize = 64;
@@ -259,8 +261,8 @@ fn sixty_four_queues_of_one_disk_write_side_by_side() {
     }
 }
 
-/// What is not used for want of load proves nothing, so the load is one that would use two CPUs. Other
-/// processes may keep it from using its budget; nothing may make it use more.
+/// What is not used for want of load proves nothing, so the load is one that would use two CPUs.
+/// Other processes may keep it from using its budget; nothing may make it use more.
 #[test]
 fn a_cpu_budget_is_kept() {
     for (head, disk) in [("cpu-budget = '30%'\n", ""), ("pollers = '1'\n", "cpu_budget = '30%'\n")]
@@ -354,7 +356,8 @@ fn notifications_are_counted_of_a_queue_that_never_sleeps() {
     }
 }
 
-/// Both threads of a queue work, and what an operator sees adds up, on threads of their own and on shared ones.
+/// Both threads of a queue work, and what an operator sees adds up, on threads of their own and on
+/// shared ones.
 #[test]
 fn a_queue_on_two_threads_counts_like_one_on_one() {
     for (pollers, pipeline) in

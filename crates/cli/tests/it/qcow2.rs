@@ -1,5 +1,5 @@
-//! qcow2 images as a stranger meets them, and as QEMU does: what is made here is read there, and the
-//! other way round.
+//! qcow2 images as a stranger meets them, and as QEMU does: what is made here is read there, and
+//! the other way round.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;

@@ -9,7 +9,8 @@ use flowstone_testkit::{Daemon, wait_until};
 use crate::fixture::{Over, Place, stop};
 use crate::many_disks::{config, serve};
 
-/// Two images of a format on the file system of the build; the engine is one of those that devices have.
+/// Two images of a format on the file system of the build; the engine is one of those that devices
+/// have.
 fn serve_two(place: &Place, suffix: &str) -> Daemon {
     let line = |name: &str| {
         let image = format!("{name}.{suffix}");

@@ -66,7 +66,8 @@ impl Channel for SlowChannel {
     }
 }
 
-/// All chains of a guest, on one thread or with both halves on this one: what it has seen at each submission.
+/// All chains of a guest, on one thread or with both halves on this one: what it has seen at each
+/// submission.
 fn seen_of_all_chains(is_split: bool) -> Vec<u16> {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     (0..CHAINS).for_each(|chain| guest.offer(chain));

@@ -30,8 +30,8 @@ pub enum Pipeline {
     Auto,
 }
 
-/// Whether journals are kept out of caches: nothing reads them again but recovery (pollution-defensive
-/// caching).
+/// Whether journals are kept out of caches: nothing reads them again but recovery
+/// (pollution-defensive caching).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Pdc {
     /// They are.

@@ -1,4 +1,5 @@
-//! Values of the configuration that are written as strings, by the same parsers as on the command line.
+//! Values of the configuration that are written as strings, by the same parsers as on the command
+//! line.
 
 use std::fmt::Display;
 use std::str::FromStr;

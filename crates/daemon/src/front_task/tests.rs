@@ -1,4 +1,5 @@
-//! The half that takes requests, step by step: what the other one does falls between any two of its steps.
+//! The half that takes requests, step by step: what the other one does falls between any two of its
+//! steps.
 
 use flowstone_frontend::vhost_user::{QueueFault, Work as Asked};
 
@@ -96,7 +97,8 @@ fn an_order_to_leave_that_comes_just_before_the_sleep_is_seen() {
     assert!(bench.must_not_sleep());
 }
 
-/// Its mark would be cleared with those of its last use, and a daemon that is killed would forget it.
+/// Its mark would be cleared with those of its last use, and a daemon that is killed would forget
+/// it.
 #[test]
 fn a_chain_is_taken_again_when_its_mark_is_cleared() {
     let mut bench = Bench::new();

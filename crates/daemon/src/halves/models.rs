@@ -1,6 +1,6 @@
-//! When the front takes a head again, in each order of the two threads. A mark of the in-flight log is a cell here, of
-//! which loom says when two threads use it at once. (The log itself is in memory that the monitor maps, too, where loom
-//! sees nothing.)
+//! When the front takes a head again, in each order of the two threads. A mark of the in-flight log
+//! is a cell here, of which loom says when two threads use it at once. (The log itself is in memory
+//! that the monitor maps, too, where loom sees nothing.)
 
 use flowstone_block::model::{UnsafeCell, check, spawn};
 use flowstone_block::sync::thread::yield_now;

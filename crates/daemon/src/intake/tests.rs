@@ -60,8 +60,8 @@ fn stop(run: Run) -> u16 {
     }
 }
 
-/// Each stop let go of all that waited for the limit: 85,579 reads/s under `iops=100`. A monitor waited for
-/// nothing, and so it is still: what waits has never been taken.
+/// Each stop let go of all that waited for the limit: 85,579 reads/s under `iops=100`. A monitor
+/// waited for nothing, and so it is still: what waits has never been taken.
 #[test]
 fn a_guest_that_toggles_its_cache_mode_takes_nothing_from_its_ring_that_it_cannot_pay() {
     for is_split in [false, true] {

@@ -1,13 +1,13 @@
-//! Whether any poller has had something to do lately: tells the threads that watch the load, which sleep
-//! while no poller has.
+//! Whether any poller has had something to do lately: tells the threads that watch the load, which
+//! sleep while no poller has.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{Thread, current, park_timeout};
 use std::time::Duration;
 
-/// A wake-up that comes just before the sleep is missed if its poller then never sleeps; so the sleep ends at
-/// times.
+/// A wake-up that comes just before the sleep is missed if its poller then never sleeps; so the
+/// sleep ends at times.
 const SLEEP_MAX: Duration = Duration::from_secs(10);
 
 /// Shared by all pollers and the threads that watch their load.
@@ -23,7 +23,8 @@ impl Activity {
         self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until a poller has woken up, or this thread is unparked. Returns whether a poller has.
+    /// Sleeps until a poller has woken up, or this thread is unparked. Returns whether a poller
+    /// has.
     pub fn wait(&self) -> bool {
         {
             let mut sleepers = self.sleepers();

@@ -1,7 +1,8 @@
 //! How a queue comes to a poller's thread, and leaves it: for another poller, or to stop.
 //!
-//! Both departures begin in the same way: the queue takes nothing more until nothing is in flight. Only then does its
-//! poller ask what is next, so an order to stop that comes later still holds, wherever the queue is.
+//! Both departures begin in the same way: the queue takes nothing more until nothing is in flight.
+//! Only then does its poller ask what is next, so an order to stop that comes later still holds,
+//! wherever the queue is.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -61,7 +62,8 @@ impl<T> fmt::Debug for NotRun<T> {
 
 /// Why a queue comes.
 pub(super) enum Cause {
-    /// It is to begin to run; the thread that starts it waits to hear whether it does, and has it back if not.
+    /// It is to begin to run; the thread that starts it waits to hear whether it does, and has it
+    /// back if not.
     Start(SyncSender<Result<(), NotRun<QueuePart>>>),
     /// It has run on another poller until this moment.
     Move { from: Arc<Inbox>, drained: Instant },
@@ -87,8 +89,8 @@ pub struct Inbox {
     /// What the poller counts.
     pub counters: PollerCounters,
     waker: Arc<Waker>,
-    /// Whether the thread is to look at what the lock protects. Raised after a change of that, and lowered before it looks: so
-    /// a change that it has not seen raises the flag again.
+    /// Whether the thread is to look at what the lock protects. Raised after a change of that, and
+    /// lowered before it looks: so a change that it has not seen raises the flag again.
     full: AtomicBool,
     state: Mutex<InboxState>,
 }
@@ -179,7 +181,8 @@ impl Inbox {
     }
 }
 
-/// Ends an inbox with its thread, however that ends: a monitor must not wait for a thread that has died.
+/// Ends an inbox with its thread, however that ends: a monitor must not wait for a thread that has
+/// died.
 pub(super) struct EndsInbox(pub Arc<Inbox>);
 
 impl Drop for EndsInbox {
@@ -240,7 +243,8 @@ impl Orders {
         self.tell(&state);
     }
 
-    /// Tells the queue to move; does not wait. Returns `false` if it has another order, or is there.
+    /// Tells the queue to move; does not wait. Returns `false` if it has another order, or is
+    /// there.
     pub fn move_to(&self, poller: &Arc<Inbox>) -> bool {
         let mut state = self.state();
         let may = matches!(state.next, Next::Run) && !Arc::ptr_eq(&state.at, poller);
@@ -268,8 +272,8 @@ impl Orders {
         (state.at.index, matches!(state.next, Next::Run))
     }
 
-    /// Asked by its poller when nothing is in flight: what next? From now on a queue that moves is at
-    /// its destination.
+    /// Asked by its poller when nothing is in flight: what next? From now on a queue that moves is
+    /// at its destination.
     pub(super) fn depart(&self) -> Departure {
         let mut state = self.state();
         match std::mem::replace(&mut state.next, Next::Stop) {
@@ -281,8 +285,8 @@ impl Orders {
         }
     }
 
-    /// It comes to this poller though it has not been told to: its destination cannot run it. An order to
-    /// stop that has come meanwhile stays.
+    /// It comes to this poller though it has not been told to: its destination cannot run it. An
+    /// order to stop that has come meanwhile stays.
     pub(super) fn divert(&self, to: &Arc<Inbox>) {
         let mut state = self.state();
         if matches!(state.next, Next::Stop) && !mutant("daemon.orders.return-forgets-a-stop") {

@@ -1,7 +1,9 @@
-//! Queues on pollers, in each order of the threads: real pollers, tasks, orders and channels, with a disk that answers at once.
+//! Queues on pollers, in each order of the threads: real pollers, tasks, orders and channels, with
+//! a disk that answers at once.
 //!
-//! Nothing looks for work (`PollMode::Never`): a thread that is not woken sleeps for ever, and loom says so. The ring
-//! that the guest shares and its notifications are outside: what the driver offers is there before a model begins.
+//! Nothing looks for work (`PollMode::Never`): a thread that is not woken sleeps for ever, and loom
+//! says so. The ring that the guest shares and its notifications are outside: what the driver
+//! offers is there before a model begins.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -78,8 +80,9 @@ fn an_order_to_stop_holds_while_a_queue_comes_back() {
     });
 }
 
-/// A queue is posted while its poller is told to end: it runs, or it comes back. In both cases the poller ends: one that
-/// lowered its flag and had not seen yet that it was closed could sleep for ever.
+/// A queue is posted while its poller is told to end: it runs, or it comes back. In both cases the
+/// poller ends: one that lowered its flag and had not seen yet that it was closed could sleep for
+/// ever.
 #[test]
 fn what_is_posted_runs_or_comes_back() {
     check("poller, post and end", 2, || {
@@ -114,7 +117,8 @@ fn a_queue_that_moves_to_a_poller_that_ends_is_not_waited_for() {
     });
 }
 
-/// A queue on two threads, of whose chains one is offered. Returns its halves when they have stopped.
+/// A queue on two threads, of whose chains one is offered. Returns its halves when they have
+/// stopped.
 fn run_split(layer: Arc<dyn Layer>) -> [Option<QueuePart>; 2] {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     guest.offer(0);

@@ -1,5 +1,6 @@
-//! What the disks of a thread have had of a pass. Turns go from queue to queue, and a disk may have as many as it likes:
-//! so they take new requests only until their disk has had its time. Completions are shown in any case.
+//! What the disks of a thread have had of a pass. Turns go from queue to queue, and a disk may have
+//! as many as it likes: so they take new requests only until their disk has had its time.
+//! Completions are shown in any case.
 
 use std::time::Duration;
 
@@ -7,8 +8,8 @@ use flowstone_block::mutant;
 
 use crate::batch::TURN;
 
-/// What a queue that shares its thread may take from its ring in one turn. Where a submission is a copy
-/// (files in memory), that is about a tenth of a millisecond.
+/// What a queue that shares its thread may take from its ring in one turn. Where a submission is a
+/// copy (files in memory), that is about a tenth of a millisecond.
 pub(super) const TURN_BYTES: u64 = 1 << 20;
 
 /// See the module.

@@ -113,8 +113,8 @@ impl Disk {
     }
 }
 
-/// Raw, qcow2 and log images, every engine, direct and through the page cache: what one of them waits
-/// for, another one's completion must not be missed.
+/// Raw, qcow2 and log images, every engine, direct and through the page cache: what one of them
+/// waits for, another one's completion must not be missed.
 #[test]
 fn eight_queues_of_four_disks_share_one_thread() {
     use {DirectChoice as D, EngineChoice as E};

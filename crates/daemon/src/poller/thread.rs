@@ -114,8 +114,8 @@ impl StartingQueue {
         self.running.orders()
     }
 
-    /// Waits until it runs, or cannot: for as long as its thread and its disk take. So no lock is held that others
-    /// need.
+    /// Waits until it runs, or cannot: for as long as its thread and its disk take. So no lock is
+    /// held that others need.
     pub fn wait(self) -> Result<RunningQueue, NotRun<QueuePart>> {
         let died = |_| Err(NotRun { error: died(), queue: None });
         self.has_started.recv().unwrap_or_else(died)?;

@@ -1,7 +1,7 @@
 //! Which queue should run on another poller. Pure: loads in, a move out.
 //!
-//! One move at a time, and the loads are measured again before the next: a queue's load changes with its
-//! neighbours.
+//! One move at a time, and the loads are measured again before the next: a queue's load changes
+//! with its neighbours.
 
 /// A poller has too much to do above this, in CPUs: queues wait for each other.
 const BUSY: f64 = 0.8;
@@ -52,8 +52,9 @@ pub fn plan(queues: &[QueueLoad], nodes: &[Option<u32>], spread: Spread) -> Opti
     all.bring_home(queues).or_else(|| all.level(queues, spread))
 }
 
-/// Where a new queue runs: near its guest's memory, where there is the least to do, and of those where there
-/// are the fewest queues. With [`Spread::AsNeeded`] no poller is woken for it, unless none is near.
+/// Where a new queue runs: near its guest's memory, where there is the least to do, and of those
+/// where there are the fewest queues. With [`Spread::AsNeeded`] no poller is woken for it, unless
+/// none is near.
 pub fn place(
     home: Option<u32>,
     queues: &[QueueLoad],

@@ -100,15 +100,16 @@ impl Balancer {
         Ok(Self { shared, _watch: watch })
     }
 
-    /// The CPUs of which one could run the second half of a queue: of all pollers, if there are several. An empty list
-    /// is all that the process may use.
+    /// The CPUs of which one could run the second half of a queue: of all pollers, if there are
+    /// several. An empty list is all that the process may use.
     pub fn cpus_of_second(&self) -> Option<CpuList> {
         let cpus = &self.shared.cpus;
         (cpus.len() > 1).then(|| cpus.iter().flat_map(CpuList::iter).collect())
     }
 
-    /// Runs a queue, or a half of one, on one of them; `home` is the node of its guest's memory, where that
-    /// matters. A half stays where it is, if possible on another poller than its other half, which `beside` is.
+    /// Runs a queue, or a half of one, on one of them; `home` is the node of its guest's memory,
+    /// where that matters. A half stays where it is, if possible on another poller than its other
+    /// half, which `beside` is.
     pub fn run(
         &self,
         part: QueuePart,

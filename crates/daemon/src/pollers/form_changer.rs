@@ -19,7 +19,8 @@ const IDLE: f64 = 0.001;
 /// Of a thread that changes a form: it starts and stops others.
 const STACK_BYTES: usize = 128 << 10;
 
-/// In builds with debug assertions, the environment of a test makes queues change their form at every look.
+/// In builds with debug assertions, the environment of a test makes queues change their form at
+/// every look.
 const RESTLESS: &str = "FLOWSTONE_RESTLESS_FORMS";
 
 /// The thread. It is started with its first queue.
@@ -78,8 +79,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Looks at every queue, and begins to change those that should run in the other form. Returns whether to look again soon:
-/// there was load, or a queue that does not run.
+/// Looks at every queue, and begins to change those that should run in the other form. Returns
+/// whether to look again soon: there was load, or a queue that does not run.
 pub(super) fn look_at_all(queues: &Mutex<Vec<Watched>>, idle: &IdleCpus, look: Look) -> bool {
     let (mut load, mut waits, mut known) = (0.0, false, Vec::new());
     let mut all = lock(queues);
@@ -120,8 +121,8 @@ impl Watched {
         self.change.is_some()
     }
 
-    /// On a thread of its own: it waits until the queue has nothing in flight, and no other queue is to wait for a disk
-    /// that hangs.
+    /// On a thread of its own: it waits until the queue has nothing in flight, and no other queue
+    /// is to wait for a disk that hangs.
     fn begin_change(&mut self, form: Form) {
         debug!(?form, "a queue changes its form");
         // Not held before it begins: a disk that is removed meanwhile is let go.

@@ -1,8 +1,9 @@
 //! Which form a queue should run in (`--pipeline auto`). Pure: loads and rates in, a change out.
 //!
-//! A load tells what is worth trying, and only the rate of requests decides: a queue that fills its thread is
-//! tried on two while a CPU idles, and stays on them if they do more. The verdict is looked at again at times, less and
-//! less often while it stays the same, because guests change what they do.
+//! A load tells what is worth trying, and only the rate of requests decides: a queue that fills its
+//! thread is tried on two while a CPU idles, and stays on them if they do more. The verdict is
+//! looked at again at times, less and less often while it stays the same, because guests change
+//! what they do.
 
 use super::placed::Form;
 
@@ -126,7 +127,8 @@ impl FormChoice {
         self.form == Form::Fused && self.tried_against.is_none() && self.pause == 0 && self.was_full
     }
 
-    /// Looks at the queue. Returns the form that it should have from now on, if that is another one.
+    /// Looks at the queue. Returns the form that it should have from now on, if that is another
+    /// one.
     pub fn look(&mut self, look: QueueLook) -> Option<Form> {
         self.was_full = look.load > FULL && self.stuck == 0;
         if self.stuck > 0 {
@@ -140,8 +142,8 @@ impl FormChoice {
         let is_light = look.load + look.front_load < LIGHT;
         self.light = if is_light { self.light + 1 } else { 0 };
         if self.form == Form::Split && self.light >= LOOKS {
-            // No verdict: what it would do with more is not known. A driver that never lets a trial end is tried less
-            // and less often.
+            // No verdict: what it would do with more is not known. A driver that never lets a trial
+            // end is tried less and less often.
             let is_cut = self.tried_against.take().is_some();
             self.pause = if is_cut { self.cut_pause } else { PAUSE_LIGHT };
             self.cut_pause = if is_cut { (2 * self.cut_pause).min(PAUSE_MAX) } else { PAUSE_LIGHT };
@@ -202,7 +204,8 @@ impl FormChoice {
 mod tests {
     use super::*;
 
-    /// A queue whose driver asks for `wanted` requests per second, and that does so many in each form.
+    /// A queue whose driver asks for `wanted` requests per second, and that does so many in each
+    /// form.
     struct Queue {
         choice: FormChoice,
         wanted: f64,
@@ -319,8 +322,8 @@ mod tests {
         }
     }
 
-    /// Each trial was cut short by a pause, so there was no verdict, and the next burst began another one: a change
-    /// per second for ever, and half of each burst in the worse form.
+    /// Each trial was cut short by a pause, so there was no verdict, and the next burst began
+    /// another one: a change per second for ever, and half of each burst in the worse form.
     #[test]
     fn trials_that_pauses_of_the_driver_cut_short_become_seldom() {
         for (burst, pause) in [(5, 15), (8, 12), (10, 10), (7, 6)] {
@@ -340,7 +343,8 @@ mod tests {
         }
     }
 
-    /// It was asked for again each half second: each time the queue stopped, and might not have run again.
+    /// It was asked for again each half second: each time the queue stopped, and might not have run
+    /// again.
     #[test]
     fn a_change_back_that_cannot_be_made_is_not_asked_for_all_the_time() {
         let mut queue = Queue::new(1e6, 2e6);
@@ -367,7 +371,8 @@ mod tests {
         assert_eq!(queue.run(LOOKS), Form::Split);
     }
 
-    /// `/proc/stat` was read ten times a second for as long as any guest sent a request now and then.
+    /// `/proc/stat` was read ten times a second for as long as any guest sent a request now and
+    /// then.
     #[test]
     fn only_a_queue_that_fills_its_thread_needs_to_know_what_idles() {
         let mut queue = Queue::new(1e6, 2e6);

@@ -1,4 +1,5 @@
-//! A thread that looks at loads ten times a second while there are any, and sleeps while there are none.
+//! A thread that looks at loads ten times a second while there are any, and sleeps while there are
+//! none.
 
 use std::io;
 use std::sync::Arc;

@@ -57,7 +57,8 @@ impl Placed {
                 _ => None,
             },
             Parts::Split { front, back } => {
-                // Both, also if one has panicked: what is in flight uses the guest's memory and ring.
+                // Both, also if one has panicked: what is in flight uses the guest's memory and
+                // ring.
                 let front = front.stop();
                 if mutant("daemon.pollers.stop-leaves-the-other-half") && front.is_none() {
                     return None;

@@ -1,4 +1,5 @@
-//! A queue as the monitor's thread has it: to be stopped. Its form may be changed meanwhile by another thread.
+//! A queue as the monitor's thread has it: to be stopped. Its form may be changed meanwhile by
+//! another thread.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -54,7 +55,8 @@ impl PlacedQueue {
     /// Asks it to take nothing more; does not wait.
     pub fn begin_stop(&self) {
         self.0.is_to_stop.store(true, Ordering::Release);
-        // A queue whose form changes takes nothing more already, and sees the flag before it runs again.
+        // A queue whose form changes takes nothing more already, and sees the flag before it runs
+        // again.
         if let Ok(state) = self.0.state.try_lock()
             && let State::Runs(placed) = &*state
         {
@@ -150,7 +152,8 @@ impl Changeable {
         }
     }
 
-    /// Whether it could run in neither form, and still cannot: it is tried once more. Its guest waits.
+    /// Whether it could run in neither form, and still cannot: it is tried once more. Its guest
+    /// waits.
     pub fn is_stranded(&self) -> bool {
         let Ok(mut state) = self.state.try_lock() else { return false };
         if self.is_to_stop() || !matches!(*state, State::Over(Some(_))) {

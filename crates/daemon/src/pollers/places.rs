@@ -34,7 +34,8 @@ pub(super) struct Places {
 pub struct OwnThreads {
     /// What the first one is called.
     pub name: String,
-    /// The CPUs that they stay on, if the configuration names them. Else they are near the guest's memory.
+    /// The CPUs that they stay on, if the configuration names them. Else they are near the guest's
+    /// memory.
     pub cpus: [Option<usize>; 2],
 }
 
@@ -68,7 +69,8 @@ impl Places {
         Ok(Self { budget, shared, topology, activity, known: Mutex::default() })
     }
 
-    /// Runs a queue: on threads of its own, as it is wanted, or on shared ones. It comes back if that fails.
+    /// Runs a queue: on threads of its own, as it is wanted, or on shared ones. It comes back if
+    /// that fails.
     pub fn run(
         &self,
         form: Form,
@@ -150,8 +152,8 @@ impl Places {
         home.map(|node| self.topology.cpus_near(node)).unwrap_or_default()
     }
 
-    /// The CPUs of which one could run a second thread of the queue, and none if that would be the first one's: an
-    /// empty list is all that the process may use.
+    /// The CPUs of which one could run a second thread of the queue, and none if that would be the
+    /// first one's: an empty list is all that the process may use.
     pub fn cpus_of_second(&self, wanted: &Wanted<'_>) -> Option<CpuList> {
         if let Some(shared) = &self.shared {
             return shared.cpus_of_second();

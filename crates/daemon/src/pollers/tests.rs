@@ -34,8 +34,8 @@ fn wait_until(holds: impl Fn() -> bool) {
     flowstone_testkit::wait_until("something happens", holds);
 }
 
-/// Its other half went on, on a thread that other queues share: the guest had its memory and its ring back, and
-/// the disk wrote to them.
+/// Its other half went on, on a thread that other queues share: the guest had its memory and its
+/// ring back, and the disk wrote to them.
 #[test]
 fn a_queue_whose_front_has_panicked_stops_when_nothing_is_in_flight() {
     let disk = Held::default();

@@ -1,5 +1,6 @@
-//! Policy and sizer together, on a clock that the test holds: a cache of 256 MiB, a VM with a working set of three fifths
-//! of it that accesses 200 blocks a second, and one of the same weight that scans at random.
+//! Policy and sizer together, on a clock that the test holds: a cache of 256 MiB, a VM with a
+//! working set of three fifths of it that accesses 200 blocks a second, and one of the same weight
+//! that scans at random.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -88,8 +89,9 @@ impl Host {
     }
 }
 
-/// .50 to .56 beside 20,000/s and .01 to .04 beside 200,000/s; and with memory neither short nor plentiful the cache went
-/// from 256 to 80 MiB in two minutes, since a hundredth of all accesses was all that it could answer.
+/// .50 to .56 beside 20,000/s and .01 to .04 beside 200,000/s; and with memory neither short nor
+/// plentiful the cache went from 256 to 80 MiB in two minutes, since a hundredth of all accesses
+/// was all that it could answer.
 #[test]
 fn beside_a_scan_a_vm_has_its_hits_and_the_cache_its_size() {
     for scan in [20_000, 200_000] {

@@ -1,4 +1,5 @@
-//! What Linux says of memory: /proc/meminfo, pressure stall information, and memory cgroups of either version.
+//! What Linux says of memory: /proc/meminfo, pressure stall information, and memory cgroups of
+//! either version.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -49,8 +50,8 @@ impl Reader {
         Some(Reading { available, total, waiting: self.waiting() })
     }
 
-    /// Part of the time since the last call in which some process waited for memory: of the daemon's own
-    /// cgroup if that tells, else of the host.
+    /// Part of the time since the last call in which some process waited for memory: of the
+    /// daemon's own cgroup if that tells, else of the host.
     fn waiting(&mut self) -> f64 {
         let own = self.groups.first().map(|group| group.folder.join("memory.pressure"));
         let text = own.and_then(|path| fs::read_to_string(path).ok());
@@ -65,7 +66,8 @@ impl Reader {
     }
 }
 
-/// The lowest limit of memory that the daemon's cgroups have; none if that is more than the host has.
+/// The lowest limit of memory that the daemon's cgroups have; none if that is more than the host
+/// has.
 pub fn memory_limit() -> Option<u64> {
     let limits = Reader::new().groups;
     let limit = limits.iter().filter_map(|group| Some(group.read()?.0)).min()?;

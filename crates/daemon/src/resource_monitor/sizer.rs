@@ -1,17 +1,19 @@
 //! How large the cache may be, from what the host says: pure.
 //!
-//! Memory is short when less than a sixteenth of it is available, or when processes waited for memory in a
-//! tenth of the time. Then the cache becomes smaller at once, by what is missing to an eighth and by an eighth
-//! of itself at least. When memory has been plentiful for a while (more than an eighth available, next to no
-//! waiting), the cache may take half of what is above that, a sixteenth of its maximum at a time, as long as
-//! that brings hits: its miss-ratio curve says so. In between, it gives up what brings next to none. If memory
-//! runs short soon after the cache has grown, the next growth has to wait twice as long: it does not swing.
+//! Memory is short when less than a sixteenth of it is available, or when processes waited for
+//! memory in a tenth of the time. Then the cache becomes smaller at once, by what is missing to an
+//! eighth and by an eighth of itself at least. When memory has been plentiful for a while (more
+//! than an eighth available, next to no waiting), the cache may take half of what is above that, a
+//! sixteenth of its maximum at a time, as long as that brings hits: its miss-ratio curve says so.
+//! In between, it gives up what brings next to none. If memory runs short soon after the cache has
+//! grown, the next growth has to wait twice as long: it does not swing.
 
 use std::time::Duration;
 
 use flowstone_block::{format_size, mutant};
 
-/// Available memory below which it is short, and above which it is plentiful: in parts of all memory.
+/// Available memory below which it is short, and above which it is plentiful: in parts of all
+/// memory.
 const SHORT_OF: u64 = 16;
 const PLENTY_OF: u64 = 8;
 /// Parts of the time in which processes waited for memory, likewise.
@@ -24,7 +26,8 @@ const STEP_MIN_OF: u64 = 256;
 /// How long memory has to be plentiful before the cache grows, at first and at most.
 const CALM_MIN: Duration = Duration::from_secs(10);
 const CALM_MAX: Duration = Duration::from_secs(1280);
-/// What may be lost of all accesses as hits so that memory becomes free; the cache grows for twice as many.
+/// What may be lost of all accesses as hits so that memory becomes free; the cache grows for twice
+/// as many.
 const LOSS_MAX: f64 = 0.002;
 /// A shortage within that time of a growth is its consequence.
 const SOON: Duration = Duration::from_secs(60);
@@ -32,7 +35,8 @@ const SOON: Duration = Duration::from_secs(60);
 /// What the host says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
-    /// Bytes that can be had without swapping: the least of the host's and those of the memory cgroups.
+    /// Bytes that can be had without swapping: the least of the host's and those of the memory
+    /// cgroups.
     pub available: u64,
     /// Bytes of memory there, in all.
     pub total: u64,
@@ -40,8 +44,8 @@ pub struct Reading {
     pub waiting: f64,
 }
 
-/// What part of the accesses a cache of so many bytes would answer, each VM by its weight; nothing while that is not
-/// known.
+/// What part of the accesses a cache of so many bytes would answer, each VM by its weight; nothing
+/// while that is not known.
 pub type HitRatio<'a> = &'a dyn Fn(u64) -> Option<f64>;
 
 /// Between which sizes a cache is kept.
@@ -285,7 +289,8 @@ mod tests {
         assert!(changes[3] * 2 <= changes[0].max(2), "{changes:?}");
     }
 
-    /// Nobody reads or writes for a while: what the cache may take, and has not taken, is available still.
+    /// Nobody reads or writes for a while: what the cache may take, and has not taken, is available
+    /// still.
     #[test]
     fn what_is_promised_is_not_promised_again() {
         let mut sizer = Sizer::new(LIMITS);

@@ -8,7 +8,8 @@ const NAME_CHARS_MAX: usize = 64;
 /// A process that runs a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// When it started, in clock ticks since the host did: tells it from another one with its number.
+    /// When it started, in clock ticks since the host did: tells it from another one with its
+    /// number.
     pub start: u64,
     /// vCPUs, if they can be counted.
     pub cpus: Option<u32>,
@@ -35,7 +36,8 @@ impl Process {
     }
 }
 
-/// The 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may hold anything.
+/// The 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may hold
+/// anything.
 fn start_time(stat: &str) -> Option<u64> {
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
@@ -64,8 +66,8 @@ fn smp(value: &str) -> Option<u32> {
     counts.reduce(u32::saturating_mul).or_else(|| part(value, "maxcpus")?.parse().ok())
 }
 
-/// The value of a key in a list such as `guest=web,debug-threads=on`. The first word may do without its key;
-/// none of those that are asked for may be any other one.
+/// The value of a key in a list such as `guest=web,debug-threads=on`. The first word may do without
+/// its key; none of those that are asked for may be any other one.
 fn part<'list>(list: &'list str, key: &str) -> Option<&'list str> {
     let first = list.split(',').next().filter(|word| !word.contains('='));
     let named = list.split(',').filter_map(|word| word.split_once('='));

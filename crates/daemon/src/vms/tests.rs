@@ -47,8 +47,8 @@ fn the_configuration_has_the_last_word() {
     assert_eq!(seen(&disks), expected);
 }
 
-/// docs/operating.md: what is not said is found out. What is said of one disk of a VM is not used if another one
-/// has been handed more.
+/// docs/operating.md: what is not said is found out. What is said of one disk of a VM is not used
+/// if another one has been handed more.
 #[test]
 fn memory_that_is_configured_of_one_disk_is_that_of_the_vm() {
     let process = |_| Some(Process { start: 5, cpus: Some(2), name: None });
@@ -80,8 +80,9 @@ fn a_process_is_looked_at_once_for_all_of_its_disks() {
     assert_eq!(guest_bytes(&[disk(1, None, ""), disk(2, None, "")]), 2 << 30);
 }
 
-/// The kernel cuts a process's name after 15 bytes, which may be in the middle of a letter: then the process is taken
-/// for none, and each of its disks for a VM of one vCPU with all of its memory.
+/// The kernel cuts a process's name after 15 bytes, which may be in the middle of a letter: then
+/// the process is taken for none, and each of its disks for a VM of one vCPU with all of its
+/// memory.
 #[test]
 fn a_process_whose_name_is_no_utf8_is_found() {
     let folder = tempfile::tempdir().unwrap();
@@ -97,8 +98,8 @@ fn a_process_whose_name_is_no_utf8_is_found() {
     assert!(Process::look(child.0.id()).is_some());
 }
 
-/// docs/operating.md bounds what a monitor makes the daemon hold and write; a name is as long as the monitor likes,
-/// is kept, and is written to the log for each change of any VM.
+/// docs/operating.md bounds what a monitor makes the daemon hold and write; a name is as long as
+/// the monitor likes, is kept, and is written to the log for each change of any VM.
 #[test]
 fn a_name_is_not_longer_than_that_of_a_disk() {
     let name = "x".repeat(100_000);

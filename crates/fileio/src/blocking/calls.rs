@@ -1,4 +1,5 @@
-//! What the kernel is asked for in the end: a filter on the thread's system calls looks at their arguments.
+//! What the kernel is asked for in the end: a filter on the thread's system calls looks at their
+//! arguments.
 
 use std::thread;
 
@@ -17,7 +18,8 @@ fn file(direct: Option<DirectLimits>) -> Descriptors {
     Descriptors::new(tempfile::tempfile().unwrap(), direct, FileKind::Regular).unwrap()
 }
 
-/// A write of so many pieces, carried out on a thread that may make no `pwritev2` without `RWF_DSYNC`.
+/// A write of so many pieces, carried out on a thread that may make no `pwritev2` without
+/// `RWF_DSYNC`.
 fn write(file: &Descriptors, durable: bool, pieces: usize, piece_bytes: usize) -> Outcome {
     let mut buffer = AlignedBuf::zeroed(pieces * piece_bytes + 1);
     // SAFETY: the buffer outlives the request; odd addresses, for files that want even ones.
@@ -79,7 +81,8 @@ fn a_sync_is_made_through_the_description_for_syncs() {
     assert_eq!(refuse(file.to_sync().as_raw_fd()), Err(REFUSED));
 }
 
-/// A host without memory for a stand-in has been asked for nothing: nothing was written, and no sync has failed.
+/// A host without memory for a stand-in has been asked for nothing: nothing was written, and no
+/// sync has failed.
 #[test]
 fn a_write_without_memory_for_its_stand_in_is_told_apart_from_one_that_the_host_refused() {
     let file = file(Some(DirectLimits { offset_bytes: 512, memory_bytes: 4 }));

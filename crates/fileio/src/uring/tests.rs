@@ -37,8 +37,8 @@ fn channel(direct: Option<DirectLimits>) -> UringChannel {
     UringChannel::new(file, pool, context.depth, &context.reactor).expect("a host with io_uring")
 }
 
-/// A write-through disk is as durable as this flag: a write without it completes before the medium has it, and so
-/// does the rest of one that came up short.
+/// A write-through disk is as durable as this flag: a write without it completes before the medium
+/// has it, and so does the rest of one that came up short.
 #[test]
 fn a_durable_write_says_so_and_still_does_when_it_is_resumed() {
     const BYTES: usize = 4096;

@@ -9,8 +9,8 @@ use rustix::mm::{MapFlags, ProtFlags, mmap};
 
 const PAGE: usize = 4096;
 
-/// A layer above had looked at the data (the cache copies it, zeroes are searched for in it), and so
-/// put zeroes in its place: they went to the disk, where something else had been.
+/// A layer above had looked at the data (the cache copies it, zeroes are searched for in it), and
+/// so put zeroes in its place: they went to the disk, where something else had been.
 #[test]
 fn no_engine_writes_what_is_not_there_any_more() {
     let on_disk = std::path::Path::new(env!("CARGO_TARGET_TMPDIR"));

@@ -15,8 +15,8 @@ const BLOCK: usize = 4096;
 const USER: libc::uid_t = 54_321;
 
 /// At `TasksMax=` the kernel cannot make the worker that a sync in a ring needs, and answers
-/// ECANCELED. That was taken for a failed sync, after which a disk promises nothing until the daemon
-/// restarts. The limits hold for a whole process: this test runs itself in another one.
+/// ECANCELED. That was taken for a failed sync, after which a disk promises nothing until the
+/// daemon restarts. The limits hold for a whole process: this test runs itself in another one.
 #[test]
 fn a_sync_that_the_ring_had_no_thread_for_is_done_all_the_same() {
     if std::env::var_os(CHILD).is_some() {

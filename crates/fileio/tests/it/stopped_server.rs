@@ -1,4 +1,5 @@
-//! A file on a server that has stopped: nothing of it may hold the queue's thread up, which other disks may share.
+//! A file on a server that has stopped: nothing of it may hold the queue's thread up, which other
+//! disks may share.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
@@ -36,8 +37,8 @@ fn open(image: &Path, engine: EngineChoice, direct: DirectChoice) -> HostFile {
     options.open(image).unwrap()
 }
 
-/// All that a queue's thread does for a file. Says when it could go on to another disk, and returns what
-/// has completed in the end.
+/// All that a queue's thread does for a file. Says when it could go on to another disk, and returns
+/// what has completed in the end.
 fn serve(file: &HostFile, free: impl Fn()) -> usize {
     let context = QueueContext::alone(QueueDepth(8)).unwrap();
     let mut channel = file.channel(&context).unwrap();
@@ -74,8 +75,8 @@ fn serve(file: &HostFile, free: impl Fn()) -> usize {
     done.len()
 }
 
-/// A read of a file on FUSE waited in `io_uring_enter` for its server, and the start of a queue for its answer to
-/// `open`: with them waited all disks of that thread.
+/// A read of a file on FUSE waited in `io_uring_enter` for its server, and the start of a queue for
+/// its answer to `open`: with them waited all disks of that thread.
 #[test]
 fn a_queues_thread_waits_for_no_server() {
     use {DirectChoice as D, EngineChoice as E};
@@ -97,8 +98,8 @@ fn a_queues_thread_waits_for_no_server() {
     }
 }
 
-/// A queue opened a description of its own when it started and closed it when it stopped, on a thread that other
-/// disks may share; FUSE and NFS ask the server about both.
+/// A queue opened a description of its own when it started and closed it when it stopped, on a
+/// thread that other disks may share; FUSE and NFS ask the server about both.
 #[test]
 fn a_queue_that_comes_and_goes_asks_no_server() {
     let Some(Place { host, image, _dir }) = place() else { return };

@@ -19,13 +19,13 @@
 //! Behind the last ring, 64 bytes of ours hold what the monitor does not tell a restarted daemon:
 //! whether the guest has switched the disk to write-through.
 //!
-//! A request is marked before it starts. A batch is published in three steps: link each
-//! completion into the list at `last_batch_head`; advance the ring's used index; clear the marks
-//! and set `used_idx`. If the ring's index and `used_idx` differ at start-up, we died between
-//! the last two, and the list says whose marks to clear. Whatever is marked then is carried out
-//! again, oldest first and one at a time. Before it is, both counts go up; when the disk has it, the
-//! low one is cleared. So a request that the daemon dies of is told from one that a killed daemon
-//! happened to have in flight (see [`Undone`]).
+//! A request is marked before it starts. A batch is published in three steps: link each completion
+//! into the list at `last_batch_head`; advance the ring's used index; clear the marks and set
+//! `used_idx`. If the ring's index and `used_idx` differ at start-up, we died between the last two,
+//! and the list says whose marks to clear. Whatever is marked then is carried out again, oldest
+//! first and one at a time. Before it is, both counts go up; when the disk has it, the low one is
+//! cleared. So a request that the daemon dies of is told from one that a killed daemon happened to
+//! have in flight (see [`Undone`]).
 
 use std::fs::File;
 use std::io;
@@ -81,8 +81,8 @@ pub struct InflightRegion {
     queue_size: u16,
 }
 
-/// One ring's part of it, in two halves: an entry belongs to the first from when its head is taken until
-/// the request is handed to the second, and to that until its mark is cleared.
+/// One ring's part of it, in two halves: an entry belongs to the first from when its head is taken
+/// until the request is handed to the second, and to that until its mark is cleared.
 pub struct InflightLog {
     /// For what is taken from the ring.
     pub avail: AvailLog,
@@ -292,8 +292,8 @@ impl UsedLog {
 
     /// Links a completion into the batch that will be published next.
     pub fn complete(&mut self, head: u16) {
-        // It comes back while others of its batch are still on their way to the disk. Once it is published, the other half
-        // may mark the head anew.
+        // It comes back while others of its batch are still on their way to the disk. Once it is
+        // published, the other half may mark the head anew.
         if !self.in_hand.is_empty() && !mutant("frontend.inflight.hands-over-what-came-back") {
             self.in_hand.retain(|it| *it != head);
         }

@@ -4,8 +4,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-/// The process that connected, if it is in our PID namespace. (`rustix` cannot say that it is not: there the
-/// kernel gives 0.)
+/// The process that connected, if it is in our PID namespace. (`rustix` cannot say that it is not:
+/// there the kernel gives 0.)
 pub fn peer_pid(stream: &UnixStream) -> Option<u32> {
     let mut peer = MaybeUninit::<libc::ucred>::uninit();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;

@@ -1,7 +1,7 @@
 //! A running virtqueue: takes batches of requests from the driver, gives completions back.
 //!
-//! It has two halves, each with one owner. One thread may have both, as a [`VirtQueue`]; or two threads have one
-//! each, and hand requests to and fro ([`VirtQueue::split`]).
+//! It has two halves, each with one owner. One thread may have both, as a [`VirtQueue`]; or two
+//! threads have one each, and hand requests to and fro ([`VirtQueue::split`]).
 //!
 //! It has one slot per possible chain head, made once, and takes nothing more
 //! while its requests in flight hold much, so a guest cannot make it grow. Nothing is published one
@@ -130,9 +130,9 @@ impl VirtQueue {
 
     /// Its halves, to be used by one thread each. Nothing may be in flight.
     ///
-    /// The half that takes requests must have back what is done before the driver can see that it is
-    /// ([`AvailHalf::take_back`] before [`UsedHalf::publish`]), and must not take a head again before the marks of its last
-    /// use are cleared (after [`UsedHalf::publish`]).
+    /// The half that takes requests must have back what is done before the driver can see that it
+    /// is ([`AvailHalf::take_back`] before [`UsedHalf::publish`]), and must not take a head again
+    /// before the marks of its last use are cleared (after [`UsedHalf::publish`]).
     pub fn split(self) -> (AvailHalf, UsedHalf) {
         assert!(self.avail.in_flight() == 0, "a queue is split with requests in flight");
         (self.avail, self.used)
@@ -229,8 +229,8 @@ impl VirtQueue {
         taken
     }
 
-    /// Takes the oldest request that an earlier life left undone, as [`take`](Self::take) does. Only
-    /// one: if it is what the daemon dies of, no other one is in hand.
+    /// Takes the oldest request that an earlier life left undone, as [`take`](Self::take) does.
+    /// Only one: if it is what the daemon dies of, no other one is in hand.
     pub fn take_undone(&mut self, mut submit: impl FnMut(Box<Request>)) -> Taken {
         let mut taken = Taken::default();
         if let Some((undone, start)) = self.avail.take_undone() {

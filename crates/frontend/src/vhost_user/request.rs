@@ -62,7 +62,8 @@ struct Gathered {
     status: *mut u8,
 }
 
-/// Reads the chain at `head` into `request`, which has been reset; `id` is the disk's identity string.
+/// Reads the chain at `head` into `request`, which has been reset; `id` is the disk's identity
+/// string.
 pub fn parse(
     ring: &SplitRing,
     head: u16,

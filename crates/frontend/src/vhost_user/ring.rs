@@ -59,9 +59,9 @@ impl From<Unmapped> for BadRing {
     }
 }
 
-/// A ring whose areas have been found in guest memory. A copy has the same areas: the half of a queue that takes
-/// requests has one, and uses the avail side and the driver's notifications; the half that completes them has
-/// another one, and uses the used side and interrupts.
+/// A ring whose areas have been found in guest memory. A copy has the same areas: the half of a
+/// queue that takes requests has one, and uses the avail side and the driver's notifications; the
+/// half that completes them has another one, and uses the used side and interrupts.
 #[derive(Clone)]
 pub struct SplitRing {
     size: u16,
@@ -73,8 +73,8 @@ pub struct SplitRing {
     memory: Arc<GuestMemory>,
 }
 
-// SAFETY: the pointers stay valid wherever the ring goes, since it carries the mapping along; of each side,
-// one thread at a time uses a ring, and what both sides touch is atomic.
+// SAFETY: the pointers stay valid wherever the ring goes, since it carries the mapping along; of
+// each side, one thread at a time uses a ring, and what both sides touch is atomic.
 unsafe impl Send for SplitRing {}
 
 /// `used_event` or `avail_event` semantics: whether the step from `old` to `new` passes `event`

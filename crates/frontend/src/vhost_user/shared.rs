@@ -1,5 +1,5 @@
-//! What the control plane and the queues of a device, and the daemon around it, all see: some words and one
-//! socket.
+//! What the control plane and the queues of a device, and the daemon around it, all see: some words
+//! and one socket.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -93,7 +93,8 @@ impl DeviceShared {
     }
 
     /// Asks whether to write a line that a guest or a monitor can cause as often as it likes.
-    /// `Some` allows it, and says how many such lines were kept back since the last one, if any were.
+    /// `Some` allows it, and says how many such lines were kept back since the last one, if any
+    /// were.
     pub fn may_log(&self) -> Option<Option<NonZeroU64>> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner).spend()
     }

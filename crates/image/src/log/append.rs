@@ -88,8 +88,8 @@ pub enum PlaceError {
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     pub record: Placed,
-    /// Ends the segment before, if the record is the first of another; to be written, too. It has the
-    /// sequence number before the record's.
+    /// Ends the segment before, if the record is the first of another; to be written, too. It has
+    /// the sequence number before the record's.
     pub seal: Option<(Placed, Entry)>,
 }
 

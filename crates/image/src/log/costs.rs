@@ -1,4 +1,5 @@
-//! What a log costs besides the blocks that guests write: for statistics, since the image was opened.
+//! What a log costs besides the blocks that guests write: for statistics, since the image was
+//! opened.
 
 use std::time::Duration;
 

@@ -24,7 +24,8 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// The layout of an image of a disk of `bytes` bytes and its segments, or why there can be none.
+    /// The layout of an image of a disk of `bytes` bytes and its segments, or why there can be
+    /// none.
     fn shape(&self, name: &str, bytes: u64) -> Result<(Shape, u32)> {
         let invalid = |why, advice: &'static str| Err(Error::invalid(name, why, advice));
         let default = || Shape::default_segment_bytes(bytes);

@@ -136,8 +136,8 @@ pub fn prepare_loaded(
         return Err(Error::unsupported(name, why, "open it read-only, or use a newer version"));
     }
     let Loaded { mut superblock, shape, codec, map, segments, leaves, replay } = loaded;
-    // Whatever replay has found: behind the first record that was torn there may be others that are whole,
-    // and no new one may lead to them.
+    // Whatever replay has found: behind the first record that was torn there may be others that are
+    // whole, and no new one may lead to them.
     let trusts = mutant("log.open.goes-on-at-a-head-where-nothing-was-replayed");
     let is_clean = superblock.clean || trusts && replay.records == 0;
     let crashed = !is_clean;

@@ -69,8 +69,8 @@ impl HeadPlace {
         Placed { header, address: shape.address(segment, position) }
     }
 
-    /// Ends the segment, and goes on at the start of `next`. Returns the seal, which is to be written
-    /// with [`entry_of_seal`](Self::entry_of_seal).
+    /// Ends the segment, and goes on at the start of `next`. Returns the seal, which is to be
+    /// written with [`entry_of_seal`](Self::entry_of_seal).
     pub fn go_on_at(&mut self, next: Self, shape: Shape, stamp: Stamp) -> Placed {
         let seal = self.append(shape, stamp, Kind::Seal, 0, next.segment.get().into());
         *self = next;

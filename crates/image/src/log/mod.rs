@@ -2,9 +2,9 @@
 //!
 //! From the bottom up: what is in the file (`address`, `ids`, `shape`, `superblock`, `record`,
 //! `root`), how records are made (`head`, `record_builder`), what is in memory (`map`, `segments`,
-//! `append`, `core`), how an image is read (`load`, `replay`, `lost_tail`), a queue of it (`channel`),
-//! the thread behind it (`maintenance`), the image as a whole (`disk`, `inspect`), how one is checked
-//! and repaired (`check`), and what makes bad ones on purpose (`corrupter`).
+//! `append`, `core`), how an image is read (`load`, `replay`, `lost_tail`), a queue of it
+//! (`channel`), the thread behind it (`maintenance`), the image as a whole (`disk`, `inspect`), how
+//! one is checked and repaired (`check`), and what makes bad ones on purpose (`corrupter`).
 
 mod address;
 mod append;

@@ -43,9 +43,9 @@ pub trait VictimPolicy: Send {
 /// Benefit over cost, as in LFS (Rosenblum 1991, section 3.5): space won and how long it will stay
 /// won, against reading the segment and writing what lives.
 ///
-/// The benefit grows with the root of the age. With the age itself, as in LFS, a simulation of this log
-/// copies 15 to 30 % more under skew (zipf .99, 80/20) and 5 % more where all blocks are alike: it takes
-/// old segments that would have emptied further. A power of 0.35 to 0.6 does as well.
+/// The benefit grows with the root of the age. With the age itself, as in LFS, a simulation of this
+/// log copies 15 to 30 % more under skew (zipf .99, 80/20) and 5 % more where all blocks are alike:
+/// it takes old segments that would have emptied further. A power of 0.35 to 0.6 does as well.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CostBenefit;
 

@@ -1,16 +1,16 @@
-//! What guests' writes owe to cleaning: while copies are being made, guests write in proportion to what
-//! is won, and the less room is left the more a block costs. So they are slowed down a little at a time
-//! and early, not stopped for a whole segment when nothing is left.
+//! What guests' writes owe to cleaning: while copies are being made, guests write in proportion to
+//! what is won, and the less room is left the more a block costs. So they are slowed down a little
+//! at a time and early, not stopped for a whole segment when nothing is left.
 //!
-//! It holds writes only between [`begin`](CleaningRate::begin) and [`end`](CleaningRate::end): what never
-//! begins never stops anybody. Pure: numbers in, numbers out.
+//! It holds writes only between [`begin`](CleaningRate::begin) and [`end`](CleaningRate::end): what
+//! never begins never stops anybody. Pure: numbers in, numbers out.
 
 use flowstone_block::mutant;
 
 /// A price of one: a block may be written for a block that is won.
 const ONE: u64 = 256;
-/// The price when the last segment that writes may open is full. Where it is one, half of the room is
-/// left, and cleaning keeps up.
+/// The price when the last segment that writes may open is full. Where it is one, half of the room
+/// is left, and cleaning keeps up.
 const PRICE_MOST: u64 = 2 * ONE;
 /// What can be saved up, in blocks: writes come in batches.
 const CREDIT_MOST: i64 = 256 * ONE as i64;
@@ -29,7 +29,8 @@ pub struct CleaningRate {
 }
 
 impl CleaningRate {
-    /// So many blocks are in segments that writes may still open. With `free_from` or more, they owe nothing.
+    /// So many blocks are in segments that writes may still open. With `free_from` or more, they
+    /// owe nothing.
     pub fn set_room(&mut self, left: u64, free_from: u64) {
         (self.left, self.free_from) = (left, free_from);
     }
@@ -50,7 +51,8 @@ impl CleaningRate {
         std::mem::take(&mut self.held)
     }
 
-    /// Work has been done that wins `blocks / parts` blocks. Returns whether writes wait that may go on.
+    /// Work has been done that wins `blocks / parts` blocks. Returns whether writes wait that may
+    /// go on.
     pub fn won(&mut self, blocks: u64, parts: u64) -> bool {
         let credit = blocks.saturating_mul(ONE) / parts.max(1);
         self.credit = self.credit.saturating_add_unsigned(credit).min(CREDIT_MOST);
@@ -94,9 +96,9 @@ mod tests {
 
     const SEGMENT: u64 = 1000;
 
-    /// A guest that writes as fast as it may beside a worker that makes `speed` blocks of copies while
-    /// the guest could write one block, each of which wins `gain` percent of a block. Returns the room
-    /// that was left in the end, the longest wait, and what was written.
+    /// A guest that writes as fast as it may beside a worker that makes `speed` blocks of copies
+    /// while the guest could write one block, each of which wins `gain` percent of a block. Returns
+    /// the room that was left in the end, the longest wait, and what was written.
     fn race(speed: u64, gain: u64, steps: u64) -> (u64, u64, u64) {
         let mut rate = CleaningRate::default();
         let (mut left, mut head, mut won) = (3 * SEGMENT, SEGMENT, 0);

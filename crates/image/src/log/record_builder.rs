@@ -34,8 +34,8 @@ impl RecordBuilder {
         self.payload = 0;
     }
 
-    /// Gives away the memory of the record, as it has been [finished](Self::finish), for other memory of that
-    /// size.
+    /// Gives away the memory of the record, as it has been [finished](Self::finish), for other
+    /// memory of that size.
     pub fn exchange_buffer(&mut self, other: AlignedBuf) -> AlignedBuf {
         std::mem::replace(&mut self.buffer, other)
     }
@@ -74,9 +74,9 @@ impl RecordBuilder {
         self.blocks(first, count)
     }
 
-    /// Adds blocks of data that follow one another on the disk, for which there must be room. `fill`
-    /// gets the number of each and where its content belongs; the block is summed at once, while it
-    /// is in the CPU's first cache.
+    /// Adds blocks of data that follow one another on the disk, for which there must be room.
+    /// `fill` gets the number of each and where its content belongs; the block is summed at once,
+    /// while it is in the CPU's first cache.
     pub fn push_run(&mut self, lbas: Range<u64>, mut fill: impl FnMut(usize, &mut [u8])) {
         let (first, count) = (self.payload, (lbas.end - lbas.start) as u32);
         self.payload += count;
@@ -118,8 +118,8 @@ impl RecordBuilder {
         None
     }
 
-    /// Blocks of data in the order of the payload: LBA, checksum, content. For records of guests, whose
-    /// other entries have no payload.
+    /// Blocks of data in the order of the payload: LBA, checksum, content. For records of guests,
+    /// whose other entries have no payload.
     pub fn data(&self) -> impl Iterator<Item = (u64, u32, &[u8])> {
         let mut payload = self.buffer[BLOCK_BYTES..].chunks_exact(BLOCK_BYTES);
         self.entries.iter().filter_map(move |entry| match *entry {

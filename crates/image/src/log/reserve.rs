@@ -105,8 +105,8 @@ impl Reserve {
 
 /// Segments above what writes must leave at which cleaning begins.
 pub const SLACK_SEGMENTS: u32 = 4;
-/// Dead segments are freed together, so many blocks and so many segments at most: each time costs an
-/// fdatasync, and what waits is room that cleaning lacks.
+/// Dead segments are freed together, so many blocks and so many segments at most: each time costs
+/// an fdatasync, and what waits is room that cleaning lacks.
 const FREED_TOGETHER_BLOCKS: u32 = (16 << 20) / 4096;
 const FREED_TOGETHER: u32 = 3;
 /// A checkpoint to free dead segments must cost so many times less for each block than cleaning: it
@@ -161,8 +161,8 @@ impl View {
         self.is_worth_sync(self.freeable) || self.is_urgent() && self.freeable > 0
     }
 
-    /// Whether a checkpoint that writes so many blocks frees what is dead for less than it costs to copy
-    /// the live blocks of the best victim.
+    /// Whether a checkpoint that writes so many blocks frees what is dead for less than it costs to
+    /// copy the live blocks of the best victim.
     pub fn checkpoint_is_cheaper(&self, checkpoint: u64, victim_live: Option<u32>) -> bool {
         let Some(live) = victim_live else { return self.dead > 0 };
         let segment = u64::from(self.segment_blocks);

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 /// How long a budget lasts.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How much the idle-time pass of a log image may write to the file in a day, copies, headers and maps
-/// together. It puts blocks that guests have scattered in the order of their LBAs again.
+/// How much the idle-time pass of a log image may write to the file in a day, copies, headers and
+/// maps together. It puts blocks that guests have scattered in the order of their LBAs again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResortLimit {
     /// There is no such pass.
@@ -96,7 +96,8 @@ impl Budget {
         }
     }
 
-    /// When something may be written: now, or when this day is over. Never without a limit above zero.
+    /// When something may be written: now, or when this day is over. Never without a limit above
+    /// zero.
     pub fn next(&self, limit: u64, now: Instant) -> Option<Instant> {
         match self.since {
             _ if limit == 0 => None,

@@ -303,8 +303,8 @@ impl SegmentTable {
         self.dead.extend(numbers);
     }
 
-    /// The checkpoint is durable. Segments become ready for use as they are until there are `keep` of
-    /// those; the others are returned, to be given back to the host.
+    /// The checkpoint is durable. Segments become ready for use as they are until there are `keep`
+    /// of those; the others are returned, to be given back to the host.
     pub fn release_dead(&mut self, mut numbers: Vec<SegmentId>, keep: u32) -> Vec<SegmentId> {
         for number in &numbers {
             assert_eq!(self.get(*number).state, State::Dead, "segment {number} is freed");

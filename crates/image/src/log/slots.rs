@@ -1,5 +1,5 @@
-//! The two slots for superblocks: which of them holds the one that counts, and whether its numbers can
-//! be.
+//! The two slots for superblocks: which of them holds the one that counts, and whether its numbers
+//! can be.
 
 use std::collections::BTreeSet;
 

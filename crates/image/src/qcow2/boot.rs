@@ -73,8 +73,8 @@ impl Boot {
         let is_close = |before: i64| (started_ms - before).abs() <= TOLERANCE_MS;
         let same_host = written.host.is_none_or(|host| host == self.host)
             || mutant("qcow2.redo.takes-another-host-for-a-restarted-one");
-        // A clock without a battery begins at the same moment at each boot, and hosts of one rack at
-        // the same moment as each other.
+        // A clock without a battery begins at the same moment at each boot, and hosts of one rack
+        // at the same moment as each other.
         let goes_on = self.clocks.now_ms + TOLERANCE_MS >= written.alive_ms;
         let same_start = written.started_ms.is_some_and(is_close)
             && same_host
@@ -183,7 +183,8 @@ mod tests {
         assert_eq!(HERE.since(&other), Since::Unsure);
     }
 
-    /// Its clock begins at the same moment at each boot: after a power cut its records were believed.
+    /// Its clock begins at the same moment at each boot: after a power cut its records were
+    /// believed.
     #[test]
     fn a_host_whose_clock_stands_before_the_last_sign_of_life_is_not_in_the_same_boot() {
         let cut = Witness { number: 8, alive_ms: HERE.clocks.now_ms + HOUR_MS, ..WRITTEN };

@@ -112,7 +112,8 @@ impl Commits {
         self.touched.load(Ordering::Acquire)
     }
 
-    /// For the maintenance worker: whether it has been told that room is short since it was last asked.
+    /// For the maintenance worker: whether it has been told that room is short since it was last
+    /// asked.
     pub fn take_lacks_room(&self) -> bool {
         self.lacks_room.swap(false, Ordering::AcqRel)
     }

@@ -119,8 +119,9 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Whether the content of the medium is unknown, or what is known of it half changed by a thread
-    /// that has panicked: then nothing is promised any more, and nothing of the map is written.
+    /// Whether the content of the medium is unknown, or what is known of it half changed by a
+    /// thread that has panicked: then nothing is promised any more, and nothing of the map is
+    /// written.
     pub fn has_failed(&self) -> bool {
         let is_broken = self.meta.is_poisoned() && !mutant("qcow2.meta.trusts-a-half-made-change");
         self.sync.has_failed() || self.commits.has_failed() || is_broken

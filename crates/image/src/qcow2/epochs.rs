@@ -104,7 +104,8 @@ impl EpochPins {
 }
 
 impl Drop for EpochPins {
-    /// Under the lock: a thread that does not find the pins sees that all I/O of their requests is done.
+    /// Under the lock: a thread that does not find the pins sees that all I/O of their requests is
+    /// done.
     fn drop(&mut self) {
         self.registry.lock().retain(|oldest| !Arc::ptr_eq(oldest, &self.oldest));
     }

@@ -11,12 +11,13 @@
 //! └───┴────────────┴────────────────────────┴──────────────┴───────────┘
 //! ```
 //!
-//! * `boot`: some bits of the number of the host's boot. Here it is a part of the session's number, and
-//!   nothing else: the redo file knows in which boot it was written. Earlier versions compare it.
-//! * `session`: drawn at random when a daemon begins a redo file, never 0. The first version had bit 63
-//!   alone.
-//! * `commits`: counts the commits of the session. A copy of the image that was made while it was in
-//!   use has the number of a commit of the past.
+//! * `boot`: some bits of the number of the host's boot. Here it is a part of the session's number,
+//!   and nothing else: the redo file knows in which boot it was written. Earlier versions compare
+//!   it.
+//! * `session`: drawn at random when a daemon begins a redo file, never 0. The first version had
+//!   bit 63 alone.
+//! * `commits`: counts the commits of the session. A copy of the image that was made while it was
+//!   in use has the number of a commit of the past.
 
 use std::io;
 

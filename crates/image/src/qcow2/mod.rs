@@ -3,9 +3,9 @@
 //!
 //! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`, `compressed`),
 //! what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`boot`, `mark`,
-//! `redo`, `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`, `core`), a queue of it
-//! (`channel`), the threads behind it (`slow_path`, `maintenance`), and the image as a whole
-//! (`survey`, `looks`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
+//! `redo`, `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`,
+//! `core`), a queue of it (`channel`), the threads behind it (`slow_path`, `maintenance`), and the
+//! image as a whole (`survey`, `looks`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
 
 mod backing;
 mod boot;

@@ -1,8 +1,8 @@
 //! One queue of a raw image: each request becomes one file request, but discards are handed over
 //! (see [`Trims`]).
 //!
-//! Flushes of all queues share syncs (see [`GroupSync`]), and so do write-through requests once they
-//! have been carried out. A write that finds no sync on its way is durable by itself instead
+//! Flushes of all queues share syncs (see [`GroupSync`]), and so do write-through requests once
+//! they have been carried out. A write that finds no sync on its way is durable by itself instead
 //! (`RWF_DSYNC`): one call for a guest that writes one block after the other.
 //!
 //! After a failed sync the content of the disk is unknown, and the kernel reports the failure only
@@ -232,10 +232,10 @@ impl RawChannel {
     }
 }
 
-/// What a durable write says of its sync. Lack of space is told by the write, which then has no sync:
-/// a full host is not to end the disk. (Should a host's sync say it nevertheless, then to each open file
-/// description, and the next sync has another one than writes have.) A write that the host was not
-/// asked for (no memory to copy odd buffers to) has none either.
+/// What a durable write says of its sync. Lack of space is told by the write, which then has no
+/// sync: a full host is not to end the disk. (Should a host's sync say it nevertheless, then to
+/// each open file description, and the next sync has another one than writes have.) A write that
+/// the host was not asked for (no memory to copy odd buffers to) has none either.
 fn outcome_of_its_sync(write: &FileCompletion) -> Outcome {
     // FAULT: the kernel found no memory to take the data from, so it wrote and synced nothing.
     let is_unsynced = matches!(write.outcome, Err(Errno::NOSPC | Errno::DQUOT | Errno::FAULT));
@@ -305,8 +305,8 @@ impl Channel for RawChannel {
 }
 
 impl Drop for RawChannel {
-    /// Waits for discards: the disk must not change for a queue that is gone. And for a sync of ours:
-    /// other queues wait for it.
+    /// Waits for discards: the disk must not change for a queue that is gone. And for a sync of
+    /// ours: other queues wait for it.
     fn drop(&mut self) {
         let mut done = Vec::new();
         self.flushes.leave();

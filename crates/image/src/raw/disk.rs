@@ -76,8 +76,8 @@ impl RawImage {
         SectorCount::new(self.capacity.load(Ordering::Relaxed))
     }
 
-    /// Whether discards do anything here, and do not write: a host without a call that takes the data and keeps the space
-    /// would write zeroes, as many as the guest likes.
+    /// Whether discards do anything here, and do not write: a host without a call that takes the
+    /// data and keeps the space would write zeroes, as many as the guest likes.
     fn offers_discards(&self) -> bool {
         match self.discard {
             DiscardMode::Ignore => false,

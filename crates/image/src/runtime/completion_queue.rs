@@ -15,8 +15,8 @@ pub struct CompletionQueue {
     full: AtomicBool,
 }
 
-/// A request that another thread has. It comes back however that thread ends: one that is dropped, as
-/// when the thread panics, with EIO.
+/// A request that another thread has. It comes back however that thread ends: one that is dropped,
+/// as when the thread panics, with EIO.
 pub struct HandedOver {
     request: Option<Box<Request>>,
     reply_to: Arc<CompletionQueue>,

@@ -2,12 +2,13 @@
 //! from.
 //!
 //! The queue that asks while none runs carries it out (it *leads*), and goes on for those who came
-//! meanwhile. The others sleep until it is done, and only they are woken. A queue that goes leaves the
-//! lead to one of them, and so does the maintenance worker, whose syncs are among these.
+//! meanwhile. The others sleep until it is done, and only they are woken. A queue that goes leaves
+//! the lead to one of them, and so does the maintenance worker, whose syncs are among these.
 //!
 //! One at a time, and none before the outcome of the one before is known to all: the host tells one
 //! caller that something is lost, and a sync that begins afterwards succeeds. A durable write
-//! (`RWF_DSYNC`) is a sync too, of its own data: it may run while no other does, and serves only itself.
+//! (`RWF_DSYNC`) is a sync too, of its own data: it may run while no other does, and serves only
+//! itself.
 
 use std::sync::{Arc, PoisonError};
 
@@ -71,8 +72,8 @@ impl GroupSync {
         (Ticket(state.started + u64::from(!joins)), false)
     }
 
-    /// With `true`, the caller is to carry out a durable write as the next sync. It serves no flush, so
-    /// it runs when none waits.
+    /// With `true`, the caller is to carry out a durable write as the next sync. It serves no
+    /// flush, so it runs when none waits.
     fn begin_write(&self) -> bool {
         let mut state = self.state();
         let is_free = !state.running && state.late.is_empty();
@@ -123,11 +124,12 @@ impl GroupSync {
     }
 
     /// A sync for a thread that waits for it, e.g. before the maintenance worker writes what names
-    /// data. Carries it out, or shares that of a queue which is to start one; `waker` wakes the thread
-    /// of `file`.
+    /// data. Carries it out, or shares that of a queue which is to start one; `waker` wakes the
+    /// thread of `file`.
     ///
     /// Never beside a sync of a queue's. The host tells one caller that it has lost something: a
-    /// sync of ours could succeed after that of a queue has failed, and before the queue has looked.
+    /// sync of ours could succeed after that of a queue has failed, and before the queue has
+    /// looked.
     pub fn run(&self, file: &mut BlockingFile, waker: &Arc<QueueWaker>) -> Outcome {
         let (ticket, mut leads) = self.request(waker);
         while !leads && !mutant("image.group-sync.maintenance-does-not-wait") {
@@ -170,8 +172,9 @@ impl GroupSync {
     }
 }
 
-/// A sync that a thread carries out. If it panics meanwhile, nothing is known of what it should have made
-/// durable, and those that wait for it, or want to lead the next one, are not to wait for ever.
+/// A sync that a thread carries out. If it panics meanwhile, nothing is known of what it should
+/// have made durable, and those that wait for it, or want to lead the next one, are not to wait for
+/// ever.
 struct Lead<'sync> {
     sync: &'sync GroupSync,
 }
@@ -209,8 +212,9 @@ impl Flushes {
         lead
     }
 
-    /// With `true`, the caller is to start a durable write, in the place of a sync. With `false`, it
-    /// is to write, and then to [`submit`](Self::submit) the request as one that waits for a sync.
+    /// With `true`, the caller is to start a durable write, in the place of a sync. With `false`,
+    /// it is to write, and then to [`submit`](Self::submit) the request as one that waits for a
+    /// sync.
     #[must_use]
     pub fn begin_write(&mut self, sync: &GroupSync) -> bool {
         let begins = sync.begin_write();

@@ -1,6 +1,7 @@
 //! What queues and tools ask of the maintenance worker of an image, and its replies.
 //!
-//! Each caller has a reply of its own. When the worker ends, however it does, all that wait are told.
+//! Each caller has a reply of its own. When the worker ends, however it does, all that wait are
+//! told.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,8 +140,8 @@ impl<Command> Inbox<Command> {
         }
     }
 
-    /// For the worker: all commands that have not been taken. Those that come meanwhile call it again, so
-    /// that other work gets its turn between them.
+    /// For the worker: all commands that have not been taken. Those that come meanwhile call it
+    /// again, so that other work gets its turn between them.
     pub fn take_commands(&self) -> VecDeque<(Command, ReplySender)> {
         std::mem::take(&mut self.state().commands)
     }

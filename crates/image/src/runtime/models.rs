@@ -1,4 +1,5 @@
-//! Queues that wait for other threads of an image: for requests that these carry out, and for a sync that these lead.
+//! Queues that wait for other threads of an image: for requests that these carry out, and for a
+//! sync that these lead.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,8 +35,9 @@ fn every_request_of_the_slow_path_comes_back() {
     });
 }
 
-/// One queue and its flush, as a channel does it: it leads if it is to, and else sleeps until it is served, or
-/// is to take over. A sync of the file ends as `outcome` says. Returns what its flush is told.
+/// One queue and its flush, as a channel does it: it leads if it is to, and else sleeps until it is
+/// served, or is to take over. A sync of the file ends as `outcome` says. Returns what its flush is
+/// told.
 fn flush_once(sync: &GroupSync, leaves: bool, outcome: impl Fn() -> Outcome) -> Outcome {
     let reactor = Reactor::new().unwrap();
     let (waker, mut flushes) = (QueueWaker::new(&reactor), Flushes::default());
@@ -71,8 +73,8 @@ fn a_flush_is_served_or_takes_the_lead() {
     });
 }
 
-/// The first sync succeeds, the second one fails; one queue may carry out both. The flush that the second one serves hears
-/// of it, whichever queue that is of.
+/// The first sync succeeds, the second one fails; one queue may carry out both. The flush that the
+/// second one serves hears of it, whichever queue that is of.
 #[test]
 fn a_flush_hears_of_the_failure_of_its_sync() {
     check("image, failed sync", 5, || {

@@ -1,8 +1,8 @@
 //! How other threads wake the queues of an image.
 //!
-//! A queue's own I/O ends the sleep of its thread by itself. This is for what other threads do, e.g.
-//! a record of another queue has committed that ours waits behind, a sync of another queue covers
-//! our flush, the maintenance worker has made room.
+//! A queue's own I/O ends the sleep of its thread by itself. This is for what other threads do,
+//! e.g. a record of another queue has committed that ours waits behind, a sync of another queue
+//! covers our flush, the maintenance worker has made room.
 
 use std::sync::{Arc, PoisonError, Weak};
 

@@ -15,8 +15,8 @@ pub enum End {
 
 /// Starts a worker, and returns when it works: an image without one must not be served.
 ///
-/// `make` makes it on its thread, where its file stays; `run` works until the worker is told to stop.
-/// `retire` is called however it ends: nothing may wait for it any more.
+/// `make` makes it on its thread, where its file stays; `run` works until the worker is told to
+/// stop. `retire` is called however it ends: nothing may wait for it any more.
 pub fn start<W>(
     make: impl FnOnce() -> io::Result<W> + Send + 'static,
     run: impl FnOnce(W) + Send + 'static,

@@ -65,7 +65,8 @@ fn only_whole_aligned_zero_writes_become_write_zeroes() {
     assert_eq!(what_reaches_the_disk(true, 0, vec![0; 512]), write(0, 1), "an odd length");
 }
 
-/// A host that has to write zeroes refuses many at once: the guest's write must not be refused with them.
+/// A host that has to write zeroes refuses many at once: the guest's write must not be refused with
+/// them.
 #[test]
 fn long_writes_stay_writes_where_zeroes_are_written() {
     struct Fills(Spy);

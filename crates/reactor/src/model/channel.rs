@@ -1,4 +1,5 @@
-//! Stands for `std::sync::mpsc::sync_channel`: loom has no channel that says that its other end is gone.
+//! Stands for `std::sync::mpsc::sync_channel`: loom has no channel that says that its other end is
+//! gone.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

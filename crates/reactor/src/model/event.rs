@@ -5,9 +5,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use loom::sync::{Condvar, Mutex};
 
-/// What the kernel guarantees: `write` makes it readable and ends the sleep of those who wait for that; a sleep that begins
-/// while it is readable ends at once; `read` makes it unreadable; who reads, or is woken, sees what the
-/// writer did before (each of these takes the lock of the eventfd's queue). A sleep may end for no reason.
+/// What the kernel guarantees: `write` makes it readable and ends the sleep of those who wait for
+/// that; a sleep that begins while it is readable ends at once; `read` makes it unreadable; who
+/// reads, or is woken, sees what the writer did before (each of these takes the lock of the
+/// eventfd's queue). A sleep may end for no reason.
 #[derive(Default)]
 pub struct Event {
     readable: Mutex<bool>,

@@ -1,4 +1,5 @@
-//! To run the real code of what threads share under loom: the stand-in for the kernel, and how a model is checked.
+//! To run the real code of what threads share under loom: the stand-in for the kernel, and how a
+//! model is checked.
 //!
 //! Only with the feature `model`, which nothing that is released enables.
 
@@ -19,8 +20,9 @@ const STACK_WORDS: usize = 1 << 15;
 /// Steps of all threads in one order. A model that takes more does not come to its end.
 const STEPS_MAX: usize = 20_000;
 
-/// Runs `model` in each order of its threads in which no more than `preemptions` times a thread stops before it has to, and
-/// with each value that a load may have then. Panics if it panics in one, or if all of its threads wait for ever.
+/// Runs `model` in each order of its threads in which no more than `preemptions` times a thread
+/// stops before it has to, and with each value that a load may have then. Panics if it panics in
+/// one, or if all of its threads wait for ever.
 pub fn check(name: &str, preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     let (count, start) = (Arc::new(AtomicUsize::new(0)), Instant::now());
     let counted = Arc::clone(&count);

@@ -1,9 +1,9 @@
 //! The driver's half of a split virtqueue, in memory that a backend can map.
 //!
-//! `memory` is the guest's RAM in `region`s (memfd), `slice` a piece of it, `queue` the rings in it with `chain`
-//! for the descriptors, `event_index` the arithmetic of
-//! EVENT_IDX. Well-formed chains go through `DriverQueue::add`; the `raw_*` methods write whatever
-//! a hostile guest might. Nothing here knows of sockets or of block requests.
+//! `memory` is the guest's RAM in `region`s (memfd), `slice` a piece of it, `queue` the rings in it
+//! with `chain` for the descriptors, `event_index` the arithmetic of EVENT_IDX. Well-formed chains
+//! go through `DriverQueue::add`; the `raw_*` methods write whatever a hostile guest might. Nothing
+//! here knows of sockets or of block requests.
 
 mod chain;
 mod event_index;

@@ -1,8 +1,8 @@
 //! Access to guest memory, by copies and by atomic cells.
 //!
 //! Every access is checked against the slice. A backend may write to the same bytes at any time, so
-//! what is shared in earnest (ring fields, status bytes) goes through the cells; payloads are copied
-//! while the ring protocol gives them to this side.
+//! what is shared in earnest (ring fields, status bytes) goes through the cells; payloads are
+//! copied while the ring protocol gives them to this side.
 
 use std::ptr::{self, NonNull};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! A folder of files that answers FUSE requests: what is asked of it is done to the files behind it.
+//! A folder of files that answers FUSE requests: what is asked of it is done to the files behind
+//! it.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
@@ -54,7 +55,8 @@ impl Folder {
             Call::Fallocate => self.fallocate(message),
             Call::Lseek => self.seek(message),
             Call::StatFs => self.room(),
-            // What is written is in the files already, and those of a test need not survive a power cut.
+            // What is written is in the files already, and those of a test need not survive a power
+            // cut.
             Call::Fsync | Call::FsyncDir | Call::Flush | Call::Release | Call::ReleaseDir => {
                 Ok(Answer::default())
             }
@@ -197,7 +199,8 @@ impl Folder {
     }
 }
 
-/// The protocol that is spoken from now on. All that the kernel has to ask may be on its way at once.
+/// The protocol that is spoken from now on. All that the kernel has to ask may be on its way at
+/// once.
 fn init(message: &Message) -> Answer {
     let flags = message.u32(12) & (ASYNC_READ | BIG_WRITES | MAX_PAGES);
     let version = [7, 31, message.u32(8), flags];

@@ -1,5 +1,6 @@
-//! A host that answers as slowly as a test likes: a FUSE file system over a folder, which can be stopped and
-//! slowed. A file server that is stopped answers nothing; every call about its files waits.
+//! A host that answers as slowly as a test likes: a FUSE file system over a folder, which can be
+//! stopped and slowed. A file server that is stopped answers nothing; every call about its files
+//! waits.
 
 mod folder;
 mod wire;
@@ -39,8 +40,8 @@ struct State {
 }
 
 impl FuseHost {
-    /// Shows the files of `behind` at `at`. Both folders must be there. Needs `/dev/fuse` and the right to
-    /// mount.
+    /// Shows the files of `behind` at `at`. Both folders must be there. Needs `/dev/fuse` and the
+    /// right to mount.
     pub fn mount(at: &Path, behind: &Path) -> io::Result<Self> {
         let mut device = File::options();
         let device = device.read(true).write(true).custom_flags(libc::O_NONBLOCK);

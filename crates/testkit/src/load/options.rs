@@ -119,8 +119,8 @@ pub struct LoadOptions {
     pub block_bytes: u64,
     /// Requests in flight per queue.
     pub iodepth: u16,
-    /// Requests per second and queue, sent when they are due, whatever has become of those before; but no
-    /// more than `iodepth` are in flight. `None`: the next one is sent when one is answered.
+    /// Requests per second and queue, sent when they are due, whatever has become of those before;
+    /// but no more than `iodepth` are in flight. `None`: the next one is sent when one is answered.
     pub rate: Option<f64>,
     /// Client threads; 0 means one per queue. Queue q belongs to thread q modulo threads.
     pub threads: usize,
@@ -135,8 +135,8 @@ pub struct LoadOptions {
     /// Random places are drawn by Zipf's law with this exponent, not uniformly. The hot blocks are
     /// scattered over the span.
     pub zipf: Option<f64>,
-    /// Random requests of a queue keep to a part of the span that is the queue's own, as sequential ones
-    /// always do.
+    /// Random requests of a queue keep to a part of the span that is the queue's own, as sequential
+    /// ones always do.
     pub parts: bool,
     /// The last queue discards at random instead, with so many requests in flight. It has the upper
     /// half of the span to itself.

@@ -1,8 +1,9 @@
 //! When a queue sends that is to send so many requests per second, whatever the device does.
 //!
-//! Time is cut into slots of equal length, and each request is due at a random moment of a slot of its own. So
-//! the rate is exact over any longer time, and queues of the same rate do not keep step. A queue that was held
-//! up makes up for a few milliseconds at most; what it missed before that is never sent.
+//! Time is cut into slots of equal length, and each request is due at a random moment of a slot of
+//! its own. So the rate is exact over any longer time, and queues of the same rate do not keep
+//! step. A queue that was held up makes up for a few milliseconds at most; what it missed before
+//! that is never sent.
 
 use fastrand::Rng;
 

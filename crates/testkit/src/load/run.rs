@@ -52,9 +52,9 @@ pub fn run_with_map(
     Ok((report, VerifyMap::join(act.lanes.into_iter().map(Lane::into_map))))
 }
 
-/// Runs workloads on several disks at once, all queues of all of them on the same client threads. The first
-/// one says which threads those are, how they learn of completions, when they stop and which process serves.
-/// Returns what happened on all disks together, and on each.
+/// Runs workloads on several disks at once, all queues of all of them on the same client threads.
+/// The first one says which threads those are, how they learn of completions, when they stop and
+/// which process serves. Returns what happened on all disks together, and on each.
 pub fn run_together(loads: &[LoadOptions]) -> Result<(LoadReport, Vec<LoadReport>)> {
     let first = loads.first().ok_or_else(|| Error::Misuse("a run on no disk".into()))?;
     let alike = |load: &LoadOptions| discriminant(&load.limit) == discriminant(&first.limit);
@@ -158,7 +158,8 @@ impl Act {
         act
     }
 
-    /// What happened on one disk. CPU time is told apart by threads, not by disks: it belongs to all.
+    /// What happened on one disk. CPU time is told apart by threads, not by disks: it belongs to
+    /// all.
     fn report(&self, disk: usize, loads: &[LoadOptions], stages: &[Stage]) -> LoadReport {
         let lanes = self.lanes.iter().filter(|lane| lane.disk == disk);
         let (stats, iops) = (self.stats[disk].clone(), self.iops[disk]);

@@ -106,8 +106,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Stops all rings; each must stand where its driver stands. A backend that dies meanwhile leaves
-    /// that to the next one.
+    /// Stops all rings; each must stand where its driver stands. A backend that dies meanwhile
+    /// leaves that to the next one.
     pub(super) fn shut_down(&mut self, options: &LoadOptions, lanes: &[Lane]) -> Result<()> {
         loop {
             match self.stop_rings(lanes) {

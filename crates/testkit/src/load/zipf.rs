@@ -1,9 +1,9 @@
 //! Blocks drawn by Zipf's law: the block of rank r is asked for as often as 1 / r^s says.
 //!
-//! Ranks are scattered over the blocks, since what is hot on a disk does not lie side by side: rank r is
-//! block r * step modulo the number of blocks. The step has no factor in common with that number, so
-//! every block has one rank, and it is about the golden section of it, which keeps ranks that follow
-//! each other far apart.
+//! Ranks are scattered over the blocks, since what is hot on a disk does not lie side by side: rank
+//! r is block r * step modulo the number of blocks. The step has no factor in common with that
+//! number, so every block has one rank, and it is about the golden section of it, which keeps ranks
+//! that follow each other far apart.
 
 use rand::SeedableRng;
 use rand::rngs::SmallRng;
@@ -62,8 +62,8 @@ mod tests {
         counts
     }
 
-    /// The hottest block has 1 / H of all draws, where H is the sum of 1 / r^s over all ranks; the tenth
-    /// hottest 10^s times fewer.
+    /// The hottest block has 1 / H of all draws, where H is the sum of 1 / r^s over all ranks; the
+    /// tenth hottest 10^s times fewer.
     #[test]
     fn frequencies_follow_the_law() {
         let mut counts = counts(0.99);
@@ -93,7 +93,8 @@ mod tests {
         }
     }
 
-    /// The ten hottest blocks of a thousand lie in ten different parts of it at least 20 blocks apart.
+    /// The ten hottest blocks of a thousand lie in ten different parts of it at least 20 blocks
+    /// apart.
     #[test]
     fn hot_blocks_are_scattered() {
         let step = step(BLOCKS);

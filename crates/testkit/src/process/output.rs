@@ -26,8 +26,8 @@ impl Capture {
         Capture { bytes, reader }
     }
 
-    /// After the end of the process: waits for its last words, which may still be in the pipe. Not for
-    /// ever: a child of it may hold the pipe open.
+    /// After the end of the process: waits for its last words, which may still be in the pipe. Not
+    /// for ever: a child of it may hold the pipe open.
     pub(super) fn wait_for_end(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         while !self.reader.is_finished() && Instant::now() < deadline {

@@ -1,11 +1,12 @@
-//! Runs inside a guest (tests/vm, `devices` and `f2fs`): a driver for a `flowstone serve` beside it.
+//! Runs inside a guest (tests/vm, `devices` and `f2fs`): a driver for a `flowstone serve` beside
+//! it.
 //!
 //! device-load SOCKET zeroes|anything: random requests of all kinds, every read checked. The second
-//! word is what a discarded block may read as. Before and after that the whole disk is made zero and
-//! read back.
+//! word is what a discarded block may read as. Before and after that the whole disk is made zero
+//! and read back.
 //!
-//! device-load SOCKET killed: the same requests while the daemon is killed and started again beside it; what
-//! was written stays.
+//! device-load SOCKET killed: the same requests while the daemon is killed and started again beside
+//! it; what was written stays.
 
 use std::path::Path;
 use std::process::ExitCode;

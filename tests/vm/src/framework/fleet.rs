@@ -30,8 +30,8 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Serves disks and waits until it listens for all of them. `head` are lines of the configuration
-    /// before the disks, `of_disk` those of the disk with this index.
+    /// Serves disks and waits until it listens for all of them. `head` are lines of the
+    /// configuration before the disks, `of_disk` those of the disk with this index.
     pub fn serve(
         folder: &Path,
         disks: Vec<ServedDisk>,

@@ -27,7 +27,8 @@ const LOAD_TIMEOUT: Duration = HANG;
 const QEMU_START_TIMEOUT: Duration = HANG;
 const QEMU_END_TIMEOUT: Duration = HANG;
 
-/// Script: defines `until_told COMMAND`, which repeats a command until [`Guest::tell`], and once at least.
+/// Script: defines `until_told COMMAND`, which repeats a command until [`Guest::tell`], and once at
+/// least.
 pub const UNTIL_TOLD: &str = "\
     until_told() {
         : >/tmp/told
@@ -144,8 +145,8 @@ impl Guest {
         self.agent.tell()
     }
 
-    /// Waits until the scripts that run in guests have brought about what `enough` looks for. A script
-    /// that ends before that is an error.
+    /// Waits until the scripts that run in guests have brought about what `enough` looks for. A
+    /// script that ends before that is an error.
     pub fn wait_for_load(
         guests: &mut [Self],
         mut enough: impl FnMut() -> Result<bool>,

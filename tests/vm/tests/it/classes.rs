@@ -1,5 +1,5 @@
-//! What real guests write is told apart: each request's class, against what its block holds in the image
-//! that the guest leaves behind.
+//! What real guests write is told apart: each request's class, against what its block holds in the
+//! image that the guest leaves behind.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;

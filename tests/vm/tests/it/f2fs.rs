@@ -1,5 +1,5 @@
-//! A host whose file system is F2FS, which few kernels have: it is the guest here, and runs flowstone itself.
-//! The log image lies on a file system that is a log, too.
+//! A host whose file system is F2FS, which few kernels have: it is the guest here, and runs
+//! flowstone itself. The log image lies on a file system that is a log, too.
 
 use anyhow::{Result, ensure};
 use flowstone_vmtest::framework::artifacts::Kernel;

@@ -1,5 +1,5 @@
-//! The module of `guest/kmod` in stock kernels: metadata that no layout knows is marked, data never is, and
-//! the module comes and goes under load.
+//! The module of `guest/kmod` in stock kernels: metadata that no layout knows is marked, data never
+//! is, and the module comes and goes under load.
 
 use std::fs;
 
@@ -37,15 +37,16 @@ fn ensure_calm(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// All of it: directories and extent blocks, too, of which the layout knows nothing (classes.rs has 60 %
-/// of the writes without the module).
+/// All of it: directories and extent blocks, too, of which the layout knows nothing (classes.rs has
+/// 60 % of the writes without the module).
 fn all_metadata_of_ext4_is_known(kernel: Kernel) -> Result<()> {
     let Some(lab) = Lab::open_with_or_skip(kernel) else { return Ok(()) };
     let (image, mut daemon, log) = serve_with_log(&lab, "256M")?;
     let (mut guest, mut carrier) = boot_with_module(&lab, kernel, &daemon)?;
     guest.run("mkfs.ext4 -q -J size=8 /dev/vda")?;
     wait_for_layout(&daemon, &["\"kind\":\"ext4\"", "\"journal_bytes\":8388608"])?;
-    // The image shows what blocks hold at the end: those of directories that are gone would count as data.
+    // The image shows what blocks hold at the end: those of directories that are gone would count
+    // as data.
     guest.run(&[MARK, &LOAD.replace("rm -r /mnt/1 /mnt/2", "")].join("\n"))?;
     println!("{kernel:?}: {}", guest.run(STATS)?.trim());
     ensure_calm(&mut guest)?;

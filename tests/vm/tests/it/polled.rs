@@ -74,8 +74,8 @@ fn polled_requests_cost_neither_notifications_nor_interrupts() -> Result<()> {
     daemon.terminate()
 }
 
-/// Interrupts of a deep load without polling in the guest: what moderation of interrupts could save at
-/// most. By hand: `cargo test -p flowstone-vmtest --test it deep_load -- --ignored --nocapture`.
+/// Interrupts of a deep load without polling in the guest: what moderation of interrupts could save
+/// at most. By hand: `cargo test -p flowstone-vmtest --test it deep_load -- --ignored --nocapture`.
 #[test]
 #[ignore = "a measurement"]
 fn interrupts_of_a_deep_load() -> Result<()> {
@@ -136,8 +136,9 @@ const COUNT_NOTIFICATIONS: &str = "\
     echo p:notify vp_notify >/sys/kernel/tracing/kprobe_events
     echo 1 >/sys/kernel/tracing/events/kprobes/notify/enable";
 
-/// What the guest has counted during a load: notifications, and interrupts of the disk's queues on all its
-/// processors. One script does all of it and prints nothing meanwhile, so no other device has work.
+/// What the guest has counted during a load: notifications, and interrupts of the disk's queues on
+/// all its processors. One script does all of it and prints nothing meanwhile, so no other device
+/// has work.
 fn counted_by(guest: &mut Guest, load: &str) -> Result<(u64, u64)> {
     let output = guest.run(&format!(
         "look() {{

@@ -46,8 +46,8 @@ struct Setting {
 }
 
 impl Setting {
-    /// All pollers with each fixed pipeline for all disks, and with all pipelines side by side, where each format
-    /// has another one each time.
+    /// All pollers with each fixed pipeline for all disks, and with all pipelines side by side,
+    /// where each format has another one each time.
     fn all() -> Vec<Self> {
         let forms = |turn: usize| {
             let mut all = PIPELINES.to_vec();
@@ -127,16 +127,16 @@ fn wait_for_threads(fleet: &Fleet, setting: &Setting) -> Result<()> {
     }
 }
 
-/// The guest writes and checks two disks at a time, and each request keeps a poller busy for long. With
-/// `auto` one poller has too much to do then. With two pollers, one of the three pairs of disks at least
-/// begins on one poller while the other one has nothing to do.
+/// The guest writes and checks two disks at a time, and each request keeps a poller busy for long.
+/// With `auto` one poller has too much to do then. With two pollers, one of the three pairs of
+/// disks at least begins on one poller while the other one has nothing to do.
 #[test]
 fn queues_move_between_pollers_under_a_guest_and_the_daemon_is_killed_after_a_move() -> Result<()> {
     const AUTO: &str = "pollers = 'auto'\npoller-cpus = '0,1,0'"; // three, whatever the machine has
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
     let disks = create_images(&lab, &["raw", "flow", "qcow2", "raw"])?;
-    // The layer is there many times to give the pollers work: an emulated guest has little for them. Each checks what
-    // the image gives back.
+    // The layer is there many times to give the pollers work: an emulated guest has little for
+    // them. Each checks what the image gives back.
     let of_disk = |_| format!("layers = {:?}", ["verify"; 96]);
     let mut fleet = Fleet::serve(lab.folder(), disks.clone(), "pollers = 2", of_disk)?;
     let sockets = disks.iter().map(|disk| fleet.disk(&disk.name, 1));
@@ -209,8 +209,8 @@ fn on_each_disk(plan: &Plan, script: &str) -> String {
     format!("for letter in {letters}; do dev=/dev/vd$letter dir=/mnt/$letter\n{script}\ndone")
 }
 
-/// Random writes to a file of each file system, read back and checked, again and again until the guest is
-/// told to end, beside small files that stay.
+/// Random writes to a file of each file system, read back and checked, again and again until the
+/// guest is told to end, beside small files that stay.
 fn load(plan: &Plan, round: usize) -> String {
     let small = on_each_disk(
         plan,

@@ -17,8 +17,8 @@ use crate::load::{check_clean, host};
 const MIB: u64 = 1 << 20;
 const FILES: u64 = 40;
 const FILE_MIB: u64 = 4;
-/// A log image gives back its reserve, and what lies scattered, when its guest has been quiet for so
-/// long.
+/// A log image gives back its reserve, and what lies scattered, when its guest has been quiet for
+/// so long.
 const REST: Duration = Duration::from_secs(8);
 
 /// Files of random bytes that fill most of the disk, and their checksums.
@@ -149,11 +149,12 @@ const DISK_MIB: u64 = 80;
 const STAYS_MIB: u64 = 8;
 const GOES_MIB: u64 = 48;
 const WANTED_MIB: u64 = 40;
-/// An image in which everything is discarded takes no more on the host: tables, segments in reserve.
+/// An image in which everything is discarded takes no more on the host: tables, segments in
+/// reserve.
 const EMPTY_MIB: u64 = 12;
 
-/// Several machines share file systems that have not room for all of them, one for each format: what
-/// does not fit into the second fits when the first has trimmed what it has deleted.
+/// Several machines share file systems that have not room for all of them, one for each format:
+/// what does not fit into the second fits when the first has trimmed what it has deleted.
 #[test]
 fn what_one_guest_deletes_another_can_use() -> Result<()> {
     let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
@@ -174,8 +175,8 @@ fn what_one_guest_deletes_another_can_use() -> Result<()> {
              sha256sum /$d/stays >/$d/sum; sync"
         ),
     )?;
-    // A qcow2 image whose first commit meets a full host gives nothing back (docs/qcow2.md, Limits),
-    // and the disk may be full before a second is over.
+    // A qcow2 image whose first commit meets a full host gives nothing back (docs/qcow2.md,
+    // Limits), and the disk may be full before a second is over.
     on_each(&mut second, "dd if=/dev/zero of=/dev/$d bs=4k count=1 conv=fsync status=none")?;
     let random = "dd if=/dev/urandom of=/tmp/random bs=1M status=none";
     second.run(&format!("{random} count={WANTED_MIB}"))?;

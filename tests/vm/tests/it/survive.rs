@@ -87,8 +87,8 @@ fn random_ends(format: Format) -> Result<()> {
     check_sound(&image)
 }
 
-/// Waits until the monitor has set up its disk again. QEMU before 9.1 never does so if the daemon ends while
-/// it is at it: it is connected then, and says nothing for ever (docs/operating.md).
+/// Waits until the monitor has set up its disk again. QEMU before 9.1 never does so if the daemon
+/// ends while it is at it: it is connected then, and says nothing for ever (docs/operating.md).
 fn wait_for_monitor(daemon: &Daemon) -> Result<()> {
     daemon.wait_for("queues", |stats| stats.queue_count() == usize::from(QUEUES))?;
     sleep(HANDSHAKE_ENDS);

@@ -1,4 +1,5 @@
-//! A VM with a working set beside one that scans at random: a cache of 256 MiB, at the rates at which it was seen.
+//! A VM with a working set beside one that scans at random: a cache of 256 MiB, at the rates at
+//! which it was seen.
 
 use std::time::Duration;
 
@@ -8,7 +9,8 @@ use crate::policy::adaptive::Adaptive;
 
 /// What is left of 256 MiB for the policy.
 const CAPACITY: u64 = 62_464;
-/// Three fifths of the cache: all of it is held before the scan, and .72 of it fit into what the weight allows.
+/// Three fifths of the cache: all of it is held before the scan, and .72 of it fit into what the
+/// weight allows.
 const SET: u64 = 39_322;
 /// Blocks that the scan comes by.
 const VAST: u64 = 16 << 20;
@@ -45,8 +47,8 @@ impl Scanned {
     }
 }
 
-/// Every time constant was one of all accesses: at 200 accesses a second, .50 to .56 beside 20,000/s of a scan and .01 to
-/// .04 beside 200,000/s were left of its hits within half a minute.
+/// Every time constant was one of all accesses: at 200 accesses a second, .50 to .56 beside
+/// 20,000/s of a scan and .01 to .04 beside 200,000/s were left of its hits within half a minute.
 #[test]
 fn a_scan_leaves_a_vm_the_hits_that_its_weight_promises_however_fast_it_is() {
     for (rate, scan) in [(200, 20_000), (200, 200_000), (2000, 200_000)] {

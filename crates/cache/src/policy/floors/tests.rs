@@ -157,8 +157,8 @@ fn uses_of_a_vm_count_by_how_much_more_than_the_mean_it_has() {
     assert_eq!(floors.access(BlockId(0), false), 16);
 }
 
-/// A VM that scans made a hundred times as many accesses as one with a working set, so no size of the cache seemed
-/// to bring hits.
+/// A VM that scans made a hundred times as many accesses as one with a working set, so no size of
+/// the cache seemed to bring hits.
 #[test]
 fn hits_of_vms_count_by_weight_and_not_by_rate() {
     let mut floors = floors(450);

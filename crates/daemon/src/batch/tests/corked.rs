@@ -132,7 +132,8 @@ fn run(queue: VirtQueue, is_split: bool, leave: &Arc<AtomicBool>, channel: Corke
 }
 
 impl Run {
-    /// Turns until all of them find nothing, as a poller gives them. A turn that never ends is a failure of the test.
+    /// Turns until all of them find nothing, as a poller gives them. A turn that never ends is a
+    /// failure of the test.
     fn turns(&mut self) {
         let start = Instant::now();
         loop {
@@ -278,8 +279,8 @@ fn a_kill_within_a_batch_loses_nothing_and_what_is_undone_is_repeated_in_order_o
     }
 }
 
-/// docs/durability.md: a request that two lives die of is answered with an error by the third. This one kills
-/// when it is started.
+/// docs/durability.md: a request that two lives die of is answered with an error by the third. This
+/// one kills when it is started.
 #[test]
 fn a_request_that_kills_at_the_kick_is_given_up_after_two_lives() {
     for poison in [28 + 20, 28 + 3] {
@@ -333,7 +334,8 @@ fn requests_that_the_disk_has_are_not_blamed_for_kills() {
     }
 }
 
-/// Each stretch of a batch is no longer than 16 requests on a slow disk: the second one has its own time.
+/// Each stretch of a batch is no longer than 16 requests on a slow disk: the second one has its own
+/// time.
 #[test]
 fn each_stretch_shows_what_the_one_before_has_completed() {
     for is_split in [false, true] {

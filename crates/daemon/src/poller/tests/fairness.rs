@@ -57,7 +57,8 @@ impl QueueRun for Busy {
     }
 }
 
-/// A task of a queue that is notified whenever it sleeps; with something to do in the turns for which `finds` says so.
+/// A task of a queue that is notified whenever it sleeps; with something to do in the turns for
+/// which `finds` says so.
 fn notified(finds: impl Fn(u32) -> bool + 'static, budget: Option<&str>, at: Instant) -> Task {
     let budget = budget.map(|share| Arc::new(CpuBudget::new(share.parse().unwrap())));
     let spec = QueueSpec { budget, ..spec(0) };
@@ -107,7 +108,8 @@ fn a_queue_that_finds_something_is_heard() {
 fn wake_ups_for_nothing_are_charged_to_the_budget_of_the_disk() {
     let now = later();
     let mut task = notified(|turn| turn.is_multiple_of(4), Some("5%"), now);
-    // Its credit, and the shortest rest that is worth it: half a millisecond of work each, of 10 us.
+    // Its credit, and the shortest rest that is worth it: half a millisecond of work each, of 10
+    // us.
     let counted = sleeps(&mut task, 1000, now);
     assert!((60..=75).contains(&counted), "{counted}");
     assert_eq!(sleeps(&mut notified(|_| true, Some("5%"), now), 1000, now), 1000);
@@ -203,7 +205,8 @@ impl Fixture {
     }
 }
 
-/// A neighbour's median went from 15 us to 382 ms beside a disk with 64 queues: each of them had a turn before it.
+/// A neighbour's median went from 15 us to 382 ms beside a disk with 64 queues: each of them had a
+/// turn before it.
 #[test]
 fn a_disk_with_many_queues_has_as_much_of_a_pass_as_one_with_a_single_queue() {
     let disks: Vec<u32> = [0; 64].into_iter().chain([1]).collect();
@@ -225,8 +228,9 @@ fn queues_of_one_disk_have_all_of_their_thread() {
     assert_eq!(fixture.turns(), [10; 4]);
 }
 
-/// A cold queue had a turn of 16 passes, and the first place went on by one in each: with 4 queues the two were in
-/// step. So a queue that came back to work always came after a busy one of its disk, and never had a turn that counts.
+/// A cold queue had a turn of 16 passes, and the first place went on by one in each: with 4 queues
+/// the two were in step. So a queue that came back to work always came after a busy one of its
+/// disk, and never had a turn that counts.
 #[test]
 fn a_queue_that_has_been_idle_has_its_part_beside_a_busy_one_of_its_disk() {
     for cold in [1, 2, 3] {

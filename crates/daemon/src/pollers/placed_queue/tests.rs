@@ -76,7 +76,8 @@ fn serve(config: &DiskConfig, choice: PollerChoice) -> (Served, Running) {
     (Served::new(config, layer, Box::new(runner)), running)
 }
 
-/// Changes the form of every queue that runs until the load ends. Returns how often one has changed.
+/// Changes the form of every queue that runs until the load ends. Returns how often one has
+/// changed.
 fn change_until(running: &Running, over: impl Fn() -> bool) -> u32 {
     let mut changes = 0;
     for round in 0.. {
@@ -121,8 +122,9 @@ fn queues_change_their_form_hundreds_of_times_under_load() {
     }
 }
 
-/// The thread that looks at loads tries two threads for a queue that fills its own, and decides. The clock of its
-/// looks goes on while the queue works, so that the queue fills its thread on a machine that does other work too.
+/// The thread that looks at loads tries two threads for a queue that fills its own, and decides.
+/// The clock of its looks goes on while the queue works, so that the queue fills its thread on a
+/// machine that does other work too.
 #[test]
 fn a_queue_that_fills_its_thread_is_tried_on_two() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
@@ -169,8 +171,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// One poller is enough for nothing; queues that fill theirs get more, until they have less to do. What they count is
-/// made up, and the thread that looks at it is that of the product.
+/// One poller is enough for nothing; queues that fill theirs get more, until they have less to do.
+/// What they count is made up, and the thread that looks at it is that of the product.
 #[test]
 fn pollers_come_and_go_with_the_load() {
     let (choice, cpus) = (PollerChoice::Auto, "0,0,0".parse().unwrap());
@@ -281,7 +283,8 @@ fn idle_host() -> IdleCpus {
     IdleCpus::made_up(rustix::thread::CpuSet::MAX_CPU)
 }
 
-/// It ran again, took requests, and did so without its disk's limits, which end with the order to stop.
+/// It ran again, took requests, and did so without its disk's limits, which end with the order to
+/// stop.
 #[test]
 fn a_queue_that_has_been_told_to_stop_does_not_run_again_in_another_form() {
     let makes = Arc::new(Makes(Mutex::new([true, true].into())));
@@ -295,8 +298,8 @@ fn a_queue_that_has_been_told_to_stop_does_not_run_again_in_another_form() {
     assert_eq!(next, Some(0));
 }
 
-/// For want of file descriptors for a moment, in the midst of a change that nobody had asked for, a guest's queue hung
-/// until its next reset.
+/// For want of file descriptors for a moment, in the midst of a change that nobody had asked for, a
+/// guest's queue hung until its next reset.
 #[test]
 fn a_queue_that_could_run_in_neither_form_is_tried_again() {
     let makes = Arc::new(Makes(Mutex::new([true, false, false, false, false, true].into())));
@@ -336,8 +339,9 @@ fn run_over(layer: Arc<dyn Layer>) -> (FakeGuest, PlacedQueue) {
     (guest, PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap())
 }
 
-/// Two disks' queues fill their threads; the first one's disk hangs while its form is about to change. Returns what the
-/// second one's layer is held by, and whether it has changed, after it may have.
+/// Two disks' queues fill their threads; the first one's disk hangs while its form is about to
+/// change. Returns what the second one's layer is held by, and whether it has changed, after it may
+/// have.
 fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
     let hangs = Held::default();
     let (mut hung_guest, hung) = run_over(Arc::new(hangs.clone()));
@@ -368,7 +372,8 @@ fn beside_a_hung_disk(then: impl FnOnce(PlacedQueue, &Mutex<Vec<Watched>>)) {
     assert!(hung.stop().is_some());
 }
 
-/// Its image stayed open and locked, after the disk had been removed, for as long as another disk hung.
+/// Its image stayed open and locked, after the disk had been removed, for as long as another disk
+/// hung.
 #[test]
 fn a_disk_is_let_go_while_the_form_of_another_disks_queue_waits() {
     beside_a_hung_disk(|queue, _| {
@@ -380,7 +385,8 @@ fn a_disk_is_let_go_while_the_form_of_another_disks_queue_waits() {
     });
 }
 
-/// All queues of the daemon kept the form that they had, on two threads without work too, while one disk hung.
+/// All queues of the daemon kept the form that they had, on two threads without work too, while one
+/// disk hung.
 #[test]
 fn queues_change_their_form_while_another_disk_hangs() {
     beside_a_hung_disk(|queue, _| {
@@ -447,7 +453,8 @@ fn a_broken_queue_stays_broken_when_its_form_changes() {
     }
 }
 
-/// The monitor stops all queues of a device: the others would go on while one of them waits for its disk.
+/// The monitor stops all queues of a device: the others would go on while one of them waits for its
+/// disk.
 #[test]
 fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
     let hangs = Held::default();
@@ -473,7 +480,8 @@ fn an_order_to_stop_does_not_wait_for_a_form_that_changes_on_a_hung_disk() {
     assert!(queue.stop().is_some());
 }
 
-/// An image that is let go a moment after its disk has been removed cannot be opened at once by who takes it over.
+/// An image that is let go a moment after its disk has been removed cannot be opened at once by who
+/// takes it over.
 #[test]
 fn a_queue_that_has_stopped_holds_its_disk_no_longer() {
     for choice in [PollerChoice::Count(1), PollerChoice::PerQueue] {

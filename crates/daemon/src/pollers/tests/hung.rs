@@ -10,8 +10,8 @@ use flowstone_block::{
 use super::*;
 use crate::pollers::places::Wanted;
 
-/// Until it goes on, its channels have something of their own on their way: a sync that others wait for, a read-ahead.
-/// A drop waits for that.
+/// Until it goes on, its channels have something of their own on their way: a sync that others wait
+/// for, a read-ahead. A drop waits for that.
 #[derive(Clone, Default)]
 struct Hung {
     goes_on: Arc<(Mutex<bool>, Condvar)>,
@@ -140,7 +140,8 @@ fn a_queue_that_has_panicked_is_dropped_when_its_disk_has_nothing_of_it_any_more
     a_queue_goes(false);
 }
 
-/// The start waited with the list of all queues locked: `stats` and the starts of all disks stood still.
+/// The start waited with the list of all queues locked: `stats` and the starts of all disks stood
+/// still.
 #[test]
 fn a_queue_whose_disk_hangs_at_its_start_holds_up_neither_reports_nor_other_starts() {
     let places = places(2);

@@ -113,8 +113,8 @@ fn a_head_that_was_published_and_taken_again_is_undone() {
     assert_eq!(heads(&mut region.log(0, 8).unwrap(), 1), [5]);
 }
 
-/// Early completion: it came back while the rest of its batch was being issued, and the other half has taken it again. The entry
-/// is that half's until it is handed over.
+/// Early completion: it came back while the rest of its batch was being issued, and the other half
+/// has taken it again. The entry is that half's until it is handed over.
 #[test]
 fn a_hand_over_leaves_heads_alone_that_have_come_back() {
     let region = region();

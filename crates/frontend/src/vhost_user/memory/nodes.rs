@@ -1,7 +1,7 @@
 //! On which NUMA nodes of the host a guest's memory lies.
 //!
-//! A sample is asked for: some pages, spread evenly. Only pages that exist are looked at, since looking at another
-//! one would make it, on our node and at the guest's expense.
+//! A sample is asked for: some pages, spread evenly. Only pages that exist are looked at, since
+//! looking at another one would make it, on our node and at the guest's expense.
 
 use std::collections::BTreeMap;
 use std::ptr;
@@ -54,7 +54,8 @@ fn is_resident(page: *mut u8) -> bool {
     done == 0 && resident & 1 == 1
 }
 
-/// Puts a page into our page table, without touching it: that would kill us if its file has been cut.
+/// Puts a page into our page table, without touching it: that would kill us if its file has been
+/// cut.
 fn populate(page: *mut u8) -> bool {
     // SAFETY: the page lies in a mapping of ours, and its contents do not change.
     unsafe { libc::madvise(page.cast(), PAGE_BYTES as usize, libc::MADV_POPULATE_READ) == 0 }
@@ -64,8 +65,8 @@ fn populate(page: *mut u8) -> bool {
 fn nodes_of(pages: &[*const libc::c_void]) -> impl Iterator<Item = u32> {
     let mut status = vec![-1i32; pages.len()];
     let (count, none) = (pages.len() as libc::c_ulong, ptr::null::<i32>());
-    // SAFETY: without a list of nodes nothing is moved; both lists have `count` entries, of which the
-    // kernel writes the second.
+    // SAFETY: without a list of nodes nothing is moved; both lists have `count` entries, of which
+    // the kernel writes the second.
     let asked = unsafe {
         let (process, flags) = (0, 0);
         libc::syscall(

@@ -1,7 +1,7 @@
 //! How much address space guests' memory may take of the process.
 //!
-//! A file of a monitor's may be as long as it likes and take no memory: some of them would use up what
-//! the process can map, and the next allocation for any disk fails.
+//! A file of a monitor's may be as long as it likes and take no memory: some of them would use up
+//! what the process can map, and the next allocation for any disk fails.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
-//! The half of a queue that takes requests from the driver: polls the ring, reads chains, marks requests in the
-//! in-flight log. What it has taken goes to the [`UsedHalf`](super::UsedHalf), and comes back when it is done.
+//! The half of a queue that takes requests from the driver: polls the ring, reads chains, marks
+//! requests in the in-flight log. What it has taken goes to the [`UsedHalf`](super::UsedHalf), and
+//! comes back when it is done.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -193,8 +194,8 @@ impl AvailHalf {
         if self.fault.is_some() { 0 } else { available }
     }
 
-    /// Takes the next available chain; there must be one. Nothing if it cannot be taken: what is in flight
-    /// weighs too much, or the driver has broken the queue.
+    /// Takes the next available chain; there must be one. Nothing if it cannot be taken: what is in
+    /// flight weighs too much, or the driver has broken the queue.
     #[inline]
     pub fn take(&mut self) -> Option<Start> {
         if !self.may_take() {
@@ -208,8 +209,8 @@ impl AvailHalf {
         self.admit(head).then(|| self.start(head, false))?
     }
 
-    /// Takes the oldest request that an earlier life left undone. Only one at a time is in hand: if it is
-    /// what the daemon dies of, no other one is.
+    /// Takes the oldest request that an earlier life left undone. Only one at a time is in hand: if
+    /// it is what the daemon dies of, no other one is.
     #[inline]
     pub fn take_undone(&mut self) -> Option<(Undone, Start)> {
         if self.is_to_fail() {
@@ -338,8 +339,8 @@ impl AvailHalf {
     /// Before it goes to the disk.
     #[inline]
     fn prepare(&self, request: &mut Request) {
-        // A chain may have many pieces that its request does not use. They weigh nothing, so the room
-        // for them must not be held while it is in flight.
+        // A chain may have many pieces that its request does not use. They weigh nothing, so the
+        // room for them must not be held while it is in flight.
         give_back_room(&mut request.memory);
         request.durable = self.parts.shared.write_through()
             && !mutant("frontend.queue.write-through-is-not-durable");

@@ -17,8 +17,8 @@ const SECTORS_PER_WEIGHT_LOG2: u32 = 3;
 #[derive(Clone, Copy)]
 pub struct StatusPlace(pub(super) *mut u8);
 
-// SAFETY: guest memory may be written from any thread; a half of the queue that is on another thread keeps it
-// mapped, too.
+// SAFETY: guest memory may be written from any thread; a half of the queue that is on another
+// thread keeps it mapped, too.
 unsafe impl Send for StatusPlace {}
 
 /// A chain that has been taken, on its way to the used half.
@@ -65,8 +65,8 @@ pub(super) fn ranges(mut request: Box<Request>, first: Op, others: Vec<Op>) -> V
     parts
 }
 
-/// Lets go of a large list that holds few pieces. Not by shrinking it where it lies: what the allocator
-/// cuts off is too small for the next large list, so it would take new memory for each.
+/// Lets go of a large list that holds few pieces. Not by shrinking it where it lies: what the
+/// allocator cuts off is too small for the next large list, so it would take new memory for each.
 pub(super) fn give_back_room(memory: &mut Vec<IoVec>) {
     if memory.capacity() > PIECES_KEPT && memory.len() <= PIECES_KEPT {
         *memory = memory.as_slice().to_vec();

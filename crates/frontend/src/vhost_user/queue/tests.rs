@@ -579,7 +579,8 @@ fn a_queue_takes_no_more_while_what_it_holds_is_much() {
     }
 }
 
-/// A host without a call for zeroes wrote 212 GiB of them for 17 requests, and a stop waited for all.
+/// A host without a call for zeroes wrote 212 GiB of them for 17 requests, and a stop waited for
+/// all.
 #[test]
 fn zeroes_that_have_to_be_written_are_bounded_by_request_and_by_queue() {
     let mut guest = Guest::new(1024);
@@ -607,8 +608,8 @@ fn zeroes_that_have_to_be_written_are_bounded_by_request_and_by_queue() {
     assert_eq!((requests, guest.status(512)), (512, Status::Unsupported as u8));
 }
 
-/// Pieces that a request does not use weighed nothing, and the room for them was held while it was in
-/// flight: 16 KiB for each flush of a ring.
+/// Pieces that a request does not use weighed nothing, and the room for them was held while it was
+/// in flight: 16 KiB for each flush of a ring.
 #[test]
 fn a_request_in_flight_holds_no_room_for_pieces_that_it_does_not_use() {
     let unused = [(DATA_AT, 512, false); 1000];
@@ -691,7 +692,8 @@ fn a_chain_in_lost_memory_is_not_submitted() {
     assert_eq!(queue.fault(), Some(QueueFault::MemoryLost));
 }
 
-/// The data of a read may have gone nowhere; and a next life, with its memory back, has it to do again.
+/// The data of a read may have gone nowhere; and a next life, with its memory back, has it to do
+/// again.
 #[test]
 fn a_completion_in_lost_memory_is_not_published_and_stays_undone() {
     let mut guest = Guest::new(8);

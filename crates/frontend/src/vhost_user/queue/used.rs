@@ -1,5 +1,5 @@
-//! The half of a queue that gives completions to the driver: keeps what is with the disk, writes used entries,
-//! clears marks in the in-flight log, and interrupts.
+//! The half of a queue that gives completions to the driver: keeps what is with the disk, writes
+//! used entries, clears marks in the in-flight log, and interrupts.
 
 use std::sync::Arc;
 
@@ -67,7 +67,8 @@ impl UsedHalf {
         Self { ring, call, log, pending, next_used: used, published: used }
     }
 
-    /// A chain has come from the avail half; so many completions of the disk are to follow, or an answer.
+    /// A chain has come from the avail half; so many completions of the disk are to follow, or an
+    /// answer.
     #[inline]
     pub fn begin(&mut self, head: u16, status: StatusPlace, parts: usize) {
         self.pending[usize::from(head)] = Pending { status, parts, outcome: Ok(()) };
@@ -130,7 +131,8 @@ impl UsedHalf {
             return Signal::Nothing;
         }
         if self.is_memory_lost() {
-            // The driver is not told that something is done whose data went nowhere. The marks stay.
+            // The driver is not told that something is done whose data went nowhere. The marks
+            // stay.
             return Signal::Nothing;
         }
         let old = self.published;

@@ -1,5 +1,5 @@
-//! The order of commits: records that have a sequence number and have not committed. A record commits
-//! when it and all before it are in the file.
+//! The order of commits: records that have a sequence number and have not committed. A record
+//! commits when it and all before it are in the file.
 
 use std::collections::VecDeque;
 use std::ops::Range;

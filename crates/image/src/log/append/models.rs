@@ -35,8 +35,8 @@ fn place(core: &Core, lba: u64, owner: &Arc<QueueWaker>) -> Place {
     core.place(&draft, owner).unwrap()
 }
 
-/// The second queue's record is in the file first, and waits for that of the other one. Whoever hears, without the lock,
-/// that it has committed finds it in the map, and the one before it.
+/// The second queue's record is in the file first, and waits for that of the other one. Whoever
+/// hears, without the lock, that it has committed finds it in the map, and the one before it.
 #[test]
 fn a_record_that_has_committed_is_in_the_map() {
     check("log, commit", 5, || {

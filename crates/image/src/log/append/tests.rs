@@ -270,8 +270,8 @@ fn trims_do_not_pay_for_cleaning() {
     log.append(&data(3..4));
 }
 
-/// Trims may open segments that writes must leave. A head that they have opened takes no writes until
-/// there is room, and is found again when the image is opened.
+/// Trims may open segments that writes must leave. A head that they have opened takes no writes
+/// until there is room, and is found again when the image is opened.
 #[test]
 fn a_head_that_trims_opened_is_for_trims_until_there_is_room() {
     let mut log = Log::new();

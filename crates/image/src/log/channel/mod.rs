@@ -4,8 +4,8 @@
 //! records, a few of which are in flight at once, so that the batch grows with the load.
 //!
 //! The way of a write: [`write_queue`] takes it, [`pending_write`] copies it into a record,
-//! [`append`](super::append) gives the record its place and [commits](super::append::commit_order) it
-//! in its turn, and [`write_queue`] completes it.
+//! [`append`](super::append) gives the record its place and [commits](super::append::commit_order)
+//! it in its turn, and [`write_queue`] completes it.
 
 mod flushes;
 mod partial;

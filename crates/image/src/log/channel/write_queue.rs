@@ -146,9 +146,9 @@ impl WriteQueue {
         }
     }
 
-    /// Fills a draft with what waits for the first request's stream, as far as it goes. What waits for
-    /// another stream is left to the next draft, and so is what overlaps it: writes of one block keep
-    /// their order. A draft that had to wait takes along what has come meanwhile.
+    /// Fills a draft with what waits for the first request's stream, as far as it goes. What waits
+    /// for another stream is left to the next draft, and so is what overlaps it: writes of one
+    /// block keep their order. A draft that had to wait takes along what has come meanwhile.
     fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         if self.waiting.is_empty() {
             return;
@@ -359,8 +359,8 @@ impl WriteQueue {
             || self.has_settled_conflicts(core)
     }
 
-    /// Whether a record that others wait for may have committed, or none will: then they are refused
-    /// a place, with the error that tells why.
+    /// Whether a record that others wait for may have committed, or none will: then they are
+    /// refused a place, with the error that tells why.
     fn has_settled_conflicts(&self, core: &Core) -> bool {
         let waits_on = mutant("log.conflict.waits-for-a-commit-only");
         !self.conflicted.is_empty()

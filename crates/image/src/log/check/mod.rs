@@ -213,8 +213,8 @@ fn check_blocks(
     walk.report_unfound().map_err(host)
 }
 
-/// Where the blocks of a file are takes host space, too, which some file systems count as the file's: F2FS takes a block for
-/// each 1018 of them.
+/// Where the blocks of a file are takes host space, too, which some file systems count as the
+/// file's: F2FS takes a block for each 1018 of them.
 const HOST_MAP_PART: u64 = 512;
 const HOST_MAP_LEAST: u64 = 64 << 10;
 

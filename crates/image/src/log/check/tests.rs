@@ -365,8 +365,8 @@ fn a_damaged_seal_is_not_the_end_of_the_log() {
     refused(&bytes, &format!("record {} is damaged", seal.1.sequence));
 }
 
-/// Copies were in the next segment when the checkpoint was made, and the superblock still names it as their
-/// head. They died, a sync freed it, and guests were given it.
+/// Copies were in the next segment when the checkpoint was made, and the superblock still names it
+/// as their head. They died, a sync freed it, and guests were given it.
 #[test]
 fn a_damaged_seal_is_found_where_copies_were_before() {
     let mut corrupter = corrupter(Left::Killed);

@@ -27,7 +27,8 @@ pub enum CheckpointKind {
     Last,
 }
 
-/// Writes that wait for cleaning wait for the sync between two victims, too, if syncs take no longer than this.
+/// Writes that wait for cleaning wait for the sync between two victims, too, if syncs take no
+/// longer than this.
 const HELD_MOST: Duration = Duration::from_millis(1);
 
 /// What a checkpoint frees once it is durable.

@@ -1,5 +1,5 @@
-//! Cleaning: when it is due, and of what. Live blocks of a victim are copied elsewhere, so that the whole
-//! segment dies.
+//! Cleaning: when it is due, and of what. Live blocks of a victim are copied elsewhere, so that the
+//! whole segment dies.
 
 use flowstone_block::{Errno, Outcome};
 

@@ -19,8 +19,8 @@ use crate::log::reserve::SLACK_SEGMENTS;
 
 /// Blocks read at once, from wherever they lie.
 const BATCH_BLOCKS: usize = 1024;
-/// So many blocks of the disk, at a multiple of their number, are copied into one record: a request of 128
-/// KiB reads them from one place. A record's header lies between those of two.
+/// So many blocks of the disk, at a multiple of their number, are copied into one record: a request
+/// of 128 KiB reads them from one place. A record's header lies between those of two.
 const TOGETHER_BLOCKS: u64 = 32;
 
 impl Maintenance {
@@ -84,8 +84,8 @@ impl Maintenance {
         Ok(())
     }
 
-    /// The next live blocks of the disk, in the order of their LBAs, `count` or as many more as stay together
-    /// with those.
+    /// The next live blocks of the disk, in the order of their LBAs, `count` or as many more as
+    /// stay together with those.
     pub fn next_moves(&self, next: &mut u64, count: usize) -> Option<Vec<Move>> {
         let end = self.core.blocks();
         let mut moves: Vec<Move> = Vec::with_capacity(moves_most(count));
@@ -116,8 +116,8 @@ impl Maintenance {
         self.file.read_many(&mut reads)
     }
 
-    /// Appends copies of what has been read. No record ends inside a part of the disk that guests read with
-    /// one request, as far as that can be.
+    /// Appends copies of what has been read. No record ends inside a part of the disk that guests
+    /// read with one request, as far as that can be.
     pub fn append_in_order(&mut self, moves: &[Move], buffer: &AlignedBuf) -> Outcome {
         let mut builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let mut pending = Vec::new();
@@ -133,8 +133,8 @@ impl Maintenance {
             for (moved, block) in part.iter().zip(&mut contents) {
                 let checksum = moved.old.checksum();
                 if crc32c::crc32c(block) != checksum && !mutant("log.sorted.data-unchecked") {
-                    // It was overwritten and its place used again meanwhile, or it is damaged: it is
-                    // not moved.
+                    // It was overwritten and its place used again meanwhile, or it is damaged: it
+                    // is not moved.
                     continue;
                 }
                 let entry = Entry::Moved { lba: moved.lba, from: moved.old.address(), checksum };
@@ -150,8 +150,8 @@ impl Maintenance {
         TOGETHER_BLOCKS.min(self.core.shape.record_payload_max().into())
     }
 
-    /// How many copies the next record may have, of which `count` stay together: what is left of the open
-    /// segment, or a full record in another one.
+    /// How many copies the next record may have, of which `count` stay together: what is left of
+    /// the open segment, or a full record in another one.
     fn sorted_that_fit(&self, count: u32) -> u32 {
         let fit = self.copies_that_fit(LIFETIME_SORTED);
         if fit < count { self.core.shape.record_payload_max() } else { fit }

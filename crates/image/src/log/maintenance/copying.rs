@@ -41,7 +41,8 @@ struct Copies {
 }
 
 impl Maintenance {
-    /// Copies the live blocks of `victim` into the stream of a lifetime, at a pace that writes share.
+    /// Copies the live blocks of `victim` into the stream of a lifetime, at a pace that writes
+    /// share.
     pub fn clean_into(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
         let start = Instant::now();
         self.waited = Duration::ZERO;
@@ -94,8 +95,9 @@ impl Maintenance {
         }
     }
 
-    /// Looks at a record of the next victim, if there will be one: there is time for that while copies are on
-    /// their way. It is only read; all that was seen of it is looked at again before it is copied.
+    /// Looks at a record of the next victim, if there will be one: there is time for that while
+    /// copies are on their way. It is only read; all that was seen of it is looked at again before
+    /// it is copied.
     fn survey_next(&mut self, copies: &mut Copies) -> bool {
         if !copies.survey.is_done {
             return false;
@@ -120,8 +122,8 @@ impl Maintenance {
         is_one.then_some((next.victim, segment))
     }
 
-    /// Makes records of what has been taken along and lives still. The last one is written when it is full,
-    /// or with the last block of the victim.
+    /// Makes records of what has been taken along and lives still. The last one is written when it
+    /// is full, or with the last block of the victim.
     fn copy_staged(&mut self, copies: &mut Copies) -> Outcome {
         let mut stage = std::mem::take(&mut copies.survey.stage);
         for (moved, content) in stage.in_order() {
@@ -223,9 +225,9 @@ impl Maintenance {
         outcome
     }
 
-    /// Waits for the first record that is on its way, and puts its copies into the map where that has not changed
-    /// meanwhile. So they come into the map in the order of their places: replay of the stream ends at
-    /// the first one that is not there.
+    /// Waits for the first record that is on its way, and puts its copies into the map where that
+    /// has not changed meanwhile. So they come into the map in the order of their places: replay of
+    /// the stream ends at the first one that is not there.
     fn finish_first(&mut self, copies: &mut Copies) -> Outcome {
         let Some((record, outcome)) = copies.pipe.finish_first() else { return Ok(()) };
         let (lifetime, segment) = (copies.lifetime, copies.survey.segment);

@@ -320,7 +320,8 @@ impl Maintenance {
         }
     }
 
-    /// When to check whether the guest pauses, and at the latest when the idle-time pass has a budget again.
+    /// When to check whether the guest pauses, and at the latest when the idle-time pass has a
+    /// budget again.
     pub fn next_pause(&mut self) -> Option<Instant> {
         let (now, is_sparse) = (Instant::now(), self.sparsest().is_some());
         let resort = self.next_resort(now);

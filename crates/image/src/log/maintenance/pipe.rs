@@ -60,8 +60,8 @@ impl Pipe {
         Some((CopyRecordDone { placed, moves, before }, outcome))
     }
 
-    /// Makes a block of the victim one that can be looked at. `false` if it cannot be read: it stays where it
-    /// is, and nothing else must wait for it.
+    /// Makes a block of the victim one that can be looked at. `false` if it cannot be read: it
+    /// stays where it is, and nothing else must wait for it.
     pub fn show(&mut self, shape: Shape, block: u32) -> bool {
         self.ahead.show(&mut self.transfers, shape, block)
     }

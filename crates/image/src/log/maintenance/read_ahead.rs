@@ -1,5 +1,5 @@
-//! Victims are read piece by piece, some pieces before they are needed: the device works while those
-//! that are here are looked at, and while copies are on their way.
+//! Victims are read piece by piece, some pieces before they are needed: the device works while
+//! those that are here are looked at, and while copies are on their way.
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,8 @@ struct Piece {
 enum Content {
     Coming(Ticket),
     Here(AlignedBuf),
-    /// Not all of it could be read: each block is read when it is looked at, to the start of the buffer.
+    /// Not all of it could be read: each block is read when it is looked at, to the start of the
+    /// buffer.
     Partly(AlignedBuf),
 }
 
@@ -65,8 +66,8 @@ impl ReadAhead {
         self.victim = None;
     }
 
-    /// Makes a block of the victim one that can be [looked at](Self::block). Blocks are asked for in
-    /// their order. `false` if it cannot be read.
+    /// Makes a block of the victim one that can be [looked at](Self::block). Blocks are asked for
+    /// in their order. `false` if it cannot be read.
     pub fn show(&mut self, transfers: &mut Transfers, shape: Shape, block: u32) -> bool {
         let Some((segment, _)) = self.victim else { return false };
         while self.pieces.front().is_some_and(|it| block >= it.first + it.blocks) {

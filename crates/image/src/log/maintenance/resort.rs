@@ -1,6 +1,6 @@
-//! The idle-time pass: what guests have scattered is put in the order of its LBAs again while they do
-//! nothing, half a segment at a time and up to 8 MiB, so that sequential readers find it in sequence. It has
-//! a budget in bytes per day, and stops when a guest does anything.
+//! The idle-time pass: what guests have scattered is put in the order of its LBAs again while they
+//! do nothing, half a segment at a time and up to 8 MiB, so that sequential readers find it in
+//! sequence. It has a budget in bytes per day, and stops when a guest does anything.
 
 use std::time::{Duration, Instant};
 
@@ -17,15 +17,16 @@ use crate::log::reserve::SLACK_SEGMENTS;
 use crate::log::resort::Budget;
 use crate::log::segments::{Segment, State};
 
-/// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then takes two
-/// places of the file or more.
+/// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then
+/// takes two places of the file or more.
 const RUN_BLOCKS_MIN: usize = 32;
-/// Guests must have written so much since the last pass for another one: a look at the whole map takes
-/// 5 ns for each block of the disk.
+/// Guests must have written so much since the last pass for another one: a look at the whole map
+/// takes 5 ns for each block of the disk.
 const WRITTEN_MIN_BLOCKS: u64 = (16 << 20) / 4096;
 /// Segments that may be in use at once beyond those at the beginning: one part in so many of them.
 const GROWTH_PART: u32 = 4;
-/// So many are cleaned at most before the next blocks are put in order, and so many are freed with one checkpoint.
+/// So many are cleaned at most before the next blocks are put in order, and so many are freed with
+/// one checkpoint.
 const VICTIMS_TOGETHER: u32 = 16;
 const DEAD_TOGETHER: u32 = 4;
 /// Blocks that are put in order together, at most.
@@ -39,7 +40,8 @@ pub struct Resort {
     budget: Budget,
     /// The first block that this pass has not come to.
     next: u64,
-    /// Segments that may be in use at most in this pass, and what guests had written when that was said.
+    /// Segments that may be in use at most in this pass, and what guests had written when that was
+    /// said.
     used_most: Option<(u32, u64)>,
     /// What guests had written when the last pass ended, if one has.
     done_at: Option<u64>,
@@ -126,7 +128,8 @@ impl Maintenance {
         sorted
     }
 
-    /// Counted from the beginning of the pass, however often guests interrupt it, unless they have written much.
+    /// Counted from the beginning of the pass, however often guests interrupt it, unless they have
+    /// written much.
     fn used_most(&mut self) -> u32 {
         let (used, clock) = {
             let state = self.core.append_state();
@@ -174,7 +177,8 @@ impl Maintenance {
         self.resort.done_at = Some(self.core.append_state().clock);
     }
 
-    /// Whether no guest has done anything, nothing else is to be done, and the budget is not used up.
+    /// Whether no guest has done anything, nothing else is to be done, and the budget is not used
+    /// up.
     fn may_go_on(&mut self) -> bool {
         let limit = self.core.resorting.limit();
         let before = self.resort.idle.since;
@@ -186,7 +190,8 @@ impl Maintenance {
             && !self.core.inbox.is_called()
     }
 
-    /// The next live blocks of the disk that are not in order, as many as are put in order together.
+    /// The next live blocks of the disk that are not in order, as many as are put in order
+    /// together.
     fn next_scattered(&mut self) -> Option<Vec<Move>> {
         let together = self.sorted_together();
         let mut next = self.resort.next;
@@ -200,14 +205,14 @@ impl Maintenance {
         found
     }
 
-    /// Half a segment, so that there is little to make room for, up to 8 MiB: guests that come back wait for
-    /// the device until these have been copied.
+    /// Half a segment, so that there is little to make room for, up to 8 MiB: guests that come back
+    /// wait for the device until these have been copied.
     fn sorted_together(&self) -> usize {
         (self.core.shape.segment_blocks / 2).min(BATCH_BLOCKS_MAX) as usize
     }
 
-    /// Segments for the copies, with which neither guests nor the host come to lack room: by freeing what is
-    /// dead, and by cleaning the emptiest.
+    /// Segments for the copies, with which neither guests nor the host come to lack room: by
+    /// freeing what is dead, and by cleaning the emptiest.
     fn make_room_to_sort(&mut self, used_most: u32) -> Result<Room, Errno> {
         let has_room = |maintenance: &Self| {
             let used = maintenance.core.append_state().segments.used();
@@ -234,7 +239,8 @@ impl Maintenance {
         if left > COPIES_SEGMENTS { Ok(Room::Made) } else { Err(Errno::NOSPC) }
     }
 
-    /// Frees what has died by copying: replay does not find those copies, so nothing but a checkpoint does.
+    /// Frees what has died by copying: replay does not find those copies, so nothing but a
+    /// checkpoint does.
     fn free_sources(&mut self) -> Outcome {
         if mutant("log.resort.frees-without-checkpoint") {
             let closed = self.core.append_state().segments.closed();

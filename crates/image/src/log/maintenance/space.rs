@@ -95,9 +95,9 @@ impl Maintenance {
         Progress::Made
     }
 
-    /// Makes a free segment ready, and up to so many that follow it in the file: each call to the host holds up
-    /// writes to the file. If the host has no space for the one whose turn it is, that may
-    /// lie behind the end of a device, and the first one of all need not.
+    /// Makes a free segment ready, and up to so many that follow it in the file: each call to the
+    /// host holds up writes to the file. If the host has no space for the one whose turn it is,
+    /// that may lie behind the end of a device, and the first one of all need not.
     fn obtain(&mut self, more: u32) -> Outcome {
         let (first, more) = {
             let mut state = self.core.append_state();
@@ -168,8 +168,9 @@ impl Maintenance {
         outcome
     }
 
-    /// After a crash it is not known which free segments have host space: all give it back, and so does what lies behind
-    /// those that the image has ever used. Space had been got there for writes that never came.
+    /// After a crash it is not known which free segments have host space: all give it back, and so
+    /// does what lies behind those that the image has ever used. Space had been got there for
+    /// writes that never came.
     pub fn punch_free(&mut self) {
         let (free, never_used, limit) = {
             let mut state = self.core.append_state();
@@ -223,8 +224,8 @@ impl Maintenance {
         }
     }
 
-    /// How many freed segments are kept for use as they are while guests write. Those that were never
-    /// written do not count: they must not displace the others.
+    /// How many freed segments are kept for use as they are while guests write. Those that were
+    /// never written do not count: they must not displace the others.
     pub fn recycled_kept_in_use(&self) -> u32 {
         let state = self.core.append_state();
         let pool = self.interval() as u32 / self.core.shape.segment_blocks;

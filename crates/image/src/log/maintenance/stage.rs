@@ -1,5 +1,5 @@
-//! Live blocks of a victim that have been read and not copied yet: they are put in the order of their
-//! LBAs, so that cleaning leaves what a guest reads in sequence in sequence.
+//! Live blocks of a victim that have been read and not copied yet: they are put in the order of
+//! their LBAs, so that cleaning leaves what a guest reads in sequence in sequence.
 
 use crate::log::address::{BLOCK_BYTES, MapEntry};
 use crate::log::record::ENTRIES_MAX;
@@ -11,8 +11,9 @@ pub struct Move {
     pub old: MapEntry,
 }
 
-/// As many are sorted together. More would lie in longer runs, and takes memory of every image that is
-/// being cleaned: this is 8 MiB, and as much for the victim after it, which is looked through meanwhile.
+/// As many are sorted together. More would lie in longer runs, and takes memory of every image that
+/// is being cleaned: this is 8 MiB, and as much for the victim after it, which is looked through
+/// meanwhile.
 const STAGE_BLOCKS: usize = 2048;
 
 /// See the module.

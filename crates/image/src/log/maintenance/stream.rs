@@ -46,8 +46,9 @@ impl Maintenance {
         Ok(placed.address)
     }
 
-    /// Gives the next record of a stream its place, which goes on behind it. Returns the stream as it was
-    /// before, too, for [`abandon_stream`](Self::abandon_stream) if the record cannot be written.
+    /// Gives the next record of a stream its place, which goes on behind it. Returns the stream as
+    /// it was before, too, for [`abandon_stream`](Self::abandon_stream) if the record cannot be
+    /// written.
     pub fn place_record(
         &mut self,
         lifetime: u8,
@@ -187,8 +188,8 @@ impl Maintenance {
         roomiest
     }
 
-    /// How many copies the next record of this lifetime may have: what is left of the open segment, or
-    /// a full record in another one if that is next to nothing.
+    /// How many copies the next record of this lifetime may have: what is left of the open segment,
+    /// or a full record in another one if that is next to nothing.
     pub fn copies_that_fit(&self, lifetime: u8) -> u32 {
         let full = self.core.shape.record_payload_max();
         match self.room_for_copies(lifetime) {

@@ -35,8 +35,8 @@ impl Survey {
     }
 }
 
-/// Guests may write more: so many live blocks of a victim have been read, or written elsewhere. Each is
-/// half of the work.
+/// Guests may write more: so many live blocks of a victim have been read, or written elsewhere.
+/// Each is half of the work.
 pub fn earn(core: &Core, victim: &Segment, blocks: u32) {
     let gain = core.shape.data_blocks_most().saturating_sub(victim.live);
     let won = u64::from(blocks) * u64::from(gain);
@@ -55,7 +55,8 @@ impl Maintenance {
         Survey { victim, segment, block: 0, is_done: false, stage, staged: 0, unreadable: 0 }
     }
 
-    /// Looks at the next record of a victim. `false` if there is none, or no room to keep what lives in it.
+    /// Looks at the next record of a victim. `false` if there is none, or no room to keep what
+    /// lives in it.
     pub fn survey_record(&self, pipe: &mut Pipe, survey: &mut Survey) -> bool {
         let (shape, block) = (self.core.shape, survey.block);
         if survey.is_done || !survey.stage.has_room() {

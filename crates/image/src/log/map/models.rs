@@ -17,7 +17,8 @@ struct Blocks([UnsafeCell<u64>; 2]);
 // SAFETY: loom checks that none is written while another thread uses it.
 unsafe impl Sync for Blocks {}
 
-/// A guest that reads finds what was there before, or the new place with what is in it; also in a leaf that has just been made.
+/// A guest that reads finds what was there before, or the new place with what is in it; also in a
+/// leaf that has just been made.
 #[test]
 fn who_sees_an_entry_sees_its_block() {
     check("log, map", 5, || {

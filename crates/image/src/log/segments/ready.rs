@@ -1,8 +1,8 @@
 //! Ready segments: which of them is opened next, and which are given back to the host first.
 //!
-//! A write into space that the host has allocated and that was never written costs more: the host file
-//! system changes its own metadata with it. So recycled segments, which were written before, are opened
-//! first, the oldest of them first, and fresh ones are kept for when there are none.
+//! A write into space that the host has allocated and that was never written costs more: the host
+//! file system changes its own metadata with it. So recycled segments, which were written before,
+//! are opened first, the oldest of them first, and fresh ones are kept for when there are none.
 
 use std::collections::VecDeque;
 

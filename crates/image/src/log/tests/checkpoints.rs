@@ -35,8 +35,8 @@ fn a_map_root_names_the_segment_that_it_is_in_wherever_that_ends() {
     let mut fixture = wide();
     let mut segments = BTreeSet::new();
     let mut random = Rng::with_seed(1);
-    // Leaves of 5 blocks, or 9 for two, and roots of 2: the last of these leaves has one block behind
-    // it, besides that for the seal.
+    // Leaves of 5 blocks, or 9 for two, and roots of 2: the last of these leaves has one block
+    // behind it, besides that for the seal.
     let mut leaves = vec![1, 1, 1, 1, 1, 2, 2, 1];
     leaves.extend((0..100).map(|_| random.u64(1..=LEAVES)));
     for (round, leaves) in leaves.into_iter().enumerate() {

@@ -1,5 +1,6 @@
-//! Two records of copies are on their way: writes and reads of cleaning fail, guests discard and overwrite what is being
-//! copied, segments are used again; then power is cut, or the daemon killed, at moments of it.
+//! Two records of copies are on their way: writes and reads of cleaning fail, guests discard and
+//! overwrite what is being copied, segments are used again; then power is cut, or the daemon
+//! killed, at moments of it.
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_sim::{Call, Fate, Fault, Landed, Moment, Schedule};
@@ -143,8 +144,9 @@ fn blocks_in(fixture: &Fixture, is_it: impl Fn(SegmentId, &Segment) -> bool) -> 
     (0..fixture.core.blocks()).filter(is_there).collect()
 }
 
-/// Copies of a second record were in the map although the first one, which replay must find before, could not be
-/// written. Then the victim could die of the guest's writes to the others and be used again, and a crash lose them.
+/// Copies of a second record were in the map although the first one, which replay must find before,
+/// could not be written. Then the victim could die of the guest's writes to the others and be used
+/// again, and a crash lose them.
 #[test]
 fn copies_behind_a_record_that_failed_are_not_in_the_map() {
     for seed in 0..8 {
@@ -220,9 +222,9 @@ fn clean_alone(victim: SegmentId, fixture: &mut Fixture) -> Outcome {
     outcome
 }
 
-/// The last copies that a segment has room for were on their way when the stream went on in another one. All else in it
-/// was dead: had it ended at once, it would have been free to be used again, and had that write failed, it would
-/// have ended twice.
+/// The last copies that a segment has room for were on their way when the stream went on in another
+/// one. All else in it was dead: had it ended at once, it would have been free to be used again,
+/// and had that write failed, it would have ended twice.
 #[test]
 fn a_segment_ends_when_all_copies_on_their_way_to_it_are_in_the_map() {
     for seed in 0..16 {
@@ -280,9 +282,9 @@ fn used_again(fixture: &mut Fixture, number: SegmentId) -> Segment {
     panic!("segment {number} is not used again: {}", fixture.describe());
 }
 
-/// A victim that had been looked through dies, and its segment is used again, before it is its turn. What was
-/// seen of it says nothing of what is there now: nothing of that would be copied, and the segment count as damaged
-/// and be left as it is.
+/// A victim that had been looked through dies, and its segment is used again, before it is its
+/// turn. What was seen of it says nothing of what is there now: nothing of that would be copied,
+/// and the segment count as damaged and be left as it is.
 #[test]
 fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
     for seed in 0..4 {
@@ -306,7 +308,8 @@ fn what_was_seen_of_a_victim_is_forgotten_when_its_segment_is_used_again() {
                 fixture.run(3);
             }
         };
-        // There is room from now on: nothing else is cleaned, which would begin with another victim.
+        // There is room from now on: nothing else is cleaned, which would begin with another
+        // victim.
         (64..480).for_each(|lba| zero_alone(&fixture, lba));
         zero_all_but(0, victim, &fixture);
         fixture.maintenance.checkpoint(CheckpointKind::Running).unwrap();

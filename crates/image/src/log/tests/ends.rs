@@ -36,8 +36,8 @@ fn retire(fixture: &Fixture) {
     assert_eq!(fixture.guests().in_flight(), 0, "a request hangs");
 }
 
-/// The record's own request failed. The one that waited for the record never came back: its queue could not be
-/// drained, and the disk not be stopped.
+/// The record's own request failed. The one that waited for the record never came back: its queue
+/// could not be drained, and the disk not be stopped.
 #[test]
 fn a_write_that_waits_for_another_record_comes_back_when_the_maintenance_worker_is_gone() {
     let mut fixture = Setup::default().fixture(1);
@@ -68,7 +68,8 @@ fn a_write_behind_a_failed_record_comes_back_when_the_maintenance_worker_is_gone
     retire(&fixture);
 }
 
-/// One queue of an image with a maintenance worker of its own, and a block for each of its requests.
+/// One queue of an image with a maintenance worker of its own, and a block for each of its
+/// requests.
 struct Queue {
     channel: LogChannel,
     // Dropped after the channel.
@@ -134,7 +135,8 @@ fn a_write_without_room_comes_back_when_the_maintenance_worker_panics() {
     assert_eq!(queue.wait(), Err(Errno::IO));
 }
 
-/// A sync that the maintenance worker led when it panicked went on for ever: no flush could start another.
+/// A sync that the maintenance worker led when it panicked went on for ever: no flush could start
+/// another.
 #[test]
 fn a_sync_in_which_its_leader_dies_has_failed() {
     let file = Deadly::new(&Setup::default().image());

@@ -9,8 +9,8 @@ use super::fixture::{BLOCK_SECTORS, Setup, contents_read_only};
 use super::history_model::End;
 use super::scheduler::with_hook;
 
-/// A clean image goes on in the segments that it was closed with. Replay begins there, so they are not used
-/// again before a checkpoint, dead or not.
+/// A clean image goes on in the segments that it was closed with. Replay begins there, so they are
+/// not used again before a checkpoint, dead or not.
 #[test]
 fn the_segment_that_an_image_goes_on_in_is_not_used_again_before_a_checkpoint() {
     let mut fixture = Setup::default().fixture(1);
@@ -35,8 +35,9 @@ fn the_segment_that_an_image_goes_on_in_is_not_used_again_before_a_checkpoint() 
     model.judge(&seen, now, End::PowerCut).unwrap();
 }
 
-/// Dead segments are freed by a sync of what replaced their blocks. What dies while the sync runs was replaced
-/// by records that it may not cover: a power cut takes these, and the blocks would be gone.
+/// Dead segments are freed by a sync of what replaced their blocks. What dies while the sync runs
+/// was replaced by records that it may not cover: a power cut takes these, and the blocks would be
+/// gone.
 #[test]
 fn a_segment_that_dies_during_the_sync_that_frees_others_is_not_freed_by_it() {
     let mut fixture = Setup::default().fixture(1);
@@ -75,8 +76,8 @@ fn a_segment_that_dies_during_the_sync_that_frees_others_is_not_freed_by_it() {
     }
 }
 
-/// "Clean" says that nothing follows the checkpoint. A record that was on its way then would not be replayed,
-/// though it is in the file and its guest has been told.
+/// "Clean" says that nothing follows the checkpoint. A record that was on its way then would not be
+/// replayed, though it is in the file and its guest has been told.
 #[test]
 fn an_image_that_is_closed_beside_a_record_on_its_way_is_not_called_clean() {
     let mut fixture = Setup::default().fixture(1);
@@ -91,8 +92,9 @@ fn an_image_that_is_closed_beside_a_record_on_its_way_is_not_called_clean() {
     model.judge(&seen, now, End::Kill).unwrap();
 }
 
-/// Power was cut when the first record at the head was torn and the second one whole: replay finds nothing. A new
-/// record in the place of the first one, of the same length, must not lead to the second.
+/// Power was cut when the first record at the head was torn and the second one whole: replay finds
+/// nothing. A new record in the place of the first one, of the same length, must not lead to the
+/// second.
 #[test]
 fn a_record_behind_a_torn_one_does_not_follow_a_new_one_though_replay_found_nothing() {
     let setup = Setup::default();

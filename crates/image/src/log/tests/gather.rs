@@ -137,8 +137,8 @@ fn many_large_records_on_their_way_survive_power_cuts() {
     }
 }
 
-/// Write amplification of the last passes over a disk of which half of the writes, metadata, go to a twentieth,
-/// 16 at once.
+/// Write amplification of the last passes over a disk of which half of the writes, metadata, go to
+/// a twentieth, 16 at once.
 fn amplification(split: bool, reserve: u32) -> f64 {
     let setup = Setup {
         blocks: 8192,

@@ -1,5 +1,5 @@
-//! Guests on threads of their own whose writes cleaning holds, since it copies slowly on a disk that is
-//! full: they go on, leave, are stopped or killed, and nothing that they were told is lost.
+//! Guests on threads of their own whose writes cleaning holds, since it copies slowly on a disk
+//! that is full: they go on, leave, are stopped or killed, and nothing that they were told is lost.
 
 use std::io;
 use std::ops::Range;
@@ -202,8 +202,9 @@ fn spawn<T: Send + 'static>(
     thread::Builder::new().name(name.into()).spawn(work).unwrap()
 }
 
-/// A guest is held while a victim is cleaned that wins less than guests owe, or more. Returns how often waiting
-/// guests were told to go on before cleaning ended, and whether the guest's write has completed after it.
+/// A guest is held while a victim is cleaned that wins less than guests owe, or more. Returns how
+/// often waiting guests were told to go on before cleaning ended, and whether the guest's write has
+/// completed after it.
 fn held_beside_cleaning(owed: u32) -> (u64, bool) {
     let mut fixture = Setup { blocks: 256, queues: 1, ..Setup::default() }.fixture(1);
     fixture.write_blocks(0..200).unwrap();

@@ -103,8 +103,8 @@ fn a_host_that_was_full_just_now_is_not_asked_again() {
     assert_eq!(fixture.maintenance.provide(), Progress::Made);
 }
 
-/// One call for all that is wanted; where the host has less, one segment at a time, and what the call may
-/// have got goes back.
+/// One call for all that is wanted; where the host has less, one segment at a time, and what the
+/// call may have got goes back.
 #[test]
 fn a_host_without_space_for_all_gives_what_it_has() {
     let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);

@@ -1,5 +1,5 @@
-//! Queues that are there longer than their image, images whose maintenance worker is not, and writes whose
-//! memory is not.
+//! Queues that are there longer than their image, images whose maintenance worker is not, and
+//! writes whose memory is not.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -59,8 +59,8 @@ fn an_image_open_for_reading_is_not_resized() {
     assert_eq!(image.geometry().capacity, SectorCount::new(Setup::default().sectors()));
 }
 
-/// A guest's memory was taken away while its write was copied into a record: zeroes were written with a
-/// checksum that fits. Whole blocks and parts of one.
+/// A guest's memory was taken away while its write was copied into a record: zeroes were written
+/// with a checksum that fits. Whole blocks and parts of one.
 #[test]
 fn a_write_whose_memory_is_lost_is_refused_and_what_was_there_stays() {
     for bytes in [4096, 512] {

@@ -1,6 +1,6 @@
-//! Changes in flight that overlap, from several queues, which the history model never makes: in which
-//! order they take effect is not known, but whatever a reader sees after a flush is there after a
-//! power cut.
+//! Changes in flight that overlap, from several queues, which the history model never makes: in
+//! which order they take effect is not known, but whatever a reader sees after a flush is there
+//! after a power cut.
 
 use flowstone_sim::{Fate, Schedule};
 

@@ -206,7 +206,8 @@ fn power_cuts_in_it_lose_nothing() {
     }
 }
 
-/// Records of small segments are short: headers between them are no disorder, or every pass rewrites all.
+/// Records of small segments are short: headers between them are no disorder, or every pass
+/// rewrites all.
 #[test]
 fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
     for segment_bytes in [256 << 10, 512 << 10, 1 << 20, 4 << 20] {
@@ -228,8 +229,8 @@ fn what_is_in_order_is_left_alone_in_segments_of_any_size() {
     }
 }
 
-/// A request of 128 KiB reads one place of the file, whatever holes the disk has: no header of a record
-/// lies inside what it reads, nor does the end of a segment.
+/// A request of 128 KiB reads one place of the file, whatever holes the disk has: no header of a
+/// record lies inside what it reads, nor does the end of a segment.
 #[test]
 fn what_is_in_order_is_read_in_one_piece() {
     for by_compact in [false, true] {
@@ -251,7 +252,8 @@ fn what_is_in_order_is_read_in_one_piece() {
             both && this.address().forward(1) != next.address()
         });
         assert_eq!(in_pieces.collect::<Vec<_>>(), [0; 0]);
-        // Besides the seal, a segment of 1024 blocks has 8 headers, and at its end no room for 32 blocks.
+        // Besides the seal, a segment of 1024 blocks has 8 headers, and at its end no room for 32
+        // blocks.
         let (state, packed) = (fixture.core.append_state(), map.mapped().div_ceil(1023 - 8 - 31));
         let used = state.segments.iter().filter(|(_, it)| it.lifetime == LIFETIME_SORTED).count();
         assert_eq!(used as u64, packed);

@@ -120,8 +120,8 @@ pub fn full_host(seed: u64) {
     assert!(!failures.is_empty(), "the host was never full");
     fixture.check();
     fixture.disk.set_capacity(None);
-    // A write that fits into what there is says nothing of those after it: the host may just have been
-    // asked, and is not asked again so soon.
+    // A write that fits into what there is says nothing of those after it: the host may just have
+    // been asked, and is not asked again so soon.
     sleep(ASK_AGAIN);
     assert!(comes_back(&mut fixture));
     fixture.write_blocks(0..1).unwrap();

@@ -7,8 +7,8 @@ use flowstone_block::{Channel, Completion, Extent, NextLook, Op, Outcome, QueueC
 
 use super::super::core::Core;
 
-/// Pieces of memory that a spare request keeps room for. A guest may send longer lists, but not make
-/// us keep them.
+/// Pieces of memory that a spare request keeps room for. A guest may send longer lists, but not
+/// make us keep them.
 const PIECES_KEPT: usize = 128;
 
 /// A queue's way into the backing file.

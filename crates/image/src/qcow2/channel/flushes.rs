@@ -1,5 +1,6 @@
 //! Flushes of one queue. If no metadata waits to be written, a flush is a sync of the file, shared
-//! by those that wait together, of all queues; else it waits for a commit of the maintenance worker's.
+//! by those that wait together, of all queues; else it waits for a commit of the maintenance
+//! worker's.
 
 use std::sync::Arc;
 

@@ -27,8 +27,8 @@ impl Maintenance {
         self.write_at(0, &self.first_sector(header))
     }
 
-    /// Whether the file has the header that it is to have. A commit that failed may have left its mark
-    /// in there, which the next one that succeeds has, too.
+    /// Whether the file has the header that it is to have. A commit that failed may have left its
+    /// mark in there, which the next one that succeeds has, too.
     pub(super) fn has_header(&mut self) -> Result<bool, Errno> {
         let mut found = AlignedBuf::zeroed(self.first_sector.len());
         self.file.read(FileOffset::new(0), &mut found)?;

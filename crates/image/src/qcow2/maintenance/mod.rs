@@ -151,8 +151,8 @@ impl Maintenance {
         }
     }
 
-    /// Those that come meanwhile wait until a commit has had its turn: requests without room ask over and
-    /// over, and the commit may be what gives them some.
+    /// Those that come meanwhile wait until a commit has had its turn: requests without room ask
+    /// over and over, and the commit may be what gives them some.
     fn run_commands(&mut self) {
         let commands = self.core.commits.inbox.take_commands();
         if commands.iter().any(|(command, _)| matches!(command, Command::MakeRoom)) {

@@ -126,8 +126,8 @@ impl Redo {
 
     fn map(folder: Folder, name: OsString, file: File, mark: Mark) -> io::Result<Self> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, placed by the kernel, of a file that is long enough, that only this
-        // user can make shorter, and that is locked.
+        // SAFETY: a new mapping, placed by the kernel, of a file that is long enough, that only
+        // this user can make shorter, and that is locked.
         let address = unsafe {
             mmap(std::ptr::null_mut(), WORDS * 8, protection, MapFlags::SHARED, &file, 0)?
         };

@@ -163,8 +163,8 @@ fn as_many_clusters_are_needed_as_are_taken() {
             if needed >= count {
                 continue;
             }
-            // With their refcounts, they end where it was asked about; or one before, if that is where
-            // the last block ends.
+            // With their refcounts, they end where it was asked about; or one before, if that is
+            // where the last block ends.
             let taken = model.use_more(count - needed);
             let told = format!("order {order}, {count} clusters: {needed} needed, {taken} taken");
             assert!(taken == needed || taken + 1 == needed && model.end + 1 == end, "{told}");

@@ -289,8 +289,8 @@ impl SlowPathWorker {
     }
 }
 
-/// A cluster of the disk that is written anew, under an exclusive lock. Others wait for its end, which is
-/// when this is dropped.
+/// A cluster of the disk that is written anew, under an exclusive lock. Others wait for its end,
+/// which is when this is dropped.
 struct Claim<'core> {
     core: &'core Core,
     guest: GuestCluster,

@@ -19,8 +19,8 @@ fn base() -> (SimDisk, Vec<u8>) {
     (SimDisk::from_bytes(&bytes), bytes)
 }
 
-/// Every other cluster is in the image itself; what lies between comes from below, and what is below
-/// nothing is zero. Each read meets all three.
+/// Every other cluster is in the image itself; what lies between comes from below, and what is
+/// below nothing is zero. Each read meets all three.
 #[test]
 fn a_read_is_put_together_from_image_and_backing_file_without_a_thread() {
     for seed in 0..20 {

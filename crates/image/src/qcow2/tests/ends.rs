@@ -20,8 +20,8 @@ fn open(file: &Deadly, backing: Option<Box<dyn Image>>) -> Qcow2Image {
     Qcow2Image::open(Path::new("image"), boxed, backing, mode, Access::Write, Memory::None).unwrap()
 }
 
-/// Its request was dropped without an answer, and the cluster stayed locked: the next write of it waited for ever,
-/// and so did the stop of the disk.
+/// Its request was dropped without an answer, and the cluster stayed locked: the next write of it
+/// waited for ever, and so did the stop of the disk.
 #[test]
 fn a_request_comes_back_when_the_thread_of_the_slow_path_that_has_it_panics() {
     let file = Deadly::new(&new_overlay(64 * CLUSTER, CLUSTER * 512));
@@ -71,7 +71,8 @@ fn nothing_is_promised_when_a_thread_has_panicked_in_the_middle_of_a_change() {
     guest.run(Op::Read(extent(0, 1)), 0).unwrap();
 }
 
-/// A flush that waits for a commit, and requests that wait for room or for a commit before they go on.
+/// A flush that waits for a commit, and requests that wait for room or for a commit before they go
+/// on.
 #[test]
 fn all_that_wait_for_the_maintenance_worker_come_back_when_it_panics() {
     let file = Deadly::new(&new_disk(64 * CLUSTER, CLUSTER * 512));
@@ -124,7 +125,8 @@ fn what_a_failed_write_has_left_in_a_new_cluster_is_not_seen_in_another_one() {
     (30..60).for_each(&mut write);
 }
 
-/// A write of its own waits until the writes are done that have begun to fill the cluster; their queue is dropped.
+/// A write of its own waits until the writes are done that have begun to fill the cluster; their
+/// queue is dropped.
 #[test]
 fn a_request_goes_on_when_the_queue_that_fills_its_cluster_is_dropped() {
     let disk = new_disk(64 * CLUSTER, CLUSTER * 512);

@@ -429,9 +429,9 @@ fn an_image_whose_header_could_not_be_written_at_its_end_opens_with_its_data() {
     assert!(contents(&host.open(&disk))[..4096].iter().all(|byte| *byte == 7));
 }
 
-/// The commit had left its mark in the header, which was taken for a header that the resize had changed,
-/// and could not be put back: flushes failed until the image was opened anew. (Soak of failing steps,
-/// SOAK_SEED=1480851689.)
+/// The commit had left its mark in the header, which was taken for a header that the resize had
+/// changed, and could not be put back: flushes failed until the image was opened anew. (Soak of
+/// failing steps, SOAK_SEED=1480851689.)
 #[test]
 fn a_full_host_that_met_a_commit_and_then_a_resize_leaves_nothing() {
     let host = Host::new();

@@ -41,8 +41,8 @@ impl Script {
 #[derive(Clone, Copy, Debug)]
 pub enum Trouble {
     Nothing,
-    /// Calls of a kind fail from the one after so many on, so many times, with so much of their work
-    /// done.
+    /// Calls of a kind fail from the one after so many on, so many times, with so much of their
+    /// work done.
     Fails {
         call: Call,
         errno: Errno,

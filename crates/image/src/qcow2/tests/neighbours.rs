@@ -57,8 +57,8 @@ fn redo_of(host: &Host, image: &Qcow2Image) -> PathBuf {
     host.path().with_file_name(format!("flowstone-{session:010x}.redo"))
 }
 
-/// `mv vm old` while it is served, then another image takes the name and is served, too. Both mapped one
-/// redo file: after a kill one got the other's map.
+/// `mv vm old` while it is served, then another image takes the name and is served, too. Both
+/// mapped one redo file: after a kill one got the other's map.
 #[test]
 fn an_image_that_takes_the_name_of_one_in_use_does_not_get_its_changes() {
     let host = Host::new();

@@ -11,7 +11,8 @@ use crate::runtime::discards::Waiting;
 /// A request, and its part of the run.
 pub struct Job {
     pub extent: Extent,
-    /// Counts it as waiting. Before the request: it must not count any more when its completion is seen.
+    /// Counts it as waiting. Before the request: it must not count any more when its completion is
+    /// seen.
     pub waiting: Option<Waiting>,
     pub request: HandedOver,
 }

@@ -1,5 +1,5 @@
-//! When another record is made, and how large: the device is to have enough to do, and small requests are to
-//! share a record.
+//! When another record is made, and how large: the device is to have enough to do, and small
+//! requests are to share a record.
 
 mod device;
 
@@ -8,24 +8,25 @@ use crate::log::address::BLOCK_BYTES;
 
 pub use self::device::{Device, Start};
 
-/// Small records of one queue that are being written at once. With fewer, the device is idle at times.
+/// Small records of one queue that are being written at once. With fewer, the device is idle at
+/// times.
 const SMALL_RECORDS_MAX: usize = 3;
 /// Records of any size.
 const RECORDS_MAX: usize = 16;
 /// Another record is started beside those on their way only for at least this share of what they
 /// carry. Else every completion of a small record would be answered by a small record, for ever.
 const BESIDE_MIN_PERCENT: usize = 50;
-/// Requests of so many blocks are large. Of smaller ones, as many as there are share a record: what a record
-/// costs besides its blocks is then theirs together.
+/// Requests of so many blocks are large. Of smaller ones, as many as there are share a record: what
+/// a record costs besides its blocks is then theirs together.
 const LARGE_REQUEST_BLOCKS: u64 = 16;
-/// Records that large requests are divided into: enough that the device always has some while the next
-/// one is copied and the last ones are completed.
+/// Records that large requests are divided into: enough that the device always has some while the
+/// next one is copied and the last ones are completed.
 const LARGE_RECORDS: u64 = 8;
 /// What the device must have on its way to be busy is divided into so many records at least.
 const BUSY_RECORDS: u64 = 4;
 
-/// Blocks after which a record of large requests is large enough, when so many wait and are on their way. A
-/// larger one costs less for each block, but the device has less to do at a time.
+/// Blocks after which a record of large requests is large enough, when so many wait and are on
+/// their way. A larger one costs less for each block, but the device has less to do at a time.
 fn large_blocks(outstanding: u64, busy_bytes: u64) -> u64 {
     let busy = busy_bytes / BLOCK_BYTES as u64 / BUSY_RECORDS;
     (outstanding / LARGE_RECORDS).max(busy).max(LARGE_REQUEST_BLOCKS)

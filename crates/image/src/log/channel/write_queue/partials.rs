@@ -1,5 +1,5 @@
-//! Blocks of which a request changes only a part: the rest is read before they go into a record, and
-//! again if it has changed by then.
+//! Blocks of which a request changes only a part: the rest is read before they go into a record,
+//! and again if it has changed by then.
 
 use flowstone_block::{Errno, Outcome};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};

@@ -68,8 +68,8 @@ fn write(durable: bool) -> FileOp {
     FileOp::Write { offset: FileOffset::new(4096), bytes: 512, durable }
 }
 
-/// Each was a sync by itself, beside those of other queues: a failure that the host told to one of them
-/// was not known to the flushes that it let succeed meanwhile.
+/// Each was a sync by itself, beside those of other queues: a failure that the host told to one of
+/// them was not known to the flushes that it let succeed meanwhile.
 #[test]
 fn a_write_through_write_beside_a_sync_takes_its_turn() {
     let file = Recorder::default();
@@ -166,8 +166,8 @@ fn a_resize_shares_the_failure_of_the_sync_that_it_waits_for() {
     assert_eq!(reap(&mut *channel), [Err(Errno::IO)]);
 }
 
-/// It was taken for a sync that had done well unless it failed with EIO: a device that cannot flush its
-/// cache says so in many ways, to one caller.
+/// It was taken for a sync that had done well unless it failed with EIO: a device that cannot flush
+/// its cache says so in many ways, to one caller.
 #[test]
 fn a_write_through_write_that_fails_in_any_way_but_for_lack_of_space_ends_all_promises() {
     use Errno as E;
@@ -190,8 +190,8 @@ fn a_write_through_write_that_fails_in_any_way_but_for_lack_of_space_ends_all_pr
     }
 }
 
-/// A host without memory to copy odd buffers to ended all promises of the disk until it was opened anew, though
-/// nothing had been written or synced.
+/// A host without memory to copy odd buffers to ended all promises of the disk until it was opened
+/// anew, though nothing had been written or synced.
 #[test]
 fn a_write_through_write_that_the_host_was_not_asked_for_breaks_no_promise() {
     let file = Recorder::default();
@@ -266,8 +266,8 @@ fn a_flush_that_comes_while_a_resize_syncs_finds_a_leader() {
     assert_eq!(file.take(), [FileOp::Datasync; 2]);
 }
 
-/// The kernel answers EFAULT where a guest's memory has been taken away: the disk refused every flush
-/// of the guest's next life, though no sync had failed.
+/// The kernel answers EFAULT where a guest's memory has been taken away: the disk refused every
+/// flush of the guest's next life, though no sync had failed.
 #[test]
 fn a_durable_write_whose_memory_the_kernel_does_not_find_breaks_no_promise() {
     let file = Recorder::default();

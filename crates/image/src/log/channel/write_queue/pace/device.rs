@@ -1,6 +1,6 @@
-//! What the device is like, learnt from the records that are written to it: how long one takes that has
-//! it to itself, and how many bytes it takes in a second. The product of the two is what must be on its way
-//! for it to be busy (as in BBR, Cardwell 2016, which measures a network path so).
+//! What the device is like, learnt from the records that are written to it: how long one takes that
+//! has it to itself, and how many bytes it takes in a second. The product of the two is what must
+//! be on its way for it to be busy (as in BBR, Cardwell 2016, which measures a network path so).
 
 use std::time::{Duration, Instant};
 
@@ -86,8 +86,8 @@ impl Device {
 mod tests {
     use super::*;
 
-    /// Writes one record after the other, `depth` at a time, to a device that takes `latency` for each and so
-    /// many bytes per second.
+    /// Writes one record after the other, `depth` at a time, to a device that takes `latency` for
+    /// each and so many bytes per second.
     fn write(device: &mut Device, now: &mut Instant, depth: usize, bytes: u64, latency: Duration) {
         const RATE: u64 = 1 << 30;
         let mut free_at = *now;
