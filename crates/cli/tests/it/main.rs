@@ -29,4 +29,5 @@ mod sockets;
 mod space;
 mod survival;
 mod tools;
+mod troubled_host;
 mod weights;

@@ -169,7 +169,17 @@ impl Folder {
     }
 
     fn write(&mut self, message: &Message) -> Outcome {
-        let bytes = message.u32(16);
+        self.write_first(message, message.u32(16))
+    }
+
+    /// Writes the first half of what a request asks for.
+    pub fn write_half(&mut self, message: &Message) -> Result<Answer, i32> {
+        // Disks write whole sectors.
+        let bytes = message.u32(16) / 2 & !511;
+        self.write_first(message, bytes).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
+    }
+
+    fn write_first(&mut self, message: &Message, bytes: u32) -> Outcome {
         let data = &message.rest(40)[..bytes as usize];
         self.file(message.node)?.write_all_at(data, message.u64(8))?;
         Ok(Answer::default().u32s(&[bytes, 0]))

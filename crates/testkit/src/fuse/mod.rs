@@ -1,7 +1,8 @@
-//! A host that answers as slowly as a test likes: a FUSE file system over a folder, which can be
-//! stopped and slowed. A file server that is stopped answers nothing; every call about its files
-//! waits.
+//! A host in as much trouble as a test likes: a FUSE file system over a folder, which can be
+//! stopped, slowed, and made to fail calls. A file server that is stopped answers nothing; every
+//! call about its files waits.
 
+mod failures;
 mod folder;
 mod wire;
 
@@ -14,9 +15,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use crate::skip;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
+use self::failures::Failures;
 use self::folder::Folder;
 pub use self::wire::Call;
 use self::wire::{Answer, HEAD_BYTES, Message, WRITE_BYTES_MAX};
@@ -35,6 +38,7 @@ struct State {
     ends: bool,
     /// Time that each answer takes.
     delay: Duration,
+    failures: Option<Failures>,
     /// Requests that wait for it to go on.
     held: Vec<Message>,
 }
@@ -67,7 +71,7 @@ impl FuseHost {
         match Self::mount(at, behind) {
             Ok(host) => Some(host),
             Err(why) => {
-                println!("skipped: no FUSE file system to be had (/dev/fuse, mount): {why}");
+                skip(format_args!("no FUSE file system to be had (/dev/fuse, mount): {why}"));
                 None
             }
         }
@@ -96,6 +100,19 @@ impl FuseHost {
     /// Takes this time for each answer from now on.
     pub fn slow(&self, delay: Duration) {
         self.change(|state| state.delay = delay);
+    }
+
+    /// Fails one call in so many from now on that would change a file, a part of them after doing
+    /// what they ask for, wholly or in part.
+    pub fn fail(&self, one_in: u32, seed: u64) {
+        self.change(|state| state.failures = Some(Failures::new(one_in, seed)));
+    }
+
+    /// Has no trouble from now on.
+    pub fn recover(&self) {
+        self.change(|state| {
+            (state.stopped, state.delay, state.failures) = (false, Duration::ZERO, None);
+        });
     }
 
     /// What waits for it to go on.
@@ -184,11 +201,18 @@ impl Server {
     }
 
     fn answer(&mut self, message: &Message) {
-        let delay = self.lock().delay;
+        let mut state = self.lock();
+        let failure = state.failures.as_mut().and_then(|it| it.draw(message.call));
+        let delay = state.delay;
+        drop(state);
         if !delay.is_zero() {
             std::thread::sleep(delay);
         }
-        let answer = Answer::message(self.folder.answer(message), message.unique);
+        let outcome = match failure {
+            None => self.folder.answer(message),
+            Some(failure) => Err(failure.carry_out(message, &mut self.folder)),
+        };
+        let answer = Answer::message(outcome, message.unique);
         // Who has asked may be gone.
         let _ = self.device.write(&answer);
     }

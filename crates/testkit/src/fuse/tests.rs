@@ -83,3 +83,22 @@ fn what_waits_when_it_goes_fails() {
         assert!(call.join().unwrap());
     });
 }
+
+#[test]
+fn calls_fail_before_or_after_they_have_been_carried_out() {
+    let Some(Place { host, at, dir }) = place() else { return };
+    let file = File::options().read(true).write(true).create_new(true).open(at.join("a")).unwrap();
+    let mut seen = [false; 3];
+    host.fail(1, 5);
+    for round in 1..=255 {
+        file.write_all_at(&[round; 4096], 0).unwrap_err();
+        file.sync_data().unwrap_err();
+        let now = std::fs::read(dir.path().join("behind/a")).unwrap();
+        let written = now.iter().filter(|byte| **byte == round).count();
+        seen[[0, 2048, 4096].iter().position(|bytes| *bytes == written).unwrap()] = true;
+    }
+    assert_eq!(seen, [true; 3]);
+    host.recover();
+    file.write_all_at(&[9; 4096], 0).unwrap();
+    file.sync_data().unwrap();
+}
