@@ -70,8 +70,8 @@ fn the_log_has_colours_on_a_terminal_only_and_not_with_no_color() {
 
     let place = Place::new();
     place.image("1M");
-    let daemon = place.serve(&["disk.raw"]);
-    assert!(daemon.stderr().contains("serving"), "{}", daemon.stderr());
+    let mut daemon = place.serve(&["disk.raw"]);
+    daemon.wait_stderr("serving", HANG).unwrap();
     assert!(!daemon.stderr().contains(ESCAPE), "{:?}", daemon.stderr());
     stop(daemon);
 }

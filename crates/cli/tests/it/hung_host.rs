@@ -2,25 +2,15 @@
 //! and format.
 
 use std::fs;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flowstone_testkit::fuse::FuseHost;
-use flowstone_testkit::{Client, ClientOptions, Daemon, Request, Status};
+use flowstone_testkit::{Client, ClientOptions, Daemon, HANG, Request, Status, wait_until};
 use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::fixture::{Place, pattern};
 use crate::many_disks::{config, serve};
-
-/// Waits until this holds; a test that would wait for ever fails.
-fn wait(what: &str, holds: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(90), "{what}");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
 
 /// A folder on a host that can be stopped, beside one on a host that is well.
 struct Hosts {
@@ -57,7 +47,7 @@ impl Hosts {
 
     fn connect(&self, disk: &str) -> Client {
         let options = ClientOptions::new(self.place.path(&format!("{disk}.sock")));
-        Client::connect(ClientOptions { timeout_ms: 60_000, ..options }).unwrap()
+        Client::connect(options).unwrap()
     }
 
     fn set(&self, disk: &str) -> bool {
@@ -103,9 +93,13 @@ fn nothing_else_notices(hosts: &Hosts, daemon: &Daemon, well: &mut Client) {
         let stats = hosts.place.stats();
         assert!(disk(&stats, "hung")["stale_s"].as_f64() > Some(0.0), "{stats}");
         assert!(disk(&stats, "hung")["allocated_bytes"].is_u64(), "what was known last");
-        assert!(disk(&stats, "well")["stale_s"].is_null());
     }
-    assert_eq!(threads(daemon, "stats"), 1, "each report has left a thread");
+    // On a machine that does other work its answer may be late.
+    wait_until("the other host answers", || {
+        disk(&hosts.place.stats(), "well")["stale_s"].is_null()
+    });
+    // A thread that asks the others goes a moment later, and has its name a moment after it began.
+    wait_until("one thread asks the hung host", || threads(daemon, "stats") == 1);
     assert!(hosts.set("well") && hosts.set(&hosts.place.text("well.raw")) && hosts.set("hung"));
 }
 
@@ -118,21 +112,23 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
     assert_eq!(hung.flush().unwrap(), Status::Ok);
     let released = Releases(&hosts.fake);
     // The image is known to the report.
-    wait("stats", || disk(&hosts.place.stats(), "hung")["stale_s"].is_null());
+    wait_until("stats", || disk(&hosts.place.stats(), "hung")["stale_s"].is_null());
     hosts.fake.stop();
     let late = pattern(4096, 5);
     hung.submit(0, &Request::write(2048, &late)).unwrap();
     hung.submit(0, &Request::read(8, 4096)).unwrap();
     hung.submit(0, &Request::flush()).unwrap();
     hung.notify(0).unwrap();
-    wait("the host is asked", || !hosts.fake.held().is_empty());
+    wait_until("the host is asked", || !hosts.fake.held().is_empty());
     nothing_else_notices(&hosts, &daemon, &mut well);
     daemon.signal(Signal::TERM).unwrap();
-    wait("the other image is free", || hosts.place.run(&["check", "well.raw"]).status.success());
+    wait_until("the other image is free", || {
+        hosts.place.run(&["check", "well.raw"]).status.success()
+    });
     assert!(daemon.try_wait().unwrap().is_none(), "nothing was hanging");
     assert!(!hosts.fake.held().is_empty(), "it has been answered");
     drop(released);
-    assert!(daemon.wait(Duration::from_secs(90)).unwrap().success(), "{}", daemon.stderr());
+    assert!(daemon.wait(HANG).unwrap().success(), "{}", daemon.stderr());
     // What the guest has been told is there, and what was on its way has been carried out.
     let image = hosts.place.text(&format!("at/hung.{format}"));
     hosts.place.succeed(&["check", &image]);

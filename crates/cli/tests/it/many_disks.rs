@@ -45,7 +45,7 @@ fn a_disk_that_fails_leaves_the_others_alone() {
             ("cut", &image("cut.raw")),
         ],
     );
-    let daemon = serve(&file, 3);
+    let mut daemon = serve(&file, 3);
     let connect = |name: &str| {
         Client::connect(ClientOptions::new(place.path(&format!("{name}.sock")))).unwrap()
     };
@@ -55,8 +55,12 @@ fn a_disk_that_fails_leaves_the_others_alone() {
     assert_eq!(cut.read(0, &mut [0; 512]).unwrap(), Status::IoErr);
     assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
     assert_eq!(good.flush().unwrap(), Status::Ok);
-    assert!(daemon.stderr().contains("missing.raw: no such file"), "{}", daemon.stderr());
-    let stats = place.stats();
+    daemon.wait_stderr("missing.raw: no such file", HANG).unwrap();
+    // It is opened beside the others.
+    let stats = wait_for("the one that cannot be opened is listed", || {
+        let stats = place.stats();
+        if stats["failed"][0].is_object() { Ok(stats) } else { Err(stats) }
+    });
     let names: Vec<_> =
         stats["disks"].as_array().unwrap().iter().map(|disk| disk["name"].clone()).collect();
     assert_eq!(names, ["good", "failing", "cut"]);
@@ -72,8 +76,9 @@ fn a_disk_that_fails_leaves_the_others_alone() {
         text.contains("missing  not served: ") && text.contains("1 requests, Input/"),
         "{text}"
     );
+    daemon.wait_stderr("disk=\"missing\"", HANG).unwrap();
+    daemon.wait_stderr("a guest's write failed", HANG).unwrap();
     let said = daemon.stderr();
-    assert!(said.contains("disk=\"missing\"") && said.contains("a guest's write failed"), "{said}");
     assert!(!said.contains("unsaid=0"), "{said}");
     drop((good, failing, cut));
     stop(daemon);
@@ -95,11 +100,11 @@ fn a_mistake_in_the_configuration_of_one_disk_leaves_the_others_alone() {
     let place = Place::new();
     let wrong = format!("{}\npoll = \"often\"", small(&place, "wrong"));
     let file = config(&place, &[("wrong", &wrong), ("good", &small(&place, "good"))]);
-    let daemon = serve(&file, 1);
+    let mut daemon = serve(&file, 1);
     let mut good = Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap();
     assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
     let why = "flowstone.toml: disk 1 (line 2): `often` is not a polling mode";
-    assert!(daemon.stderr().contains(why), "{}", daemon.stderr());
+    daemon.wait_stderr(why, HANG).unwrap();
     drop(good);
     stop(daemon);
 }
@@ -325,7 +330,7 @@ fn too_few_open_files_are_one_line_that_names_the_limit_and_other_disks_go_on() 
     let disks = ["many", "few"].map(|name| (name, small(&place, name)));
     let disks = disks.each_ref().map(|(name, image)| (*name, image.as_str()));
     let mut daemon = serve_limited(&config(&place, &disks), "ulimit -n 90", 2);
-    assert!(daemon.stderr().contains("all queues of all disks may need"), "{}", daemon.stderr());
+    daemon.wait_stderr("all queues of all disks may need", HANG).unwrap();
     let mut few = with_queues(&place, "few", 1);
     let options = ClientOptions { timeout_ms: 2000, ..options_with(&place, "many", 64) };
     assert!(Client::connect(options).is_err(), "the limit is high enough");

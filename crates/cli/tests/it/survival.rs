@@ -124,7 +124,8 @@ fn a_stop_right_after_a_restart_finishes_what_the_killed_daemon_left_undone() {
     place.image("1M");
     let args = ["--layer", "delay=50ms", "disk.raw"];
     for by_signal in [true, false] {
-        let mut daemon = place.serve(&args);
+        // Nothing is done before the kill.
+        let mut daemon = place.serve(&["--layer", "delay=60000ms", "disk.raw"]);
         let mut client = place.client();
         for number in 0..16 {
             client.submit(0, &Request::write(number * 8, &block(number, 3))).unwrap();

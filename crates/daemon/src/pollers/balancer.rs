@@ -7,7 +7,7 @@ use std::time::Duration;
 use flowstone_block::mutant;
 use tracing::{debug, warn};
 
-use super::balance::{Move, QueueLoad, Spread, place, plan};
+use super::balance::{Move, QueueLoad, Spread, place, plan, restless};
 use super::load_watch::{LoadWatch, Look};
 use super::report::PollerReport;
 use crate::CpuList;
@@ -24,6 +24,9 @@ const STAY_LOOKS: u32 = 5;
 /// Less than that, in CPUs, is no load.
 const IDLE: f64 = 0.001;
 
+/// With this in the environment of a build for tests, a queue moves at every look.
+const RESTLESS: &str = "FLOWSTONE_RESTLESS_QUEUES";
+
 /// Pollers that all queues share.
 pub struct Balancer {
     shared: Arc<Shared>,
@@ -39,6 +42,7 @@ struct Shared {
     nodes: Vec<Option<u32>>,
     budget: Option<Arc<ProcessBudget>>,
     activity: Arc<Activity>,
+    is_restless: bool,
     state: Mutex<State>,
 }
 
@@ -92,6 +96,7 @@ impl Balancer {
             nodes,
             budget,
             activity: Arc::clone(&activity),
+            is_restless: cfg!(debug_assertions) && std::env::var_os(RESTLESS).is_some(),
             state: Mutex::new(State { pollers, queues: Vec::new() }),
         });
         let theirs = Arc::clone(&shared);
@@ -188,7 +193,10 @@ impl Shared {
     /// Moves a queue if one should be elsewhere. Returns whether that is so.
     fn balance(&self, state: &mut State) -> bool {
         let loads = state.loads();
-        let next = plan(&loads, &self.nodes, self.spread);
+        let next = match self.is_restless {
+            true => restless(&loads, self.nodes.len()),
+            false => plan(&loads, &self.nodes, self.spread),
+        };
         let Some(Move { queue, to }) = next else { return false };
         let inbox: Arc<Inbox> = match self.poller(state, to) {
             Ok(poller) => Arc::clone(poller.inbox()),

@@ -1,9 +1,9 @@
 //! The fake host, used like any file system.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
-use std::time::Instant;
 
 use super::*;
+use crate::wait_until;
 
 struct Place {
     host: FuseHost,
@@ -18,14 +18,6 @@ fn place() -> Option<Place> {
     std::fs::create_dir(&behind).unwrap();
     let host = FuseHost::mount_or_skip(&at, &behind)?;
     Some(Place { host, at, dir })
-}
-
-fn wait(what: &str, holds: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !holds() {
-        assert!(start.elapsed() < Duration::from_secs(60), "{what}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 #[test]
@@ -64,7 +56,7 @@ fn while_it_is_stopped_calls_wait_and_then_they_succeed() {
     host.stop();
     std::thread::scope(|scope| {
         let size = scope.spawn(|| name.metadata().unwrap().len());
-        wait("a call waits", || !host.held().is_empty());
+        wait_until("a call waits", || !host.held().is_empty());
         assert!(!size.is_finished());
         host.release();
         assert_eq!(size.join().unwrap(), 4096);
@@ -78,7 +70,7 @@ fn what_waits_when_it_goes_fails() {
     host.stop();
     std::thread::scope(|scope| {
         let call = scope.spawn(|| at.join("a.raw").metadata().is_err());
-        wait("a call waits", || host.holds(Call::Lookup) == 1);
+        wait_until("a call waits", || host.holds(Call::Lookup) == 1);
         drop(host);
         assert!(call.join().unwrap());
     });

@@ -85,12 +85,13 @@ impl Daemon {
         }
     }
 
-    /// Everything it wrote to stdout so far.
+    /// Everything that it has written to stdout before this call.
     pub fn stdout(&self) -> String {
         self.stdout.text()
     }
 
-    /// Everything it wrote to stderr so far.
+    /// Everything that it has written to stderr before this call. What it writes a moment after
+    /// something else that a test has seen is waited for: [`wait_stderr`](Self::wait_stderr).
     pub fn stderr(&self) -> String {
         self.stderr.text()
     }

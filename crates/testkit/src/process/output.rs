@@ -1,29 +1,35 @@
 //! Collects what a process writes, so that its pipe never fills up and tests can look at it.
 
+use std::fs::File;
 use std::io::Read;
-use std::sync::{Arc, Mutex};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// Everything read from a pipe so far.
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+/// Everything that has been written to a pipe.
 #[derive(Debug)]
 pub(super) struct Capture {
-    bytes: Arc<Mutex<Vec<u8>>>,
+    pipe: Arc<Mutex<Pipe>>,
     reader: JoinHandle<()>,
 }
 
 impl Capture {
     /// Reads in a thread until the pipe is closed, which the end of the process does.
-    pub(super) fn start(mut pipe: impl Read + Send + 'static) -> Self {
-        let bytes = Arc::new(Mutex::new(Vec::new()));
-        let sink = Arc::clone(&bytes);
+    pub(super) fn start(pipe: impl Into<OwnedFd>) -> Self {
+        let pipe = File::from(pipe.into());
+        // Waited at without the lock.
+        let comes = pipe.try_clone().expect("a test has descriptors left");
+        let pipe = Arc::new(Mutex::new(Pipe { pipe, bytes: Vec::new() }));
+        let sink = Arc::clone(&pipe);
         let reader = thread::spawn(move || {
-            let mut chunk = [0; 4096];
-            while let Ok(n @ 1..) = pipe.read(&mut chunk) {
-                lock(&sink).extend_from_slice(&chunk[..n]);
+            while lock(&sink).drain() {
+                let _ = poll(&mut [PollFd::new(&comes, PollFlags::IN)], None);
             }
         });
-        Capture { bytes, reader }
+        Capture { pipe, reader }
     }
 
     /// After the end of the process: waits for its last words, which may still be in the pipe. Not
@@ -35,12 +41,61 @@ impl Capture {
         }
     }
 
-    /// As text; damaged characters are replaced.
+    /// As text, with all that was written before this call; damaged characters are replaced.
     pub(super) fn text(&self) -> String {
-        String::from_utf8_lossy(&lock(&self.bytes)).into_owned()
+        let mut pipe = lock(&self.pipe);
+        pipe.drain();
+        String::from_utf8_lossy(&pipe.bytes).into_owned()
     }
 }
 
-fn lock(bytes: &Mutex<Vec<u8>>) -> std::sync::MutexGuard<'_, Vec<u8>> {
-    bytes.lock().expect("no holder of this lock can panic")
+#[derive(Debug)]
+struct Pipe {
+    pipe: File,
+    bytes: Vec<u8>,
+}
+
+impl Pipe {
+    /// Takes out what is in it, without waiting. Returns whether more may come.
+    fn drain(&mut self) -> bool {
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut chunk = [0; 4096];
+        loop {
+            // Nobody else reads it meanwhile: what has something to read, or is closed, does not
+            // wait.
+            match poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&NOW)) {
+                Ok(0) | Err(_) => return true,
+                Ok(_) => {}
+            }
+            match self.pipe.read(&mut chunk) {
+                Ok(bytes @ 1..) => self.bytes.extend_from_slice(&chunk[..bytes]),
+                _ => return false,
+            }
+        }
+    }
+}
+
+fn lock(pipe: &Mutex<Pipe>) -> MutexGuard<'_, Pipe> {
+    pipe.lock().expect("no holder of this lock can panic")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    /// A line that a daemon had written was looked for before the thread had read it.
+    #[test]
+    fn what_was_written_before_the_look_is_seen() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let capture = Capture::start(reader);
+        for round in 1..=1000 {
+            writer.write_all(b"a line\n").unwrap();
+            assert_eq!(capture.text().lines().count(), round);
+        }
+        drop(writer);
+        capture.wait_for_end(crate::HANG);
+        assert!(capture.reader.is_finished() && capture.text().len() == 7000);
+    }
 }

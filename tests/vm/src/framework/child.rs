@@ -34,6 +34,8 @@ impl Child {
             .args(args)
             // In a daemon, queues with `pipeline = 'auto'` change their form at every look.
             .env("FLOWSTONE_RESTLESS_FORMS", "1")
+            // ... and with shared pollers a queue with something to do moves at every look.
+            .env("FLOWSTONE_RESTLESS_QUEUES", "1")
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output)
