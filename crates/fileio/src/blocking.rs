@@ -39,7 +39,7 @@ pub fn execute(files: &Descriptors, request: &FileRequest) -> FileCompletion {
         FileOp::Allocate { offset, bytes } => allocate(files, offset, bytes),
     };
     files.carried_out(request, outcome);
-    FileCompletion::new(request.tag, outcome)
+    FileCompletion::new(request.tag, request.believe(outcome))
 }
 
 /// Moves a request through memory of our own, part by part.

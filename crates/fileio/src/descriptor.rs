@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, OnceLock};
@@ -10,6 +10,8 @@ use std::sync::{Mutex, OnceLock};
 use flowstone_block::{Outcome, mutant};
 use rustix::fs::{SeekFrom, seek};
 
+#[cfg(test)]
+use crate::again::DESCRIPTORS;
 use crate::direct::DirectLimits;
 use crate::lock::unlock;
 use crate::page_cache::PageCache;
@@ -58,11 +60,17 @@ pub(crate) struct Descriptors {
 }
 
 impl Descriptors {
+    /// Of a file without a name.
+    #[cfg(test)]
     pub fn new(file: File, direct: Option<DirectLimits>, kind: FileKind) -> io::Result<Self> {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        // Without /proc there is one description.
-        let sync = File::open(path).or_else(|_| file.try_clone())?;
-        Ok(Self {
+        use std::path::Path;
+        let again = crate::again::open_again(&file, Path::new(""), Path::new(DESCRIPTORS));
+        Ok(Self::with_sync(file, again.map_err(io::Error::other)?, direct, kind))
+    }
+
+    /// `sync` is another description of the same file.
+    pub fn with_sync(file: File, sync: File, direct: Option<DirectLimits>, kind: FileKind) -> Self {
+        Self {
             file,
             sync,
             direct,
@@ -75,7 +83,7 @@ impl Descriptors {
             punched_bytes: AtomicU64::new(0),
             freed_bytes: AtomicU64::new(0),
             punching: Mutex::new(()),
-        })
+        }
     }
 
     /// Whether space that is given back reads as zeroes without being written.

@@ -5,6 +5,7 @@
 //! `sync` (a pool of threads, for hosts where io_uring is switched off), and `inline` (plain calls
 //! on the queue's own thread, for memory file systems, where a call never waits for a device).
 
+mod again;
 mod block_device;
 mod blocking;
 mod blocking_file;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Error, ErrorKind, Result};
 use rustix::fs::{OFlags, fcntl_setfl};
 
+use crate::again::{DESCRIPTORS, open_again};
 use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
 use crate::file_system::may_ask_a_server;
@@ -135,8 +136,8 @@ impl OpenOptions {
         // What lies in memory anyway cannot be kept out of it.
         let is_cached = direct.is_none() && engine != Engine::Inline;
         let page_cache = (is_cached && self.dont_cache).then(|| PageCache::of(&file));
-        let opened = Descriptors::new(file, direct, kind);
-        let mut files = opened.map_err(|error| explain(&name, error))?;
+        let sync = open_again(&file, path, Path::new(DESCRIPTORS))?;
+        let mut files = Descriptors::with_sync(file, sync, direct, kind);
         files.page_cache = page_cache;
         files.asks_server = may_ask_a_server(&files.file);
         Ok(HostFile::new(files, engine))

@@ -6,12 +6,14 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{NextLook, Reactor, Waker, mutant};
+use flowstone_block::{Errno, NextLook, Reactor, Waker, mutant};
+use tracing::error;
 
 use crate::blocking;
 use crate::descriptor::Descriptors;
@@ -62,14 +64,27 @@ struct CompletionQueue {
 }
 
 impl Job {
+    /// A request is answered although its call panics, and the thread goes on: the queue waits for
+    /// each answer, and the next request for the thread.
     fn run(self) {
         let Self { file, request, reply_to } = self;
-        let completion = blocking::execute(&file, &request);
+        let completion = match mutant("fileio.pool.dies-with-its-request") {
+            true => blocking::execute(&file, &request),
+            false => catch_unwind(AssertUnwindSafe(|| blocking::execute(&file, &request)))
+                .unwrap_or_else(|_| failed_by_panic(&request)),
+        };
         // Before the answer: its receiver may be the last user of the file, and the lock must end
         // with that use, not with this thread's.
         drop(file);
         reply_to.deliver(completion);
     }
+}
+
+/// The host may have been asked: a sync that ends so has failed.
+#[cold]
+fn failed_by_panic(request: &FileRequest) -> FileCompletion {
+    error!("a request of a file has made its thread panic, and fails: {:?}", request.op);
+    FileCompletion::new(request.tag, Err(Errno::IO))
 }
 
 impl Pool {
@@ -244,105 +259,4 @@ impl Drop for PoolChannel {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::File;
-
-    use flowstone_block::{AlignedBuf, IoVec};
-
-    use super::*;
-    use crate::descriptor::FileKind;
-    use crate::{FileOffset, FileOp, MemoryList};
-
-    /// Takes a while to read: 16 GiB of zeroes, into the same memory over and over.
-    const PIECES: usize = 8192;
-    const PIECE_BYTES: usize = 2 << 20;
-
-    /// A host that starts no threads: the queue runs its job itself, and others can use the pool
-    /// meanwhile.
-    #[test]
-    fn a_queue_that_runs_its_own_job_does_not_hold_the_pool() {
-        let start = |_| Err(io::Error::from_raw_os_error(libc::EAGAIN));
-        let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
-        let zeroes = File::open("/dev/zero").unwrap();
-        let file = Arc::new(Descriptors::new(zeroes, None, FileKind::Regular).unwrap());
-        let reactor = Reactor::new().unwrap();
-        let mut channel = PoolChannel::new(Arc::clone(&pool), Arc::clone(&file), &reactor);
-        let mut buffer = AlignedBuf::zeroed(PIECE_BYTES);
-        let list: Vec<IoVec> = (0..PIECES)
-            // SAFETY: the buffer outlives the request; nothing looks at what it holds.
-            .map(|_| unsafe { IoVec::of(&mut buffer) })
-            .collect();
-        let bytes = (PIECES * PIECE_BYTES) as u64;
-        // SAFETY: the list outlives the request.
-        let memory = unsafe { MemoryList::new(&list) };
-        let op = FileOp::Read { offset: FileOffset::new(0), bytes };
-        let reply_to = Arc::clone(&channel.completions);
-        let slow = Job { file, request: FileRequest::new(op, memory, 0), reply_to };
-        assert!(pool.enqueue(std::iter::once(slow)).is_err());
-        let completions = Arc::clone(&channel.completions);
-        let begun = std::sync::Barrier::new(2);
-        let seen_free = thread::scope(|scope| {
-            let others = scope.spawn(|| {
-                begun.wait();
-                loop {
-                    // In this order: the first job is neither queued nor done, so it is being run.
-                    let second_is_next = |state: MutexGuard<'_, State>| {
-                        state.jobs.front().is_some_and(|job| job.request.tag == 1)
-                    };
-                    let is_taken = pool.state.try_lock().is_ok_and(second_is_next);
-                    if !completions.done.lock().unwrap().is_empty() {
-                        return false;
-                    }
-                    if is_taken {
-                        return true;
-                    }
-                    thread::yield_now();
-                }
-            });
-            let op = FileOp::Datasync;
-            channel.submit(FileRequest::new(op, MemoryList::EMPTY, 1));
-            begun.wait();
-            channel.kick();
-            others.join().unwrap()
-        });
-        // The slow job is not the channel's own; both are in its completion queue.
-        channel.in_flight += 1;
-        assert!(seen_free, "the pool was locked while a job ran");
-    }
-
-    static HAS_THREADS: AtomicBool = AtomicBool::new(false);
-
-    /// A host that starts no threads, and a file server that may have stopped: the queue's own
-    /// thread asked it, and the disks that share the thread stood still.
-    #[test]
-    fn a_server_is_asked_by_no_queues_thread_although_there_is_no_other() {
-        let start = |pool: Arc<Pool>| match HAS_THREADS.load(Ordering::Relaxed) {
-            false => Err(io::Error::from_raw_os_error(libc::EAGAIN)),
-            true => thread::Builder::new().spawn(move || pool.serve()).map(drop),
-        };
-        let pool = Arc::new(Pool { state: Mutex::default(), work: Condvar::new(), start });
-        let file = tempfile::tempfile().unwrap();
-        let mut file = Descriptors::new(file, None, FileKind::Regular).unwrap();
-        file.asks_server = true;
-        let reactor = Reactor::new().unwrap();
-        let mut channel = PoolChannel::new(Arc::clone(&pool), Arc::new(file), &reactor);
-        let mut done = Vec::new();
-        channel.submit(FileRequest::new(FileOp::Datasync, MemoryList::EMPTY, 7));
-        channel.kick();
-        for _ in 0..3 {
-            assert!(
-                matches!(channel.next_look(), NextLook::At(_)),
-                "it does not wait for a thread"
-            );
-            reactor.sleep(|| channel.next_look());
-            channel.reap(&mut done);
-        }
-        assert_eq!((pool.state().jobs.len(), done.len()), (1, 0));
-        HAS_THREADS.store(true, Ordering::Relaxed);
-        while done.is_empty() {
-            reactor.sleep(|| channel.next_look());
-            channel.reap(&mut done);
-        }
-        assert_eq!(done[0].outcome, Ok(()));
-    }
-}
+mod tests;

@@ -150,6 +150,14 @@ impl FileRequest {
             && !mutant("fileio.write.takes-lost-memory")
     }
 
+    /// What the host's answer is worth. A page of memory that was taken away while the request was
+    /// on its way may have been replaced before the kernel came to it: then zeroes have been
+    /// written, or what was read is gone.
+    pub(crate) fn believe(&self, outcome: Outcome) -> Outcome {
+        let is_lost = !is_whole(self.memory.pieces()) && !mutant("fileio.done.takes-lost-memory");
+        if outcome.is_ok() && is_lost { Err(Errno::FAULT) } else { outcome }
+    }
+
     /// The same, with another word on what the page cache is to keep.
     #[must_use]
     pub const fn dont_cache(self, dont_cache: bool) -> Self {

@@ -69,11 +69,27 @@ impl UringChannel {
         Ok(Self { ring, file, pool, in_flight, bounces, refused, not_begun })
     }
 
+    /// Gives the ring a request, or what is left of it. What is to be written may have been lost
+    /// since the last time, and then zeroes lie in its place.
     fn start(&mut self, index: usize) {
+        let is_lost = self.in_flight[index].request.is_lost();
+        if is_lost && !mutant("fileio.uring.resumes-from-lost-memory") {
+            return self.give_up_lost(index);
+        }
         let entry = entry_for(&self.file, &self.in_flight[index]);
         // SAFETY: memory named by the entry lives in `in_flight` or is vouched for by the
         // request's MemoryList, and both outlast the completion (see Drop), as does the file.
         unsafe { self.ring.push(entry, index as u32) };
+    }
+
+    #[cold]
+    fn give_up_lost(&mut self, index: usize) {
+        let was_asked = self.in_flight[index].moved > 0;
+        let tag = self.remove(index).tag;
+        self.refused.push(match was_asked {
+            true => FileCompletion::new(tag, Err(Errno::FAULT)),
+            false => FileCompletion::refused(tag, Errno::FAULT),
+        });
     }
 
     /// Starts a request whose memory needs a stand-in. A refusal makes room for the next one.
@@ -114,7 +130,7 @@ impl UringChannel {
             Progress::Done(outcome) => {
                 let request = self.remove(index);
                 self.file.carried_out(&request, outcome);
-                done.push(FileCompletion::new(request.tag, outcome));
+                done.push(FileCompletion::new(request.tag, request.believe(outcome)));
             }
             Progress::Again => self.start(index),
             Progress::Unsupported => self.give_to_the_pool(index),
@@ -156,9 +172,6 @@ impl FileChannel for UringChannel {
     fn submit(&mut self, request: FileRequest) {
         if goes_to_the_pool(request.op) {
             return self.pool.submit(request);
-        }
-        if request.is_lost() {
-            return self.refused.push(FileCompletion::refused(request.tag, Errno::FAULT));
         }
         if !Bounce::is_needed(self.file.direct.as_ref(), &request) {
             return self.insert(request, None);

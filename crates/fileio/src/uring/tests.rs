@@ -30,9 +30,12 @@ fn submission(channel: &UringChannel) -> Submission {
 }
 
 fn channel(direct: Option<DirectLimits>) -> UringChannel {
+    channel_of(&QueueContext::alone(QueueDepth(8)).unwrap(), direct)
+}
+
+fn channel_of(context: &QueueContext, direct: Option<DirectLimits>) -> UringChannel {
     let file = tempfile::tempfile().unwrap();
     let file = Arc::new(Descriptors::new(file, direct, FileKind::Regular).unwrap());
-    let context = QueueContext::alone(QueueDepth(8)).unwrap();
     let pool = PoolChannel::new(Arc::new(Pool::default()), Arc::clone(&file), &context.reactor);
     UringChannel::new(file, pool, context.depth, &context.reactor).expect("a host with io_uring")
 }
@@ -85,4 +88,98 @@ fn a_write_without_memory_for_its_stand_in_was_not_asked_of_the_host() {
     let [FileCompletion { tag: 3, outcome, asked: false }] = *done else { panic!("{done:?}") };
     assert_eq!(outcome, Err(Errno::NOMEM));
     drop(channel);
+}
+
+/// A page of a monitor's, mapped and registered.
+struct Shared {
+    file: std::fs::File,
+    start: *mut u8,
+    _guard: flowstone_block::Guarded,
+}
+
+const PAGE: usize = 4096;
+
+impl Shared {
+    fn new() -> Self {
+        use rustix::mm::{MapFlags, ProtFlags, mmap};
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(PAGE as u64).unwrap();
+        let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
+        // SAFETY: a new mapping touches nothing of ours; it stays until the process ends.
+        let start = unsafe { mmap(std::ptr::null_mut(), PAGE, access, flags, &file, 0).unwrap() };
+        let start = start.cast::<u8>();
+        // SAFETY: it was just mapped, so long, and nothing else knows of it.
+        let _guard = unsafe { flowstone_block::Guarded::new(start, PAGE, PAGE) };
+        Self { file, start, _guard }
+    }
+
+    fn piece(&self) -> [IoVec; 1] {
+        // SAFETY: within the mapping, which stays.
+        [unsafe { IoVec::new(self.start, PAGE) }]
+    }
+
+    /// The monitor truncates it, and another request looks at it: a page of zeroes is in its place.
+    fn lose(&self) {
+        self.file.set_len(0).unwrap();
+        // SAFETY: within the mapping.
+        assert_eq!(unsafe { self.start.read_volatile() }, 0);
+    }
+}
+
+/// A request that the ring has; it was not given to this one, so the test says what comes back.
+fn with_the_ring(channel: &mut UringChannel, op: FileOp, list: &[IoVec; 1]) -> usize {
+    // SAFETY: the callers keep the list until the channel is gone.
+    let request = FileRequest::new(op, unsafe { MemoryList::new(list) }, 3);
+    let (moved, rest, bounce, refusals) = Default::default();
+    channel.in_flight.insert(InFlight { request, moved, rest, bounce, refusals })
+}
+
+fn transfer(write: bool) -> FileOp {
+    let (offset, bytes) = (FileOffset::new(0), PAGE as u64);
+    match write {
+        true => FileOp::Write { offset, bytes, durable: true },
+        false => FileOp::Read { offset, bytes },
+    }
+}
+
+/// Memory was looked at when a request came, and not again when what was left of a short write was
+/// started, or a write that the ring had not begun: zeroes went to the disk.
+#[test]
+fn what_is_left_of_a_write_is_not_started_when_its_memory_is_lost() {
+    let result_of_a_ring_without_threads = -libc::ECANCELED;
+    for result in [1024, result_of_a_ring_without_threads] {
+        let context = QueueContext::alone(QueueDepth(8)).unwrap();
+        let (shared, mut done) = (Shared::new(), Vec::new());
+        let mut channel = channel_of(&context, None);
+        let list = shared.piece();
+        let index = with_the_ring(&mut channel, transfer(true), &list);
+        shared.lose();
+        channel.finish(index, result, &mut done);
+        while done.is_empty() {
+            context.reactor.sleep(|| channel.next_look());
+            channel.reap(&mut done);
+        }
+        let [FileCompletion { tag: 3, outcome, asked }] = *done else { panic!("{done:?}") };
+        assert_eq!((outcome, asked), (Err(Errno::FAULT), result > 0));
+        assert_eq!(channel.file.size().unwrap(), 0, "something was written");
+        assert!(channel.is_idle());
+    }
+}
+
+/// The page was replaced while the kernel had the request: it may have written zeroes, or what it
+/// read may be gone.
+#[test]
+fn a_request_whose_memory_was_lost_on_its_way_does_not_count_as_done() {
+    for write in [true, false] {
+        let (shared, mut channel, mut done) = (Shared::new(), channel(None), Vec::new());
+        let list = shared.piece();
+        let index = with_the_ring(&mut channel, transfer(write), &list);
+        shared.lose();
+        channel.finish(index, PAGE as i32, &mut done);
+        let [FileCompletion { tag: 3, outcome, asked: true }] = *done else { panic!("{done:?}") };
+        assert_eq!(outcome, Err(Errno::FAULT), "write: {write}");
+        let index = with_the_ring(&mut channel, transfer(write), &list);
+        channel.finish(index, -libc::EIO, &mut done);
+        assert_eq!(done[1].outcome, Err(Errno::IO), "what the host said is kept");
+    }
 }

@@ -237,7 +237,8 @@ impl RawChannel {
 /// each open file description, and the next sync has another one than writes have.) A write that
 /// the host was not asked for (no memory to copy odd buffers to) has none either.
 fn outcome_of_its_sync(write: &FileCompletion) -> Outcome {
-    // FAULT: the kernel found no memory to take the data from, so it wrote and synced nothing.
+    // FAULT: the kernel found no memory to take the data from, or zeroes in its place; no sync has
+    // failed.
     let is_unsynced = matches!(write.outcome, Err(Errno::NOSPC | Errno::DQUOT | Errno::FAULT));
     if is_unsynced || !write.asked { Ok(()) } else { write.outcome }
 }
