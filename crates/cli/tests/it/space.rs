@@ -57,7 +57,9 @@ fn reports_what_it_takes_and_gives_back(image: &str) {
     let path = place.path(image);
     wait_until("what is reported is so", || {
         // Maintenance may give more back between the two looks.
-        bytes(&disk()["space"], "allocated_bytes") == path.metadata().unwrap().blocks() * 512
+        let now = disk();
+        bytes(&now["discards"], "waiting") == 0
+            && bytes(&now["space"], "allocated_bytes") == path.metadata().unwrap().blocks() * 512
     });
     assert_eq!(space.get("dead_bytes").is_some(), image != "disk.raw");
     let discards = disk()["discards"].clone();
