@@ -94,12 +94,11 @@ impl FrontTask {
     fn hand_over(&mut self) -> usize {
         if let Some((_, start)) = self.half.avail.take_undone() {
             self.push(start);
-            self.intake.close();
+            self.intake.close(false);
             return 1;
         }
         let available = self.half.avail.available();
-        if !self.intake.open(available.into()) {
-            self.forget_if_broken();
+        if !self.intake.open(available.into(), self.half.avail.fault().is_some()) {
             return 0;
         }
         let mut taken = 0;
@@ -111,8 +110,7 @@ impl FrontTask {
             self.push(start);
             taken += 1;
         }
-        self.intake.close();
-        self.forget_if_broken();
+        self.intake.close(self.half.avail.fault().is_some());
         taken
     }
 
@@ -123,13 +121,6 @@ impl FrontTask {
             Asked::Answer(..) => self.intake.spend_answered(1),
         }
         assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
-    }
-
-    /// Nothing waits in a ring that is broken.
-    fn forget_if_broken(&mut self) {
-        if self.half.avail.fault().is_some() {
-            self.intake.forget();
-        }
     }
 
     /// Whether a chain is done and offered again, while its marks are still being cleared. It can

@@ -18,9 +18,13 @@ impl Intake {
     }
 
     /// Begins a batch, if any of so many chains may be taken. Each batch ends with
-    /// [`close`](Self::close).
-    pub fn open(&mut self, available: usize) -> bool {
-        self.0.as_mut().is_none_or(|admission| admission.open(available))
+    /// [`close`](Self::close). Nothing waits in a broken ring.
+    pub fn open(&mut self, available: usize, is_broken: bool) -> bool {
+        let opens = self.0.as_mut().is_none_or(|admission| admission.open(available));
+        if !opens {
+            self.forget_if(is_broken);
+        }
+        opens
     }
 
     /// Asked before each chain: whether it may be taken, too.
@@ -39,15 +43,16 @@ impl Intake {
     }
 
     /// Ends a batch.
-    pub fn close(&mut self) {
+    pub fn close(&mut self, is_broken: bool) {
         if let Some(admission) = &mut self.0 {
             admission.close();
         }
+        self.forget_if(is_broken);
     }
 
     /// The ring is broken: what waits in it does not wait any more.
-    pub fn forget(&mut self) {
-        if let Some(admission) = &mut self.0 {
+    fn forget_if(&mut self, is_broken: bool) {
+        if let Some(admission) = self.0.as_mut().filter(|_| is_broken) {
             admission.forget();
         }
     }

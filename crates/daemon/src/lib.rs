@@ -16,6 +16,7 @@ mod counters;
 mod cpu_budget;
 mod cpus;
 mod disk;
+mod disk_task;
 mod disks;
 mod failures;
 #[cfg(test)]

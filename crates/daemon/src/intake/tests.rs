@@ -20,7 +20,7 @@ fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
     let limits = DiskLimits::new(group, "iops=1".parse().unwrap(), Default::default());
     let mut intake = Intake::new(Some(&limits), &Held::default().geometry(), reactor);
     intake.spend_answered(requests);
-    intake.close();
+    intake.close(false);
     limits
 }
 

@@ -22,7 +22,7 @@ mod vring;
 pub use device::{DeviceOptions, QueueRunner};
 pub use memory::{GuestMemory, NodePages};
 pub use queue::{
-    AvailHalf, Finished, QueueFault, Signal, Start, StatusPlace, UsedHalf, VirtQueue, Work,
+    AvailHalf, Finished, QueueFault, Signal, Start, StatusPlace, Taken, UsedHalf, VirtQueue, Work,
 };
 pub use server::{HangUp, Server};
 pub use shared::{DeviceShared, Guest};
