@@ -2,6 +2,7 @@
 //! and format.
 
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use flowstone_testkit::fuse::FuseHost;
@@ -10,7 +11,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::fixture::{Place, pattern};
-use crate::many_disks::{config, serve};
+use crate::many_disks::{config, serve, serve_command};
 
 /// A folder on a host that can be stopped, beside one on a host that is well.
 struct Hosts {
@@ -30,6 +31,11 @@ impl Hosts {
 
     /// Serves one disk on either host with these keys, and a third one that nobody uses yet.
     fn serve(&self, format: &str, head: &str, of_disk: &str) -> Daemon {
+        serve(&self.configure(format, head, of_disk), 3)
+    }
+
+    /// Makes the images and the configuration of that. Returns its file.
+    fn configure(&self, format: &str, head: &str, of_disk: &str) -> String {
         let images = [format!("at/hung.{format}"), "well.raw".into(), "third.raw".into()];
         for image in &images {
             let _ = fs::remove_file(self.place.path(image));
@@ -42,7 +48,7 @@ impl Hosts {
         let file = config(&self.place, &disks);
         let text = fs::read_to_string(&file).unwrap();
         fs::write(&file, format!("{head}{text}")).unwrap();
-        serve(&file, 3)
+        file
     }
 
     fn connect(&self, disk: &str) -> Client {
@@ -138,6 +144,33 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
         back[..1 << 20] == data && back[1 << 20..][..4096] == late,
         "{format} {head} {of_disk}"
     );
+}
+
+/// systemd waited for the one disk, and then ended the daemon with all others.
+#[test]
+fn a_host_that_hangs_in_open_keeps_the_daemon_from_being_ready_for_a_while_only() {
+    let Some(hosts) = Hosts::new() else { return };
+    let notify = UnixDatagram::bind(hosts.place.path("notify.sock")).unwrap();
+    notify.set_read_timeout(Some(HANG)).unwrap();
+    let file = hosts.configure("raw", "", "");
+    hosts.fake.stop();
+    let released = Releases(&hosts.fake);
+    let mut daemon = serve_command(&file, 2)
+        .env("NOTIFY_SOCKET", hosts.place.path("notify.sock"))
+        .spawn()
+        .unwrap();
+    let mut said = [0; 64];
+    let bytes = notify.recv(&mut said).expect("the daemon says that it is ready");
+    assert_eq!(&said[..bytes], b"READY=1\n");
+    assert!(!hosts.fake.held().is_empty(), "nothing was hanging");
+    daemon.wait_stderr("still being opened; the others are served disks=\"hung\"", HANG).unwrap();
+    assert_eq!(hosts.place.stats()["opening"], serde_json::json!(["hung"]));
+    assert_eq!(hosts.connect("well").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    // It comes when its host does.
+    drop(released);
+    daemon.wait_stdout("hung.sock", HANG).unwrap();
+    assert_eq!(hosts.connect("hung").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    crate::fixture::stop(daemon);
 }
 
 fn with_every_format(head: &str, form: &str) {
