@@ -29,7 +29,12 @@ impl Looks {
         let looks = LOOKS.0.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = LOOKS.1.wait_timeout_while(looks, patience, |looks| *looks);
         let (mut looks, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        (!std::mem::replace(&mut *looks, true)).then_some(Self)
+        if *looks {
+            return None;
+        }
+        // Only now: one that is dropped takes the lock that is held here.
+        *looks = true;
+        Some(Self)
     }
 }
 

@@ -2,7 +2,8 @@
 //! and format.
 
 use std::fs;
-use std::os::unix::net::UnixDatagram;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::Duration;
 
 use flowstone_testkit::fuse::FuseHost;
@@ -144,6 +145,58 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
         back[..1 << 20] == data && back[1 << 20..][..4096] == late,
         "{format} {head} {of_disk}"
     );
+}
+
+/// However many requests wait for it, and whichever the engine is.
+#[test]
+fn a_host_that_stops_has_sixteen_threads_of_a_file() {
+    for engine in ["uring", "sync"] {
+        let Some(hosts) = Hosts::new() else { return };
+        let daemon = hosts.serve("raw", "pollers = 1\n", &format!("engine = '{engine}'\n"));
+        let options = ClientOptions::new(hosts.place.path("hung.sock"));
+        let options = ClientOptions { slots: 64, slot_bytes: 4096, ..options };
+        let mut hung = Client::connect(options).unwrap();
+        let released = Releases(&hosts.fake);
+        hosts.fake.stop();
+        for number in 0..64 {
+            hung.submit(0, &Request::read(number * 8, 4096)).unwrap();
+        }
+        hung.notify(0).unwrap();
+        let all = || threads(&daemon, "flowstone-sync");
+        // Those of the other files end when they have been idle. More of this one would come at once.
+        wait_until("sixteen threads wait, and no more come", || {
+            let is_so = all() == 16;
+            std::thread::sleep(Duration::from_millis(100));
+            is_so && all() == 16
+        });
+        drop(released);
+        assert!(hung.drain(0).unwrap().iter().all(|done| done.status == Status::Ok));
+        drop(hung);
+        crate::fixture::stop(daemon);
+    }
+}
+
+/// A command that names a path on it is refused after a second, and one thread waits for it.
+#[test]
+fn a_path_that_hangs_in_a_command_keeps_one_thread() {
+    let Some(hosts) = Hosts::new() else { return };
+    let daemon = hosts.serve("raw", "", "");
+    let released = Releases(&hosts.fake);
+    hosts.fake.stop();
+    // As a program asks: the command line looks at the path itself.
+    let path = hosts.place.text("at/none.raw");
+    let command = serde_json::json!({ "command": "set_disk", "disk": path, "weight": 9 });
+    for _ in 0..3 {
+        let mut socket = UnixStream::connect(hosts.place.path("control.sock")).unwrap();
+        socket.write_all(format!("{command}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(socket).read_line(&mut answer).unwrap();
+        assert!(answer.contains("a file system does not answer"), "{answer}");
+    }
+    wait_until("one thread looks", || threads(&daemon, "path") == 1);
+    assert!(hosts.set("well"));
+    drop(released);
+    crate::fixture::stop(daemon);
 }
 
 /// systemd waited for the one disk, and then ended the daemon with all others.
