@@ -61,7 +61,8 @@ impl Disk {
         let queues = Arc::new(QueueTable::new(config.name.clone()));
         let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
         let limits = Arc::clone(&stack.limits);
-        let runner = DiskQueues::new(&config, number, top, limits, pollers, table);
+        let device = Arc::clone(&shared);
+        let runner = DiskQueues::new(&config, number, top, limits, pollers, table, device);
         let options = DeviceOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),

@@ -7,9 +7,9 @@ use std::error::Error as _;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, mutant};
 use serde::Serialize;
 
 use crate::disk::Disk;
@@ -19,7 +19,7 @@ use crate::real_path::real_path;
 #[derive(Default)]
 pub struct Disks {
     table: Mutex<Table>,
-    /// Rings when a disk that was starting has come to something, or to nothing.
+    /// Rings when a disk has come to something, or to nothing, and when the daemon stops.
     settled: Condvar,
 }
 
@@ -96,7 +96,31 @@ impl Disks {
             return Err(Box::new(disk));
         }
         table.known.insert(number, State::Serving(Arc::new(disk)));
+        drop(table);
+        self.settled.notify_all();
         Ok(())
+    }
+
+    /// Waits until no disk is being opened any more; after `patience`, until one is served. Returns
+    /// the names of those that are still being opened, or nothing if the daemon stops.
+    pub fn wait_for_most(&self, patience: Duration) -> Option<Vec<String>> {
+        let deadline = Instant::now() + patience;
+        let mut table = self.table();
+        while table.end.is_none() {
+            let late: Vec<String> = table.opening().map(str::to_owned).collect();
+            let left = deadline.saturating_duration_since(Instant::now());
+            let is_late = left.is_zero() && !mutant("daemon.serve.is-ready-with-the-last-disk");
+            if late.is_empty() || (is_late && table.serving().next().is_some()) {
+                return Some(late);
+            }
+            table = if left.is_zero() {
+                self.settled.wait(table).unwrap_or_else(PoisonError::into_inner)
+            } else {
+                let woken = self.settled.wait_timeout(table, left);
+                woken.unwrap_or_else(PoisonError::into_inner).0
+            };
+        }
+        None
     }
 
     /// Does this, which does not take long, unless the daemon is stopping. It does not begin to
@@ -155,6 +179,8 @@ impl Disks {
         }
         let served = table.serving().cloned().collect();
         table.known.retain(|_, state| matches!(state, State::Starting(_)));
+        drop(table);
+        self.settled.notify_all();
         Some(served)
     }
 
@@ -232,8 +258,6 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     /// It listened until the process ended, and what a guest wrote was not flushed.
@@ -247,6 +271,27 @@ mod tests {
         disks.unless_stopping(|| unreachable!());
         assert!(!disks.begin_start(number) && !disks.end_if_empty());
         assert!(disks.opening().is_empty() && disks.serving().is_empty());
+    }
+
+    /// What is about to be said is not said when the daemon stops.
+    #[test]
+    fn who_waits_for_disks_does_not_wait_for_one_that_failed_nor_when_the_daemon_stops() {
+        let disks = Disks::default();
+        let [failed, hung] = ["failed", "hung"].map(|name| disks.begin(name.into()));
+        disks.give_up(failed);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| disks.wait_for_most(Duration::ZERO));
+            // None is served yet, however late it is.
+            std::thread::sleep(Duration::from_millis(50));
+            assert!(!waiter.is_finished());
+            assert!(disks.stop().unwrap().is_empty());
+            assert_eq!(waiter.join().unwrap(), None);
+        });
+        let disks = Disks::default();
+        let number = disks.begin("hung".into());
+        assert_eq!(number, hung - 1);
+        disks.give_up(number);
+        assert_eq!(disks.wait_for_most(Duration::ZERO), Some(Vec::new()));
     }
 
     /// Its socket may lie on a file system that hangs: no lock is held meanwhile.

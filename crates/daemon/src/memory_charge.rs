@@ -5,15 +5,18 @@
 //! kernel ends the daemon and all disks. Nothing here can prevent it; it is said, and counted
 //! apart.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use flowstone_block::{LogBudget, format_size};
+use flowstone_block::{LogBudget, format_size, mutant};
+use flowstone_frontend::vhost_user::{DeviceShared, Guest};
 use serde::Serialize;
 use tracing::warn;
 
 use crate::config::DiskConfig;
 use crate::resource_monitor::reading::{memory_limit, number_after};
+use crate::vms::guest_bytes_of;
 
 /// What `stats` says of the daemon's memory.
 #[derive(Debug, Serialize)]
@@ -55,15 +58,48 @@ pub fn look_at(disks: &[DiskConfig]) {
     }
 }
 
-/// A guest with so much memory is served from now on. Warns if that alone is more than the daemon
-/// may have.
-pub fn guest_starts(bytes: u64) {
+/// The guest that uses a disk is served from now on with the memory that it has handed over. Warns if
+/// the guests that are connected have more than the daemon may.
+pub fn guest_starts(disk: u32, device: &Arc<DeviceShared>) {
     static LIMIT: LazyLock<Option<u64>> = LazyLock::new(memory_limit);
-    static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(|| Mutex::new(LogBudget::of_one()));
-    if let Some(line) = complaint(bytes, *LIMIT, "a guest")
+    static GUESTS: Mutex<Guests> = Mutex::new(Guests { devices: BTreeMap::new(), said: 0 });
+    static LOG: LazyLock<Mutex<LogBudget>> = LazyLock::new(Mutex::default);
+    if LIMIT.is_none() {
+        return;
+    }
+    let mut guests = GUESTS.lock().unwrap_or_else(PoisonError::into_inner);
+    guests.devices.insert(disk, Arc::downgrade(device));
+    let bytes = guests.bytes();
+    if let Some(line) = guests.complaint(bytes, *LIMIT)
         && let Some(unsaid) = LOG.lock().unwrap_or_else(PoisonError::into_inner).spend()
     {
         warn!(unsaid, "{line}");
+    }
+}
+
+/// The disks that guests have used, and how much memory of all guests has been complained of.
+struct Guests {
+    devices: BTreeMap<u32, Weak<DeviceShared>>,
+    said: u64,
+}
+
+impl Guests {
+    /// What those that are connected have handed over.
+    fn bytes(&mut self) -> u64 {
+        self.devices.retain(|_, device| device.strong_count() > 0);
+        let guest = |(disk, device): (&u32, &Weak<DeviceShared>)| {
+            let Guest { monitor_pid, memory_bytes } = device.upgrade()?.guest()?;
+            Some((*disk, monitor_pid, memory_bytes))
+        };
+        guest_bytes_of(self.devices.iter().filter_map(guest))
+    }
+
+    /// Each time that there is more than the last time it was said.
+    fn complaint(&mut self, bytes: u64, limit: Option<u64>) -> Option<String> {
+        let is_more = bytes > self.said;
+        self.said = bytes;
+        let line = complaint(bytes, limit, "the guests that are connected");
+        line.filter(|_| is_more && !mutant("daemon.memory.counts-no-guests-together"))
     }
 }
 
@@ -83,6 +119,16 @@ mod tests {
 
     /// A daemon in a cgroup of 256 MiB, a guest of 2 GiB that read its disk into memory that it had
     /// never touched: killed for want of memory, and nothing had warned of it.
+    /// Each guest had less than the cgroup, and all of them more.
+    #[test]
+    fn guests_that_have_more_together_are_said_once_for_each_change() {
+        let mut guests = Guests { devices: BTreeMap::new(), said: 0 };
+        let mut says = |gib: u64| guests.complaint(gib << 30, Some(4 << 30)).is_some();
+        // Each queue that starts asks.
+        assert_eq!([3, 4, 5, 5, 5, 6].map(&mut says), [false, false, true, false, false, true]);
+        assert_eq!([2, 5, 5].map(says), [false, true, false]);
+    }
+
     #[test]
     fn more_guest_memory_than_the_cgroup_has_is_said() {
         let line = complaint(2 << 30, Some(256 << 20), "a guest").unwrap();

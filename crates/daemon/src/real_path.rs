@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::sync_channel;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::Builder;
+use std::time::Duration;
 
 use crate::image_probe::PATIENCE;
 
@@ -24,11 +25,16 @@ impl Drop for Looks {
 
 impl Looks {
     /// After the one that looks now. Nothing if that does not end in time: its file system hangs.
-    fn begin() -> Option<Self> {
+    fn begin(patience: Duration) -> Option<Self> {
         let looks = LOOKS.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = LOOKS.1.wait_timeout_while(looks, PATIENCE, |looks| *looks);
+        let waited = LOOKS.1.wait_timeout_while(looks, patience, |looks| *looks);
         let (mut looks, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        (!std::mem::replace(&mut *looks, true)).then_some(Self)
+        if *looks {
+            return None;
+        }
+        // Only now: one that is dropped takes the lock that is held here.
+        *looks = true;
+        Some(Self)
     }
 }
 
@@ -36,8 +42,12 @@ impl Looks {
 /// second. So a client of the control socket that names a path which hangs keeps a thread for it,
 /// and others do not.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    found_within(PATIENCE, path)
+}
+
+fn found_within(patience: Duration, path: &Path) -> io::Result<PathBuf> {
     let hangs = || io::Error::new(io::ErrorKind::TimedOut, "a file system does not answer");
-    let (looks, path) = (Looks::begin().ok_or_else(hangs)?, path.to_owned());
+    let (looks, path) = (Looks::begin(patience).ok_or_else(hangs)?, path.to_owned());
     let (tell, told) = sync_channel(1);
     let look = move || {
         let found = path.canonicalize();
@@ -45,11 +55,13 @@ pub fn real_path(path: &Path) -> io::Result<PathBuf> {
         drop(tell.send(found));
     };
     Builder::new().name("path".into()).spawn(look)?;
-    told.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(hangs()))
+    told.recv_timeout(patience).unwrap_or_else(|_| Err(hangs()))
 }
 
 #[cfg(test)]
 mod tests {
+    use flowstone_testkit::HANG;
+
     use super::*;
 
     /// Two commands at once: one was told that a file system does not answer, though all did.
@@ -58,7 +70,7 @@ mod tests {
         let barrier = std::sync::Barrier::new(8);
         let look = || {
             barrier.wait();
-            (0..100).all(|_| real_path(Path::new("/proc/self")).is_ok())
+            (0..100).all(|_| found_within(HANG, Path::new("/proc/self")).is_ok())
         };
         std::thread::scope(|scope| {
             let all: Vec<_> = (0..8).map(|_| scope.spawn(look)).collect();

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use flowstone_block::{Layer, Origin};
-use flowstone_frontend::vhost_user::{QueueRunner, VirtQueue};
+use flowstone_frontend::vhost_user::{DeviceShared, QueueRunner, VirtQueue};
 use tracing::error;
 
 use crate::config::{DiskConfig, Pipeline};
@@ -73,6 +73,7 @@ pub struct DiskQueues {
     limits: Arc<DiskLimits>,
     pollers: Arc<Pollers>,
     table: Arc<QueueTable>,
+    device: Arc<DeviceShared>,
     running: Vec<Option<PlacedQueue>>,
 }
 
@@ -85,6 +86,7 @@ impl DiskQueues {
         limits: Arc<DiskLimits>,
         pollers: Arc<Pollers>,
         table: Arc<QueueTable>,
+        device: Arc<DeviceShared>,
     ) -> Self {
         Self {
             name: config.name.clone(),
@@ -97,6 +99,7 @@ impl DiskQueues {
             limits,
             pollers,
             table,
+            device,
             running: Vec::new(),
         }
     }
@@ -114,7 +117,6 @@ impl DiskQueues {
 
 impl QueueRunner for DiskQueues {
     fn start(&mut self, index: usize, queue: VirtQueue) -> io::Result<()> {
-        let guest_bytes = queue.memory().bytes();
         let spec = QueueSpec {
             layer: Arc::clone(&self.layer),
             origin: Origin::Queue { disk: self.number, queue: index as u16 },
@@ -129,7 +131,7 @@ impl QueueRunner for DiskQueues {
             self.running.resize_with(index + 1, || None);
         }
         self.running[index] = Some(placed);
-        memory_charge::guest_starts(guest_bytes);
+        memory_charge::guest_starts(self.number, &self.device);
         Ok(())
     }
 

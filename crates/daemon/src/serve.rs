@@ -13,10 +13,11 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result, SizeChange};
 use flowstone_fileio::FileOpener;
+use flowstone_frontend::vhost_user::expect_disks;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
-use tracing::{error, info};
+use tracing::{error, info, warn};
 
 use crate::cache_config::CacheConfig;
 use crate::cache_report::CacheReport;
@@ -32,10 +33,14 @@ use crate::pollers::Pollers;
 use crate::qos_report::GroupReport;
 use crate::report::Report;
 use crate::resource_monitor::ResourceMonitor;
+use crate::resource_monitor::reading::host_memory;
 use crate::stack::{Shared, Stack};
 
 /// How long monitors may take to let go of a daemon that stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
+/// How long the daemon waits for disks that are being opened until it says that it is ready without
+/// them. One whose host hangs may never be, and what waits for the daemon gives up on all disks.
+const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is being served.
 struct Daemon {
@@ -53,6 +58,7 @@ struct Daemon {
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
     memory_charge::look_at(&config.disks);
+    expect_disks(config.disks.len(), host_memory().unwrap_or(0));
     let shared = Shared::new(opener, config.cache, &config.groups)?;
     run(config, shared).map_err(name_the_limit)
 }
@@ -139,20 +145,51 @@ impl Daemon {
         let report = configs.len() > 1;
         let begin = |config: DiskConfig| (self.disks.begin(config.name.clone()), config);
         let begun: Vec<_> = configs.into_iter().map(begin).collect();
-        let openings: Vec<Opening> = begun
-            .into_iter()
-            .map(|(number, config)| Opening::begin(self, number, config, report))
-            .collect();
-        let ends = openings.into_iter().map(|opening| opening.end(self, report));
-        match ends.filter_map(Result::err).last() {
+        let (mut beside, mut left) = (Vec::new(), Vec::new());
+        for (number, config) in begun {
+            match self.open_on_a_thread(number, config.clone(), report) {
+                Ok(thread) => beside.push(thread),
+                Err(_) => left.push((number, config)),
+            }
+        }
+        // For want of threads, one after the other.
+        let open = |(number, config)| self.try_to_open(number, config, report);
+        let mut ends: Vec<Result<()>> = left.into_iter().map(open).collect();
+        let late = self.disks.wait_for_most(OPEN_PATIENCE).unwrap_or_default();
+        if !late.is_empty() {
+            warn!(disks = late.join(", "), "still being opened; the others are served");
+            self.say_ready();
+        }
+        let end = |thread: JoinHandle<Result<()>>| {
+            thread.join().unwrap_or_else(|_| Err(died("opening a disk")))
+        };
+        ends.extend(beside.into_iter().map(end));
+        match ends.into_iter().filter_map(Result::err).last() {
             Some(error) if self.disks.end_if_empty() => return Err(error),
             Some(error) if !report => error!("{error}"),
             _ => {}
         }
+        if late.is_empty() {
+            self.say_ready();
+        }
+        Ok(())
+    }
+
+    fn open_on_a_thread(
+        self: &Arc<Self>,
+        number: u32,
+        config: DiskConfig,
+        report: bool,
+    ) -> io::Result<JoinHandle<Result<()>>> {
+        let (daemon, name) = (Arc::clone(self), format!("{}/open", config.name));
+        Builder::new().name(name).spawn(move || daemon.try_to_open(number, config, report))
+    }
+
+    /// Tells the service manager, if there is one.
+    fn say_ready(&self) {
         self.disks.unless_stopping(|| {
             let _ = sd_notify::notify(&[sd_notify::NotifyState::Ready]);
         });
-        Ok(())
     }
 
     /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks
@@ -242,32 +279,6 @@ impl Daemon {
         }
         self.disks.wait_for_late_ones(deadline);
         Some(outcome)
-    }
-}
-
-/// A disk on its way in.
-enum Opening {
-    /// On a thread of its own.
-    Beside(JoinHandle<Result<()>>),
-    /// There was no thread to be had: after the others.
-    Later(u32, Box<DiskConfig>),
-}
-
-impl Opening {
-    fn begin(daemon: &Arc<Daemon>, number: u32, config: DiskConfig, report: bool) -> Self {
-        let (theirs, copy) = (Arc::clone(daemon), config.clone());
-        let open = move || theirs.try_to_open(number, copy, report);
-        match Builder::new().name(format!("{}/open", config.name)).spawn(open) {
-            Ok(thread) => Self::Beside(thread),
-            Err(_) => Self::Later(number, Box::new(config)),
-        }
-    }
-
-    fn end(self, daemon: &Daemon, report: bool) -> Result<()> {
-        match self {
-            Self::Beside(thread) => thread.join().unwrap_or_else(|_| Err(died("opening a disk"))),
-            Self::Later(number, config) => daemon.try_to_open(number, *config, report),
-        }
     }
 }
 

@@ -72,13 +72,18 @@ pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
 
 /// The memory of the guests: a process may hand the same over for each of its disks.
 pub fn guest_bytes(attached: &[Attached]) -> u64 {
+    guest_bytes_of(attached.iter().map(|disk| (disk.number, disk.pid, disk.memory_bytes)))
+}
+
+/// ... by numbers of disks, the processes that use them, and what these have handed over.
+pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<u32>, u64)>) -> u64 {
     let mut guests = BTreeMap::new();
-    for disk in attached {
-        let alone = disk.pid.is_none().then_some(disk.number);
-        let bytes = guests.entry((disk.pid, alone)).or_insert(0);
-        *bytes = disk.memory_bytes.max(*bytes);
+    for (number, pid, handed_over) in disks {
+        let alone = pid.is_none().then_some(number);
+        let bytes = guests.entry((pid, alone)).or_insert(0);
+        *bytes = handed_over.max(*bytes);
     }
-    guests.values().sum()
+    guests.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
 /// Their VMs.

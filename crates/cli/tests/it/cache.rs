@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use flowstone_testkit::{
     Client, ClientOptions, Daemon, DaemonCommand, Request, Status, skip, wait_for, wait_until,
@@ -170,12 +171,14 @@ fn a_cache_that_cannot_be_is_refused_with_what_to_do() {
 }
 
 /// A memory cgroup with a limit, for processes that a test starts.
-struct MemoryGroup(PathBuf);
+pub struct MemoryGroup(PathBuf);
 
 impl MemoryGroup {
     /// Nothing where cgroups are not to be made; says why.
-    fn new(limit: u64) -> Option<Self> {
-        let folder = format!("flowstone-test-{}", std::process::id());
+    pub fn new(limit: u64) -> Option<Self> {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = format!("flowstone-test-{}-{number}", std::process::id());
         let mut why = String::new();
         for (parent, file) in
             [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")]
@@ -199,9 +202,14 @@ impl MemoryGroup {
         text.trim().parse().unwrap()
     }
 
+    /// The file that lists its processes.
+    pub fn processes(&self) -> PathBuf {
+        self.0.join("cgroup.procs")
+    }
+
     /// A shell command that runs `command` in the group.
-    fn run(&self, command: &str) -> String {
-        format!("echo $$ >{}/cgroup.procs; {command}", self.0.display())
+    pub fn run(&self, command: &str) -> String {
+        format!("echo $$ >{}; {command}", self.processes().display())
     }
 }
 

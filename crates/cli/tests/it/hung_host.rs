@@ -2,6 +2,8 @@
 //! and format.
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::Duration;
 
 use flowstone_testkit::fuse::FuseHost;
@@ -10,7 +12,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::fixture::{Place, pattern};
-use crate::many_disks::{config, serve};
+use crate::many_disks::{config, serve, serve_command};
 
 /// A folder on a host that can be stopped, beside one on a host that is well.
 struct Hosts {
@@ -30,6 +32,11 @@ impl Hosts {
 
     /// Serves one disk on either host with these keys, and a third one that nobody uses yet.
     fn serve(&self, format: &str, head: &str, of_disk: &str) -> Daemon {
+        serve(&self.configure(format, head, of_disk), 3)
+    }
+
+    /// Makes the images and the configuration of that. Returns its file.
+    fn configure(&self, format: &str, head: &str, of_disk: &str) -> String {
         let images = [format!("at/hung.{format}"), "well.raw".into(), "third.raw".into()];
         for image in &images {
             let _ = fs::remove_file(self.place.path(image));
@@ -42,7 +49,7 @@ impl Hosts {
         let file = config(&self.place, &disks);
         let text = fs::read_to_string(&file).unwrap();
         fs::write(&file, format!("{head}{text}")).unwrap();
-        serve(&file, 3)
+        file
     }
 
     fn connect(&self, disk: &str) -> Client {
@@ -138,6 +145,85 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
         back[..1 << 20] == data && back[1 << 20..][..4096] == late,
         "{format} {head} {of_disk}"
     );
+}
+
+/// However many requests wait for it, and whichever the engine is.
+#[test]
+fn a_host_that_stops_has_sixteen_threads_of_a_file() {
+    for engine in ["uring", "sync"] {
+        let Some(hosts) = Hosts::new() else { return };
+        let daemon = hosts.serve("raw", "pollers = 1\n", &format!("engine = '{engine}'\n"));
+        let options = ClientOptions::new(hosts.place.path("hung.sock"));
+        let options = ClientOptions { slots: 64, slot_bytes: 4096, ..options };
+        let mut hung = Client::connect(options).unwrap();
+        let released = Releases(&hosts.fake);
+        hosts.fake.stop();
+        for number in 0..64 {
+            hung.submit(0, &Request::read(number * 8, 4096)).unwrap();
+        }
+        hung.notify(0).unwrap();
+        let all = || threads(&daemon, "flowstone-sync");
+        // Those of the other files end when they have been idle. More of this one would come at once.
+        wait_until("sixteen threads wait, and no more come", || {
+            let is_so = all() == 16;
+            std::thread::sleep(Duration::from_millis(100));
+            is_so && all() == 16
+        });
+        drop(released);
+        assert!(hung.drain(0).unwrap().iter().all(|done| done.status == Status::Ok));
+        drop(hung);
+        crate::fixture::stop(daemon);
+    }
+}
+
+/// A command that names a path on it is refused after a second, and one thread waits for it.
+#[test]
+fn a_path_that_hangs_in_a_command_keeps_one_thread() {
+    let Some(hosts) = Hosts::new() else { return };
+    let daemon = hosts.serve("raw", "", "");
+    let released = Releases(&hosts.fake);
+    hosts.fake.stop();
+    // As a program asks: the command line looks at the path itself.
+    let path = hosts.place.text("at/none.raw");
+    let command = serde_json::json!({ "command": "set_disk", "disk": path, "weight": 9 });
+    for _ in 0..3 {
+        let mut socket = UnixStream::connect(hosts.place.path("control.sock")).unwrap();
+        socket.write_all(format!("{command}\n").as_bytes()).unwrap();
+        let mut answer = String::new();
+        BufReader::new(socket).read_line(&mut answer).unwrap();
+        assert!(answer.contains("a file system does not answer"), "{answer}");
+    }
+    wait_until("one thread looks", || threads(&daemon, "path") == 1);
+    assert!(hosts.set("well"));
+    drop(released);
+    crate::fixture::stop(daemon);
+}
+
+/// systemd waited for the one disk, and then ended the daemon with all others.
+#[test]
+fn a_host_that_hangs_in_open_keeps_the_daemon_from_being_ready_for_a_while_only() {
+    let Some(hosts) = Hosts::new() else { return };
+    let notify = UnixDatagram::bind(hosts.place.path("notify.sock")).unwrap();
+    notify.set_read_timeout(Some(HANG)).unwrap();
+    let file = hosts.configure("raw", "", "");
+    hosts.fake.stop();
+    let released = Releases(&hosts.fake);
+    let mut daemon = serve_command(&file, 2)
+        .env("NOTIFY_SOCKET", hosts.place.path("notify.sock"))
+        .spawn()
+        .unwrap();
+    let mut said = [0; 64];
+    let bytes = notify.recv(&mut said).expect("the daemon says that it is ready");
+    assert_eq!(&said[..bytes], b"READY=1\n");
+    assert!(!hosts.fake.held().is_empty(), "nothing was hanging");
+    daemon.wait_stderr("still being opened; the others are served disks=\"hung\"", HANG).unwrap();
+    assert_eq!(hosts.place.stats()["opening"], serde_json::json!(["hung"]));
+    assert_eq!(hosts.connect("well").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    // It comes when its host does.
+    drop(released);
+    daemon.wait_stdout("hung.sock", HANG).unwrap();
+    assert_eq!(hosts.connect("hung").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
+    crate::fixture::stop(daemon);
 }
 
 fn with_every_format(head: &str, form: &str) {

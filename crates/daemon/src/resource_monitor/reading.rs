@@ -75,6 +75,13 @@ pub fn memory_limit() -> Option<u64> {
     (limit < total).then_some(limit)
 }
 
+/// All memory of the host, swapped or not.
+pub fn host_memory() -> Option<u64> {
+    let meminfo = fs::read_to_string(MEMINFO).ok()?;
+    let kib = |name: &str| number_after(&meminfo, name);
+    Some((kib("MemTotal:")? + kib("SwapTotal:").unwrap_or(0)) << 10)
+}
+
 impl Group {
     /// Its limit and what counts against that, without what the kernel can drop at once.
     fn read(&self) -> Option<(u64, u64)> {

@@ -100,7 +100,7 @@ impl Device {
         self.stop_all();
         self.shared.set_monitor(None);
         self.features = 0;
-        self.memory = Arc::default();
+        self.memory = Arc::new(self.memory.none());
         self.shared.set_guest_memory(&self.memory);
         self.inflight = None;
         self.write_through_chosen = false;
@@ -339,7 +339,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         files: Vec<File>,
         _postcopy_listening: Option<bool>,
     ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
-        let mut memory = GuestMemory::default();
+        let mut memory = self.memory.none();
         for (region, file) in regions.iter().zip(files) {
             memory = memory
                 .with_region(addresses(region), file, region.mmap_offset)

@@ -43,6 +43,8 @@ const HEADER_BYTES: usize = 16;
 const DEVICE_BYTES: usize = 64;
 const ENTRY_BYTES: usize = 16;
 const VERSION: u16 = 1;
+/// Of 128 rings, each of 32,768 entries: no disk has more.
+const BYTES_MAX: u64 = 128 * (16 * 32_768 + 64) + DEVICE_BYTES as u64;
 
 const AT_VERSION: usize = 8;
 const AT_DESC_NUM: usize = 10;
@@ -139,14 +141,19 @@ impl InflightRegion {
         queues: u16,
         queue_size: u16,
     ) -> io::Result<Arc<Self>> {
-        if queue_size == 0 || bytes < Self::bytes_for(queues, queue_size) {
+        let needed = Self::bytes_for(queues, queue_size);
+        if queue_size == 0 || bytes < needed {
             return Err(io::Error::other("the in-flight region is smaller than its rings"));
+        }
+        if needed > BYTES_MAX && !mutant("frontend.inflight.maps-any-number-of-rings") {
+            return Err(io::Error::other("the in-flight region has more rings than a disk"));
         }
         if !fcntl_get_seals(&file)?.contains(SealFlags::SHRINK) {
             return Err(io::Error::other("the in-flight region is not one of ours"));
         }
-        let bytes = usize::try_from(bytes).map_err(io::Error::other)?;
-        let mapping = GuardedRegion::map(file, offset, bytes, 0)?;
+        // No more than that, however much is handed over.
+        let bytes = usize::try_from(needed).map_err(io::Error::other)?;
+        let mapping = GuardedRegion::map(file, offset, bytes, None)?;
         Ok(Arc::new(Self { mapping, queues, queue_size }))
     }
 

@@ -12,7 +12,8 @@ use flowstone_block::{Guarded, IoVec, is_any_broken};
 use vm_memory::{FileOffset, MmapRegion};
 
 pub use self::nodes::NodePages;
-use self::space::Space;
+pub use self::space::expect_disks;
+use self::space::{DiskSpace, Space};
 
 /// Where a region of guest memory lies in the three address spaces that name it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +37,7 @@ pub(super) struct GuardedRegion {
     // Before the mapping: what is not mapped any more is not ours to replace.
     guard: Guarded,
     mapping: MmapRegion,
-    _space: Space,
+    _space: Option<Space>,
 }
 
 /// All memory of a guest at some time. Immutable: a change makes a new one that shares the
@@ -44,6 +45,8 @@ pub(super) struct GuardedRegion {
 #[derive(Default)]
 pub struct GuestMemory {
     regions: Vec<Arc<Region>>,
+    /// Of its disk, whose memory before and after this one counts too.
+    space: Arc<DiskSpace>,
 }
 
 /// An address or a range that the guest's memory does not have.
@@ -51,6 +54,11 @@ pub struct GuestMemory {
 pub struct Unmapped;
 
 impl GuestMemory {
+    /// No memory, of the same disk.
+    pub fn none(&self) -> Self {
+        Self { regions: Vec::new(), space: Arc::clone(&self.space) }
+    }
+
     /// This memory and one more region, which is mapped from `file` at `file_offset`.
     pub fn with_region(
         &self,
@@ -69,10 +77,10 @@ impl GuestMemory {
             return Err(io::Error::other("two memory regions overlap"));
         }
         let bytes = usize::try_from(addresses.bytes).map_err(io::Error::other)?;
-        let mapping = GuardedRegion::map(file, file_offset, bytes, self.bytes())?;
+        let mapping = GuardedRegion::map(file, file_offset, bytes, Some(&self.space))?;
         let mut regions = self.regions.clone();
         regions.push(Arc::new(Region { addresses, mapping }));
-        Ok(Self { regions })
+        Ok(Self { regions, space: Arc::clone(&self.space) })
     }
 
     /// This memory without the region that begins at these addresses.
@@ -82,7 +90,8 @@ impl GuestMemory {
         regions.retain(|region| {
             region.addresses.guest != guest || region.addresses.monitor != monitor
         });
-        if regions.len() == before { Err(Unmapped) } else { Ok(Self { regions }) }
+        let space = Arc::clone(&self.space);
+        if regions.len() == before { Err(Unmapped) } else { Ok(Self { regions, space }) }
     }
 
     /// Whether some of it has been lost: what is read there may be zeroes.
@@ -156,10 +165,16 @@ impl GuestMemory {
 }
 
 impl GuardedRegion {
-    /// Maps a range of a file that is as long, for a guest that `has` so many bytes already.
-    pub fn map(file: File, offset: u64, bytes: usize, has: u64) -> io::Result<Self> {
+    /// Maps a range of a file that is as long. It counts as memory of a guest of `disk`, if that is
+    /// given.
+    pub fn map(
+        file: File,
+        offset: u64,
+        bytes: usize,
+        disk: Option<&Arc<DiskSpace>>,
+    ) -> io::Result<Self> {
         refuse_short_file(&file, offset, bytes as u64)?;
-        let space = Space::take(bytes as u64, has)?;
+        let space = disk.map(|disk| Space::take(disk, bytes as u64)).transpose()?;
         // Of a file of huge pages it is their size.
         let page_bytes = file.metadata()?.blksize() as usize;
         let mapping = MmapRegion::from_file(FileOffset::new(file, offset), bytes)

@@ -20,7 +20,7 @@ mod shared;
 mod vring;
 
 pub use device::{DeviceOptions, QueueRunner};
-pub use memory::{GuestMemory, NodePages};
+pub use memory::{GuestMemory, NodePages, expect_disks};
 pub use queue::{
     AvailHalf, Finished, QueueFault, Signal, Start, StatusPlace, Taken, UsedHalf, VirtQueue, Work,
 };

@@ -186,6 +186,16 @@ fn a_region_for_smaller_or_fewer_rings_is_not_used() {
     assert!(map(4096, u64::MAX, 4096));
 }
 
+/// A monitor's region was mapped as long as it was: one disk had the address space of all.
+#[test]
+fn of_a_region_what_its_rings_need_is_mapped_and_a_disk_has_so_many_at_most() {
+    let file = InflightRegion::create(1 << 40).unwrap();
+    let map =
+        |queues, size| InflightRegion::map(file.try_clone().unwrap(), 0, 1 << 40, queues, size);
+    assert_eq!(map(2, 8).unwrap().mapping.size() as u64, InflightRegion::bytes_for(2, 8));
+    assert!(map(128, 32_768).is_ok() && map(129, 32_768).is_err());
+}
+
 /// Monitors keep the memory and later versions read it: each field has the place that the picture
 /// above gives it.
 #[test]
