@@ -18,6 +18,8 @@ pub mod log;
 pub mod qcow2;
 pub mod raw;
 mod report;
+#[cfg(test)]
+mod retirement;
 mod runtime;
 mod sample;
 #[cfg(test)]

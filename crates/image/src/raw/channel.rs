@@ -298,9 +298,13 @@ impl Channel for RawChannel {
     }
 
     fn retire(&mut self) -> bool {
-        self.flushes.leave();
+        if !mutant("raw.retire.goes-on-leading") {
+            self.flushes.leave();
+        }
         self.reap(&mut Vec::new());
-        let has_some = self.handed_over > 0 || self.flushes.is_leading() || !self.file.is_idle();
+        let has_discards = self.handed_over > 0 && !mutant("raw.retire.forgets-its-discards");
+        let is_with_host = !self.file.is_idle() && !mutant("raw.retire.does-not-ask-its-file");
+        let has_some = has_discards || self.flushes.is_leading() || is_with_host;
         !has_some || mutant("raw.channel.retires-while-it-leads")
     }
 }

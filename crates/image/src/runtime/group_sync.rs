@@ -237,8 +237,11 @@ impl Flushes {
         takes_over
     }
 
+    /// A queue that is going leaves the lead to others, even if a flush of its own is still to be
+    /// collected: nobody waits for that.
     fn is_left_alone(&self, sync: &GroupSync) -> bool {
-        !self.waiting.is_empty() && sync.is_orphaned()
+        let goes = self.leaving && !mutant("image.group-sync.takes-over-while-it-leaves");
+        !goes && !self.waiting.is_empty() && sync.is_orphaned()
     }
 
     /// The queue is going: the sync that it leads now is its last.

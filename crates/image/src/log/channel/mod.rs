@@ -182,10 +182,13 @@ impl Channel for LogChannel {
     }
 
     fn retire(&mut self) -> bool {
-        self.flushes.leave();
+        if !mutant("log.retire.goes-on-leading") {
+            self.flushes.leave();
+        }
         self.reap(&mut Vec::new());
-        let has_some =
-            self.writes.in_flight() || self.flushes.is_leading() || !self.queue.file.is_idle();
+        let is_with_host =
+            !self.queue.file.is_idle() && !mutant("log.retire.does-not-ask-its-file");
+        let has_some = self.writes.in_flight() || self.flushes.is_leading() || is_with_host;
         !has_some || mutant("log.channel.retires-while-it-leads")
     }
 }

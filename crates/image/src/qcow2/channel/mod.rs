@@ -372,12 +372,13 @@ impl Channel for Qcow2Channel {
     }
 
     fn retire(&mut self) -> bool {
-        self.flushes.leave();
+        if !mutant("qcow2.retire.goes-on-leading") {
+            self.flushes.leave();
+        }
         self.reap(&mut Vec::new());
-        let has_some = !self.active.is_empty()
-            || self.handed_over > 0
-            || self.flushes.is_leading()
-            || !self.file.is_idle();
+        let is_with_host = !self.file.is_idle() && !mutant("qcow2.retire.does-not-ask-its-file");
+        let is_at_work = !self.active.is_empty() || self.handed_over > 0;
+        let has_some = is_at_work || self.flushes.is_leading() || is_with_host;
         let is_alone = !has_some || mutant("qcow2.channel.retires-while-it-leads");
         is_alone && self.backing.as_mut().is_none_or(BackingReads::retire)
     }

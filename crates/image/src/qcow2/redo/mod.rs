@@ -27,6 +27,7 @@ use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use flowstone_block::{Guarded, mutant};
 use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -52,6 +53,10 @@ pub enum Memory<'a> {
 /// The file beside an image. Positions count records since it was made.
 pub struct Redo {
     words: NonNull<AtomicU64>,
+    /// A page of it that is lost (a file that was made shorter, a medium that fails) does not end
+    /// the process. What is stored there is gone then, and a start after a kill finds a file that
+    /// is not whole, and refuses the image. Taken before the mapping ends.
+    guard: Option<Guarded>,
     folder: Folder,
     name: OsString,
     /// Locked as long as it is open.
@@ -69,6 +74,12 @@ unsafe impl Send for Redo {}
 pub struct RedoRecord {
     pub guest: GuestCluster,
     pub entry: u64,
+}
+
+#[cfg(test)]
+thread_local! {
+    /// No redo file of this thread becomes durable.
+    pub static HOST_FAILS_TO_SYNC: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
 /// Names that are tried for a new file.
@@ -91,7 +102,11 @@ impl Redo {
         redo.store(0, MAGIC);
         // The header is not to name a file that a power cut takes: that would look as if its owner
         // had removed it.
-        match redo.sync() {
+        let is_durable = match mutant("qcow2.redo.named-before-it-is-durable") {
+            true => Ok(()),
+            false => redo.sync(),
+        };
+        match is_durable {
             Ok(()) => Ok(redo),
             Err(error) => redo.remove().and(Err(error)),
         }
@@ -132,7 +147,10 @@ impl Redo {
             mmap(std::ptr::null_mut(), WORDS * 8, protection, MapFlags::SHARED, &file, 0)?
         };
         let words = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { words, folder, name, file, mark, start: 0, end: 0 })
+        // SAFETY: it was just mapped, so long, and stays until `drop`.
+        let guard = unsafe { Guarded::new(address.cast(), WORDS * 8, rustix::param::page_size()) };
+        let guard = (!mutant("qcow2.redo.not-guarded")).then_some(guard);
+        Ok(Self { words, guard, folder, name, file, mark, start: 0, end: 0 })
     }
 
     /// Says in it where and of what file it is.
@@ -171,6 +189,10 @@ impl Redo {
 
     #[expect(clippy::disallowed_methods, reason = "not an image; no guest is at work yet")]
     fn sync(&self) -> io::Result<()> {
+        #[cfg(test)]
+        if HOST_FAILS_TO_SYNC.get() {
+            return Err(Errno::IO.into());
+        }
         self.file.sync_all()?;
         self.folder.sync();
         Ok(())
@@ -241,6 +263,7 @@ impl Redo {
 
 impl Drop for Redo {
     fn drop(&mut self) {
+        self.guard = None;
         // SAFETY: the mapping was made in `map` with this length, and nothing refers to it.
         let _ = unsafe { munmap(self.words.as_ptr().cast(), WORDS * 8) };
     }

@@ -183,3 +183,17 @@ fn the_path_of_the_image_is_in_the_file() {
     assert_eq!(&bytes[512..512 + path.len()], path);
     assert_eq!(bytes[512 + path.len()], 0);
 }
+
+/// A page of it that was lost ended the process, and the disks of all others.
+#[test]
+fn a_redo_file_that_is_made_shorter_ends_nothing_and_is_not_believed_later() {
+    let (_place, image) = place();
+    let mut redo = Redo::begin(&image).unwrap();
+    let mark = redo.mark();
+    redo.file.set_len(0).unwrap();
+    redo.append(record(1));
+    redo.set_committed(mark.next(), 1);
+    redo.append(record(2));
+    drop(redo);
+    assert!(matches!(left(&image, mark), Err(Why::Strange)));
+}

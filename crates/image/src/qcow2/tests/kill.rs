@@ -103,3 +103,21 @@ fn what_other_software_has_written_since_is_left_alone() {
     let image = host.open(&killed);
     assert!(contents(&image).iter().all(|byte| *byte == 0));
 }
+
+/// A power cut may take a file that is not durable: with its mark in the header the image would be
+/// refused, as if its owner had removed it. So the mark comes after the sync of the redo file, and
+/// not at all if that fails.
+#[test]
+fn an_image_does_not_name_a_redo_file_that_is_not_durable() {
+    use super::super::redo::HOST_FAILS_TO_SYNC;
+    const AUTOCLEAR: u64 = 88;
+    let (host, disk) = (Host::new(), new_disk(1500, 4096));
+    for fails in [true, false] {
+        HOST_FAILS_TO_SYNC.set(fails);
+        let image = host.open(&disk);
+        HOST_FAILS_TO_SYNC.set(false);
+        assert_eq!(number(&disk, AUTOCLEAR) == 0, fails);
+        assert_eq!(host.redos().is_empty(), fails, "one stays behind that nothing names");
+        drop(image);
+    }
+}
