@@ -21,7 +21,7 @@ const REQUESTS_PER_LOOK: u32 = 16;
 
 /// What a chain counts beside the bytes that it moves: to take one and to answer it costs as much
 /// as to move some kilobytes. Else a turn of chains that move nothing would have no end.
-const CHAIN_BYTES: u64 = 2048;
+pub const CHAIN_BYTES: u64 = 2048;
 /// A batch with a bound is over after so much time, whatever its chains are: one may have a
 /// thousand descriptors.
 pub const TURN: Duration = Duration::from_micros(100);

@@ -293,3 +293,29 @@ impl Client {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More of them than there are places for clients.
+    #[test]
+    fn a_command_that_panics_ends_its_client_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control.sock");
+        let handler = |command| match command {
+            Command::Stats => panic!("the mistake"),
+            _ => Ok(Value::Null),
+        };
+        let _server = ControlServer::start(&path, Arc::new(handler)).unwrap();
+        for _ in 0..=CLIENTS_MAX {
+            let mut dies = Client::connect(&path).unwrap();
+            assert!(dies.run(&Command::Stats).is_err());
+        }
+        let free = || {
+            let mut client = Client::connect(&path).unwrap();
+            client.run(&Command::resize("vm".into(), None, 512)).is_ok()
+        };
+        flowstone_testkit::wait_until("a client is served", free);
+    }
+}

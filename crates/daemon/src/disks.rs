@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::io::ErrorKind;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -14,6 +15,11 @@ use serde::Serialize;
 
 use crate::disk::Disk;
 use crate::real_path::real_path;
+
+/// The thread that does this has panicked.
+pub fn died(what: &str) -> Error {
+    Error::host(what, "its thread has panicked", "report this as a defect")
+}
 
 /// All disks, by their numbers: these are not used again.
 #[derive(Default)]
@@ -130,6 +136,16 @@ impl Disks {
         if table.end.is_none() {
             act();
         }
+    }
+
+    /// Opens the disk with this number and name. One that cannot be opened is given up, also if it
+    /// panics: the daemon's end waits for disks that start.
+    pub fn open(&self, number: u32, name: &str, open: impl FnOnce() -> Result<()>) -> Result<()> {
+        let opened = catch_unwind(AssertUnwindSafe(open));
+        opened.unwrap_or_else(|_| Err(died(&format!("disk {name}")))).inspect_err(|error| {
+            self.fail(Some(name.to_owned()), error);
+            self.give_up(number);
+        })
     }
 
     /// There is no disk with this number: it could not be opened, or has come too late.
@@ -292,6 +308,19 @@ mod tests {
         assert_eq!(number, hung - 1);
         disks.give_up(number);
         assert_eq!(disks.wait_for_most(Duration::ZERO), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_disk_whose_opening_panics_is_not_waited_for() {
+        let disks = Disks::default();
+        let number = disks.begin("dead".into());
+        let opened = disks.open(number, "dead", || {
+            assert!(!disks.begin_start(number), "the mistake");
+            Ok(())
+        });
+        assert!(opened.is_err() && disks.failed().len() == 1);
+        assert!(disks.stop().unwrap().is_empty());
+        disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
     }
 
     /// Its socket may lie on a file system that hangs: no lock is held meanwhile.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use flowstone_block::sync::atomic::{AtomicBool, Ordering};
-use flowstone_block::{NextLook, Reactor, mutant};
+use flowstone_block::{NextLook, Op, Reactor, mutant};
 use flowstone_frontend::vhost_user::{Start, Work as Asked};
 
 use crate::PollMode;
+use crate::batch::CHAIN_BYTES;
 use crate::counters::QueueCounters;
 use crate::halves::{Front, Return};
 use crate::histogram::add;
@@ -90,8 +91,9 @@ impl FrontTask {
         self.half.returns.slots() > 0 || first.is_some_and(|it| self.half.link.is_cleared(it.used))
     }
 
-    /// Takes what there is and hands it over. Returns how many chains there were.
-    fn hand_over(&mut self) -> usize {
+    /// Takes what there is, of about so many bytes, and hands it over. Returns how many chains there
+    /// were.
+    fn hand_over(&mut self, mut bytes_max: u64) -> usize {
         if let Some((_, start)) = self.half.avail.take_undone() {
             self.push(start);
             self.intake.close(false);
@@ -103,24 +105,35 @@ impl FrontTask {
         }
         let mut taken = 0;
         for _ in 0..available.min(HAND_OVER_MAX) {
-            if self.is_on_its_way(self.half.avail.next_head()) || !self.intake.goes_on() {
+            let is_spent = bytes_max == 0 && !mutant("daemon.front.takes-more-than-its-bytes");
+            if is_spent || self.is_on_its_way(self.half.avail.next_head()) || !self.intake.goes_on()
+            {
                 break;
             }
             let Some(start) = self.half.avail.take() else { break };
-            self.push(start);
+            bytes_max = bytes_max.saturating_sub(CHAIN_BYTES + self.push(start));
             taken += 1;
         }
         self.intake.close(self.half.avail.fault().is_some());
         taken
     }
 
-    fn push(&mut self, start: Start) {
-        match &start.work {
-            Asked::Submit(request) => self.intake.spend(request.op),
-            Asked::Ranges(parts) => parts.iter().for_each(|part| self.intake.spend(part.op)),
-            Asked::Answer(..) => self.intake.spend_answered(1),
-        }
+    /// Returns how many bytes it moves.
+    fn push(&mut self, start: Start) -> u64 {
+        let spend = |op: Op| {
+            self.intake.spend(op);
+            op.bytes()
+        };
+        let bytes = match &start.work {
+            Asked::Submit(request) => spend(request.op),
+            Asked::Ranges(parts) => parts.iter().map(|part| spend(part.op)).sum(),
+            Asked::Answer(..) => {
+                self.intake.spend_answered(1);
+                0
+            }
+        };
         assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
+        bytes
     }
 
     /// Whether a chain is done and offered again, while its marks are still being cleared. It can
@@ -170,7 +183,7 @@ impl QueueRun for FrontTask {
             return None;
         }
         let found = Instant::now();
-        if self.hand_over() == 0 {
+        if self.hand_over(bytes_max) == 0 {
             return None;
         }
         self.half.link.wake_back();

@@ -58,6 +58,30 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Asks on a thread, unless one is asking already; does not wait.
+    fn ask(self: &Arc<Self>, tell: impl FnOnce() -> Told + Send + 'static) {
+        let mut state = self.state();
+        if state.asked.is_some() && !mutant("daemon.probe.asks-beside-a-question") {
+            return;
+        }
+        state.asked = Some(Instant::now());
+        drop(state);
+        let question = Question(Arc::clone(self), None);
+        let ask = move || {
+            // As a whole: it is to end with this thread.
+            let mut question = question;
+            question.1 = Some(tell());
+        };
+        // Without a thread it is not asked; the question ends with what was to run.
+        let _ = Builder::new().name("stats".into()).stack_size(STACK_BYTES).spawn(ask);
+    }
+
+    /// Waits until no thread asks.
+    fn end(&self) {
+        let state = self.state();
+        drop(self.answered.wait_while(state, |state| state.asked.is_some()));
+    }
+
     fn answer(&self, told: Option<Told>) {
         let mut state = self.state();
         let asked = state.asked.take();
@@ -88,28 +112,9 @@ impl ImageProbe {
 
     /// Asks, unless a thread is asking already; does not wait.
     pub fn begin(&self) {
-        let mut state = self.shared.state();
-        if state.asked.is_some() && !mutant("daemon.probe.asks-beside-a-question") {
-            return;
-        }
-        state.asked = Some(Instant::now());
-        drop(state);
-        let (image, question) = (Arc::clone(&self.image), Question(self.shared.clone(), None));
-        let ask = move || {
-            // As a whole: it is to end with this thread.
-            let mut question = question;
-            question.1 = Some(Told { space: image.space().ok(), log: image.log_state() });
-            // First: who hears of the answer may let go of the disk.
-            drop(image);
-        };
-        // Without a thread it is not asked; the question ends with what was to run.
-        let _ = Builder::new().name("stats".into()).stack_size(STACK_BYTES).spawn(ask);
-    }
-
-    /// Waits until no thread of it has the image: its end is not to be left to one.
-    fn end(&self) {
-        let state = self.shared.state();
-        drop(self.shared.answered.wait_while(state, |state| state.asked.is_some()));
+        let image = Arc::clone(&self.image);
+        // The image goes before the answer: who hears of that may let go of the disk.
+        self.shared.ask(move || Told { space: image.space().ok(), log: image.log_state() });
     }
 
     /// After [`begin`](Self::begin): waits for the answer, until `deadline` at most; for an image
@@ -134,7 +139,21 @@ impl ImageProbe {
 }
 
 impl Drop for ImageProbe {
+    /// Its end is not to be left to a thread that asks.
     fn drop(&mut self) {
-        self.end();
+        self.shared.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_that_panics_when_it_is_asked_is_not_waited_for() {
+        let shared = Arc::<Shared>::default();
+        shared.ask(|| panic!("the mistake"));
+        shared.end();
+        assert!(shared.state().failed, "it has no answer");
     }
 }

@@ -54,6 +54,8 @@ mod spin;
 mod stack;
 mod vm_report;
 mod vms;
+#[cfg(test)]
+mod waits;
 
 pub use cache_config::{CacheConfig, CacheSize, PolicyKind};
 pub use config::{

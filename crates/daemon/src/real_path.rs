@@ -64,6 +64,16 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_look_at_a_path_that_panics_lets_the_next_one_look() {
+        let look = || {
+            let looks = Looks::begin();
+            assert!(looks.is_none(), "the mistake");
+        };
+        assert!(std::thread::spawn(look).join().is_err());
+        assert!(real_path(Path::new("/proc/self")).is_ok());
+    }
+
     /// Two commands at once: one was told that a file system does not answer, though all did.
     #[test]
     fn commands_that_come_together_find_their_paths() {

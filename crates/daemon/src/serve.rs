@@ -5,7 +5,6 @@
 
 use std::error::Error as _;
 use std::io::{self, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
@@ -25,7 +24,7 @@ use crate::class_report::LayoutReport;
 use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
-use crate::disks::Disks;
+use crate::disks::{Disks, died};
 use crate::memory_charge;
 use crate::numa_report::NumaReport;
 use crate::open_files;
@@ -113,10 +112,6 @@ fn start_control(path: &Path, daemon: &Arc<Daemon>) -> Result<ControlServer> {
     ControlServer::start(path, Arc::new(move |command| daemon.execute(command)))
 }
 
-fn died(what: &str) -> Error {
-    Error::host(what, "its thread has panicked", "report this as a defect")
-}
-
 impl Daemon {
     /// Opens the disks beside this thread: it has to hear signals meanwhile. Closes `signals` if
     /// none can be served.
@@ -195,11 +190,9 @@ impl Daemon {
     /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks
     /// may take long.
     fn try_to_open(&self, number: u32, config: DiskConfig, report: bool) -> Result<()> {
-        let (what, name) = (format!("disk {}", config.name), config.name.clone());
-        let opened = catch_unwind(AssertUnwindSafe(|| self.open_disk(number, config)));
-        opened.unwrap_or_else(|_| Err(died(&what))).map_err(name_the_limit).inspect_err(|error| {
-            self.disks.fail(Some(name.clone()), error);
-            self.disks.give_up(number);
+        let name = config.name.clone();
+        let open = || self.open_disk(number, config).map_err(name_the_limit);
+        self.disks.open(number, &name, open).inspect_err(|error| {
             if report {
                 error!(disk = name, "{error}");
             }

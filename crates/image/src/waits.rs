@@ -167,39 +167,23 @@ impl Wait {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
     use std::path::Path;
 
-    use super::*;
+    use flowstone_testkit::table::{assert_rows, assert_tests};
 
-    const DOCUMENT: &str = include_str!("../../../docs/durability.md");
-    const BEGIN: &str = "<!-- crates/image/src/waits.rs -->\n";
+    use super::*;
 
     /// The table of the document is that of the code.
     #[test]
     fn the_document_names_each_state_its_owner_and_its_test() {
-        let table = DOCUMENT.split_once(BEGIN).expect("the mark of the table").1;
-        let rows: Vec<&str> =
-            table.lines().skip(2).take_while(|line| line.starts_with('|')).collect();
-        let expected = Wait::ALL.map(Wait::row);
-        assert_eq!(rows, expected, "write to docs/durability.md:\n{}", expected.join("\n"));
-    }
-
-    fn sources(folder: &Path, text: &mut String) {
-        for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
-            match entry.file_type().unwrap().is_dir() {
-                true => sources(&entry.path(), text),
-                false => text.push_str(&fs::read_to_string(entry.path()).unwrap()),
-            }
-        }
+        let mark = "<!-- crates/image/src/waits.rs -->\n";
+        let document = include_str!("../../../docs/durability.md");
+        assert_rows(document, mark, &Wait::ALL.map(Wait::row));
     }
 
     #[test]
     fn each_state_names_tests_that_there_are() {
-        let mut text = String::new();
-        sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
-        for test in Wait::ALL.iter().flat_map(|wait| wait.shown_by()) {
-            assert!(text.contains(&format!("fn {test}(")), "there is no test {test}");
-        }
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        assert_tests(&[&folder], Wait::ALL.iter().flat_map(|wait| wait.shown_by()));
     }
 }

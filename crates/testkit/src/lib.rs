@@ -4,7 +4,7 @@
 //! backend over its socket, `load` a workload generator on top of both, `model` a reference disk to
 //! compare answers with, `process` starts and stops the program under test, `patience` waits for
 //! what others do, `page_cache` says what the host keeps of a file, `truth` says what the blocks of
-//! a file system hold, `fuse` is a host that can be stopped.
+//! a file system hold, `fuse` is a host that can be stopped, `table` compares documents with code.
 //!
 //! The kit knows the virtio and vhost-user specifications and nothing of Flowstone's own crates,
 //! so that a mistake made there cannot be repeated here unseen. It runs against any backend.
@@ -18,6 +18,7 @@ pub mod model;
 pub mod page_cache;
 pub mod patience;
 pub mod process;
+pub mod table;
 pub mod truth;
 pub mod virtio;
 

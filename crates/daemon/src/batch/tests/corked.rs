@@ -381,3 +381,17 @@ fn a_turn_takes_no_more_than_its_bytes_on_one_thread_and_on_two() {
         assert_eq!((before, guest.used()), (usize::from(CHAINS), CHAINS), "{is_split}");
     }
 }
+
+/// It took sixteen chains, whatever its disk had left of the pass.
+#[test]
+fn the_half_that_takes_requests_takes_no_more_than_the_bytes_of_its_turn() {
+    let (mut guest, queue) = FakeGuest::new(Asks::Read);
+    (0..CHAINS).for_each(|chain| guest.offer(chain));
+    let (log, leave): (Arc<Mutex<Log>>, Arc<AtomicBool>) = Default::default();
+    let mut run = run(queue, true, &leave, Corked::new(&log, Box::new(|_, _| {})));
+    for turn in 1..=usize::from(CHAINS) {
+        assert!(run.tasks[0].turn(512).is_some());
+        while run.tasks[1].turn(u64::MAX).is_some() {}
+        assert_eq!(log.lock().unwrap().submitted.len(), turn);
+    }
+}

@@ -220,6 +220,23 @@ fn a_queue_that_is_stopped_while_its_form_changes_stops() {
     assert!(running.lock().unwrap().iter().all(Option::is_none));
 }
 
+/// It has the queue's lock then, and the queue itself.
+#[test]
+fn a_queue_stops_when_the_thread_that_changes_its_form_panics() {
+    for takes in [false, true] {
+        let makes = Arc::new(Makes(Mutex::new([true].into())));
+        let (_guest, queue) = run(PollerChoice::PerQueue, Form::Fused, &makes);
+        let changeable = Arc::clone(&queue.0);
+        let change = move || {
+            let mut state = changeable.state();
+            let _taken = takes.then(|| std::mem::replace(&mut *state, State::Over(None)));
+            panic!("the mistake");
+        };
+        assert!(thread::spawn(change).join().is_err());
+        assert_eq!(queue.stop().is_none(), takes);
+    }
+}
+
 /// A disk whose next channels can be made, or cannot.
 struct Makes(Mutex<VecDeque<bool>>);
 

@@ -374,12 +374,13 @@ impl AvailHalf {
             let id = String::from_utf8_lossy(&self.parts.id);
             let disk = id.trim_end_matches('\0');
             let what = match fault {
+                // A reset keeps the mapping, and with it the pages that stand for what is lost.
                 QueueFault::MemoryLost => {
-                    "a guest's memory is lost (truncated, out of space, or bad)"
+                    "a guest's memory is lost (truncated, out of space, or bad); its queue is left alone until the monitor hands over memory anew"
                 }
-                _ => "a guest broke its queue",
+                _ => "a guest broke its queue; it is left alone until a reset",
             };
-            warn!(disk, ?fault, unsaid, "{what}; it is left alone until a reset");
+            warn!(disk, ?fault, unsaid, "{what}");
         }
         if let Some(file) = &self.parts.error {
             let _ = rustix::io::write(&**file, &1u64.to_ne_bytes());
