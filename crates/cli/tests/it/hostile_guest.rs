@@ -279,11 +279,6 @@ fn a_monitor_that_reads_no_answers_does_not_keep_the_daemon_from_stopping() {
     let mut stream = UnixStream::connect(place.path("disk.sock")).unwrap();
     stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
     while stream.write_all(&GET_FEATURES).is_ok() {}
-    // It is hung up on, and the next one served.
-    assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
-    let mut stream = UnixStream::connect(place.path("disk.sock")).unwrap();
-    stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
-    while stream.write_all(&GET_FEATURES).is_ok() {}
     stop(daemon);
 }
 
