@@ -176,7 +176,7 @@ fn accept(listener: &UnixListener, handler: &Arc<Handler>) {
             }
             let (client, handler) = (Arc::clone(&clients), Arc::clone(handler));
             let talk = move || {
-                converse(stream, &*handler);
+                converse(stream, &*handler, PATIENCE);
                 drop(client);
             };
             thread::Builder::new().name("control".into()).spawn(talk).map(drop)
@@ -205,9 +205,9 @@ fn answer(outcome: Result<Value>) -> String {
 }
 
 /// Neither end may keep the other waiting for ever.
-fn limit(stream: &UnixStream) -> io::Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))
+fn limit(stream: &UnixStream, patience: Duration) -> io::Result<()> {
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))
 }
 
 /// A stream whose reads all end by a deadline: a client that sends a byte now and then does not
@@ -228,15 +228,15 @@ impl Read for Until {
     }
 }
 
-fn converse(stream: UnixStream, handler: &Handler) {
-    let Ok(Ok(reader)) = limit(&stream).map(|()| stream.try_clone()) else {
+fn converse(stream: UnixStream, handler: &Handler, patience: Duration) {
+    let Ok(Ok(reader)) = limit(&stream, patience).map(|()| stream.try_clone()) else {
         return;
     };
     let mut reader = BufReader::new(Until { stream: reader, deadline: Instant::now() });
     let mut writer = stream;
     loop {
         let mut line = String::new();
-        reader.get_mut().deadline = Instant::now() + PATIENCE;
+        reader.get_mut().deadline = Instant::now() + patience;
         match (&mut reader).take(COMMAND_BYTES_MAX).read_line(&mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
@@ -264,10 +264,10 @@ impl Client {
     pub fn connect(path: &Path) -> Result<Self> {
         let name = format!("control socket {}", path.display());
         let stream = UnixStream::connect(path)
-            .and_then(|stream| limit(&stream).map(|()| stream))
+            .and_then(|stream| limit(&stream, PATIENCE).map(|()| stream))
             .map_err(|error| {
-            Error::invalid(name.clone(), error, "check the path, and that the daemon runs")
-        })?;
+                Error::invalid(name.clone(), error, "check the path, and that the daemon runs")
+            })?;
         Ok(Self { stream: BufReader::new(stream), name })
     }
 
@@ -296,7 +296,42 @@ impl Client {
 
 #[cfg(test)]
 mod tests {
+    use flowstone_testkit::{HANG, wait_until};
+
     use super::*;
+
+    /// A client whose thread answers nothing but errors.
+    fn client(patience: Duration) -> UnixStream {
+        let (client, served) = UnixStream::pair().unwrap();
+        thread::spawn(move || converse(served, &|_| unreachable!("no command"), patience));
+        client.set_read_timeout(Some(HANG)).unwrap();
+        client.set_write_timeout(Some(HANG)).unwrap();
+        client
+    }
+
+    #[test]
+    fn a_client_that_sends_a_byte_now_and_then_is_hung_up_on() {
+        let mut client = client(Duration::from_millis(100));
+        wait_until("it is hung up on", || {
+            thread::sleep(Duration::from_millis(5));
+            client.write_all(b"x").is_err()
+        });
+    }
+
+    #[test]
+    fn a_client_that_reads_no_answer_is_hung_up_on() {
+        let mut client = client(Duration::from_millis(100));
+        wait_until("it is hung up on", || client.write_all(b"x\n").is_err());
+    }
+
+    #[test]
+    fn a_command_that_does_not_end_is_answered_at_64_kib() {
+        let mut client = client(HANG);
+        client.write_all(&[b'x'; COMMAND_BYTES_MAX as usize]).unwrap();
+        let mut answer = String::new();
+        BufReader::new(client).read_line(&mut answer).unwrap();
+        assert!(answer.contains("send one JSON object per line"), "{answer}");
+    }
 
     /// More of them than there are places for clients.
     #[test]
@@ -316,6 +351,6 @@ mod tests {
             let mut client = Client::connect(&path).unwrap();
             client.run(&Command::resize("vm".into(), None, 512)).is_ok()
         };
-        flowstone_testkit::wait_until("a client is served", free);
+        wait_until("a client is served", free);
     }
 }

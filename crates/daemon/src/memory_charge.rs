@@ -10,13 +10,12 @@ use std::fs;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use flowstone_block::{LogBudget, format_size, mutant};
-use flowstone_frontend::vhost_user::{DeviceShared, Guest};
+use flowstone_frontend::vhost_user::{DeviceShared, Guest, expect_disks};
 use serde::Serialize;
 use tracing::warn;
 
 use crate::config::DiskConfig;
-use crate::resource_monitor::reading::{memory_limit, number_after};
-use crate::vms::guest_bytes_of;
+use crate::resource_monitor::reading::{host_memory, memory_limit, number_after};
 
 /// What `stats` says of the daemon's memory.
 #[derive(Debug, Serialize)]
@@ -45,8 +44,10 @@ impl MemoryReport {
     }
 }
 
-/// Warns if the memory that guests are configured to have is more than the daemon may.
-pub fn look_at(disks: &[DiskConfig]) {
+/// Keeps address space for the guest of each disk. Warns if the memory that guests are configured
+/// to have is more than the daemon may.
+pub fn prepare(disks: &[DiskConfig]) {
+    expect_disks(disks.len(), host_memory().unwrap_or(0));
     // Disks of one VM say the same, or nothing.
     let mut vms: Vec<_> =
         disks.iter().map(|disk| (disk.vm.name.clone(), disk.vm.memory_bytes)).collect();
@@ -58,8 +59,8 @@ pub fn look_at(disks: &[DiskConfig]) {
     }
 }
 
-/// The guest that uses a disk is served from now on with the memory that it has handed over. Warns if
-/// the guests that are connected have more than the daemon may.
+/// The guest that uses a disk is served from now on with the memory that it has handed over. Warns
+/// if the guests that are connected have more than the daemon may.
 pub fn guest_starts(disk: u32, device: &Arc<DeviceShared>) {
     static LIMIT: LazyLock<Option<u64>> = LazyLock::new(memory_limit);
     static GUESTS: Mutex<Guests> = Mutex::new(Guests { devices: BTreeMap::new(), said: 0 });
@@ -75,6 +76,18 @@ pub fn guest_starts(disk: u32, device: &Arc<DeviceShared>) {
     {
         warn!(unsaid, "{line}");
     }
+}
+
+/// The memory of all guests: of disks by their numbers, the processes that use them, and what these
+/// have handed over. A process may hand the same over for each of its disks.
+pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<u32>, u64)>) -> u64 {
+    let mut guests = BTreeMap::new();
+    for (number, pid, handed_over) in disks {
+        let alone = pid.is_none().then_some(number);
+        let bytes = guests.entry((pid, alone)).or_insert(0);
+        *bytes = handed_over.max(*bytes);
+    }
+    guests.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
 /// The disks that guests have used, and how much memory of all guests has been complained of.

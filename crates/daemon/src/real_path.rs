@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn a_look_at_a_path_that_panics_lets_the_next_one_look() {
         let look = || {
-            let looks = Looks::begin();
+            let looks = Looks::begin(HANG);
             assert!(looks.is_none(), "the mistake");
         };
         assert!(std::thread::spawn(look).join().is_err());

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result, SizeChange};
 use flowstone_fileio::FileOpener;
-use flowstone_frontend::vhost_user::expect_disks;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
@@ -32,7 +31,6 @@ use crate::pollers::Pollers;
 use crate::qos_report::GroupReport;
 use crate::report::Report;
 use crate::resource_monitor::ResourceMonitor;
-use crate::resource_monitor::reading::host_memory;
 use crate::stack::{Shared, Stack};
 
 /// How long monitors may take to let go of a daemon that stops.
@@ -56,8 +54,7 @@ struct Daemon {
 /// does not keep the others from being served; if none can be, that is an error.
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
-    memory_charge::look_at(&config.disks);
-    expect_disks(config.disks.len(), host_memory().unwrap_or(0));
+    memory_charge::prepare(&config.disks);
     let shared = Shared::new(opener, config.cache, &config.groups)?;
     run(config, shared).map_err(name_the_limit)
 }

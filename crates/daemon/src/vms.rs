@@ -16,6 +16,7 @@ use flowstone_cache::{VmSize, Vms};
 use self::process::Process;
 use crate::config::VmSpec;
 use crate::disk::Disk;
+use crate::memory_charge::guest_bytes_of;
 
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,20 +71,9 @@ pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
     disks.iter().filter_map(attach).collect()
 }
 
-/// The memory of the guests: a process may hand the same over for each of its disks.
+/// The memory of the guests.
 pub fn guest_bytes(attached: &[Attached]) -> u64 {
     guest_bytes_of(attached.iter().map(|disk| (disk.number, disk.pid, disk.memory_bytes)))
-}
-
-/// ... by numbers of disks, the processes that use them, and what these have handed over.
-pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<u32>, u64)>) -> u64 {
-    let mut guests = BTreeMap::new();
-    for (number, pid, handed_over) in disks {
-        let alone = pid.is_none().then_some(number);
-        let bytes = guests.entry((pid, alone)).or_insert(0);
-        *bytes = handed_over.max(*bytes);
-    }
-    guests.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }
 
 /// Their VMs.

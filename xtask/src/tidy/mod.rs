@@ -8,6 +8,7 @@ mod functions;
 mod host_calls;
 mod imports;
 mod lists;
+mod named_tests;
 mod safety;
 mod sizes;
 mod source;
@@ -33,6 +34,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         stages::check_dependencies(workspace)?,
         stages::check_wiring(&sources),
         documents::check(workspace)?,
+        named_tests::check(workspace, &sources)?,
     ];
     let complaints = complaints.concat();
     ensure!(complaints.is_empty(), "the tree is not tidy:\n{}", complaints.join("\n"));

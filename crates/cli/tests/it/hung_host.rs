@@ -163,7 +163,7 @@ fn a_host_that_stops_has_sixteen_threads_of_a_file() {
         }
         hung.notify(0).unwrap();
         let all = || threads(&daemon, "flowstone-sync");
-        // Those of the other files end when they have been idle. More of this one would come at once.
+        // Those of other files end when they have been idle; more of this one would come at once.
         wait_until("sixteen threads wait, and no more come", || {
             let is_so = all() == 16;
             std::thread::sleep(Duration::from_millis(100));

@@ -52,8 +52,8 @@ pub fn plan(queues: &[QueueLoad], nodes: &[Option<u32>], spread: Spread) -> Opti
     all.bring_home(queues).or_else(|| all.level(queues, spread))
 }
 
-/// A move for tests that want moves and have no load to ask for them: of any queue with something to
-/// do, to the next poller.
+/// A move for tests that want moves and have no load for them: of any queue with something to do,
+/// to the next poller.
 pub fn restless(queues: &[QueueLoad], pollers: usize) -> Option<Move> {
     let queue = queues.iter().position(|queue| queue.movable && queue.load > 0.0)?;
     (pollers > 1).then(|| Move { queue, to: (queues[queue].poller + 1) % pollers })
