@@ -96,8 +96,7 @@ fn a_queue_that_is_notified_for_nothing_is_heard_less_and_less() {
     }
 }
 
-/// A guest that notifies for nothing beside its requests: what the disk had done waited for up to 64
-/// ms.
+/// A guest notifies for nothing beside its requests: what the disk had done waited for 64 ms.
 #[test]
 fn what_the_disk_completes_is_shown_while_its_queue_is_not_heard() {
     let now = later();
