@@ -277,6 +277,10 @@ impl<C: Chains> QueueRun for DiskTask<C> {
         over.min(self.chains.next_look()).min(self.disk.channel.next_look())
     }
 
+    fn next_completion(&mut self) -> NextLook {
+        self.disk.channel.next_look()
+    }
+
     fn unpark(&mut self) -> bool {
         self.chains.unpark()
     }

@@ -91,8 +91,8 @@ impl FrontTask {
         self.half.returns.slots() > 0 || first.is_some_and(|it| self.half.link.is_cleared(it.used))
     }
 
-    /// Takes what there is, of about so many bytes, and hands it over. Returns how many chains there
-    /// were.
+    /// Takes what there is, of about so many bytes, and hands it over. Returns how many chains that
+    /// was.
     fn hand_over(&mut self, mut bytes_max: u64) -> usize {
         if let Some((_, start)) = self.half.avail.take_undone() {
             self.push(start);

@@ -86,6 +86,11 @@ pub trait QueueRun {
     /// When it has to be looked at again, as the last look before a sleep.
     fn next_look(&mut self) -> NextLook;
 
+    /// The same, of what its disk completes alone.
+    fn next_completion(&mut self) -> NextLook {
+        NextLook::OnWake
+    }
+
     /// Its thread is awake. Returns whether it has been notified.
     fn unpark(&mut self) -> bool;
 

@@ -25,8 +25,8 @@ const WAKE: Duration = Duration::from_micros(10);
 /// notification may come when its request has been taken already; then the next one brings
 /// something.
 const FOR_NOTHING_MAX: u32 = 16;
-/// After the first one more it gets no turns and is not heard for so long, then for twice as long,
-/// and so on.
+/// After the first one more it takes nothing and is not heard for so long, then for twice as long,
+/// and so on. What its disk completes is shown meanwhile.
 const DEAF_MIN: Duration = Duration::from_millis(1);
 const DEAF_DOUBLINGS_MAX: u32 = 6;
 /// Time between two looks at what the disk still has of a queue that has panicked. Its own word on
@@ -43,6 +43,8 @@ pub(super) struct Task {
     empty_turns: u32,
     /// Until when it gets no turns: its disk has used its CPU budget.
     pub rests: Option<Instant>,
+    /// Until when it takes nothing: it has been woken for nothing too often.
+    pub deaf: Option<Instant>,
     /// Until when nothing is looked for on its behalf.
     thrift: Instant,
     /// Whether a notification has ended a sleep, and nothing has been found since.
@@ -74,6 +76,7 @@ impl Task {
             ended,
             empty_turns,
             rests,
+            deaf: None,
             thrift,
             is_notified,
             for_nothing,
@@ -135,8 +138,22 @@ impl Task {
         rests
     }
 
+    /// Whether it has been woken for nothing too often. A queue that is to leave is heard.
+    fn is_deaf(&mut self) -> bool {
+        let is_deaf = |until| Instant::now() < until && self.queue.may_rest();
+        if !self.deaf.is_some_and(is_deaf) {
+            self.deaf = None;
+        }
+        self.deaf.is_some()
+    }
+
     /// A turn; see [`QueueRun::turn`].
     pub fn turn(&mut self, bytes_max: u64) -> Option<Work> {
+        let is_deaf = self.deaf.is_some() && self.is_deaf();
+        if is_deaf && mutant("daemon.task.completes-nothing-while-deaf") {
+            return None;
+        }
+        let bytes_max = if is_deaf { 0 } else { bytes_max };
         let work = self.guard(|queue| queue.turn(bytes_max)).flatten();
         match work {
             Some(Work { found, time }) => {
@@ -176,7 +193,8 @@ impl Task {
             self.woken_for_nothing(now);
         }
         // Nothing is taken from a ring while its disk rests.
-        !self.dead && !self.is_resting() && self.guard(|queue| queue.park()).unwrap_or(true)
+        let is_heard = !self.dead && !self.is_resting() && !self.is_deaf();
+        is_heard && self.guard(|queue| queue.park()).unwrap_or(true)
     }
 
     /// A guest may notify as often as it likes, and a descriptor may be readable for ever.
@@ -187,8 +205,7 @@ impl Task {
         self.for_nothing = self.for_nothing.saturating_add(1);
         self.charge(WAKE, now);
         if let Some(doublings) = self.for_nothing.checked_sub(FOR_NOTHING_MAX + 1) {
-            let until = now + DEAF_MIN * (1 << doublings.min(DEAF_DOUBLINGS_MAX));
-            self.rests = Some(self.rests.map_or(until, |rests| rests.max(until)));
+            self.deaf = Some(now + DEAF_MIN * (1 << doublings.min(DEAF_DOUBLINGS_MAX)));
         }
     }
 
@@ -198,15 +215,22 @@ impl Task {
             return NextLook::At(Instant::now() + DEAD_LOOK);
         }
         let look = self.guard(|queue| queue.next_look()).unwrap_or(NextLook::Now);
-        let Some(until) = self.rests else { return look };
-        // If the rest has ended meanwhile: it was not parked.
-        if self.is_resting() { NextLook::At(until) } else { NextLook::Now }
+        // If a rest has ended meanwhile: it was not parked.
+        match (self.rests, self.deaf) {
+            (None, None) => look,
+            (Some(until), _) if self.is_resting() => NextLook::At(until),
+            (_, Some(until)) if self.is_deaf() => {
+                let completion = self.guard(|queue| queue.next_completion());
+                NextLook::At(until).min(completion.unwrap_or(NextLook::Now))
+            }
+            _ => NextLook::Now,
+        }
     }
 
     /// Its thread is awake. A notification that comes while it rests is not taken: no other one
     /// ends a sleep before.
     pub fn unpark(&mut self) {
-        if !self.dead && self.rests.is_none() && self.queue.unpark() {
+        if !self.dead && self.rests.is_none() && self.deaf.is_none() && self.queue.unpark() {
             (self.empty_turns, self.is_notified) = (0, true);
         }
     }

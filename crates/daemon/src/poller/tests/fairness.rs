@@ -73,7 +73,7 @@ fn sleeps(task: &mut Task, at_most: u32, now: Instant) -> u32 {
         task.unpark();
         task.turn(u64::MAX);
         task.park(now);
-        task.rests.is_none()
+        task.rests.is_none() && task.deaf.is_none()
     };
     (0..at_most).take_while(sleep).count() as u32
 }
@@ -90,10 +90,21 @@ fn a_queue_that_is_notified_for_nothing_is_heard_less_and_less() {
     let mut task = notified(|_| false, None, now);
     assert_eq!(sleeps(&mut task, 1000, now), 16);
     for ms in [1, 2, 4, 8, 16, 32, 64, 64] {
-        assert_eq!(task.rests, Some(now + Duration::from_millis(ms)));
-        task.rests = None;
+        assert_eq!(task.deaf, Some(now + Duration::from_millis(ms)));
+        task.deaf = None;
         assert_eq!(sleeps(&mut task, 1000, now), 0);
     }
+}
+
+/// A guest notifies for nothing beside its requests: what the disk had done waited for 64 ms.
+#[test]
+fn what_the_disk_completes_is_shown_while_its_queue_is_not_heard() {
+    let now = later();
+    let mut task = notified(|_| false, None, now);
+    assert_eq!(sleeps(&mut task, 1000, now), 16);
+    assert!(task.has_turns() && task.turn(u64::MAX).is_some(), "it takes nothing and completes");
+    assert!(matches!(task.next_look(), NextLook::At(at) if at == now));
+    assert_eq!(task.deaf, Some(now + Duration::from_millis(1)));
 }
 
 /// A notification for a request that has been taken already is no fault of the driver.
@@ -122,10 +133,10 @@ struct Notified {
 }
 
 impl QueueRun for Notified {
-    fn turn(&mut self, _bytes_max: u64) -> Option<Work> {
+    fn turn(&mut self, bytes_max: u64) -> Option<Work> {
         self.turns += 1;
         let work = Work { found: self.at, time: Duration::ZERO };
-        (self.finds)(self.turns).then_some(work)
+        (bytes_max == 0 || (self.finds)(self.turns)).then_some(work)
     }
 
     fn is_leaving(&self) -> bool {
@@ -148,6 +159,10 @@ impl QueueRun for Notified {
 
     fn next_look(&mut self) -> NextLook {
         NextLook::OnWake
+    }
+
+    fn next_completion(&mut self) -> NextLook {
+        NextLook::At(self.at)
     }
 
     fn unpark(&mut self) -> bool {
