@@ -175,7 +175,7 @@ impl Folder {
     /// Writes the first half of what a request asks for.
     pub fn write_half(&mut self, message: &Message) -> Result<Answer, i32> {
         // Disks write whole sectors.
-        let bytes = message.u32(16) / 2 & !511;
+        let bytes = (message.u32(16) / 2) & !511;
         self.write_first(message, bytes).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
