@@ -5,6 +5,8 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use flowstone_testkit::wait_for;
+
 use crate::fixture::{Place, stop};
 
 /// A user who owns nothing here.
@@ -237,7 +239,7 @@ fn refused_a_socket_in_use(place: &Place) {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .unwrap();
-    let status = flowstone_testkit::wait_for("it ends", || child.try_wait().unwrap().ok_or(()));
+    let status = wait_for("it ends", || child.try_wait().unwrap().ok_or(()));
     let output = child.wait_with_output().unwrap();
     let errors = String::from_utf8(output.stderr).unwrap();
     assert_eq!(status.code(), Some(1), "{errors}");
@@ -272,8 +274,10 @@ fn a_live_socket_is_not_replaced_whatever_its_type_and_however_busy() {
         }
         refused_a_socket_in_use(&place);
         drop(live);
-        // Now it is stale, whatever it was.
-        let daemon = place.serve_on("s.sock", &["--backend", "null:1M"]);
+        // Now it is stale, whatever it was; but a process that another test has just forked has it
+        // for a moment more.
+        let daemon =
+            wait_for("it is replaced", || place.serve_on("s.sock", &["--backend", "null:1M"]));
         stop(daemon);
         assert!(!place.path("s.sock").exists());
     }

@@ -84,13 +84,12 @@ impl Place {
             .args(args.iter().map(|arg| self.absolute(arg)))
     }
 
-    /// Starts `flowstone serve` on another socket, without a control socket.
-    pub fn serve_on(&self, socket: &str, args: &[&str]) -> Daemon {
+    /// Starts `flowstone serve` on another socket, without a control socket, if it will.
+    pub fn serve_on(&self, socket: &str, args: &[&str]) -> flowstone_testkit::Result<Daemon> {
         DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
             .args(["serve", "--socket", &self.text(socket)])
             .args(args.iter().map(|arg| self.absolute(arg)))
             .spawn()
-            .unwrap()
     }
 
     /// The name of a file in the folder as its path; everything else as it is.

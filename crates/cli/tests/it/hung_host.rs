@@ -7,7 +7,9 @@ use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::time::Duration;
 
 use flowstone_testkit::fuse::FuseHost;
-use flowstone_testkit::{Client, ClientOptions, Daemon, HANG, Request, Status, wait_until};
+use flowstone_testkit::{
+    Client, ClientOptions, Daemon, HANG, Request, Status, wait_for, wait_until,
+};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -64,15 +66,6 @@ impl Hosts {
     }
 }
 
-/// A test that fails must end: a daemon that waits for its host cannot be killed.
-struct Releases<'host>(&'host FuseHost);
-
-impl Drop for Releases<'_> {
-    fn drop(&mut self) {
-        self.0.release();
-    }
-}
-
 fn disk<'a>(stats: &'a Value, name: &str) -> &'a Value {
     stats["disks"].as_array().unwrap().iter().find(|disk| disk["name"] == name).unwrap()
 }
@@ -117,7 +110,6 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
     let data = pattern(1 << 20, 3);
     assert_eq!(hung.write(0, &data).unwrap(), Status::Ok);
     assert_eq!(hung.flush().unwrap(), Status::Ok);
-    let released = Releases(&hosts.fake);
     // The image is known to the report.
     wait_until("stats", || disk(&hosts.place.stats(), "hung")["stale_s"].is_null());
     hosts.fake.stop();
@@ -134,7 +126,7 @@ fn one_host_stops(format: &str, head: &str, of_disk: &str) {
     });
     assert!(daemon.try_wait().unwrap().is_none(), "nothing was hanging");
     assert!(!hosts.fake.held().is_empty(), "it has been answered");
-    drop(released);
+    hosts.fake.release();
     assert!(daemon.wait(HANG).unwrap().success(), "{}", daemon.stderr());
     // What the guest has been told is there, and what was on its way has been carried out.
     let image = hosts.place.text(&format!("at/hung.{format}"));
@@ -156,7 +148,6 @@ fn a_host_that_stops_has_sixteen_threads_of_a_file() {
         let options = ClientOptions::new(hosts.place.path("hung.sock"));
         let options = ClientOptions { slots: 64, slot_bytes: 4096, ..options };
         let mut hung = Client::connect(options).unwrap();
-        let released = Releases(&hosts.fake);
         hosts.fake.stop();
         for number in 0..64 {
             hung.submit(0, &Request::read(number * 8, 4096)).unwrap();
@@ -169,7 +160,7 @@ fn a_host_that_stops_has_sixteen_threads_of_a_file() {
             std::thread::sleep(Duration::from_millis(100));
             is_so && all() == 16
         });
-        drop(released);
+        hosts.fake.release();
         assert!(hung.drain(0).unwrap().iter().all(|done| done.status == Status::Ok));
         drop(hung);
         crate::fixture::stop(daemon);
@@ -181,7 +172,6 @@ fn a_host_that_stops_has_sixteen_threads_of_a_file() {
 fn a_path_that_hangs_in_a_command_keeps_one_thread() {
     let Some(hosts) = Hosts::new() else { return };
     let daemon = hosts.serve("raw", "", "");
-    let released = Releases(&hosts.fake);
     hosts.fake.stop();
     // As a program asks: the command line looks at the path itself.
     let path = hosts.place.text("at/none.raw");
@@ -195,7 +185,7 @@ fn a_path_that_hangs_in_a_command_keeps_one_thread() {
     }
     wait_until("one thread looks", || threads(&daemon, "path") == 1);
     assert!(hosts.set("well"));
-    drop(released);
+    hosts.fake.release();
     crate::fixture::stop(daemon);
 }
 
@@ -207,20 +197,20 @@ fn a_host_that_hangs_in_open_keeps_the_daemon_from_being_ready_for_a_while_only(
     notify.set_read_timeout(Some(HANG)).unwrap();
     let file = hosts.configure("raw", "", "");
     hosts.fake.stop();
-    let released = Releases(&hosts.fake);
     let mut daemon = serve_command(&file, 2)
         .env("NOTIFY_SOCKET", hosts.place.path("notify.sock"))
         .spawn()
         .unwrap();
     let mut said = [0; 64];
-    let bytes = notify.recv(&mut said).expect("the daemon says that it is ready");
+    // A signal to this process interrupts it.
+    let bytes = wait_for("the daemon says that it is ready", || notify.recv(&mut said));
     assert_eq!(&said[..bytes], b"READY=1\n");
     assert!(!hosts.fake.held().is_empty(), "nothing was hanging");
     daemon.wait_stderr("still being opened; the others are served disks=\"hung\"", HANG).unwrap();
     assert_eq!(hosts.place.stats()["opening"], serde_json::json!(["hung"]));
     assert_eq!(hosts.connect("well").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
     // It comes when its host does.
-    drop(released);
+    hosts.fake.release();
     daemon.wait_stdout("hung.sock", HANG).unwrap();
     assert_eq!(hosts.connect("hung").write(0, &pattern(4096, 1)).unwrap(), Status::Ok);
     crate::fixture::stop(daemon);

@@ -13,16 +13,22 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use crate::skip;
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use crate::{HANG, skip};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use self::failures::Failures;
 use self::folder::Folder;
 pub use self::wire::Call;
 use self::wire::{Answer, HEAD_BYTES, Message, WRITE_BYTES_MAX};
+
+/// No process ends that waits for a host which has stopped, and no test that waits for the process:
+/// a test that fails meanwhile would never say so.
+const STOP_MAX: Duration = HANG.saturating_mul(2);
+/// How often the host looks whether it has stopped for that long.
+const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
 /// A folder on the fake host. Unmounted when dropped; what waits there then fails.
 pub struct FuseHost {
@@ -34,7 +40,7 @@ pub struct FuseHost {
 
 #[derive(Default)]
 struct State {
-    stopped: bool,
+    stopped: Option<Instant>,
     ends: bool,
     /// Time that each answer takes.
     delay: Duration,
@@ -87,14 +93,14 @@ impl FuseHost {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Answers nothing from now on.
+    /// Answers nothing from now on, for [`STOP_MAX`] at most.
     pub fn stop(&self) {
-        self.change(|state| state.stopped = true);
+        self.change(|state| state.stopped = Some(Instant::now()));
     }
 
     /// Answers what has waited, and goes on.
     pub fn release(&self) {
-        self.change(|state| state.stopped = false);
+        self.change(|state| state.stopped = None);
     }
 
     /// Takes this time for each answer from now on.
@@ -111,7 +117,7 @@ impl FuseHost {
     /// Has no trouble from now on.
     pub fn recover(&self) {
         self.change(|state| {
-            (state.stopped, state.delay, state.failures) = (false, Duration::ZERO, None);
+            (state.stopped, state.delay, state.failures) = (None, Duration::ZERO, None);
         });
     }
 
@@ -152,7 +158,7 @@ impl Server {
                 PollFd::from_borrowed_fd(self.device.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
             ];
-            let _ = poll(fds, None);
+            let _ = poll(fds, Some(&LOOK));
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
             loop {
                 match self.device.read(&mut buffer) {
@@ -181,7 +187,7 @@ impl Server {
         }
         let mut state = self.lock();
         // Nothing is asked before the first answer.
-        if state.stopped && message.call != Call::Init {
+        if state.stopped.is_some() && message.call != Call::Init {
             return state.held.push(message);
         }
         drop(state);
@@ -194,7 +200,9 @@ impl Server {
         if state.ends {
             return false;
         }
-        let held = if state.stopped { Vec::new() } else { std::mem::take(&mut state.held) };
+        state.stopped = state.stopped.filter(|since| since.elapsed() < STOP_MAX);
+        let is_stopped = state.stopped.is_some();
+        let held = if is_stopped { Vec::new() } else { std::mem::take(&mut state.held) };
         drop(state);
         held.iter().for_each(|message| self.answer(message));
         true
