@@ -79,12 +79,13 @@ impl Drop for Guarded {
 /// Whether what has just been read from `pieces` is what is there: none of them lies in memory that
 /// is broken. Costs next to nothing while no memory is.
 #[inline]
-pub fn is_whole<'list>(pieces: impl IntoIterator<Item = &'list IoVec>) -> bool {
+pub fn is_whole<'list, List>(pieces: List) -> bool
+where
+    List: IntoIterator<Item = &'list IoVec> + Clone,
+{
     // What was read before was read before the count is.
     fence(Ordering::Acquire);
-    !is_any_broken()
-        || mutant("block.guarded.believes-what-was-lost")
-        || pieces.into_iter().all(|piece| !lies_in_broken(piece))
+    !is_any_broken() || mutant("block.guarded.believes-what-was-lost") || !lies_in_broken(pieces)
 }
 
 /// Whether any registered memory is broken.
@@ -93,14 +94,21 @@ pub fn is_any_broken() -> bool {
     BROKEN.load(Ordering::Acquire) > 0
 }
 
+/// Whether one of them does. Looks at each range once, whatever the pieces are: those of one guest
+/// may be hundreds, and all others ask as long as one of them is broken.
 #[cold]
-fn lies_in_broken(piece: &IoVec) -> bool {
-    let start = piece.address() as usize;
-    let touches = |entry: &&Entry| {
-        let (from, to, _) = entry.range().unwrap_or_default();
-        from < start + piece.bytes() && start < to && entry.broken.load(Ordering::Acquire)
-    };
-    entries().any(|entry| touches(&entry))
+fn lies_in_broken<'list>(pieces: impl IntoIterator<Item = &'list IoVec> + Clone) -> bool {
+    let bounds =
+        |piece: &IoVec| (piece.address() as usize, piece.address() as usize + piece.bytes());
+    let all = pieces.clone().into_iter().map(bounds);
+    let (first, last) = all.fold((usize::MAX, 0), |all, it| (all.0.min(it.0), all.1.max(it.1)));
+    entries().any(|entry| {
+        entry.broken.load(Ordering::Acquire)
+            && entry.range().is_some_and(|(from, to, _)| {
+                let touches = |(start, end)| from < end && start < to;
+                touches((first, last)) && pieces.clone().into_iter().map(bounds).any(touches)
+            })
+    })
 }
 
 fn idle() -> MutexGuard<'static, Vec<&'static Entry>> {

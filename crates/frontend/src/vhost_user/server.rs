@@ -1,16 +1,16 @@
 //! The unix socket of a disk: one monitor at a time, and the next one after it has gone.
 
-use std::io::IoSliceMut;
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Result};
-use rustix::event::{PollFd, PollFlags, poll};
+use flowstone_block::{Errno, Result, mutant};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use tracing::{debug, info, warn};
 use vhost::vhost_user::BackendReqHandler;
@@ -20,7 +20,8 @@ use super::peer::peer_pid;
 use super::shared::DeviceShared;
 use crate::{BoundSocket, SocketAccess, bind_socket};
 
-/// A monitor that does not read our answers is dropped after this.
+/// A monitor that does not read our answers is dropped after this. It is waited for before each
+/// message: crate `vhost` tries for ever to send an answer, whatever the socket's own timeout is.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
@@ -31,6 +32,7 @@ pub struct Server {
     device: Arc<Mutex<Device>>,
     shared: Arc<DeviceShared>,
     connection: HangUp,
+    answer_timeout: Duration,
 }
 
 /// The connection that is being served, so that another thread can end it.
@@ -62,7 +64,8 @@ impl Server {
         let socket = bind_socket("socket", path, access)?;
         let shared = Arc::clone(&options.shared);
         let device = Arc::new(Mutex::new(Device::new(options, runner)));
-        Ok(Self { socket, device, shared, connection: HangUp::default() })
+        let (connection, answer_timeout) = (HangUp::default(), ANSWER_TIMEOUT);
+        Ok(Self { socket, device, shared, connection, answer_timeout })
     }
 
     /// A way to end the conversation from another thread.
@@ -115,7 +118,6 @@ impl Server {
         stream: UnixStream,
         stop: &OwnedFd,
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
-        stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
         let watch = stream.try_clone()?;
         self.shared.set_monitor_pid(peer_pid(&stream));
         *self.connection.lock() = Some(stream.try_clone()?);
@@ -141,6 +143,11 @@ impl Server {
     ) -> vhost::vhost_user::Result<()> {
         use vhost::vhost_user::Error::{Disconnected, InvalidOperation};
         while wait_for(watch.as_fd(), stop) {
+            match wait_for_room(watch.as_fd(), stop, self.answer_timeout) {
+                Room::Free => {}
+                Room::Stops => break,
+                Room::None => return Err(reads_no_answers()),
+            }
             if let Some(channel) = peek_backend_channel(watch.as_fd()) {
                 self.device().set_monitor(channel);
             }
@@ -180,6 +187,41 @@ fn limit_of_descriptors() -> Box<dyn std::error::Error> {
     .into()
 }
 
+fn reads_no_answers() -> vhost::vhost_user::Error {
+    let why = "it has not read our answers for too long";
+    vhost::vhost_user::Error::SocketBroken(io::Error::new(io::ErrorKind::TimedOut, why))
+}
+
+/// Whether a monitor's socket takes an answer.
+enum Room {
+    Free,
+    None,
+    /// The daemon does.
+    Stops,
+}
+
+/// Waits for room in the socket, for `patience` at most. The kernel says that there is some when
+/// three quarters are free, far more than any answer takes.
+fn wait_for_room(fd: BorrowedFd<'_>, stop: &OwnedFd, patience: Duration) -> Room {
+    if mutant("frontend.server.answers-without-room") {
+        return Room::Free;
+    }
+    let deadline = Instant::now() + patience;
+    let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT), PollFd::new(stop, PollFlags::IN)];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let polled = poll(&mut fds, Timespec::try_from(left).ok().as_ref());
+        if fds[1].revents().contains(PollFlags::IN) {
+            return Room::Stops;
+        }
+        match polled {
+            Ok(1..) => return Room::Free,
+            _ if left.is_zero() => return Room::None,
+            _ => {}
+        }
+    }
+}
+
 /// Waits until `fd` is readable; `false` if `stop` is.
 fn wait_for(fd: BorrowedFd<'_>, stop: &OwnedFd) -> bool {
     let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::IN), PollFd::new(stop, PollFlags::IN)];
@@ -215,3 +257,6 @@ fn peek_backend_channel(socket: BorrowedFd<'_>) -> Option<UnixStream> {
         _ => None,
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,76 @@
+use std::io::{Read, Write};
+
+use flowstone_block::{Channel, Geometry, Layer, QueueContext, SectorCount};
+use flowstone_testkit::{HANG, wait_until};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::super::queue::VirtQueue;
+use super::*;
+
+/// A disk that no queue uses.
+struct Unused;
+
+impl Layer for Unused {
+    fn geometry(&self) -> Geometry {
+        Geometry::with_capacity(SectorCount::new(8))
+    }
+
+    fn channel(&self, _context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        unreachable!("no queue starts")
+    }
+}
+
+impl QueueRunner for Unused {
+    fn start(&mut self, _index: usize, _queue: VirtQueue) -> io::Result<()> {
+        unreachable!("no queue starts")
+    }
+
+    fn begin_stop(&mut self, _index: usize) {}
+
+    fn stop(&mut self, _index: usize) -> Option<u16> {
+        None
+    }
+}
+
+/// Ends a server, also if the test fails.
+struct Ends<'server>(&'server OwnedFd);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(self.0, &1u64.to_ne_bytes());
+    }
+}
+
+const GET_FEATURES: [u8; 12] = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+
+/// It was to be hung up on after ten seconds, and never was: the next monitor of its disk waited
+/// for ever.
+#[test]
+fn a_monitor_that_reads_no_answers_is_hung_up_on_and_the_next_one_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("disk.sock");
+    let shared = Arc::new(DeviceShared::new(SectorCount::new(8)));
+    let options = DeviceOptions { layer: Arc::new(Unused), shared, queues_max: 1, id: "it".into() };
+    let bound = Server::bind(&path, SocketAccess::default(), options, Box::new(Unused));
+    let mut server = bound.unwrap();
+    server.answer_timeout = Duration::from_millis(100);
+    let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| server.run(&stop));
+        let _ends = Ends(&stop);
+        let mut deaf = UnixStream::connect(&path).unwrap();
+        deaf.set_nonblocking(true).unwrap();
+        wait_until("it is hung up on", || {
+            let sent = deaf.write(&GET_FEATURES).map_err(|error| error.kind());
+            matches!(sent, Err(kind) if kind != io::ErrorKind::WouldBlock)
+        });
+        let mut next = UnixStream::connect(&path).unwrap();
+        next.set_read_timeout(Some(HANG)).unwrap();
+        let mut answer = [0; 20];
+        // More of them than a socket holds: one that reads is not hung up on.
+        for _ in 0..5000 {
+            next.write_all(&GET_FEATURES).unwrap();
+            next.read_exact(&mut answer).unwrap();
+        }
+    });
+}
