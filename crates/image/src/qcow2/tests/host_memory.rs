@@ -28,7 +28,7 @@ fn killed(host: &Host, change: impl FnOnce(&mut [u8])) -> SimDisk {
 
 fn flip(redo: &mut [u8], index: usize) {
     let before = word(redo, index);
-    set_word(redo, index, before ^ 1 << 7);
+    set_word(redo, index, before ^ (1 << 7));
 }
 
 /// It is used by readers, checks and the next two daemons, and nothing of it remains.
