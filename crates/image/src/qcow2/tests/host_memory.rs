@@ -7,7 +7,7 @@ use flowstone_block::Op;
 use flowstone_sim::{Fate, SimDisk};
 
 use super::super::redo::HOST_FAILS_TO_SYNC;
-use super::fixture::{Guest, assert_clean, contents, extent, new_disk, number};
+use super::fixture::{Guest, checked, contents, extent, new_disk, number};
 use super::host::{Host, before_a_restart, set_word, word};
 
 const SECTORS: u64 = 1500;
@@ -47,7 +47,8 @@ fn assert_is_used(host: &Host, disk: &SimDisk) {
     let found = contents(&image);
     assert_eq!((found[0], found[8 * 512]), (7, 8));
     drop(image);
-    assert_clean(&disk);
+    // A commit that the kill has met may leave leaks.
+    assert_eq!(checked(&disk, true).errors, Vec::<String>::new());
     assert_eq!((host.redos(), host.lives()), (vec![], vec![]));
 }
 
@@ -154,7 +155,7 @@ fn changes_since_the_last_commit_survive_a_kill_where_a_server_keeps_the_image()
     let disk = host.bring_back(killed);
     let found = contents(&host.open(&disk));
     assert_eq!((found[0], found[80 * 512]), (9, 9));
-    assert_clean(&disk);
+    assert_eq!(checked(&disk, true).errors, Vec::<String>::new());
 }
 
 #[test]
@@ -220,5 +221,5 @@ fn an_image_whose_redo_file_is_made_shorter_goes_on_without() {
     drop((guest, image));
     let found = contents(&host.open(&killed));
     assert_eq!((found[0], found[80 * 512]), (7, 8));
-    assert_clean(&disk);
+    assert_eq!(checked(&disk, true).errors, Vec::<String>::new());
 }
