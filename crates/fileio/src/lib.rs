@@ -29,6 +29,7 @@ mod zeroes;
 
 pub use blocking_file::BlockingFile;
 pub use engine::{Engine, EngineChoice};
+pub use file_system::may_ask_a_server;
 pub use host_file::HostFile;
 pub use open::{
     Access, DirectChoice, FileOpener, FileWrapper, LockPatience, OpenOptions, create_sparse,

@@ -24,7 +24,7 @@ pub fn check(
         Format::Qcow2 => {
             let memory = match crate::create::is_block_device(path) {
                 true => qcow2::Memory::None,
-                false => qcow2::Memory::Beside(path),
+                false => qcow2::Memory::Beside(qcow2::Place::of(path)),
             };
             qcow2::check(&path.display().to_string(), &*file, memory, options, progress)
         }

@@ -293,7 +293,7 @@ fn remember<'a>(path: &'a Path, file: &dyn FileIo, access: Access) -> qcow2::Mem
         return qcow2::Memory::None;
     }
     if !is_block_device(path) {
-        return qcow2::Memory::Beside(path);
+        return qcow2::Memory::Beside(qcow2::Place::of(path));
     }
     if access == Access::Write {
         warn!(

@@ -3,9 +3,11 @@
 //! Neither of the two numbers that tell boots apart does so alone. Containers may have a boot
 //! number of their own, another one at each start, although the host stays up (systemd-nspawn,
 //! LXC); and the time at which the host was started moves when its clock is set. So the boot is the
-//! same if either of them is. It has ended if this host was started after the last sign of life in
-//! the file. All else, such as another host that shares the storage, is not sure, and decided by
-//! the operator.
+//! same if either of them is. A clock without a battery begins at the same time at each boot,
+//! though: where the daemon left a file in the memory of the host ([`redo`](super::redo)), and that
+//! is missed, the time alone proves nothing. The boot has ended if this host was started after the
+//! last sign of life in the file. All else, such as another host that shares the storage, is not
+//! sure, and decided by the operator.
 
 use std::io;
 
@@ -41,6 +43,8 @@ pub struct Witness {
     pub started_ms: Option<i64>,
     /// When it was last written.
     pub alive_ms: i64,
+    /// What was left in the memory of the host is not there.
+    pub is_missed: bool,
 }
 
 /// What has become of the boot in which a redo file was written.
@@ -82,8 +86,13 @@ impl Boot {
             && !mutant("qcow2.redo.believes-the-boot-number-alone");
         let same_number = self.number == written.number
             && !mutant("qcow2.redo.believes-the-time-of-the-start-alone");
-        if same_number || same_start {
+        let believes_start =
+            !written.is_missed || mutant("qcow2.redo.believes-a-start-that-may-be-another");
+        if same_number || same_start && believes_start {
             return Since::SameBoot;
+        }
+        if same_start {
+            return Since::Unsure;
         }
         let later =
             started_ms > written.alive_ms || mutant("qcow2.redo.takes-another-boot-for-a-restart");
@@ -135,6 +144,7 @@ mod tests {
         host: Some(3),
         started_ms: Some(START_MS),
         alive_ms: START_MS + 9 * HOUR_MS,
+        is_missed: false,
     };
 
     #[test]
@@ -189,6 +199,17 @@ mod tests {
     fn a_host_whose_clock_stands_before_the_last_sign_of_life_is_not_in_the_same_boot() {
         let cut = Witness { number: 8, alive_ms: HERE.clocks.now_ms + HOUR_MS, ..WRITTEN };
         assert_eq!(HERE.since(&cut), Since::Unsure);
+    }
+
+    /// It was up longer than in the boot before, whose clock had begun at the same moment: after a
+    /// power cut its records were believed.
+    #[test]
+    fn the_same_start_alone_is_not_sure_where_the_memory_of_the_host_has_nothing() {
+        let cut = Witness { number: 8, is_missed: true, ..WRITTEN };
+        assert_eq!(HERE.since(&cut), Since::Unsure);
+        assert_eq!(HERE.since(&Witness { number: 7, ..cut }), Since::SameBoot);
+        let before = Witness { started_ms: Some(0), alive_ms: START_MS - 1, ..cut };
+        assert_eq!(HERE.since(&before), Since::Restarted);
     }
 
     #[test]

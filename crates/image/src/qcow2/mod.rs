@@ -49,4 +49,4 @@ pub use disk::Qcow2Image;
 pub(crate) use header_io::read_header;
 pub use inspect::Qcow2Info;
 pub(crate) use inspect::inspect;
-pub(crate) use redo::Memory;
+pub(crate) use redo::{Memory, Place};

@@ -14,7 +14,7 @@ use super::header::Header;
 use super::header_io::{read_header, write_autoclear};
 use super::looks::{Length, Looked, look_through};
 use super::maintenance::{Knowledge, Maintenance};
-use super::redo::{Left, Lost, Memory, Redo, recall};
+use super::redo::{Left, Lost, Memory, Place, Redo, recall};
 use super::replay;
 use super::slow_path::{SlowPath, SlowPathWorker};
 use super::survey::{Survey, SurveyError};
@@ -148,15 +148,15 @@ fn remember(
 ) -> std::result::Result<Option<Redo>, Refusal> {
     let redo = match (memory, left) {
         (Memory::None, _) => None,
-        (Memory::Beside(image), Left::Changes(found, _)) => {
-            Some(Redo::resume(image, &found).map_err(Refusal::Lost)?)
+        (Memory::Beside(place), Left::Changes(found, _)) => {
+            Some(Redo::resume(place, found).map_err(Refusal::Lost)?)
         }
-        (Memory::Beside(image), left) => {
+        (Memory::Beside(place), left) => {
             // Void before there is another redo file that it does not belong to.
             header.autoclear = 0;
             write_autoclear(file, header)?;
             left.remove();
-            begin(image, header.shape.version)
+            begin(place, header.shape.version)
         }
     };
     header.autoclear = redo.as_ref().map_or(0, |redo| redo.mark().bits());
@@ -164,15 +164,15 @@ fn remember(
 }
 
 /// A redo file for a new session, if there can be one.
-fn begin(image: &Path, version: u32) -> Option<Redo> {
+fn begin(place: Place<'_>, version: u32) -> Option<Redo> {
     const FORGETS: &str = "if the daemon is killed, it forgets writes that were not flushed";
-    let name = image.display();
+    let name = place.image.display();
     if version < 3 {
         warn!("{name}: version 2 of qcow2: {FORGETS}");
         return None;
     }
-    let begun = Redo::begin(image).inspect_err(|error| {
-        warn!("{name}: cannot write beside the image: {error}; {FORGETS}");
+    let begun = Redo::begin(place).inspect_err(|error| {
+        warn!("{name}: cannot keep a redo file: {error}; {FORGETS}");
     });
     begun.ok()
 }

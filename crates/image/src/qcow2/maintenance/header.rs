@@ -1,9 +1,11 @@
 //! The fields of the header that change: all in its first sector, which is written as a whole.
 
-use flowstone_block::{AlignedBuf, Errno, Outcome};
+use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 use flowstone_fileio::FileOffset;
+use tracing::warn;
 
 use super::super::header::Header;
+use super::super::redo::Redo;
 use super::Maintenance;
 
 impl Maintenance {
@@ -13,6 +15,25 @@ impl Maintenance {
         self.write_first_sector(&header)?;
         self.sync()?;
         self.header = header;
+        Ok(())
+    }
+
+    /// A redo file that has lost a page keeps nothing, and after a kill the image would be refused
+    /// for it. Without one it opens, as of its last commit.
+    pub(super) fn give_up_a_broken_redo_file(&mut self) -> Outcome {
+        let is_broken = self.core.meta().redo.as_ref().is_some_and(Redo::is_broken);
+        if !is_broken || mutant("qcow2.redo.goes-on-with-a-broken-mapping") {
+            return Ok(());
+        }
+        self.write_header(Header { autoclear: 0, ..self.header.clone() })?;
+        let redo = self.core.meta().redo.take();
+        // What it is called may be another file by now.
+        let _ = redo.map(Redo::remove);
+        warn!(
+            "{}: its redo file has lost a page: if the daemon is killed, it forgets writes that were \
+             not flushed, until the image is opened anew",
+            self.core.name
+        );
         Ok(())
     }
 

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::mutant;
 use rustix::fs::{
-    AtFlags, FlockOperation, Mode, OFlags, RenameFlags, flock, openat, renameat_with, statat,
-    unlinkat,
+    AtFlags, FlockOperation, Mode, OFlags, RenameFlags, flock, fstatfs, openat, renameat_with,
+    statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::process::geteuid;
@@ -51,10 +51,21 @@ pub fn old_name_of(image: &Path) -> io::Result<OsString> {
 impl Folder {
     /// Where the image itself is, by whichever links it was found.
     pub fn of(image: &Path) -> io::Result<Self> {
-        let path = image.canonicalize()?.parent().unwrap_or(Path::new("/")).to_owned();
+        Self::at(image.canonicalize()?.parent().unwrap_or(Path::new("/")).to_owned())
+    }
+
+    pub fn at(path: PathBuf) -> io::Result<Self> {
         let flags = (OFlags::PATH | OFlags::DIRECTORY).bits() as i32;
         let file = File::options().read(true).custom_flags(flags).open(&path)?;
         Ok(Self { path, file })
+    }
+
+    /// Whether what lies there ends with the boot of the host.
+    pub fn is_in_memory(&self) -> bool {
+        const TMPFS: u64 = 0x0102_1994;
+        const RAMFS: u64 = 0x8584_58f6;
+        let kind = fstatfs(&self.file).map(|told| told.f_type as u64 & 0xffff_ffff);
+        matches!(kind, Ok(TMPFS | RAMFS)) || mutant("qcow2.redo.believes-what-a-disk-keeps")
     }
 
     /// For messages.
@@ -103,6 +114,70 @@ impl Folder {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         if let Ok(folder) = openat(&self.file, ".", flags, Mode::empty()) {
             let _ = rustix::fs::fsync(folder);
+        }
+    }
+}
+
+/// A file with its name. One that was created goes when this is dropped, unless it is to stay.
+#[derive(Debug)]
+pub struct Named {
+    pub folder: Folder,
+    pub name: OsString,
+    pub file: File,
+    is_temporary: bool,
+}
+
+impl Named {
+    pub fn create(folder: Folder, name: OsString) -> io::Result<Self> {
+        let file = folder.create(&name)?;
+        let made = Self { folder, name, file, is_temporary: true };
+        // A host that gives it to another user would have it refused after a kill.
+        match flaw_of(&made.file.metadata()?, None) {
+            None => Ok(made),
+            Some(flaw) => Err(io::Error::other(flaw)),
+        }
+    }
+
+    /// One that is there, open.
+    pub fn found(folder: Folder, name: OsString, file: File) -> Self {
+        Self { folder, name, file, is_temporary: false }
+    }
+
+    pub fn open(folder: Folder, name: OsString) -> io::Result<Self> {
+        let file = folder.open(&name, OFlags::RDONLY)?;
+        Ok(Self::found(folder, name, file))
+    }
+
+    /// Opens for writing what was opened for reading.
+    pub fn reopened(mut self) -> io::Result<Self> {
+        let file = self.folder.open(&self.name, OFlags::RDWR)?;
+        let (before, now) = (self.file.metadata()?, file.metadata()?);
+        if (before.dev(), before.ino()) != (now.dev(), now.ino()) {
+            return Err(io::Error::other("another file has taken its name"));
+        }
+        self.file = file;
+        Ok(self)
+    }
+
+    /// It stays until it is removed.
+    pub fn keep(&mut self) {
+        self.is_temporary = false;
+    }
+
+    pub fn remove(&mut self) -> io::Result<()> {
+        self.keep();
+        self.folder.remove(&self.name, &self.file)
+    }
+
+    pub fn path(&self) -> PathBuf {
+        self.folder.path_of(&self.name)
+    }
+}
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if self.is_temporary && !mutant("qcow2.redo.leaves-what-it-could-not-use") {
+            let _ = self.remove();
         }
     }
 }

@@ -11,9 +11,13 @@
 //! 9      last sign of life, the same
 //! 10     number of the host
 //! 11     inode of this file
+//! 12     number of what was left in the memory of the host, which has it, too; 0: nothing
 //! 64     path of the image, for people
 //! 512    the records: two words each, a cluster of the disk and its entry
 //! ```
+//!
+//! A file beside an image on a server's file system has nothing but the first 64 words and the path,
+//! under a magic of its own. The rest is in the memory of the host ([`live`](super::live)).
 //!
 //! Versions 1 and 2, which lie at `IMAGE.redo`, have words 0 to 7; version 1 no mark.
 
@@ -21,6 +25,8 @@
 pub const MAGIC_1: u64 = u64::from_le_bytes(*b"fsredo01");
 pub const MAGIC_2: u64 = u64::from_le_bytes(*b"fsredo02");
 pub const MAGIC: u64 = u64::from_le_bytes(*b"fsredo03");
+/// The records are in the memory of the host.
+pub const MAGIC_AWAY: u64 = u64::from_le_bytes(*b"fsredo3m");
 
 pub const BOOT_WORD: usize = 1;
 pub const INODE_WORD: usize = 4;
@@ -31,9 +37,12 @@ pub const STARTED_WORD: usize = 8;
 pub const ALIVE_WORD: usize = 9;
 pub const HOST_WORD: usize = 10;
 pub const OWN_INODE_WORD: usize = 11;
+pub const LIVE_WORD: usize = 12;
 pub const PATH_WORD: usize = 64;
 /// Words before the first record.
 pub const HEADER_WORDS: usize = 512;
+
+pub const HEADER_BYTES: usize = HEADER_WORDS * 8;
 
 /// Records in the ring.
 pub const RECORDS: u64 = 1 << 18;
@@ -43,4 +52,10 @@ pub const BYTES: u64 = (WORDS * 8) as u64;
 /// The first word of the record at a position.
 pub const fn slot(position: u64) -> usize {
     HEADER_WORDS + 2 * (position % RECORDS) as usize
+}
+
+/// A word of a file's content; 0 behind its end.
+pub fn word_of(bytes: &[u8], index: usize) -> u64 {
+    let bytes = bytes.get(index * 8..index * 8 + 8);
+    bytes.map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
 }

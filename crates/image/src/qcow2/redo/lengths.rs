@@ -1,5 +1,6 @@
 //! A redo file that is longer than it may be, or says so.
 
+use super::tests::beside;
 use super::*;
 
 #[test]
@@ -7,12 +8,12 @@ fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
     let place = tempfile::tempdir().unwrap();
     let image = place.path().join("a.qcow2");
     std::fs::write(&image, "").unwrap();
-    let redo = Redo::begin(&image).unwrap();
+    let redo = Redo::begin(beside(&image)).unwrap();
     let mark = redo.mark();
     // A page, and two words for each record.
-    let given = std::fs::metadata(redo.folder.path_of(&redo.name)).unwrap();
+    let given = std::fs::metadata(redo.beside.path()).unwrap();
     assert_eq!(given.len(), 4096 + 16 * (1 << 18));
-    let left = || recall(Memory::Beside(&image), mark.bits()).map_err(|lost| lost.why);
+    let left = || recall(Memory::Beside(beside(&image)), mark.bits()).map_err(|lost| lost.why);
     for (start, end, is_sound) in
         [(0, RECORDS, true), (7, 7 + RECORDS, true), (7, 8 + RECORDS, false), (8, 7, false)]
     {
@@ -25,7 +26,7 @@ fn a_redo_file_that_is_too_long_or_names_too_many_records_is_damaged() {
     }
     redo.store(END_WORD, 8);
     assert!(left().is_ok());
-    let file = File::options().write(true).open(redo.folder.path_of(&redo.name)).unwrap();
+    let file = File::options().write(true).open(redo.beside.path()).unwrap();
     file.set_len((WORDS * 8) as u64 + 1).unwrap();
     assert!(matches!(left(), Err(Why::Strange)));
 }

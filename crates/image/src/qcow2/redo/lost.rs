@@ -20,6 +20,9 @@ pub enum Why {
     Other,
     /// It is of this session, and whether the host has stayed up since is not sure.
     Unsure,
+    /// It is of this session, and its changes are in the memory of the host that served the image,
+    /// where they are not found.
+    Away,
     /// A version without session numbers has written it.
     OldKind,
     /// It is there, and cannot be read.
@@ -30,13 +33,21 @@ pub enum Why {
     Strange,
 }
 
+impl From<io::Error> for Why {
+    fn from(error: io::Error) -> Self {
+        Self::Unreadable(error)
+    }
+}
+
 impl Lost {
     /// Whether a repair may go on without the redo file: it will not be found again, as far as is
     /// known.
     pub fn may_be_given_up(&self) -> bool {
         match self.why {
             Why::Missing | Why::Other => true,
-            Why::Unsure => flowstone_block::mutant("qcow2.repair.gives-up-what-is-not-sure"),
+            Why::Unsure | Why::Away => {
+                flowstone_block::mutant("qcow2.repair.gives-up-what-is-not-sure")
+            }
             Why::OldKind | Why::Unreadable(_) | Why::Foreign(_) | Why::Strange => false,
         }
     }
@@ -45,7 +56,9 @@ impl Lost {
         match self.why {
             Why::Unreadable(_) | Why::Foreign(_) => ErrorKind::Host,
             Why::OldKind => ErrorKind::Unsupported,
-            Why::Missing | Why::Other | Why::Unsure | Why::Strange => ErrorKind::Damaged,
+            Why::Missing | Why::Other | Why::Unsure | Why::Away | Why::Strange => {
+                ErrorKind::Damaged
+            }
         }
     }
 
@@ -68,6 +81,14 @@ impl Lost {
                 ),
                 "serve the image where it was served, or, if that host has been restarted since, \
                  remove that file and run `flowstone check --repair`",
+            ),
+            Why::Away => (
+                format!(
+                    "{redo} says that they are in the memory of its host (or container), and they \
+                     are not there"
+                ),
+                "serve the image where it was served, or, if that has been restarted since, remove \
+                 that file and run `flowstone check --repair`",
             ),
             Why::OldKind => (
                 format!("an earlier version has written {redo}"),

@@ -10,15 +10,17 @@
 //! No record is ever synced, for none may survive a power cut, which may have taken the data: the
 //! file says in which boot of which host it was written ([`boot`](super::boot)), for which file,
 //! and for which session of it, as the header of the image does ([`mark`](super::mark)). What it is
-//! called and which files are left alone: [`folder`]. How a file that is found is used, and when an
+//! called and which files are left alone: [`folder`]. What else is left in the memory of the host,
+//! and when the changes themselves are: [`live`]. How a file that is found is used, and when an
 //! image is refused: [`recall()`].
 
 mod folder;
 mod layout;
+mod live;
 mod lost;
 mod recall;
 
-use std::ffi::OsString;
+use std::borrow::Cow;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -28,15 +30,15 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use flowstone_block::{Guarded, mutant};
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use self::folder::{Folder, flaw_of, lock, name_of};
+use self::folder::{Folder, Named, flaw_of, lock, name_of};
 use self::layout::*;
 pub use self::lost::{Lost, Why};
 pub use self::recall::{Found, Left, recall};
-use super::boot::{Boot, Clocks};
+use super::boot::{Boot, Clocks, random_number};
 use super::mark::Mark;
 use super::shape::GuestCluster;
 
@@ -46,21 +48,39 @@ pub enum Memory<'a> {
     /// Nowhere: writes that are not flushed do not survive a killed daemon.
     #[default]
     None,
-    /// In a redo file beside the image at this path.
-    Beside(&'a Path),
+    /// In a redo file beside the image.
+    Beside(Place<'a>),
 }
 
-/// The file beside an image. Positions count records since it was made.
+/// An image, and where its session leaves what the next one needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Place<'a> {
+    pub image: &'a Path,
+    /// Folders in the memory of the host, where they can be had.
+    pub folders: &'a [Cow<'static, str>],
+    /// Whether a mapping of this file may wait for a server.
+    pub asks_server: fn(&File) -> bool,
+}
+
+impl<'a> Place<'a> {
+    pub fn of(image: &'a Path) -> Self {
+        Self { image, folders: &live::FOLDERS, asks_server: flowstone_fileio::may_ask_a_server }
+    }
+}
+
+/// The redo file of a session. Positions count records since it was made.
 pub struct Redo {
     words: NonNull<AtomicU64>,
     /// A page of it that is lost (a file that was made shorter, a medium that fails) does not end
     /// the process. What is stored there is gone then, and a start after a kill finds a file that
     /// is not whole, and refuses the image. Taken before the mapping ends.
     guard: Option<Guarded>,
-    folder: Folder,
-    name: OsString,
-    /// Locked as long as it is open.
-    file: File,
+    /// Beside the image. Locked as long as it is open.
+    beside: Named,
+    /// In the memory of the host.
+    live: Option<Named>,
+    /// The records are there, and not beside the image.
+    is_away: bool,
     mark: Mark,
     start: u64,
     end: u64,
@@ -86,82 +106,119 @@ thread_local! {
 const NAMES_MAX: u32 = 16;
 
 impl Redo {
-    /// Begins a session of the image at `image`. The header is to have [`mark`](Self::mark) before
-    /// the first change.
-    pub fn begin(image: &Path) -> io::Result<Self> {
-        let (boot, inode) = (Boot::read()?, std::fs::metadata(image)?.ino());
-        let folder = Folder::of(image)?;
-        let (name, file, mark) = create(&folder)?;
-        if let Err(error) = lock(&file).and_then(|()| reserve(&file)) {
-            let _ = folder.remove(&name, &file);
-            return Err(error);
-        }
-        let redo = Self::map(folder, name, file, mark)?;
-        redo.introduce(&boot, inode, &image.canonicalize()?)?;
+    /// Begins a session of an image. The header is to have [`mark`](Self::mark) before the first
+    /// change.
+    pub fn begin(place: Place<'_>) -> io::Result<Self> {
+        let (beside, mark) = create(place.image)?;
+        lock(&beside.file)?;
+        let is_away =
+            (place.asks_server)(&beside.file) && !mutant("qcow2.redo.maps-what-a-server-has");
+        let live = live::create(place, mark, is_away);
+        let live = if is_away { Some(live?) } else { live.ok() };
+        let mut redo = Self::map(beside, live, is_away, mark)?;
+        redo.introduce(place.image)?;
         redo.store(MARK_WORD, mark.bits());
         redo.store(0, MAGIC);
+        redo.leave_number(new_number()?)?;
         // The header is not to name a file that a power cut takes: that would look as if its owner
         // had removed it.
-        let is_durable = match mutant("qcow2.redo.named-before-it-is-durable") {
-            true => Ok(()),
-            false => redo.sync(),
-        };
-        match is_durable {
-            Ok(()) => Ok(redo),
-            Err(error) => redo.remove().and(Err(error)),
+        if !mutant("qcow2.redo.named-before-it-is-durable") {
+            redo.sync()?;
         }
+        redo.keep();
+        Ok(redo)
     }
 
     /// Goes on with what [`recall`] has found.
-    pub fn resume(image: &Path, found: &Found) -> Result<Self, Lost> {
-        let lost = |why| Lost { redo: found.path(), why };
-        let unreadable = |error| lost(Why::Unreadable(error));
-        let file = found.folder.open(&found.name, OFlags::RDWR).map_err(unreadable)?;
-        let now = file.metadata().map_err(unreadable)?;
-        // Nobody else can make it shorter, which would end this process.
-        if let Some(flaw) = flaw_of(&now, None) {
-            return Err(lost(Why::Foreign(flaw)));
-        }
-        let is_same = found.is_in(&now) && now.len() == BYTES;
-        let mark = found.mark().filter(|_| is_same).ok_or_else(|| lost(Why::Strange))?;
-        Self::take_over(image, found, file, mark).map_err(unreadable)
+    pub fn resume(place: Place<'_>, found: Found) -> Result<Self, Lost> {
+        let redo = found.path();
+        Self::take_over(place, found).map_err(|why| Lost { redo, why })
     }
 
-    fn take_over(image: &Path, found: &Found, file: File, mark: Mark) -> io::Result<Self> {
-        let (boot, inode) = (Boot::read()?, std::fs::metadata(image)?.ino());
-        lock(&file)?;
-        reserve(&file)?;
-        let mut redo = Self::map(Folder::of(image)?, found.name.clone(), file, mark)?;
+    fn take_over(place: Place<'_>, found: Found) -> Result<Self, Why> {
+        let (mark, number) = (found.mark().ok_or(Why::Strange)?, found.live_number());
+        let (is_away, has_number) = (found.is_away(), found.live.is_some());
+        let beside = open_ours(found.beside, found.bytes.len())?;
+        lock(&beside.file)?;
+        let live = match found.live {
+            Some(live) if is_away => {
+                let live = open_ours(live.named, live.bytes.len())?;
+                lock(&live.file)?;
+                Some(live)
+            }
+            Some(live) => Some(live.named),
+            None => live::create(place, mark, is_away).ok(),
+        };
+        let mut redo = Self::map(beside, live, is_away, mark)?;
         (redo.start, redo.end) = (redo.load(START_WORD), redo.load(END_WORD));
-        redo.introduce(&boot, inode, &image.canonicalize()?)?;
+        redo.introduce(place.image)?;
         redo.store(0, MAGIC);
+        if is_away || !has_number {
+            redo.leave_number(if has_number { number } else { new_number()? })?;
+        }
+        redo.keep();
         redo.take_name();
         Ok(redo)
     }
 
-    fn map(folder: Folder, name: OsString, file: File, mark: Mark) -> io::Result<Self> {
+    /// Maps the file with the records.
+    fn map(beside: Named, live: Option<Named>, is_away: bool, mark: Mark) -> io::Result<Self> {
+        let file = match &live {
+            Some(live) if is_away => &live.file,
+            _ => &beside.file,
+        };
+        reserve(file)?;
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, placed by the kernel, of a file that is long enough, that only
         // this user can make shorter, and that is locked.
         let address = unsafe {
-            mmap(std::ptr::null_mut(), WORDS * 8, protection, MapFlags::SHARED, &file, 0)?
+            mmap(std::ptr::null_mut(), WORDS * 8, protection, MapFlags::SHARED, file, 0)?
         };
         let words = NonNull::new(address.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: it was just mapped, so long, and stays until `drop`.
         let guard = unsafe { Guarded::new(address.cast(), WORDS * 8, rustix::param::page_size()) };
         let guard = (!mutant("qcow2.redo.not-guarded")).then_some(guard);
-        Ok(Self { words, guard, folder, name, file, mark, start: 0, end: 0 })
+        Ok(Self { words, guard, beside, live, is_away, mark, start: 0, end: 0 })
+    }
+
+    fn keep(&mut self) {
+        self.beside.keep();
+        self.live.iter_mut().for_each(Named::keep);
+    }
+
+    /// Leaves this number in the memory of the host, where it can, and then in the redo file.
+    fn leave_number(&mut self, number: u64) -> io::Result<()> {
+        let mut header = self.header();
+        let set = |header: &mut [u8], index: usize, word: u64| {
+            header[index * 8..][..8].copy_from_slice(&word.to_ne_bytes());
+        };
+        set(&mut header, LIVE_WORD, number);
+        if self.is_away {
+            self.store(LIVE_WORD, number);
+            set(&mut header, 0, MAGIC_AWAY);
+            return self.beside.file.write_all_at(&header, 0);
+        }
+        let left = |live: &Named| live.file.write_all_at(&header, 0).is_ok();
+        self.live = self.live.take().filter(left);
+        self.store(LIVE_WORD, if self.live.is_some() { number } else { 0 });
+        Ok(())
+    }
+
+    fn header(&self) -> Vec<u8> {
+        (0..HEADER_WORDS).flat_map(|index| self.load(index).to_ne_bytes()).collect()
     }
 
     /// Says in it where and of what file it is.
-    fn introduce(&self, boot: &Boot, inode: u64, path: &Path) -> io::Result<()> {
+    fn introduce(&self, image: &Path) -> io::Result<()> {
+        let boot = Boot::read()?;
         self.store(HOST_WORD, boot.host);
         self.show_life();
-        self.store(INODE_WORD, inode);
-        self.store(OWN_INODE_WORD, self.file.metadata()?.ino());
+        self.store(INODE_WORD, std::fs::metadata(image)?.ino());
+        self.store(OWN_INODE_WORD, self.beside.file.metadata()?.ino());
         self.store(BOOT_WORD, boot.number as u64);
         self.store(BOOT_WORD + 1, (boot.number >> 64) as u64);
         let room = (HEADER_WORDS - PATH_WORD) * 8 - 1;
+        let path = image.canonicalize()?;
         let path = path.as_os_str().as_bytes();
         for (index, piece) in path[..path.len().min(room)].chunks(8).enumerate() {
             let mut word = [0; 8];
@@ -182,8 +239,9 @@ impl Redo {
     /// same.
     fn take_name(&mut self) {
         let name = name_of(self.mark);
-        if name != self.name && self.folder.rename(&self.name, &name).is_ok() {
-            self.name = name;
+        let beside = &mut self.beside;
+        if name != beside.name && beside.folder.rename(&beside.name, &name).is_ok() {
+            beside.name = name;
         }
     }
 
@@ -193,8 +251,8 @@ impl Redo {
         if HOST_FAILS_TO_SYNC.get() {
             return Err(Errno::IO.into());
         }
-        self.file.sync_all()?;
-        self.folder.sync();
+        self.beside.file.sync_all()?;
+        self.beside.folder.sync();
         Ok(())
     }
 
@@ -256,8 +314,14 @@ impl Redo {
     }
 
     /// Removes the file: the image has been closed in order and is complete by itself.
-    pub fn remove(self) -> io::Result<()> {
-        self.folder.remove(&self.name, &self.file)
+    pub fn remove(mut self) -> io::Result<()> {
+        let live = self.live.as_mut().map_or(Ok(()), Named::remove);
+        self.beside.remove().and(live)
+    }
+
+    /// Whether something of it has been lost: what is stored there may be gone.
+    pub fn is_broken(&self) -> bool {
+        self.guard.as_ref().is_some_and(Guarded::is_broken)
     }
 }
 
@@ -270,26 +334,32 @@ impl Drop for Redo {
 }
 
 /// Makes a file for a session with a number that no other one in the folder has.
-fn create(folder: &Folder) -> io::Result<(OsString, File, Mark)> {
+fn create(image: &Path) -> io::Result<(Named, Mark)> {
     for _ in 0..NAMES_MAX {
         let mark = Mark::begin()?;
-        let name = name_of(mark);
-        match folder.create(&name) {
-            Ok(file) => {
-                // A host that gives it to another user would have it refused after a kill.
-                return match flaw_of(&file.metadata()?, None) {
-                    None => Ok((name, file, mark)),
-                    Some(flaw) => {
-                        let _ = folder.remove(&name, &file);
-                        Err(io::Error::other(flaw))
-                    }
-                };
-            }
+        match Named::create(Folder::of(image)?, name_of(mark)) {
+            Ok(made) => return Ok((made, mark)),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Opens for writing what was found. No other user can make it shorter.
+fn open_ours(found: Named, bytes: usize) -> Result<Named, Why> {
+    let opened = found.reopened()?;
+    let now = opened.file.metadata()?;
+    match flaw_of(&now, None) {
+        Some(flaw) => Err(Why::Foreign(flaw)),
+        None if now.len() != bytes as u64 => Err(Why::Strange),
+        None => Ok(opened),
+    }
+}
+
+/// Of what is left in the memory of the host: never 0.
+fn new_number() -> io::Result<u64> {
+    Ok(random_number()? as u64 | 1)
 }
 
 /// Gives the file its length and its space now: on a full host, a store to a page without space

@@ -3,7 +3,7 @@
 //! writes would be lost, and with those of another session two clusters of the disk would share one
 //! of the file.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -16,8 +16,9 @@ use tracing::warn;
 use super::super::boot::{Boot, Since, Witness};
 use super::super::mark::Mark;
 use super::super::shape::GuestCluster;
-use super::folder::{Folder, flaw_of, is_free, name_of, old_name_of};
+use super::folder::{Folder, Named, flaw_of, is_free, name_of, old_name_of};
 use super::layout::*;
+use super::live::Live;
 use super::lost::{Lost, Why};
 use super::{Memory, RedoRecord};
 
@@ -51,28 +52,30 @@ impl Left {
 /// What a killed daemon has left, for an image with these autoclear features.
 pub fn recall(memory: Memory<'_>, autoclear: u64) -> Result<Left, Lost> {
     let Some(mark) = Mark::of(autoclear) else { return Ok(Left::Nothing) };
-    let Memory::Beside(image) = memory else {
+    let Memory::Beside(place) = memory else {
         return Err(Lost { redo: name_of(mark).into(), why: Why::Missing });
     };
+    let image = place.image;
     let unreadable = |error| Lost { redo: image.into(), why: Why::Unreadable(error) };
     let boot = Boot::read().map_err(unreadable)?;
     let folder = Folder::of(image).map_err(unreadable)?;
     let old_name = old_name_of(image).map_err(unreadable)?;
-    let found = Found::look(folder, mark, &old_name, image)?;
+    let mut found = Found::look(folder, mark, &old_name, image)?;
     let redo = found.path();
+    found.live = Live::find(place, mark, found.live_number(), found.image.1);
     found.judge(mark, &boot).map_err(|why| Lost { redo, why })
 }
 
 /// A redo file that was found.
 #[derive(Debug)]
 pub struct Found {
-    pub folder: Folder,
-    pub name: OsString,
-    pub file: File,
+    pub beside: Named,
+    /// What the session has left in the memory of the host.
+    pub live: Option<Live>,
     metadata: Metadata,
     /// Inode and owner of the image.
     image: (u64, u32),
-    bytes: Vec<u8>,
+    pub bytes: Vec<u8>,
 }
 
 impl Found {
@@ -90,14 +93,14 @@ impl Found {
             io::ErrorKind::NotFound => Lost { redo: missing.clone(), why: Why::Missing },
             _ => Lost { redo: redo.clone(), why: Why::Unreadable(error) },
         })?;
-        let lost = |why| Lost { redo: redo.clone(), why };
-        let unreadable = |error| lost(Why::Unreadable(error));
+        let unreadable = |error| Lost { redo: redo.clone(), why: Why::Unreadable(error) };
         let metadata = file.metadata().map_err(unreadable)?;
         let image = std::fs::metadata(image).map_err(unreadable)?;
         let image = (image.ino(), image.uid());
         let bytes = read_words(&file, &metadata).map_err(unreadable)?;
-        let found = Self { folder, name, file, metadata, image, bytes };
-        if found.name == old_name && ![MAGIC_1, MAGIC_2, MAGIC].contains(&found.word(0)) {
+        let beside = Named::found(folder, name, file);
+        let found = Self { beside, live: None, metadata, image, bytes };
+        if found.beside.name == old_name && ![MAGIC_1, MAGIC_2, MAGIC].contains(&found.word(0)) {
             // A file of somebody else, that happens to be called so.
             return Err(Lost { redo: missing, why: Why::Missing });
         }
@@ -109,45 +112,72 @@ impl Found {
     }
 
     pub fn path(&self) -> PathBuf {
-        self.folder.path_of(&self.name)
+        self.beside.path()
     }
 
     /// Removes it: what it has is in the image, or void. Another process that uses it keeps it.
-    pub fn remove(self) -> io::Result<()> {
+    pub fn remove(mut self) -> io::Result<()> {
         if self.word(0) == MAGIC_1 {
             // Nothing says that it is this image's.
             return Ok(());
         }
-        if is_free(&self.file) { self.folder.remove(&self.name, &self.file) } else { Ok(()) }
+        if let Some(Live { named, .. }) = self.live.as_mut().filter(|it| is_free(&it.named.file)) {
+            named.remove()?;
+        }
+        if is_free(&self.beside.file) { self.beside.remove() } else { Ok(()) }
     }
 
-    /// Whether these are the metadata of the same file.
-    pub fn is_in(&self, other: &Metadata) -> bool {
-        (self.metadata.dev(), self.metadata.ino()) == (other.dev(), other.ino())
+    /// Whether the records are in the memory of the host.
+    pub fn is_away(&self) -> bool {
+        self.word(0) == MAGIC_AWAY
     }
 
+    /// Of what the session has left in the memory of the host; 0: nothing.
+    pub fn live_number(&self) -> u64 {
+        let has_one = [MAGIC, MAGIC_AWAY].contains(&self.word(0));
+        if has_one { self.word(LIVE_WORD) } else { 0 }
+    }
+
+    /// The file with the records.
+    fn recorded(&self) -> &[u8] {
+        match &self.live {
+            Some(live) if self.is_away() => &live.bytes,
+            _ => &self.bytes,
+        }
+    }
+
+    /// Of the last commit.
     pub fn mark(&self) -> Option<Mark> {
-        Mark::of(self.word(MARK_WORD))
+        Mark::of(word_of(self.recorded(), MARK_WORD))
     }
 
     fn word(&self, index: usize) -> u64 {
-        let bytes = self.bytes.get(index * 8..index * 8 + 8);
-        bytes.map_or(0, |bytes| u64::from_ne_bytes(bytes.try_into().expect("eight bytes")))
+        word_of(&self.bytes, index)
+    }
+
+    fn is_whole(&self) -> bool {
+        let has_header = !self.is_away() || self.bytes.len() == HEADER_BYTES;
+        let has_records =
+            self.is_away() && self.live.is_none() || self.recorded().len() as u64 == BYTES;
+        has_header && has_records
     }
 
     fn judge(self, mark: Mark, boot: &Boot) -> Result<Left, Why> {
-        if self.bytes.len() as u64 != BYTES {
+        if !self.is_whole() {
             return Err(Why::Strange);
         }
-        let since = boot.since(&self.witness());
+        let since = match &self.live {
+            Some(_) => Since::SameBoot,
+            None => boot.since(&self.witness()),
+        };
         match (self.word(0), mark.is_old_kind()) {
             (MAGIC_1, true) => match since {
                 Since::SameBoot => Err(Why::OldKind),
                 Since::Restarted => Ok(Left::Void(self)),
                 Since::Unsure => Err(Why::Unsure),
             },
-            (MAGIC_2 | MAGIC, false) => self.judge_session(mark, since),
-            (MAGIC_1 | MAGIC_2 | MAGIC, _) => Err(Why::Other),
+            (MAGIC_2 | MAGIC | MAGIC_AWAY, false) => self.judge_session(mark, since),
+            (MAGIC_1 | MAGIC_2 | MAGIC | MAGIC_AWAY, _) => Err(Why::Other),
             _ => Err(Why::Strange),
         }
     }
@@ -155,22 +185,24 @@ impl Found {
     /// When and where it was written.
     fn witness(&self) -> Witness {
         let number = u128::from(self.word(BOOT_WORD)) | u128::from(self.word(BOOT_WORD + 1)) << 64;
-        if self.word(0) == MAGIC {
+        if [MAGIC, MAGIC_AWAY].contains(&self.word(0)) {
             return Witness {
                 number,
                 host: Some(self.word(HOST_WORD)),
                 started_ms: Some(self.word(STARTED_WORD) as i64),
                 alive_ms: self.word(ALIVE_WORD) as i64,
+                is_missed: self.live_number() != 0,
             };
         }
         let alive_ms = self.metadata.mtime() * 1000 + self.metadata.mtime_nsec() / 1_000_000;
-        Witness { number, host: None, started_ms: None, alive_ms }
+        Witness { number, host: None, started_ms: None, alive_ms, is_missed: false }
     }
 
     /// Whether the image is the file that was served. Where both it and this file have other
     /// numbers than they had, both have been moved, or their file system counts anew.
     fn is_of_this_file(&self) -> bool {
-        let has_moved = self.word(0) == MAGIC && self.word(OWN_INODE_WORD) != self.metadata.ino();
+        let has_moved = [MAGIC, MAGIC_AWAY].contains(&self.word(0))
+            && self.word(OWN_INODE_WORD) != self.metadata.ino();
         self.word(INODE_WORD) == self.image.0 || has_moved
     }
 
@@ -181,6 +213,9 @@ impl Found {
             return Err(Why::Other);
         }
         match since {
+            Since::SameBoot | Since::Unsure if self.is_away() && self.live.is_none() => {
+                return Err(Why::Away);
+            }
             Since::SameBoot => {}
             Since::Restarted => {
                 warn!(
@@ -210,20 +245,24 @@ impl Found {
     }
 
     fn records(&self) -> Result<Vec<RedoRecord>, Why> {
-        let (start, end) = (self.word(START_WORD), self.word(END_WORD));
+        let recorded = self.recorded();
+        let (start, end) = (word_of(recorded, START_WORD), word_of(recorded, END_WORD));
         if start > end || end - start > RECORDS {
             return Err(Why::Strange);
         }
         let record = |position| {
             let slot = slot(position);
-            RedoRecord { guest: GuestCluster(self.word(slot)), entry: self.word(slot + 1) }
+            RedoRecord {
+                guest: GuestCluster(word_of(recorded, slot)),
+                entry: word_of(recorded, slot + 1),
+            }
         };
         Ok((start..end).map(record).collect())
     }
 }
 
 /// All of a redo file, or so much of another file that it can be told from one.
-fn read_words(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
+pub(super) fn read_words(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if metadata.file_type().is_file() {
         file.take(BYTES + 1).read_to_end(&mut bytes)?;

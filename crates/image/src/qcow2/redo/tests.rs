@@ -17,19 +17,24 @@ fn place() -> (tempfile::TempDir, PathBuf) {
     (place, image)
 }
 
+/// On a file system that asks no server, where nothing can be left in the memory of the host.
+pub fn beside(image: &Path) -> Place<'_> {
+    Place { image, folders: &[], asks_server: |_| false }
+}
+
 /// The changes that are left; none if there is nothing, or only what is void.
 fn left(image: &Path, mark: Mark) -> Result<Vec<RedoRecord>, Why> {
-    let left = recall(Memory::Beside(image), mark.bits());
+    let left = recall(Memory::Beside(beside(image)), mark.bits());
     left.map(|left| left.changes().to_vec()).map_err(|lost| lost.why)
 }
 
 fn path_of(redo: &Redo) -> PathBuf {
-    redo.folder.path_of(&redo.name)
+    redo.beside.path()
 }
 
 fn resume(image: &Path, mark: Mark) -> Result<Redo, Lost> {
-    match recall(Memory::Beside(image), mark.bits()).unwrap() {
-        Left::Changes(found, _) => Redo::resume(image, &found),
+    match recall(Memory::Beside(beside(image)), mark.bits()).unwrap() {
+        Left::Changes(found, _) => Redo::resume(beside(image), found),
         other => panic!("{other:?}"),
     }
 }
@@ -38,7 +43,7 @@ fn resume(image: &Path, mark: Mark) -> Result<Redo, Lost> {
 #[test]
 fn the_file_has_its_space_from_the_start() {
     let (_place, image) = place();
-    let redo = Redo::begin(&image).unwrap();
+    let redo = Redo::begin(beside(&image)).unwrap();
     let given = std::fs::metadata(path_of(&redo)).unwrap();
     assert!(given.blocks() * 512 >= given.len(), "{} blocks", given.blocks());
 }
@@ -46,7 +51,7 @@ fn the_file_has_its_space_from_the_start() {
 #[test]
 fn a_session_that_has_ended_maps_nothing() {
     let (_place, image) = place();
-    let redo = Redo::begin(&image).unwrap();
+    let redo = Redo::begin(beside(&image)).unwrap();
     let path = path_of(&redo).to_str().unwrap().to_owned();
     let is_mapped = || {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -60,7 +65,7 @@ fn a_session_that_has_ended_maps_nothing() {
 #[test]
 fn records_outlive_the_process_that_wrote_them() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(&image).unwrap();
+    let mut redo = Redo::begin(beside(&image)).unwrap();
     (0..5).for_each(|number| redo.append(record(number)));
     redo.forget_before(2);
     let mark = redo.mark();
@@ -88,7 +93,7 @@ fn records_outlive_the_process_that_wrote_them() {
 #[test]
 fn what_is_not_of_the_last_session_is_not_believed() {
     let (place, image) = place();
-    let mut redo = Redo::begin(&image).unwrap();
+    let mut redo = Redo::begin(beside(&image)).unwrap();
     let first = redo.mark();
     redo.append(record(1));
     redo.set_committed(first.next().next(), 0);
@@ -98,7 +103,7 @@ fn what_is_not_of_the_last_session_is_not_believed() {
     redo.store(MARK_WORD, mark.bits() ^ 1 << 24);
     assert!(matches!(left(&image, mark), Err(Why::Other)), "another session");
     redo.store(MARK_WORD, mark.bits());
-    assert!(matches!(recall(Memory::Beside(&image), 0), Ok(Left::Nothing)), "not marked");
+    assert!(matches!(recall(Memory::Beside(beside(&image)), 0), Ok(Left::Nothing)), "not marked");
     let without = recall(Memory::None, mark.bits()).unwrap_err();
     assert!(matches!(without.why, Why::Missing));
     std::fs::copy(&image, place.path().join("b")).unwrap();
@@ -113,7 +118,7 @@ fn what_is_not_of_the_last_session_is_not_believed() {
 #[test]
 fn what_cannot_be_read_is_not_passed_over() {
     let (_place, image) = place();
-    let redo = Redo::begin(&image).unwrap();
+    let redo = Redo::begin(beside(&image)).unwrap();
     let mark = redo.mark();
     redo.store(START_WORD, 1);
     assert!(matches!(left(&image, mark), Err(Why::Strange)));
@@ -144,20 +149,20 @@ fn a_name_that_is_taken_is_not_taken_again() {
 #[test]
 fn a_file_in_use_is_locked_and_is_not_removed_as_void() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(&image).unwrap();
+    let mut redo = Redo::begin(beside(&image)).unwrap();
     let (mark, path) = (redo.mark(), path_of(&redo));
     redo.set_committed(mark.next().next(), 0);
     let file = File::open(&path).unwrap();
     let is_locked = || flock(&file, FlockOperation::NonBlockingLockExclusive).is_err();
     assert!(is_locked());
-    let void = recall(Memory::Beside(&image), mark.bits()).unwrap();
+    let void = recall(Memory::Beside(beside(&image)), mark.bits()).unwrap();
     assert!(matches!(void, Left::Void(_)));
     void.remove();
     assert!(path.exists());
     drop(redo);
     assert!(!is_locked());
     drop(file);
-    recall(Memory::Beside(&image), mark.bits()).unwrap().remove();
+    recall(Memory::Beside(beside(&image)), mark.bits()).unwrap().remove();
     assert!(!path.exists());
 }
 
@@ -165,7 +170,7 @@ fn a_file_in_use_is_locked_and_is_not_removed_as_void() {
 #[test]
 fn each_commit_is_a_sign_of_life() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(&image).unwrap();
+    let mut redo = Redo::begin(beside(&image)).unwrap();
     assert!(redo.load(ALIVE_WORD) > 0 && redo.load(STARTED_WORD) > 0);
     redo.store(ALIVE_WORD, 0);
     redo.set_committed(redo.mark().next(), 0);
@@ -176,7 +181,7 @@ fn each_commit_is_a_sign_of_life() {
 #[test]
 fn the_path_of_the_image_is_in_the_file() {
     let (_place, image) = place();
-    let redo = Redo::begin(&image).unwrap();
+    let redo = Redo::begin(beside(&image)).unwrap();
     let bytes = std::fs::read(path_of(&redo)).unwrap();
     let path = image.canonicalize().unwrap();
     let path = path.as_os_str().as_bytes();
@@ -188,9 +193,9 @@ fn the_path_of_the_image_is_in_the_file() {
 #[test]
 fn a_redo_file_that_is_made_shorter_ends_nothing_and_is_not_believed_later() {
     let (_place, image) = place();
-    let mut redo = Redo::begin(&image).unwrap();
+    let mut redo = Redo::begin(beside(&image)).unwrap();
     let mark = redo.mark();
-    redo.file.set_len(0).unwrap();
+    redo.beside.file.set_len(0).unwrap();
     redo.append(record(1));
     redo.set_committed(mark.next(), 1);
     redo.append(record(2));

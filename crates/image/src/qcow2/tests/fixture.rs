@@ -93,7 +93,7 @@ pub fn checked_beside(
     let options = CheckOptions { data: false, repair };
     let name = match memory {
         Memory::None => "image".into(),
-        Memory::Beside(path) => path.display().to_string(),
+        Memory::Beside(place) => place.image.display().to_string(),
     };
     check(&name, disk, memory, options, &mut |_, _| {})
 }

@@ -1,7 +1,8 @@
 //! A folder with the redo file of an image that lies on a simulated disk, and daemons that are
 //! killed there.
 
-use std::fs::Permissions;
+use std::borrow::Cow;
+use std::fs::{File, Permissions};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -9,7 +10,7 @@ use std::sync::Mutex;
 use flowstone_fileio::Access;
 use flowstone_sim::{Fate, SimDisk};
 
-use super::super::{Memory, Qcow2Image};
+use super::super::{Memory, Place, Qcow2Image};
 use super::fixture::{checked_beside, contents, number};
 use crate::report::CheckReport;
 use crate::{DiscardMode, Image};
@@ -23,21 +24,59 @@ pub struct Host {
     path: PathBuf,
     /// The redo file that was seen last.
     last: Mutex<PathBuf>,
+    /// In memory, and the folders that a session is told of.
+    _memory: Option<tempfile::TempDir>,
+    folders: Vec<Cow<'static, str>>,
+    asks_server: fn(&File) -> bool,
 }
 
 /// What is left of an image and beside it when its daemon has been killed.
 pub struct Killed {
     pub disk: SimDisk,
     pub redo: Vec<u8>,
+    live: Option<(PathBuf, Vec<u8>)>,
 }
 
 impl Host {
+    /// Its memory cannot be written.
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("image");
         std::fs::write(&path, "").unwrap();
         let last = Mutex::new(folder.path().join("none"));
-        Self { folder, path, last }
+        let asks_server = |_: &File| false;
+        Self { folder, path, last, _memory: None, folders: vec![], asks_server }
+    }
+
+    pub fn with_memory() -> Self {
+        let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+        let folders = vec![memory.path().join("sessions").to_str().unwrap().to_owned().into()];
+        Self { _memory: Some(memory), folders, ..Self::new() }
+    }
+
+    /// A mapping of a file beside the image may wait for a server.
+    pub fn of_a_server() -> Self {
+        Self { asks_server: |_| true, ..Self::with_memory() }
+    }
+
+    pub fn leaving_in(self, folders: &[Cow<'static, str>]) -> Self {
+        Self { folders: folders.to_vec(), ..self }
+    }
+
+    fn beside<'a>(&'a self, image: &'a Path) -> Memory<'a> {
+        let Self { folders, asks_server, .. } = self;
+        Memory::Beside(Place { image, folders, asks_server: *asks_server })
+    }
+
+    /// What sessions have left in its memory.
+    pub fn lives(&self) -> Vec<PathBuf> {
+        let folders = self.folders.iter().filter_map(|it| std::fs::read_dir(&**it).ok());
+        folders.flatten().map(|it| it.unwrap().path()).collect()
+    }
+
+    /// Power was cut, or a container has another tmpfs now.
+    pub fn forget(&self) {
+        self.lives().into_iter().for_each(|it| std::fs::remove_file(it).unwrap());
     }
 
     pub fn path(&self) -> &Path {
@@ -85,7 +124,7 @@ impl Host {
         backing: Option<Box<dyn Image>>,
     ) -> flowstone_block::Result<Qcow2Image> {
         let (file, mode) = (Box::new(disk.clone()), DiscardMode::Deallocate);
-        Qcow2Image::open(path, file, backing, mode, Access::Write, Memory::Beside(path))
+        Qcow2Image::open(path, file, backing, mode, Access::Write, self.beside(path))
     }
 
     /// The one line with which the image is refused, to writers and to readers.
@@ -100,7 +139,7 @@ impl Host {
 
     pub fn open_to_read(&self, disk: &SimDisk) -> flowstone_block::Result<Qcow2Image> {
         let (file, mode) = (Box::new(disk.clone()), DiscardMode::Deallocate);
-        Qcow2Image::open(&self.path, file, None, mode, Access::Read, Memory::Beside(&self.path))
+        Qcow2Image::open(&self.path, file, None, mode, Access::Read, self.beside(&self.path))
     }
 
     /// What a reader sees, before the next daemon.
@@ -109,13 +148,13 @@ impl Host {
     }
 
     pub fn check(&self, disk: &SimDisk, repair: bool) -> flowstone_block::Result<CheckReport> {
-        checked_beside(disk, Memory::Beside(&self.path), repair)
+        checked_beside(disk, self.beside(&self.path), repair)
     }
 
     /// What the redo file has now, of a life with few changes: the rest of it is empty.
     pub fn remembered(&self) -> Vec<u8> {
         let mut bytes = vec![0; 64 << 10];
-        let file = std::fs::File::open(self.redo()).unwrap();
+        let file = File::open(self.redo()).unwrap();
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert!(bytes.ends_with(&[0; 32]), "few changes");
         bytes
@@ -127,8 +166,10 @@ impl Host {
         let session = word(bytes, 5) >> 24;
         let path = self.folder.path().join(format!("flowstone-{session:010x}.redo"));
         std::fs::write(&path, bytes).unwrap();
-        let file = std::fs::File::options().write(true).open(&path).unwrap();
-        file.set_len(REDO_BYTES).unwrap();
+        let file = File::options().write(true).open(&path).unwrap();
+        if bytes[..8] != *b"fsredo3m" {
+            file.set_len(REDO_BYTES).unwrap();
+        }
         file.write_all_at(&file.metadata().unwrap().ino().to_ne_bytes(), 11 * 8).unwrap();
         file.set_permissions(Permissions::from_mode(0o600)).unwrap();
     }
@@ -137,13 +178,18 @@ impl Host {
     /// may meanwhile have become newer but not older than that.
     pub fn kill(&self, disk: &SimDisk, seed: u64) -> Killed {
         let redo = std::fs::read(self.redo()).unwrap();
+        let live = self.lives().pop().map(|path| (path.clone(), std::fs::read(path).unwrap()));
         let disk = disk.kill_at(disk.now(), &mut Fate::seeded(seed));
-        Killed { disk, redo }
+        Killed { disk, redo, live }
     }
 
     /// The daemon is gone, and nothing that it has done since.
     pub fn bring_back(&self, killed: Killed) -> SimDisk {
         self.remember(&killed.redo);
+        if let Some((path, bytes)) = killed.live {
+            std::fs::write(&path, bytes).unwrap();
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        }
         killed.disk
     }
 }

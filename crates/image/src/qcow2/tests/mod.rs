@@ -15,6 +15,7 @@ mod faults;
 mod fixture;
 mod history_model;
 mod host;
+mod host_memory;
 mod instants;
 mod kill;
 mod killed;

@@ -1,0 +1,100 @@
+//! What a session leaves in the memory of its host, until it is closed in order: a file on tmpfs,
+//! which a power cut ends, and a kill does not.
+//!
+//! If it is there, the host has stayed up, whatever its clock and the number of its boot say. If it
+//! is not, that says nothing: a container that is started again may have another tmpfs. It has the
+//! same random number as the redo file has, drawn by the daemon that wrote both: one that another
+//! host took the image over from may have left its own.
+//!
+//! The image's file system may ask a server (FUSE, NFS). A mapping of a file there stops the thread
+//! that touches it while the server does not answer, and may lose pages. The changes themselves
+//! are then in this file, and the one beside the image says so ([`MAGIC_AWAY`]).
+
+use std::borrow::Cow;
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+
+use flowstone_block::mutant;
+
+use super::super::mark::Mark;
+use super::folder::{Folder, Named, flaw_of, is_free, lock, name_of};
+use super::layout::*;
+use super::recall::read_words;
+use super::{Place, reserve};
+
+/// Where daemons that run as root leave it, and others. What lies in the first one is not removed
+/// when a service is stopped.
+pub static FOLDERS: [Cow<'static, str>; 2] =
+    [Cow::Borrowed("/run/flowstone-sessions"), Cow::Borrowed("/dev/shm")];
+
+/// What a session has left.
+#[derive(Debug)]
+pub struct Live {
+    pub named: Named,
+    pub bytes: Vec<u8>,
+}
+
+impl Live {
+    /// Finds what the session has left that wrote this number into its redo file.
+    pub fn find(place: Place<'_>, mark: Mark, number: u64, trusted: u32) -> Option<Self> {
+        let found = |folder: &Cow<str>| {
+            let folder = Folder::at(Path::new(&**folder).to_owned()).ok()?;
+            let named = Named::open(folder, name_of(mark)).ok()?;
+            let metadata = named.file.metadata().ok()?;
+            let bytes = read_words(&named.file, &metadata).ok()?;
+            let is_sound = named.folder.is_in_memory()
+                && flaw_of(&metadata, Some(trusted)).is_none()
+                && word_of(&bytes, 0) == MAGIC;
+            let is_its = word_of(&bytes, LIVE_WORD) == number
+                || mutant("qcow2.redo.believes-what-another-daemon-left");
+            (is_sound && is_its).then_some(Self { named, bytes })
+        };
+        if number == 0 || mutant("qcow2.redo.knows-nothing-of-the-memory") {
+            return None;
+        }
+        place.folders.iter().find_map(found)
+    }
+}
+
+/// Makes the file for a session, with room for all changes if it `is_away`.
+pub fn create(place: Place<'_>, mark: Mark, is_away: bool) -> io::Result<Named> {
+    let mut failed = io::Error::other("no folder in the memory of the host");
+    for folder in place.folders {
+        match create_in(Path::new(&**folder), mark, is_away) {
+            Ok(made) => return Ok(made),
+            Err(error) => failed = error,
+        }
+    }
+    Err(failed)
+}
+
+fn create_in(path: &Path, mark: Mark, is_away: bool) -> io::Result<Named> {
+    let folder = open_or_make(path)?;
+    let name = name_of(mark);
+    // Of this session, and not the one that its redo file knows.
+    if let Ok(mut old) = Named::open(open_or_make(path)?, name.clone()) {
+        let is_ours = old.file.metadata().is_ok_and(|it| flaw_of(&it, None).is_none());
+        if is_ours && is_free(&old.file) {
+            old.remove()?;
+        }
+    }
+    let made = Named::create(folder, name)?;
+    lock(&made.file)?;
+    if is_away {
+        reserve(&made.file)?;
+    }
+    Ok(made)
+}
+
+fn open_or_make(path: &Path) -> io::Result<Folder> {
+    let is_missing = || path.symlink_metadata().is_err();
+    let lies_in_memory = |it: &Path| Folder::at(it.to_owned()).is_ok_and(|it| it.is_in_memory());
+    if is_missing() && path.parent().is_some_and(lies_in_memory) {
+        // Another daemon may be faster.
+        let _ = DirBuilder::new().mode(0o755).create(path);
+    }
+    let folder = Folder::at(path.to_owned())?;
+    if folder.is_in_memory() { Ok(folder) } else { Err(io::ErrorKind::Unsupported.into()) }
+}
