@@ -7,7 +7,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::super::mark::Mark;
+use super::layout::BYTES;
 
 /// How long the last user of a redo file, which is dying, may keep its lock.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -223,4 +224,13 @@ pub fn lock(file: &File) -> io::Result<()> {
 /// Whether no process has it locked.
 pub fn is_free(file: &File) -> bool {
     flock(file.as_fd(), FlockOperation::NonBlockingLockExclusive) != Err(Errno::WOULDBLOCK)
+}
+
+/// All of a redo file, or so much of another file that it can be told from one.
+pub fn read_words(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if metadata.file_type().is_file() {
+        file.take(BYTES + 1).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }

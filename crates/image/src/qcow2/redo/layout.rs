@@ -11,13 +11,13 @@
 //! 9      last sign of life, the same
 //! 10     number of the host
 //! 11     inode of this file
-//! 12     number of what was left in the memory of the host, which has it, too; 0: nothing
+//! 12     number that the file in the memory of the host has, too; 0: there is none
 //! 64     path of the image, for people
 //! 512    the records: two words each, a cluster of the disk and its entry
 //! ```
 //!
-//! A file beside an image on a server's file system has nothing but the first 64 words and the path,
-//! under a magic of its own. The rest is in the memory of the host ([`live`](super::live)).
+//! A file beside an image on a server's file system has the first 512 words alone, under a magic of
+//! its own. The rest is in the memory of the host ([`live`](super::live)).
 //!
 //! Versions 1 and 2, which lie at `IMAGE.redo`, have words 0 to 7; version 1 no mark.
 

@@ -19,9 +19,8 @@ use std::path::Path;
 use flowstone_block::mutant;
 
 use super::super::mark::Mark;
-use super::folder::{Folder, Named, flaw_of, is_free, lock, name_of};
+use super::folder::{Folder, Named, flaw_of, is_free, lock, name_of, read_words};
 use super::layout::*;
-use super::recall::read_words;
 use super::{Place, reserve};
 
 /// Where daemons that run as root leave it, and others. What lies in the first one is not removed

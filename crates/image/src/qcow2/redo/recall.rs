@@ -4,8 +4,8 @@
 //! of the file.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata};
-use std::io::{self, Read};
+use std::fs::Metadata;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use tracing::warn;
 use super::super::boot::{Boot, Since, Witness};
 use super::super::mark::Mark;
 use super::super::shape::GuestCluster;
-use super::folder::{Folder, Named, flaw_of, is_free, name_of, old_name_of};
+use super::folder::{Folder, Named, flaw_of, is_free, name_of, old_name_of, read_words};
 use super::layout::*;
 use super::live::Live;
 use super::lost::{Lost, Why};
@@ -259,13 +259,4 @@ impl Found {
         };
         Ok((start..end).map(record).collect())
     }
-}
-
-/// All of a redo file, or so much of another file that it can be told from one.
-pub(super) fn read_words(file: &File, metadata: &Metadata) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    if metadata.file_type().is_file() {
-        file.take(BYTES + 1).read_to_end(&mut bytes)?;
-    }
-    Ok(bytes)
 }

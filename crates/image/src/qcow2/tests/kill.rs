@@ -14,7 +14,7 @@ const SECTORS: u64 = 1500;
 
 fn killed_again_and_again(seed: u64, cluster_bytes: u64) {
     let mut random = Rng::with_seed(seed);
-    let host = if seed % 2 == 0 { Host::with_memory() } else { Host::of_a_server() };
+    let host = if seed.is_multiple_of(2) { Host::with_memory() } else { Host::of_a_server() };
     let mut disk = new_disk(SECTORS, cluster_bytes);
     let mut model = vec![0; SECTORS as usize * 512];
     for round in 0..8 {
