@@ -93,7 +93,7 @@ impl FuseHost {
         let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
     }
 
-    /// Answers nothing from now on, for [`STOP_MAX`] at most.
+    /// Answers nothing from now on, for four minutes at most.
     pub fn stop(&self) {
         self.change(|state| state.stopped = Some(Instant::now()));
     }
