@@ -32,6 +32,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         host_calls::check(&sources, &list("host-calls")?),
         stages::check_dependencies(workspace)?,
         stages::check_wiring(&sources),
+        stages::check_fuse(&sources),
         documents::check(workspace)?,
     ];
     let complaints = complaints.concat();
