@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use crate::callers::Caller;
 use crate::copies::{Copy, lock};
 use crate::handles::Handle;
+use crate::mutant::mutant;
 use crate::nodes::Node;
 use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
 use crate::session::Backing;
@@ -164,7 +165,8 @@ impl OpenFile {
         // to an older copy.
         let bound_copy = main.and_then(|it| it.copy.as_ref());
         has.copy = has.copy.take().filter(|copy| {
-            copy.is_current() && bound_copy.is_none_or(|bound| Arc::ptr_eq(bound, copy))
+            (copy.is_current() || mutant("guest.bind.takes-a-retired-copy"))
+                && bound_copy.is_none_or(|bound| Arc::ptr_eq(bound, copy))
         });
         let ask = Ask {
             node: main.map_or(NodeState::Closed, |it| NodeState::Open(it.mode)),

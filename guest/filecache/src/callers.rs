@@ -9,6 +9,8 @@ use std::fs;
 use std::marker::PhantomData;
 use std::sync::LazyLock;
 
+use crate::mutant::mutant;
+
 /// Ids of a process that has asked for something.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Caller {
@@ -34,9 +36,12 @@ impl Caller {
 
     /// Makes this thread act for the caller until the guard is dropped.
     pub fn act(&self) -> Acting {
-        let acts = *CAN_ACT && (self.uid, self.gid) != (0, 0);
+        let is_other = (self.uid, self.gid) != (0, 0);
+        let acts = *CAN_ACT && is_other && !mutant("guest.callers.act-as-root");
         if acts {
-            set_groups(self.groups.as_deref().unwrap_or_default());
+            if !mutant("guest.callers.lose-their-groups") {
+                set_groups(self.groups.as_deref().unwrap_or_default());
+            }
             set_ids(self.uid, self.gid);
         }
         Acting { acts, on_this_thread: PhantomData }

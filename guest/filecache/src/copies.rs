@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
 
+use crate::mutant::mutant;
 use crate::session::Backing;
 use crate::stamp::{Identity, Stamp};
 use crate::store::{Store, space_of};
@@ -222,7 +223,9 @@ impl Copies {
             return None;
         }
         let mut kept = self.kept();
-        if kept.fills.contains_key(&identity) || kept.writers.contains_key(&identity) {
+        let is_written =
+            kept.writers.contains_key(&identity) && !mutant("guest.fill.copies-beside-writers");
+        if kept.fills.contains_key(&identity) || is_written {
             return None;
         }
         let number = kept.next_fill;
@@ -240,7 +243,8 @@ impl Copies {
     /// A file has been copied, or has not. Returns whether there is a new copy.
     pub fn end_fill(&self, fill: &Fill, copied: Option<(File, Stamp)>) -> bool {
         let mut kept = self.kept();
-        let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number);
+        let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number)
+            || mutant("guest.fill.keeps-what-a-writer-spoilt");
         if is_valid {
             kept.fills.remove(&fill.identity);
         }

@@ -17,6 +17,7 @@ use crate::fill::Fills;
 use crate::folders::Folder;
 use crate::handles::{Handle, Numbered};
 use crate::locks::Locks;
+use crate::mutant::mutant;
 use crate::nodes::{News, Node, Nodes};
 use crate::open_mode::Modes;
 use crate::options::Options;
@@ -92,7 +93,7 @@ impl Files {
         let news = node.told(seen.stamp);
         if seen.is_file() {
             let stale = self.copies.get(node.identity).filter(|it| !it.is_of(seen.stamp));
-            if stale.is_some() {
+            if stale.is_some() && !mutant("guest.open.skips-comparison") {
                 self.bring_up_to_date(node, seen.stamp);
             }
         }

@@ -27,6 +27,7 @@ mod io;
 mod kernel_types;
 mod locks;
 pub mod mount_point;
+mod mutant;
 mod names;
 mod nodes;
 mod open;

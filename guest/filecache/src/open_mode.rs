@@ -18,6 +18,8 @@
 //!
 //! What may not be, or cannot be, Copy or Source is Plain.
 
+use crate::mutant::mutant;
+
 /// How the kernel and the daemon serve an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -96,7 +98,9 @@ pub fn answer(ask: &Ask) -> Answer {
         NodeState::Closed if ask.other_is_open => Elsewhere,
         NodeState::Closed => As(first_mode(ask)),
         NodeState::Open(Mode::Copy) if !ask.writes && ask.has_fresh_copy => As(Mode::Copy),
-        NodeState::Open(Mode::Source) if ask.ids_fit => As(Mode::Source),
+        NodeState::Open(Mode::Source) if ask.ids_fit || mutant("guest.bind.shares-other-ids") => {
+            As(Mode::Source)
+        }
         NodeState::Open(Mode::Copy | Mode::Source) => Elsewhere,
         NodeState::Open(mode @ (Mode::Plain | Mode::Direct)) => As(mode),
     }
@@ -104,7 +108,8 @@ pub fn answer(ask: &Ask) -> Answer {
 
 /// The mode of the first open, to which the node is bound until its last close.
 fn first_mode(ask: &Ask) -> Mode {
-    if !ask.writes && ask.has_fresh_copy && ask.allowed.copy {
+    let reads = !ask.writes || mutant("guest.bind.writes-to-copies");
+    if reads && ask.has_fresh_copy && ask.allowed.copy {
         // A store through a writable mapping of a copy would never leave it: reading only.
         Mode::Copy
     } else if ask.allowed.source && ask.ids_fit {

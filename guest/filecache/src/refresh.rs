@@ -10,6 +10,7 @@ use rustix::io::Result;
 use crate::bindings::OpenCopy;
 use crate::copies::{Copy, lock};
 use crate::files::Files;
+use crate::mutant::mutant;
 use crate::nodes::Node;
 use crate::source;
 use crate::stamp::{Identity, Stamp};
@@ -43,7 +44,7 @@ impl Files {
         if *stamp == Some(seen.stamp) {
             return;
         }
-        if copy_over(&file, &open.copy).is_ok() {
+        if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
             // A second change in the same tick would go unseen: then the next look copies again.
             *stamp = Some(seen.stamp).filter(|_| news.is_settled);
         }
@@ -64,6 +65,9 @@ impl Files {
     /// before the writer goes on.
     pub(crate) fn patch_open_copy(&self, identity: Identity, offset: u64, bytes: u64) {
         let Some(open) = self.bindings.open_copy(identity) else { return };
+        if mutant("guest.write.leaves-open-copies") {
+            return;
+        }
         let Ok(file) = self.file_behind(&open) else { return };
         let mut stamp = lock(&open.copy.stamp);
         *stamp = None;

@@ -15,6 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
+use crate::mutant::mutant;
 use crate::stamp::Attributes;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -91,7 +92,8 @@ pub fn daemon_flags(flags: OFlags) -> OFlags {
 /// again when it is told so. "No such file" would be the user's answer for a file that was only
 /// replaced.
 pub fn gone_is_stale(error: Errno) -> Errno {
-    if error == Errno::NOENT || error == Errno::NOTDIR { Errno::STALE } else { error }
+    let is_gone = error == Errno::NOENT || error == Errno::NOTDIR;
+    if is_gone && !mutant("guest.names.gone-is-not-stale") { Errno::STALE } else { error }
 }
 
 #[cfg(test)]
