@@ -38,7 +38,10 @@ impl Files {
         let node = self.nodes.get(id)?;
         let seen = match self.held(&node, handle) {
             Some(held) => source::stat(held)?,
-            None => self.nodes.look(&node)?,
+            // Opened on trust, and perhaps gone or replaced at the source since.
+            None => self.nodes.look(&node).or_else(|error| {
+                self.bindings.trusted_copy(&node).map(|copy| copy.attributes()).ok_or(error)
+            })?,
         };
         let news = self.learn(&node, &seen);
         if news.changed {

@@ -29,6 +29,8 @@ struct OpenFile {
     split_opens: u32,
     /// Holds the file while it is open: its name may lead elsewhere meanwhile.
     anchor: Option<Arc<OwnedFd>>,
+    /// What is known of a file that was opened without a look at it.
+    trusted: Option<Arc<Copy>>,
 }
 
 /// A node that is open in a mode.
@@ -54,6 +56,13 @@ pub struct Prepared {
     pub file: Option<Arc<File>>,
     /// The file, held.
     pub anchor: Option<Arc<OwnedFd>>,
+}
+
+impl Prepared {
+    /// What the daemon reads: a copy does until it is dropped.
+    fn something_to_read(&self) -> bool {
+        self.file.is_some() || self.copy.is_some()
+    }
 }
 
 /// What an open comes to.
@@ -96,6 +105,7 @@ impl Bindings {
             files.remove(&node.identity);
         } else if file.anchor.is_none() {
             file.anchor.clone_from(&has.anchor);
+            file.trusted.clone_from(&has.copy);
         }
         bound
     }
@@ -103,6 +113,11 @@ impl Bindings {
     /// The file of a node, if it is open and held.
     pub fn anchor(&self, node: &Node) -> Option<Arc<OwnedFd>> {
         lock(&self.files).get(&node.identity)?.anchor.clone()
+    }
+
+    /// The copy of a node that was opened on trust.
+    pub fn trusted_copy(&self, node: &Node) -> Option<Arc<Copy>> {
+        lock(&self.files).get(&node.identity)?.trusted.clone()
     }
 
     /// A handle is closed. Returns whether the name can lead to the main node again: the split node
@@ -188,7 +203,7 @@ impl OpenFile {
                 Some(binding) => self.main = Some(binding),
                 None => return Bound::Needs(mode),
             }
-        } else if mode == Mode::Plain && has.file.is_none() {
+        } else if mode == Mode::Plain && !has.something_to_read() {
             return Bound::Needs(mode);
         }
         let Some(main) = &mut self.main else { return Bound::Elsewhere };
@@ -205,7 +220,7 @@ impl Binding {
             Mode::Copy => Some(copy.as_ref()?.backing.get()?.clone()),
             Mode::Source => Some(has.backing.clone()?),
             Mode::Plain | Mode::Direct => {
-                has.file.as_ref()?;
+                has.something_to_read().then_some(())?;
                 None
             }
         };

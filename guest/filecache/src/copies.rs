@@ -13,7 +13,7 @@ use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
 
 use crate::mutant::mutant;
 use crate::session::Backing;
-use crate::stamp::{Identity, Stamp};
+use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::{Store, space_of};
 
 /// Files that the usage history has room for.
@@ -29,7 +29,8 @@ pub struct Copy {
     pub backing: OnceLock<Arc<Backing>>,
     /// It is the copy to use. Once false it stays so.
     is_current: AtomicBool,
-    checked: Mutex<Instant>,
+    /// When it was compared with the source, and what that said.
+    checked: Mutex<(Instant, Attributes)>,
     space: AtomicU64,
     bytes_in_use: Arc<AtomicU64>,
 }
@@ -46,13 +47,18 @@ impl Copy {
     }
 
     /// It was compared with the source.
-    pub fn checked(&self) {
-        *lock(&self.checked) = Instant::now();
+    pub fn checked(&self, seen: &Attributes) {
+        *lock(&self.checked) = (Instant::now(), *seen);
+    }
+
+    /// What the source said then.
+    pub fn attributes(&self) -> Attributes {
+        lock(&self.checked).1
     }
 
     /// Whether that was so short a time ago.
     pub fn was_checked_within(&self, time: Duration) -> bool {
-        lock(&self.checked).elapsed() < time
+        lock(&self.checked).0.elapsed() < time
     }
 
     /// What it takes.
@@ -241,7 +247,7 @@ impl Copies {
     }
 
     /// A file has been copied, or has not. Returns whether there is a new copy.
-    pub fn end_fill(&self, fill: &Fill, copied: Option<(File, Stamp)>) -> bool {
+    pub fn end_fill(&self, fill: &Fill, copied: Option<(File, Attributes)>) -> bool {
         let mut kept = self.kept();
         let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number)
             || mutant("guest.fill.keeps-what-a-writer-spoilt");
@@ -249,17 +255,17 @@ impl Copies {
             kept.fills.remove(&fill.identity);
         }
         let is_wanted = kept.policy.holds(file_id(fill.identity));
-        let Some((file, stamp)) = copied.filter(|_| is_valid && is_wanted) else { return false };
+        let Some((file, seen)) = copied.filter(|_| is_valid && is_wanted) else { return false };
         let copy = Copy {
             file,
-            stamp: Mutex::new(Some(stamp)),
+            stamp: Mutex::new(Some(seen.stamp)),
             backing: OnceLock::new(),
             is_current: AtomicBool::new(true),
-            checked: Mutex::new(Instant::now()),
+            checked: Mutex::new((Instant::now(), seen)),
             space: AtomicU64::new(0),
             bytes_in_use: self.bytes_in_use.clone(),
         };
-        copy.resized(stamp.size);
+        copy.resized(seen.stamp.size);
         kept.take(fill.identity);
         kept.copies.insert(fill.identity, Arc::new(copy));
         true

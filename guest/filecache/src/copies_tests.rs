@@ -20,10 +20,11 @@ fn copies(bytes: u64) -> Copies {
     Copies::new(Store::memory(), bytes, policy)
 }
 
-fn filled(copies: &Copies) -> Option<(File, Stamp)> {
+fn filled(copies: &Copies) -> Option<(File, Attributes)> {
     let mut file = copies.new_file().unwrap();
     file.write_all(b"text").unwrap();
-    Some((file, stamp(4)))
+    let seen = crate::source::stat(&file).unwrap();
+    Some((file, Attributes { stamp: stamp(4), ..seen }))
 }
 
 fn fill(copies: &Copies, identity: Identity) -> bool {

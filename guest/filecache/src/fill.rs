@@ -2,7 +2,7 @@
 //! them, so that their bytes have come from the server already where that is cached.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BinaryHeap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex};
@@ -17,7 +17,7 @@ use crate::errno;
 use crate::files::Files;
 use crate::nodes::Node;
 use crate::source;
-use crate::stamp::Stamp;
+use crate::stamp::{Attributes, Identity};
 
 /// Copied at a time.
 const CHUNK: usize = 1 << 20;
@@ -38,6 +38,8 @@ pub struct Fills {
 #[derive(Default)]
 struct Queue {
     waiting: BinaryHeap<Reverse<Task>>,
+    /// Their files: each waits once.
+    files: HashSet<Identity>,
     next: u64,
 }
 
@@ -78,7 +80,7 @@ impl Fills {
 
     fn put(&self, node: Arc<Node>, caller: Caller, not_before: Instant, looks: u32) {
         let mut queue = lock(&self.queue);
-        if queue.waiting.len() < QUEUE_MAX {
+        if queue.waiting.len() < QUEUE_MAX && queue.files.insert(node.identity) {
             let number = queue.next;
             queue.next += 1;
             queue.waiting.push(Reverse(Task { not_before, number, node, caller, looks }));
@@ -95,7 +97,10 @@ impl Fills {
                 None => None,
                 Some(Reverse(first)) if first.not_before > now => Some(first.not_before - now),
                 Some(_) => match queue.waiting.pop() {
-                    Some(Reverse(task)) => return task,
+                    Some(Reverse(task)) => {
+                        queue.files.remove(&task.node.identity);
+                        return task;
+                    }
                     None => None,
                 },
             };
@@ -141,17 +146,16 @@ impl Files {
     }
 
     /// The copy, or nothing if the file is too new, or has changed under it.
-    fn copy_out(&self, task: &Task, buffer: &mut [u8]) -> Result<Option<(File, Stamp)>> {
+    fn copy_out(&self, task: &Task, buffer: &mut [u8]) -> Result<Option<(File, Attributes)>> {
         let acting = task.caller.act();
-        let anchor = self.nodes.anchor(&task.node)?;
+        let (anchor, seen) = self.nodes.anchor_and_look(&task.node)?;
+        if !self.is_settled(&task.node, &seen) {
+            return Ok(None);
+        }
         let file = source::reopen(anchor, OFlags::RDONLY)?;
         drop(acting);
         let before = source::stat(&file)?;
-        let news = task.node.told(before.stamp);
-        if news.changed {
-            self.take_back_attributes(&task.node);
-        }
-        if !news.is_settled {
+        if !self.is_settled(&task.node, &before) {
             return Ok(None);
         }
         let copy = self.copies.new_file().map_err(errno)?;
@@ -163,7 +167,16 @@ impl Files {
         let after = source::stat(&file)?;
         let size = copy.metadata().map_err(errno)?.len();
         let is_whole = after.stamp == before.stamp && size == before.stamp.size;
-        Ok(is_whole.then_some((copy, before.stamp)))
+        Ok(is_whole.then_some((copy, before)))
+    }
+
+    /// Whether a change from now on would give a file another stamp.
+    fn is_settled(&self, node: &Node, seen: &Attributes) -> bool {
+        let news = node.told(seen.stamp);
+        if news.changed {
+            self.take_back_attributes(node);
+        }
+        news.is_settled
     }
 }
 

@@ -205,10 +205,10 @@ impl Filesystem for Answers {
     }
 
     fn release(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, owner:
+        &self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, _:
         Option<LockOwner>, _: bool, reply: ReplyEmpty
     ) {
-        self.files.release(handle.0, owner.map(|it| it.0));
+        self.files.release(handle.0);
         reply.ok();
     }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
@@ -36,6 +36,8 @@ pub struct Handle {
     pub anchor: OnceLock<Arc<OwnedFd>>,
     /// The source's file as the daemon has opened it.
     pub file: OnceLock<Arc<File>>,
+    /// Who has locked it.
+    pub lock_owners: Mutex<Vec<u64>>,
 }
 
 impl Handle {

@@ -75,6 +75,11 @@ impl Files {
     /// The descriptor of an owner.
     fn lock_file(&self, handle: &Handle, owner: u64) -> Result<Arc<File>> {
         let identity = handle.node.identity;
+        let mut owners = lock(&handle.lock_owners);
+        if !owners.contains(&owner) {
+            owners.push(owner);
+        }
+        drop(owners);
         if let Some(file) = self.locks.of(identity, owner) {
             return Ok(file);
         }

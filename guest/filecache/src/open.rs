@@ -8,7 +8,7 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use flowstone_policy::Use;
 use rustix::fs::{Access, AtFlags, CWD, Mode as Permissions, OFlags, accessat, openat};
@@ -115,19 +115,18 @@ impl Files {
     /// Asks the source.
     fn look_at(&self, node: &Arc<Node>, flags: OFlags, writes: bool, by: &Caller) -> Result<Look> {
         let acting = by.act();
-        let anchor = Arc::new(self.nodes.anchor(node)?);
+        let (anchor, mut seen) = self.nodes.anchor_and_look(node)?;
         let has_copy = !writes && self.copies.get(node.identity).is_some();
-        let file = if has_copy {
-            Some(Arc::new(source::reopen(&*anchor, source::daemon_flags(flags))?))
+        let file = if has_copy && !self.source.is_local() {
+            // This is how a server says whether a file has changed.
+            let file = source::reopen(&anchor, source::daemon_flags(flags))?;
+            seen = source::stat(&file)?;
+            Some(Arc::new(file))
         } else {
             may_open(&anchor, flags, by)?;
             None
         };
         drop(acting);
-        let seen = match &file {
-            Some(file) => source::stat(&**file)?,
-            None => source::stat(&*anchor)?,
-        };
         if !seen.is_file() {
             return Err(Errno::STALE);
         }
@@ -142,8 +141,8 @@ impl Files {
             .copies
             .get(node.identity)
             .filter(|it| it.is_of(seen.stamp) || mutant("guest.open.skips-comparison"));
-        copy.iter().for_each(|it| it.checked());
-        Ok(Look { stamp: seen.stamp, anchor: Some(anchor), file, copy, news })
+        copy.iter().for_each(|it| it.checked(&seen));
+        Ok(Look { stamp: seen.stamp, anchor: Some(Arc::new(anchor)), file, copy, news })
     }
 
     /// Tells the policy, and binds the node.
@@ -185,6 +184,7 @@ impl Files {
             deserves_copy,
             anchor: look.anchor.map(Into::into).unwrap_or_default(),
             file: file.map(Into::into).unwrap_or_default(),
+            lock_owners: Mutex::default(),
         };
         Ok(Opened { number: self.handles.insert(Arc::new(handle)), mode, backing, keeps_pages })
     }
@@ -274,10 +274,11 @@ impl Files {
         Ok(backing.ok().map(Arc::new))
     }
 
-    /// The kernel has closed a file. An owner of locks that goes with it is named.
-    pub fn release(&self, number: u64, owner: Option<u64>) {
+    /// The kernel has closed a file.
+    pub fn release(&self, number: u64) {
         let Some(handle) = self.handles.remove(number) else { return };
-        if let Some(owner) = owner {
+        // Owners that are open files, not processes, end with it.
+        for owner in handle.lock_owners.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             self.locks.release(handle.node.identity, owner);
         }
         if self.bindings.unbind(&handle) {

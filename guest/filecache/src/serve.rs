@@ -146,7 +146,9 @@ fn start(
     }
     repeat("refresh", options.window, files, |files| files.refresh_open_copies())?;
     repeat("epoch", options.epoch, files, |files| files.copies.epoch())?;
-    control::serve(files, at)
+    control::serve(files, at).map_err(|error| {
+        io::Error::new(error.kind(), format!("its socket in /run or XDG_RUNTIME_DIR: {error}"))
+    })
 }
 
 /// Does something again and again.

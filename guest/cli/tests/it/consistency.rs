@@ -164,6 +164,9 @@ fn a_trusted_copy_is_not_compared_and_that_is_counted() {
         file.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(&bytes, b"first");
         assert_eq!(mount.stat("unchecked_opens"), before + 1);
+        fs::write(mount.source("new"), "other").unwrap();
+        fs::rename(mount.source("new"), mount.source("it")).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 5, "an open file has attributes");
         drop(file);
         append(&mount.at("it"), "!");
         assert_eq!(mount.read("it"), "other!", "a writer asks the source");
