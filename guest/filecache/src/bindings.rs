@@ -45,6 +45,23 @@ struct Binding {
     checked_by: Option<Arc<File>>,
 }
 
+/// An open of a node.
+#[derive(Clone, Copy)]
+pub struct Opening<'a> {
+    /// The node.
+    pub node: &'a Arc<Node>,
+    /// Whether it is the split node of its file.
+    pub is_split: bool,
+    /// Whether it is opened for writing.
+    pub writes: bool,
+    /// Whether it has the set-user-id or set-group-id bit.
+    pub is_set_id: bool,
+    /// For whom.
+    pub caller: &'a Caller,
+    /// The modes that are possible.
+    pub allowed: Modes,
+}
+
 /// What an open has in its hands to be bound with.
 #[derive(Default)]
 pub struct Prepared {
@@ -89,20 +106,13 @@ pub struct OpenCopy {
 
 impl Bindings {
     /// Binds a node for an open, or says what is missing.
-    pub fn bind(
-        &self,
-        node: &Arc<Node>,
-        is_split: bool,
-        writes: bool,
-        caller: &Caller,
-        allowed: Modes,
-        has: &mut Prepared,
-    ) -> Bound {
+    pub fn bind(&self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
         let mut files = lock(&self.files);
-        let file = files.entry(node.identity).or_default();
-        let bound = file.bind(node, is_split, writes, caller, allowed, has);
+        let identity = opening.node.identity;
+        let file = files.entry(identity).or_default();
+        let bound = file.bind(opening, has);
         if file.is_closed() {
-            files.remove(&node.identity);
+            files.remove(&identity);
         } else if file.anchor.is_none() {
             file.anchor.clone_from(&has.anchor);
             file.trusted.clone_from(&has.copy);
@@ -166,15 +176,8 @@ impl OpenFile {
         self.main.is_none() && self.split_opens == 0
     }
 
-    fn bind(
-        &mut self,
-        node: &Arc<Node>,
-        is_split: bool,
-        writes: bool,
-        caller: &Caller,
-        allowed: Modes,
-        has: &mut Prepared,
-    ) -> Bound {
+    fn bind(&mut self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
+        let Opening { node, caller, .. } = *opening;
         let main = self.main.as_ref();
         // A writer may have opened the file since the copy was looked at, and the node may be bound
         // to an older copy.
@@ -185,12 +188,13 @@ impl OpenFile {
         });
         let ask = Ask {
             node: main.map_or(NodeState::Closed, |it| NodeState::Open(it.mode)),
-            is_split,
+            is_split: opening.is_split,
             other_is_open: self.split_opens > 0,
-            writes,
+            writes: opening.writes,
             has_fresh_copy: has.copy.is_some(),
             ids_fit: caller.groups.is_some() && main.is_none_or(|it| it.caller == *caller),
-            allowed,
+            is_set_id: opening.is_set_id,
+            allowed: opening.allowed,
         };
         let Answer::As(mode) = answer(&ask) else { return Bound::Elsewhere };
         if mode == Mode::Direct {

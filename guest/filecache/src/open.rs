@@ -14,7 +14,7 @@ use flowstone_policy::Use;
 use rustix::fs::{Access, AtFlags, CWD, Mode as Permissions, OFlags, accessat, openat};
 use rustix::io::{Errno, Result};
 
-use crate::bindings::{Bound, Prepared};
+use crate::bindings::{Bound, Opening, Prepared};
 use crate::callers::Caller;
 use crate::copies::{Copy, file_id};
 use crate::files::Files;
@@ -50,6 +50,8 @@ type Ways = (Mode, Option<Arc<Backing>>, Option<Arc<File>>);
 /// What is known of a file when it is opened.
 struct Look {
     stamp: Stamp,
+    /// A write may take the set-user-id bit away.
+    is_set_id: bool,
     anchor: Option<Arc<OwnedFd>>,
     file: Option<Arc<File>>,
     copy: Option<Arc<Copy>>,
@@ -89,7 +91,8 @@ impl Files {
         let news = self.learn(&node, &seen);
         let anchor = Some(Arc::new(source::reopen(&file, OFlags::PATH)?.into()));
         let file = Some(Arc::new(file));
-        let look = Look { stamp: seen.stamp, anchor, file, copy: None, news };
+        let is_set_id = seen.is_set_id();
+        let look = Look { stamp: seen.stamp, is_set_id, anchor, file, copy: None, news };
         match self.finish(node.clone(), flags, caller, look, to) {
             Ok(opened) => Ok((node, seen, opened)),
             Err(error) => {
@@ -109,7 +112,7 @@ impl Files {
         let stamp = stamp.filter(|_| copy.was_checked_within(self.trust))?;
         self.counters.unchecked_opens.add(1);
         let news = News { changed: false, pages_are_good: false, is_settled: true };
-        Some(Look { stamp, anchor: None, file: None, copy: Some(copy), news })
+        Some(Look { stamp, is_set_id: false, anchor: None, file: None, copy: Some(copy), news })
     }
 
     /// Asks the source.
@@ -142,7 +145,8 @@ impl Files {
             .get(node.identity)
             .filter(|it| it.is_of(seen.stamp) || mutant("guest.open.skips-comparison"));
         copy.iter().for_each(|it| it.checked(&seen));
-        Ok(Look { stamp: seen.stamp, anchor: Some(Arc::new(anchor)), file, copy, news })
+        let (is_set_id, anchor) = (seen.is_set_id(), Some(Arc::new(anchor)));
+        Ok(Look { stamp: seen.stamp, is_set_id, anchor, file, copy, news })
     }
 
     /// Tells the policy, and binds the node.
@@ -217,8 +221,9 @@ impl Files {
         };
         loop {
             let is_split = self.nodes.is_split(node);
-            let modes = self.modes();
-            match self.bindings.bind(node, is_split, writes, caller, modes, &mut has) {
+            let (is_set_id, allowed) = (look.is_set_id, self.modes());
+            let opening = Opening { node, is_split, writes, is_set_id, caller, allowed };
+            match self.bindings.bind(&opening, &mut has) {
                 Bound::As(mode, backing) => return Ok((mode, backing, has.file)),
                 Bound::Elsewhere => {
                     self.nodes.split(node.identity);

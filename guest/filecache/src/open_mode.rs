@@ -16,7 +16,9 @@
 //! | Plain | Plain | Plain |
 //! | the split node | Direct | Direct |
 //!
-//! What may not be, or cannot be, Copy or Source is Plain.
+//! What may not be, or cannot be, Copy or Source is Plain. So is a file with the set-user-id or
+//! set-group-id bit that is opened for writing, or Elsewhere where it is Source: a write takes the
+//! bit away, and the kernel would go on showing it.
 
 use crate::mutant::mutant;
 
@@ -68,8 +70,18 @@ pub struct Ask {
     /// Whether the ids of the caller are those for which the source's file is registered, or, of a
     /// closed node, whether they are known at all.
     pub ids_fit: bool,
+    /// Whether it has the set-user-id or set-group-id bit.
+    pub is_set_id: bool,
     /// What the user and the kernel allow.
     pub allowed: Modes,
+}
+
+impl Ask {
+    /// Whether the kernel may open the source's file for the caller.
+    fn suits_source(&self) -> bool {
+        let ids_fit = self.ids_fit || mutant("guest.bind.shares-other-ids");
+        ids_fit && !(self.writes && self.is_set_id)
+    }
 }
 
 /// Which modes are allowed. Plain always is.
@@ -98,9 +110,7 @@ pub fn answer(ask: &Ask) -> Answer {
         NodeState::Closed if ask.other_is_open => Elsewhere,
         NodeState::Closed => As(first_mode(ask)),
         NodeState::Open(Mode::Copy) if !ask.writes && ask.has_fresh_copy => As(Mode::Copy),
-        NodeState::Open(Mode::Source) if ask.ids_fit || mutant("guest.bind.shares-other-ids") => {
-            As(Mode::Source)
-        }
+        NodeState::Open(Mode::Source) if ask.suits_source() => As(Mode::Source),
         NodeState::Open(Mode::Copy | Mode::Source) => Elsewhere,
         NodeState::Open(mode @ (Mode::Plain | Mode::Direct)) => As(mode),
     }
@@ -112,7 +122,7 @@ fn first_mode(ask: &Ask) -> Mode {
     if reads && ask.has_fresh_copy && ask.allowed.copy {
         // A store through a writable mapping of a copy would never leave it: reading only.
         Mode::Copy
-    } else if ask.allowed.source && ask.ids_fit {
+    } else if ask.allowed.source && ask.suits_source() {
         Mode::Source
     } else {
         Mode::Plain

@@ -11,6 +11,7 @@ const CLOSED: Ask = Ask {
     writes: false,
     has_fresh_copy: false,
     ids_fit: true,
+    is_set_id: false,
     allowed: Modes::ALL,
 };
 
@@ -88,6 +89,15 @@ fn a_caller_whose_ids_cannot_be_known_goes_through_the_daemon() {
     let ask = Ask { ids_fit: false, ..CLOSED };
     assert_eq!(answer(&ask), As(Mode::Plain));
     assert_eq!(answer(&writing(ask)), As(Mode::Plain));
+}
+
+#[test]
+fn a_write_that_takes_a_bit_of_the_mode_away_goes_through_the_daemon() {
+    let set_id = |ask| Ask { is_set_id: true, ..ask };
+    assert_eq!(answer(&writing(set_id(CLOSED))), As(Mode::Plain));
+    assert_eq!(answer(&writing(set_id(open(Mode::Source)))), Elsewhere);
+    assert_eq!(answer(&set_id(CLOSED)), As(Mode::Source));
+    assert_eq!(answer(&set_id(open(Mode::Source))), As(Mode::Source));
 }
 
 #[test]

@@ -101,8 +101,8 @@ impl Attributes {
         self.kind == FileType::RegularFile
     }
 
-    /// Whether it is a folder.
-    pub fn is_folder(&self) -> bool {
-        self.kind == FileType::Directory
+    /// Whether it has the set-user-id or set-group-id bit.
+    pub fn is_set_id(&self) -> bool {
+        self.mode & 0o6000 != 0
     }
 }
