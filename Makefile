@@ -8,6 +8,7 @@ MUTANTS ?= protocol in-flight sync raw qcow2 log
 FUZZ_SECONDS ?= 60
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 SHARE := $(DESTDIR)$(PREFIX)/share
+UNITS := $(DESTDIR)$(PREFIX)/lib/systemd/system
 MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowstone-daemon
 
 # Where rustup puts cargo, for the run that has just installed it.
@@ -33,6 +34,7 @@ test: ## Check everything: style, documentation, licences, all tests, real guest
 	cargo clippy $(MODELLED) --features model --lib --tests -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 	cargo build --workspace --bins
+	scripts/static-guest
 	scripts/run-tests $(MODELLED)
 
 bench: ## Measure against qemu-storage-daemon and fio; writes README.md and docs/benchmarks.md
@@ -61,12 +63,17 @@ mutants: ## Break what keeps data safe, one step at a time: a test must fail; MU
 	scripts/setup --mutants
 	scripts/mutants $(MUTANTS)
 
-install: ## Install binary, manual pages and completions below PREFIX=/usr/local
+install: ## Install binaries, manual pages and completions below PREFIX=/usr/local
 	cargo build --release -p flowstone-cli
+	install -D -m 755 $$(scripts/static-guest) $(DESTDIR)$(PREFIX)/bin/flowstone-guest
 	cargo xtask dist
 	install -D -m 755 -t $(DESTDIR)$(PREFIX)/bin $(TARGET)/release/flowstone
 	install -D -m 644 -t $(SHARE)/man/man1 target/dist/man/*.1
 	install -D -m 644 -t $(SHARE)/man/man5 target/dist/man/*.5
-	install -D -m 644 target/dist/completions/flowstone.bash $(SHARE)/bash-completion/completions/flowstone
-	install -D -m 644 -t $(SHARE)/zsh/site-functions target/dist/completions/_flowstone
-	install -D -m 644 -t $(SHARE)/fish/vendor_completions.d target/dist/completions/flowstone.fish
+	for name in flowstone flowstone-guest; do \
+		install -D -m 644 target/dist/completions/$$name.bash $(SHARE)/bash-completion/completions/$$name; \
+	done
+	install -D -m 644 -t $(SHARE)/zsh/site-functions target/dist/completions/_flowstone*
+	install -D -m 644 -t $(SHARE)/fish/vendor_completions.d target/dist/completions/*.fish
+	install -d $(UNITS)
+	sed 's|/usr/local|$(PREFIX)|' guest/cli/systemd/flowstone-guest@.service >$(UNITS)/flowstone-guest@.service

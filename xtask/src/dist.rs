@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 use clap_complete::{Shell, generate_to};
 use flowstone_cli::args::Args;
 
@@ -13,18 +13,26 @@ use crate::config_page;
 /// The configuration file of `serve`.
 const CONFIG_PAGE: &str = "flowstone.toml.5";
 
+/// The programs that are installed.
+fn commands() -> [Command; 2] {
+    let commands = [Args::command(), flowstone_guest::args::Args::command()];
+    commands.map(|command| command.disable_help_subcommand(true))
+}
+
 /// Writes them to `man` and `completions` below `target`.
 pub fn dist(target: &Path) -> Result<()> {
     let (man, completions) = (target.join("man"), target.join("completions"));
     for folder in [&man, &completions] {
         fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     }
-    let command = Args::command().disable_help_subcommand(true);
-    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-        generate_to(shell, &mut command.clone(), "flowstone", &completions)?;
+    for command in commands() {
+        let name = command.get_name().to_owned();
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            generate_to(shell, &mut command.clone(), &name, &completions)?;
+        }
+        // One page for the command and one for each subcommand, as `man flowstone-serve` finds them.
+        clap_mangen::generate_to(command, &man)?;
     }
-    // One page for the command and one for each subcommand, as `man flowstone-serve` finds them.
-    clap_mangen::generate_to(command, &man)?;
     fs::write(man.join(CONFIG_PAGE), config_page::page()?).context(CONFIG_PAGE)?;
     println!("man pages and completions are in {}", target.display());
     Ok(())
@@ -38,12 +46,14 @@ mod tests {
     fn every_subcommand_has_a_page_and_every_shell_a_completion() {
         let dir = tempfile::tempdir().unwrap();
         dist(dir.path()).unwrap();
-        for command in Args::command().get_subcommands() {
-            let page = dir.path().join(format!("man/flowstone-{}.1", command.get_name()));
-            let text = fs::read_to_string(&page).unwrap();
-            assert!(text.contains(".SH SYNOPSIS"), "{} is empty", page.display());
+        for program in commands() {
+            for command in program.get_subcommands() {
+                let name = format!("man/{}-{}.1", program.get_name(), command.get_name());
+                let text = fs::read_to_string(dir.path().join(&name)).unwrap();
+                assert!(text.contains(".SH SYNOPSIS"), "{name} is empty");
+            }
         }
         assert!(dir.path().join("man").join(CONFIG_PAGE).is_file());
-        assert_eq!(fs::read_dir(dir.path().join("completions")).unwrap().count(), 3);
+        assert_eq!(fs::read_dir(dir.path().join("completions")).unwrap().count(), 6);
     }
 }

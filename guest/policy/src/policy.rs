@@ -19,7 +19,7 @@ pub enum Order {
 /// Laws, for every sequence of calls: the files held are those of `used` calls that returned true,
 /// without those that were dropped or forgotten since; `held_bytes` is the sum of their sizes and
 /// never above the budget when a call returns.
-pub trait Policy {
+pub trait Policy: Send {
     /// A file is opened. Returns whether it is to be held from now on (it may be already); what has
     /// to go for that is ordered.
     fn used(&mut self, access: &Access, orders: &mut Vec<Order>) -> bool;

@@ -24,7 +24,8 @@ pub struct Finding {
 
 /// Tries the mutants whose names contain one of `wanted`, or all.
 pub fn run(workspace: &Path, wanted: &[String]) -> Result<()> {
-    let all = source::find(&workspace.join("crates"))?;
+    let mut all = source::find(&workspace.join("crates"))?;
+    all.extend(source::find(&workspace.join("guest"))?);
     let is_wanted = |mutant: &Mutant| {
         wanted.is_empty() || wanted.iter().any(|part| mutant.name.contains(part.as_str()))
     };

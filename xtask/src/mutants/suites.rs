@@ -63,7 +63,8 @@ impl Suites {
     /// Builds them with all mutants inside, in a target folder of their own.
     pub fn build(workspace: &Path) -> Result<Self> {
         let left_out = LEFT_OUT.iter().flat_map(|package| ["--exclude", package]);
-        let tests = ["--workspace", "--features", "flowstone-block/mutants"];
+        let tests =
+            ["--workspace", "--features", "flowstone-block/mutants,flowstone-filecache/mutants"];
         let modelled = MODELLED.iter().flat_map(|package| ["--package", package]);
         let models = ["--lib", "--features", "model,flowstone-block/mutants"];
         let mut binaries = built(workspace, tests.into_iter().chain(left_out), false)?;
@@ -72,7 +73,7 @@ impl Suites {
         binaries.sort_by_key(|binary| match &*binary.package {
             _ if binary.is_model => 1,
             "image" => 2,
-            "cli" => 3,
+            "cli" | "guest" => 3,
             _ => 0,
         });
         Ok(Self { binaries })

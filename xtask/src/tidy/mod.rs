@@ -33,6 +33,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         host_calls::check(&sources, &list("host-calls")?),
         stages::check_dependencies(workspace)?,
         stages::check_wiring(&sources),
+        stages::check_fuse(&sources),
         documents::check(workspace)?,
         named_tests::check(workspace, &sources)?,
     ];

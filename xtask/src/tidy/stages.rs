@@ -14,7 +14,7 @@ use super::source::Source;
 
 /// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 14] = [
+const MAY_KNOW: [(&str, &[&str]); 16] = [
     ("reactor", &[]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
@@ -32,7 +32,12 @@ const MAY_KNOW: [(&str, &[&str]); 14] = [
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
     ("policy", &[]),
+    ("filecache", &["policy"]),
+    ("guest", &["filecache", "policy"]),
 ];
+
+/// The library that speaks FUSE, and the file that may name it.
+const FUSE: (&str, &str) = ("fuser", "guest/filecache/src/fuse.rs");
 
 /// The features that test machinery is behind.
 const FOR_TESTS: [&str; 2] = ["testing", "model"];
@@ -106,7 +111,35 @@ fn text(value: &Value) -> &str {
 fn folder_in_crates(manifest: &str) -> Option<&str> {
     let folder = Path::new(manifest).parent()?;
     let above = folder.parent()?.file_name()?;
-    (above == "crates" || above == "guest").then(|| folder.file_name()?.to_str()).flatten()
+    match (above.to_str()?, folder.file_name()?.to_str()?) {
+        // The command of the guest; `crates` has one of that name.
+        ("guest", "cli") => Some("guest"),
+        ("crates" | "guest", name) => Some(name),
+        _ => None,
+    }
+}
+
+/// Files that name the library that speaks FUSE.
+pub fn check_fuse(sources: &[Source]) -> Vec<String> {
+    let (library, file) = FUSE;
+    let named = sources.iter().filter(|source| {
+        let mut names = Names { word: library, found: false };
+        names.visit_file(&source.file);
+        names.found && source.path != file
+    });
+    named.map(|source| format!("{}: names {library}, as only {file} may", source.path)).collect()
+}
+
+/// Whether a file names a word.
+struct Names {
+    word: &'static str,
+    found: bool,
+}
+
+impl<'ast> Visit<'ast> for Names {
+    fn visit_ident(&mut self, word: &'ast Ident) {
+        self.found |= word == self.word;
+    }
 }
 
 /// Files of the daemon, other than the wiring, that name two stages.
@@ -177,6 +210,23 @@ mod tests {
             assert_eq!(of(json!([feature]), json!({})).len(), 1);
             assert_eq!(of(json!([]), json!({"default": [feature]})).len(), 1);
         }
+    }
+
+    #[test]
+    fn the_library_that_speaks_fuse_has_one_home() {
+        let of = |path, text| check_fuse(&[Source::parse(path, text).unwrap()]).len();
+        assert_eq!(of("guest/filecache/src/session.rs", "use fuser::Session;"), 1);
+        assert_eq!(of(FUSE.1, "use fuser::Session;"), 0);
+        assert_eq!(of("guest/filecache/src/session.rs", "use crate::fuse::Session;"), 0);
+    }
+
+    #[test]
+    fn the_guest_knows_nothing_of_disks() {
+        let manifest = "/x/guest/cli/Cargo.toml";
+        let block =
+            json!({"name": "flowstone-block", "kind": null, "optional": false, "features": []});
+        let package = json!({"manifest_path": manifest, "dependencies": [block], "features": {}});
+        assert_eq!(judge(&json!({ "packages": [package] })), ["crates/guest depends on block"]);
     }
 
     #[test]

@@ -1,0 +1,46 @@
+//! `cache`: a mount in the foreground.
+
+use std::io::Write;
+
+use flowstone_filecache::open_mode::Modes;
+use flowstone_filecache::{Options, Place, serve};
+use flowstone_policy::Windows;
+
+use crate::Failure;
+use crate::args::{Cache, OpenMode};
+
+/// Serves until a signal or an unmount.
+pub fn run(args: &Cache) -> Result<(), Failure> {
+    let shown = args.mount.display();
+    let is_up = |_: &std::path::Path| {
+        println!("serving {shown}");
+        // Who started it may not read what it says.
+        let _ = std::io::stdout().flush();
+    };
+    serve(&options(args), is_up).map_err(|failed| failed.to_string())
+}
+
+fn options(args: &Cache) -> Options {
+    let place = match (&args.dir, args.size) {
+        (Some(folder), Some(bytes)) => Place::Folder(folder.clone(), bytes),
+        _ => Place::Memory(args.memory),
+    };
+    Options {
+        source: args.source.clone(),
+        mount: args.mount.clone(),
+        place,
+        policy: args.policy,
+        windows: Windows {
+            usage_threshold: args.usage_threshold,
+            mem_threshold: args.mem_threshold,
+            ..Windows::default()
+        },
+        epoch: args.epoch,
+        window: args.window,
+        trust: args.trust,
+        modes: Modes {
+            copy: args.modes.contains(&OpenMode::Copy),
+            source: args.modes.contains(&OpenMode::Source),
+        },
+    }
+}

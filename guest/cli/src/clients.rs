@@ -1,0 +1,94 @@
+//! Commands that talk to a running cache.
+
+use std::fs::File;
+use std::io::{self, BufRead};
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+
+use flowstone_filecache::Report;
+use flowstone_filecache::control::{Question, ask};
+
+use crate::Failure;
+use crate::args::{Drop, Record, Stats};
+use crate::units::format_size;
+
+/// Shows the counters.
+pub fn stats(args: &Stats) -> Result<(), Failure> {
+    let line = first_line(&args.mount, &Question::Stats)?.0;
+    if args.json {
+        print!("{line}");
+        return Ok(());
+    }
+    let report: Report = serde_json::from_str(&line).map_err(|error| {
+        format!("{}: {error}; use the cache's own version", args.mount.display())
+    })?;
+    show(&report);
+    Ok(())
+}
+
+fn show(it: &Report) {
+    let size = format_size;
+    println!("hits      {} ({})", it.hits, size(it.hit_bytes));
+    println!("misses    {} ({})", it.misses, size(it.miss_bytes));
+    println!(
+        "cached    {} files, {} of {} (--{}), {} of it open",
+        it.cached_files,
+        size(it.cached_bytes),
+        size(it.limit_bytes),
+        it.limit_by,
+        size(it.pinned_bytes)
+    );
+    println!("copied    {} files; {} dropped to make room", it.fills, it.evictions);
+    println!(
+        "opens     copy {}, source {}, plain {}",
+        it.opens.copy, it.opens.source, it.opens.plain
+    );
+    println!("unchecked {} opens", it.unchecked_opens);
+    println!("daemon    read {}, wrote {}", size(it.read_bytes), size(it.written_bytes));
+    println!("epochs    {}", it.epochs);
+}
+
+/// Writes down uses of files.
+pub fn record(args: &Record) -> Result<(), Failure> {
+    let (_, mut lines) = first_line(&args.mount, &Question::Record)?;
+    let failed = |error: io::Error| {
+        format!("{}: {error}; give a file that can be written", args.output.display())
+    };
+    let mut output = File::create(&args.output).map_err(failed)?;
+    eprintln!("recording {}", args.mount.display());
+    // Ends with the cache, or with a signal: each line is written when it comes.
+    io::copy(&mut lines, &mut output).map(|_| ()).map_err(failed)
+}
+
+/// Drops copies.
+pub fn drop(args: &Drop) -> Result<(), Failure> {
+    let question = match &args.file {
+        None => Question::DropAll,
+        Some(file) => {
+            let path = args.mount.join(file);
+            let seen = std::fs::symlink_metadata(&path).map_err(|error| {
+                format!("{}: {error}; name a file of the mount", path.display())
+            })?;
+            Question::DropFile(seen.ino())
+        }
+    };
+    first_line(&args.mount, &question).map(|_| ())
+}
+
+fn first_line(
+    mount: &Path,
+    question: &Question,
+) -> Result<(String, io::BufReader<UnixStream>), Failure> {
+    let asked = ask(mount, question).and_then(|mut answer| {
+        let mut line = String::new();
+        if answer.read_line(&mut line)? == 0 {
+            return Err(io::Error::other("the cache gave no answer"));
+        }
+        Ok((line, answer))
+    });
+    asked.map_err(|error| {
+        let hint = "name the folder of a `flowstone-guest cache` that runs, as its user";
+        format!("{}: {error}; {hint}", mount.display())
+    })
+}

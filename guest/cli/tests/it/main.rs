@@ -1,0 +1,11 @@
+//! The file cache on a real mount. Needs `/dev/fuse` and the right to mount; modes Copy and Source
+//! need Linux 6.9.
+
+mod consistency;
+mod control;
+mod fixture;
+mod lifecycle;
+mod locks;
+mod modes;
+mod random;
+mod users;

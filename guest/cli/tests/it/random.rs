@@ -1,0 +1,116 @@
+//! Random reads, writes, truncations and closes of one file by several opens, compared with a model
+//! after each step: in one guest a read sees every write that has returned.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+
+use crate::fixture::Mount;
+
+const STEPS: u32 = 500;
+const SIZE_MAX: u64 = 64 << 10;
+
+/// A simple generator: the same steps in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.0 >> 33) % limit
+    }
+}
+
+struct Run {
+    mount: Mount,
+    model: Vec<u8>,
+    dice: Dice,
+    opens: Vec<Option<File>>,
+}
+
+impl Run {
+    fn open(&mut self, at: usize, writes: bool) {
+        let file = File::options().read(true).write(writes).open(self.mount.at("it"));
+        self.opens[at] = Some(file.unwrap());
+    }
+
+    fn read(&mut self, at: usize) {
+        let Some(file) = &self.opens[at] else { return };
+        let offset = self.dice.below(SIZE_MAX);
+        let mut bytes = vec![0; self.dice.below(10_000) as usize];
+        let read = file.read_at(&mut bytes, offset).unwrap();
+        let expected = self.model.iter().skip(offset as usize).take(bytes.len());
+        let expected: Vec<u8> = expected.copied().collect();
+        assert!(bytes[..read] == expected, "{read} bytes of {} at {offset}", expected.len());
+    }
+
+    fn write(&mut self, at: usize) {
+        let Some(file) = &self.opens[at] else { return };
+        let offset = self.dice.below(SIZE_MAX - 10_000) as usize;
+        let bytes = vec![self.dice.below(256) as u8; self.dice.below(10_000) as usize + 1];
+        // An open for reading alone refuses it.
+        if file.write_all_at(&bytes, offset as u64).is_ok() {
+            let end = offset + bytes.len();
+            self.model.resize(self.model.len().max(end), 0);
+            self.model[offset..end].copy_from_slice(&bytes);
+        }
+    }
+
+    fn truncate(&mut self, at: usize) {
+        let Some(file) = &self.opens[at] else { return };
+        let size = self.dice.below(SIZE_MAX);
+        if file.set_len(size).is_ok() {
+            self.model.resize(size as usize, 0);
+        }
+    }
+
+    fn step(&mut self) {
+        let at = self.dice.below(self.opens.len() as u64) as usize;
+        match self.dice.below(10) {
+            0 => self.open(at, false),
+            1 => self.open(at, true),
+            2 => self.opens[at] = None,
+            3 => self.truncate(at),
+            4..6 => self.write(at),
+            _ => self.read(at),
+        }
+        if let Some(file) = &self.opens[at] {
+            assert_eq!(file.metadata().unwrap().len(), self.model.len() as u64);
+        }
+        let source = std::fs::read(self.mount.source("it")).unwrap();
+        assert!(source == self.model, "the source is not what was written");
+    }
+}
+
+fn run(modes: &str, seed: u64) {
+    let Some(mount) = Mount::start(&["--modes", modes]) else { return };
+    let model = vec![7; 30_000];
+    mount.copied("it", &model);
+    let opens = [None, None, None, None].into();
+    let mut run = Run { mount, model, dice: Dice(seed), opens };
+    for part in 0..2 {
+        for step in 0..STEPS / 2 {
+            println!("{modes}, seed {seed}, part {part}, step {step}");
+            run.step();
+        }
+        // From a copy again, with readers of it.
+        run.opens.fill_with(|| None);
+        run.mount.wait_for_copy("it");
+        run.open(0, false);
+        run.open(1, false);
+    }
+}
+
+#[test]
+fn reads_see_every_write_that_has_returned_in_all_modes() {
+    run("copy,source,plain", 1);
+    run("copy,source,plain", 2);
+}
+
+#[test]
+fn reads_see_every_write_that_has_returned_without_the_source_s_file() {
+    run("copy,plain", 3);
+}
+
+#[test]
+fn reads_see_every_write_that_has_returned_through_the_daemon() {
+    run("plain", 4);
+}

@@ -1,0 +1,241 @@
+//! What is bound: which node of a file is open, in which mode, and how often. The kernel keeps the
+//! same account; a close reaches us after it has taken the node out of it, so a node that is closed
+//! here is closed there.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use crate::callers::Caller;
+use crate::copies::{Copy, lock};
+use crate::handles::Handle;
+use crate::mutant::mutant;
+use crate::nodes::Node;
+use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
+use crate::session::Backing;
+use crate::stamp::Identity;
+
+/// Open files.
+#[derive(Default)]
+pub struct Bindings {
+    files: Mutex<HashMap<Identity, OpenFile>>,
+}
+
+/// An open file.
+#[derive(Default)]
+struct OpenFile {
+    main: Option<Binding>,
+    split_opens: u32,
+    /// Holds the file while it is open: its name may lead elsewhere meanwhile.
+    anchor: Option<Arc<OwnedFd>>,
+    /// What is known of a file that was opened without a look at it.
+    trusted: Option<Arc<Copy>>,
+}
+
+/// A node that is open in a mode.
+struct Binding {
+    node: Arc<Node>,
+    mode: Mode,
+    opens: u32,
+    caller: Caller,
+    copy: Option<Arc<Copy>>,
+    backing: Option<Arc<Backing>>,
+    /// The source's file of an open in mode Copy.
+    checked_by: Option<Arc<File>>,
+}
+
+/// An open of a node.
+#[derive(Clone, Copy)]
+pub struct Opening<'a> {
+    /// The node.
+    pub node: &'a Arc<Node>,
+    /// Whether it is the split node of its file.
+    pub is_split: bool,
+    /// Whether it is opened for writing.
+    pub writes: bool,
+    /// Whether it has the set-user-id or set-group-id bit.
+    pub is_set_id: bool,
+    /// For whom.
+    pub caller: &'a Caller,
+    /// The modes that are possible.
+    pub allowed: Modes,
+}
+
+/// What an open has in its hands to be bound with.
+#[derive(Default)]
+pub struct Prepared {
+    /// The fresh copy.
+    pub copy: Option<Arc<Copy>>,
+    /// The kernel's hold on the source's file.
+    pub backing: Option<Arc<Backing>>,
+    /// The source's file.
+    pub file: Option<Arc<File>>,
+    /// The file, held.
+    pub anchor: Option<Arc<OwnedFd>>,
+}
+
+impl Prepared {
+    /// What the daemon reads: a copy does until it is dropped.
+    fn something_to_read(&self) -> bool {
+        self.file.is_some() || self.copy.is_some()
+    }
+}
+
+/// What an open comes to.
+pub enum Bound {
+    /// It is bound; the kernel's hold on the backing file goes with it.
+    As(Mode, Option<Arc<Backing>>),
+    /// It needs something first: the kernel's hold on a file, or the file.
+    Needs(Mode),
+    /// The kernel must look the name up again.
+    Elsewhere,
+}
+
+/// An open copy, to be compared with the source.
+pub struct OpenCopy {
+    /// The node.
+    pub node: Arc<Node>,
+    /// The copy.
+    pub copy: Arc<Copy>,
+    /// The source's file, if the open has looked at it.
+    pub file: Option<Arc<File>>,
+    /// For whom it was opened.
+    pub caller: Caller,
+}
+
+impl Bindings {
+    /// Binds a node for an open, or says what is missing.
+    pub fn bind(&self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
+        let mut files = lock(&self.files);
+        let identity = opening.node.identity;
+        let file = files.entry(identity).or_default();
+        let bound = file.bind(opening, has);
+        if file.is_closed() {
+            files.remove(&identity);
+        } else if file.anchor.is_none() {
+            file.anchor.clone_from(&has.anchor);
+            file.trusted.clone_from(&has.copy);
+        }
+        bound
+    }
+
+    /// The file of a node, if it is open and held.
+    pub fn anchor(&self, node: &Node) -> Option<Arc<OwnedFd>> {
+        lock(&self.files).get(&node.identity)?.anchor.clone()
+    }
+
+    /// The copy of a node that was opened on trust.
+    pub fn trusted_copy(&self, node: &Node) -> Option<Arc<Copy>> {
+        lock(&self.files).get(&node.identity)?.trusted.clone()
+    }
+
+    /// A handle is closed. Returns whether the name can lead to the main node again: the split node
+    /// is closed, or the whole file.
+    pub fn unbind(&self, handle: &Handle) -> bool {
+        let mut files = lock(&self.files);
+        let Some(file) = files.get_mut(&handle.node.identity) else { return false };
+
+        if handle.mode == Mode::Direct {
+            file.split_opens -= 1;
+        } else if let Some(main) = &mut file.main {
+            main.opens -= 1;
+            if main.opens == 0 {
+                file.main = None;
+            }
+        }
+        let joins = file.is_closed() || (handle.mode == Mode::Direct && file.split_opens == 0);
+        if file.is_closed() {
+            files.remove(&handle.node.identity);
+        }
+        joins
+    }
+
+    /// The copy that is open of a file.
+    pub fn open_copy(&self, identity: Identity) -> Option<OpenCopy> {
+        lock(&self.files).get(&identity)?.main.as_ref()?.open_copy()
+    }
+
+    /// All copies that are open.
+    pub fn open_copies(&self) -> Vec<OpenCopy> {
+        let files = lock(&self.files);
+        let bound = files.values().filter_map(|file| file.main.as_ref());
+        bound.filter_map(Binding::open_copy).collect()
+    }
+
+    /// What copies take that are open.
+    pub fn pinned_bytes(&self) -> u64 {
+        let files = lock(&self.files);
+        let bound = files.values().filter_map(|file| file.main.as_ref());
+        bound.filter_map(|it| it.copy.as_ref()).map(|copy| copy.space()).sum()
+    }
+}
+
+impl OpenFile {
+    fn is_closed(&self) -> bool {
+        self.main.is_none() && self.split_opens == 0
+    }
+
+    fn bind(&mut self, opening: &Opening<'_>, has: &mut Prepared) -> Bound {
+        let Opening { node, caller, .. } = *opening;
+        let main = self.main.as_ref();
+        // A writer may have opened the file since the copy was looked at, and the node may be bound
+        // to an older copy.
+        let bound_copy = main.and_then(|it| it.copy.as_ref());
+        has.copy = has.copy.take().filter(|copy| {
+            (copy.is_current() || mutant("guest.bind.takes-a-retired-copy"))
+                && bound_copy.is_none_or(|bound| Arc::ptr_eq(bound, copy))
+        });
+        let ask = Ask {
+            node: main.map_or(NodeState::Closed, |it| NodeState::Open(it.mode)),
+            is_split: opening.is_split,
+            other_is_open: self.split_opens > 0,
+            writes: opening.writes,
+            has_fresh_copy: has.copy.is_some(),
+            ids_fit: caller.groups.is_some() && main.is_none_or(|it| it.caller == *caller),
+            is_set_id: opening.is_set_id,
+            allowed: opening.allowed,
+        };
+        let Answer::As(mode) = answer(&ask) else { return Bound::Elsewhere };
+        if mode == Mode::Direct {
+            let Some(_) = has.file else { return Bound::Needs(mode) };
+            self.split_opens += 1;
+            return Bound::As(mode, None);
+        }
+        if self.main.is_none() {
+            match Binding::new(node, mode, caller, has) {
+                Some(binding) => self.main = Some(binding),
+                None => return Bound::Needs(mode),
+            }
+        } else if mode == Mode::Plain && !has.something_to_read() {
+            return Bound::Needs(mode);
+        }
+        let Some(main) = &mut self.main else { return Bound::Elsewhere };
+        main.opens += 1;
+        Bound::As(mode, main.backing.clone())
+    }
+}
+
+impl Binding {
+    /// The first open of a node, if everything is there that it needs.
+    fn new(node: &Arc<Node>, mode: Mode, caller: &Caller, has: &Prepared) -> Option<Self> {
+        let copy = has.copy.clone().filter(|_| mode == Mode::Copy);
+        let backing = match mode {
+            Mode::Copy => Some(copy.as_ref()?.backing.get()?.clone()),
+            Mode::Source => Some(has.backing.clone()?),
+            Mode::Plain | Mode::Direct => {
+                has.something_to_read().then_some(())?;
+                None
+            }
+        };
+        let checked_by = has.file.clone().filter(|_| mode == Mode::Copy);
+        let (node, caller) = (node.clone(), caller.clone());
+        Some(Self { node, mode, opens: 0, caller, copy, backing, checked_by })
+    }
+
+    fn open_copy(&self) -> Option<OpenCopy> {
+        let copy = self.copy.clone()?;
+        let (node, caller) = (self.node.clone(), self.caller.clone());
+        Some(OpenCopy { node, copy, file: self.checked_by.clone(), caller })
+    }
+}

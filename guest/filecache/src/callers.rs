@@ -1,0 +1,124 @@
+//! Who asks, and acting for them: calls to the source are made with the caller's ids, so that the
+//! server judges them, and what is created belongs to the caller.
+//!
+//! FUSE tells the user and the group. Supplementary groups are read from the caller's status in
+//! `/proc`; what cannot be read (another pid namespace) counts as none, and such a caller never
+//! shares a file that was registered for others.
+
+use std::fs;
+use std::marker::PhantomData;
+use std::sync::LazyLock;
+
+use crate::mutant::mutant;
+
+/// Ids of a process that has asked for something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Supplementary groups, if they are known.
+    pub groups: Option<Box<[u32]>>,
+}
+
+/// Only the superuser can act for others. Whoever else runs the daemon is the only one whom the
+/// kernel lets in.
+static CAN_ACT: LazyLock<bool> = LazyLock::new(|| rustix::process::geteuid().is_root());
+
+impl Caller {
+    /// Reads who has sent a request.
+    pub fn of(uid: u32, gid: u32, task: u32) -> Self {
+        // The superuser of the guest needs no groups here; a server that squashes it ignores them.
+        let groups = if uid == 0 { Some(Box::default()) } else { groups_of(task) };
+        Self { uid, gid, groups }
+    }
+
+    /// Makes this thread act for the caller until the guard is dropped.
+    pub fn act(&self) -> Acting {
+        let is_other = (self.uid, self.gid) != (0, 0);
+        let acts = *CAN_ACT && is_other && !mutant("guest.callers.act-as-root");
+        if acts {
+            if !mutant("guest.callers.lose-their-groups") {
+                set_groups(self.groups.as_deref().unwrap_or_default());
+            }
+            set_ids(self.uid, self.gid);
+        }
+        Acting { acts, on_this_thread: PhantomData }
+    }
+}
+
+/// This thread acts for a caller. Dropped, it is the daemon again.
+pub struct Acting {
+    acts: bool,
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Acting {
+    fn drop(&mut self) {
+        if self.acts {
+            set_ids(0, 0);
+            set_groups(&[]);
+        }
+    }
+}
+
+/// The superuser's rights over files go and come with the user id.
+fn set_ids(uid: u32, gid: u32) {
+    // SAFETY: these two change the ids of this thread, and touch no memory. They report no error;
+    // a superuser may set any.
+    unsafe {
+        libc::setfsgid(gid);
+        libc::setfsuid(uid);
+    }
+}
+
+/// The system call itself: glibc's function of this name changes all threads.
+fn set_groups(groups: &[u32]) {
+    // SAFETY: the pointer and the length are those of a slice, which is only read.
+    let result = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    debug_assert_eq!(result, 0, "a superuser may set groups");
+}
+
+fn groups_of(task: u32) -> Option<Box<[u32]>> {
+    let status = fs::read_to_string(format!("/proc/{task}/status")).ok()?;
+    let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"))?;
+    groups.split_whitespace().map(|it| it.parse().ok()).collect()
+}
+
+/// Whether a signal waits for a task: then it is to wait for nothing else. Of a task in another
+/// pid namespace (0) this cannot be known.
+pub fn is_interrupted(task: u32) -> bool {
+    if task == 0 {
+        return false;
+    }
+    let Ok(status) = fs::read_to_string(format!("/proc/{task}/status")) else { return true };
+    let pending = |name: &str| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+        u64::from_str_radix(mask.trim(), 16).unwrap_or_default()
+    };
+    let ignored = pending("SigIgn:") | pending("SigBlk:");
+    let kill = 1 << (libc::SIGKILL - 1);
+    let waiting = pending("SigPnd:") | pending("ShdPnd:");
+    waiting & (!ignored | kill) != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_are_those_of_the_task() {
+        let own = rustix::process::getgroups().unwrap();
+        let own: Box<[u32]> = own.into_iter().map(rustix::process::Gid::as_raw).collect();
+        assert_eq!(groups_of(std::process::id()), Some(own));
+        assert_eq!(groups_of(u32::MAX), None, "there is no such task");
+    }
+
+    #[test]
+    fn a_task_that_is_gone_waits_for_nothing() {
+        assert!(!is_interrupted(std::process::id()));
+        assert!(is_interrupted(u32::MAX));
+        assert!(!is_interrupted(0), "of another namespace");
+    }
+}

@@ -1,0 +1,329 @@
+//! The copies, and which files deserve one: what the policy holds and what is there of it.
+//!
+//! A copy is complete and belongs to a stamp of the file. One that is open is pinned: it is dropped
+//! from here as any other, and its memory is given back at its last close.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
+
+use crate::mutant::mutant;
+use crate::session::Backing;
+use crate::stamp::{Attributes, Identity, Stamp};
+use crate::store::{Store, space_of};
+
+/// Files that the usage history has room for.
+const HISTORY_FILES: usize = 1 << 16;
+
+/// A complete copy of a file.
+pub struct Copy {
+    /// Its bytes.
+    pub file: File,
+    /// What they are a copy of, if that is sure. Held while they are being replaced.
+    pub stamp: Mutex<Option<Stamp>>,
+    /// The kernel's hold on it, from its first open in mode Copy.
+    pub backing: OnceLock<Arc<Backing>>,
+    /// It is the copy to use. Once false it stays so.
+    is_current: AtomicBool,
+    /// When it was compared with the source, and what that said.
+    checked: Mutex<(Instant, Attributes)>,
+    space: AtomicU64,
+    bytes_in_use: Arc<AtomicU64>,
+}
+
+impl Copy {
+    /// Whether reads may still be answered from it.
+    pub fn is_current(&self) -> bool {
+        self.is_current.load(Ordering::Acquire)
+    }
+
+    /// Whether it is a copy of what the source has.
+    pub fn is_of(&self, stamp: Stamp) -> bool {
+        *lock(&self.stamp) == Some(stamp)
+    }
+
+    /// It was compared with the source.
+    pub fn checked(&self, seen: &Attributes) {
+        *lock(&self.checked) = (Instant::now(), *seen);
+    }
+
+    /// What the source said then.
+    pub fn attributes(&self) -> Attributes {
+        lock(&self.checked).1
+    }
+
+    /// Whether that was so short a time ago.
+    pub fn was_checked_within(&self, time: Duration) -> bool {
+        lock(&self.checked).0.elapsed() < time
+    }
+
+    /// What it takes.
+    pub fn space(&self) -> u64 {
+        self.space.load(Ordering::Relaxed)
+    }
+
+    /// Its file has another size now.
+    pub fn resized(&self, bytes: u64) {
+        let space = space_of(bytes);
+        let before = self.space.swap(space, Ordering::Relaxed);
+        self.bytes_in_use.fetch_add(space.wrapping_sub(before), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        self.bytes_in_use.fetch_sub(self.space(), Ordering::Relaxed);
+    }
+}
+
+/// All copies of a mount.
+pub struct Copies {
+    store: Store,
+    limit: u64,
+    /// Of all copies, those that are only open still among them.
+    bytes_in_use: Arc<AtomicU64>,
+    kept: Mutex<Kept>,
+}
+
+struct Kept {
+    policy: Box<dyn Policy>,
+    history: History,
+    orders: Vec<Order>,
+    copies: HashMap<Identity, Arc<Copy>>,
+    /// By the policy's number.
+    identities: HashMap<FileId, Identity>,
+    /// Files that are being copied. What makes a copy in the making worthless takes it out.
+    fills: HashMap<Identity, u64>,
+    next_fill: u64,
+    /// Files open for writing, and how often: bytes stored through a mapping change no stamp.
+    writers: HashMap<Identity, u32>,
+    evictions: u64,
+    epochs: u64,
+}
+
+/// What is there, for `stats`.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Holdings {
+    /// Copies.
+    pub files: u64,
+    /// What all of them take.
+    pub bytes: u64,
+    /// Copies dropped to make room.
+    pub evictions: u64,
+    /// Ends of epochs.
+    pub epochs: u64,
+    /// What they may take.
+    pub limit: u64,
+}
+
+/// The policy's number of a file.
+pub fn file_id(identity: Identity) -> FileId {
+    let parts = [identity.inode, identity.device, identity.birth.cast_unsigned()];
+    FileId(
+        parts.into_iter().fold(0, |mixed, part| {
+            (mixed ^ part).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
+        }),
+    )
+}
+
+impl Copies {
+    /// None yet, and room for so many bytes.
+    pub fn new(store: Store, limit: u64, policy: Box<dyn Policy>) -> Self {
+        let kept = Kept {
+            policy,
+            history: History::new(HISTORY_FILES),
+            orders: Vec::new(),
+            copies: HashMap::new(),
+            identities: HashMap::new(),
+            fills: HashMap::new(),
+            next_fill: 0,
+            writers: HashMap::new(),
+            evictions: 0,
+            epochs: 0,
+        };
+        Self { store, limit, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, Kept> {
+        lock(&self.kept)
+    }
+
+    /// A file is opened. Returns whether it deserves a copy.
+    pub fn used(&self, identity: Identity, usage: Use, bytes: u64) -> bool {
+        let mut kept = self.kept();
+        let file = file_id(identity);
+        let space = space_of(bytes);
+        let uses = kept.history.used(file, space);
+        kept.identities.insert(file, identity);
+        let Kept { policy, orders, .. } = &mut *kept;
+        let keep = policy.used(&Access { file, usage, bytes: space, uses }, orders);
+        if !keep && !kept.policy.holds(file) {
+            kept.identities.remove(&file);
+        }
+        kept.carry_out();
+        keep
+    }
+
+    /// The copy of a file.
+    pub fn get(&self, identity: Identity) -> Option<Arc<Copy>> {
+        self.kept().copies.get(&identity).cloned()
+    }
+
+    /// The copy of a file is no copy any more. Its place is still the file's.
+    pub fn retire(&self, identity: Identity) {
+        let mut kept = self.kept();
+        kept.fills.remove(&identity);
+        kept.take(identity);
+    }
+
+    /// Drops the copy of a file, and forgets that it deserved one.
+    pub fn drop_file(&self, identity: Identity) {
+        self.retire(identity);
+        let mut kept = self.kept();
+        kept.policy.forget(file_id(identity));
+        kept.identities.remove(&file_id(identity));
+    }
+
+    /// Drops everything.
+    pub fn drop_all(&self) {
+        let all: Vec<Identity> = {
+            let kept = self.kept();
+            kept.identities.values().chain(kept.copies.keys()).copied().collect()
+        };
+        all.into_iter().for_each(|identity| self.drop_file(identity));
+    }
+
+    /// A file is opened for writing: what is copied of it from now on may be half of each.
+    pub fn writer_opens(&self, identity: Identity) {
+        *self.kept().writers.entry(identity).or_default() += 1;
+        self.retire(identity);
+    }
+
+    /// A writer has closed it.
+    pub fn writer_closes(&self, identity: Identity) {
+        let mut kept = self.kept();
+        if let Some(count) = kept.writers.get_mut(&identity) {
+            *count -= 1;
+            if *count == 0 {
+                kept.writers.remove(&identity);
+            }
+        }
+        drop(kept);
+        self.retire(identity);
+    }
+
+    /// Whether a copy of a file is still wanted and there is none.
+    pub fn wants(&self, identity: Identity) -> bool {
+        let kept = self.kept();
+        kept.policy.holds(file_id(identity)) && !kept.copies.contains_key(&identity)
+    }
+
+    /// A file is to be copied now. Nothing if it is not wanted, is open for writing, or somebody
+    /// else copies it.
+    pub fn begin_fill(&self, identity: Identity) -> Option<Fill> {
+        if !self.wants(identity) {
+            return None;
+        }
+        let mut kept = self.kept();
+        let is_written =
+            kept.writers.contains_key(&identity) && !mutant("guest.fill.copies-beside-writers");
+        if kept.fills.contains_key(&identity) || is_written {
+            return None;
+        }
+        let number = kept.next_fill;
+        kept.next_fill += 1;
+        kept.fills.insert(identity, number);
+        drop(kept);
+        Some(Fill { identity, number })
+    }
+
+    /// A new file for a copy.
+    pub fn new_file(&self) -> std::io::Result<File> {
+        self.store.new_file()
+    }
+
+    /// A file has been copied, or has not. Returns whether there is a new copy.
+    pub fn end_fill(&self, fill: &Fill, copied: Option<(File, Attributes)>) -> bool {
+        let mut kept = self.kept();
+        let is_valid = kept.fills.get(&fill.identity) == Some(&fill.number)
+            || mutant("guest.fill.keeps-what-a-writer-spoilt");
+        if is_valid {
+            kept.fills.remove(&fill.identity);
+        }
+        let is_wanted = kept.policy.holds(file_id(fill.identity));
+        let Some((file, seen)) = copied.filter(|_| is_valid && is_wanted) else { return false };
+        let copy = Copy {
+            file,
+            stamp: Mutex::new(Some(seen.stamp)),
+            backing: OnceLock::new(),
+            is_current: AtomicBool::new(true),
+            checked: Mutex::new((Instant::now(), seen)),
+            space: AtomicU64::new(0),
+            bytes_in_use: self.bytes_in_use.clone(),
+        };
+        copy.resized(seen.stamp.size);
+        kept.take(fill.identity);
+        kept.copies.insert(fill.identity, Arc::new(copy));
+        true
+    }
+
+    /// An epoch ends.
+    pub fn epoch(&self) {
+        let mut kept = self.kept();
+        kept.epochs += 1;
+        let Kept { policy, orders, .. } = &mut *kept;
+        policy.epoch(orders);
+        kept.carry_out();
+    }
+
+    /// What is there.
+    pub fn holdings(&self) -> Holdings {
+        let kept = self.kept();
+        Holdings {
+            files: kept.copies.len() as u64,
+            bytes: self.bytes_in_use.load(Ordering::Relaxed),
+            evictions: kept.evictions,
+            epochs: kept.epochs,
+            limit: self.limit,
+        }
+    }
+}
+
+/// A copy in the making.
+pub struct Fill {
+    identity: Identity,
+    number: u64,
+}
+
+impl Kept {
+    /// Does what the policy has ordered. Nothing is ever dirty, so nothing is written back.
+    fn carry_out(&mut self) {
+        for order in std::mem::take(&mut self.orders) {
+            let Order::Drop(file) = order else { continue };
+            let Some(identity) = self.identities.remove(&file) else { continue };
+            self.fills.remove(&identity);
+            self.evictions += u64::from(self.take(identity));
+        }
+    }
+
+    fn take(&mut self, identity: Identity) -> bool {
+        let copy = self.copies.remove(&identity);
+        if let Some(copy) = &copy {
+            copy.is_current.store(false, Ordering::Release);
+        }
+        copy.is_some()
+    }
+}
+
+/// What a thread that panicked has left is as good as before: each change is one step.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+#[path = "copies_tests.rs"]
+mod tests;

@@ -1,0 +1,108 @@
+//! What is kept: by the policy's word, and never what may be half of two files.
+
+use std::io::Write;
+
+use flowstone_policy::PolicyKind;
+
+use super::*;
+use crate::stamp::Time;
+
+fn file(inode: u64) -> Identity {
+    Identity { device: 1, inode, birth: 0 }
+}
+
+fn stamp(size: u64) -> Stamp {
+    Stamp { size, modified: Time::default(), changed: Time::default() }
+}
+
+fn copies(bytes: u64) -> Copies {
+    let policy = PolicyKind::Lru.build(bytes, flowstone_policy::Link::default());
+    Copies::new(Store::memory(), bytes, policy)
+}
+
+fn filled(copies: &Copies) -> Option<(File, Attributes)> {
+    let mut file = copies.new_file().unwrap();
+    file.write_all(b"text").unwrap();
+    let seen = crate::source::stat(&file).unwrap();
+    Some((file, Attributes { stamp: stamp(4), ..seen }))
+}
+
+fn fill(copies: &Copies, identity: Identity) -> bool {
+    copies.used(identity, Use::Read, 4);
+    let Some(begun) = copies.begin_fill(identity) else { return false };
+    copies.end_fill(&begun, filled(copies))
+}
+
+#[test]
+fn a_copy_is_there_when_it_is_complete() {
+    let copies = copies(1 << 20);
+    copies.used(file(1), Use::Read, 4);
+    let begun = copies.begin_fill(file(1)).unwrap();
+    assert!(copies.get(file(1)).is_none());
+    assert!(copies.begin_fill(file(1)).is_none(), "one at a time");
+    assert!(copies.end_fill(&begun, filled(&copies)));
+    let copy = copies.get(file(1)).unwrap();
+    assert!(copy.is_of(stamp(4)) && !copy.is_of(stamp(5)));
+    assert!(!copies.wants(file(1)));
+}
+
+#[test]
+fn a_file_that_is_open_for_writing_is_not_copied() {
+    let copies = copies(1 << 20);
+    copies.used(file(1), Use::Write, 4);
+    copies.writer_opens(file(1));
+    copies.writer_opens(file(1));
+    copies.writer_closes(file(1));
+    assert!(copies.begin_fill(file(1)).is_none(), "another writer has it open");
+    copies.writer_closes(file(1));
+    assert!(copies.begin_fill(file(1)).is_some());
+}
+
+#[test]
+fn a_copy_that_was_made_beside_a_writer_is_none() {
+    let copies = copies(1 << 20);
+    copies.used(file(1), Use::Read, 4);
+    let begun = copies.begin_fill(file(1)).unwrap();
+    copies.writer_opens(file(1));
+    copies.writer_closes(file(1));
+    assert!(!copies.end_fill(&begun, filled(&copies)));
+    assert!(copies.get(file(1)).is_none());
+}
+
+#[test]
+fn a_retired_copy_is_never_used_again() {
+    let copies = copies(1 << 20);
+    assert!(fill(&copies, file(1)));
+    let copy = copies.get(file(1)).unwrap();
+    copies.retire(file(1));
+    assert!(!copy.is_current());
+    assert!(copies.get(file(1)).is_none());
+    assert!(copies.wants(file(1)), "its place is still its own");
+}
+
+#[test]
+fn what_the_policy_drops_goes_and_its_bytes_are_counted_until_they_are_free() {
+    let copies = copies(2 * space_of(4));
+    for inode in 1..=2 {
+        assert!(fill(&copies, file(inode)));
+    }
+    let held = copies.get(file(1)).unwrap();
+    assert!(fill(&copies, file(3)));
+    assert!(copies.get(file(1)).is_none());
+    let holdings = copies.holdings();
+    assert_eq!((holdings.files, holdings.evictions), (2, 1));
+    assert_eq!(holdings.bytes, 3 * space_of(4), "it is open");
+    drop(held);
+    assert_eq!(copies.holdings().bytes, 2 * space_of(4));
+    copies.drop_all();
+    assert_eq!((copies.holdings().files, copies.holdings().bytes), (0, 0));
+}
+
+#[test]
+fn a_fill_that_fails_leaves_the_file_to_be_tried_again() {
+    let copies = copies(1 << 20);
+    copies.used(file(1), Use::Read, 4);
+    let begun = copies.begin_fill(file(1)).unwrap();
+    assert!(!copies.end_fill(&begun, None));
+    assert!(copies.begin_fill(file(1)).is_some());
+}

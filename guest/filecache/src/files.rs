@@ -1,0 +1,116 @@
+//! The files of a mount: the parts that its verbs share, and how they are ordered.
+//!
+//! Lock order: `Bindings` and `Copies` are never held together, nor across a call to the source or
+//! to the kernel. `Copy::stamp` is held while a copy is brought up to date, which does call the
+//! source; nothing but `Copies` and `Node` is locked under it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use rustix::io::Result;
+
+use crate::bindings::Bindings;
+use crate::copies::Copies;
+use crate::counters::{Counters, Report};
+use crate::fill::Fills;
+use crate::folders::Folder;
+use crate::handles::{Handle, Numbered};
+use crate::locks::Locks;
+use crate::mutant::mutant;
+use crate::nodes::{News, Node, Nodes};
+use crate::open_mode::Modes;
+use crate::options::Options;
+use crate::record::Recorders;
+use crate::session::Kernel;
+use crate::source::Source;
+use crate::stamp::Attributes;
+use crate::store::Store;
+
+/// A mount.
+pub struct Files {
+    pub(crate) source: Source,
+    pub(crate) nodes: Nodes,
+    pub(crate) copies: Copies,
+    pub(crate) bindings: Bindings,
+    pub(crate) handles: Numbered<Handle>,
+    pub(crate) folders: Numbered<Folder>,
+    pub(crate) locks: Locks,
+    pub(crate) fills: Fills,
+    pub(crate) counters: Counters,
+    pub(crate) recorders: Recorders,
+    pub(crate) window: Duration,
+    pub(crate) trust: Duration,
+    wanted_modes: Modes,
+    limit_by: &'static str,
+    /// Whether the kernel can open files itself, as far as is known.
+    passes_through: AtomicBool,
+    kernel: OnceLock<Kernel>,
+}
+
+impl Files {
+    /// Nothing open, nothing copied.
+    pub fn new(options: &Options, source: Source, store: Store) -> Result<Self> {
+        Ok(Self {
+            nodes: Nodes::new(&source)?,
+            source,
+            copies: Copies::new(store, options.place.bytes(), options.new_policy()),
+            bindings: Bindings::default(),
+            handles: Numbered::default(),
+            folders: Numbered::default(),
+            locks: Locks::default(),
+            fills: Fills::default(),
+            counters: Counters::default(),
+            recorders: Recorders::default(),
+            window: options.window,
+            trust: options.trust,
+            wanted_modes: options.modes,
+            limit_by: options.place.name(),
+            passes_through: AtomicBool::new(false),
+            kernel: OnceLock::new(),
+        })
+    }
+
+    /// The kernel says whether it can open files itself.
+    pub fn kernel_passes_through(&self, can: bool) {
+        self.passes_through.store(can, Ordering::Relaxed);
+    }
+
+    /// The way to tell the kernel things.
+    pub fn connect(&self, kernel: Kernel) {
+        // It is connected once.
+        let _ = self.kernel.set(kernel);
+    }
+
+    /// The modes that are possible.
+    pub(crate) fn modes(&self) -> Modes {
+        if self.passes_through.load(Ordering::Relaxed) { self.wanted_modes } else { Modes::PLAIN }
+    }
+
+    /// The kernel is about to be told the attributes of a node, or has asked for the file. What it
+    /// keeps of older ones is taken back, and a copy of older bytes is none.
+    pub(crate) fn learn(&self, node: &Arc<Node>, seen: &Attributes) -> News {
+        let news = node.told(seen.stamp);
+        if seen.is_file() {
+            let stale = self.copies.get(node.identity).filter(|it| !it.is_of(seen.stamp));
+            if stale.is_some() && !mutant("guest.open.skips-comparison") {
+                self.bring_up_to_date(node, seen.stamp);
+            }
+        }
+        news
+    }
+
+    /// Attributes that the kernel keeps of a node are too old. No pages are taken back here: that
+    /// may wait for a request that waits for us.
+    pub(crate) fn take_back_attributes(&self, node: &Node) {
+        if let Some(kernel) = self.kernel.get() {
+            kernel.take_back_attributes(node.id);
+        }
+    }
+
+    /// What `stats` shows.
+    pub fn report(&self) -> Report {
+        let pinned = self.bindings.pinned_bytes();
+        self.counters.report(self.copies.holdings(), pinned, self.limit_by)
+    }
+}

@@ -1,0 +1,204 @@
+//! Copying files that deserve it, in the background: two at a time, when who opened them has closed
+//! them, so that their bytes have come from the server already where that is cached.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::{Arc, Condvar, Mutex};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{Advice, OFlags, fadvise};
+use rustix::io::{Errno, Result};
+
+use crate::callers::Caller;
+use crate::copies::lock;
+use crate::errno;
+use crate::files::Files;
+use crate::nodes::Node;
+use crate::source;
+use crate::stamp::{Attributes, Identity};
+
+/// Copied at a time.
+const CHUNK: usize = 1 << 20;
+/// When a file that has just changed is looked at again.
+const AGAIN: Duration = Duration::from_millis(2100);
+/// Looks at a file that keeps changing.
+const LOOKS_MAX: u32 = 4;
+/// Files that wait to be copied. More are not worth remembering.
+const QUEUE_MAX: usize = 4096;
+
+/// Files that are to be copied.
+#[derive(Default)]
+pub struct Fills {
+    queue: Mutex<Queue>,
+    bell: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: BinaryHeap<Reverse<Task>>,
+    /// Their files: each waits once.
+    files: HashSet<Identity>,
+    next: u64,
+}
+
+/// A file that is to be copied.
+struct Task {
+    not_before: Instant,
+    number: u64,
+    node: Arc<Node>,
+    caller: Caller,
+    looks: u32,
+}
+
+impl PartialEq for Task {
+    fn eq(&self, other: &Self) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Task {}
+
+impl PartialOrd for Task {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Task {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        (self.not_before, self.number).cmp(&(other.not_before, other.number))
+    }
+}
+
+impl Fills {
+    /// A file is to be copied, for a caller who may read it.
+    pub fn add(&self, node: Arc<Node>, caller: Caller) {
+        self.put(node, caller, Instant::now(), 0);
+    }
+
+    fn put(&self, node: Arc<Node>, caller: Caller, not_before: Instant, looks: u32) {
+        let mut queue = lock(&self.queue);
+        if queue.waiting.len() < QUEUE_MAX && queue.files.insert(node.identity) {
+            let number = queue.next;
+            queue.next += 1;
+            queue.waiting.push(Reverse(Task { not_before, number, node, caller, looks }));
+            self.bell.notify_one();
+        }
+    }
+
+    /// The next one whose time has come. Waits for it.
+    fn next(&self) -> Task {
+        let mut queue = lock(&self.queue);
+        loop {
+            let now = Instant::now();
+            let wait = match queue.waiting.peek() {
+                None => None,
+                Some(Reverse(first)) if first.not_before > now => Some(first.not_before - now),
+                Some(_) => match queue.waiting.pop() {
+                    Some(Reverse(task)) => {
+                        queue.files.remove(&task.node.identity);
+                        return task;
+                    }
+                    None => None,
+                },
+            };
+            queue = match wait {
+                None => self.bell.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner),
+                Some(time) => {
+                    let waited = self.bell.wait_timeout(queue, time);
+                    waited.unwrap_or_else(std::sync::PoisonError::into_inner).0
+                }
+            };
+        }
+    }
+}
+
+impl Files {
+    /// Copies files as they come, for ever.
+    pub fn fill_forever(&self) {
+        let mut buffer = vec![0; CHUNK];
+        loop {
+            let task = self.fills.next();
+            let is_to_come = self.copy(&task, &mut buffer).unwrap_or(false);
+            if is_to_come && task.looks < LOOKS_MAX {
+                self.fills.put(task.node, task.caller, Instant::now() + AGAIN, task.looks + 1);
+            }
+        }
+    }
+
+    /// Copies a file. Returns whether it has to be tried again, as it has just changed.
+    fn copy(&self, task: &Task, buffer: &mut [u8]) -> Result<bool> {
+        let Some(fill) = self.copies.begin_fill(task.node.identity) else { return Ok(false) };
+        let copied = self.copy_out(task, buffer);
+        let (copied, is_to_come) = match copied {
+            Ok(copied) => {
+                let is_to_come = copied.is_none();
+                (copied, is_to_come)
+            }
+            Err(_) => (None, false),
+        };
+        if self.copies.end_fill(&fill, copied) {
+            self.counters.fills.add(1);
+        }
+        Ok(is_to_come)
+    }
+
+    /// The copy, or nothing if the file is too new, or has changed under it.
+    fn copy_out(&self, task: &Task, buffer: &mut [u8]) -> Result<Option<(File, Attributes)>> {
+        let acting = task.caller.act();
+        let (anchor, seen) = self.nodes.anchor_and_look(&task.node)?;
+        if !self.is_settled(&task.node, &seen) {
+            return Ok(None);
+        }
+        let file = source::reopen(anchor, OFlags::RDONLY)?;
+        drop(acting);
+        let before = source::stat(&file)?;
+        if !self.is_settled(&task.node, &before) {
+            return Ok(None);
+        }
+        let copy = self.copies.new_file().map_err(errno)?;
+        copy_range_with(&file, &copy, 0, before.stamp.size, buffer)?;
+        if !self.source.is_local() {
+            // The copy is read from now on: the source's pages would hold the same bytes again.
+            let _ = fadvise(&file, 0, None, Advice::DontNeed);
+        }
+        let after = source::stat(&file)?;
+        let size = copy.metadata().map_err(errno)?.len();
+        let is_whole = after.stamp == before.stamp && size == before.stamp.size;
+        Ok(is_whole.then_some((copy, before)))
+    }
+
+    /// Whether a change from now on would give a file another stamp.
+    fn is_settled(&self, node: &Node, seen: &Attributes) -> bool {
+        let news = node.told(seen.stamp);
+        if news.changed {
+            self.take_back_attributes(node);
+        }
+        news.is_settled
+    }
+}
+
+/// Copies bytes from one file to another, as far as the first one goes.
+pub fn copy_range(from: &File, to: &File, start: u64, end: u64) -> Result<()> {
+    let bytes = usize::try_from(end.saturating_sub(start)).unwrap_or(CHUNK).min(CHUNK);
+    copy_range_with(from, to, start, end, &mut vec![0; bytes])
+}
+
+fn copy_range_with(from: &File, to: &File, start: u64, end: u64, buffer: &mut [u8]) -> Result<()> {
+    let mut at = start;
+    while at < end {
+        let wanted = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
+        let read = match from.read_at(&mut buffer[..wanted], at).map_err(errno) {
+            Err(Errno::INTR) => continue,
+            read => read?,
+        };
+        if read == 0 {
+            break;
+        }
+        to.write_all_at(&buffer[..read], at).map_err(errno)?;
+        at += read as u64;
+    }
+    Ok(())
+}

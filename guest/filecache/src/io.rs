@@ -1,0 +1,145 @@
+//! What is done to an open file through the daemon. All of it goes to the source before it is
+//! answered, and then into a copy that others have open.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
+use rustix::io::{Errno, Result};
+
+use crate::errno;
+use crate::files::Files;
+use crate::handles::Handle;
+
+impl Files {
+    /// Reads from an open file. Fewer bytes than asked for mean its end.
+    pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize> {
+        let handle = self.handles.get(number)?;
+        let read = match handle.copy.as_ref().filter(|copy| copy.is_current()) {
+            Some(copy) => read_fully(&copy.file, offset, into),
+            None => read_fully(&*handle.file(&self.nodes)?, offset, into),
+        }?;
+        self.counters.read_bytes.add(read as u64);
+        Ok(read)
+    }
+
+    /// Writes to an open file. `as_caller`: the write takes away what only the owner may keep, the
+    /// set-user-id bit above all; the source does that when it is not the superuser who writes.
+    pub fn write(&self, number: u64, offset: u64, from: &[u8], as_caller: bool) -> Result<usize> {
+        let handle = self.handles.get(number)?;
+        let file = handle.file(&self.nodes)?;
+        let acting = as_caller.then(|| handle.caller.act());
+        let written = write_fully(&file, offset, from);
+        if acting.is_some() {
+            // The kernel would go on showing the bits.
+            self.take_back_attributes(&handle.node);
+        }
+        drop(acting);
+        let written = written?;
+        self.counters.written_bytes.add(written as u64);
+        self.changed(&handle, offset, written as u64);
+        Ok(written)
+    }
+
+    /// An open file has other bytes in a range.
+    fn changed(&self, handle: &Handle, offset: u64, bytes: u64) {
+        self.copies.retire(handle.node.identity);
+        self.patch_open_copy(handle.node.identity, offset, bytes);
+    }
+
+    /// Makes what was written durable.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "no image of a disk is a file of a guest's mount"
+    )]
+    pub fn sync(&self, number: u64, data_only: bool) -> Result<()> {
+        let file = self.handles.get(number)?.file(&self.nodes)?;
+        if data_only { file.sync_data() } else { file.sync_all() }.map_err(errno)
+    }
+
+    /// A descriptor of an open file is closed: locks of its owner go, and what a server has to be
+    /// told, or says, at a close is told, or said, now.
+    pub fn flush(&self, number: u64, owner: u64) -> Result<()> {
+        let handle = self.handles.get(number)?;
+        self.locks.release(handle.node.identity, owner);
+        if !handle.writes() || self.source.is_local() {
+            return Ok(());
+        }
+        // Closing a duplicate flushes as closing the last one does, and says what went wrong, which
+        // dropping it would not.
+        let duplicate = rustix::io::dup(&*handle.file(&self.nodes)?)?;
+        let raw = std::os::fd::IntoRawFd::into_raw_fd(duplicate);
+        // SAFETY: this descriptor is owned here and is not used again.
+        let closed = unsafe { libc::close(raw) };
+        if closed == 0 { Ok(()) } else { Err(errno(std::io::Error::last_os_error())) }
+    }
+
+    /// Gives a range of an open file space, or takes it.
+    pub fn allocate(&self, number: u64, offset: u64, bytes: u64, mode: i32) -> Result<()> {
+        let handle = self.handles.get(number)?;
+        let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
+        let file = handle.file(&self.nodes)?;
+        let acting = handle.caller.act();
+        fallocate(&*file, mode, offset, bytes)?;
+        drop(acting);
+        // Some modes move what lies behind the range.
+        self.changed(&handle, offset, u64::MAX - offset);
+        Ok(())
+    }
+
+    /// Where an open file's next data or hole begins.
+    pub fn seek(&self, number: u64, offset: u64, to_data: bool) -> Result<u64> {
+        let file = self.handles.get(number)?.file(&self.nodes)?;
+        seek(&*file, if to_data { SeekFrom::Data(offset) } else { SeekFrom::Hole(offset) })
+    }
+
+    /// Copies bytes from one open file to another, at the server if it can.
+    pub fn copy_bytes(&self, from: (u64, u64), to: (u64, u64), bytes: u64) -> Result<usize> {
+        let handle = self.handles.get(to.0)?;
+        let source = self.handles.get(from.0)?.file(&self.nodes)?;
+        let target = handle.file(&self.nodes)?;
+        let (mut start, mut end) = (from.1, to.1);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let acting = handle.caller.act();
+        let copied = rustix::fs::copy_file_range(
+            &*source,
+            Some(&mut start),
+            &*target,
+            Some(&mut end),
+            bytes,
+        )?;
+        drop(acting);
+        self.changed(&handle, to.1, copied as u64);
+        Ok(copied)
+    }
+}
+
+fn read_fully(file: &File, offset: u64, into: &mut [u8]) -> Result<usize> {
+    let mut done = 0;
+    while done < into.len() {
+        match file.read_at(&mut into[done..], offset + done as u64).map_err(errno) {
+            Ok(0) => break,
+            Ok(read) => done += read,
+            Err(Errno::INTR) => {}
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}
+
+fn write_fully(file: &Arc<File>, offset: u64, from: &[u8]) -> Result<usize> {
+    let mut done = 0;
+    while done < from.len() {
+        match file.write_at(&from[done..], offset + done as u64).map_err(errno) {
+            Ok(0) => break,
+            Ok(written) => done += written,
+            Err(Errno::INTR) => {}
+            Err(error) if done == 0 => return Err(error),
+            // The caller learns of it at the next byte.
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}

@@ -1,0 +1,52 @@
+//! A file cache in a guest, in front of shared storage: a FUSE file system over an NFS mount or any
+//! folder, which keeps whole files that deserve it in memory or on a disk.
+//!
+//! ```text
+//!   kernel ── fuse ── Files ─┬─ nodes       which files the kernel knows
+//!                            ├─ open_mode   how an open is answered (pure)
+//!                            ├─ bindings    what is open, and how
+//!                            ├─ copies      what is kept; the policy decides
+//!                            ├─ fill        copies files in the background
+//!                            └─ source      calls to the shared storage, as the caller
+//! ```
+//!
+//! How it works, and what it promises: `docs/filecache.md`.
+
+mod attributes;
+mod bindings;
+mod callers;
+pub mod control;
+mod copies;
+mod counters;
+mod files;
+mod fill;
+mod folders;
+mod fuse;
+mod handles;
+mod io;
+mod kernel_types;
+mod locks;
+pub mod mount_point;
+mod mutant;
+mod names;
+mod nodes;
+mod open;
+pub mod open_mode;
+mod options;
+mod record;
+mod refresh;
+mod serve;
+mod session;
+mod source;
+mod stamp;
+mod store;
+
+pub use counters::{Opens, Report};
+pub use options::{Options, Place};
+pub use serve::{Failed, serve};
+
+/// The errors of the standard library as those of system calls.
+fn errno(error: impl std::borrow::Borrow<std::io::Error>) -> rustix::io::Errno {
+    let code = error.borrow().raw_os_error();
+    code.map_or(rustix::io::Errno::IO, rustix::io::Errno::from_raw_os_error)
+}

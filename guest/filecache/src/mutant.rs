@@ -1,0 +1,20 @@
+//! Protocol mutants of the guest's half, as `crates/reactor/src/mutant.rs` explains them. (The guest
+//! shares no code with the daemon of the host.)
+
+/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+#[must_use]
+pub const fn mutant(_name: &'static str) -> bool {
+    false
+}
+
+/// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
+#[cfg(feature = "mutants")]
+#[must_use]
+pub fn mutant(name: &'static str) -> bool {
+    use std::sync::LazyLock;
+    static CHOSEN: LazyLock<Option<String>> =
+        LazyLock::new(|| std::env::var("FLOWSTONE_MUTANT").ok());
+    CHOSEN.as_deref() == Some(name)
+}

@@ -1,0 +1,132 @@
+//! Names: what they lead to, and what makes and unmakes them. All of it is the source's, done for
+//! the caller.
+
+use std::ffi::{OsStr, OsString};
+use std::sync::Arc;
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, readlinkat,
+    renameat_with, symlinkat, unlinkat,
+};
+use rustix::io::Result;
+
+use crate::callers::Caller;
+use crate::files::Files;
+use crate::nodes::Node;
+use crate::source;
+use crate::stamp::Attributes;
+
+/// A node, and what the kernel is to be told of it.
+pub type Found = (Arc<Node>, Attributes);
+
+/// Something other than a file with bytes that a name is made for.
+pub enum New<'a> {
+    /// A folder.
+    Folder(u32),
+    /// A link to another name.
+    Link(&'a OsStr),
+    /// Anything, by its mode and device number.
+    Node(u32, u32),
+}
+
+impl Files {
+    /// What a name leads to.
+    pub fn look_up(&self, folder: u64, name: &OsStr, caller: &Caller) -> Result<Found> {
+        let at = self.nodes.folder(folder)?;
+        let acting = caller.act();
+        let seen = source::look(&at, name)?;
+        drop(acting);
+        Ok(self.found(&seen, folder, name))
+    }
+
+    /// The kernel is told of something that was seen.
+    pub(crate) fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Found {
+        let node = self.nodes.found(seen, folder, name);
+        self.learn(&node, seen);
+        (node, *seen)
+    }
+
+    /// Makes something.
+    pub fn make(&self, folder: u64, name: &OsStr, what: &New<'_>, by: &Caller) -> Result<Found> {
+        let at = self.nodes.folder(folder)?;
+        let acting = by.act();
+        match *what {
+            New::Folder(mode) => mkdirat(&at, name, Mode::from_raw_mode(mode))?,
+            New::Link(to) => symlinkat(to, &at, name)?,
+            New::Node(mode, device) => {
+                let kind = FileType::from_raw_mode(mode);
+                mknodat(&at, name, kind, Mode::from_raw_mode(mode), device.into())?;
+            }
+        }
+        drop(acting);
+        self.look_up(folder, name, by)
+    }
+
+    /// Takes a name away.
+    pub fn remove(&self, folder: u64, name: &OsStr, is_folder: bool, by: &Caller) -> Result<()> {
+        let at = self.nodes.folder(folder)?;
+        let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let _acting = by.act();
+        unlinkat(at, name, flags)
+    }
+
+    /// Gives something another name.
+    pub fn rename(
+        &self,
+        from: (u64, &OsStr),
+        to: (u64, &OsStr),
+        flags: u32,
+        by: &Caller,
+    ) -> Result<()> {
+        let (old, new) = (self.nodes.folder(from.0)?, self.nodes.folder(to.0)?);
+        let flags = RenameFlags::from_bits_retain(flags);
+        let acting = by.act();
+        renameat_with(&old, from.1, &new, to.1, flags)?;
+        drop(acting);
+        self.moved(to.0, to.1);
+        if flags.contains(RenameFlags::EXCHANGE) {
+            self.moved(from.0, from.1);
+        }
+        Ok(())
+    }
+
+    /// Nodes of what has got a name are there now.
+    fn moved(&self, folder: u64, name: &OsStr) {
+        let Ok(at) = self.nodes.folder(folder) else { return };
+        let Ok(seen) = source::look(&at, name) else { return };
+        for node in self.nodes.of(seen.identity) {
+            node.moved(folder, name);
+        }
+    }
+
+    /// Gives something a second name.
+    pub fn link(&self, id: u64, folder: u64, name: &OsStr, by: &Caller) -> Result<Found> {
+        let node = self.nodes.get(id)?;
+        let at = self.nodes.folder(folder)?;
+        let acting = by.act();
+        let anchor = self.nodes.anchor(&node)?;
+        linkat(CWD, source::path_of(&anchor), &at, name, AtFlags::SYMLINK_FOLLOW)?;
+        drop(acting);
+        self.look_up(folder, name, by)
+    }
+
+    /// Where a link leads.
+    pub fn read_link(&self, id: u64, by: &Caller) -> Result<OsString> {
+        let node = self.nodes.get(id)?;
+        let _acting = by.act();
+        let anchor = self.nodes.anchor(&node)?;
+        let to = readlinkat(anchor, c"", Vec::new())?;
+        Ok(std::os::unix::ffi::OsStringExt::from_vec(to.into_bytes()))
+    }
+
+    /// Makes the names in a folder durable.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "no image of a disk is a file of a guest's mount"
+    )]
+    pub fn sync_folder(&self, id: u64) -> Result<()> {
+        let folder = self.nodes.folder(id)?;
+        let file = source::reopen(folder, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        file.sync_all().map_err(crate::errno)
+    }
+}

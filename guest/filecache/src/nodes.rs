@@ -1,0 +1,295 @@
+//! The files and folders that the kernel knows. A node has a place, a folder and a name, and says
+//! which file was there. Only folders keep a descriptor.
+//!
+//! A file has one node, and a second one, its split node, while the first is bound to a mode that
+//! does not suit an open. Names lead to the split node while it is there. Its number is not that of
+//! the file: the library that speaks to the kernel takes node numbers for inode numbers.
+
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::io::{Errno, Result};
+
+use crate::mutant::mutant;
+use crate::source::{self, Source};
+use crate::stamp::{Attributes, Identity, Stamp};
+
+/// The root's node.
+pub const ROOT: u64 = 1;
+/// Numbers from here on are ours, not those of files.
+const OWN_NUMBERS: u64 = 1 << 63;
+
+/// A change may go unseen if another one came within so long: clocks of file systems tick.
+const SETTLED: Duration = Duration::from_secs(2);
+/// A change that is so old by the server's clock is settled even if it is seen for the first time:
+/// clocks may differ by a minute.
+const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
+
+/// A file or folder that the kernel knows.
+pub struct Node {
+    /// Its number.
+    pub id: u64,
+    /// Which file.
+    pub identity: Identity,
+    state: Mutex<State>,
+}
+
+struct State {
+    folder: u64,
+    name: Box<OsStr>,
+    /// Times that the kernel has been told of it, and has not forgotten.
+    lookups: u64,
+    /// What the kernel was told last, and since when that has been the same.
+    told: Stamp,
+    since: Instant,
+    /// Whether pages that the kernel keeps were read when `told` was settled.
+    pages_are_good: bool,
+    held: Option<Arc<OwnedFd>>,
+}
+
+/// What has changed since the kernel was told last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Something has.
+    pub changed: bool,
+    /// Pages that the kernel keeps are those of the file.
+    pub pages_are_good: bool,
+    /// No change of the file can have gone unseen since.
+    pub is_settled: bool,
+}
+
+impl Node {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its folder and its name there.
+    pub fn place(&self) -> (u64, OsString) {
+        let state = self.state();
+        (state.folder, state.name.to_os_string())
+    }
+
+    /// It is elsewhere now.
+    pub fn moved(&self, folder: u64, name: &OsStr) {
+        let mut state = self.state();
+        state.folder = folder;
+        state.name = name.into();
+    }
+
+    /// Notes what the kernel is being told.
+    pub fn told(&self, stamp: Stamp) -> News {
+        let mut state = self.state();
+        let changed = state.told != stamp;
+        if changed {
+            state.told = stamp;
+            state.since = Instant::now();
+            state.pages_are_good = false;
+        }
+        let is_settled = state.since.elapsed() >= SETTLED
+            || is_old(stamp)
+            || mutant("guest.fill.trusts-what-is-new");
+        News { changed, pages_are_good: state.pages_are_good, is_settled }
+    }
+
+    /// The kernel begins to keep pages, or drops those that it has.
+    pub fn pages(&self, are_good: bool) {
+        self.state().pages_are_good = are_good;
+    }
+}
+
+/// Whether a file has not changed for so long that clocks do not matter.
+fn is_old(stamp: Stamp) -> bool {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let limit = now.saturating_sub(CLOCKS_DIFFER).as_secs();
+    u64::try_from(stamp.changed.seconds).is_ok_and(|changed| changed < limit)
+}
+
+/// All of them.
+pub struct Nodes {
+    table: Mutex<Table>,
+}
+
+struct Table {
+    by_id: HashMap<u64, Arc<Node>>,
+    by_identity: HashMap<Identity, Pair>,
+    next_own: u64,
+}
+
+/// The nodes of a file.
+#[derive(Clone, Copy)]
+struct Pair {
+    main: u64,
+    split: Option<u64>,
+}
+
+impl Nodes {
+    /// The root alone.
+    pub fn new(source: &Source) -> Result<Self> {
+        let held = source.root().try_clone_to_owned().map_err(|_| Errno::MFILE)?;
+        let seen = source::stat(&held)?;
+        let root = Node::new(ROOT, &seen, ROOT, OsStr::new("."));
+        root.state().held = Some(Arc::new(held));
+        root.state().lookups = 1;
+        let by_identity = HashMap::from([(seen.identity, Pair { main: ROOT, split: None })]);
+        let by_id = HashMap::from([(ROOT, Arc::new(root))]);
+        let table = Table { by_id, by_identity, next_own: OWN_NUMBERS };
+        Ok(Self { table: Mutex::new(table) })
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The node of a number.
+    pub fn get(&self, id: u64) -> Result<Arc<Node>> {
+        self.table().by_id.get(&id).cloned().ok_or(Errno::STALE)
+    }
+
+    /// The nodes of a file: the main one, and the split one if there is one.
+    pub fn of(&self, identity: Identity) -> Vec<Arc<Node>> {
+        let table = self.table();
+        let Some(pair) = table.by_identity.get(&identity) else { return Vec::new() };
+        let ids = [Some(pair.main), pair.split];
+        ids.into_iter().flatten().filter_map(|id| table.by_id.get(&id).cloned()).collect()
+    }
+
+    /// The kernel is told of a file: the node to which its name leads.
+    pub fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Arc<Node> {
+        let mut table = self.table();
+        let pair = table.by_identity.get(&seen.identity).copied();
+        let id = match pair {
+            Some(pair) => pair.split.unwrap_or(pair.main),
+            None => table.new_main(seen, folder, name),
+        };
+        let known = table.by_id.get(&id).cloned();
+        let node = known.unwrap_or_else(|| table.insert(id, seen, folder, name));
+        let mut state = node.state();
+        state.lookups += 1;
+        if node.id != ROOT && (state.folder != folder || *state.name != *name) {
+            state.folder = folder;
+            state.name = name.into();
+        }
+        drop(state);
+        node
+    }
+
+    /// The kernel forgets a node so many times.
+    pub fn forget(&self, id: u64, times: u64) {
+        let mut table = self.table();
+        let Some(node) = table.by_id.get(&id).cloned() else { return };
+        let mut state = node.state();
+        state.lookups = state.lookups.saturating_sub(times);
+        if state.lookups > 0 || id == ROOT {
+            return;
+        }
+        table.by_id.remove(&id);
+        // The number of a split node stays its own: the kernel forgets it once while it looks the
+        // name up again.
+        let Some(pair) = table.by_identity.get(&node.identity).copied() else { return };
+        let is_known = |id: u64| table.by_id.contains_key(&id);
+        if !is_known(pair.main) && !pair.split.is_some_and(is_known) {
+            table.by_identity.remove(&node.identity);
+        }
+    }
+
+    /// From now on the file's name leads to a split node.
+    pub fn split(&self, identity: Identity) {
+        let mut table = self.table();
+        let own = table.next_own;
+        if let Some(pair) = table.by_identity.get_mut(&identity)
+            && pair.split.is_none()
+        {
+            pair.split = Some(own);
+            table.next_own += 1;
+        }
+    }
+
+    /// The file's name leads to its main node again. The kernel may still know the other one.
+    pub fn join(&self, identity: Identity) {
+        if let Some(pair) = self.table().by_identity.get_mut(&identity) {
+            pair.split = None;
+        }
+    }
+
+    /// Whether this is a split node.
+    pub fn is_split(&self, node: &Node) -> bool {
+        self.table().by_identity.get(&node.identity).is_some_and(|pair| pair.main != node.id)
+    }
+
+    /// A descriptor of a folder, kept from its first use until the kernel forgets it.
+    pub fn folder(&self, id: u64) -> Result<Arc<OwnedFd>> {
+        let node = self.get(id)?;
+        if let Some(held) = node.state().held.clone() {
+            return Ok(held);
+        }
+        let held = Arc::new(self.anchor(&node)?);
+        Ok(node.state().held.get_or_insert(held).clone())
+    }
+
+    /// Holds on to the file of a node: by its name, which must lead to the same file as before.
+    pub fn anchor(&self, node: &Node) -> Result<OwnedFd> {
+        self.anchor_and_look(node).map(|(held, _)| held)
+    }
+
+    /// The same, and what the source says of the file.
+    pub fn anchor_and_look(&self, node: &Node) -> Result<(OwnedFd, Attributes)> {
+        let (folder, name) = node.place();
+        let folder = self.folder(folder)?;
+        let held = source::anchor(&folder, &name).map_err(source::gone_is_stale)?;
+        let seen = source::stat(&held)?;
+        let is_same = seen.identity == node.identity || mutant("guest.names.any-file-will-do");
+        if is_same { Ok((held, seen)) } else { Err(Errno::STALE) }
+    }
+
+    /// What the source says of a node now.
+    pub fn look(&self, node: &Node) -> Result<Attributes> {
+        let (folder, name) = node.place();
+        if let Some(held) = node.state().held.clone() {
+            return source::stat(held);
+        }
+        let folder = self.folder(folder)?;
+        let seen = source::look(&folder, &name).map_err(source::gone_is_stale)?;
+        if seen.identity == node.identity { Ok(seen) } else { Err(Errno::STALE) }
+    }
+}
+
+impl Table {
+    /// The number of a new file: its own, unless that is taken.
+    fn new_main(&mut self, seen: &Attributes, folder: u64, name: &OsStr) -> u64 {
+        let inode = seen.identity.inode;
+        let is_free = inode > ROOT && inode < OWN_NUMBERS && !self.by_id.contains_key(&inode);
+        let id = if is_free { inode } else { self.next_own };
+        self.next_own += u64::from(!is_free);
+        self.by_identity.insert(seen.identity, Pair { main: id, split: None });
+        self.insert(id, seen, folder, name);
+        id
+    }
+
+    fn insert(&mut self, id: u64, seen: &Attributes, folder: u64, name: &OsStr) -> Arc<Node> {
+        let node = Arc::new(Node::new(id, seen, folder, name));
+        self.by_id.insert(id, node.clone());
+        node
+    }
+}
+
+impl Node {
+    fn new(id: u64, seen: &Attributes, folder: u64, name: &OsStr) -> Self {
+        let state = State {
+            folder,
+            name: name.into(),
+            lookups: 0,
+            told: seen.stamp,
+            since: Instant::now(),
+            pages_are_good: false,
+            held: None,
+        };
+        Self { id, identity: seen.identity, state: Mutex::new(state) }
+    }
+}
+
+#[cfg(test)]
+#[path = "nodes_tests.rs"]
+mod tests;

@@ -1,0 +1,68 @@
+//! What a mount is asked to be.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use flowstone_policy::{Link, Multicache, Policy, PolicyKind, Windows};
+
+use crate::open_mode::Modes;
+
+/// Where copies are, and how much they may take.
+#[derive(Clone, Debug)]
+pub enum Place {
+    /// Memory.
+    Memory(u64),
+    /// A folder.
+    Folder(PathBuf, u64),
+}
+
+impl Place {
+    /// How much.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Memory(bytes) | Self::Folder(_, bytes) => *bytes,
+        }
+    }
+
+    /// What it is called where the limit is shown.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Memory(_) => "memory",
+            Self::Folder(..) => "size",
+        }
+    }
+}
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The shared storage.
+    pub source: PathBuf,
+    /// Where its files are shown.
+    pub mount: PathBuf,
+    /// Where copies are.
+    pub place: Place,
+    /// What decides which files have one.
+    pub policy: PolicyKind,
+    /// Thresholds of the paper's policy.
+    pub windows: Windows,
+    /// Time between two epochs of the policy.
+    pub epoch: Duration,
+    /// How old names and attributes may be.
+    pub window: Duration,
+    /// For how long after a comparison with the source a copy is opened without another one.
+    pub trust: Duration,
+    /// How files may be opened.
+    pub modes: Modes,
+}
+
+impl Options {
+    /// The policy.
+    pub fn new_policy(&self) -> Box<dyn Policy> {
+        let bytes = self.place.bytes();
+        match self.policy {
+            PolicyKind::Multicache => Box::new(Multicache::with_windows(bytes, self.windows)),
+            other => other.build(bytes, Link::default()),
+        }
+    }
+}

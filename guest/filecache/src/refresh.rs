@@ -1,0 +1,93 @@
+//! Copies that are open while the file changes: they are brought up to date in place, so that who
+//! reads one goes on and sees it (`tail -f`).
+
+use std::fs::File;
+use std::sync::Arc;
+
+use rustix::fs::OFlags;
+use rustix::io::Result;
+
+use crate::bindings::OpenCopy;
+use crate::copies::{Copy, lock};
+use crate::files::Files;
+use crate::mutant::mutant;
+use crate::nodes::Node;
+use crate::source;
+use crate::stamp::{Identity, Stamp};
+use crate::{errno, fill};
+
+impl Files {
+    /// The source has another stamp than the copy of a file: one that is open is refreshed, any
+    /// other is dropped.
+    pub(crate) fn bring_up_to_date(&self, node: &Arc<Node>, stamp: Stamp) {
+        match self.bindings.open_copy(node.identity) {
+            Some(open) if !open.copy.is_of(stamp) => self.refresh(&open),
+            Some(_) => {}
+            None => self.copies.retire(node.identity),
+        }
+    }
+
+    /// Compares each open copy with the source.
+    pub fn refresh_open_copies(&self) {
+        for open in self.bindings.open_copies() {
+            self.refresh(&open);
+        }
+    }
+
+    /// Compares an open copy with the source. A source that does not answer says nothing of its
+    /// files: the copy stays.
+    fn refresh(&self, open: &OpenCopy) {
+        let Ok(file) = self.file_behind(open) else { return };
+        let Ok(seen) = source::stat(&*file) else { return };
+        let news = open.node.told(seen.stamp);
+        let mut stamp = lock(&open.copy.stamp);
+        if *stamp == Some(seen.stamp) {
+            return;
+        }
+        if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
+            // A second change in the same tick would go unseen: then the next look copies again.
+            *stamp = Some(seen.stamp).filter(|_| news.is_settled);
+        }
+        drop(stamp);
+        self.take_back_attributes(&open.node);
+    }
+
+    fn file_behind(&self, open: &OpenCopy) -> Result<Arc<File>> {
+        if let Some(file) = &open.file {
+            return Ok(file.clone());
+        }
+        let _acting = open.caller.act();
+        let anchor = self.nodes.anchor(&open.node)?;
+        source::reopen(anchor, OFlags::RDONLY).map(Arc::new)
+    }
+
+    /// Bytes of a file were written through the daemon: who reads an open copy of it must see them
+    /// before the writer goes on.
+    pub(crate) fn patch_open_copy(&self, identity: Identity, offset: u64, bytes: u64) {
+        let Some(open) = self.bindings.open_copy(identity) else { return };
+        if mutant("guest.write.leaves-open-copies") {
+            return;
+        }
+        let Ok(file) = self.file_behind(&open) else { return };
+        let mut stamp = lock(&open.copy.stamp);
+        *stamp = None;
+        let Ok(seen) = source::stat(&*file) else { return };
+        let end = offset.saturating_add(bytes).min(seen.stamp.size);
+        let is_patched = fill::copy_range(&file, &open.copy.file, offset, end).is_ok()
+            && open.copy.file.set_len(seen.stamp.size).is_ok();
+        if is_patched {
+            open.copy.resized(seen.stamp.size);
+        }
+        drop(stamp);
+        self.take_back_attributes(&open.node);
+    }
+}
+
+/// The bytes first, then the length: a reader that sees the new length finds bytes there.
+fn copy_over(file: &File, copy: &Copy) -> Result<()> {
+    let size = source::stat(file)?.stamp.size;
+    fill::copy_range(file, &copy.file, 0, size)?;
+    copy.file.set_len(size).map_err(errno)?;
+    copy.resized(size);
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! A mount from its beginning to its end.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::thread::Builder;
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit, setrlimit, umask};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::files::Files;
+use crate::options::{Options, Place};
+use crate::source::Source;
+use crate::store::Store;
+use crate::{control, mount_point, session};
+
+/// Files that are copied at the same time.
+const FILLS: usize = 2;
+/// For so long the last requests may go on after the mount is gone.
+const LAST_REQUESTS: Duration = Duration::from_millis(500);
+
+/// Why there is no mount: what failed, why, and what may help.
+#[derive(Debug)]
+pub struct Failed(String);
+
+impl Failed {
+    fn new(what: impl std::fmt::Display, why: impl std::fmt::Display, hint: &str) -> Self {
+        Self(format!("{what}: {why}; {hint}"))
+    }
+}
+
+impl std::fmt::Display for Failed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+enum Event {
+    Signal,
+    Ended(io::Result<()>),
+}
+
+/// Shows the source at the mount point until a signal or an unmount. `is_up` is called when it can
+/// be used.
+pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed> {
+    // Signals that come from here on are answered once the mount is up.
+    let (events, ends) = channel();
+    watch_signals(events.clone())
+        .map_err(|error| Failed::new("signals", error, "try again with fewer limits"))?;
+    prepare_process();
+    let files = Arc::new(open(options)?);
+    let named = options.mount.display();
+    let at = mount_point::prepare(&options.mount)
+        .map_err(|error| Failed::new(named, error, "give an empty folder that is not in use"))?;
+    let session = session::mount(&files, &options.source, &at).map_err(|error| {
+        let hint = "mounting needs /dev/fuse and root, or fusermount3 and a folder of yours";
+        Failed::new(format!("mount {}", at.display()), error, hint)
+    })?;
+    let device = mount_point::listed(&at).map(|it| it.device);
+    let started = start(&files, options, &at, session, events);
+    if let Err(error) = started {
+        let _ = mount_point::detach(&at);
+        return Err(Failed::new(at.display(), error, "try again with more memory or threads"));
+    }
+    is_up(&at);
+    let ended = ends.recv();
+    if let Ok(Event::Signal) = ended {
+        take_down(&at, &ends)?;
+    }
+    if let Some(device) = device {
+        control::remove(&device);
+    }
+    match ended {
+        Ok(Event::Ended(Err(error))) => {
+            Err(Failed::new(at.display(), error, "look at the kernel's log"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The mount goes, whoever uses it. Requests that are on their way may end; what waits for a source
+/// that does not answer is given up when the process ends.
+fn take_down(at: &Path, ends: &std::sync::mpsc::Receiver<Event>) -> Result<(), Failed> {
+    mount_point::detach(at).map_err(|error| {
+        Failed::new(format!("unmount {}", at.display()), error, "try umount -l")
+    })?;
+    // Nothing more to say if they do not end.
+    let _ = ends.recv_timeout(LAST_REQUESTS);
+    Ok(())
+}
+
+fn watch_signals(events: Sender<Event>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT])?;
+    Builder::new().name("signals".into()).spawn(move || {
+        for _ in signals.forever() {
+            if events.send(Event::Signal).is_err() {
+                return;
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Modes come from the callers as they are, and each open file takes a descriptor or two.
+fn prepare_process() {
+    umask(rustix::fs::Mode::empty());
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // With fewer descriptors fewer files can be open.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+fn open(options: &Options) -> Result<Files, Failed> {
+    let failed =
+        |error| Failed::new(options.source.display(), error, "give a folder that is there");
+    let source = Source::open(&options.source).map_err(failed)?;
+    let store = match &options.place {
+        Place::Memory(_) => Store::memory(),
+        Place::Folder(path, _) => Store::folder(path).map_err(|error| {
+            let hint = "give a folder whose file system has files without names (O_TMPFILE)";
+            Failed::new(path.display(), error, hint)
+        })?,
+    };
+    Files::new(options, source, store).map_err(failed)
+}
+
+/// All threads.
+fn start(
+    files: &Arc<Files>,
+    options: &Options,
+    at: &Path,
+    session: session::Session,
+    events: Sender<Event>,
+) -> io::Result<()> {
+    files.connect(session.kernel());
+    Builder::new().name("session".into()).spawn(move || {
+        // Whoever is told may have gone.
+        let _ = events.send(Event::Ended(session.run()));
+    })?;
+    for _ in 0..FILLS {
+        let files = files.clone();
+        Builder::new().name("fill".into()).spawn(move || files.fill_forever())?;
+    }
+    repeat("refresh", options.window, files, |files| files.refresh_open_copies())?;
+    repeat("epoch", options.epoch, files, |files| files.copies.epoch())?;
+    control::serve(files, at).map_err(|error| {
+        io::Error::new(error.kind(), format!("its socket in /run or XDG_RUNTIME_DIR: {error}"))
+    })
+}
+
+/// Does something again and again.
+fn repeat(name: &str, every: Duration, files: &Arc<Files>, work: fn(&Files)) -> io::Result<()> {
+    let files = files.clone();
+    let every = every.max(Duration::from_millis(10));
+    Builder::new().name(name.into()).spawn(move || {
+        loop {
+            std::thread::sleep(every);
+            work(&files);
+        }
+    })?;
+    Ok(())
+}

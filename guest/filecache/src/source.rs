@@ -1,0 +1,126 @@
+//! Calls to the source. They are made by name in a folder, or on a descriptor; who makes them acts
+//! for the caller.
+//!
+//! An *anchor* (`O_PATH`) holds on to a file whatever becomes of its name, and opens nothing at the
+//! server. All that is done to a file goes through one, by way of `/proc/self/fd`, so that a name
+//! that leads elsewhere meanwhile does no harm.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{
+    AtFlags, CWD, Mode, OFlags, StatVfs, StatxFlags, fstatfs, fstatvfs, open, openat, statx,
+};
+use rustix::io::{Errno, Result};
+
+use crate::mutant::mutant;
+use crate::stamp::Attributes;
+
+const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
+
+/// File systems whose files are as they should be without a flush when they are closed: all that a
+/// close does is here. Others are taken for network file systems.
+const LOCAL: [i64; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0xF2F5_2010, 0x794C_7630];
+
+/// The shared storage.
+pub struct Source {
+    root: OwnedFd,
+    is_local: bool,
+}
+
+impl Source {
+    /// Opens the folder that is to be shown.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(folder, flags, Mode::empty())?;
+        let kind = fstatfs(&root)?.f_type;
+        Ok(Self { root, is_local: LOCAL.contains(&(kind as i64)) })
+    }
+
+    /// Its folder.
+    pub fn root(&self) -> BorrowedFd<'_> {
+        self.root.as_fd()
+    }
+
+    /// Whether its attributes are never those of a while ago, and a close flushes nothing.
+    pub fn is_local(&self) -> bool {
+        self.is_local
+    }
+
+    /// Its space.
+    pub fn space(&self) -> Result<StatVfs> {
+        fstatvfs(&self.root)
+    }
+}
+
+/// What a name in a folder leads to.
+pub fn look(folder: impl AsFd, name: &OsStr) -> Result<Attributes> {
+    statx(folder, name, AtFlags::SYMLINK_NOFOLLOW, WANTED).map(Attributes::from)
+}
+
+/// What a descriptor leads to.
+pub fn stat(file: impl AsFd) -> Result<Attributes> {
+    statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map(Attributes::from)
+}
+
+/// Holds on to what a name leads to.
+pub fn anchor(folder: impl AsFd, name: &OsStr) -> Result<OwnedFd> {
+    openat(folder, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// Opens what an anchor holds.
+pub fn reopen(anchor: impl AsFd, flags: OFlags) -> Result<File> {
+    openat(CWD, path_of(&anchor), flags | OFlags::CLOEXEC, Mode::empty()).map(File::from)
+}
+
+/// A path that leads to what a descriptor holds, for calls that take nothing else.
+pub fn path_of(held: &impl AsFd) -> String {
+    format!("/proc/self/fd/{}", held.as_fd().as_raw_fd())
+}
+
+/// The flags with which the daemon opens a file that was opened with these. Truncation is a request
+/// of its own; a write comes with its place, at which an append would not stay; the daemon's
+/// buffers are not aligned.
+pub fn daemon_flags(flags: OFlags) -> OFlags {
+    let own = OFlags::CREATE | OFlags::EXCL | OFlags::TRUNC | OFlags::APPEND | OFlags::DIRECT;
+    flags.difference(own | OFlags::NOFOLLOW | OFlags::NOCTTY)
+}
+
+/// What the source says of a file that is gone or another one now: the kernel looks the name up
+/// again when it is told so. "No such file" would be the user's answer for a file that was only
+/// replaced.
+pub fn gone_is_stale(error: Errno) -> Errno {
+    let is_gone = error == Errno::NOENT || error == Errno::NOTDIR;
+    if is_gone && !mutant("guest.names.gone-is-not-stale") { Errno::STALE } else { error }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_anchor_holds_the_file_and_not_the_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let source = Source::open(folder.path()).unwrap();
+        let name = OsStr::new("it");
+        std::fs::write(folder.path().join(name), "old").unwrap();
+        let held = anchor(source.root(), name).unwrap();
+        std::fs::write(folder.path().join("new"), "newer").unwrap();
+        std::fs::rename(folder.path().join("new"), folder.path().join(name)).unwrap();
+        assert_eq!(stat(&held).unwrap().stamp.size, 3);
+        assert_eq!(look(source.root(), name).unwrap().stamp.size, 5);
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut reopen(&held, OFlags::RDONLY).unwrap(), &mut text)
+            .unwrap();
+        assert_eq!(text, "old");
+    }
+
+    #[test]
+    fn a_file_that_is_gone_is_stale_and_any_other_trouble_is_what_it_is() {
+        assert_eq!(gone_is_stale(Errno::NOENT), Errno::STALE);
+        assert_eq!(gone_is_stale(Errno::IO), Errno::IO);
+        assert_eq!(gone_is_stale(Errno::ACCESS), Errno::ACCESS);
+    }
+}

@@ -1,0 +1,108 @@
+//! What the source says of a file: which one it is, its attributes, and the stamp by which a change
+//! is seen.
+
+use rustix::fs::{FileType, Statx, StatxTimestamp};
+
+/// Which file, whatever it is called. A file whose number is used again has another birth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity {
+    /// The file system that it is on.
+    pub device: u64,
+    /// Its number there.
+    pub inode: u64,
+    /// When it was made, in nanoseconds; 0 where the file system does not say (NFS).
+    pub birth: i64,
+}
+
+/// A time of a file: seconds and nanoseconds since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Time {
+    /// Seconds.
+    pub seconds: i64,
+    /// Nanoseconds beyond them.
+    pub nanoseconds: u32,
+}
+
+impl From<StatxTimestamp> for Time {
+    fn from(time: StatxTimestamp) -> Self {
+        Self { seconds: time.tv_sec, nanoseconds: time.tv_nsec }
+    }
+}
+
+/// Changes whenever the file does, two changes within a tick of the server's clock excepted. The
+/// time of the last change is part of it: the time of modification can be set back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    /// Size in bytes.
+    pub size: u64,
+    /// Time of modification.
+    pub modified: Time,
+    /// Time of the last change.
+    pub changed: Time,
+}
+
+/// The attributes of a file.
+#[derive(Clone, Copy, Debug)]
+pub struct Attributes {
+    /// Which file.
+    pub identity: Identity,
+    /// What kind.
+    pub kind: FileType,
+    /// Size and times.
+    pub stamp: Stamp,
+    /// Time of the last access.
+    pub accessed: Time,
+    /// Permissions.
+    pub mode: u16,
+    /// Names.
+    pub links: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Number of a device node.
+    pub device_node: u32,
+    /// Space taken, in units of 512 bytes.
+    pub blocks: u64,
+    /// The size in which it likes to be read.
+    pub block_size: u32,
+}
+
+impl From<Statx> for Attributes {
+    fn from(it: Statx) -> Self {
+        let has_birth = it.stx_mask & libc::STATX_BTIME != 0;
+        let birth =
+            it.stx_btime.tv_sec.wrapping_mul(1_000_000_000) + i64::from(it.stx_btime.tv_nsec);
+        let device = u64::from(it.stx_dev_major) << 32 | u64::from(it.stx_dev_minor);
+        let birth = if has_birth { birth } else { 0 };
+        Self {
+            identity: Identity { device, inode: it.stx_ino, birth },
+            kind: FileType::from_raw_mode(it.stx_mode.into()),
+            stamp: Stamp {
+                size: it.stx_size,
+                modified: it.stx_mtime.into(),
+                changed: it.stx_ctime.into(),
+            },
+            accessed: it.stx_atime.into(),
+            mode: it.stx_mode & 0o7777,
+            links: it.stx_nlink,
+            uid: it.stx_uid,
+            gid: it.stx_gid,
+            device_node: libc::makedev(it.stx_rdev_major, it.stx_rdev_minor) as u32,
+            blocks: it.stx_blocks,
+            block_size: it.stx_blksize,
+        }
+    }
+}
+
+impl Attributes {
+    /// Whether it is what file systems call a regular file.
+    pub fn is_file(&self) -> bool {
+        self.kind == FileType::RegularFile
+    }
+
+    /// Whether it has the set-user-id or set-group-id bit.
+    pub fn is_set_id(&self) -> bool {
+        self.mode & 0o6000 != 0
+    }
+}

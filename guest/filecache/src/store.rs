@@ -1,0 +1,101 @@
+//! Where copies are: files without names, in a tmpfs that only the daemon sees or in a folder. They
+//! are gone when the daemon is, however it ends.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open, openat};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
+    fsopen,
+};
+
+/// What a copy takes beside its pages.
+const OVERHEAD: u64 = 2 << 10;
+const PAGE: u64 = 4 << 10;
+
+/// A place for copies.
+pub enum Store {
+    /// A folder: in memory or on a disk.
+    Folder(OwnedFd),
+    /// Memory of the process, where nothing may be mounted.
+    Anonymous,
+}
+
+impl Store {
+    /// Memory: a tmpfs that is mounted nowhere. Pages as large as files allow: with small ones
+    /// large reads have a third of the speed.
+    pub fn memory() -> Self {
+        private_tmpfs().map_or(Self::Anonymous, Self::Folder)
+    }
+
+    /// A folder on a disk.
+    pub fn folder(path: &Path) -> io::Result<Self> {
+        let folder = open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let store = Self::Folder(folder);
+        store.new_file()?;
+        Ok(store)
+    }
+
+    /// A new file, empty and without a name.
+    pub fn new_file(&self) -> io::Result<File> {
+        let file = match self {
+            Self::Folder(folder) => {
+                let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+                openat(folder, ".", flags, Mode::RUSR | Mode::WUSR)?
+            }
+            Self::Anonymous => memfd_create("flowstone-copy", MemfdFlags::CLOEXEC)?,
+        };
+        Ok(File::from(file))
+    }
+}
+
+fn private_tmpfs() -> rustix::io::Result<OwnedFd> {
+    let make = |huge: bool| {
+        let options = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        // What copies may take is the policy's business; the kernel's own limit, half of all
+        // memory, knows nothing of it.
+        fsconfig_set_string(&options, "size", "0")?;
+        fsconfig_set_string(&options, "mode", "0700")?;
+        if huge {
+            fsconfig_set_string(&options, "huge", "within_size")?;
+        }
+        fsconfig_create(&options)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+        let mounted = fsmount(&options, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        openat(mounted, ".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+    };
+    // A kernel without huge pages refuses the option.
+    make(true).or_else(|_| make(false))
+}
+
+/// What a copy of a file takes.
+pub fn space_of(bytes: u64) -> u64 {
+    bytes.next_multiple_of(PAGE) + OVERHEAD
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_has_no_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = Store::folder(folder.path()).unwrap().new_file().unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        let file = Store::memory().new_file().unwrap();
+        assert_eq!(file.metadata().unwrap().nlink(), 0);
+    }
+
+    #[test]
+    fn a_copy_takes_whole_pages() {
+        assert_eq!(space_of(0), 2 << 10);
+        assert_eq!(space_of(1), 6 << 10);
+        assert_eq!(space_of(8192), 10 << 10);
+    }
+}
