@@ -237,11 +237,13 @@ impl Flushes {
         takes_over
     }
 
-    /// A queue that is going leaves the lead to others, even if a flush of its own is still to be
-    /// collected: nobody waits for that.
+    /// Whether a flush of its own waits for a sync that nobody leads. One that has been served, and
+    /// is still to be collected, needs none: a queue that goes would take the lead that it has just
+    /// left over again.
     fn is_left_alone(&self, sync: &GroupSync) -> bool {
-        let goes = self.leaving && !mutant("image.group-sync.takes-over-while-it-leaves");
-        !goes && !self.waiting.is_empty() && sync.is_orphaned()
+        let all = mutant("image.group-sync.takes-over-when-served");
+        let waits = |ticket: &Ticket| all || !sync.is_served(*ticket);
+        sync.is_orphaned() && self.waiting.iter().any(|(ticket, _)| waits(ticket))
     }
 
     /// The queue is going: the sync that it leads now is its last.
