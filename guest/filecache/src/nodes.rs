@@ -28,6 +28,10 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// clocks may differ by a minute.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
 
+/// Between the answer that sends an open to a split node and its arrival there. The kernel looks
+/// the name up twice meanwhile, and gives up if it is sent away again.
+const UNDER_WAY: Duration = Duration::from_secs(2);
+
 /// A file or folder that the kernel knows.
 pub struct Node {
     /// Its number.
@@ -122,7 +126,28 @@ struct Table {
 #[derive(Clone, Copy)]
 struct Pair {
     main: u64,
-    split: Option<u64>,
+    split: Option<Split>,
+}
+
+/// A split node.
+#[derive(Clone, Copy)]
+struct Split {
+    id: u64,
+    /// When an open was last sent there.
+    sent: Instant,
+    /// It is not needed any more, but by those that were sent there a moment ago.
+    joins: bool,
+}
+
+impl Pair {
+    /// The node to which the file's name leads.
+    fn current(&self) -> u64 {
+        let split = self.split.filter(|it| {
+            let is_under_way = it.sent.elapsed() < UNDER_WAY && !mutant("guest.bind.joins-at-once");
+            !it.joins || is_under_way
+        });
+        split.map_or(self.main, |it| it.id)
+    }
 }
 
 impl Nodes {
@@ -152,7 +177,7 @@ impl Nodes {
     pub fn of(&self, identity: Identity) -> Vec<Arc<Node>> {
         let table = self.table();
         let Some(pair) = table.by_identity.get(&identity) else { return Vec::new() };
-        let ids = [Some(pair.main), pair.split];
+        let ids = [Some(pair.main), pair.split.map(|it| it.id)];
         ids.into_iter().flatten().filter_map(|id| table.by_id.get(&id).cloned()).collect()
     }
 
@@ -161,7 +186,7 @@ impl Nodes {
         let mut table = self.table();
         let pair = table.by_identity.get(&seen.identity).copied();
         let id = match pair {
-            Some(pair) => pair.split.unwrap_or(pair.main),
+            Some(pair) => pair.current(),
             None => table.new_main(seen, folder, name),
         };
         let known = table.by_id.get(&id).cloned();
@@ -190,7 +215,7 @@ impl Nodes {
         // name up again.
         let Some(pair) = table.by_identity.get(&node.identity).copied() else { return };
         let is_known = |id: u64| table.by_id.contains_key(&id);
-        if !is_known(pair.main) && !pair.split.is_some_and(is_known) {
+        if !is_known(pair.main) && !pair.split.is_some_and(|it| is_known(it.id)) {
             table.by_identity.remove(&node.identity);
         }
     }
@@ -199,18 +224,19 @@ impl Nodes {
     pub fn split(&self, identity: Identity) {
         let mut table = self.table();
         let own = table.next_own;
-        if let Some(pair) = table.by_identity.get_mut(&identity)
-            && pair.split.is_none()
-        {
-            pair.split = Some(own);
-            table.next_own += 1;
-        }
+        let Some(pair) = table.by_identity.get_mut(&identity) else { return };
+        let id = pair.split.map_or(own, |it| it.id);
+        pair.split = Some(Split { id, sent: Instant::now(), joins: false });
+        table.next_own += u64::from(id == own);
     }
 
-    /// The file's name leads to its main node again. The kernel may still know the other one.
+    /// The file's name leads to its main node again, once those that were sent to the other one
+    /// have arrived. The kernel may go on knowing that.
     pub fn join(&self, identity: Identity) {
-        if let Some(pair) = self.table().by_identity.get_mut(&identity) {
-            pair.split = None;
+        let mut table = self.table();
+        let pair = table.by_identity.get_mut(&identity);
+        if let Some(split) = pair.and_then(|pair| pair.split.as_mut()) {
+            split.joins = true;
         }
     }
 
