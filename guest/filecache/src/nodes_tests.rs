@@ -62,16 +62,7 @@ fn names_lead_to_the_split_node_until_it_is_joined() {
     assert_eq!(shared.look_up("a").id, split.id);
     shared.nodes.join(main.identity);
     assert_eq!(shared.look_up("a").id, split.id, "an open may be under way");
-    shared
-        .nodes
-        .table()
-        .by_identity
-        .get_mut(&main.identity)
-        .unwrap()
-        .split
-        .as_mut()
-        .unwrap()
-        .sent -= UNDER_WAY;
+    shared.nodes.table().splits.get_mut(&main.identity).unwrap().sent -= UNDER_WAY;
     assert_eq!(shared.look_up("a").id, main.id);
     assert!(shared.nodes.is_split(&split), "the kernel may still know it");
 }
