@@ -222,6 +222,13 @@ impl Nodes {
         table.next_own += u64::from(split.id == own);
     }
 
+    /// A split node is open: names lead there until it is joined.
+    pub fn arrived(&self, identity: Identity) {
+        if let Some(split) = self.table().splits.get_mut(&identity) {
+            split.joins = false;
+        }
+    }
+
     /// The file's name leads to its main node again, once those that were sent to the other one
     /// have arrived. The kernel may go on knowing that.
     pub fn join(&self, identity: Identity) {

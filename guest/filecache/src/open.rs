@@ -226,7 +226,7 @@ impl Files {
             match self.bindings.bind(&opening, &mut has) {
                 Bound::As(mode, backing) => {
                     if mode == Mode::Direct {
-                        self.nodes.split(node.identity);
+                        self.nodes.arrived(node.identity);
                     }
                     return Ok((mode, backing, has.file));
                 }
