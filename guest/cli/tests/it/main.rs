@@ -1,6 +1,8 @@
 //! The file cache on a real mount. Needs `/dev/fuse` and the right to mount; modes Copy and Source
 //! need Linux 6.9.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod consistency;
 mod control;
 mod fixture;
@@ -8,4 +10,5 @@ mod lifecycle;
 mod locks;
 mod modes;
 mod random;
+mod soak;
 mod users;
