@@ -87,7 +87,7 @@ fn who_waits_for_a_lock_can_be_killed() {
         assert!(!waiter.wait().unwrap().success());
     }
     assert_eq!(
-        flock(&open(&mount.at("it")), FlockOperation::NonBlockingLockShared),
+        flock(open(&mount.at("it")), FlockOperation::NonBlockingLockShared),
         Err(Errno::WOULDBLOCK)
     );
 }
