@@ -44,7 +44,7 @@ bench: ## Measure against qemu-storage-daemon and fio; writes README.md and docs
 		--readme README.md --markdown docs/benchmarks.md --json target/bench.json
 
 soak: ## Random long runs of the soak tests; SOAK_MINUTES=10 each
-	scripts/setup
+	scripts/setup --soak
 	cargo build --release --workspace --bins
 	SOAK_MINUTES=$(SOAK_MINUTES) FLOWSTONE_REQUIRE_GUESTS=1 \
 		cargo test --release --workspace -- --ignored --nocapture soak

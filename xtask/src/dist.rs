@@ -30,8 +30,7 @@ pub fn dist(target: &Path) -> Result<()> {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             generate_to(shell, &mut command.clone(), &name, &completions)?;
         }
-        // One page for the command and one for each subcommand, as `man flowstone-serve` finds
-        // them.
+        // A page for the command and one for each subcommand, as `man flowstone-serve` finds them.
         clap_mangen::generate_to(command, &man)?;
     }
     fs::write(man.join(CONFIG_PAGE), config_page::page()?).context(CONFIG_PAGE)?;

@@ -239,3 +239,7 @@ impl Binding {
         Some(OpenCopy { node, copy, file: self.checked_by.clone(), caller })
     }
 }
+
+#[cfg(test)]
+#[path = "bindings_tests.rs"]
+mod tests;

@@ -64,6 +64,7 @@ pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
         fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        remove_dead(folder)?;
     }
     // One that is there is that of a daemon that was killed: the number is this mount's now.
     match fs::remove_file(&path) {
@@ -79,6 +80,19 @@ pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<()> {
             let _ = Builder::new().name("client".into()).spawn(move || answer(&files, stream));
         }
     })?;
+    Ok(())
+}
+
+/// Takes away the sockets of daemons that were killed: nobody listens there.
+fn remove_dead(folder: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if UnixStream::connect(&path).is_err_and(refused) {
+            // Another daemon that starts now may be faster.
+            let _ = fs::remove_file(path);
+        }
+    }
     Ok(())
 }
 

@@ -42,15 +42,22 @@ impl Entry {
 }
 
 impl Files {
-    /// Opens a folder.
-    pub fn open_folder(&self, id: u64, caller: Caller) -> Result<u64> {
+    /// Opens a folder. Returns its number, and whether the list of names that the kernel keeps is
+    /// that of the folder.
+    pub fn open_folder(&self, id: u64, caller: Caller) -> Result<(u64, bool)> {
         let node = self.nodes.get(id)?;
         let at = self.nodes.folder(id)?;
         let acting = caller.act();
-        let held = source::reopen(at, OFlags::RDONLY | OFlags::DIRECTORY)?.into();
+        let held: OwnedFd = source::reopen(at, OFlags::RDONLY | OFlags::DIRECTORY)?.into();
         drop(acting);
+        let news = self.learn(&node, &source::stat(&held)?);
+        if news.changed {
+            self.take_back_attributes(&node);
+        }
+        node.pages(news.is_settled);
         let entries = Mutex::new(Arc::from([]));
-        Ok(self.folders.insert(Arc::new(Folder { node, held, caller, entries })))
+        let number = self.folders.insert(Arc::new(Folder { node, held, caller, entries }));
+        Ok((number, news.pages_are_good))
     }
 
     /// The entries of an open folder: read anew when they are asked for from the beginning.

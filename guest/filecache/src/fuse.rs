@@ -11,7 +11,7 @@ use crate::attributes::Change;
 use crate::callers::Caller;
 use crate::files::Files;
 use crate::folders::Entry;
-use crate::kernel_types::{how, kind, nothing, open_flags, to_kernel, to_source};
+use crate::kernel_types::{how, how_names, kind, nothing, open_flags, to_kernel, to_source};
 use crate::locks::Range;
 use crate::names::{Found, New};
 use crate::session::{Backing, REQUEST_MAX};
@@ -217,8 +217,8 @@ impl Filesystem for Answers {
     }
 
     fn opendir(&self, by: &Request, id: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        answer!(self.files.open_folder(id.0, caller(by)), reply, |number| {
-            reply.opened(FileHandle(number), FopenFlags::empty());
+        answer!(self.files.open_folder(id.0, caller(by)), reply, |(number, keeps_names)| {
+            reply.opened(FileHandle(number), how_names(keeps_names));
         });
     }
 

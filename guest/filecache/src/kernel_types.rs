@@ -23,6 +23,12 @@ pub fn how(opened: &Opened) -> FopenFlags {
     }
 }
 
+/// The kernel keeps the names in a folder, and goes on with those that it has.
+pub fn how_names(keeps_names: bool) -> FopenFlags {
+    let keeps = if keeps_names { FopenFlags::FOPEN_KEEP_CACHE } else { FopenFlags::empty() };
+    FopenFlags::FOPEN_CACHE_DIR | keeps
+}
+
 /// What kind of file.
 pub fn kind(it: rustix::fs::FileType) -> FileType {
     match it {

@@ -28,6 +28,10 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// clocks may differ by a minute.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
 
+/// Between the answer that sends an open to a split node and its arrival there. The kernel looks
+/// the name up twice meanwhile, and gives up if it is sent away again.
+const UNDER_WAY: Duration = Duration::from_secs(2);
+
 /// A file or folder that the kernel knows.
 pub struct Node {
     /// Its number.
@@ -114,15 +118,28 @@ pub struct Nodes {
 
 struct Table {
     by_id: HashMap<u64, Arc<Node>>,
-    by_identity: HashMap<Identity, Pair>,
+    mains: HashMap<Identity, u64>,
+    /// Of the few files that have one.
+    splits: HashMap<Identity, Split>,
     next_own: u64,
 }
 
-/// The nodes of a file.
+/// A split node.
 #[derive(Clone, Copy)]
-struct Pair {
-    main: u64,
-    split: Option<u64>,
+struct Split {
+    id: u64,
+    /// When an open was last sent there.
+    sent: Instant,
+    /// It is not needed any more, but by those that were sent there a moment ago.
+    joins: bool,
+}
+
+impl Split {
+    /// Whether the file's name leads to it.
+    fn is_current(&self) -> bool {
+        let is_under_way = self.sent.elapsed() < UNDER_WAY && !mutant("guest.bind.joins-at-once");
+        !self.joins || is_under_way
+    }
 }
 
 impl Nodes {
@@ -133,9 +150,9 @@ impl Nodes {
         let root = Node::new(ROOT, &seen, ROOT, OsStr::new("."));
         root.state().held = Some(Arc::new(held));
         root.state().lookups = 1;
-        let by_identity = HashMap::from([(seen.identity, Pair { main: ROOT, split: None })]);
+        let mains = HashMap::from([(seen.identity, ROOT)]);
         let by_id = HashMap::from([(ROOT, Arc::new(root))]);
-        let table = Table { by_id, by_identity, next_own: OWN_NUMBERS };
+        let table = Table { by_id, mains, splits: HashMap::new(), next_own: OWN_NUMBERS };
         Ok(Self { table: Mutex::new(table) })
     }
 
@@ -151,19 +168,17 @@ impl Nodes {
     /// The nodes of a file: the main one, and the split one if there is one.
     pub fn of(&self, identity: Identity) -> Vec<Arc<Node>> {
         let table = self.table();
-        let Some(pair) = table.by_identity.get(&identity) else { return Vec::new() };
-        let ids = [Some(pair.main), pair.split];
-        ids.into_iter().flatten().filter_map(|id| table.by_id.get(&id).cloned()).collect()
+        let split = table.splits.get(&identity).map(|it| it.id);
+        let ids = table.mains.get(&identity).copied().into_iter().chain(split);
+        ids.filter_map(|id| table.by_id.get(&id).cloned()).collect()
     }
 
     /// The kernel is told of a file: the node to which its name leads.
     pub fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Arc<Node> {
         let mut table = self.table();
-        let pair = table.by_identity.get(&seen.identity).copied();
-        let id = match pair {
-            Some(pair) => pair.split.unwrap_or(pair.main),
-            None => table.new_main(seen, folder, name),
-        };
+        let split = table.splits.get(&seen.identity).filter(|it| it.is_current());
+        let current = split.map(|it| it.id).or_else(|| table.mains.get(&seen.identity).copied());
+        let id = current.unwrap_or_else(|| table.new_main(seen, folder, name));
         let known = table.by_id.get(&id).cloned();
         let node = known.unwrap_or_else(|| table.insert(id, seen, folder, name));
         let mut state = node.state();
@@ -188,10 +203,12 @@ impl Nodes {
         table.by_id.remove(&id);
         // The number of a split node stays its own: the kernel forgets it once while it looks the
         // name up again.
-        let Some(pair) = table.by_identity.get(&node.identity).copied() else { return };
-        let is_known = |id: u64| table.by_id.contains_key(&id);
-        if !is_known(pair.main) && !pair.split.is_some_and(is_known) {
-            table.by_identity.remove(&node.identity);
+        let is_known = |id: &u64| table.by_id.contains_key(id);
+        let identity = node.identity;
+        let main_is_known = table.mains.get(&identity).is_some_and(is_known);
+        if !main_is_known && !table.splits.get(&identity).is_some_and(|it| is_known(&it.id)) {
+            table.mains.remove(&identity);
+            table.splits.remove(&identity);
         }
     }
 
@@ -199,24 +216,30 @@ impl Nodes {
     pub fn split(&self, identity: Identity) {
         let mut table = self.table();
         let own = table.next_own;
-        if let Some(pair) = table.by_identity.get_mut(&identity)
-            && pair.split.is_none()
-        {
-            pair.split = Some(own);
-            table.next_own += 1;
+        let sent = Instant::now();
+        let split = table.splits.entry(identity).or_insert(Split { id: own, sent, joins: false });
+        *split = Split { id: split.id, sent, joins: false };
+        table.next_own += u64::from(split.id == own);
+    }
+
+    /// A split node is open: names lead there until it is joined.
+    pub fn arrived(&self, identity: Identity) {
+        if let Some(split) = self.table().splits.get_mut(&identity) {
+            split.joins = false;
         }
     }
 
-    /// The file's name leads to its main node again. The kernel may still know the other one.
+    /// The file's name leads to its main node again, once those that were sent to the other one
+    /// have arrived. The kernel may go on knowing that.
     pub fn join(&self, identity: Identity) {
-        if let Some(pair) = self.table().by_identity.get_mut(&identity) {
-            pair.split = None;
+        if let Some(split) = self.table().splits.get_mut(&identity) {
+            split.joins = true;
         }
     }
 
     /// Whether this is a split node.
     pub fn is_split(&self, node: &Node) -> bool {
-        self.table().by_identity.get(&node.identity).is_some_and(|pair| pair.main != node.id)
+        self.table().mains.get(&node.identity).is_some_and(|main| *main != node.id)
     }
 
     /// A descriptor of a folder, kept from its first use until the kernel forgets it.
@@ -263,7 +286,7 @@ impl Table {
         let is_free = inode > ROOT && inode < OWN_NUMBERS && !self.by_id.contains_key(&inode);
         let id = if is_free { inode } else { self.next_own };
         self.next_own += u64::from(!is_free);
-        self.by_identity.insert(seen.identity, Pair { main: id, split: None });
+        self.mains.insert(seen.identity, id);
         self.insert(id, seen, folder, name);
         id
     }

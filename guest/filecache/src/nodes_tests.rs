@@ -61,6 +61,12 @@ fn names_lead_to_the_split_node_until_it_is_joined() {
     shared.nodes.forget(split.id, 1);
     assert_eq!(shared.look_up("a").id, split.id);
     shared.nodes.join(main.identity);
+    assert_eq!(shared.look_up("a").id, split.id, "an open may be under way");
+    shared.nodes.table().splits.get_mut(&main.identity).unwrap().sent -= UNDER_WAY;
+    // A file that is opened again and again comes back all the same.
+    shared.nodes.arrived(main.identity);
+    assert_eq!(shared.look_up("a").id, split.id);
+    shared.nodes.join(main.identity);
     assert_eq!(shared.look_up("a").id, main.id);
     assert!(shared.nodes.is_split(&split), "the kernel may still know it");
 }

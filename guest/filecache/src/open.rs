@@ -224,7 +224,12 @@ impl Files {
             let (is_set_id, allowed) = (look.is_set_id, self.modes());
             let opening = Opening { node, is_split, writes, is_set_id, caller, allowed };
             match self.bindings.bind(&opening, &mut has) {
-                Bound::As(mode, backing) => return Ok((mode, backing, has.file)),
+                Bound::As(mode, backing) => {
+                    if mode == Mode::Direct {
+                        self.nodes.arrived(node.identity);
+                    }
+                    return Ok((mode, backing, has.file));
+                }
                 Bound::Elsewhere => {
                     self.nodes.split(node.identity);
                     return Err(Errno::STALE);

@@ -125,6 +125,23 @@ fn names_and_attributes_are_no_older_than_the_window() {
 }
 
 #[test]
+fn the_names_in_a_folder_are_no_older_than_the_window() {
+    each(&["--window", "200ms"], |mount| {
+        let names = || fs::read_dir(mount.root()).unwrap().count();
+        mount.write_source("one", "");
+        wait_until("it is listed", || names() == 1);
+        mount.write_source("two", "");
+        wait_until("the other one is listed, too", || names() == 2);
+        fs::write(mount.at("three"), "").unwrap();
+        assert_eq!(names(), 3, "what is made here is listed at once");
+        fs::remove_file(mount.source("one")).unwrap();
+        wait_until("it is not listed any more", || names() == 2);
+        fs::rename(mount.at("two"), mount.at("four")).unwrap();
+        assert!(fs::read_dir(mount.root()).unwrap().any(|it| it.unwrap().file_name() == "four"));
+    });
+}
+
+#[test]
 fn a_name_that_is_gone_is_gone_at_the_next_open() {
     each(&["--window", NEVER], |mount| {
         mount.copied("it", "text");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use flowstone_testkit::process::Ready;
-use flowstone_testkit::{Daemon, DaemonCommand, TempDir, skip, wait_for, wait_until};
+use flowstone_testkit::{Daemon, DaemonCommand, HANG, TempDir, skip, wait_for, wait_until};
 use rustix::mount::{UnmountFlags, unmount};
 use serde_json::Value;
 
@@ -144,8 +144,9 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // Ends what a failed test has left, also where the daemon hangs.
-        if let Some(daemon) = &mut self.daemon {
+        if let Some(daemon) = &mut self.daemon
+            && daemon.terminate(HANG).is_err()
+        {
             let _ = daemon.kill();
         }
         while unmount(self.root(), UnmountFlags::DETACH).is_ok() {}

@@ -10,4 +10,5 @@ mod lifecycle;
 mod locks;
 mod modes;
 mod random;
+mod soak;
 mod users;

@@ -1,0 +1,34 @@
+//! What an open is bound to, as far as no kernel is needed to say.
+
+use std::ffi::OsStr;
+
+use flowstone_policy::{Link, PolicyKind, Use};
+
+use super::*;
+use crate::copies::Copies;
+use crate::nodes::{Nodes, ROOT};
+use crate::source::{self, Source};
+use crate::store::Store;
+
+#[test]
+fn a_copy_that_a_writer_has_spoilt_since_it_was_looked_at_is_not_bound() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("it"), "text").unwrap();
+    let source = Source::open(folder.path()).unwrap();
+    let seen = source::look(source.root(), OsStr::new("it")).unwrap();
+    let node = &Nodes::new(&source).unwrap().found(&seen, ROOT, OsStr::new("it"));
+    let copies =
+        Copies::new(Store::memory(), 1 << 20, PolicyKind::Lru.build(1 << 20, Link::default()));
+    copies.used(node.identity, Use::Read, 4);
+    let fill = copies.begin_fill(node.identity).unwrap();
+    assert!(copies.end_fill(&fill, Some((copies.new_file().unwrap(), seen))));
+
+    let caller = &Caller { uid: 0, gid: 0, groups: Some(Box::default()) };
+    let (is_split, writes, is_set_id) = (false, false, false);
+    let opening = Opening { node, is_split, writes, is_set_id, caller, allowed: Modes::ALL };
+    let mut has = Prepared { copy: copies.get(node.identity), ..Prepared::default() };
+    let bindings = Bindings::default();
+    assert!(matches!(bindings.bind(&opening, &mut has), Bound::Needs(Mode::Copy)));
+    copies.writer_opens(node.identity);
+    assert!(matches!(bindings.bind(&opening, &mut has), Bound::Needs(Mode::Source)));
+}
