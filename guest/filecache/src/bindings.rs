@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex};
 use crate::callers::Caller;
 use crate::copies::{Copy, lock};
 use crate::handles::Handle;
+use crate::kernel::Backing;
 use crate::mutant::mutant;
 use crate::nodes::Node;
 use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
-use crate::session::Backing;
 use crate::stamp::Identity;
 
 /// Open files.

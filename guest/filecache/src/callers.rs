@@ -22,8 +22,8 @@ pub struct Caller {
     pub groups: Option<Box<[u32]>>,
 }
 
-/// Only the superuser can act for others. Whoever else runs the daemon is the only one whom the
-/// kernel lets in.
+/// Only the superuser can act for others. Another user who runs the daemon is the only one
+/// whom the kernel lets in.
 static CAN_ACT: LazyLock<bool> = LazyLock::new(|| rustix::process::geteuid().is_root());
 
 impl Caller {

@@ -4,18 +4,21 @@
 //!
 //! A client sends one line of JSON and gets one back; `record` gets lines until it goes.
 
-use std::fs::{self, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
 
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 
 use crate::files::Files;
 use crate::mount_point;
+use crate::mutant::mutant;
 
 /// A question may be so long.
 const LINE_MAX: u64 = 4 << 10;
@@ -56,22 +59,62 @@ pub fn ask(mount: &Path, question: &Question) -> io::Result<BufReader<UnixStream
     Ok(BufReader::new(stream))
 }
 
-/// Answers questions about a mount, each client on a thread.
-pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<()> {
-    let listed = mount_point::listed(mount)
-        .ok_or_else(|| io::Error::other("the mount is not in the list of mounts"))?;
-    let path = socket(&listed.device);
-    if let Some(folder) = path.parent() {
+/// The socket of a mount that is served.
+pub struct Socket {
+    path: PathBuf,
+    /// Device and inode. No other file gets that one while the socket is open.
+    file: (u64, u64),
+}
+
+impl Socket {
+    /// Makes it. The number of a mount that is gone is soon another's, so one that is there is that
+    /// of a daemon that was killed, or whose mount is gone.
+    fn make(path: PathBuf) -> io::Result<(Self, UnixListener)> {
+        let folder = path.parent().ok_or(io::ErrorKind::NotFound)?;
         fs::create_dir_all(folder)?;
         fs::set_permissions(folder, Permissions::from_mode(0o700))?;
+        let _locked = lock(folder)?;
         remove_dead(folder)?;
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&path)?;
+        let file = number_of(&path)?;
+        Ok((Self { path, file }, listener))
     }
-    // One that is there is that of a daemon that was killed: the number is this mount's now.
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+
+    /// Takes it away, if it is still there: another daemon may have its name by now.
+    pub fn remove(&self) -> io::Result<()> {
+        let _locked = lock(self.path.parent().ok_or(io::ErrorKind::NotFound)?)?;
+        let is_ours = number_of(&self.path)? == self.file;
+        if is_ours || mutant("guest.control.removes-what-has-its-name") {
+            fs::remove_file(&self.path)?;
+        }
+        Ok(())
     }
-    let listener = UnixListener::bind(&path)?;
+}
+
+/// Device and inode.
+fn number_of(path: &Path) -> io::Result<(u64, u64)> {
+    fs::symlink_metadata(path).map(|it| (it.dev(), it.ino()))
+}
+
+/// One daemon at a time makes or removes sockets: one that is made cannot be connected to for a
+/// moment, and would be taken for that of a daemon that was killed.
+fn lock(folder: &Path) -> io::Result<File> {
+    let folder = File::open(folder)?;
+    if !mutant("guest.control.does-not-lock") {
+        rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive)?;
+    }
+    Ok(folder)
+}
+
+/// Answers questions about a mount, each client on a thread.
+pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<Socket> {
+    let listed = mount_point::listed(mount)
+        .ok_or_else(|| io::Error::other("the mount is not in the list of mounts"))?;
+    let (socket, listener) = Socket::make(socket(&listed.device))?;
     let files = files.clone();
     Builder::new().name("control".into()).spawn(move || {
         for stream in listener.incoming().flatten() {
@@ -80,26 +123,25 @@ pub fn serve(files: &Arc<Files>, mount: &Path) -> io::Result<()> {
             let _ = Builder::new().name("client".into()).spawn(move || answer(&files, stream));
         }
     })?;
-    Ok(())
+    Ok(socket)
 }
 
-/// Takes away the sockets of daemons that were killed: nobody listens there.
+/// Takes away the sockets of daemons that were killed: no process listens there.
 fn remove_dead(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
-        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-        if UnixStream::connect(&path).is_err_and(refused) {
-            // Another daemon that starts now may be faster.
-            let _ = fs::remove_file(path);
+        if is_dead(&path)? {
+            fs::remove_file(path)?;
         }
     }
     Ok(())
 }
 
-/// Takes the socket of a mount away.
-pub fn remove(device: &str) {
-    // A socket that stays does no harm.
-    let _ = fs::remove_file(socket(device));
+/// Does not wait for a daemon that has more clients than it answers.
+fn is_dead(path: &Path) -> io::Result<bool> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let client = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    Ok(connect(&client, &SocketAddrUnix::new(path)?) == Err(Errno::CONNREFUSED))
 }
 
 fn answer(files: &Files, mut stream: UnixStream) -> io::Result<()> {
@@ -124,5 +166,42 @@ fn answer(files: &Files, mut stream: UnixStream) -> io::Result<()> {
             writeln!(stream, "{{}}")?;
             lines.into_iter().try_for_each(|line| stream.write_all(line.as_bytes()))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel gives the number of a mount that is gone to the next one.
+    #[test]
+    fn a_daemon_that_ends_leaves_the_socket_of_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("0:40.sock");
+        let (first, _listens) = Socket::make(path.clone()).unwrap();
+        let (second, _listens_too) = Socket::make(path.clone()).unwrap();
+        first.remove().unwrap();
+        assert!(path.exists(), "it was taken away");
+        second.remove().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn sockets_of_killed_daemons_go_and_those_that_are_being_made_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        drop(UnixListener::bind(at("dead")).unwrap());
+        std::thread::scope(|scope| {
+            for name in ["one", "other"] {
+                let path = at(name);
+                scope.spawn(move || {
+                    for _ in 0..2000 {
+                        let (_socket, _listens) = Socket::make(path.clone()).unwrap();
+                        assert!(path.exists(), "it was taken for that of a killed daemon");
+                    }
+                });
+            }
+        });
+        assert!(!at("dead").exists());
     }
 }

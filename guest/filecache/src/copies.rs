@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
 
+use crate::kernel::Backing;
 use crate::mutant::mutant;
-use crate::session::Backing;
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::{Store, space_of};
 
@@ -222,8 +222,8 @@ impl Copies {
         kept.policy.holds(file_id(identity)) && !kept.copies.contains_key(&identity)
     }
 
-    /// A file is to be copied now. Nothing if it is not wanted, is open for writing, or somebody
-    /// else copies it.
+    /// A file is to be copied now. Nothing if it is not wanted, is open for writing, or another
+    /// thread copies it.
     pub fn begin_fill(&self, identity: Identity) -> Option<Fill> {
         if !self.wants(identity) {
             return None;

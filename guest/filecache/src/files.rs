@@ -4,25 +4,34 @@
 //! to the kernel. `Copy::stamp` is held while a copy is brought up to date, which does call the
 //! source; nothing but `Copies` and `Node` is locked under it.
 
+pub mod attributes;
+mod fill;
+pub mod folders;
+mod io;
+pub mod locks;
+pub mod names;
+pub mod open;
+mod refresh;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustix::io::Result;
 
+use self::fill::Fills;
+use self::folders::Folder;
+use self::locks::Locks;
 use crate::bindings::Bindings;
 use crate::copies::Copies;
 use crate::counters::{Counters, Report};
-use crate::fill::Fills;
-use crate::folders::Folder;
 use crate::handles::{Handle, Numbered};
-use crate::locks::Locks;
+use crate::kernel::Kernel;
 use crate::mutant::mutant;
 use crate::nodes::{News, Node, Nodes};
 use crate::open_mode::Modes;
 use crate::options::Options;
 use crate::record::Recorders;
-use crate::session::Kernel;
 use crate::source::Source;
 use crate::stamp::Attributes;
 use crate::store::Store;

@@ -1,5 +1,4 @@
-//! What the kernel asks, and how it is answered. The only file that names the library which speaks
-//! to the kernel.
+//! What the kernel asks, and how it is answered.
 
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
@@ -7,23 +6,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use crate::attributes::Change;
 use crate::callers::Caller;
 use crate::files::Files;
-use crate::folders::Entry;
+use crate::files::attributes::Change;
+use crate::files::folders::Entry;
+use crate::files::locks::Range;
+use crate::files::names::{Found, New};
+use crate::kernel::{Backing, REQUEST_MAX};
 use crate::kernel_types::{how, how_names, kind, nothing, open_flags, to_kernel, to_source};
-use crate::locks::Range;
-use crate::names::{Found, New};
-use crate::session::{Backing, REQUEST_MAX};
-pub use fuser::{
-    BackingId, Config, FileAttr, FileType, FopenFlags, INodeNo, MountOption, Notifier, Session,
-    SessionACL, TimeOrNow,
-};
-use fuser::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, Generation, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData,
-    ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen,
-    ReplyStatfs, ReplyWrite, ReplyXattr, Request, WriteFlags,
+use crate::library::{
+    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
+    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock,
+    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
 
 type Failure = rustix::io::Errno;

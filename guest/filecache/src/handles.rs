@@ -11,9 +11,9 @@ use rustix::io::{Errno, Result};
 
 use crate::callers::Caller;
 use crate::copies::Copy;
+use crate::kernel::Backing;
 use crate::nodes::{Node, Nodes};
 use crate::open_mode::Mode;
-use crate::session::Backing;
 use crate::source;
 
 /// One open of a file.

@@ -4,8 +4,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::fs::{OFlags, Timespec, UTIME_NOW, UTIME_OMIT};
 
-use crate::fuse::{FileAttr, FileType, FopenFlags, INodeNo, TimeOrNow};
-use crate::open::Opened;
+use crate::files::open::Opened;
+use crate::library::{FileAttr, FileType, FopenFlags, INodeNo, TimeOrNow};
 use crate::open_mode::Mode;
 use crate::stamp::{Attributes, Time};
 

@@ -2,39 +2,32 @@
 //! folder, which keeps whole files that deserve it in memory or on a disk.
 //!
 //! ```text
-//!   kernel ── fuse ── Files ─┬─ nodes       which files the kernel knows
+//!   kernel ── fuse ── files ─┬─ nodes       which files the kernel knows
 //!                            ├─ open_mode   how an open is answered (pure)
 //!                            ├─ bindings    what is open, and how
 //!                            ├─ copies      what is kept; the policy decides
-//!                            ├─ fill        copies files in the background
 //!                            └─ source      calls to the shared storage, as the caller
 //! ```
 //!
 //! How it works, and what it promises: `docs/filecache.md`.
 
-mod attributes;
 mod bindings;
 mod callers;
 pub mod control;
 mod copies;
 mod counters;
 mod files;
-mod fill;
-mod folders;
 mod fuse;
 mod handles;
-mod io;
+mod kernel;
 mod kernel_types;
-mod locks;
+mod library;
 pub mod mount_point;
 mod mutant;
-mod names;
 mod nodes;
-mod open;
 pub mod open_mode;
 mod options;
 mod record;
-mod refresh;
 mod serve;
 mod session;
 mod source;

@@ -15,7 +15,8 @@ pub struct Listed {
     pub device: String,
 }
 
-/// The topmost mount at a path, if it is of this kind. Asks nothing of the mount, which may be dead.
+/// The topmost mount at a path, if it is of this kind. Asks nothing of the mount, which may be
+/// dead.
 pub fn listed(at: &Path) -> Option<Listed> {
     find(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, at)
 }
@@ -62,7 +63,7 @@ fn is_dead(at: &Path) -> bool {
     looked.is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
 }
 
-/// Takes a mount away, whoever uses it.
+/// Takes a mount away, although it is in use.
 pub fn detach(at: &Path) -> io::Result<()> {
     Ok(unmount(at, UnmountFlags::DETACH)?)
 }

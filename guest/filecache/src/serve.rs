@@ -59,20 +59,17 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
         let hint = "mounting needs /dev/fuse and root, or fusermount3 and a folder of yours";
         Failed::new(format!("mount {}", at.display()), error, hint)
     })?;
-    let device = mount_point::listed(&at).map(|it| it.device);
-    let started = start(&files, options, &at, session, events);
-    if let Err(error) = started {
+    let socket = start(&files, options, &at, session, events).map_err(|error| {
         let _ = mount_point::detach(&at);
-        return Err(Failed::new(at.display(), error, "try again with more memory or threads"));
-    }
+        Failed::new(at.display(), error, "try again with more memory or threads")
+    })?;
     is_up(&at);
     let ended = ends.recv();
     if let Ok(Event::Signal) = ended {
         take_down(&at, &ends)?;
     }
-    if let Some(device) = device {
-        control::remove(&device);
-    }
+    // A socket that stays does no harm: the next daemon removes it.
+    let _ = socket.remove();
     match ended {
         Ok(Event::Ended(Err(error))) => {
             Err(Failed::new(at.display(), error, "look at the kernel's log"))
@@ -81,8 +78,8 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     }
 }
 
-/// The mount goes, whoever uses it. Requests that are on their way may end; what waits for a source
-/// that does not answer is given up when the process ends.
+/// The mount goes, although it is in use. Requests that are on their way may end; what waits for a
+/// source that does not answer is given up when the process ends.
 fn take_down(at: &Path, ends: &std::sync::mpsc::Receiver<Event>) -> Result<(), Failed> {
     mount_point::detach(at).map_err(|error| {
         Failed::new(format!("unmount {}", at.display()), error, "try umount -l")
@@ -134,10 +131,10 @@ fn start(
     at: &Path,
     session: session::Session,
     events: Sender<Event>,
-) -> io::Result<()> {
+) -> io::Result<control::Socket> {
     files.connect(session.kernel());
     Builder::new().name("session".into()).spawn(move || {
-        // Whoever is told may have gone.
+        // The client may have gone.
         let _ = events.send(Event::Ended(session.run()));
     })?;
     for _ in 0..FILLS {

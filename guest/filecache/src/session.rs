@@ -1,34 +1,19 @@
-//! The connection to the kernel: made by a mount, answered by threads, and used to tell it things.
+//! The connection to the kernel: made by a mount, answered by threads.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use crate::files::Files;
-use crate::fuse::{Answers, BackingId, Config, INodeNo, MountOption, Notifier, SessionACL};
+use crate::fuse::Answers;
+use crate::kernel::Kernel;
+use crate::library::{self, Config, MountOption, SessionACL};
 use crate::mount_point::PREFIX;
 
 /// Threads that answer. A call to the source holds one.
 const THREADS: usize = 8;
-/// Most bytes of a write, and what a read ahead may ask for. Each thread keeps a buffer.
-pub const REQUEST_MAX: u32 = 1 << 20;
-
-/// The kernel's hold on a file that it opens itself.
-pub struct Backing(pub(crate) BackingId);
-
-/// The way to tell the kernel things.
-pub struct Kernel(Notifier);
-
-impl Kernel {
-    /// The attributes that it keeps of a node are too old. (Its pages are not touched: that could
-    /// wait for a request that waits for this one.)
-    pub fn take_back_attributes(&self, id: u64) {
-        // A node that it does not know has no attributes there.
-        let _ = self.0.inval_inode(INodeNo(id), -1, 0);
-    }
-}
 
 /// A mount that is not answered yet.
-pub struct Session(crate::fuse::Session<Answers>);
+pub struct Session(library::Session<Answers>);
 
 impl Session {
     /// The way to tell the kernel things.
@@ -55,5 +40,5 @@ pub fn mount(files: &Arc<Files>, source: &Path, at: &Path) -> std::io::Result<Se
     }
     config.n_threads = Some(THREADS);
     config.clone_fd = true;
-    crate::fuse::Session::new(Answers { files: files.clone() }, at, &config).map(Session)
+    library::Session::new(Answers { files: files.clone() }, at, &config).map(Session)
 }

@@ -2,7 +2,7 @@
 //! simulator and the tests run what a mount runs.
 //!
 //! ```text
-//!   open ──► History: counts the use ──► Policy: keep the file, or pass ──► orders: write back, drop
+//!   open ──► History: counts the use ──► Policy: keep it, or pass ──► orders: write back, drop
 //!                      │
 //!                      └── prefetch: the files with the most to gain, at mount and in idle time
 //! ```
@@ -14,6 +14,7 @@ mod adaptive;
 mod file;
 mod gdsf;
 mod history;
+mod kind;
 mod lru;
 mod multicache;
 mod ordered;
@@ -25,9 +26,10 @@ pub use adaptive::Adaptive;
 pub use file::{Access, FileId, Link, Use};
 pub use gdsf::Gdsf;
 pub use history::{History, Record};
+pub use kind::PolicyKind;
 pub use lru::Lru;
 pub use multicache::{Multicache, Windows};
-pub use policy::{Order, Policy, PolicyKind};
+pub use policy::{Order, Policy};
 pub use s3fifo::S3Fifo;
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use syn::{Attribute, File, Item, Meta};
 
 /// Folders with Rust code, below the top of the tree.
-const FOLDERS: [&str; 5] = ["crates", "tests", "bench", "fuzz", "xtask"];
+const FOLDERS: [&str; 6] = ["crates", "guest", "tests", "bench", "fuzz", "xtask"];
 
 /// A Rust file.
 pub struct Source {

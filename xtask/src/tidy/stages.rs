@@ -37,7 +37,7 @@ const MAY_KNOW: [(&str, &[&str]); 16] = [
 ];
 
 /// The library that speaks FUSE, and the file that may name it.
-const FUSE: (&str, &str) = ("fuser", "guest/filecache/src/fuse.rs");
+const FUSE: (&str, &str) = ("fuser", "guest/filecache/src/library.rs");
 
 /// The features that test machinery is behind.
 const FOR_TESTS: [&str; 2] = ["testing", "model"];
@@ -119,15 +119,20 @@ fn folder_in_crates(manifest: &str) -> Option<&str> {
     }
 }
 
-/// Files that name the library that speaks FUSE.
+/// Files that name the library that speaks FUSE, or that the one which may does not: then this
+/// looks in the wrong place.
 pub fn check_fuse(sources: &[Source]) -> Vec<String> {
     let (library, file) = FUSE;
-    let named = sources.iter().filter(|source| {
+    let named = |source: &&Source| {
         let mut names = Names { word: library, found: false };
         names.visit_file(&source.file);
-        names.found && source.path != file
-    });
-    named.map(|source| format!("{}: names {library}, as only {file} may", source.path)).collect()
+        names.found
+    };
+    let (may, others): (Vec<_>, Vec<_>) =
+        sources.iter().filter(named).partition(|source| source.path == file);
+    let missing = may.is_empty().then(|| format!("{file}: does not name {library}, as it should"));
+    let complain = |it: &Source| format!("{}: names {library}, as only {file} may", it.path);
+    others.into_iter().map(complain).chain(missing).collect()
 }
 
 /// Whether a file names a word.
@@ -214,10 +219,14 @@ mod tests {
 
     #[test]
     fn the_library_that_speaks_fuse_has_one_home() {
-        let of = |path, text| check_fuse(&[Source::parse(path, text).unwrap()]).len();
-        assert_eq!(of("guest/filecache/src/session.rs", "use fuser::Session;"), 1);
-        assert_eq!(of(FUSE.1, "use fuser::Session;"), 0);
-        assert_eq!(of("guest/filecache/src/session.rs", "use crate::fuse::Session;"), 0);
+        let home = Source::parse(FUSE.1, "pub use fuser::Session;").unwrap();
+        let of = |text| Source::parse("guest/filecache/src/session.rs", text).unwrap();
+        let [names_it, does_not] = ["use fuser::Session;", "use crate::library::Session;"].map(of);
+        let names_too = [home, names_it];
+        assert_eq!(check_fuse(&names_too).len(), 1);
+        let [home, names_it] = names_too;
+        assert_eq!(check_fuse(&[home, does_not]).len(), 0);
+        assert_eq!(check_fuse(&[names_it]).len(), 2, "its home is not among the files");
     }
 
     #[test]

@@ -28,7 +28,7 @@ struct Ticket(u64);
 pub struct GroupSync {
     state: Mutex<State>,
     finished: AtomicU64,
-    /// Flushes wait for a sync that nobody leads: the queue that led has gone.
+    /// Flushes wait for a sync without a leader: the queue that led has gone.
     orphaned: AtomicBool,
     /// After a failed sync the content of the medium is unknown: nothing is promised any more.
     failed: AtomicBool,
@@ -237,7 +237,7 @@ impl Flushes {
         takes_over
     }
 
-    /// Whether a flush of its own waits for a sync that nobody leads. One that has been served, and
+    /// Whether a flush of its own waits for a sync without a leader. One that has been served, and
     /// is still to be collected, needs none: a queue that goes would take the lead that it has just
     /// left over again.
     fn is_left_alone(&self, sync: &GroupSync) -> bool {

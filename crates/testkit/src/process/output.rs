@@ -61,8 +61,8 @@ impl Pipe {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut chunk = [0; 4096];
         loop {
-            // Nobody else reads it meanwhile: what has something to read, or is closed, does not
-            // wait.
+            // No other thread reads it meanwhile: what has something to read, or is closed, does
+            // not wait.
             match poll(&mut [PollFd::new(&self.pipe, PollFlags::IN)], Some(&NOW)) {
                 Ok(0) | Err(_) => return true,
                 Ok(_) => {}

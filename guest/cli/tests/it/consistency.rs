@@ -1,5 +1,5 @@
-//! The consistency contract of docs/filecache.md: a test for each sentence. In every test the source
-//! is changed behind the cache's back.
+//! The consistency contract of docs/filecache.md: a test for each sentence. In every test the
+//! source is changed behind the cache's back.
 
 use std::fs::{self, File, FileTimes};
 use std::io::ErrorKind;

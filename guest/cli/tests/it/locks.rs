@@ -1,4 +1,5 @@
-//! Locks are the source's: who locks a file there and who locks it in the mount keep each other out.
+//! Locks are the source's: who locks a file there and who locks it in the mount keep each other
+//! out.
 
 use std::fs::File;
 use std::os::fd::AsRawFd;

@@ -119,8 +119,8 @@ fn reads_see_every_write_that_has_returned_through_the_daemon() {
 }
 
 /// An open that had been sent to the split node was sent away a second time, which the kernel makes
-/// the user's error, when somebody else closed that node meanwhile: 54 of 3,600 opens. (Here it takes
-/// luck to see; the unit test of the table of nodes needs none.)
+/// the user's error, when another process closed that node meanwhile: 54 of 3,600 opens. (Here it
+/// takes luck to see; the unit test of the table of nodes needs none.)
 #[test]
 fn opens_beside_others_that_open_and_close_never_fail_and_never_see_less() {
     let Some(mount) = Mount::start(&[]) else { return };

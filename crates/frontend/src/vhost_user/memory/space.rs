@@ -2,7 +2,7 @@
 //!
 //! A file of a monitor's may be as long as it likes and take no memory: some of them would use up
 //! what the process can map, and the next allocation for any disk fails. A quarter is never theirs.
-//! Of the rest each disk has a part that no other one gets, whoever comes first: enough for all
+//! Of the rest each disk has a part that no other one gets, even if it comes first: enough for all
 //! memory that the host has, twice, since a changed memory is mapped beside the old one. What is
 //! left goes to those that ask for more.
 
@@ -132,7 +132,7 @@ mod tests {
         taken
     }
 
-    /// Two disks of one tenant took three quarters of the address space: nobody else could map
+    /// Two disks of one tenant took three quarters of the address space: no other guest could map
     /// anything.
     #[test]
     fn whatever_the_disks_of_one_tenant_take_each_other_disk_has_its_part() {

@@ -19,10 +19,10 @@ use crate::callers::Caller;
 use crate::copies::{Copy, file_id};
 use crate::files::Files;
 use crate::handles::Handle;
+use crate::kernel::Backing;
 use crate::mutant::mutant;
 use crate::nodes::{News, Node};
 use crate::open_mode::Mode;
-use crate::session::Backing;
 use crate::source;
 use crate::stamp::{Attributes, Stamp};
 
@@ -134,8 +134,8 @@ impl Files {
             return Err(Errno::STALE);
         }
         let news = self.learn(node, &seen);
-        // What an anchor says of a file on a server may be seconds old; the kernel's own open brings
-        // what is new.
+        // What an anchor says of a file on a server may be seconds old; the kernel's own open
+        // brings what is new.
         let is_old = news.changed && !mutant("guest.open.leaves-old-attributes");
         if is_old || (file.is_none() && !self.source.is_local()) {
             self.take_back_attributes(node);
@@ -258,8 +258,8 @@ impl Files {
         }
     }
 
-    /// Registers the source's file for a caller: by its anchor, or, in older kernels, by opening it.
-    /// Where that is not allowed, no node is bound to a file any more.
+    /// Registers the source's file for a caller: by its anchor, or, in older kernels, by opening
+    /// it. Where that is not allowed, no node is bound to a file any more.
     fn register_source(
         &self,
         flags: OFlags,

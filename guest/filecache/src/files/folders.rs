@@ -1,5 +1,5 @@
-//! Folders that are open: their entries as they were when reading began, so that a place in the list
-//! stays the same while names come and go.
+//! Folders that are open: their entries as they were when reading began, so that a place in the
+//! list stays the same while names come and go.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use rustix::io::Result;
 use crate::callers::Caller;
 use crate::copies::lock;
 use crate::files::Files;
-use crate::names::Found;
+use crate::files::names::Found;
 use crate::nodes::Node;
 use crate::source;
 

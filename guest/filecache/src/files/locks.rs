@@ -2,8 +2,8 @@
 //! there, since locks of one process do not exclude each other.
 //!
 //! The kernel does not tell `flock` from a lock of all bytes (the library does not pass that on),
-//! so such a lock is taken in both ways: whoever else uses either of them is kept out, as it is with
-//! NFS, where both are one.
+//! so such a lock is taken in both ways: another process that uses either of them is kept out, as
+//! it is with NFS, where both are one.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -7,14 +7,15 @@ use std::sync::Arc;
 use rustix::fs::OFlags;
 use rustix::io::Result;
 
+use super::fill;
 use crate::bindings::OpenCopy;
 use crate::copies::{Copy, lock};
+use crate::errno;
 use crate::files::Files;
 use crate::mutant::mutant;
 use crate::nodes::Node;
 use crate::source;
 use crate::stamp::{Identity, Stamp};
-use crate::{errno, fill};
 
 impl Files {
     /// The source has another stamp than the copy of a file: one that is open is refreshed, any
