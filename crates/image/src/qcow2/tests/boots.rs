@@ -1,29 +1,15 @@
 //! A daemon was killed, and who looks at the image next is not sure to be on the same boot of the
 //! same host.
 
-use flowstone_block::Op;
 use flowstone_sim::SimDisk;
 
-use super::fixture::{Guest, assert_clean, contents, extent, new_disk};
-use super::host::{Host, before_a_restart, set_word, word};
+use super::fixture::{assert_clean, contents, new_disk};
+use super::host::{Host, SECTORS, before_a_restart, killed, set_word, word};
 
-const SECTORS: u64 = 1500;
 const NUMBER: usize = 1;
 const STARTED: usize = 8;
 const ALIVE: usize = 9;
 const HOST: usize = 10;
-
-/// A daemon has written a cluster, and was killed; `change` says where and when that was.
-fn killed_elsewhere(host: &Host, change: impl FnOnce(&mut [u8])) -> SimDisk {
-    let disk = new_disk(SECTORS, 4096);
-    let image = host.open(&disk);
-    let mut guest = Guest::new(&image);
-    guest.run(Op::Write(extent(0, 8)), 7).unwrap();
-    let mut killed = host.kill(&disk, 1);
-    drop((guest, image));
-    change(&mut killed.redo);
-    host.bring_back(killed)
-}
 
 fn flip(redo: &mut [u8], index: usize) {
     let before = word(redo, index);
@@ -38,7 +24,7 @@ fn changes_survive_another_boot_number_and_another_time() {
     for (index, difference) in [(NUMBER, 1), (STARTED, HOUR_MS)] {
         let host = Host::new();
         let before = word(&begun(&host), index);
-        let disk = killed_elsewhere(&host, |redo| set_word(redo, index, before - difference));
+        let disk = killed(&host, |redo| set_word(redo, index, before - difference));
         assert_eq!(host.read(&disk)[0], 7);
         let report = host.check(&disk, true).unwrap();
         assert!(report.notes[0].contains("1 changes of a killed daemon wait"), "{report:?}");
@@ -70,7 +56,7 @@ fn what_may_be_of_a_host_that_is_up_is_refused_with_both_choices_named() {
     ];
     for change in elsewhere {
         let host = Host::new();
-        let disk = killed_elsewhere(&host, change);
+        let disk = killed(&host, change);
         let bytes = disk.to_bytes();
         let refusal = host.refusal(&disk);
         assert!(refusal.contains("has them, and is of another host, or of another"), "{refusal}");
@@ -105,7 +91,7 @@ fn begun(host: &Host) -> Vec<u8> {
 #[test]
 fn after_a_restart_of_the_host_the_redo_file_is_void() {
     let host = Host::new();
-    let disk = killed_elsewhere(&host, before_a_restart);
+    let disk = killed(&host, before_a_restart);
     assert_eq!(host.read(&disk)[0], 0);
     assert_eq!(contents(&host.open(&disk))[0], 0);
     assert_eq!(host.redos().len(), 0);

@@ -7,14 +7,17 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use flowstone_block::Op;
 use flowstone_fileio::Access;
 use flowstone_sim::{Fate, SimDisk};
 
 use super::super::{Memory, Place, Qcow2Image};
-use super::fixture::{checked_beside, contents, number};
+use super::fixture::{Guest, checked_beside, contents, extent, new_disk, number};
 use crate::report::CheckReport;
 use crate::{DiscardMode, Image};
 
+/// Of the disk of the tests.
+pub const SECTORS: u64 = 1500;
 /// As docs/qcow2.md says: 4 KiB and two words for each of 2^18 changes.
 const REDO_BYTES: u64 = (4 << 10) + (16 << 18);
 
@@ -192,6 +195,18 @@ impl Host {
         }
         killed.disk
     }
+}
+
+/// A daemon has written a cluster, and was killed; `change` says when and where that was.
+pub fn killed(host: &Host, change: impl FnOnce(&mut [u8])) -> SimDisk {
+    let disk = new_disk(SECTORS, 4096);
+    let image = host.open(&disk);
+    let mut guest = Guest::new(&image);
+    guest.run(Op::Write(extent(0, 8)), 7).unwrap();
+    let mut killed = host.kill(&disk, 1);
+    drop((guest, image));
+    change(&mut killed.redo);
+    host.bring_back(killed)
 }
 
 /// A word of a redo file.

@@ -8,23 +8,10 @@ use flowstone_sim::{Fate, SimDisk};
 
 use super::super::redo::HOST_FAILS_TO_SYNC;
 use super::fixture::{Guest, checked, contents, extent, new_disk, number};
-use super::host::{Host, before_a_restart, set_word, word};
+use super::host::{Host, SECTORS, before_a_restart, killed, set_word, word};
 
-const SECTORS: u64 = 1500;
 const NUMBER: usize = 1;
 const LIVE: usize = 12;
-
-/// A daemon has written a cluster, and was killed; `change` says when that was.
-fn killed(host: &Host, change: impl FnOnce(&mut [u8])) -> SimDisk {
-    let disk = new_disk(SECTORS, 4096);
-    let image = host.open(&disk);
-    let mut guest = Guest::new(&image);
-    guest.run(Op::Write(extent(0, 8)), 7).unwrap();
-    let mut killed = host.kill(&disk, 1);
-    drop((guest, image));
-    change(&mut killed.redo);
-    host.bring_back(killed)
-}
 
 fn flip(redo: &mut [u8], index: usize) {
     let before = word(redo, index);
