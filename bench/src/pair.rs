@@ -1,10 +1,11 @@
 //! `flowstone-bench pair`: two binaries of Flowstone beside each other, to see what a change has
 //! made slower.
 //!
-//! Each has made images of its own and serves them; the one without a client sleeps. A round drives
-//! one after the other at every point, and the next round begins with the other one. What counts is
-//! the ratio within a round, since what the machine does meanwhile falls on both, and of these
-//! ratios the median, with the interval that holds the true one in 95 % of all runs.
+//! A round starts both, each with an image of its own, and drives one after the other at every
+//! point; the one without a client sleeps. The next round begins with the other one, as new
+//! processes with new images: where those lie in memory and on the disk makes up to 5 % by itself.
+//! What counts is the ratio within a round, since what the machine does meanwhile falls on both,
+//! and of these ratios the median, with the interval that holds the true one in 95 % of all runs.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -15,7 +16,7 @@ use clap::Args;
 use flowstone_testkit::load::{Completion, Limit, LoadOptions, LoadReport, run};
 use flowstone_testkit::process::{TERMINATE_TIMEOUT, flowstone_binary};
 use flowstone_testkit::{Daemon, DaemonCommand};
-use tempfile::{TempDir, tempdir_in};
+use tempfile::tempdir_in;
 
 use crate::point::selected;
 use crate::sample::{interval, median};
@@ -189,46 +190,48 @@ pub fn pair(args: &PairArgs) -> Result<()> {
 }
 
 fn measure(disk: Disk, loads: &[Load], programs: [&PathBuf; 2], args: &PairArgs) -> Result<()> {
-    let place = if disk == Disk::Tmpfs { Path::new(TMPFS) } else { &args.dir };
-    let dirs = [tempdir_in(place)?, tempdir_in(place)?];
-    let mut daemons = Vec::new();
-    for (program, dir) in programs.iter().zip(&dirs) {
-        daemons.push(disk.serve(program, dir.path(), args)?);
-    }
     let mut rounds: Vec<Vec<Round>> = loads.iter().map(|_| Vec::new()).collect();
     for round in 0..args.rounds {
-        for (load, rounds) in loads.iter().zip(&mut rounds) {
-            rounds.push(one_round(load, round, &daemons, &dirs, args)?);
+        let order = if round.is_multiple_of(2) { [0, 1] } else { [1, 0] };
+        let reports = one_round(disk, loads, order.map(|which| programs[which]), args)?;
+        for (report, rounds) in reports.into_iter().zip(&mut rounds) {
+            rounds.push(order.map(|which| report[which].clone()));
         }
         eprintln!("{}: round {} of {}", disk.name(), round + 1, args.rounds);
     }
     for (load, rounds) in loads.iter().zip(&rounds) {
         println!("{}", row(load, rounds));
     }
+    Ok(())
+}
+
+/// Of each load, the reports of the first program and of the second one.
+fn one_round(
+    disk: Disk,
+    loads: &[Load],
+    programs: [&PathBuf; 2],
+    args: &PairArgs,
+) -> Result<Vec<[LoadReport; 2]>> {
+    let place = if disk == Disk::Tmpfs { Path::new(TMPFS) } else { &args.dir };
+    let dirs = [tempdir_in(place)?, tempdir_in(place)?];
+    let first = disk.serve(programs[0], dirs[0].path(), args)?;
+    let daemons = [first, disk.serve(programs[1], dirs[1].path(), args)?];
+    let drive = |load: &Load, which: usize| {
+        // What the one before has written must not be waited for by this one's flushes.
+        rustix::fs::syncfs(std::fs::File::open(dirs[which].path())?)?;
+        let socket = dirs[which].path().join("vhost.sock");
+        load.drive(&socket, &daemons[which], args).with_context(|| load.name())
+    };
+    let both = |load| {
+        let first = drive(load, 0)?;
+        Ok([first, drive(load, 1)?])
+    };
+    let reports = loads.iter().map(both).collect::<Result<_>>()?;
     for mut daemon in daemons {
         let end = daemon.terminate(TERMINATE_TIMEOUT)?;
         ensure!(end.success(), "flowstone ended with {end}: {}", daemon.stderr());
     }
-    Ok(())
-}
-
-fn one_round(
-    load: &Load,
-    round: usize,
-    daemons: &[Daemon],
-    dirs: &[TempDir; 2],
-    args: &PairArgs,
-) -> Result<Round> {
-    let drive = |which: usize| {
-        let socket = dirs[which].path().join("vhost.sock");
-        load.drive(&socket, &daemons[which], args).with_context(|| load.name())
-    };
-    if round.is_multiple_of(2) {
-        let before = drive(0)?;
-        return Ok([before, drive(1)?]);
-    }
-    let after = drive(1)?;
-    Ok([drive(0)?, after])
+    Ok(reports)
 }
 
 fn row(load: &Load, rounds: &[Round]) -> String {

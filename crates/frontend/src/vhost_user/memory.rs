@@ -138,6 +138,7 @@ impl GuestMemory {
 
     /// Calls `visit` with the host pieces of a range of guest memory, which may cross from one
     /// region into a neighbouring one.
+    #[inline]
     pub fn pieces(
         &self,
         address: u64,
@@ -147,20 +148,28 @@ impl GuestMemory {
         let mut at = address;
         let mut left = u64::from(bytes);
         while left > 0 {
-            let region = self
-                .regions
-                .iter()
-                .find(|region| at.wrapping_sub(region.addresses.guest) < region.addresses.bytes)
-                .ok_or(Unmapped)?;
-            let offset = at - region.addresses.guest;
-            let part = left.min(region.addresses.bytes - offset);
-            // SAFETY: the part lies in the region, and the queue that asks keeps this memory
-            // until nothing is in flight (VirtQueue).
-            visit(unsafe { IoVec::new(region.at(offset), part as usize) });
-            left -= part;
-            at = at.wrapping_add(part);
+            let piece = self.piece(at, left)?;
+            visit(piece);
+            left -= piece.bytes() as u64;
+            at = at.wrapping_add(piece.bytes() as u64);
         }
         Ok(())
+    }
+
+    /// The host's piece of guest memory that begins at `address` and ends with its region, or after
+    /// so many bytes.
+    #[inline]
+    fn piece(&self, address: u64, bytes_max: u64) -> Result<IoVec, Unmapped> {
+        for region in &self.regions {
+            let offset = address.wrapping_sub(region.addresses.guest);
+            if offset < region.addresses.bytes {
+                let bytes = bytes_max.min(region.addresses.bytes - offset);
+                // SAFETY: the piece lies in the region, and the queue that asks keeps this memory
+                // until nothing is in flight (VirtQueue).
+                return Ok(unsafe { IoVec::new(region.at(offset), bytes as usize) });
+            }
+        }
+        Err(Unmapped)
     }
 }
 
@@ -200,6 +209,7 @@ impl GuardedRegion {
 }
 
 impl Region {
+    #[inline]
     fn at(&self, offset: u64) -> *mut u8 {
         debug_assert!(offset < self.addresses.bytes);
         // SAFETY: callers checked that the offset lies in the mapping.

@@ -10,7 +10,8 @@ use flowstone_block::{
     Extent, IoPriority, IoVec, Op, Request, SECTOR_BYTES, Sector, SectorCount, mutant,
 };
 
-use super::chain::{BadChain, walk};
+use super::chain::{BadChain, Buffer, walk};
+use super::memory::GuestMemory;
 use super::protocol::{
     FILLED_SECTORS_MAX, HEADER_BYTES, ID_BYTES, RANGE_BYTES, RANGE_SECTORS_MAX, RANGE_UNMAP,
     RANGES_MAX, REQUEST_BYTES_MAX, Status, request_type,
@@ -52,16 +53,6 @@ pub enum Verdict {
     Answer(Status, u32),
 }
 
-/// Header and memory of a chain, gathered before anything is judged.
-struct Gathered {
-    header: [u8; HEADER_BYTES],
-    /// How many of the pieces are readable by us (they come first).
-    readable_pieces: usize,
-    readable_bytes: u64,
-    writable_bytes: u64,
-    status: *mut u8,
-}
-
 /// Reads the chain at `head` into `request`, which has been reset; `id` is the disk's identity
 /// string.
 pub fn parse(
@@ -71,18 +62,19 @@ pub fn parse(
     limits: Limits,
     id: &[u8; ID_BYTES],
 ) -> Result<Parsed, BadChain> {
-    let gathered = gather(ring, head, &mut request.memory)?;
-    let header = Header::decode(&gathered.header);
+    let (gathered, status) = gather(ring, head, &mut request.memory)?;
+    let Gathered { header, readable_pieces, readable_bytes, writable_bytes, .. } = gathered;
+    let header = Header::decode(&header);
     request.priority = header.priority;
     let verdict = match header.kind {
         request_type::IN => {
-            request.memory.drain(..gathered.readable_pieces);
-            transfer(request, Op::Read, header.sector, gathered.writable_bytes, limits)
+            request.memory.drain(..readable_pieces);
+            transfer(request, Op::Read, header.sector, writable_bytes, limits)
         }
         request_type::OUT if limits.readonly => Verdict::Answer(Status::IoError, 0),
         request_type::OUT => {
-            request.memory.truncate(gathered.readable_pieces);
-            transfer(request, Op::Write, header.sector, gathered.readable_bytes, limits)
+            request.memory.truncate(readable_pieces);
+            transfer(request, Op::Write, header.sector, readable_bytes, limits)
         }
         request_type::FLUSH if mutant("frontend.request.answers-flush-without-flush") => {
             Verdict::Answer(Status::Ok, 0)
@@ -93,16 +85,16 @@ pub fn parse(
             Verdict::Submit
         }
         request_type::GET_ID => {
-            request.memory.drain(..gathered.readable_pieces);
+            request.memory.drain(..readable_pieces);
             answer_id(request, id)
         }
         request_type::DISCARD | request_type::WRITE_ZEROES => {
-            request.memory.truncate(gathered.readable_pieces);
-            ranges(request, header.kind, gathered.readable_bytes, limits)
+            request.memory.truncate(readable_pieces);
+            ranges(request, header.kind, readable_bytes, limits)
         }
         _ => Verdict::Answer(Status::Unsupported, 0),
     };
-    Ok(Parsed { status: gathered.status, verdict })
+    Ok(Parsed { status, verdict })
 }
 
 struct Header {
@@ -122,49 +114,78 @@ impl Header {
     }
 }
 
-fn gather(ring: &SplitRing, head: u16, memory: &mut Vec<IoVec>) -> Result<Gathered, BadChain> {
+/// Header and memory of a chain, gathered before anything is judged.
+struct Gathered<'a> {
+    header: [u8; HEADER_BYTES],
+    header_filled: usize,
+    /// The status byte is the last one, until it is taken off.
+    memory: &'a mut Vec<IoVec>,
+    /// How many of the pieces are readable by us (they come first).
+    readable_pieces: usize,
+    readable_bytes: u64,
+    writable_bytes: u64,
+}
+
+fn gather<'a>(
+    ring: &SplitRing,
+    head: u16,
+    memory: &'a mut Vec<IoVec>,
+) -> Result<(Gathered<'a>, *mut u8), BadChain> {
     memory.clear();
-    let mut header = [0; HEADER_BYTES];
-    let mut header_filled = 0;
-    let mut readable_pieces = 0;
-    let mut readable_bytes = 0;
-    let mut writable_bytes = 0;
-    let guest = ring.memory();
-    walk(ring, head, |buffer| {
-        let mut take = |piece: IoVec| {
-            if buffer.writable {
-                writable_bytes += piece.bytes() as u64;
-                memory.push(piece);
-                return;
-            }
-            let part = piece.truncate(HEADER_BYTES - header_filled);
-            copy_from(part, &mut header[header_filled..][..part.bytes()]);
-            header_filled += part.bytes();
-            let rest = piece.skip(part.bytes());
-            if rest.bytes() > 0 {
-                readable_bytes += rest.bytes() as u64;
-                readable_pieces += 1;
-                memory.push(rest);
-            }
-        };
-        guest.pieces(buffer.address, buffer.bytes, &mut take).map_err(|_| BadChain::Unmapped)?;
-        if memory.len() > PIECES_MAX { Err(BadChain::TooLong) } else { Ok(()) }
-    })?;
-    if header_filled < HEADER_BYTES || writable_bytes == 0 {
-        return Err(BadChain::Short);
+    let mut gathered = Gathered {
+        header: [0; HEADER_BYTES],
+        header_filled: 0,
+        memory,
+        readable_pieces: 0,
+        readable_bytes: 0,
+        writable_bytes: 0,
+    };
+    walk(ring, head, |buffer| gathered.buffer(ring.memory(), buffer))?;
+    let status = gathered.take_status()?;
+    Ok((gathered, status))
+}
+
+impl Gathered<'_> {
+    #[inline]
+    fn buffer(&mut self, guest: &GuestMemory, buffer: Buffer) -> Result<(), BadChain> {
+        let Buffer { address, bytes, writable } = buffer;
+        guest
+            .pieces(address, bytes, |piece| self.piece(piece, writable))
+            .map_err(|_| BadChain::Unmapped)?;
+        if self.memory.len() > PIECES_MAX { Err(BadChain::TooLong) } else { Ok(()) }
     }
-    let last = memory.pop().ok_or(BadChain::Short)?;
-    let status = last.skip(last.bytes() - 1).address();
-    if last.bytes() > 1 {
-        memory.push(last.truncate(last.bytes() - 1));
+
+    #[inline]
+    fn piece(&mut self, piece: IoVec, writable: bool) {
+        if writable {
+            self.writable_bytes += piece.bytes() as u64;
+            self.memory.push(piece);
+            return;
+        }
+        let part = piece.truncate(HEADER_BYTES - self.header_filled);
+        copy_from(part, &mut self.header[self.header_filled..][..part.bytes()]);
+        self.header_filled += part.bytes();
+        let rest = piece.skip(part.bytes());
+        if rest.bytes() > 0 {
+            self.readable_bytes += rest.bytes() as u64;
+            self.readable_pieces += 1;
+            self.memory.push(rest);
+        }
     }
-    Ok(Gathered {
-        header,
-        readable_pieces,
-        readable_bytes,
-        writable_bytes: writable_bytes - 1,
-        status,
-    })
+
+    /// Takes the place of the status byte off what is writable.
+    #[inline]
+    fn take_status(&mut self) -> Result<*mut u8, BadChain> {
+        if self.header_filled < HEADER_BYTES || self.writable_bytes == 0 {
+            return Err(BadChain::Short);
+        }
+        let last = self.memory.pop().ok_or(BadChain::Short)?;
+        if last.bytes() > 1 {
+            self.memory.push(last.truncate(last.bytes() - 1));
+        }
+        self.writable_bytes -= 1;
+        Ok(last.skip(last.bytes() - 1).address())
+    }
 }
 
 fn copy_from(piece: IoVec, target: &mut [u8]) {

@@ -12,12 +12,11 @@ use tracing::warn;
 use super::super::chain::BadChain;
 use super::super::inflight::{AvailLog, Undone};
 use super::super::memory::GuestMemory;
-use super::super::protocol::FILLED_SECTORS_MAX;
 use super::super::protocol::{ID_BYTES, Status};
 use super::super::request::{Limits, Parsed, Verdict, parse};
 use super::super::ring::SplitRing;
 use super::super::shared::DeviceShared;
-use super::start::{PART_WEIGHT, Start, StatusPlace, Work, give_back_room, ranges, weight};
+use super::start::{Start, StatusPlace, Work, give_back_room, ranges, weight, weight_of_ranges};
 
 /// What the requests in flight of a queue may weigh before it takes no more of them; the last one
 /// taken may exceed it. See [`weight`].
@@ -309,28 +308,27 @@ impl AvailHalf {
         // A chain that was read where memory is lost may be any other one. Its answer is not shown.
         let refused = deadly
             || self.is_to_fail() && !mutant("frontend.queue.submits-what-was-read-in-lost-memory");
-        let verdict = if refused { Verdict::Answer(Status::IoError, 0) } else { verdict };
-        let slot = &mut self.slots[at];
-        slot.busy = true;
-        slot.weight = 0;
         self.in_flight += 1;
+        self.slots[at].busy = true;
+        self.slots[at].weight = 0;
         let work = match verdict {
-            Verdict::Answer(status, bytes) => {
-                slot.put_back(request);
-                Work::Answer(status, bytes + 1)
-            }
-            Verdict::Submit => {
+            Verdict::Submit if !refused => {
                 self.prepare(&mut request);
                 self.weigh(head, weight(&request));
                 Work::Submit(request)
             }
-            Verdict::Ranges(first, others) => {
+            Verdict::Ranges(first, others) if !refused => {
                 self.prepare(&mut request);
-                let lists = (others.len() as u32 + 1) * PART_WEIGHT;
-                let filled = matches!(first, Op::WriteZeroes { .. }) && limits.zeroes_are_written;
-                // No more than one range's sectors are filled, checked when the chain was read.
-                self.weigh(head, lists + if filled { FILLED_SECTORS_MAX >> 3 } else { 0 });
+                let filled = self.parts.zeroes_are_written;
+                self.weigh(head, weight_of_ranges(&first, others.len(), filled));
                 Work::Ranges(ranges(request, first, others))
+            }
+            other => {
+                self.slots[at].put_back(request);
+                match other {
+                    Verdict::Answer(status, bytes) if !refused => Work::Answer(status, bytes + 1),
+                    _ => Work::Answer(Status::IoError, 1),
+                }
             }
         };
         Some(Start { head, status: StatusPlace(status), work })

@@ -2,14 +2,14 @@
 
 use flowstone_block::{IoVec, Op, Request, mutant};
 
-use super::super::protocol::{SEGMENTS_MAX, Status};
+use super::super::protocol::{FILLED_SECTORS_MAX, SEGMENTS_MAX, Status};
 
 /// Pieces of memory that a slot keeps room for between requests: those of a request of a driver
 /// that keeps to the limits.
 pub(super) const PIECES_KEPT: usize = SEGMENTS_MAX as usize + 2;
 
 /// What one range of a list weighs: its request here, and what becomes of it further down.
-pub(super) const PART_WEIGHT: u32 = 8;
+const PART_WEIGHT: u32 = 8;
 /// Sectors that weigh as much as one piece of memory.
 const SECTORS_PER_WEIGHT_LOG2: u32 = 3;
 
@@ -80,4 +80,13 @@ pub(super) fn weight(request: &Request) -> u32 {
     // No more than REQUEST_BYTES_MAX, checked when the chain was read.
     let sectors = request.op.extent().map_or(0, |extent| extent.count().get() as u32);
     request.memory.len() as u32 + (sectors >> SECTORS_PER_WEIGHT_LOG2)
+}
+
+/// What a list of ranges weighs, of which `others` come after the first one. Where the host has no
+/// call for zeroes they are filled: no more sectors than one range may have, which was checked when
+/// the chain was read.
+pub(super) fn weight_of_ranges(first: &Op, others: usize, zeroes_are_filled: bool) -> u32 {
+    let filled = zeroes_are_filled && matches!(first, Op::WriteZeroes { .. });
+    let sectors = if filled { FILLED_SECTORS_MAX >> SECTORS_PER_WEIGHT_LOG2 } else { 0 };
+    (others as u32 + 1) * PART_WEIGHT + sectors
 }
