@@ -51,6 +51,13 @@ fn only_print_from_now_on() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Where the file is that a word may mean: it may have the name of a disk, and the daemon, perhaps
+/// in another folder, knows which of them it serves. The daemon follows links: a process that looks
+/// at a file system which does not answer cannot even end.
+fn file_meant_by(word: &Path) -> Option<PathBuf> {
+    std::path::absolute(word).ok()
+}
+
 /// Opens an image for a tool.
 fn open_image(
     path: &Path,

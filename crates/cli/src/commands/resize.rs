@@ -7,7 +7,7 @@ use flowstone_block::{Error, ErrorKind, Result, SizeChange, format_size};
 use flowstone_daemon::{Client, Command};
 use flowstone_fileio::Access;
 
-use super::{open_image, sector_count};
+use super::{file_meant_by, open_image, sector_count};
 use crate::args::Resize;
 
 pub fn run(args: &Resize) -> Result<ExitCode> {
@@ -35,10 +35,8 @@ fn resize_image(args: &Resize) -> Result<()> {
 }
 
 fn grow_live(args: &Resize, control: &Path) -> Result<()> {
-    // A file here may have the name of a disk; the daemon, perhaps in another folder, knows which
-    // of them it serves.
     let disk = args.image.display().to_string();
-    let path = std::fs::canonicalize(&args.image).ok();
+    let path = file_meant_by(&args.image);
     let command = match args.size {
         SizeChange::To(bytes) => Command::resize(disk, path, bytes),
         SizeChange::Grow(bytes) => Command::grow(disk, path, bytes),

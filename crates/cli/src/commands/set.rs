@@ -5,15 +5,13 @@ use std::process::ExitCode;
 use flowstone_block::Result;
 use flowstone_daemon::{Client, Command};
 
-use super::{limit_text, only_print_from_now_on};
+use super::{file_meant_by, limit_text, only_print_from_now_on};
 use crate::args::{SetDisk, SetGroup};
 
 pub fn disk(args: &SetDisk) -> Result<ExitCode> {
-    // A file here may have the name of a disk; the daemon, perhaps in another folder, knows which
-    // of them it serves.
     let command = Command::SetDisk {
         disk: args.disk.display().to_string(),
-        path: std::fs::canonicalize(&args.disk).ok(),
+        path: file_meant_by(&args.disk),
         limit: args.limit.map(|limit| limit.to_string()),
         weight: args.weight.map(|weight| weight.get()),
     };

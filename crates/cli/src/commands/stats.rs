@@ -1,12 +1,13 @@
 //! `flowstone stats`
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::{Printable, Result, format_size};
 use flowstone_daemon::{Client, Command};
 use serde_json::Value;
 
-use super::{limit_text, only_print_from_now_on, print_json};
+use super::{file_meant_by, limit_text, only_print_from_now_on, print_json};
 use crate::args::Stats;
 
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
@@ -28,10 +29,8 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A file here may have the name of a disk; the daemon, perhaps in another folder, knows which of
-/// them it serves.
 fn layout_of(disk: &str) -> Command {
-    Command::Layout { disk: disk.to_owned(), path: std::fs::canonicalize(disk).ok() }
+    Command::Layout { disk: disk.to_owned(), path: file_meant_by(Path::new(disk)) }
 }
 
 /// What has been recognised, each thing below what it lies in.

@@ -2,8 +2,7 @@
 //! and format.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
 
 use flowstone_testkit::fuse::FuseHost;
@@ -173,15 +172,15 @@ fn a_path_that_hangs_in_a_command_keeps_one_thread() {
     let Some(hosts) = Hosts::new() else { return };
     let daemon = hosts.serve("raw", "", "");
     hosts.fake.stop();
-    // As a program asks: the command line looks at the path itself.
     let path = hosts.place.text("at/none.raw");
-    let command = serde_json::json!({ "command": "set_disk", "disk": path, "weight": 9 });
-    for _ in 0..3 {
-        let mut socket = UnixStream::connect(hosts.place.path("control.sock")).unwrap();
-        socket.write_all(format!("{command}\n").as_bytes()).unwrap();
-        let mut answer = String::new();
-        BufReader::new(socket).read_line(&mut answer).unwrap();
-        assert!(answer.contains("a file system does not answer"), "{answer}");
+    let control = hosts.place.text("control.sock");
+    for command in [
+        &["disk", "set", "--weight", "9", "--control", &control, &path][..],
+        &["stats", "--layout", &path, "--control", &control],
+        &["resize", "--control", &control, &path, "32M"],
+    ] {
+        let said = hosts.place.refused(command);
+        assert!(said.contains("a file system does not answer"), "{command:?}: {said}");
     }
     wait_until("one thread looks", || threads(&daemon, "path") == 1);
     assert!(hosts.set("well"));
