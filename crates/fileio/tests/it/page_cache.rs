@@ -7,7 +7,7 @@ use flowstone_fileio::{
     Access, BlockingFile, DirectChoice, EngineChoice, FileOffset, FileOp, FileRequest, MemoryList,
     OpenOptions, create_sparse,
 };
-use flowstone_testkit::page_cache;
+use flowstone_testkit::{page_cache, wait_until};
 
 const PAGE: usize = 4096;
 const BLOCK: usize = 1024;
@@ -18,6 +18,11 @@ fn resident(path: &Path, offset: u64, bytes: usize) -> usize {
     let pages = page_cache::resident(path);
     let first = offset as usize / PAGE;
     pages[first..first + bytes / PAGE].iter().filter(|page| **page).count()
+}
+
+/// Whether pages of a half stay. On a busy host the kernel takes single ones back by itself.
+fn stays(pages: usize) -> bool {
+    pages > HALF as usize / PAGE / 2
 }
 
 fn transfer(file: &mut BlockingFile, op: FileOp, buffer: &mut [u8], dont_cache: bool) {
@@ -57,16 +62,17 @@ fn what_is_marked_does_not_stay_in_the_page_cache() {
             // The first one may have begun before a write of another queue.
             file.sync().unwrap();
             file.sync().unwrap();
-            let all = HALF as usize / PAGE;
-            let of_marked = if heeded { 0 } else { all };
-            assert_eq!(resident(&path, 0, HALF as usize), all, "{engine:?}");
-            assert_eq!(resident(&path, HALF, HALF as usize), of_marked, "{engine:?} {heeded}");
+            assert!(stays(resident(&path, 0, HALF as usize)), "{engine:?}");
+            let of_marked = resident(&path, HALF, HALF as usize);
+            assert!(if heeded { of_marked == 0 } else { stays(of_marked) }, "{engine:?} {heeded}");
             if heeded {
                 let op = FileOp::Read { offset: FileOffset::new(HALF), bytes: PAGE as u64 };
                 transfer(&mut file, op, &mut buffer, true);
                 assert_eq!((buffer[0], resident(&path, HALF, PAGE)), (7, 0), "{engine:?}");
-                transfer(&mut file, op, &mut buffer, false);
-                assert_eq!(resident(&path, HALF, PAGE), 1, "{engine:?}");
+                wait_until("a page that was read to stay", || {
+                    transfer(&mut file, op, &mut buffer, false);
+                    resident(&path, HALF, PAGE) == 1
+                });
             }
         }
     }
