@@ -5,7 +5,7 @@ use std::str::FromStr;
 use flowstone_block::{format_size, parse_size};
 use flowstone_cache::Cache;
 
-use crate::resource_monitor::sizer::Limits;
+use flowstone_memory::sizer::Limits;
 
 pub use flowstone_cache::PolicyKind;
 

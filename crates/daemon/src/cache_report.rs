@@ -6,8 +6,9 @@ use flowstone_block::Class;
 use flowstone_cache::{BLOCK_BYTES, Cache, CacheCount, CachedDisk};
 use serde::Serialize;
 
-use crate::resource_monitor::sizer::{Change, Limits};
+use crate::resource_monitor::pool::in_words;
 use crate::resource_monitor::{Decision, ResourceMonitor};
+use flowstone_memory::sizer::{Change, Limits};
 
 /// Points of the miss-ratio curve up to the largest size.
 const CURVE_POINTS: u64 = 8;
@@ -170,7 +171,8 @@ impl Add for ClassReport {
 
 impl From<Decision> for DecisionReport {
     fn from(Decision { at, change }: Decision) -> Self {
-        let Change { from, to, reason } = change;
+        let reason = in_words(&change);
+        let Change { from, to, .. } = change;
         Self { at_s: at.as_secs_f64(), from_bytes: from, to_bytes: to, reason }
     }
 }

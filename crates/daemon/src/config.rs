@@ -59,6 +59,8 @@ const NAME_BYTES_MAX: usize = 128;
 pub struct Config {
     /// Where the control socket goes; none without it.
     pub control: Option<PathBuf>,
+    /// Where the file caches of guests connect; nowhere without it.
+    pub guest_agent: Option<PathBuf>,
     /// The cache that all disks share; none without it.
     pub cache: Option<CacheConfig>,
     /// The threads that run queues.
@@ -179,7 +181,12 @@ impl Config {
         let cache =
             file.cache().map_err(|Refusal { why, advice }| Error::invalid(&name, why, advice))?;
         let pollers = file.pollers();
-        let mut config = Self { control: file.control.clone(), cache, pollers, ..Self::default() };
+        let (control, guest_agent) = (file.control.clone(), file.guest_agent.clone());
+        let mut config = Self { control, guest_agent, cache, pollers, ..Self::default() };
+        let taken = |why| Error::invalid(&name, why, "choose another one");
+        if config.guest_agent.is_some() && config.guest_agent == config.control {
+            return Err(taken("guests' agents and the control socket have one path"));
+        }
         for group in &file.groups {
             let added = config.add_group(group);
             added.map_err(|why| Error::invalid(&name, why, "correct the [[group]]"))?;
@@ -199,14 +206,9 @@ impl Config {
         Err(config.refused.into_iter().next().unwrap_or_else(no_disk))
     }
 
-    /// One disk.
-    pub fn single(
-        control: Option<PathBuf>,
-        cache: Option<CacheConfig>,
-        pollers: PollersConfig,
-        disk: DiskConfig,
-    ) -> Result<Self> {
-        let mut config = Self { control, cache, pollers, ..Self::default() };
+    /// One disk, beside what is not of a disk.
+    pub fn single(shared: Self, disk: DiskConfig) -> Result<Self> {
+        let mut config = shared;
         // Its name may be what is refused.
         config.add(disk).map_err(|Refusal { why, advice }| Error::invalid("serve", why, advice))?;
         Ok(config)
@@ -219,6 +221,9 @@ impl Config {
         let path = disk.socket.display();
         if self.control.as_ref() == Some(&disk.socket) {
             return taken(format!("{path} is both a disk's socket and the control socket"));
+        }
+        if self.guest_agent.as_ref() == Some(&disk.socket) {
+            return taken(format!("{path} is both a disk's socket and that of guests' agents"));
         }
         if self.disks.iter().any(|other| other.name == disk.name) {
             return taken(format!("two disks are called `{}`", disk.name));

@@ -22,6 +22,7 @@ mod failures;
 #[cfg(test)]
 mod fake_guest;
 mod front_task;
+mod guest_agent;
 mod halves;
 #[cfg(test)]
 mod held_disk;

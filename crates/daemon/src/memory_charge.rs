@@ -15,7 +15,7 @@ use serde::Serialize;
 use tracing::warn;
 
 use crate::config::DiskConfig;
-use crate::resource_monitor::reading::{host_memory, memory_limit, number_after};
+use flowstone_memory::reading::{host_memory, memory_limit, number_after};
 
 /// What `stats` says of the daemon's memory.
 #[derive(Debug, Serialize)]

@@ -13,6 +13,7 @@ use crate::counters::QueueCounters;
 use crate::disk::Disk;
 use crate::disks::{Disks, Failed};
 use crate::failures::FailureReport;
+use crate::guest_agent::Heard;
 use crate::histogram::Snapshot;
 use crate::image_probe::{ImageProbe, PATIENCE};
 use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
@@ -170,6 +171,7 @@ impl Report {
     pub fn of(
         disks: &Disks,
         cache: Option<CacheReport>,
+        heard: &[Heard],
         pollers: Vec<PollerReport>,
         groups: Vec<GroupReport>,
         uptime: Duration,
@@ -183,7 +185,7 @@ impl Report {
             failed: disks.failed(),
             cache,
             memory: MemoryReport::of(vms::guest_bytes(&attached)),
-            vms: VmReport::of_all(&serving),
+            vms: VmReport::of_all(&serving, heard),
             pollers,
             groups,
             version: env!("CARGO_PKG_VERSION"),

@@ -12,25 +12,26 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result, SizeChange};
 use flowstone_fileio::FileOpener;
+use flowstone_memory::sizer::Limits;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
-use crate::cache_config::CacheConfig;
 use crate::cache_report::CacheReport;
 use crate::class_report::LayoutReport;
 use crate::config::{Config, DiskConfig};
 use crate::control::{Command, ControlServer};
 use crate::disk::Disk;
 use crate::disks::{Disks, died};
+use crate::guest_agent::GuestAgents;
 use crate::memory_charge;
 use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
 use crate::qos_report::GroupReport;
 use crate::report::Report;
-use crate::resource_monitor::ResourceMonitor;
+use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};
 
 /// How long monitors may take to let go of a daemon that stops.
@@ -45,7 +46,9 @@ struct Daemon {
     shared: Shared,
     pollers: Arc<Pollers>,
     disks: Arc<Disks>,
-    /// Sizes the cache, if there is one.
+    /// The file caches of guests, if they may connect.
+    guests: Option<Arc<GuestAgents>>,
+    /// Sizes the caches, if there are any.
     resource_monitor: Option<ResourceMonitor>,
 }
 
@@ -70,12 +73,18 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         error!("{error}");
         disks.fail(None, error);
     }
-    let watch = |(cache, config): (&Arc<_>, CacheConfig)| {
-        ResourceMonitor::start(Arc::clone(cache), config.limits, Arc::clone(&disks), start)
-            .map_err(|error| Error::host("the resource monitor", error, "free resources"))
+    let guests = config.guest_agent.as_deref().map(GuestAgents::start).transpose()?.map(Arc::new);
+    let caches = Caches {
+        cache: shared.cache.clone(),
+        limits: config.cache.map_or(Limits::default(), |config| config.limits),
+        guests: guests.clone(),
     };
-    let resource_monitor = shared.cache.as_ref().zip(config.cache).map(watch).transpose()?;
-    let daemon = Arc::new(Daemon { start, shared, pollers, disks, resource_monitor });
+    let watch = (caches.cache.is_some() || guests.is_some()).then(|| {
+        ResourceMonitor::start(caches, Arc::clone(&disks), start)
+            .map_err(|error| Error::host("the resource monitor", error, "free resources"))
+    });
+    let resource_monitor = watch.transpose()?;
+    let daemon = Arc::new(Daemon { start, shared, pollers, disks, guests, resource_monitor });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
         None => None,
@@ -225,7 +234,9 @@ impl Daemon {
                 let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
                 let pollers = self.pollers.report();
                 let groups = GroupReport::of_all(&self.shared.groups);
-                let report = Report::of(&self.disks, cache, pollers, groups, self.start.elapsed());
+                let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
+                let report =
+                    Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
                 Ok(serde_json::to_value(report).expect("a report is plain values"))
             }
             Command::Numa => {

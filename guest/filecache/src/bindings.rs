@@ -11,10 +11,10 @@ use crate::callers::Caller;
 use crate::copies::{Copy, lock};
 use crate::handles::Handle;
 use crate::kernel::Backing;
-use crate::mutant::mutant;
 use crate::nodes::Node;
 use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
 use crate::stamp::Identity;
+use flowstone_memory::mutant;
 
 /// Open files.
 #[derive(Default)]

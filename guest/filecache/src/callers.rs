@@ -9,7 +9,7 @@ use std::fs;
 use std::marker::PhantomData;
 use std::sync::LazyLock;
 
-use crate::mutant::mutant;
+use flowstone_memory::mutant;
 
 /// Ids of a process that has asked for something.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::Files;
 use crate::mount_point;
-use crate::mutant::mutant;
+use flowstone_memory::mutant;
 
 /// A question may be so long.
 const LINE_MAX: u64 = 4 << 10;

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
 
 use crate::kernel::Backing;
-use crate::mutant::mutant;
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::{Store, space_of};
+use flowstone_memory::mutant;
 
 /// Files that the usage history has room for.
 const HISTORY_FILES: usize = 1 << 16;

@@ -27,7 +27,6 @@ use crate::copies::Copies;
 use crate::counters::{Counters, Report};
 use crate::handles::{Handle, Numbered};
 use crate::kernel::Kernel;
-use crate::mutant::mutant;
 use crate::nodes::{News, Node, Nodes};
 use crate::open_mode::Modes;
 use crate::options::Options;
@@ -35,6 +34,7 @@ use crate::record::Recorders;
 use crate::source::Source;
 use crate::stamp::Attributes;
 use crate::store::Store;
+use flowstone_memory::mutant;
 
 /// A mount.
 pub struct Files {

@@ -23,7 +23,6 @@ mod kernel;
 mod kernel_types;
 mod library;
 pub mod mount_point;
-mod mutant;
 mod nodes;
 pub mod open_mode;
 mod options;

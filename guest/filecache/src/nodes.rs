@@ -13,9 +13,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use rustix::io::{Errno, Result};
 
-use crate::mutant::mutant;
 use crate::source::{self, Source};
 use crate::stamp::{Attributes, Identity, Stamp};
+use flowstone_memory::mutant;
 
 /// The root's node.
 pub const ROOT: u64 = 1;

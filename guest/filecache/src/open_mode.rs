@@ -20,7 +20,7 @@
 //! set-group-id bit that is opened for writing, or Elsewhere where it is Source: a write takes the
 //! bit away, and the kernel would go on showing it.
 
-use crate::mutant::mutant;
+use flowstone_memory::mutant;
 
 /// How the kernel and the daemon serve an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
-use crate::mutant::mutant;
 use crate::stamp::Attributes;
+use flowstone_memory::mutant;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 

@@ -64,7 +64,7 @@ impl Suites {
     pub fn build(workspace: &Path) -> Result<Self> {
         let left_out = LEFT_OUT.iter().flat_map(|package| ["--exclude", package]);
         let tests =
-            ["--workspace", "--features", "flowstone-block/mutants,flowstone-filecache/mutants"];
+            ["--workspace", "--features", "flowstone-block/mutants,flowstone-memory/mutants"];
         let modelled = MODELLED.iter().flat_map(|package| ["--package", package]);
         let models = ["--lib", "--features", "model,flowstone-block/mutants"];
         let mut binaries = built(workspace, tests.into_iter().chain(left_out), false)?;

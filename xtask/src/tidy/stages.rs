@@ -14,8 +14,9 @@ use super::source::Source;
 
 /// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 16] = [
+const MAY_KNOW: [(&str, &[&str]); 17] = [
     ("reactor", &[]),
+    ("memory", &[]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),
@@ -26,13 +27,16 @@ const MAY_KNOW: [(&str, &[&str]); 16] = [
     ("frontend", &["block"]),
     (
         "daemon",
-        &["reactor", "block", "fileio", "image", "layers", "classify", "cache", "qos", "frontend"],
+        &[
+            "reactor", "block", "fileio", "image", "layers", "classify", "cache", "qos",
+            "frontend", "memory",
+        ],
     ),
     ("cli", &["block", "fileio", "image", "daemon"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
     ("policy", &[]),
-    ("filecache", &["policy"]),
+    ("filecache", &["policy", "memory"]),
     ("guest", &["filecache", "policy"]),
 ];
 

@@ -18,7 +18,7 @@ pub struct Serve {
     /// Serve the disks of this file; flowstone.toml(5) lists its keys
     #[arg(long, value_name = "FILE", conflicts_with_all = ["socket", "socket_group", "socket_mode",
         "name", "serial", "format", "queues", "cpus", "pollers", "poller_cpus", "cpu_budget", "pipeline", "poll", "discard", "detect_zeroes", "journal_ioprio", "cache", "cache_min", "cache_policy", "pdc", "limit", "vm", "engine", "direct", "resort",
-        "readonly", "backing_dirs", "layers", "control"])]
+        "readonly", "backing_dirs", "layers", "control", "guest_agent"])]
     pub config: Option<PathBuf>,
     /// Listen for the virtual machine monitor here
     #[arg(long, value_name = "PATH", required_unless_present = "config")]
@@ -126,6 +126,10 @@ pub struct Serve {
     /// Answer `stats`, `resize`, `disk` and `group` here
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
+    /// Agree with the file caches of guests on memory here: each QEMU connects a virtio port
+    /// `org.flowstone.guest.0` to it
+    #[arg(long, value_name = "SOCK")]
+    pub guest_agent: Option<PathBuf>,
     /// Instead of an image: null:SIZE (does nothing) or mem:SIZE (lost with the daemon)
     #[arg(long)]
     pub backend: Option<Backend>,

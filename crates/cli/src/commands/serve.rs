@@ -67,7 +67,6 @@ fn config(args: Serve) -> Result<Config> {
     if let Some(file) = &args.config {
         return Config::read(file);
     }
-    let control = args.control.clone();
     let policy = args.cache_policy.unwrap_or_default();
     let cache = args.cache.map(|size| CacheConfig::new(size, args.cache_min, policy));
     let cache = cache
@@ -78,7 +77,9 @@ fn config(args: Serve) -> Result<Config> {
         cpus: args.poller_cpus.clone().unwrap_or_default(),
         budget: args.cpu_budget,
     };
-    Config::single(control, cache, pollers, disk(args))
+    let (control, guest_agent) = (args.control.clone(), args.guest_agent.clone());
+    let shared = Config { control, guest_agent, cache, pollers, ..Config::default() };
+    Config::single(shared, disk(args))
 }
 
 fn disk(args: Serve) -> DiskConfig {

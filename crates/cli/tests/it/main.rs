@@ -11,6 +11,7 @@ mod compact;
 mod daemon_log;
 mod discards;
 mod fixture;
+mod guest_agent;
 mod guest_memory;
 mod host_file_systems;
 mod host_trouble;

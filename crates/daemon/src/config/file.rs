@@ -17,6 +17,9 @@ use crate::{CpuList, CpuShare, SocketGroup, SocketMode};
 #[serde(deny_unknown_fields)]
 pub(super) struct ConfigFile {
     pub control: Option<PathBuf>,
+    /// Where the file caches of guests connect.
+    #[serde(rename = "guest-agent", alias = "guest_agent")]
+    pub guest_agent: Option<PathBuf>,
     /// The most that a cache of all disks may take.
     #[serde(default, deserialize_with = "optional_text")]
     cache: Option<CacheSize>,

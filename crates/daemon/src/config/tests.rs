@@ -40,6 +40,7 @@ fn every_key_is_read() {
     let config = read(
         r#"
         control = "/run/control.sock"
+        guest-agent = "/run/guests.sock"
         cache = "1G"
         cache-min = "256M"
         cache-policy = "lru"
@@ -125,6 +126,8 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("cache-policy = 'arc'\n{disk}"), "`arc` is not a cache policy"),
         ("control = 7\n", "invalid type"),
         (&format!("control = 's'\n{disk}"), "both a disk's socket and the control socket"),
+        (&format!("guest-agent = 's'\n{disk}"), "both a disk's socket and that of guests' agents"),
+        (&format!("control = 'x'\nguest-agent = 'x'\n{disk}"), "have one path"),
     ] {
         let message = refusal(text);
         assert!(message.contains(expected), "{message}");
@@ -149,21 +152,18 @@ fn what_no_disk_can_be_is_refused() {
     for queues in [0, QUEUES_MAX + 1] {
         let disk = DiskConfig { queues, ..valid.clone() };
         assert!(
-            Config::single(None, None, PollersConfig::default(), disk)
-                .unwrap_err()
-                .to_string()
-                .contains("1 to 128")
+            Config::single(Config::default(), disk).unwrap_err().to_string().contains("1 to 128")
         );
     }
     let (detect_zeroes, discard) = (DetectZeroes::Unmap, DiscardMode::Keep);
     let disk = DiskConfig { detect_zeroes, discard, ..valid.clone() };
     assert!(
-        Config::single(None, None, PollersConfig::default(), disk)
+        Config::single(Config::default(), disk)
             .unwrap_err()
             .to_string()
             .contains("give space back")
     );
-    assert!(Config::single(None, None, PollersConfig::default(), valid).is_ok());
+    assert!(Config::single(Config::default(), valid).is_ok());
 }
 
 /// A misspelt key of one disk kept the guests of all others without theirs.
@@ -206,19 +206,8 @@ fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
         let message = refusal(&disk);
         assert!(message.contains(expected) && !message.contains('\n'), "{message}");
     }
-    assert!(
-        Config::single(
-            None,
-            None,
-            PollersConfig::default(),
-            DiskConfig::new("a\0".into(), "s".into())
-        )
-        .is_err()
-    );
-    assert!(
-        Config::single(None, None, PollersConfig::default(), DiskConfig::new(longest, "s".into()))
-            .is_ok()
-    );
+    assert!(Config::single(Config::default(), DiskConfig::new("a\0".into(), "s".into())).is_err());
+    assert!(Config::single(Config::default(), DiskConfig::new(longest, "s".into())).is_ok());
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmSize, Vms};
 
 use super::PERIOD;
-use super::sizer::{Limits, Reading, Sizer};
+use flowstone_memory::sizer::{Limits, Reading, Sizer};
 
 const MIB: u64 = 1 << 20;
 const HOST: u64 = 4096 * MIB;

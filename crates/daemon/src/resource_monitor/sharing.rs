@@ -6,7 +6,9 @@ use flowstone_block::LogBudget;
 use flowstone_cache::Vms;
 use tracing::info;
 
+use super::pool::GuestCache;
 use crate::disk::Disk;
+use crate::guest_agent::Heard;
 use crate::vms::{self, Attached, Vm};
 
 /// A VM's vCPUs are counted again after so many looks even if no disk has come or gone.
@@ -17,6 +19,7 @@ const LOOKS: u32 = 20;
 pub struct Sharing {
     attached: Vec<Attached>,
     vms: Vec<Vm>,
+    shared: Vms,
     looks: u32,
     log: LogBudget,
 }
@@ -48,6 +51,17 @@ impl Sharing {
                 "has a weight of {percent:.0} % in the cache"
             );
         }
+        self.shared = shared.clone();
         Some(shared)
+    }
+
+    /// The file caches of these VMs, of those that were heard.
+    pub fn guest_caches(&self, heard: Vec<Heard>) -> Vec<GuestCache> {
+        let of_vm = |heard: Heard| {
+            let number = self.vms.iter().position(|vm| vm.pid == Some(heard.pid))?;
+            let memory_bytes = self.vms[number].memory_bytes;
+            Some(GuestCache { heard, weight: self.shared.weight(number), memory_bytes })
+        };
+        heard.into_iter().filter_map(of_vm).collect()
     }
 }

@@ -19,9 +19,9 @@ use crate::copies::lock;
 use crate::errno;
 use crate::files::Files;
 use crate::handles::Handle;
-use crate::mutant::mutant;
 use crate::source;
 use crate::stamp::Identity;
+use flowstone_memory::mutant;
 
 /// Between two tries of a lock that others hold: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];

@@ -20,11 +20,11 @@ use crate::copies::{Copy, file_id};
 use crate::files::Files;
 use crate::handles::Handle;
 use crate::kernel::Backing;
-use crate::mutant::mutant;
 use crate::nodes::{News, Node};
 use crate::open_mode::Mode;
 use crate::source;
 use crate::stamp::{Attributes, Stamp};
+use flowstone_memory::mutant;
 
 /// The kernel's mark of an open for `execve`.
 const FOR_EXECUTION: OFlags = OFlags::from_bits_retain(0x20);

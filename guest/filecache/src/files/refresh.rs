@@ -12,10 +12,10 @@ use crate::bindings::OpenCopy;
 use crate::copies::{Copy, lock};
 use crate::errno;
 use crate::files::Files;
-use crate::mutant::mutant;
 use crate::nodes::Node;
 use crate::source;
 use crate::stamp::{Identity, Stamp};
+use flowstone_memory::mutant;
 
 impl Files {
     /// The source has another stamp than the copy of a file: one that is open is refreshed, any

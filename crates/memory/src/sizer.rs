@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use flowstone_block::{format_size, mutant};
+use crate::mutant;
 
 /// Available memory below which it is short, and above which it is plentiful: in parts of all
 /// memory.
@@ -49,7 +49,7 @@ pub struct Reading {
 pub type HitRatio<'a> = &'a dyn Fn(u64) -> Option<f64>;
 
 /// Between which sizes a cache is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Limits {
     /// At least.
     pub min: u64,
@@ -58,14 +58,25 @@ pub struct Limits {
 }
 
 /// The cache is to have another size.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
     /// From.
     pub from: u64,
     /// To.
     pub to: u64,
-    /// Why, for people.
-    pub reason: String,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// Why a cache is to have another size.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reason {
+    /// Memory is short.
+    Short(Reading),
+    /// What is given up brings so small a part of all accesses as hits.
+    Unused(f64),
+    /// So many bytes have been available for so long.
+    Plenty(u64, Duration),
 }
 
 /// Decides.
@@ -95,6 +106,19 @@ impl Sizer {
         }
     }
 
+    /// What the cache may take now.
+    pub fn target(&self) -> u64 {
+        self.target
+    }
+
+    /// Keeps the cache between other sizes from now on. What it lacks to its maximum it goes on
+    /// lacking.
+    pub fn set_limits(&mut self, limits: Limits) {
+        let lacking = self.limits.max - self.target;
+        self.target = limits.max.saturating_sub(lacking).max(limits.min);
+        self.limits = limits;
+    }
+
     /// What is to be done at the time `now`, when the cache holds `held` bytes.
     pub fn decide(
         &mut self,
@@ -105,7 +129,7 @@ impl Sizer {
     ) -> Option<Change> {
         let Reading { available, total, waiting } = reading;
         let plenty = total / PLENTY_OF;
-        let waits = waiting > SHORT_WAITING && !mutant("daemon.sizer.ignores-who-waits");
+        let waits = waiting > SHORT_WAITING && !mutant("memory.sizer.ignores-who-waits");
         let is_short = available < total / SHORT_OF || waits;
         if is_short {
             (self.calm_since, self.tight_since) = (None, None);
@@ -123,11 +147,11 @@ impl Sizer {
         }
         // What the cache may take already, and has not taken, is not there for a second time.
         let promised = self.target.saturating_sub(held);
-        let promised = if mutant("daemon.sizer.promises-twice") { 0 } else { promised };
+        let promised = if mutant("memory.sizer.promises-twice") { 0 } else { promised };
         // What is not known yet is worth a try.
         let gain = hit_ratio(self.limits.max).zip(hit_ratio(self.target));
         let is_idle = gain.is_some_and(|(most, now)| most - now < 2.0 * LOSS_MAX);
-        if is_idle && !mutant("daemon.sizer.grows-for-nothing") {
+        if is_idle && !mutant("memory.sizer.grows-for-nothing") {
             return None;
         }
         self.grow(now, available, (available - plenty).saturating_sub(promised))
@@ -137,38 +161,27 @@ impl Sizer {
     fn trim(&mut self, now: Duration, hit_ratio: HitRatio<'_>) -> Option<Change> {
         let to = self.target.saturating_sub(self.limits.max / GROW_OF).max(self.limits.min);
         let loss = hit_ratio(self.limits.max)? - hit_ratio(to)?;
-        let is_used = loss > LOSS_MAX && !mutant("daemon.sizer.gives-up-what-is-used");
+        let is_used = loss > LOSS_MAX && !mutant("memory.sizer.gives-up-what-is-used");
         if to == self.target || is_used {
             return None;
         }
         self.tight_since = Some(now);
-        let reason = format!(
-            "the last {} bring {:.1} % of hits",
-            format_size(self.target - to),
-            loss * 100.0
-        );
-        Some(self.change(to, reason))
+        Some(self.change(to, Reason::Unused(loss)))
     }
 
     fn shrink(&mut self, now: Duration, reading: Reading, held: u64) -> Option<Change> {
-        let Reading { available, total, waiting } = reading;
+        let Reading { available, total, .. } = reading;
         let is_soon = self.grown.take().is_some_and(|grown| now - grown < SOON);
-        if is_soon && !mutant("daemon.sizer.swings") {
+        if is_soon && !mutant("memory.sizer.swings") {
             self.calm = (self.calm * 2).min(CALM_MAX);
         }
         // What the cache may take and has not taken is nobody's.
         let size = self.target.min(held);
         let missing = (total / PLENTY_OF).saturating_sub(available);
         let less = missing.max(size / SHRINK_OF);
-        let least = if mutant("daemon.sizer.below-its-least") { 0 } else { self.limits.min };
+        let least = if mutant("memory.sizer.below-its-least") { 0 } else { self.limits.min };
         let to = size.saturating_sub(less).max(least);
-        let reason = format!(
-            "{} of {} of memory are available, and processes waited for some in {:.0} % of the time",
-            format_size(available),
-            format_size(total),
-            waiting * 100.0,
-        );
-        (to < self.target).then(|| self.change(to, reason))
+        (to < self.target).then(|| self.change(to, Reason::Short(reading)))
     }
 
     fn grow(&mut self, now: Duration, available: u64, spare: u64) -> Option<Change> {
@@ -179,15 +192,10 @@ impl Sizer {
             return None;
         }
         self.grown = Some(now);
-        let reason = format!(
-            "{} of memory have been available for {} s",
-            format_size(available),
-            self.calm.as_secs()
-        );
-        Some(self.change(to, reason))
+        Some(self.change(to, Reason::Plenty(available, self.calm)))
     }
 
-    fn change(&mut self, to: u64, reason: String) -> Change {
+    fn change(&mut self, to: u64, reason: Reason) -> Change {
         let from = std::mem::replace(&mut self.target, to);
         Change { from, to, reason }
     }

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::sizer::Reading;
+use crate::sizer::Reading;
 
 const MEMINFO: &str = "/proc/meminfo";
 const PRESSURE: &str = "/proc/pressure/memory";
@@ -18,7 +18,7 @@ pub struct Reader {
     last: Option<(Instant, u64)>,
 }
 
-/// A memory cgroup that the daemon is in, or one above it.
+/// A memory cgroup that this process is in, or one above it.
 #[derive(Debug, PartialEq, Eq)]
 struct Group {
     folder: PathBuf,
@@ -32,8 +32,8 @@ enum Version {
 }
 
 impl Reader {
-    /// Finds the daemon's cgroups.
-    pub fn new() -> Self {
+    /// Finds the cgroups of this process.
+    pub fn of_this_process() -> Self {
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         Self { groups: groups_of(&own, Path::new(CGROUPS)), last: None }
     }
@@ -51,7 +51,7 @@ impl Reader {
     }
 
     /// Part of the time since the last call in which some process waited for memory: of the
-    /// daemon's own cgroup if that tells, else of the host.
+    /// process's own cgroup if that tells, else of the host.
     fn waiting(&mut self) -> f64 {
         let own = self.groups.first().map(|group| group.folder.join("memory.pressure"));
         let text = own.and_then(|path| fs::read_to_string(path).ok());
@@ -66,10 +66,10 @@ impl Reader {
     }
 }
 
-/// The lowest limit of memory that the daemon's cgroups have; none if that is more than the host
-/// has.
+/// The lowest limit of memory that the cgroups of this process have; none if that is more than the
+/// host has.
 pub fn memory_limit() -> Option<u64> {
-    let limits = Reader::new().groups;
+    let limits = Reader::of_this_process().groups;
     let limit = limits.iter().filter_map(|group| Some(group.read()?.0)).min()?;
     let (_, total) = of_host(&fs::read_to_string(MEMINFO).ok()?)?;
     (limit < total).then_some(limit)
@@ -161,7 +161,7 @@ mod tests {
             "some avg10=0.00 avg60=0.12 avg300=0.05 total=1234567\nfull avg10=0.00 total=9\n";
         assert_eq!(waited(pressure), Some(1_234_567));
         assert_eq!(waited(""), None);
-        let reading = Reader::new().read().expect("this is Linux");
+        let reading = Reader::of_this_process().read().expect("this is Linux");
         assert!(reading.available > 0 && reading.available <= reading.total);
     }
 

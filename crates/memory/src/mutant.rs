@@ -1,5 +1,5 @@
-//! Protocol mutants of the guest's half, as `crates/reactor/src/mutant.rs` explains them. (The
-//! guest shares no code with the daemon of the host.)
+//! Protocol mutants of this crate and of the guest's half, as `crates/reactor/src/mutant.rs`
+//! explains them. (The guest shares no other code with the daemon of the host.)
 
 /// Whether the step that `name` stands for is to be done wrong: `AREA.PLACE.what-is-wrong`.
 #[cfg(not(feature = "mutants"))]

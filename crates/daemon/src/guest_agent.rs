@@ -1,0 +1,241 @@
+//! The file caches of guests, each at the other end of a virtio port: what they report, and what
+//! they are granted (S5.4). The lines are those of [`flowstone_memory::message`].
+//!
+//! A thread listens to each guest. What a guest sends is bounded in bytes, lines and time; what it
+//! does not read is not kept.
+
+use std::io::{self, Read};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Error, LogBudget, Result, mutant};
+use flowstone_frontend::vhost_user::peer_pid;
+use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
+use flowstone_memory::message::{
+    self, Grant, LEASE, LINE_BYTES_MAX, Lines, Report, ToGuest, ToHost,
+};
+use rustix::net::SendFlags;
+use tracing::warn;
+
+/// Guests at once, a thread each; one more is sent away.
+const GUESTS_MAX: usize = 256;
+const STACK_BYTES: usize = 128 << 10;
+/// A guest may send a line so often, and as many more as this time has at once.
+const LINE_EVERY: Duration = Duration::from_millis(50);
+const BURST: Duration = Duration::from_secs(1);
+/// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// All guests that talk to us. Dropping it removes the socket.
+pub struct GuestAgents {
+    guests: Arc<Guests>,
+    _socket: BoundSocket,
+}
+
+/// What the file cache of a guest has said last.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Heard {
+    /// The process that runs the guest.
+    pub pid: u32,
+    /// What it said.
+    pub report: Report,
+    /// So long ago.
+    pub age: Duration,
+    /// What it has been granted, if anything was.
+    pub grant: Option<u64>,
+}
+
+#[derive(Default)]
+struct Guests {
+    table: Mutex<Vec<Guest>>,
+}
+
+struct Guest {
+    stream: Arc<UnixStream>,
+    pid: u32,
+    heard: Option<(Instant, Report)>,
+    grant: Option<(Instant, u64)>,
+    /// The rest of a line that it had no room for.
+    unsent: Vec<u8>,
+}
+
+impl GuestAgents {
+    /// Listens at `path`.
+    pub fn start(path: &Path) -> Result<Self> {
+        let socket = bind_socket("guest agent socket", path, SocketAccess::default())?;
+        let guests = Arc::<Guests>::default();
+        let theirs = Arc::clone(&guests);
+        let listener = socket.listener().try_clone();
+        listener
+            .and_then(|listener| {
+                let accept = move || accept(&listener, &theirs);
+                Builder::new().name("agents".into()).stack_size(STACK_BYTES).spawn(accept)
+            })
+            .map_err(|error| {
+                let name = format!("guest agent socket {}", path.display());
+                Error::host(name, error, "free resources")
+            })?;
+        Ok(Self { guests, _socket: socket })
+    }
+
+    /// What each guest has said last.
+    pub fn heard(&self) -> Vec<Heard> {
+        let heard = |guest: &Guest| {
+            let (at, report) = guest.heard.as_ref()?;
+            let grant = guest.grant.map(|(_, bytes)| bytes);
+            Some(Heard { pid: guest.pid, report: report.clone(), age: at.elapsed(), grant })
+        };
+        self.guests.lock().iter().filter_map(heard).collect()
+    }
+
+    /// Tells a guest what it may have, if that is new or a third of the lease is over.
+    pub fn grant(&self, pid: u32, bytes: u64, reason: &str) {
+        let mut guests = self.guests.lock();
+        let Some(guest) = guests.iter_mut().find(|guest| guest.pid == pid) else { return };
+        let holds = |(at, granted): (Instant, u64)| granted == bytes && at.elapsed() < LEASE / 3;
+        if guest.grant.is_some_and(holds) {
+            return;
+        }
+        let grant = Grant { bytes, lease_s: LEASE.as_secs(), reason: reason.to_owned() };
+        if guest.send(&message::line(&ToGuest::Grant(grant))) {
+            guest.grant = Some((Instant::now(), bytes));
+        }
+    }
+}
+
+impl Guests {
+    fn lock(&self) -> MutexGuard<'_, Vec<Guest>> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A guest has connected. The same process has one port: an earlier connection is over.
+    fn add(&self, stream: UnixStream) -> io::Result<Arc<UnixStream>> {
+        let Some(pid) = peer_pid(&stream) else {
+            return Err(io::Error::other("its process is in another PID namespace"));
+        };
+        let mut guests = self.lock();
+        guests.retain(|guest| {
+            let stays = guest.pid != pid;
+            if !stays {
+                let _ = guest.stream.shutdown(Shutdown::Both);
+            }
+            stays
+        });
+        if guests.len() >= GUESTS_MAX {
+            return Err(io::Error::other(format!("{GUESTS_MAX} are being served")));
+        }
+        let stream = Arc::new(stream);
+        let to_listen = Arc::clone(&stream);
+        guests.push(Guest { stream, pid, heard: None, grant: None, unsent: Vec::new() });
+        Ok(to_listen)
+    }
+
+    fn remove(&self, stream: &Arc<UnixStream>) {
+        self.lock().retain(|guest| !Arc::ptr_eq(&guest.stream, stream));
+    }
+
+    fn heard(&self, stream: &Arc<UnixStream>, report: Report) {
+        let mut guests = self.lock();
+        if let Some(guest) = guests.iter_mut().find(|guest| Arc::ptr_eq(&guest.stream, stream)) {
+            guest.heard = Some((Instant::now(), report));
+        }
+    }
+
+    /// Listens to a guest until it goes, or sends what no guest of ours would.
+    fn listen(&self, stream: &Arc<UnixStream>) -> io::Result<()> {
+        let (mut lines, mut buffer) = (Lines::default(), [0; LINE_BYTES_MAX]);
+        let mut budget = LineBudget { paid: Instant::now() };
+        loop {
+            let bytes = match (&**stream).read(&mut buffer) {
+                Ok(0) => return Ok(()),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                read => read?,
+            };
+            let mut said = Vec::new();
+            lines
+                .push(&buffer[..bytes], |line| said.push(serde_json::from_slice(line)))
+                .map_err(|_| io::Error::other("a line is too long"))?;
+            let wait = budget.spend(said.len() as u32, Instant::now());
+            for message in said {
+                let ToHost::Report(report) = message?;
+                self.heard(stream, report);
+            }
+            // What comes meanwhile stays with the kernel.
+            thread::sleep(wait);
+        }
+    }
+}
+
+/// How many lines a guest may send.
+struct LineBudget {
+    /// Until when its lines are paid for.
+    paid: Instant,
+}
+
+impl LineBudget {
+    /// How long nothing more may be read from a guest that has sent so many lines.
+    fn spend(&mut self, lines: u32, now: Instant) -> Duration {
+        self.paid = self.paid.max(now) + LINE_EVERY * lines;
+        if mutant("daemon.agent.hears-any-number-of-lines") {
+            return Duration::ZERO;
+        }
+        self.paid.saturating_duration_since(now).saturating_sub(BURST)
+    }
+}
+
+impl Guest {
+    /// Sends a line, if there is room for its beginning. One that is begun is ended first.
+    fn send(&mut self, line: &[u8]) -> bool {
+        if !self.flush() {
+            return false;
+        }
+        self.unsent.extend_from_slice(line);
+        self.flush() || self.unsent.len() < line.len() || {
+            self.unsent.clear();
+            false
+        }
+    }
+
+    /// Sends what is left, as far as there is room. Returns whether all has gone.
+    fn flush(&mut self) -> bool {
+        while !self.unsent.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(&*self.stream, &self.unsent, flags) {
+                Ok(sent) => drop(self.unsent.drain(..sent)),
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+}
+
+fn accept(listener: &UnixListener, guests: &Arc<Guests>) {
+    let mut trouble = LogBudget::new();
+    for stream in listener.incoming() {
+        let served = stream.and_then(|stream| {
+            let stream = guests.add(stream)?;
+            let (theirs, its) = (Arc::clone(guests), Arc::clone(&stream));
+            let listen = move || {
+                if let Err(error) = theirs.listen(&its) {
+                    warn!(%error, "hung up on the agent of a guest");
+                }
+                theirs.remove(&its);
+            };
+            let spawned = Builder::new().name("agent".into()).stack_size(STACK_BYTES).spawn(listen);
+            spawned.inspect_err(|_| guests.remove(&stream)).map(drop)
+        });
+        if let Err(error) = served {
+            if let Some(unsaid) = trouble.spend() {
+                warn!(%error, unsaid, "cannot serve the agent of a guest");
+            }
+            thread::sleep(ACCEPT_RETRY);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

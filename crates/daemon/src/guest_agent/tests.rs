@@ -1,0 +1,106 @@
+use std::io::{BufRead, BufReader, Write};
+
+use flowstone_testkit::{HANG, wait_until};
+
+use super::*;
+
+/// A listener, and the folder that its socket is in.
+fn agents() -> (GuestAgents, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    (GuestAgents::start(&folder.path().join("agents.sock")).unwrap(), folder)
+}
+
+fn connect(folder: &tempfile::TempDir) -> UnixStream {
+    let stream = UnixStream::connect(folder.path().join("agents.sock")).unwrap();
+    stream.set_read_timeout(Some(HANG)).unwrap();
+    stream
+}
+
+fn report(used_bytes: u64) -> Vec<u8> {
+    message::line(&ToHost::Report(Report { used_bytes, ..Report::default() }))
+}
+
+fn used(agents: &GuestAgents) -> Option<u64> {
+    agents.heard().first().map(|heard| heard.report.used_bytes)
+}
+
+#[test]
+fn a_guest_says_what_it_has_and_hears_what_it_may_have() {
+    let (agents, folder) = agents();
+    let mut guest = connect(&folder);
+    assert!(agents.heard().is_empty());
+    guest.write_all(&report(7)).unwrap();
+    wait_until("its report", || used(&agents) == Some(7));
+    let pid = std::process::id();
+    agents.grant(pid, 5, "memory is short");
+    // It holds still.
+    agents.grant(pid, 5, "memory is short");
+    agents.grant(pid, 6, "there is more");
+    assert_eq!(agents.heard()[0].grant, Some(6));
+    let mut lines = BufReader::new(&guest).lines();
+    let first = r#"{"grant":{"bytes":5,"lease_s":30,"reason":"memory is short"}}"#;
+    assert_eq!(lines.next().unwrap().unwrap(), first);
+    assert!(lines.next().unwrap().unwrap().contains("there is more"));
+    drop(guest);
+    wait_until("it to be forgotten", || agents.heard().is_empty());
+}
+
+/// QEMU connects again when its end broke, and the host may not have noticed yet.
+#[test]
+fn a_guest_that_connects_again_is_one_guest() {
+    let (agents, folder) = agents();
+    let mut first = connect(&folder);
+    first.write_all(&report(1)).unwrap();
+    wait_until("the first report", || used(&agents) == Some(1));
+    let mut second = connect(&folder);
+    second.write_all(&report(2)).unwrap();
+    wait_until("the second report", || used(&agents) == Some(2));
+    assert_eq!(agents.heard().len(), 1);
+    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the first connection is over");
+}
+
+#[test]
+fn a_guest_that_sends_what_none_of_ours_would_is_hung_up_on() {
+    let long = vec![b'x'; LINE_BYTES_MAX + 1];
+    for sent in [&b"no JSON\n"[..], b"{\"grant\":{}}\n", &long] {
+        let (agents, folder) = agents();
+        let mut guest = connect(&folder);
+        guest.write_all(sent).unwrap();
+        // What it sent may not have been read to its end.
+        assert!(!matches!(guest.read(&mut [0; 1]), Ok(1..)), "it was answered");
+        wait_until("it to be forgotten", || agents.guests.lock().is_empty());
+    }
+}
+
+#[test]
+fn a_guest_that_floods_is_heard_twenty_times_a_second() {
+    let start = Instant::now();
+    let mut budget = LineBudget { paid: start };
+    assert_eq!(budget.spend(20, start), Duration::ZERO, "a second's at once");
+    assert_eq!(budget.spend(20, start), Duration::from_secs(1));
+    let later = start + Duration::from_secs(3600);
+    assert_eq!(budget.spend(20, later), Duration::ZERO, "nothing is saved up");
+    assert_eq!(budget.spend(4096, later), LINE_EVERY * 4096);
+}
+
+#[test]
+fn a_guest_that_reads_nothing_is_not_waited_for_and_reads_whole_lines_later() {
+    let (agents, folder) = agents();
+    let mut guest = connect(&folder);
+    guest.write_all(&report(1)).unwrap();
+    wait_until("its report", || used(&agents) == Some(1));
+    let pid = std::process::id();
+    let mut granted = 0;
+    while agents.heard()[0].grant == Some(granted) || granted == 0 {
+        granted += 1;
+        agents.grant(pid, granted, "there is room");
+    }
+    assert!(agents.guests.lock()[0].unsent.len() < 100);
+    drop(agents);
+    let mut last = 0;
+    for line in BufReader::new(&guest).lines().take(granted as usize - 1) {
+        let ToGuest::Grant(grant) = serde_json::from_str(&line.unwrap()).unwrap();
+        assert_eq!(grant.bytes, last + 1, "a grant is missing");
+        last = grant.bytes;
+    }
+}

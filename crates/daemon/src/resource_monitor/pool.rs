@@ -1,0 +1,272 @@
+//! All caches that share the host's memory: the sector cache and the file caches of guests. One
+//! [`Sizer`] decides what they may have together, [`grants`](super::grants) what each has of that.
+
+use std::time::Duration;
+
+use flowstone_block::format_size;
+use flowstone_cache::Cache;
+use flowstone_memory::sizer::{Change, Limits, Reading, Reason, Sizer};
+
+use super::grants::{Curve, Member, share_out};
+use crate::guest_agent::Heard;
+
+/// A guest's cache keeps this part of what it wants, however short memory is.
+const MIN_OF: u64 = 16;
+/// Curves change: what each has is looked at again after so long.
+const REVIEW: Duration = Duration::from_secs(60);
+/// Points of the sector cache's curve.
+const POINTS: u64 = 16;
+
+/// The file cache of a guest, as the host sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GuestCache {
+    /// What it says.
+    pub heard: Heard,
+    /// Its VM's part of the host, of 1.
+    pub weight: f64,
+    /// Its VM's memory: more it cannot have.
+    pub memory_bytes: u64,
+}
+
+/// See the module.
+pub struct Pool {
+    sizer: Sizer,
+    /// Of the sector cache; nothing and nothing without one.
+    cache: Limits,
+    /// The guests that parts were given to.
+    guests: Vec<u32>,
+    parts: Vec<u64>,
+    shared_at: Duration,
+    reason: String,
+}
+
+impl Pool {
+    /// Of a sector cache within these limits, and no guests.
+    pub fn new(cache: Limits) -> Self {
+        let reason = "no host has been short of memory".to_owned();
+        let parts = vec![cache.max];
+        Self {
+            sizer: Sizer::new(cache),
+            cache,
+            guests: Vec::new(),
+            parts,
+            shared_at: Duration::ZERO,
+            reason,
+        }
+    }
+
+    /// What is to be done at the time `now`. Returns what was decided about all of them, if it was.
+    pub fn decide(
+        &mut self,
+        now: Duration,
+        reading: Reading,
+        cache: Option<&Cache>,
+        guests: &[GuestCache],
+    ) -> Option<Change> {
+        let members = self.members(cache, guests);
+        let sum = |of: fn(&Member) -> u64| members.iter().map(of).sum();
+        self.sizer
+            .set_limits(Limits { min: sum(|member| member.min), max: sum(|member| member.max) });
+        let used = guests.iter().map(|guest| guest.heard.report.used_bytes);
+        let held = cache.map_or(0, Cache::resident_bytes) + used.sum::<u64>();
+        let hit_ratio = |bytes| match cache {
+            Some(cache) if guests.is_empty() => cache.weighed_hit_ratio_of(bytes),
+            _ => hit_ratio(bytes, &members),
+        };
+        let change = self.sizer.decide(now, reading, held, &hit_ratio);
+        if let Some(change) = &change {
+            self.reason = in_words(change);
+        }
+        let pids: Vec<u32> = guests.iter().map(|guest| guest.heard.pid).collect();
+        let is_due = !pids.is_empty() && now - self.shared_at >= REVIEW;
+        if change.is_some() || pids != self.guests || is_due {
+            self.parts = share_out(self.sizer.target(), &members);
+            (self.guests, self.shared_at) = (pids, now);
+        }
+        change
+    }
+
+    /// The sector cache first, if there is one.
+    fn members(&self, cache: Option<&Cache>, guests: &[GuestCache]) -> Vec<Member> {
+        let Limits { min, max } = self.cache;
+        let curve = |cache: &Cache| {
+            let point = |at| cache.weighed_hit_ratio_of(max * at / POINTS);
+            (1..=POINTS).map(point).collect::<Option<Vec<f64>>>().unwrap_or_default()
+        };
+        // It is there for all VMs.
+        let of_cache = cache.map(|cache| Member {
+            weight: 1.0,
+            min,
+            max,
+            curve: if guests.is_empty() { Vec::new() } else { curve(cache) },
+        });
+        let of_guest = |guest: &GuestCache| {
+            let max = guest.heard.report.wanted_bytes.min(guest.memory_bytes);
+            let curve = guest.heard.report.curve.clone();
+            Member { weight: guest.weight, min: max / MIN_OF, max, curve }
+        };
+        of_cache.into_iter().chain(guests.iter().map(of_guest)).collect()
+    }
+
+    /// What the sector cache may have, if there is one.
+    pub fn of_cache(&self) -> u64 {
+        self.parts[0]
+    }
+
+    /// What each guest may have, by the process that runs it.
+    pub fn grants(&self) -> impl Iterator<Item = (u32, u64)> {
+        let first = self.parts.len() - self.guests.len();
+        self.guests.iter().copied().zip(self.parts[first..].iter().copied())
+    }
+
+    /// Why they have no more together.
+    pub fn reason(&self) -> &str {
+        &self.reason
+    }
+}
+
+/// What part of all accesses the caches answer if they share so many bytes, each by its weight.
+fn hit_ratio(bytes: u64, members: &[Member]) -> Option<f64> {
+    let parts = share_out(bytes, members);
+    let mut sum = 0.0;
+    for (member, part) in members.iter().zip(parts) {
+        sum += member.weight * Curve::known(member)?.at(part);
+    }
+    Some(sum / members.iter().map(|member| member.weight).sum::<f64>())
+}
+
+/// Why the size changes, for people.
+pub fn in_words(change: &Change) -> String {
+    match change.reason {
+        Reason::Short(Reading { available, total, waiting }) => format!(
+            "{} of {} of memory are available, and processes waited for some in {:.0} % of the time",
+            format_size(available),
+            format_size(total),
+            waiting * 100.0,
+        ),
+        Reason::Unused(loss) => format!(
+            "the last {} bring {:.1} % of hits",
+            format_size(change.from - change.to),
+            loss * 100.0
+        ),
+        Reason::Plenty(available, time) => format!(
+            "{} of memory have been available for {} s",
+            format_size(available),
+            time.as_secs()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use flowstone_memory::message::Report;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+    const HOST: u64 = 4096 * MIB;
+
+    /// A host that others use so much of, and guests that take what they are granted.
+    struct Host {
+        pool: Pool,
+        now: Duration,
+        guests: Vec<GuestCache>,
+    }
+
+    fn guest(pid: u32, weight: f64, curve: &[f64]) -> GuestCache {
+        let wanted_bytes = 256 * MIB;
+        let report = Report {
+            used_bytes: wanted_bytes,
+            wanted_bytes,
+            curve: curve.to_vec(),
+            ..Report::default()
+        };
+        let heard = Heard { pid, report, age: Duration::ZERO, grant: None };
+        GuestCache { heard, weight, memory_bytes: 1024 * MIB }
+    }
+
+    impl Host {
+        fn new(guests: Vec<GuestCache>) -> Self {
+            let none = Limits::default();
+            Self { pool: Pool::new(none), now: Duration::ZERO, guests }
+        }
+
+        /// Returns how many decisions there were.
+        fn run(&mut self, seconds: u64, others: u64) -> usize {
+            let mut changes = 0;
+            for _ in 0..2 * seconds {
+                self.now += Duration::from_millis(500);
+                let used: u64 = self.guests.iter().map(|guest| guest.heard.report.used_bytes).sum();
+                let available = HOST.saturating_sub(others * MIB + used);
+                let reading = Reading { available, total: HOST, waiting: 0.0 };
+                changes +=
+                    usize::from(self.pool.decide(self.now, reading, None, &self.guests).is_some());
+                let grants: Vec<(u32, u64)> = self.pool.grants().collect();
+                for (guest, (pid, bytes)) in self.guests.iter_mut().zip(grants) {
+                    assert_eq!(guest.heard.pid, pid);
+                    guest.heard.report.used_bytes = bytes;
+                }
+            }
+            changes
+        }
+
+        fn granted(&self) -> Vec<u64> {
+            self.pool.grants().map(|(_, bytes)| bytes / MIB).collect()
+        }
+    }
+
+    #[test]
+    fn guests_give_up_where_it_costs_fewest_hits_and_have_it_back_later() {
+        let early = guest(1, 0.5, &[0.8, 0.84, 0.87, 0.9]);
+        let late = guest(2, 0.5, &[0.2, 0.4, 0.6, 0.9]);
+        let mut host = Host::new(vec![early, late]);
+        host.run(30, 2048);
+        assert_eq!(host.granted(), [256, 256], "there is room for all");
+        host.run(5, 3400);
+        let short = host.granted();
+        assert!(short[0] < short[1] && short[0] >= 16, "{short:?}");
+        host.run(600, 2048);
+        // All that brings hits.
+        let later = host.granted();
+        assert!(later[0] >= 240 && later[1] >= 240, "{later:?}");
+        let settled = host.run(3600, 2048);
+        assert_eq!(settled, 0, "it swings");
+    }
+
+    /// A VM that comes with a cache takes nothing from one that is there while memory suffices, and
+    /// what others lack stays lacking.
+    #[test]
+    fn a_guest_that_comes_shares_what_there_is() {
+        let mut first = guest(1, 1.0, &[]);
+        first.heard.report.wanted_bytes = 512 * MIB;
+        first.heard.report.used_bytes = 512 * MIB;
+        let mut host = Host::new(vec![first]);
+        host.run(60, 3400);
+        let alone = host.granted()[0];
+        assert!(alone > 32 && alone < 256, "{alone}");
+        let mut second = guest(2, 0.5, &[]);
+        second.heard.report.used_bytes = 0;
+        host.guests[0].weight = 0.5;
+        host.guests.push(second);
+        host.run(1, 3400);
+        let both = host.granted();
+        assert!(both[0] > 32 && both[1] > 16, "{both:?}");
+        assert!(both[0] + both[1] <= alone + 256, "{both:?} after {alone}");
+        host.guests.remove(0);
+        host.run(1, 3400);
+        assert_eq!(host.granted().len(), 1);
+    }
+
+    /// More than its VM has, and hits that no cache has.
+    #[test]
+    fn a_guest_that_claims_too_much_gets_no_more_than_its_vm_has() {
+        let mut claims = guest(1, 0.5, &[f64::INFINITY]);
+        claims.heard.report.wanted_bytes = u64::MAX;
+        let mut host = Host::new(vec![claims, guest(2, 0.5, &[0.1, 0.2, 0.3, 0.4])]);
+        host.run(2, 1024);
+        assert_eq!(host.granted(), [1024, 256]);
+        host.run(60, 2700);
+        let short = host.granted();
+        assert!(short[0] < 1024 && short[1] * 4 >= short[0] + short[1], "{short:?}");
+    }
+}
