@@ -85,6 +85,10 @@ pub struct Cache {
         default_value = "copy,source,plain"
     )]
     pub modes: Vec<OpenMode>,
+    /// Device or socket to the host, which grants memory [default: the virtio port
+    /// org.flowstone.guest.0, if there is one]
+    #[arg(long, value_name = "PATH")]
+    pub agent: Option<PathBuf>,
 }
 
 /// A way to open files.

@@ -42,5 +42,6 @@ fn options(args: &Cache) -> Options {
             copy: args.modes.contains(&OpenMode::Copy),
             source: args.modes.contains(&OpenMode::Source),
         },
+        agent: args.agent.clone(),
     }
 }

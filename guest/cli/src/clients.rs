@@ -32,11 +32,11 @@ fn show(it: &Report) {
     println!("hits      {} ({})", it.hits, size(it.hit_bytes));
     println!("misses    {} ({})", it.misses, size(it.miss_bytes));
     println!(
-        "cached    {} files, {} of {} (--{}), {} of it open",
+        "cached    {} files, {} of {} ({}), {} of it open",
         it.cached_files,
         size(it.cached_bytes),
         size(it.limit_bytes),
-        it.limit_by,
+        limit(&it.limit_by),
         size(it.pinned_bytes)
     );
     println!("copied    {} files; {} dropped to make room", it.fills, it.evictions);
@@ -91,4 +91,13 @@ fn first_line(
         let hint = "name the folder of a `flowstone-guest cache` that runs, as its user";
         format!("{}: {error}; {hint}", mount.display())
     })
+}
+
+/// What says how much copies may take, for people.
+fn limit(by: &str) -> String {
+    match by {
+        "guest" => "this guest's memory is short".to_owned(),
+        "host" => "granted by the host".to_owned(),
+        option => format!("--{option}"),
+    }
 }

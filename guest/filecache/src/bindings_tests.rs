@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use flowstone_policy::{Link, PolicyKind, Use};
 
 use super::*;
+use crate::budget::Budget;
 use crate::copies::Copies;
 use crate::nodes::{Nodes, ROOT};
 use crate::source::{self, Source};
@@ -17,8 +18,11 @@ fn a_copy_that_a_writer_has_spoilt_since_it_was_looked_at_is_not_bound() {
     let source = Source::open(folder.path()).unwrap();
     let seen = source::look(source.root(), OsStr::new("it")).unwrap();
     let node = &Nodes::new(&source).unwrap().found(&seen, ROOT, OsStr::new("it"));
-    let copies =
-        Copies::new(Store::memory(), 1 << 20, PolicyKind::Lru.build(1 << 20, Link::default()));
+    let copies = Copies::new(
+        Store::memory(),
+        Budget { bytes: 1 << 20, by: "memory" },
+        PolicyKind::Lru.build(1 << 20, Link::default()),
+    );
     copies.used(node.identity, Use::Read, 4);
     let fill = copies.begin_fill(node.identity).unwrap();
     assert!(copies.end_fill(&fill, Some((copies.new_file().unwrap(), seen))));

@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
+use flowstone_policy::{Access, Curve, FileId, History, Order, Policy, Use};
 
+use crate::budget::Budget;
 use crate::kernel::Backing;
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::{Store, space_of};
@@ -83,7 +84,8 @@ impl Drop for Copy {
 /// All copies of a mount.
 pub struct Copies {
     store: Store,
-    limit: u64,
+    /// What the options say.
+    option: Budget,
     /// Of all copies, those that are only open still among them.
     bytes_in_use: Arc<AtomicU64>,
     kept: Mutex<Kept>,
@@ -99,6 +101,9 @@ struct Kept {
     /// Files that are being copied. What makes a copy in the making worthless takes it out.
     fills: HashMap<Identity, u64>,
     next_fill: u64,
+    curve: Curve,
+    /// What they may take now.
+    limit: Budget,
     /// Files open for writing, and how often: bytes stored through a mapping change no stamp.
     writers: HashMap<Identity, u32>,
     evictions: u64,
@@ -106,7 +111,7 @@ struct Kept {
 }
 
 /// What is there, for `stats`.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Holdings {
     /// Copies.
     pub files: u64,
@@ -117,7 +122,7 @@ pub struct Holdings {
     /// Ends of epochs.
     pub epochs: u64,
     /// What they may take.
-    pub limit: u64,
+    pub limit: Budget,
 }
 
 /// The policy's number of a file.
@@ -131,8 +136,8 @@ pub fn file_id(identity: Identity) -> FileId {
 }
 
 impl Copies {
-    /// None yet, and room for so many bytes.
-    pub fn new(store: Store, limit: u64, policy: Box<dyn Policy>) -> Self {
+    /// None yet, and room for what the options say.
+    pub fn new(store: Store, option: Budget, policy: Box<dyn Policy>) -> Self {
         let kept = Kept {
             policy,
             history: History::new(HISTORY_FILES),
@@ -141,11 +146,13 @@ impl Copies {
             identities: HashMap::new(),
             fills: HashMap::new(),
             next_fill: 0,
+            curve: Curve::new(option.bytes),
+            limit: option,
             writers: HashMap::new(),
             evictions: 0,
             epochs: 0,
         };
-        Self { store, limit, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
+        Self { store, option, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -159,8 +166,10 @@ impl Copies {
         let space = space_of(bytes);
         let uses = kept.history.used(file, space);
         kept.identities.insert(file, identity);
+        let access = Access { file, usage, bytes: space, uses };
+        kept.curve.used(&access);
         let Kept { policy, orders, .. } = &mut *kept;
-        let keep = policy.used(&Access { file, usage, bytes: space, uses }, orders);
+        let keep = policy.used(&access, orders);
         if !keep && !kept.policy.holds(file) {
             kept.identities.remove(&file);
         }
@@ -280,6 +289,29 @@ impl Copies {
         kept.carry_out();
     }
 
+    /// They may take another number of bytes from now on. What is above it goes.
+    pub fn limit_to(&self, limit: Budget) {
+        let mut kept = self.kept();
+        if kept.limit == limit {
+            return;
+        }
+        kept.limit = limit;
+        let Kept { policy, orders, .. } = &mut *kept;
+        policy.set_budget(limit.bytes, orders);
+        kept.carry_out();
+    }
+
+    /// What they may take at most.
+    pub fn bytes_max(&self) -> u64 {
+        self.option.bytes
+    }
+
+    /// What part of the uses caches of other sizes would answer, in equal steps up to the most that
+    /// they may take.
+    pub fn curve(&self) -> Vec<f64> {
+        self.kept().curve.points()
+    }
+
     /// What is there.
     pub fn holdings(&self) -> Holdings {
         let kept = self.kept();
@@ -288,7 +320,7 @@ impl Copies {
             bytes: self.bytes_in_use.load(Ordering::Relaxed),
             evictions: kept.evictions,
             epochs: kept.epochs,
-            limit: self.limit,
+            limit: kept.limit,
         }
     }
 }

@@ -70,7 +70,7 @@ impl Counters {
     }
 
     /// All of it, with what is held.
-    pub fn report(&self, held: Holdings, pinned_bytes: u64, limit_by: &str) -> Report {
+    pub fn report(&self, held: Holdings, pinned_bytes: u64) -> Report {
         Report {
             hits: self.hits.get(),
             misses: self.misses.get(),
@@ -81,8 +81,8 @@ impl Counters {
             cached_files: held.files,
             cached_bytes: held.bytes,
             pinned_bytes,
-            limit_bytes: held.limit,
-            limit_by: limit_by.to_owned(),
+            limit_bytes: held.limit.bytes,
+            limit_by: held.limit.by.to_owned(),
             fills: self.fills.get(),
             evictions: held.evictions,
             epochs: held.epochs,
@@ -119,7 +119,7 @@ pub struct Report {
     pub pinned_bytes: u64,
     /// What copies may take.
     pub limit_bytes: u64,
-    /// Which option says so.
+    /// What says so: an option (`memory`, `size`), the `guest`'s memory, the `host`'s grant.
     pub limit_by: String,
     /// Files copied.
     pub fills: u64,

@@ -51,7 +51,6 @@ pub struct Files {
     pub(crate) window: Duration,
     pub(crate) trust: Duration,
     wanted_modes: Modes,
-    limit_by: &'static str,
     /// Whether the kernel can open files itself, as far as is known.
     passes_through: AtomicBool,
     kernel: OnceLock<Kernel>,
@@ -63,7 +62,7 @@ impl Files {
         Ok(Self {
             nodes: Nodes::new(&source)?,
             source,
-            copies: Copies::new(store, options.place.bytes(), options.new_policy()),
+            copies: Copies::new(store, options.place.budget(), options.new_policy()),
             bindings: Bindings::default(),
             handles: Numbered::default(),
             folders: Numbered::default(),
@@ -74,7 +73,6 @@ impl Files {
             window: options.window,
             trust: options.trust,
             wanted_modes: options.modes,
-            limit_by: options.place.name(),
             passes_through: AtomicBool::new(false),
             kernel: OnceLock::new(),
         })
@@ -120,6 +118,6 @@ impl Files {
     /// What `stats` shows.
     pub fn report(&self) -> Report {
         let pinned = self.bindings.pinned_bytes();
-        self.counters.report(self.copies.holdings(), pinned, self.limit_by)
+        self.counters.report(self.copies.holdings(), pinned)
     }
 }

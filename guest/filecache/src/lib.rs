@@ -11,7 +11,9 @@
 //!
 //! How it works, and what it promises: `docs/filecache.md`.
 
+mod agent;
 mod bindings;
+mod budget;
 mod callers;
 pub mod control;
 mod copies;

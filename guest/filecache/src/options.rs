@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use flowstone_policy::{Link, Multicache, Policy, PolicyKind, Windows};
 
+use crate::budget::Budget;
 use crate::open_mode::Modes;
 
 /// Where copies are, and how much they may take.
@@ -17,18 +18,11 @@ pub enum Place {
 }
 
 impl Place {
-    /// How much.
-    pub fn bytes(&self) -> u64 {
+    /// How much, and what that is called where the limit is shown.
+    pub fn budget(&self) -> Budget {
         match self {
-            Self::Memory(bytes) | Self::Folder(_, bytes) => *bytes,
-        }
-    }
-
-    /// What it is called where the limit is shown.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Memory(_) => "memory",
-            Self::Folder(..) => "size",
+            Self::Memory(bytes) => Budget { bytes: *bytes, by: "memory" },
+            Self::Folder(_, bytes) => Budget { bytes: *bytes, by: "size" },
         }
     }
 }
@@ -54,12 +48,14 @@ pub struct Options {
     pub trust: Duration,
     /// How files may be opened.
     pub modes: Modes,
+    /// The way to the host; a virtio port, if there is one, without it.
+    pub agent: Option<PathBuf>,
 }
 
 impl Options {
     /// The policy.
     pub fn new_policy(&self) -> Box<dyn Policy> {
-        let bytes = self.place.bytes();
+        let bytes = self.place.budget().bytes;
         match self.policy {
             PolicyKind::Multicache => Box::new(Multicache::with_windows(bytes, self.windows)),
             other => other.build(bytes, Link::default()),

@@ -11,11 +11,12 @@ use rustix::process::{Resource, getrlimit, setrlimit, umask};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use crate::budget::Budgets;
 use crate::files::Files;
 use crate::options::{Options, Place};
 use crate::source::Source;
 use crate::store::Store;
-use crate::{control, mount_point, session};
+use crate::{agent, control, mount_point, session};
 
 /// Files that are copied at the same time.
 const FILLS: usize = 2;
@@ -143,6 +144,9 @@ fn start(
     }
     repeat("refresh", options.window, files, |files| files.refresh_open_copies())?;
     repeat("epoch", options.epoch, files, |files| files.copies.epoch())?;
+    let in_memory = matches!(options.place, Place::Memory(_));
+    let budgets = Budgets::new(options.place.budget(), in_memory);
+    agent::start(files, budgets, options.agent.clone(), options.epoch)?;
     control::serve(files, at).map_err(|error| {
         io::Error::new(error.kind(), format!("its socket in /run or XDG_RUNTIME_DIR: {error}"))
     })

@@ -11,6 +11,7 @@
 //! paper's rule; `lru`, `s3fifo`, `gdsf` and `default` are ours beside it.
 
 mod adaptive;
+mod curve;
 mod file;
 mod gdsf;
 mod history;
@@ -23,6 +24,7 @@ mod s3fifo;
 pub mod simulator;
 
 pub use adaptive::Adaptive;
+pub use curve::Curve;
 pub use file::{Access, FileId, Link, Use};
 pub use gdsf::Gdsf;
 pub use history::{History, Record};

@@ -1,0 +1,199 @@
+//! Sizes the copies, and talks to the host about it through a virtio port, if there is one: a
+//! report each epoch, grants as they come.
+//!
+//! A host that is not there costs nothing: lines are kept by QEMU, or given up.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+
+use flowstone_memory::message::{self, LINE_BYTES_MAX, Lines, Report, ToGuest, ToHost};
+use flowstone_memory::reading::Reader;
+
+use crate::budget::Budgets;
+use crate::files::Files;
+
+const PORTS: &str = "/sys/class/virtio-ports";
+/// Memory is looked at so often.
+const PERIOD: Duration = Duration::from_millis(500);
+/// A host that has gone may be back after so long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Begins to size the copies of a mount.
+pub fn start(
+    files: &Arc<Files>,
+    budgets: Budgets,
+    port: Option<PathBuf>,
+    epoch: Duration,
+) -> io::Result<()> {
+    let files = files.clone();
+    let work = move || Agent { budgets, files, port, talk: None, tried: None }.run(epoch);
+    Builder::new().name("agent".into()).spawn(work).map(drop)
+}
+
+struct Agent {
+    budgets: Budgets,
+    files: Arc<Files>,
+    /// Given by an option.
+    port: Option<PathBuf>,
+    talk: Option<Talk>,
+    tried: Option<Instant>,
+}
+
+impl Agent {
+    fn run(mut self, epoch: Duration) {
+        let (mut reader, start) = (Reader::of_this_process(), Instant::now());
+        let mut reported: Option<Instant> = None;
+        loop {
+            thread::sleep(PERIOD.min(epoch));
+            let now = Instant::now();
+            let curve = self.files.copies.curve();
+            let held = self.files.copies.holdings().bytes;
+            if let Some(reading) = reader.read() {
+                self.budgets.read(now - start, reading, held, &curve);
+            }
+            self.listen(now);
+            self.files.copies.limit_to(self.budgets.now(now));
+            if reported.is_none_or(|at| now - at >= epoch) {
+                reported = Some(now);
+                self.report(curve);
+            }
+        }
+    }
+
+    /// Takes the grants that have come.
+    fn listen(&mut self, now: Instant) {
+        if self.talk.is_none() && self.tried.is_none_or(|at| now - at >= RETRY) {
+            self.tried = Some(now);
+            self.talk = Talk::open(self.port.as_deref());
+        }
+        let Some(talk) = &mut self.talk else { return };
+        let budgets = &mut self.budgets;
+        let heard = talk.hear(|line| {
+            // A later host may say what this guest does not know.
+            if let Ok(ToGuest::Grant(grant)) = serde_json::from_slice(line) {
+                budgets.granted(&grant, now);
+            }
+        });
+        if heard.is_err() {
+            self.talk = None;
+        }
+    }
+
+    fn report(&mut self, curve: Vec<f64>) {
+        let Some(talk) = &mut self.talk else { return };
+        let has = self.files.report();
+        let report = Report {
+            used_bytes: has.cached_bytes,
+            limit_bytes: has.limit_bytes,
+            wanted_bytes: self.files.copies.bytes_max(),
+            dirty_bytes: 0,
+            pinned_bytes: has.pinned_bytes,
+            hits: has.hits,
+            misses: has.misses,
+            prefetched_bytes: 0,
+            curve,
+        };
+        if talk.say(&message::line(&ToHost::Report(report))).is_err() {
+            self.talk = None;
+        }
+    }
+}
+
+/// The way to the host.
+struct Talk {
+    to_host: ToHostEnd,
+    lines: Lines,
+}
+
+enum ToHostEnd {
+    Port(File),
+    Socket(UnixStream),
+}
+
+impl Talk {
+    /// Opens what was given, or else the virtio port. One process has it at a time.
+    fn open(given: Option<&Path>) -> Option<Self> {
+        let path = match given {
+            Some(path) => path.to_owned(),
+            None => port_called(message::PORT, Path::new(PORTS))?,
+        };
+        let to_host = match UnixStream::connect(&path) {
+            Ok(stream) => {
+                stream.set_nonblocking(true).ok()?;
+                ToHostEnd::Socket(stream)
+            }
+            Err(_) => {
+                let mut options = OpenOptions::new();
+                let options = options.read(true).write(true).custom_flags(libc::O_NONBLOCK);
+                ToHostEnd::Port(options.open(path).ok()?)
+            }
+        };
+        Some(Self { to_host, lines: Lines::default() })
+    }
+
+    fn hear(&mut self, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        let mut buffer = [0; LINE_BYTES_MAX];
+        loop {
+            let read = match &mut self.to_host {
+                ToHostEnd::Port(port) => port.read(&mut buffer),
+                ToHostEnd::Socket(socket) => socket.read(&mut buffer),
+            };
+            let bytes = match read {
+                // A port stays when the host's end goes; a socket does not.
+                Ok(0) if matches!(self.to_host, ToHostEnd::Port(_)) => return Ok(()),
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                read => read?,
+            };
+            let heard = self.lines.push(&buffer[..bytes], &mut each);
+            heard.map_err(|_| io::Error::other("a line is too long"))?;
+        }
+    }
+
+    /// A line that has no room is given up whole; the next one says more.
+    fn say(&mut self, line: &[u8]) -> io::Result<()> {
+        let said = match &mut self.to_host {
+            ToHostEnd::Port(port) => port.write(line),
+            ToHostEnd::Socket(socket) => socket.write(line),
+        };
+        match said {
+            Ok(bytes) if bytes == line.len() => Ok(()),
+            // Half a line would spoil the next one.
+            Ok(_) => Err(io::ErrorKind::WriteZero.into()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// The device of a virtio port, by the name that QEMU was given.
+fn port_called(name: &str, ports: &Path) -> Option<PathBuf> {
+    let is_it = |entry: &fs::DirEntry| {
+        fs::read_to_string(entry.path().join("name")).is_ok_and(|found| found.trim_end() == name)
+    };
+    let port = fs::read_dir(ports).ok()?.flatten().find(is_it)?;
+    Some(Path::new("/dev").join(port.file_name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_found_by_its_name() {
+        let ports = tempfile::tempdir().unwrap();
+        for (device, name) in [("vport1p1", "org.qemu.guest_agent.0\n"), ("vport1p2", "mine\n")] {
+            fs::create_dir(ports.path().join(device)).unwrap();
+            fs::write(ports.path().join(device).join("name"), name).unwrap();
+        }
+        assert_eq!(port_called("mine", ports.path()), Some("/dev/vport1p2".into()));
+        assert_eq!(port_called("other", ports.path()), None);
+        assert_eq!(port_called("mine", Path::new("/nowhere")), None);
+    }
+}

@@ -1,0 +1,157 @@
+//! What part of the uses caches of other sizes would answer: LRU's miss-ratio curve, from a sample
+//! of the files (Waldspurger et al., SHARDS, FAST 2015).
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::{Access, FileId, Use};
+
+/// One file of so many is looked at.
+const SAMPLE: u64 = 8;
+/// Files of the sample that are remembered: the sum over later ones is what a use costs.
+const FILES_MAX: usize = 4096;
+/// Part that what was seen before loses with each read of the sample: a half in 2,048.
+const FADE: f64 = std::f64::consts::LN_2 / 2048.0;
+/// No curve is drawn from fewer.
+const READS_MIN: f64 = 64.0;
+/// Points of a curve.
+pub const POINTS: usize = 8;
+
+/// Watches uses.
+#[derive(Debug)]
+pub struct Curve {
+    /// The size that the last point is of.
+    bytes_max: u64,
+    /// Files by their last use, with their sizes.
+    used: BTreeMap<u64, (FileId, u64)>,
+    last: HashMap<FileId, u64>,
+    clock: u64,
+    /// Reads that a cache of the size of each point would have answered, and a smaller one not.
+    hits: [f64; POINTS],
+    reads: f64,
+    /// Reads of all files, which fade in the same time.
+    of_all: f64,
+}
+
+impl Curve {
+    /// Of sizes up to this.
+    pub fn new(bytes_max: u64) -> Self {
+        Self {
+            bytes_max,
+            used: BTreeMap::new(),
+            last: HashMap::new(),
+            clock: 0,
+            hits: [0.0; POINTS],
+            reads: 0.0,
+            of_all: 0.0,
+        }
+    }
+
+    /// A file is used.
+    pub fn used(&mut self, access: &Access) {
+        let Access { file, usage, bytes, .. } = *access;
+        if usage == Use::Read {
+            self.of_all = self.of_all * (1.0 - FADE / SAMPLE as f64) + 1.0;
+        }
+        if !file.0.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32).is_multiple_of(SAMPLE) {
+            return;
+        }
+        let before = self.last.get(&file).copied();
+        if usage == Use::Read {
+            self.read(before);
+        }
+        if let Some(before) = before {
+            self.used.remove(&before);
+        }
+        self.clock += 1;
+        self.used.insert(self.clock, (file, bytes));
+        self.last.insert(file, self.clock);
+        if self.used.len() > FILES_MAX
+            && let Some((_, (oldest, _))) = self.used.pop_first()
+        {
+            self.last.remove(&oldest);
+        }
+    }
+
+    fn read(&mut self, before: Option<u64>) {
+        self.reads = self.reads * (1.0 - FADE) + 1.0;
+        self.hits.iter_mut().for_each(|hits| *hits *= 1.0 - FADE);
+        let Some(before) = before else { return };
+        let since: u64 = self.used.range(before..).map(|(_, (_, bytes))| bytes).sum();
+        // The file itself, and what was used after it: of all files, not of the sample alone.
+        let needed = since.saturating_mul(SAMPLE);
+        let point = needed.saturating_sub(1) / (self.bytes_max / POINTS as u64).max(1);
+        if let Some(hits) = self.hits.get_mut(point as usize) {
+            *hits += 1.0;
+        }
+    }
+
+    /// The part of the reads that caches of equal steps up to the largest size would answer; empty
+    /// while too few were seen.
+    pub fn points(&self) -> Vec<f64> {
+        if self.reads < READS_MIN {
+            return Vec::new();
+        }
+        // Files that are used most are in the sample or not: what is missing or too much of the
+        // reads is theirs, and the smallest cache holds them (SHARDS-adj).
+        let expected = self.of_all / SAMPLE as f64;
+        let mut sum = expected - self.reads;
+        let upto = self.hits.iter().map(|hits| {
+            sum += hits;
+            (sum / expected).clamp(0.0, 1.0)
+        });
+        upto.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Lru, Policy};
+
+    fn access(file: u64, bytes: u64) -> Access {
+        Access { file: FileId(file), usage: Use::Read, bytes, uses: 1 }
+    }
+
+    #[test]
+    fn nothing_is_said_of_what_was_hardly_seen() {
+        let mut curve = Curve::new(1 << 20);
+        (0..100).for_each(|file| curve.used(&access(file, 4096)));
+        assert!(curve.points().is_empty());
+    }
+
+    /// Against caches of the sizes themselves.
+    #[test]
+    fn the_curve_is_that_of_lru() {
+        const STEP: u64 = 32 << 20;
+        let mut curve = Curve::new(STEP * POINTS as u64);
+        let mut caches: Vec<Lru> = (1..=POINTS as u64).map(|at| Lru::new(STEP * at)).collect();
+        let mut hits = [0_u32; POINTS];
+        let mut state = 7_u64;
+        let uses = 200_000;
+        let mut orders = Vec::new();
+        for _ in 0..uses {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let part = (state >> 40) as f64 / (1_u64 << 24) as f64;
+            // The square makes low numbers frequent.
+            let file = (part * part * 32_000.0) as u64;
+            let access = access(file, 4096 * (1 + file % 7));
+            curve.used(&access);
+            for (cache, hits) in caches.iter_mut().zip(&mut hits) {
+                *hits += u32::from(cache.holds(access.file));
+                cache.used(&access, &mut orders);
+            }
+        }
+        for (point, hits) in curve.points().iter().zip(hits) {
+            let truth = f64::from(hits) / f64::from(uses);
+            assert!((point - truth).abs() < 0.05, "{:?}, {truth}", curve.points());
+        }
+    }
+
+    #[test]
+    fn a_curve_never_falls_and_files_are_forgotten() {
+        let mut curve = Curve::new(1 << 20);
+        (0..200_000_u64).for_each(|at| curve.used(&access(at * 31 % 50_000, 4096)));
+        assert!(curve.used.len() <= FILES_MAX && curve.last.len() == curve.used.len());
+        assert!(curve.points().is_sorted());
+    }
+}
