@@ -78,6 +78,15 @@ pub fn hint_module(which: Kernel) -> Result<PathBuf> {
     Ok(module)
 }
 
+/// `flowstone-guest` as a binary that runs in any guest.
+pub fn static_guest() -> Result<PathBuf> {
+    let output = Command::new(workspace::script("static-guest")).output()?;
+    if !output.status.success() {
+        bail!("static-guest: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()))
+}
+
 fn build_initrd(kernel_root: &Path, initrd: &Path, more: &[&str]) -> Result<()> {
     run_script("guest-initrd", &[kernel_root, initrd], more)
 }

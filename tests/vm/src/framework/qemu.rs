@@ -17,6 +17,9 @@ pub const QMP_SOCKET: &str = "qmp.sock";
 /// Socket of the script channel in a guest's folder.
 pub const AGENT_SOCKET: &str = "agent.sock";
 
+/// The port of a guest's file cache.
+const PORT: &str = "org.flowstone.guest.0";
+
 /// One option and its value; empty for an option without one.
 pub type Setting = (&'static str, String);
 
@@ -44,6 +47,8 @@ pub struct Machine {
     pub disks: Vec<Disk>,
     /// More for the kernel's command line, such as parameters of modules.
     pub kernel_options: &'static str,
+    /// Where the guest's file cache finds its host; then free memory is reported, too.
+    pub guest_agent: Option<PathBuf>,
 }
 
 impl Machine {
@@ -52,13 +57,27 @@ impl Machine {
     pub fn with_disks(disks: Vec<Disk>) -> Self {
         let queues = disks.iter().map(|disk| disk.queues).max().unwrap_or(1);
         let cpus = queues.max(2);
-        Self { cpus, memory_mib: 512, pluggable_mib: 0, disks, kernel_options: "" }
+        Self {
+            cpus,
+            memory_mib: 512,
+            pluggable_mib: 0,
+            disks,
+            kernel_options: "",
+            guest_agent: None,
+        }
     }
 
     /// The same with more on the kernel's command line.
     #[must_use]
     pub fn with_kernel_options(mut self, options: &'static str) -> Self {
         self.kernel_options = options;
+        self
+    }
+
+    /// The same with a port to the host for a file cache.
+    #[must_use]
+    pub fn with_guest_agent(mut self, socket: &Path) -> Self {
+        self.guest_agent = Some(socket.to_owned());
         self
     }
 
@@ -94,6 +113,7 @@ impl Machine {
             self.user_settings(accel),
             boot_settings(artifacts, self.kernel_options),
             channel_settings(folder),
+            self.guest_agent.as_deref().map(guest_agent_settings).unwrap_or_default(),
         ];
         to_args(settings.concat())
     }
@@ -151,6 +171,15 @@ fn channel_settings(folder: &Path) -> Vec<Setting> {
         ("-device", "virtio-serial-pci".into()),
         ("-chardev", format!("socket,id=agent,path={folder}/{AGENT_SOCKET},server=on,wait=off")),
         ("-device", "virtserialport,chardev=agent,name=agent".into()),
+    ]
+}
+
+fn guest_agent_settings(socket: &Path) -> Vec<Setting> {
+    let socket = socket.display();
+    vec![
+        ("-chardev", format!("socket,id=guest-agent,path={socket},reconnect=1")),
+        ("-device", format!("virtserialport,chardev=guest-agent,name={PORT}")),
+        ("-device", "virtio-balloon-pci,free-page-reporting=on".into()),
     ]
 }
 

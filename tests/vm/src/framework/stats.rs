@@ -38,6 +38,21 @@ pub struct VmStats {
     pub memory_bytes: u64,
     /// Its part of what is shared.
     pub weight: f64,
+    /// What its file cache has said.
+    pub guest_cache: Option<GuestCacheStats>,
+}
+
+/// The file cache of a guest.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct GuestCacheStats {
+    /// What its copies take.
+    pub used_bytes: u64,
+    /// What the host lets them take.
+    pub grant_bytes: Option<u64>,
+    /// Opens that a copy answered.
+    pub hits: u64,
+    /// Seconds since it said so.
+    pub age_s: f64,
 }
 
 /// What the cache did for a disk, in blocks of 4 KiB.

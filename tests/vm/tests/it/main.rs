@@ -8,6 +8,7 @@ mod classes;
 mod devices;
 mod disk_errors;
 mod f2fs;
+mod file_cache;
 mod filesystems;
 mod full_disk;
 mod gives_back;
