@@ -51,7 +51,7 @@ pub struct Cache {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M",
           conflicts_with_all = ["dir", "size"])]
     pub memory: u64,
-    /// Folder for copies, instead of memory; nothing of them stays there when the cache ends
+    /// Folder for copies, instead of memory; they are used again by the next cache of this source
     #[arg(long, value_name = "DIR", requires = "size")]
     pub dir: Option<PathBuf>,
     /// Space for copies in that folder

@@ -13,6 +13,7 @@ use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
 
 use crate::kernel::Backing;
 use crate::mutant::mutant;
+use crate::shelf::{Found, Name};
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::{Store, space_of};
 
@@ -29,8 +30,9 @@ pub struct Copy {
     pub backing: OnceLock<Arc<Backing>>,
     /// It is the copy to use. Once false it stays so.
     is_current: AtomicBool,
-    /// When it was compared with the source, and what that said.
-    checked: Mutex<(Instant, Attributes)>,
+    /// When it was compared with the source in this life, and what that said.
+    checked: Mutex<Option<(Instant, Attributes)>>,
+    name: Name,
     space: AtomicU64,
     bytes_in_use: Arc<AtomicU64>,
 }
@@ -48,17 +50,22 @@ impl Copy {
 
     /// It was compared with the source.
     pub fn checked(&self, seen: &Attributes) {
-        *lock(&self.checked) = (Instant::now(), *seen);
+        *lock(&self.checked) = Some((Instant::now(), *seen));
     }
 
     /// What the source said then.
-    pub fn attributes(&self) -> Attributes {
-        lock(&self.checked).1
+    pub fn attributes(&self) -> Option<Attributes> {
+        lock(&self.checked).map(|(_, seen)| seen)
     }
 
     /// Whether that was so short a time ago.
     pub fn was_checked_within(&self, time: Duration) -> bool {
-        lock(&self.checked).0.elapsed() < time
+        lock(&self.checked).is_some_and(|(when, _)| when.elapsed() < time)
+    }
+
+    /// Its bytes are about to change in place, for those who have it open.
+    pub fn begin_change(&self) -> rustix::io::Result<()> {
+        self.name.take_for_good()
     }
 
     /// What it takes.
@@ -90,6 +97,8 @@ pub struct Copies {
 }
 
 struct Kept {
+    /// The number of the source's file system.
+    home: u64,
     policy: Box<dyn Policy>,
     history: History,
     orders: Vec<Order>,
@@ -120,9 +129,10 @@ pub struct Holdings {
     pub limit: u64,
 }
 
-/// The policy's number of a file.
-pub fn file_id(identity: Identity) -> FileId {
-    let parts = [identity.inode, identity.device, identity.birth.cast_unsigned()];
+/// The policy's number of a file. That of a file system changes when it is mounted again, and counts
+/// only for those that are mounted below the source.
+fn file_id(home: u64, identity: Identity) -> FileId {
+    let parts = [identity.inode, identity.device ^ home, identity.birth.cast_unsigned()];
     FileId(
         parts.into_iter().fold(0, |mixed, part| {
             (mixed ^ part).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
@@ -131,9 +141,10 @@ pub fn file_id(identity: Identity) -> FileId {
 }
 
 impl Copies {
-    /// None yet, and room for so many bytes.
-    pub fn new(store: Store, limit: u64, policy: Box<dyn Policy>) -> Self {
+    /// None yet, and room for so many bytes. `home`: the number of the source's file system.
+    pub fn new(store: Store, limit: u64, policy: Box<dyn Policy>, home: u64) -> Self {
         let kept = Kept {
+            home,
             policy,
             history: History::new(HISTORY_FILES),
             orders: Vec::new(),
@@ -152,10 +163,15 @@ impl Copies {
         lock(&self.kept)
     }
 
+    /// The policy's number of a file.
+    pub fn id(&self, identity: Identity) -> FileId {
+        self.kept().id(identity)
+    }
+
     /// A file is opened. Returns whether it deserves a copy.
     pub fn used(&self, identity: Identity, usage: Use, bytes: u64) -> bool {
         let mut kept = self.kept();
-        let file = file_id(identity);
+        let file = kept.id(identity);
         let space = space_of(bytes);
         let uses = kept.history.used(file, space);
         kept.identities.insert(file, identity);
@@ -184,8 +200,9 @@ impl Copies {
     pub fn drop_file(&self, identity: Identity) {
         self.retire(identity);
         let mut kept = self.kept();
-        kept.policy.forget(file_id(identity));
-        kept.identities.remove(&file_id(identity));
+        let file = kept.id(identity);
+        kept.policy.forget(file);
+        kept.identities.remove(&file);
     }
 
     /// Drops everything.
@@ -219,7 +236,7 @@ impl Copies {
     /// Whether a copy of a file is still wanted and there is none.
     pub fn wants(&self, identity: Identity) -> bool {
         let kept = self.kept();
-        kept.policy.holds(file_id(identity)) && !kept.copies.contains_key(&identity)
+        kept.policy.holds(kept.id(identity)) && !kept.copies.contains_key(&identity)
     }
 
     /// A file is to be copied now. Nothing if it is not wanted, is open for writing, or another
@@ -254,21 +271,60 @@ impl Copies {
         if is_valid {
             kept.fills.remove(&fill.identity);
         }
-        let is_wanted = kept.policy.holds(file_id(fill.identity));
+        let is_wanted = kept.policy.holds(kept.id(fill.identity));
         let Some((file, seen)) = copied.filter(|_| is_valid && is_wanted) else { return false };
+        let name = Name::none(self.store.shelf().cloned());
+        let copy = self.new_copy(file, seen.stamp, Some(seen), name);
+        kept.take(fill.identity);
+        kept.copies.insert(fill.identity, copy.clone());
+        drop(kept);
+        // Its bytes stay as they are while the stamp is held.
+        let stamp = lock(&copy.stamp);
+        if *stamp == Some(seen.stamp) {
+            copy.name.give(&copy.file, fill.identity, seen.stamp, || copy.is_current());
+        }
+        true
+    }
+
+    fn new_copy(
+        &self,
+        file: File,
+        stamp: Stamp,
+        checked: Option<Attributes>,
+        name: Name,
+    ) -> Arc<Copy> {
         let copy = Copy {
             file,
-            stamp: Mutex::new(Some(seen.stamp)),
+            stamp: Mutex::new(Some(stamp)),
             backing: OnceLock::new(),
             is_current: AtomicBool::new(true),
-            checked: Mutex::new((Instant::now(), seen)),
+            checked: Mutex::new(checked.map(|seen| (Instant::now(), seen))),
+            name,
             space: AtomicU64::new(0),
             bytes_in_use: self.bytes_in_use.clone(),
         };
-        copy.resized(seen.stamp.size);
-        kept.take(fill.identity);
-        kept.copies.insert(fill.identity, Arc::new(copy));
-        true
+        copy.resized(stamp.size);
+        Arc::new(copy)
+    }
+
+    /// Takes the copies that an earlier life has left, as far as there is room. Which of them are
+    /// what the source has is seen when they are opened. They count as used `uses_min` times at
+    /// least; those used most come last, and push out others.
+    pub fn adopt_all(&self, uses_min: u32) -> std::io::Result<()> {
+        let Some(shelf) = self.store.shelf() else { return Ok(()) };
+        let mut all = shelf.find()?;
+        all.sort_by_cached_key(|it| self.kept().uses(it.identity));
+        for Found { identity, stamp, file, name } in all {
+            let copy = self.new_copy(file, stamp, None, Name::given(shelf.clone(), name));
+            let mut kept = self.kept();
+            if kept.holds_again(identity, space_of(stamp.size), uses_min) {
+                kept.copies.insert(identity, copy);
+            } else {
+                copy.name.take();
+            }
+            kept.carry_out();
+        }
+        Ok(())
     }
 
     /// An epoch ends.
@@ -300,6 +356,28 @@ pub struct Fill {
 }
 
 impl Kept {
+    fn id(&self, identity: Identity) -> FileId {
+        file_id(self.home, identity)
+    }
+
+    fn uses(&self, identity: Identity) -> u32 {
+        self.history.uses(self.id(identity))
+    }
+
+    /// A file that was held in an earlier life is held again, if there is room: that is no use.
+    fn holds_again(&mut self, identity: Identity, bytes: u64, uses_min: u32) -> bool {
+        let file = self.id(identity);
+        let uses = self.uses(identity).max(uses_min);
+        let Self { policy, orders, .. } = self;
+        let is_new = !self.copies.contains_key(&identity);
+        let access = Access { file, usage: Use::Read, bytes, uses };
+        let holds = is_new && policy.used(&access, orders);
+        if holds {
+            self.identities.insert(file, identity);
+        }
+        holds
+    }
+
     /// Does what the policy has ordered. Nothing is ever dirty, so nothing is written back.
     fn carry_out(&mut self) {
         for order in std::mem::take(&mut self.orders) {
@@ -314,6 +392,7 @@ impl Kept {
         let copy = self.copies.remove(&identity);
         if let Some(copy) = &copy {
             copy.is_current.store(false, Ordering::Release);
+            copy.name.take();
         }
         copy.is_some()
     }

@@ -60,10 +60,11 @@ pub struct Files {
 impl Files {
     /// Nothing open, nothing copied.
     pub fn new(options: &Options, source: Source, store: Store) -> Result<Self> {
+        let home = source.identity().device;
         Ok(Self {
             nodes: Nodes::new(&source)?,
             source,
-            copies: Copies::new(store, options.place.bytes(), options.new_policy()),
+            copies: Copies::new(store, options.place.bytes(), options.new_policy(), home),
             bindings: Bindings::default(),
             handles: Numbered::default(),
             folders: Numbered::default(),

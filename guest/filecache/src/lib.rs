@@ -30,6 +30,7 @@ mod options;
 mod record;
 mod serve;
 mod session;
+mod shelf;
 mod source;
 mod stamp;
 mod store;

@@ -13,6 +13,7 @@ use signal_hook::iterator::Signals;
 
 use crate::files::Files;
 use crate::options::{Options, Place};
+use crate::shelf::Shelf;
 use crate::source::Source;
 use crate::store::Store;
 use crate::{control, mount_point, session};
@@ -116,12 +117,21 @@ fn open(options: &Options) -> Result<Files, Failed> {
     let source = Source::open(&options.source).map_err(failed)?;
     let store = match &options.place {
         Place::Memory(_) => Store::memory(),
-        Place::Folder(path, _) => Store::folder(path).map_err(|error| {
-            let hint = "give a folder whose file system has files without names (O_TMPFILE)";
-            Failed::new(path.display(), error, hint)
-        })?,
+        Place::Folder(path, _) => {
+            let name = source.lasting_name(&options.source);
+            let shelf = Shelf::open(path, name, source.identity().device).map_err(|error| {
+                let hint = "give each cache a folder of its own, on a file system with O_TMPFILE";
+                Failed::new(path.display(), error, hint)
+            })?;
+            Store::Shelf(Arc::new(shelf))
+        }
     };
-    Files::new(options, source, store).map_err(failed)
+    let files = Files::new(options, source, store).map_err(failed)?;
+    let adopted = files.copies.adopt_all(options.windows.usage_threshold);
+    if let (Place::Folder(path, _), Err(error)) = (&options.place, adopted) {
+        return Err(Failed::new(path.display(), error, "give another folder"));
+    }
+    Ok(files)
 }
 
 /// All threads.

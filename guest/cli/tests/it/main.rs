@@ -6,6 +6,7 @@
 mod consistency;
 mod control;
 mod fixture;
+mod keep;
 mod lifecycle;
 mod locks;
 mod modes;

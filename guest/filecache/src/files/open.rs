@@ -16,7 +16,7 @@ use rustix::io::{Errno, Result};
 
 use crate::bindings::{Bound, Opening, Prepared};
 use crate::callers::Caller;
-use crate::copies::{Copy, file_id};
+use crate::copies::Copy;
 use crate::files::Files;
 use crate::handles::Handle;
 use crate::kernel::Backing;
@@ -196,7 +196,7 @@ impl Files {
     /// Counts a use. Returns whether the file is to be copied.
     fn note_use(&self, node: &Node, writes: bool, bytes: u64, is_hit: bool) -> bool {
         let usage = if writes { Use::Write } else { Use::Read };
-        self.recorders.used(file_id(node.identity), usage, bytes);
+        self.recorders.used(self.copies.id(node.identity), usage, bytes);
         if !writes {
             self.counters.read_opened(is_hit, bytes);
         }
