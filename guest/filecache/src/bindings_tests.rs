@@ -17,8 +17,13 @@ fn a_copy_that_a_writer_has_spoilt_since_it_was_looked_at_is_not_bound() {
     let source = Source::open(folder.path()).unwrap();
     let seen = source::look(source.root(), OsStr::new("it")).unwrap();
     let node = &Nodes::new(&source).unwrap().found(&seen, ROOT, OsStr::new("it"));
-    let copies =
-        Copies::new(Store::memory(), 1 << 20, PolicyKind::Lru.build(1 << 20, Link::default()), 1);
+    let copies = Copies::new(
+        Store::memory(),
+        1 << 20,
+        PolicyKind::Lru.build(1 << 20, Link::default()),
+        1,
+        2,
+    );
     copies.used(node.identity, Use::Read, 4);
     let fill = copies.begin_fill(node.identity).unwrap();
     assert!(copies.end_fill(&fill, Some((copies.new_file().unwrap(), seen))));

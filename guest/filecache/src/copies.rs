@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_policy::{Access, FileId, History, Order, Policy, Use};
+use flowstone_policy::{Access, FileId, History, Link, Order, Policy, Record, Use};
 
 use crate::kernel::Backing;
 use crate::mutant::mutant;
@@ -18,7 +18,7 @@ use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::{Store, space_of};
 
 /// Files that the usage history has room for.
-const HISTORY_FILES: usize = 1 << 16;
+pub const HISTORY_FILES: usize = 1 << 16;
 
 /// A complete copy of a file.
 pub struct Copy {
@@ -91,6 +91,8 @@ impl Drop for Copy {
 pub struct Copies {
     store: Store,
     limit: u64,
+    /// Uses from which on a file is fetched ahead.
+    uses_min: u32,
     /// Of all copies, those that are only open still among them.
     bytes_in_use: Arc<AtomicU64>,
     kept: Mutex<Kept>,
@@ -142,7 +144,14 @@ fn file_id(home: u64, identity: Identity) -> FileId {
 
 impl Copies {
     /// None yet, and room for so many bytes. `home`: the number of the source's file system.
-    pub fn new(store: Store, limit: u64, policy: Box<dyn Policy>, home: u64) -> Self {
+    /// `uses_min`: those from which on a file was worth holding, or is worth fetching ahead.
+    pub fn new(
+        store: Store,
+        limit: u64,
+        policy: Box<dyn Policy>,
+        home: u64,
+        uses_min: u32,
+    ) -> Self {
         let kept = Kept {
             home,
             policy,
@@ -156,7 +165,7 @@ impl Copies {
             evictions: 0,
             epochs: 0,
         };
-        Self { store, limit, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
+        Self { store, limit, uses_min, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -286,6 +295,48 @@ impl Copies {
         true
     }
 
+    /// Takes a file of the history of an earlier life.
+    pub fn restore(&self, identity: Identity, bytes: u64, uses: u32) {
+        let mut kept = self.kept();
+        let file = kept.id(identity);
+        kept.history.restore(Record { file, bytes, uses });
+    }
+
+    /// The history.
+    pub fn history(&self) -> Vec<Record> {
+        self.kept().history.records().collect()
+    }
+
+    /// A file is gone: its use says nothing any more.
+    pub fn forget_use(&self, identity: Identity) {
+        let mut kept = self.kept();
+        let file = kept.id(identity);
+        kept.history.forget(file);
+    }
+
+    /// What may be held before anything is fetched ahead. The rest is for what is used.
+    fn ahead_max(&self) -> u64 {
+        self.limit / 10 * 9
+    }
+
+    /// Files that are not held, of those that are worth most; these first.
+    pub fn to_fetch(&self) -> Vec<FileId> {
+        let kept = self.kept();
+        let best = kept.history.prefetch(self.ahead_max(), self.uses_min, Link::default());
+        best.into_iter().filter(|file| !kept.policy.holds(*file)).collect()
+    }
+
+    /// A file is to be held ahead of its use. Not if anything would have to go for that.
+    pub fn holds_ahead(&self, identity: Identity, bytes: u64) -> bool {
+        let mut kept = self.kept();
+        let space = space_of(bytes);
+        let held = kept.policy.held_bytes().max(self.bytes_in_use.load(Ordering::Relaxed));
+        let fits = held + space <= self.ahead_max() || mutant("guest.ahead.takes-room-in-use");
+        let holds = fits && kept.holds_again(identity, space, self.uses_min);
+        kept.carry_out();
+        holds
+    }
+
     fn new_copy(
         &self,
         file: File,
@@ -308,16 +359,15 @@ impl Copies {
     }
 
     /// Takes the copies that an earlier life has left, as far as there is room. Which of them are
-    /// what the source has is seen when they are opened. They count as used `uses_min` times at
-    /// least; those used most come last, and push out others.
-    pub fn adopt_all(&self, uses_min: u32) -> std::io::Result<()> {
+    /// what the source has is seen when they are opened. Those used most come last, and push out others.
+    pub fn adopt_all(&self) -> std::io::Result<()> {
         let Some(shelf) = self.store.shelf() else { return Ok(()) };
         let mut all = shelf.find()?;
         all.sort_by_cached_key(|it| self.kept().uses(it.identity));
         for Found { identity, stamp, file, name } in all {
             let copy = self.new_copy(file, stamp, None, Name::given(shelf.clone(), name));
             let mut kept = self.kept();
-            if kept.holds_again(identity, space_of(stamp.size), uses_min) {
+            if kept.holds_again(identity, space_of(stamp.size), self.uses_min) {
                 kept.copies.insert(identity, copy);
             } else {
                 copy.name.take();

@@ -12,6 +12,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::files::Files;
+use crate::files::ahead::Ahead;
+use crate::history_file::HistoryFile;
 use crate::options::{Options, Place};
 use crate::shelf::Shelf;
 use crate::source::Source;
@@ -20,6 +22,8 @@ use crate::{control, mount_point, session};
 
 /// Files that are copied at the same time.
 const FILLS: usize = 2;
+/// A kill loses so much of the history.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// For so long the last requests may go on after the mount is gone.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
 
@@ -69,6 +73,7 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     if let Ok(Event::Signal) = ended {
         take_down(&at, &ends)?;
     }
+    files.save_history();
     // A socket that stays does no harm: the next daemon removes it.
     let _ = socket.remove();
     match ended {
@@ -126,8 +131,15 @@ fn open(options: &Options) -> Result<Files, Failed> {
             Store::Shelf(Arc::new(shelf))
         }
     };
-    let files = Files::new(options, source, store).map_err(failed)?;
-    let adopted = files.copies.adopt_all(options.windows.usage_threshold);
+    let history = match &options.state {
+        None => None,
+        Some(path) => Some(HistoryFile::open(path, source.lasting_name(&options.source)).map_err(
+            |error| Failed::new(path.display(), error, "give a folder that can be written"),
+        )?),
+    };
+    let files = Files::new(options, source, store, history).map_err(failed)?;
+    files.recall();
+    let adopted = files.copies.adopt_all();
     if let (Place::Folder(path, _), Err(error)) = (&options.place, adopted) {
         return Err(Failed::new(path.display(), error, "give another folder"));
     }
@@ -153,9 +165,25 @@ fn start(
     }
     repeat("refresh", options.window, files, |files| files.refresh_open_copies())?;
     repeat("epoch", options.epoch, files, |files| files.copies.epoch())?;
+    repeat("history", SAVE_EVERY, files, Files::save_history)?;
+    fetch_ahead(options.epoch, files)?;
     control::serve(files, at).map_err(|error| {
         io::Error::new(error.kind(), format!("its socket in /run or XDG_RUNTIME_DIR: {error}"))
     })
+}
+
+/// Fetches files ahead, now and when an epoch was idle.
+fn fetch_ahead(every: Duration, files: &Arc<Files>) -> io::Result<()> {
+    let files = files.clone();
+    let every = every.max(Duration::from_millis(10));
+    Builder::new().name("ahead".into()).spawn(move || {
+        let mut ahead = Ahead::default();
+        loop {
+            files.fetch_ahead(&mut ahead);
+            std::thread::sleep(every);
+        }
+    })?;
+    Ok(())
 }
 
 /// Does something again and again.

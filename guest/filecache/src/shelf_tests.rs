@@ -102,9 +102,9 @@ fn a_name_is_gone_when_the_copy_is_dropped_or_its_bytes_are_about_to_change() {
         name.give(&written(&shelf), identity, stamp, || true);
         assert_eq!(names(folder.path()), 1);
         if change {
-            name.take_for_good().unwrap()
+            name.take_for_good().unwrap();
         } else {
-            name.take()
+            name.take();
         }
         assert_eq!(names(folder.path()), 0);
     }

@@ -116,3 +116,47 @@ fn a_folder_of_copies_is_one_daemons() {
     assert!(said.contains("another cache uses it; give each cache a folder of its own"), "{said}");
     assert_eq!(names(folder.path()), 3);
 }
+
+/// A mount with a history in which three files were used, and no copy in a folder.
+fn remembered(state: &Path) -> Option<Mount> {
+    let options = ["--state", state.to_str().unwrap(), "--epoch", "200ms"];
+    let mount = Mount::start(&options)?;
+    fs::create_dir(mount.source("folder")).unwrap();
+    for name in FILES {
+        mount.write_source(&format!("folder/{name}"), vec![b'x'; 100_000]);
+        mount.wait_for_copy(&format!("folder/{name}"));
+    }
+    Some(mount)
+}
+
+#[test]
+fn what_was_used_before_a_restart_is_fetched_ahead_by_its_path() {
+    let folder = TempDir::new().unwrap();
+    let Some(mut mount) = remembered(&folder.path().join("state")) else { return };
+    end(&mut mount, false);
+    mount.begin();
+    wait_until("it is fetched", || mount.stat("prefetched_bytes") == 300_000);
+    for name in FILES {
+        mount.read(&format!("folder/{name}"));
+    }
+    assert_eq!((mount.stat("hits"), mount.stat("misses")), (3, 0), "{}", mount.stats());
+    assert_eq!((mount.stat("fills"), mount.stat("evictions")), (3, 0));
+}
+
+#[test]
+fn a_damaged_history_costs_one_line_and_the_history() {
+    let folder = TempDir::new().unwrap();
+    let state = folder.path().join("state");
+    let Some(mut mount) = remembered(&state) else { return };
+    end(&mut mount, false);
+    let file = fs::read_dir(&state).unwrap().next().unwrap().unwrap().path();
+    let mut bytes = fs::read(&file).unwrap();
+    bytes[20] ^= 1;
+    fs::write(&file, bytes).unwrap();
+    mount.begin();
+    let said = mount.daemon().stderr();
+    assert_eq!(said.lines().count(), 1, "{said}");
+    assert!(said.contains("left aside as"), "{said}");
+    assert_eq!(mount.read("folder/one").len(), 100_000);
+    assert_eq!(mount.stat("prefetched_bytes"), 0);
+}

@@ -61,6 +61,7 @@ struct Look {
 impl Files {
     /// Opens a file that the kernel knows.
     pub fn open(&self, id: u64, flags: OFlags, caller: Caller, to: Register<'_>) -> Result<Opened> {
+        let _asks = self.memory.asks();
         let node = self.nodes.get(id)?;
         let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let look = match self.trusted(&node, writes) {
@@ -80,6 +81,7 @@ impl Files {
         caller: Caller,
         to: Register<'_>,
     ) -> Result<(Arc<Node>, Attributes, Opened)> {
+        let _asks = self.memory.asks();
         let at = self.nodes.folder(folder)?;
         let kept = OFlags::CREATE | (flags & (OFlags::EXCL | OFlags::TRUNC));
         let own = source::daemon_flags(flags) | kept | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -200,6 +202,7 @@ impl Files {
         if !writes {
             self.counters.read_opened(is_hit, bytes);
         }
+        self.remember(node);
         self.copies.used(node.identity, usage, bytes)
     }
 
