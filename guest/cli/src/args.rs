@@ -51,12 +51,16 @@ pub struct Cache {
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256M",
           conflicts_with_all = ["dir", "size"])]
     pub memory: u64,
-    /// Folder for copies, instead of memory; nothing of them stays there when the cache ends
+    /// Folder for copies, instead of memory; they are used again by the next cache of this source
     #[arg(long, value_name = "DIR", requires = "size")]
     pub dir: Option<PathBuf>,
     /// Space for copies in that folder
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "dir")]
     pub size: Option<u64>,
+    /// Folder for the history of use, by which files are fetched ahead of their use after a restart;
+    /// made if it is not there
+    #[arg(long, value_name = "DIR")]
+    pub state: Option<PathBuf>,
     /// Which files deserve a copy: default (what has saved most time of late), multicache (the
     /// paper's rule) or lru
     #[arg(long, default_value = "default", value_parser = parse_policy)]

@@ -29,6 +29,7 @@ fn options(args: &Cache) -> Options {
         source: args.source.clone(),
         mount: args.mount.clone(),
         place,
+        state: args.state.clone(),
         policy: args.policy,
         windows: Windows {
             usage_threshold: args.usage_threshold,

@@ -40,6 +40,7 @@ fn show(it: &Report) {
         size(it.pinned_bytes)
     );
     println!("copied    {} files; {} dropped to make room", it.fills, it.evictions);
+    println!("ahead     {}", size(it.prefetched_bytes));
     println!(
         "opens     copy {}, source {}, plain {}",
         it.opens.copy, it.opens.source, it.opens.plain

@@ -22,6 +22,8 @@ fn a_copy_that_a_writer_has_spoilt_since_it_was_looked_at_is_not_bound() {
         Store::memory(),
         Budget { bytes: 1 << 20, by: "memory" },
         PolicyKind::Lru.build(1 << 20, Link::default()),
+        1,
+        2,
     );
     copies.used(node.identity, Use::Read, 4);
     let fill = copies.begin_fill(node.identity).unwrap();

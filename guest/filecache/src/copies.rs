@@ -9,16 +9,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_policy::{Access, Curve, FileId, History, Order, Policy, Use};
+use flowstone_policy::{Access, Curve, FileId, History, Link, Order, Policy, Record, Use};
 
 use crate::budget::Budget;
 use crate::kernel::Backing;
+use crate::shelf::{Found, Name};
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::store::{Store, space_of};
 use flowstone_memory::mutant;
 
 /// Files that the usage history has room for.
-const HISTORY_FILES: usize = 1 << 16;
+pub const HISTORY_FILES: usize = 1 << 16;
 
 /// A complete copy of a file.
 pub struct Copy {
@@ -30,8 +31,9 @@ pub struct Copy {
     pub backing: OnceLock<Arc<Backing>>,
     /// It is the copy to use. Once false it stays so.
     is_current: AtomicBool,
-    /// When it was compared with the source, and what that said.
-    checked: Mutex<(Instant, Attributes)>,
+    /// When it was compared with the source in this life, and what that said.
+    checked: Mutex<Option<(Instant, Attributes)>>,
+    name: Name,
     space: AtomicU64,
     bytes_in_use: Arc<AtomicU64>,
 }
@@ -49,17 +51,22 @@ impl Copy {
 
     /// It was compared with the source.
     pub fn checked(&self, seen: &Attributes) {
-        *lock(&self.checked) = (Instant::now(), *seen);
+        *lock(&self.checked) = Some((Instant::now(), *seen));
     }
 
     /// What the source said then.
-    pub fn attributes(&self) -> Attributes {
-        lock(&self.checked).1
+    pub fn attributes(&self) -> Option<Attributes> {
+        lock(&self.checked).map(|(_, seen)| seen)
     }
 
     /// Whether that was so short a time ago.
     pub fn was_checked_within(&self, time: Duration) -> bool {
-        lock(&self.checked).0.elapsed() < time
+        lock(&self.checked).is_some_and(|(when, _)| when.elapsed() < time)
+    }
+
+    /// Its bytes are about to change in place, for those who have it open.
+    pub fn begin_change(&self) -> rustix::io::Result<()> {
+        self.name.take_for_good()
     }
 
     /// What it takes.
@@ -86,12 +93,16 @@ pub struct Copies {
     store: Store,
     /// What the options say.
     option: Budget,
+    /// Uses from which on a file is fetched ahead.
+    uses_min: u32,
     /// Of all copies, those that are only open still among them.
     bytes_in_use: Arc<AtomicU64>,
     kept: Mutex<Kept>,
 }
 
 struct Kept {
+    /// The number of the source's file system.
+    home: u64,
     policy: Box<dyn Policy>,
     history: History,
     orders: Vec<Order>,
@@ -125,9 +136,10 @@ pub struct Holdings {
     pub limit: Budget,
 }
 
-/// The policy's number of a file.
-pub fn file_id(identity: Identity) -> FileId {
-    let parts = [identity.inode, identity.device, identity.birth.cast_unsigned()];
+/// The policy's number of a file. That of a file system changes when it is mounted again, and counts
+/// only for those that are mounted below the source.
+fn file_id(home: u64, identity: Identity) -> FileId {
+    let parts = [identity.inode, identity.device ^ home, identity.birth.cast_unsigned()];
     FileId(
         parts.into_iter().fold(0, |mixed, part| {
             (mixed ^ part).wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(29)
@@ -136,9 +148,17 @@ pub fn file_id(identity: Identity) -> FileId {
 }
 
 impl Copies {
-    /// None yet, and room for what the options say.
-    pub fn new(store: Store, option: Budget, policy: Box<dyn Policy>) -> Self {
+    /// None yet, and room for what the options say. `home`: the number of the source's file system.
+    /// `uses_min`: those from which on a file was worth holding, or is worth fetching ahead.
+    pub fn new(
+        store: Store,
+        option: Budget,
+        policy: Box<dyn Policy>,
+        home: u64,
+        uses_min: u32,
+    ) -> Self {
         let kept = Kept {
+            home,
             policy,
             history: History::new(HISTORY_FILES),
             orders: Vec::new(),
@@ -152,17 +172,22 @@ impl Copies {
             evictions: 0,
             epochs: 0,
         };
-        Self { store, option, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
+        Self { store, option, uses_min, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
         lock(&self.kept)
     }
 
+    /// The policy's number of a file.
+    pub fn id(&self, identity: Identity) -> FileId {
+        self.kept().id(identity)
+    }
+
     /// A file is opened. Returns whether it deserves a copy.
     pub fn used(&self, identity: Identity, usage: Use, bytes: u64) -> bool {
         let mut kept = self.kept();
-        let file = file_id(identity);
+        let file = kept.id(identity);
         let space = space_of(bytes);
         let uses = kept.history.used(file, space);
         kept.identities.insert(file, identity);
@@ -193,8 +218,9 @@ impl Copies {
     pub fn drop_file(&self, identity: Identity) {
         self.retire(identity);
         let mut kept = self.kept();
-        kept.policy.forget(file_id(identity));
-        kept.identities.remove(&file_id(identity));
+        let file = kept.id(identity);
+        kept.policy.forget(file);
+        kept.identities.remove(&file);
     }
 
     /// Drops everything.
@@ -228,7 +254,7 @@ impl Copies {
     /// Whether a copy of a file is still wanted and there is none.
     pub fn wants(&self, identity: Identity) -> bool {
         let kept = self.kept();
-        kept.policy.holds(file_id(identity)) && !kept.copies.contains_key(&identity)
+        kept.policy.holds(kept.id(identity)) && !kept.copies.contains_key(&identity)
     }
 
     /// A file is to be copied now. Nothing if it is not wanted, is open for writing, or another
@@ -263,21 +289,96 @@ impl Copies {
         if is_valid {
             kept.fills.remove(&fill.identity);
         }
-        let is_wanted = kept.policy.holds(file_id(fill.identity));
+        let is_wanted = kept.policy.holds(kept.id(fill.identity));
         let Some((file, seen)) = copied.filter(|_| is_valid && is_wanted) else { return false };
+        let name = Name::none(self.store.shelf().cloned());
+        let copy = self.new_copy(file, seen.stamp, Some(seen), name);
+        kept.take(fill.identity);
+        kept.copies.insert(fill.identity, copy.clone());
+        drop(kept);
+        // Its bytes stay as they are while the stamp is held.
+        let stamp = lock(&copy.stamp);
+        if *stamp == Some(seen.stamp) {
+            copy.name.give(&copy.file, fill.identity, seen.stamp, || copy.is_current());
+        }
+        true
+    }
+
+    /// Takes a file of the history of an earlier life.
+    pub fn restore(&self, identity: Identity, bytes: u64, uses: u32) {
+        let mut kept = self.kept();
+        let file = kept.id(identity);
+        kept.history.restore(Record { file, bytes, uses });
+    }
+
+    /// The history.
+    pub fn history(&self) -> Vec<Record> {
+        self.kept().history.records().collect()
+    }
+
+    /// A file is gone: its use says nothing any more.
+    pub fn forget_use(&self, identity: Identity) {
+        let mut kept = self.kept();
+        let file = kept.id(identity);
+        kept.history.forget(file);
+    }
+
+    /// Files that are not held, of those that are worth most; these first.
+    pub fn to_fetch(&self) -> Vec<FileId> {
+        let kept = self.kept();
+        let best = kept.history.prefetch(kept.ahead_max(), self.uses_min, Link::default());
+        best.into_iter().filter(|file| !kept.policy.holds(*file)).collect()
+    }
+
+    /// A file is to be held ahead of its use. Not if anything would have to go for that.
+    pub fn holds_ahead(&self, identity: Identity, bytes: u64) -> bool {
+        let mut kept = self.kept();
+        let space = space_of(bytes);
+        let held = kept.policy.held_bytes().max(self.bytes_in_use.load(Ordering::Relaxed));
+        let fits = held + space <= kept.ahead_max() || mutant("guest.ahead.takes-room-in-use");
+        let holds = fits && kept.holds_again(identity, space, self.uses_min);
+        kept.carry_out();
+        holds
+    }
+
+    fn new_copy(
+        &self,
+        file: File,
+        stamp: Stamp,
+        checked: Option<Attributes>,
+        name: Name,
+    ) -> Arc<Copy> {
         let copy = Copy {
             file,
-            stamp: Mutex::new(Some(seen.stamp)),
+            stamp: Mutex::new(Some(stamp)),
             backing: OnceLock::new(),
             is_current: AtomicBool::new(true),
-            checked: Mutex::new((Instant::now(), seen)),
+            checked: Mutex::new(checked.map(|seen| (Instant::now(), seen))),
+            name,
             space: AtomicU64::new(0),
             bytes_in_use: self.bytes_in_use.clone(),
         };
-        copy.resized(seen.stamp.size);
-        kept.take(fill.identity);
-        kept.copies.insert(fill.identity, Arc::new(copy));
-        true
+        copy.resized(stamp.size);
+        Arc::new(copy)
+    }
+
+    /// Takes the copies that an earlier life has left, as far as there is room. Which of them are
+    /// what the source has is seen when they are opened. Those used most come last, and push out others.
+    pub fn adopt_all(&self) -> std::io::Result<()> {
+        let Some(shelf) = self.store.shelf() else { return Ok(()) };
+        let mut all = shelf.find()?;
+        all.sort_by_cached_key(|it| self.kept().uses(it.identity));
+        for Found { identity, stamp, file, name } in all {
+            let copy = self.new_copy(file, stamp, None, Name::given(shelf.clone(), name));
+            let mut kept = self.kept();
+            if kept.holds_again(identity, space_of(stamp.size), self.uses_min) {
+                kept.copies.insert(identity, copy);
+            } else {
+                copy.name.take();
+            }
+            kept.carry_out();
+        }
+        Ok(())
     }
 
     /// An epoch ends.
@@ -332,6 +433,33 @@ pub struct Fill {
 }
 
 impl Kept {
+    /// What may be held before anything is fetched ahead. The rest is for what is used.
+    fn ahead_max(&self) -> u64 {
+        self.limit.bytes / 10 * 9
+    }
+
+    fn id(&self, identity: Identity) -> FileId {
+        file_id(self.home, identity)
+    }
+
+    fn uses(&self, identity: Identity) -> u32 {
+        self.history.uses(self.id(identity))
+    }
+
+    /// A file that was held in an earlier life is held again, if there is room: that is no use.
+    fn holds_again(&mut self, identity: Identity, bytes: u64, uses_min: u32) -> bool {
+        let file = self.id(identity);
+        let uses = self.uses(identity).max(uses_min);
+        let Self { policy, orders, .. } = self;
+        let is_new = !self.copies.contains_key(&identity);
+        let access = Access { file, usage: Use::Read, bytes, uses };
+        let holds = is_new && policy.used(&access, orders);
+        if holds {
+            self.identities.insert(file, identity);
+        }
+        holds
+    }
+
     /// Does what the policy has ordered. Nothing is ever dirty, so nothing is written back.
     fn carry_out(&mut self) {
         for order in std::mem::take(&mut self.orders) {
@@ -346,6 +474,7 @@ impl Kept {
         let copy = self.copies.remove(&identity);
         if let Some(copy) = &copy {
             copy.is_current.store(false, Ordering::Release);
+            copy.name.take();
         }
         copy.is_some()
     }

@@ -16,8 +16,8 @@ fn stamp(size: u64) -> Stamp {
 }
 
 fn copies(bytes: u64) -> Copies {
-    let policy = PolicyKind::Lru.build(bytes, flowstone_policy::Link::default());
-    Copies::new(Store::memory(), Budget { bytes, by: "memory" }, policy)
+    let policy = PolicyKind::Lru.build(bytes, Link::default());
+    Copies::new(Store::memory(), Budget { bytes, by: "memory" }, policy, 1, 2)
 }
 
 fn filled(copies: &Copies) -> Option<(File, Attributes)> {

@@ -43,6 +43,8 @@ pub struct Counters {
     pub written_bytes: Counter,
     /// Files copied.
     pub fills: Counter,
+    /// Sizes of those that were copied ahead of their use.
+    pub prefetched_bytes: Counter,
     /// Opens of copies that were not compared with the source.
     pub unchecked_opens: Counter,
     copy: Counter,
@@ -84,6 +86,7 @@ impl Counters {
             limit_bytes: held.limit.bytes,
             limit_by: held.limit.by.to_owned(),
             fills: self.fills.get(),
+            prefetched_bytes: self.prefetched_bytes.get(),
             evictions: held.evictions,
             epochs: held.epochs,
             unchecked_opens: self.unchecked_opens.get(),
@@ -123,6 +126,8 @@ pub struct Report {
     pub limit_by: String,
     /// Files copied.
     pub fills: u64,
+    /// Sizes of those that were copied ahead of their use.
+    pub prefetched_bytes: u64,
     /// Copies dropped to make room.
     pub evictions: u64,
     /// Epochs of the policy that have ended.

@@ -4,6 +4,7 @@
 //! to the kernel. `Copy::stamp` is held while a copy is brought up to date, which does call the
 //! source; nothing but `Copies` and `Node` is locked under it.
 
+pub mod ahead;
 pub mod attributes;
 mod fill;
 pub mod folders;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 use rustix::io::Result;
 
+use self::ahead::Memory;
 use self::fill::Fills;
 use self::folders::Folder;
 use self::locks::Locks;
@@ -26,6 +28,7 @@ use crate::bindings::Bindings;
 use crate::copies::Copies;
 use crate::counters::{Counters, Report};
 use crate::handles::{Handle, Numbered};
+use crate::history_file::HistoryFile;
 use crate::kernel::Kernel;
 use crate::nodes::{News, Node, Nodes};
 use crate::open_mode::Modes;
@@ -46,6 +49,7 @@ pub struct Files {
     pub(crate) folders: Numbered<Folder>,
     pub(crate) locks: Locks,
     pub(crate) fills: Fills,
+    pub(crate) memory: Memory,
     pub(crate) counters: Counters,
     pub(crate) recorders: Recorders,
     pub(crate) window: Duration,
@@ -58,16 +62,29 @@ pub struct Files {
 
 impl Files {
     /// Nothing open, nothing copied.
-    pub fn new(options: &Options, source: Source, store: Store) -> Result<Self> {
+    pub fn new(
+        options: &Options,
+        source: Source,
+        store: Store,
+        history: Option<HistoryFile>,
+    ) -> Result<Self> {
+        let home = source.identity().device;
         Ok(Self {
             nodes: Nodes::new(&source)?,
             source,
-            copies: Copies::new(store, options.place.budget(), options.new_policy()),
+            copies: Copies::new(
+                store,
+                options.place.budget(),
+                options.new_policy(),
+                home,
+                options.windows.usage_threshold,
+            ),
             bindings: Bindings::default(),
             handles: Numbered::default(),
             folders: Numbered::default(),
             locks: Locks::default(),
             fills: Fills::default(),
+            memory: Memory::new(history),
             counters: Counters::default(),
             recorders: Recorders::default(),
             window: options.window,

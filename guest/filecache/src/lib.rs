@@ -6,6 +6,7 @@
 //!                            ├─ open_mode   how an open is answered (pure)
 //!                            ├─ bindings    what is open, and how
 //!                            ├─ copies      what is kept; the policy decides
+//!                            ├─ shelf, history_file   what a restart keeps
 //!                            └─ source      calls to the shared storage, as the caller
 //! ```
 //!
@@ -21,6 +22,7 @@ mod counters;
 mod files;
 mod fuse;
 mod handles;
+mod history_file;
 mod kernel;
 mod kernel_types;
 mod library;
@@ -31,6 +33,7 @@ mod options;
 mod record;
 mod serve;
 mod session;
+mod shelf;
 mod source;
 mod stamp;
 mod store;

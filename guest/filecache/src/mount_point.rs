@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
 /// How the source begins of such a mount in the list of mounts.
@@ -57,10 +59,11 @@ pub fn prepare(at: &Path) -> io::Result<PathBuf> {
     Ok(at)
 }
 
-/// Whether the daemon behind a mount is gone.
+/// Whether the daemon behind a mount is gone. The kernel goes on showing the attributes that it
+/// keeps, so it is made to ask.
 fn is_dead(at: &Path) -> bool {
-    let looked = std::fs::metadata(at);
-    looked.is_err_and(|error| error.raw_os_error() == Some(libc::ENOTCONN))
+    let asked = statx(CWD, at, AtFlags::STATX_FORCE_SYNC, StatxFlags::BASIC_STATS);
+    asked.is_err_and(|error| error == Errno::NOTCONN)
 }
 
 /// Takes a mount away, although it is in use.

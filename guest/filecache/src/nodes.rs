@@ -8,6 +8,7 @@
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -23,7 +24,7 @@ pub const ROOT: u64 = 1;
 const OWN_NUMBERS: u64 = 1 << 63;
 
 /// A change may go unseen if another one came within so long: clocks of file systems tick.
-const SETTLED: Duration = Duration::from_secs(2);
+pub const SETTLED: Duration = Duration::from_secs(2);
 /// A change that is so old by the server's clock is settled even if it is seen for the first time:
 /// clocks may differ by a minute.
 const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
@@ -31,6 +32,9 @@ const CLOCKS_DIFFER: Duration = Duration::from_secs(60);
 /// Between the answer that sends an open to a split node and its arrival there. The kernel looks
 /// the name up twice meanwhile, and gives up if it is sent away again.
 const UNDER_WAY: Duration = Duration::from_secs(2);
+
+/// No path is longer.
+const DEPTH_MAX: usize = 2048;
 
 /// A file or folder that the kernel knows.
 pub struct Node {
@@ -105,7 +109,7 @@ impl Node {
 }
 
 /// Whether a file has not changed for so long that clocks do not matter.
-fn is_old(stamp: Stamp) -> bool {
+pub fn is_old(stamp: Stamp) -> bool {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let limit = now.saturating_sub(CLOCKS_DIFFER).as_secs();
     u64::try_from(stamp.changed.seconds).is_ok_and(|changed| changed < limit)
@@ -235,6 +239,20 @@ impl Nodes {
         if let Some(split) = self.table().splits.get_mut(&identity) {
             split.joins = true;
         }
+    }
+
+    /// Where a file is, from the root on; nothing if the kernel has forgotten a folder above it.
+    pub fn path(&self, node: &Node) -> Option<Box<[u8]>> {
+        let (mut folder, name) = node.place();
+        let mut names = vec![name];
+        while folder != ROOT && names.len() < DEPTH_MAX {
+            let above = self.get(folder).ok()?;
+            let (next, name) = above.place();
+            folder = next;
+            names.push(name);
+        }
+        let names: Vec<&[u8]> = names.iter().rev().map(|it| it.as_bytes()).collect();
+        (folder == ROOT).then(|| names.join(&b'/').into())
     }
 
     /// Whether this is a split node.

@@ -36,6 +36,8 @@ pub struct Options {
     pub mount: PathBuf,
     /// Where copies are.
     pub place: Place,
+    /// Folder for the history of use, if it is to be kept.
+    pub state: Option<PathBuf>,
     /// What decides which files have one.
     pub policy: PolicyKind,
     /// Thresholds of the paper's policy.

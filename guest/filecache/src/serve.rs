@@ -13,13 +13,18 @@ use signal_hook::iterator::Signals;
 
 use crate::budget::Budgets;
 use crate::files::Files;
+use crate::files::ahead::Ahead;
+use crate::history_file::HistoryFile;
 use crate::options::{Options, Place};
+use crate::shelf::Shelf;
 use crate::source::Source;
 use crate::store::Store;
 use crate::{agent, control, mount_point, session};
 
 /// Files that are copied at the same time.
 const FILLS: usize = 2;
+/// A kill loses so much of the history.
+const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// For so long the last requests may go on after the mount is gone.
 const LAST_REQUESTS: Duration = Duration::from_millis(500);
 
@@ -69,6 +74,7 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     if let Ok(Event::Signal) = ended {
         take_down(&at, &ends)?;
     }
+    files.save_history();
     // A socket that stays does no harm: the next daemon removes it.
     let _ = socket.remove();
     match ended {
@@ -117,12 +123,28 @@ fn open(options: &Options) -> Result<Files, Failed> {
     let source = Source::open(&options.source).map_err(failed)?;
     let store = match &options.place {
         Place::Memory(_) => Store::memory(),
-        Place::Folder(path, _) => Store::folder(path).map_err(|error| {
-            let hint = "give a folder whose file system has files without names (O_TMPFILE)";
-            Failed::new(path.display(), error, hint)
-        })?,
+        Place::Folder(path, _) => {
+            let name = source.lasting_name(&options.source);
+            let shelf = Shelf::open(path, name, source.identity().device).map_err(|error| {
+                let hint = "give each cache a folder of its own, on a file system with O_TMPFILE";
+                Failed::new(path.display(), error, hint)
+            })?;
+            Store::Shelf(Arc::new(shelf))
+        }
     };
-    Files::new(options, source, store).map_err(failed)
+    let history = match &options.state {
+        None => None,
+        Some(path) => Some(HistoryFile::open(path, source.lasting_name(&options.source)).map_err(
+            |error| Failed::new(path.display(), error, "give a folder that can be written"),
+        )?),
+    };
+    let files = Files::new(options, source, store, history).map_err(failed)?;
+    files.recall();
+    let adopted = files.copies.adopt_all();
+    if let (Place::Folder(path, _), Err(error)) = (&options.place, adopted) {
+        return Err(Failed::new(path.display(), error, "give another folder"));
+    }
+    Ok(files)
 }
 
 /// All threads.
@@ -147,9 +169,25 @@ fn start(
     let in_memory = matches!(options.place, Place::Memory(_));
     let budgets = Budgets::new(options.place.budget(), in_memory);
     agent::start(files, budgets, options.agent.clone(), options.epoch)?;
+    repeat("history", SAVE_EVERY, files, Files::save_history)?;
+    fetch_ahead(options.epoch, files)?;
     control::serve(files, at).map_err(|error| {
         io::Error::new(error.kind(), format!("its socket in /run or XDG_RUNTIME_DIR: {error}"))
     })
+}
+
+/// Fetches files ahead, now and when an epoch was idle.
+fn fetch_ahead(every: Duration, files: &Arc<Files>) -> io::Result<()> {
+    let files = files.clone();
+    let every = every.max(Duration::from_millis(10));
+    Builder::new().name("ahead".into()).spawn(move || {
+        let mut ahead = Ahead::default();
+        loop {
+            files.fetch_ahead(&mut ahead);
+            std::thread::sleep(every);
+        }
+    })?;
+    Ok(())
 }
 
 /// Does something again and again.

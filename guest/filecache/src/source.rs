@@ -15,7 +15,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
-use crate::stamp::Attributes;
+use crate::stamp::{Attributes, Identity};
 use flowstone_memory::mutant;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -27,6 +27,7 @@ const LOCAL: [i64; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0x0102_1994, 0xF2F5_2
 /// The shared storage.
 pub struct Source {
     root: OwnedFd,
+    identity: Identity,
     is_local: bool,
 }
 
@@ -36,7 +37,19 @@ impl Source {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(folder, flags, Mode::empty())?;
         let kind = fstatfs(&root)?.f_type;
-        Ok(Self { root, is_local: LOCAL.contains(&(kind as i64)) })
+        let identity = stat(&root)?.identity;
+        Ok(Self { root, identity, is_local: LOCAL.contains(&(kind as i64)) })
+    }
+
+    /// Which folder it is.
+    pub fn identity(&self) -> Identity {
+        self.identity
+    }
+
+    /// What is the same at each mount of this source, and of no other.
+    pub fn lasting_name(&self, folder: &Path) -> String {
+        let path = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+        format!("{}\n{}\n{}", path.display(), self.identity.inode, self.identity.birth)
     }
 
     /// Its folder.

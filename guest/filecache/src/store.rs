@@ -1,16 +1,18 @@
-//! Where copies are: files without names, in a tmpfs that only the daemon sees or in a folder. They
-//! are gone when the daemon is, however it ends.
+//! Where copies are: files without names in a tmpfs that only the daemon sees, which are gone when
+//! the daemon is, or files in a folder, which are not.
 
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, open, openat};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create, openat};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
+
+use crate::shelf::Shelf;
 
 /// What a copy takes beside its pages.
 const OVERHEAD: u64 = 2 << 10;
@@ -18,8 +20,10 @@ const PAGE: u64 = 4 << 10;
 
 /// A place for copies.
 pub enum Store {
-    /// A folder: in memory or on a disk.
-    Folder(OwnedFd),
+    /// A tmpfs.
+    Memory(OwnedFd),
+    /// A folder on a disk.
+    Shelf(Arc<Shelf>),
     /// Memory of the process, where nothing may be mounted.
     Anonymous,
 }
@@ -28,21 +32,19 @@ impl Store {
     /// Memory: a tmpfs that is mounted nowhere. Pages as large as files allow: with small ones
     /// large reads have a third of the speed.
     pub fn memory() -> Self {
-        private_tmpfs().map_or(Self::Anonymous, Self::Folder)
+        private_tmpfs().map_or(Self::Anonymous, Self::Memory)
     }
 
-    /// A folder on a disk.
-    pub fn folder(path: &Path) -> io::Result<Self> {
-        let folder = open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        let store = Self::Folder(folder);
-        store.new_file()?;
-        Ok(store)
+    /// The folder, if copies are in one.
+    pub fn shelf(&self) -> Option<&Arc<Shelf>> {
+        if let Self::Shelf(shelf) = self { Some(shelf) } else { None }
     }
 
     /// A new file, empty and without a name.
     pub fn new_file(&self) -> io::Result<File> {
         let file = match self {
-            Self::Folder(folder) => {
+            Self::Shelf(shelf) => return shelf.new_file(),
+            Self::Memory(folder) => {
                 let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
                 openat(folder, ".", flags, Mode::RUSR | Mode::WUSR)?
             }
@@ -83,11 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_has_no_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = Store::folder(folder.path()).unwrap().new_file().unwrap();
-        assert_eq!(file.metadata().unwrap().nlink(), 0);
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    fn a_copy_in_memory_has_no_name() {
         let file = Store::memory().new_file().unwrap();
         assert_eq!(file.metadata().unwrap().nlink(), 0);
     }

@@ -51,6 +51,13 @@ impl History {
         1
     }
 
+    /// The usage count of a file.
+    pub fn uses(&self, file: FileId) -> u32 {
+        let at = hash(file) as usize % self.tables[0].len();
+        let slots = self.tables.iter().filter_map(|table| table[at]);
+        slots.filter(|known| known.file == file).map(|known| known.uses).next().unwrap_or(0)
+    }
+
     /// A file is gone.
     pub fn forget(&mut self, file: FileId) {
         let slot = self.slot(file);

@@ -116,7 +116,10 @@ fn copies_may_be_in_a_folder() {
     let Some(mount) = Mount::start(&options) else { return };
     mount.copied("it", "text");
     assert_eq!(mount.stats()["limit_by"], "size");
-    assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "copies have no names");
+    let copies = folder.join("flowstone-copies");
+    wait_until("it has a name", || fs::read_dir(&copies).unwrap().count() == 1);
+    assert!(mount.run(&["drop"], &[]).status.success());
+    assert_eq!(fs::read_dir(&copies).unwrap().count(), 0);
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod agent;
 mod consistency;
 mod control;
 mod fixture;
+mod keep;
 mod lifecycle;
 mod locks;
 mod modes;

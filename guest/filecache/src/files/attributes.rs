@@ -40,7 +40,7 @@ impl Files {
             Some(held) => source::stat(held)?,
             // Opened on trust, and perhaps gone or replaced at the source since.
             None => self.nodes.look(&node).or_else(|error| {
-                self.bindings.trusted_copy(&node).map(|copy| copy.attributes()).ok_or(error)
+                self.bindings.trusted_copy(&node).and_then(|copy| copy.attributes()).ok_or(error)
             })?,
         };
         let news = self.learn(&node, &seen);

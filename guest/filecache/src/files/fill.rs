@@ -88,6 +88,11 @@ impl Fills {
         }
     }
 
+    /// Whether anything waits.
+    pub fn has_work(&self) -> bool {
+        !lock(&self.queue).waiting.is_empty()
+    }
+
     /// The next one whose time has come. Waits for it.
     fn next(&self) -> Task {
         let mut queue = lock(&self.queue);

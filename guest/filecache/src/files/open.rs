@@ -16,7 +16,7 @@ use rustix::io::{Errno, Result};
 
 use crate::bindings::{Bound, Opening, Prepared};
 use crate::callers::Caller;
-use crate::copies::{Copy, file_id};
+use crate::copies::Copy;
 use crate::files::Files;
 use crate::handles::Handle;
 use crate::kernel::Backing;
@@ -61,6 +61,7 @@ struct Look {
 impl Files {
     /// Opens a file that the kernel knows.
     pub fn open(&self, id: u64, flags: OFlags, caller: Caller, to: Register<'_>) -> Result<Opened> {
+        let _asks = self.memory.asks();
         let node = self.nodes.get(id)?;
         let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR | OFlags::TRUNC);
         let look = match self.trusted(&node, writes) {
@@ -80,6 +81,7 @@ impl Files {
         caller: Caller,
         to: Register<'_>,
     ) -> Result<(Arc<Node>, Attributes, Opened)> {
+        let _asks = self.memory.asks();
         let at = self.nodes.folder(folder)?;
         let kept = OFlags::CREATE | (flags & (OFlags::EXCL | OFlags::TRUNC));
         let own = source::daemon_flags(flags) | kept | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -196,10 +198,11 @@ impl Files {
     /// Counts a use. Returns whether the file is to be copied.
     fn note_use(&self, node: &Node, writes: bool, bytes: u64, is_hit: bool) -> bool {
         let usage = if writes { Use::Write } else { Use::Read };
-        self.recorders.used(file_id(node.identity), usage, bytes);
+        self.recorders.used(self.copies.id(node.identity), usage, bytes);
         if !writes {
             self.counters.read_opened(is_hit, bytes);
         }
+        self.remember(node);
         self.copies.used(node.identity, usage, bytes)
     }
 

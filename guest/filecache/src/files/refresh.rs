@@ -74,7 +74,8 @@ impl Files {
         *stamp = None;
         let Ok(seen) = source::stat(&*file) else { return };
         let end = offset.saturating_add(bytes).min(seen.stamp.size);
-        let is_patched = fill::copy_range(&file, &open.copy.file, offset, end).is_ok()
+        let is_patched = open.copy.begin_change().is_ok()
+            && fill::copy_range(&file, &open.copy.file, offset, end).is_ok()
             && open.copy.file.set_len(seen.stamp.size).is_ok();
         if is_patched {
             open.copy.resized(seen.stamp.size);
@@ -86,6 +87,7 @@ impl Files {
 
 /// The bytes first, then the length: a reader that sees the new length finds bytes there.
 fn copy_over(file: &File, copy: &Copy) -> Result<()> {
+    copy.begin_change()?;
     let size = source::stat(file)?.stamp.size;
     fill::copy_range(file, &copy.file, 0, size)?;
     copy.file.set_len(size).map_err(errno)?;

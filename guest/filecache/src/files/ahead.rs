@@ -1,0 +1,234 @@
+//! What was used in earlier lives: remembered, and fetched ahead (S5.4) when nothing else is asked
+//! of the source, at mount and later.
+//!
+//! Fetching goes by the history's order, into room that nothing uses: it drops no copy. It stops
+//! when a file is opened, and for this time when a call to the source takes long.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use flowstone_policy::FileId;
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
+use rustix::io::{Errno, Result};
+
+use super::fill;
+use crate::copies::{HISTORY_FILES, lock};
+use crate::errno;
+use crate::files::Files;
+use crate::history_file::{HistoryFile, Remembered};
+use crate::nodes::{Node, SETTLED, is_old};
+use crate::source;
+use crate::stamp::{Attributes, Identity, Stamp};
+use flowstone_memory::mutant;
+
+/// Copied between two looks at what else is to be done.
+const CHUNK: u64 = 1 << 20;
+/// A source whose call takes so long has enough to do.
+const SLOW: Duration = Duration::from_secs(2);
+
+/// Where the files of the history are.
+#[derive(Default)]
+pub struct Memory {
+    file: Option<HistoryFile>,
+    places: Mutex<HashMap<FileId, Place>>,
+    /// Opens that are being answered, and all there were.
+    asking: AtomicU64,
+    opens: AtomicU64,
+    saved_at: Mutex<u64>,
+}
+
+#[derive(Clone)]
+struct Place {
+    identity: Identity,
+    path: Box<[u8]>,
+}
+
+/// An open is being answered until this is dropped.
+pub struct Asking<'a>(&'a Memory);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.asking.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Memory {
+    /// With a file, or none.
+    pub fn new(file: Option<HistoryFile>) -> Self {
+        Self { file, ..Self::default() }
+    }
+
+    /// An open begins.
+    pub fn asks(&self) -> Asking<'_> {
+        self.asking.fetch_add(1, Ordering::Relaxed);
+        self.opens.fetch_add(1, Ordering::Relaxed);
+        Asking(self)
+    }
+}
+
+/// What the thread that fetches ahead knows.
+#[derive(Default)]
+pub struct Ahead {
+    opens: u64,
+    is_done: bool,
+    /// Files that have changed of late, and since when they are seen to be the same.
+    new: HashMap<FileId, (Stamp, Instant)>,
+}
+
+impl Files {
+    /// Takes up the history of earlier lives.
+    pub fn recall(&self) {
+        let Some(file) = &self.memory.file else { return };
+        let device = self.source.identity().device;
+        for it in file.load() {
+            let identity = Identity { device, inode: it.inode, birth: it.birth };
+            self.copies.restore(identity, it.bytes, it.uses);
+            let place = Place { identity, path: it.path };
+            lock(&self.memory.places).insert(self.copies.id(identity), place);
+        }
+    }
+
+    /// Remembers where a file is.
+    pub(crate) fn remember(&self, node: &Node) {
+        let is_home = node.identity.device == self.source.identity().device;
+        if self.memory.file.is_none() || !is_home {
+            return;
+        }
+        let Some(path) = self.nodes.path(node) else { return };
+        let mut places = lock(&self.memory.places);
+        // More than the history has are taken away when it is saved.
+        if places.len() < 2 * HISTORY_FILES {
+            places.insert(self.copies.id(node.identity), Place { identity: node.identity, path });
+        }
+    }
+
+    /// Keeps the history for the next life.
+    pub fn save_history(&self) {
+        let Some(file) = &self.memory.file else { return };
+        let opens = self.memory.opens.load(Ordering::Relaxed);
+        let mut saved_at = lock(&self.memory.saved_at);
+        if std::mem::replace(&mut *saved_at, opens) == opens {
+            return;
+        }
+        let records = self.copies.history();
+        let mut places = lock(&self.memory.places);
+        let mut kept = HashMap::new();
+        let mut all = Vec::new();
+        for it in records {
+            let Some(place) = places.remove(&it.file) else { continue };
+            let Identity { inode, birth, .. } = place.identity;
+            let path = place.path.clone();
+            all.push(Remembered { inode, birth, bytes: it.bytes, uses: it.uses, path });
+            kept.insert(it.file, place);
+        }
+        *places = kept;
+        drop(places);
+        // What is on the disk stays until the next time.
+        let _ = file.save(all);
+    }
+
+    /// Fetches files ahead, if nothing was opened since the last call.
+    pub fn fetch_ahead(&self, ahead: &mut Ahead) {
+        let opens = self.memory.opens.load(Ordering::Relaxed);
+        let was_idle = ahead.opens == opens;
+        ahead.is_done &= was_idle;
+        ahead.opens = opens;
+        if !was_idle || ahead.is_done || self.memory.file.is_none() {
+            return;
+        }
+        ahead.is_done = true;
+        for file in self.copies.to_fetch() {
+            let place = lock(&self.memory.places).get(&file).cloned();
+            let Some(place) = place else { continue };
+            match self.fetch(file, &place, ahead) {
+                Err(Errno::NOENT | Errno::STALE) => {
+                    lock(&self.memory.places).remove(&file);
+                    self.copies.forget_use(place.identity);
+                }
+                Err(Errno::BUSY) => {
+                    ahead.is_done = false;
+                    return;
+                }
+                Err(Errno::TIMEDOUT) => return,
+                _ => {}
+            }
+        }
+    }
+
+    fn fetch(&self, file: FileId, place: &Place, ahead: &mut Ahead) -> Result<()> {
+        self.may_go_on(Instant::now())?;
+        let began = Instant::now();
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
+        let opened = openat2(self.source.root(), &*place.path, flags, Mode::empty(), within)?;
+        let from = File::from(opened);
+        let seen = source::stat(&from)?;
+        let is_same = seen.identity == place.identity || mutant("guest.ahead.takes-any-file");
+        if !is_same || !seen.is_file() {
+            return Err(Errno::STALE);
+        }
+        self.may_go_on(began)?;
+        if !ahead.is_settled(file, seen.stamp) {
+            ahead.is_done = false;
+            return Ok(());
+        }
+        if !self.copies.holds_ahead(place.identity, seen.stamp.size) {
+            return Ok(());
+        }
+        let Some(begun) = self.copies.begin_fill(place.identity) else { return Ok(()) };
+        let copied = self.copy_ahead(&from, &seen);
+        let why = copied.as_ref().err().copied();
+        let copied = copied.ok().flatten().map(|file| (file, seen));
+        if self.copies.end_fill(&begun, copied) {
+            self.counters.fills.add(1);
+            self.counters.prefetched_bytes.add(seen.stamp.size);
+        } else if self.copies.wants(place.identity) {
+            self.copies.drop_file(place.identity);
+        }
+        why.map_or(Ok(()), Err)
+    }
+
+    fn copy_ahead(&self, from: &File, seen: &Attributes) -> Result<Option<File>> {
+        let to = self.copies.new_file().map_err(errno)?;
+        let size = seen.stamp.size;
+        for at in (0..size).step_by(CHUNK as usize) {
+            let began = Instant::now();
+            fill::copy_range(from, &to, at, size.min(at + CHUNK))?;
+            self.may_go_on(began)?;
+        }
+        let is_whole = to.metadata().map_err(errno)?.len() == size;
+        let is_same = source::stat(from)?.stamp == seen.stamp;
+        let is_copy = is_whole && (is_same || mutant("guest.ahead.keeps-what-changed"));
+        Ok(is_copy.then_some(to))
+    }
+
+    /// Whether nothing else is to be done, and the source has answered soon.
+    fn may_go_on(&self, began: Instant) -> Result<()> {
+        let is_asked = self.memory.asking.load(Ordering::Relaxed) > 0 || self.fills.has_work();
+        if is_asked {
+            return Err(Errno::BUSY);
+        }
+        if began.elapsed() < SLOW { Ok(()) } else { Err(Errno::TIMEDOUT) }
+    }
+}
+
+impl Ahead {
+    fn is_settled(&mut self, file: FileId, stamp: Stamp) -> bool {
+        let first = self.new.entry(file).or_insert_with(|| (stamp, Instant::now()));
+        if first.0 != stamp {
+            *first = (stamp, Instant::now());
+        }
+        let is_settled = first.1.elapsed() >= SETTLED || is_old(stamp);
+        if is_settled {
+            self.new.remove(&file);
+        }
+        is_settled
+    }
+}
+
+#[cfg(test)]
+#[path = "ahead_tests.rs"]
+mod tests;

@@ -1,0 +1,247 @@
+//! Copies that outlive the daemon: files with names, in a folder that is the cache's alone.
+//!
+//! The name of a copy says which file it is of and with which stamp, so that there is no index that
+//! could differ from what is there. A name is given when the bytes are on the disk, and taken away
+//! (on the disk, too) before they change: whatever has a name is whole after any end of the daemon
+//! or of the guest. Whether it is still what the source has is seen when it is opened.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
+use rustix::fs::{
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fsync, linkat, mkdirat, open, openat,
+    unlinkat,
+};
+use rustix::io::Errno;
+
+use crate::copies::lock;
+use crate::stamp::{Identity, Stamp, Time};
+use flowstone_memory::mutant;
+
+/// The folder of copies, in the one that the user has given.
+const FOLDER: &str = "flowstone-copies";
+
+/// A folder of copies of one source.
+pub struct Shelf {
+    folder: OwnedFd,
+    /// The source, so that the copies of another one are not taken for its own.
+    source: String,
+    /// The number that the source's file system has at present.
+    home: u64,
+}
+
+/// A copy of an earlier life.
+pub struct Found {
+    /// Of which file.
+    pub identity: Identity,
+    /// What it was a copy of.
+    pub stamp: Stamp,
+    /// Its bytes.
+    pub file: File,
+    /// Its name.
+    pub name: String,
+}
+
+impl Shelf {
+    /// Takes possession of the folder in a folder. Fails while another daemon has it.
+    pub fn open(path: &Path, source: String, home: u64) -> io::Result<Self> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let outer = open(path, flags, Mode::empty())?;
+        match mkdirat(&outer, FOLDER, Mode::RWXU) {
+            Err(error) if error != Errno::EXIST => return Err(error.into()),
+            _ => {}
+        }
+        let folder = openat(&outer, FOLDER, flags | OFlags::NOFOLLOW, Mode::empty())?;
+        if !mutant("guest.shelf.does-not-lock") {
+            flock(&folder, FlockOperation::NonBlockingLockExclusive).map_err(|error| {
+                let is_taken = error == Errno::WOULDBLOCK;
+                if is_taken { io::Error::other("another cache uses it") } else { error.into() }
+            })?;
+        }
+        let shelf = Self { folder, source, home };
+        shelf.new_file()?;
+        Ok(shelf)
+    }
+
+    /// A new file, empty and without a name.
+    pub fn new_file(&self) -> io::Result<File> {
+        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        Ok(openat(&self.folder, ".", flags, Mode::RUSR | Mode::WUSR)?.into())
+    }
+
+    /// The copies that are there. What is none is removed.
+    pub fn find(&self) -> io::Result<Vec<Found>> {
+        let mut found = Vec::new();
+        for entry in Dir::read_from(&self.folder)? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().to_str() else {
+                let _ = unlinkat(&self.folder, entry.file_name(), AtFlags::empty());
+                continue;
+            };
+            if name == "." || name == ".." {
+                continue;
+            }
+            match self.copy_of(name) {
+                Some(copy) => found.push(copy),
+                None => self.remove(name),
+            }
+        }
+        Ok(found)
+    }
+
+    fn copy_of(&self, name: &str) -> Option<Found> {
+        let (identity, stamp) = parse(&self.source, self.home, name)?;
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(openat(&self.folder, name, flags, Mode::empty()).ok()?);
+        let seen = file.metadata().ok()?;
+        let is_whole = seen.is_file() && seen.len() == stamp.size;
+        let name = name.to_owned();
+        is_whole.then_some(Found { identity, stamp, file, name })
+    }
+
+    /// Gives a copy, whose bytes are on the disk, a name.
+    fn put(&self, file: &File, identity: Identity, stamp: Stamp) -> Option<String> {
+        // A file of another file system below the source has no number that lasts.
+        let name = (identity.device == self.home).then(|| name(&self.source, identity, stamp))?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        self.remove(&name);
+        let given = linkat(CWD, &path, &self.folder, &name, AtFlags::SYMLINK_FOLLOW);
+        given.ok().map(|()| name)
+    }
+
+    /// What stays without a reason is removed by the next daemon.
+    fn remove(&self, name: &str) {
+        let _ = unlinkat(&self.folder, name, AtFlags::empty());
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "no image of a disk is a copy of a guest's file")]
+fn to_disk(file: impl AsFd) -> rustix::io::Result<()> {
+    fsync(file)
+}
+
+fn after_sync<E>(
+    sync: impl FnOnce() -> Result<(), E>,
+    name: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
+    if !mutant("guest.shelf.names-what-is-not-on-the-disk") {
+        sync()?;
+    }
+    name()
+}
+
+/// The name of one copy.
+#[derive(Default)]
+pub struct Name {
+    shelf: Option<Arc<Shelf>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+enum State {
+    #[default]
+    None,
+    Given(String),
+    /// Taken away, but perhaps not on the disk.
+    Taken,
+}
+
+impl Name {
+    /// None yet.
+    pub fn none(shelf: Option<Arc<Shelf>>) -> Self {
+        Self { shelf, state: Mutex::default() }
+    }
+
+    /// One of an earlier life.
+    pub fn given(shelf: Arc<Shelf>, name: String) -> Self {
+        Self { shelf: Some(shelf), state: Mutex::new(State::Given(name)) }
+    }
+
+    /// Gives a copy its name, while it is to have one.
+    pub fn give(
+        &self,
+        file: &File,
+        identity: Identity,
+        stamp: Stamp,
+        is_current: impl Fn() -> bool,
+    ) {
+        let Some(shelf) = &self.shelf else { return };
+        // A disk that fails costs the name, not the copy.
+        let _ = after_sync(
+            || to_disk(file),
+            || {
+                // From here on: who drops a copy does not wait for the disk.
+                let mut state = lock(&self.state);
+                if is_current()
+                    && let Some(name) = shelf.put(file, identity, stamp)
+                {
+                    *state = State::Given(name);
+                }
+                Ok(())
+            },
+        );
+    }
+
+    /// The copy is dropped.
+    pub fn take(&self) {
+        let mut state = lock(&self.state);
+        if let (Some(shelf), State::Given(name)) = (&self.shelf, &*state) {
+            shelf.remove(name);
+            *state = State::Taken;
+        }
+    }
+
+    /// The bytes are about to change: no end of the guest brings the name back.
+    pub fn take_for_good(&self) -> rustix::io::Result<()> {
+        if mutant("guest.shelf.keeps-names-of-bytes-that-change") {
+            return Ok(());
+        }
+        self.take();
+        let mut state = lock(&self.state);
+        if let (Some(shelf), State::Taken) = (&self.shelf, &*state) {
+            to_disk(&shelf.folder)?;
+            *state = State::None;
+        }
+        Ok(())
+    }
+}
+
+/// Numbers in base 16, and a checksum over them and the source.
+fn name(source: &str, identity: Identity, stamp: Stamp) -> String {
+    let time = |it: Time| format!("{:x}-{:x}", it.seconds, it.nanoseconds);
+    let (inode, birth, size) = (identity.inode, identity.birth, stamp.size);
+    let (modified, changed) = (time(stamp.modified), time(stamp.changed));
+    let body = format!("{inode:x}-{birth:x}-{size:x}-{modified}-{changed}");
+    format!("{body}-{:08x}", checksum(source, &body))
+}
+
+fn checksum(source: &str, body: &str) -> u32 {
+    crc32c::crc32c_append(crc32c::crc32c(source.as_bytes()), body.as_bytes())
+}
+
+fn parse(source: &str, home: u64, name: &str) -> Option<(Identity, Stamp)> {
+    let (body, sum) = name.rsplit_once('-')?;
+    let is_ours = u32::from_str_radix(sum, 16).ok()? == checksum(source, body);
+    if !is_ours && !mutant("guest.shelf.takes-any-source") {
+        return None;
+    }
+    let fields: Option<Vec<u64>> =
+        body.split('-').map(|it| u64::from_str_radix(it, 16).ok()).collect();
+    let &[inode, birth, size, modified, modified_ns, changed, changed_ns] = &*fields? else {
+        return None;
+    };
+    let time = |seconds: u64, nanoseconds: u64| {
+        let nanoseconds = u32::try_from(nanoseconds).ok()?;
+        Some(Time { seconds: seconds.cast_signed(), nanoseconds })
+    };
+    let identity = Identity { device: home, inode, birth: birth.cast_signed() };
+    let (modified, changed) = (time(modified, modified_ns)?, time(changed, changed_ns)?);
+    Some((identity, Stamp { size, modified, changed }))
+}
+
+#[cfg(test)]
+#[path = "shelf_tests.rs"]
+mod tests;
