@@ -106,3 +106,58 @@ fn a_fill_that_fails_leaves_the_file_to_be_tried_again() {
     assert!(!copies.end_fill(&begun, None));
     assert!(copies.begin_fill(file(1)).is_some());
 }
+
+fn on_shelf(folder: &std::path::Path, bytes: u64) -> Copies {
+    let shelf = crate::shelf::Shelf::open(folder, String::new(), 1).unwrap();
+    let policy = PolicyKind::Lru.build(bytes, Link::default());
+    Copies::new(Store::Shelf(Arc::new(shelf)), bytes, policy, 1, 2)
+}
+
+fn named(folder: &std::path::Path) -> u64 {
+    std::fs::read_dir(folder.join("flowstone-copies")).unwrap().count() as u64
+}
+
+/// The next daemon may have less room: it keeps what was used most, and removes the rest.
+#[test]
+fn copies_of_an_earlier_life_are_taken_as_far_as_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = on_shelf(folder.path(), 1 << 20);
+    (1..=4).for_each(|inode| assert!(fill(&first, file(inode))));
+    assert_eq!(named(folder.path()), 4);
+    drop(first);
+    for (room, wanted) in [(3, 3), (1, 1), (0, 0)] {
+        let next = on_shelf(folder.path(), room * space_of(4));
+        next.restore(file(1), space_of(4), 9);
+        next.adopt_all().unwrap();
+        let holdings = next.holdings();
+        assert_eq!((holdings.files, named(folder.path())), (wanted, wanted));
+        assert_eq!(holdings.bytes, wanted * space_of(4));
+        assert_eq!(next.get(file(1)).is_some(), wanted > 0, "it was used most");
+    }
+}
+
+#[test]
+fn a_copy_of_an_earlier_life_was_never_compared_in_this_one() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(fill(&on_shelf(folder.path(), 1 << 20), file(1)));
+    let next = on_shelf(folder.path(), 1 << 20);
+    next.adopt_all().unwrap();
+    let copy = next.get(file(1)).unwrap();
+    assert!(copy.is_of(stamp(4)) && !copy.is_of(stamp(5)));
+    assert!(!copy.was_checked_within(Duration::MAX));
+}
+
+#[test]
+fn a_copy_that_is_dropped_or_spoilt_by_a_writer_leaves_nothing_in_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let copies = on_shelf(folder.path(), 1 << 20);
+    assert!(fill(&copies, file(1)));
+    let reader = copies.get(file(1)).unwrap();
+    copies.writer_opens(file(1));
+    assert_eq!(named(folder.path()), 0, "although it is open");
+    drop(reader);
+    copies.writer_closes(file(1));
+    assert!(fill(&copies, file(1)));
+    copies.drop_all();
+    assert_eq!(named(folder.path()), 0);
+}

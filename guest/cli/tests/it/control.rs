@@ -107,6 +107,43 @@ fn copies_take_no_more_than_they_may() {
     }
 }
 
+/// Twelve files of the sixteen are the paper's window A, three quarters of the memory: at each epoch
+/// `multicache` drops the oldest of the others. `lru` has nothing to do then.
+#[test]
+fn at_each_epoch_multicache_drops_candidates_and_lru_does_not() {
+    for (policy, drops) in [("multicache", true), ("lru", false)] {
+        let options = ["--policy", policy, "--usage-threshold", "1", "--mem-threshold", "0.5"];
+        let memory = ["--memory", "1M", "--epoch", "300ms"];
+        let Some(mount) = Mount::start(&[&options[..], &memory].concat()) else { return };
+        let name = |number: u32| format!("{number}");
+        (0..16).for_each(|number| mount.write_source(&name(number), vec![0; 60_000]));
+        for number in 0..16 {
+            mount.wait_for_copy(&name(number));
+        }
+        let epochs = mount.stat("epochs");
+        wait_until("epochs end", || mount.stat("epochs") >= epochs + 2);
+        assert_eq!(mount.stat("evictions") > 0, drops, "{policy}: {}", mount.stats());
+        assert_eq!(mount.stat("cached_bytes") <= (1 << 20) / 4 * 3, drops, "{policy}");
+    }
+}
+
+#[test]
+fn multicache_copies_a_file_at_the_use_that_reaches_its_threshold() {
+    let options = ["--policy", "multicache", "--usage-threshold", "3", "--epoch", "100ms"];
+    let Some(mount) = Mount::start(&options) else { return };
+    for name in ["twice", "three times"] {
+        mount.write_source(name, "text");
+        (0..2).for_each(|_| drop(mount.read(name)));
+    }
+    mount.read("three times");
+    wait_until("one is copied", || mount.stat("fills") == 1);
+    mount.read("three times");
+    assert_eq!(mount.stat("hits"), 1);
+    mount.read("twice");
+    assert_eq!(mount.stat("hits"), 1, "that was its third use");
+    wait_until("the other one is copied", || mount.stat("fills") == 2);
+}
+
 #[test]
 fn copies_may_be_in_a_folder() {
     let Some(mount) = Mount::start(&[]) else { return };
