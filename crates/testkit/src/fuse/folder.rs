@@ -1,14 +1,19 @@
 //! A folder of files that answers FUSE requests: what is asked of it is done to the files behind
-//! it.
+//! it, at any depth.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirEntryExt, FileExt, MetadataExt};
 use std::path::PathBuf;
 
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek, statvfs};
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, Gid, Mode, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT,
+    Uid, chmodat, chownat, fallocate, seek, statvfs, utimensat,
+};
 
+use super::unsynced::Unsynced;
 use super::wire::{Answer, Call, Message, WRITE_BYTES_MAX};
 
 /// The folder's own number.
@@ -20,36 +25,65 @@ const MAX_PAGES: u32 = 1 << 22;
 /// The kernel keeps pages of a file that is opened again.
 const KEEP_CACHE: u32 = 2;
 /// From linux/fuse.h: which attributes are to be set.
+const SET_MODE: u32 = 1;
+const SET_UID: u32 = 1 << 1;
+const SET_GID: u32 = 1 << 2;
 const SET_SIZE: u32 = 1 << 3;
+const SET_ATIME: u32 = 1 << 4;
+const SET_MTIME: u32 = 1 << 5;
+const SET_ATIME_NOW: u32 = 1 << 7;
+const SET_MTIME_NOW: u32 = 1 << 8;
 
-/// See the module. Files are opened for as long as the folder is there.
+/// See the module. Files are opened for as long as the folder is there; those of a source are closed
+/// with their last open, so that one that is gone is stale from then on.
 pub struct Folder {
     behind: PathBuf,
-    /// By their numbers: names, and files that have been opened.
-    nodes: BTreeMap<u64, (String, Option<File>)>,
+    is_source: bool,
+    nodes: BTreeMap<u64, Node>,
     next: u64,
+    unsynced: Unsynced,
+}
+
+/// A file that the kernel has asked for.
+struct Node {
+    /// Its path behind the folder; empty once it is gone.
+    path: String,
+    /// Its number there: another file may have its name by now.
+    inode: u64,
+    /// From when it was first read or written on.
+    file: Option<File>,
+    opens: u32,
 }
 
 type Outcome = io::Result<Answer>;
 
 impl Folder {
-    /// Of the files in `behind`.
-    pub fn new(behind: PathBuf) -> Self {
-        Self { behind, nodes: BTreeMap::new(), next: ROOT + 1 }
+    /// Of the files in `behind`. A source of shared files has many users and several writers: what
+    /// is made belongs to its maker, and no open uses the pages of an earlier one.
+    pub fn new(behind: PathBuf, is_source: bool) -> Self {
+        let (nodes, unsynced) = (BTreeMap::new(), Unsynced::default());
+        Self { behind, is_source, nodes, next: ROOT + 1, unsynced }
+    }
+
+    /// What was written and not synced since is as it was before.
+    pub fn lose_unsynced(&mut self) {
+        self.unsynced.undo();
     }
 
     /// Does what a request asks for.
     pub fn answer(&mut self, message: &Message) -> Result<Answer, i32> {
         let outcome = match message.call {
             Call::Init => Ok(init(message)),
-            Call::Lookup => self.lookup(&message.names(0).next().unwrap_or_default()),
+            Call::Lookup => self.lookup(message.node, &message.name(0)),
             Call::GetAttr => self.attributes(message.node),
             Call::SetAttr => self.set_attributes(message),
+            Call::ReadLink => self.read_link(message.node),
             Call::Open | Call::OpenDir => self.open(message.node),
-            Call::Create => self.create(&message.names(16).next().unwrap_or_default()),
-            Call::Unlink => self.unlink(&message.names(0).next().unwrap_or_default()),
-            Call::Rename => self.rename(message.names(8)),
-            Call::Rename2 => self.rename(message.names(16)),
+            Call::Create => self.create(message),
+            Call::Mkdir | Call::Symlink => self.make(message),
+            Call::Unlink | Call::Rmdir => self.remove(message),
+            Call::Rename => self.rename(message, 8),
+            Call::Rename2 => self.rename(message, 16),
             Call::Read => self.read(message),
             Call::Write => self.write(message),
             Call::Fallocate => self.fallocate(message),
@@ -57,10 +91,13 @@ impl Folder {
             Call::StatFs => self.room(),
             // What is written is in the files already, and those of a test need not survive a power
             // cut.
-            Call::Fsync | Call::FsyncDir | Call::Flush | Call::Release | Call::ReleaseDir => {
+            Call::Fsync => {
+                self.unsynced.synced(message.node);
                 Ok(Answer::default())
             }
-            Call::ReadDir => Ok(Answer::default()),
+            Call::Release => Ok(self.release(message.node)),
+            Call::FsyncDir | Call::Flush | Call::ReleaseDir => Ok(Answer::default()),
+            Call::ReadDir => self.names(message),
             Call::Forget | Call::BatchForget | Call::Interrupt | Call::Other => {
                 Err(io::Error::from_raw_os_error(libc::ENOSYS))
             }
@@ -68,42 +105,56 @@ impl Folder {
         outcome.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.behind.join(name)
+    /// Where a file is; ESTALE if another one is there now.
+    fn path(&self, node: u64) -> io::Result<PathBuf> {
+        if node == ROOT {
+            return Ok(self.behind.clone());
+        }
+        let stale = || io::Error::from_raw_os_error(libc::ESTALE);
+        let it = self.nodes.get(&node).filter(|it| !it.path.is_empty()).ok_or_else(stale)?;
+        let path = self.behind.join(&it.path);
+        let is_same = path.symlink_metadata().is_ok_and(|seen| seen.ino() == it.inode);
+        if is_same { Ok(path) } else { Err(stale()) }
+    }
+
+    /// The path of a name in a folder, from the top one on.
+    fn below(&self, folder: u64, name: &str) -> String {
+        match self.nodes.get(&folder) {
+            Some(it) => format!("{}/{name}", it.path),
+            None => name.to_owned(),
+        }
     }
 
     fn metadata(&self, node: u64) -> io::Result<Metadata> {
-        match self.nodes.get(&node) {
-            None if node == ROOT => self.behind.metadata(),
-            Some((_, Some(file))) => file.metadata(),
-            Some((name, None)) => self.path(name).metadata(),
-            None => Err(io::ErrorKind::NotFound.into()),
+        match self.nodes.get(&node).and_then(|it| it.file.as_ref()) {
+            Some(file) => file.metadata(),
+            None => self.path(node)?.symlink_metadata(),
         }
     }
 
     fn file(&mut self, node: u64) -> io::Result<&File> {
-        let missing = || io::Error::from(io::ErrorKind::NotFound);
-        let (name, file) = self.nodes.get_mut(&node).ok_or_else(missing)?;
-        if file.is_none() {
-            *file = Some(File::options().read(true).write(true).open(self.behind.join(name))?);
+        let is_open = self.nodes.get(&node).is_some_and(|it| it.file.is_some());
+        if !is_open {
+            let file = File::options().read(true).write(true).open(self.path(node)?)?;
+            self.nodes.get_mut(&node).ok_or(io::ErrorKind::NotFound)?.file = Some(file);
         }
-        file.as_ref().ok_or_else(missing)
+        let it = self.nodes.get(&node).and_then(|it| it.file.as_ref());
+        it.ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     /// The number of a name, and what is known of its file; nothing of it is kept by the kernel.
-    fn lookup(&mut self, name: &str) -> Outcome {
-        self.path(name).metadata()?;
-        let known = self.nodes.iter().find(|(_, (known, _))| known == name);
-        let node = match known {
-            Some((node, _)) => *node,
-            None => {
-                self.next += 1;
-                self.nodes.insert(self.next, (name.to_owned(), None));
-                self.next
-            }
-        };
+    fn lookup(&mut self, folder: u64, name: &str) -> Outcome {
+        let path = self.below(folder, name);
+        let seen = self.behind.join(&path).symlink_metadata()?;
+        let is_it = |node: &Node| node.path == path && node.inode == seen.ino();
+        let known = self.nodes.iter().find(|(_, it)| is_it(it)).map(|(node, _)| *node);
+        let node = known.unwrap_or_else(|| {
+            self.next += 1;
+            self.nodes.insert(self.next, Node { path, inode: seen.ino(), file: None, opens: 0 });
+            self.next
+        });
         let entry = Answer::default().u64s(&[node, 0, 0, 0]).u32s(&[0, 0]);
-        Ok(entry.attributes(node, &self.metadata(node)?))
+        Ok(entry.attributes(node, &seen))
     }
 
     fn attributes(&self, node: u64) -> Outcome {
@@ -112,46 +163,145 @@ impl Folder {
     }
 
     fn set_attributes(&mut self, message: &Message) -> Outcome {
-        if message.u32(0) & SET_SIZE != 0 {
+        let valid = message.u32(0);
+        let wants = |flag: u32| valid & flag != 0;
+        if wants(SET_SIZE) {
             self.file(message.node)?.set_len(message.u64(16))?;
+        }
+        if valid & !SET_SIZE == 0 {
+            return self.attributes(message.node);
+        }
+        let path = self.path(message.node)?;
+        if wants(SET_UID | SET_GID) {
+            let uid = wants(SET_UID).then(|| Uid::from_raw(message.u32(76)));
+            let gid = wants(SET_GID).then(|| Gid::from_raw(message.u32(80)));
+            chownat(CWD, &path, uid, gid, AtFlags::SYMLINK_NOFOLLOW)?;
+        }
+        if wants(SET_MODE) {
+            let mode = Mode::from_raw_mode(message.u32(68) & 0o7777);
+            chmodat(CWD, &path, mode, AtFlags::empty())?;
+        }
+        if wants(SET_ATIME | SET_MTIME) {
+            let last_access = time(valid, [SET_ATIME, SET_ATIME_NOW], message, [32, 56]);
+            let last_modification = time(valid, [SET_MTIME, SET_MTIME_NOW], message, [40, 60]);
+            let times = Timestamps { last_access, last_modification };
+            utimensat(CWD, &path, &times, AtFlags::SYMLINK_NOFOLLOW)?;
         }
         self.attributes(message.node)
     }
 
-    fn open(&mut self, node: u64) -> Outcome {
-        if node != ROOT {
-            self.file(node)?;
-        }
-        Ok(Answer::default().u64s(&[node]).u32s(&[KEEP_CACHE, 0]))
+    fn read_link(&self, node: u64) -> Outcome {
+        let to = std::fs::read_link(self.path(node)?)?;
+        Ok(Answer(to.as_os_str().as_bytes().to_vec()))
     }
 
-    fn create(&mut self, name: &str) -> Outcome {
-        File::options().write(true).create(true).truncate(false).open(self.path(name))?;
-        let mut answer = self.lookup(name)?;
+    fn open(&mut self, node: u64) -> Outcome {
+        if self.metadata(node)?.is_file() {
+            self.file(node)?;
+            self.nodes.entry(node).and_modify(|it| it.opens += 1);
+        }
+        let pages = if self.is_source { 0 } else { KEEP_CACHE };
+        Ok(Answer::default().u64s(&[node]).u32s(&[pages, 0]))
+    }
+
+    fn release(&mut self, node: u64) -> Answer {
+        if let Some(it) = self.nodes.get_mut(&node) {
+            it.opens = it.opens.saturating_sub(1);
+            if it.opens == 0 && self.is_source {
+                it.file = None;
+            }
+        }
+        Answer::default()
+    }
+
+    fn create(&mut self, message: &Message) -> Outcome {
+        let name = message.name(16);
+        let path = self.behind.join(self.below(message.node, &name));
+        File::options().write(true).create(true).truncate(false).open(&path)?;
+        self.belongs(message, &path, message.u32(4))?;
+        let mut answer = self.lookup(message.node, &name)?;
         let node = u64::from_le_bytes(answer.0[..8].try_into().expect("eight bytes"));
         answer.0.extend(self.open(node)?.0);
         Ok(answer)
     }
 
+    fn make(&mut self, message: &Message) -> Outcome {
+        if message.call == Call::Mkdir {
+            let name = message.name(8);
+            let path = self.behind.join(self.below(message.node, &name));
+            std::fs::create_dir(&path)?;
+            self.belongs(message, &path, message.u32(0))?;
+            return self.lookup(message.node, &name);
+        }
+        let mut names = message.names(0);
+        let (name, to) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
+        let path = self.behind.join(self.below(message.node, &name));
+        std::os::unix::fs::symlink(to, path)?;
+        self.lookup(message.node, &name)
+    }
+
+    /// What was made is its maker's.
+    fn belongs(&self, message: &Message, path: &PathBuf, mode: u32) -> io::Result<()> {
+        if !self.is_source {
+            return Ok(());
+        }
+        chmodat(CWD, path, Mode::from_raw_mode(mode & 0o7777), AtFlags::empty())?;
+        let (uid, gid) = (Uid::from_raw(message.uid), Gid::from_raw(message.gid));
+        Ok(chownat(CWD, path, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?)
+    }
+
     /// Those who have it open keep it.
-    fn unlink(&mut self, name: &str) -> Outcome {
-        std::fs::remove_file(self.path(name))?;
-        self.forget(name);
+    fn remove(&mut self, message: &Message) -> Outcome {
+        let below = self.below(message.node, &message.name(0));
+        let path = self.behind.join(&below);
+        if message.call == Call::Rmdir {
+            std::fs::remove_dir(path)?;
+        } else {
+            std::fs::remove_file(path)?;
+        }
+        self.forget(&below);
         Ok(Answer::default())
     }
 
-    fn forget(&mut self, name: &str) {
-        let known = self.nodes.values_mut().filter(|(known, _)| known == name);
-        known.for_each(|(name, _)| name.clear());
+    fn forget(&mut self, path: &str) {
+        let known = self.nodes.values_mut().filter(|it| it.path == path);
+        known.for_each(|it| it.path.clear());
     }
 
-    fn rename(&mut self, mut names: impl Iterator<Item = String>) -> Outcome {
-        let (from, to) = (names.next().unwrap_or_default(), names.next().unwrap_or_default());
-        std::fs::rename(self.path(&from), self.path(&to))?;
+    fn rename(&mut self, message: &Message, names_at: usize) -> Outcome {
+        let mut names = message.names(names_at);
+        let from = self.below(message.node, &names.next().unwrap_or_default());
+        let to = self.below(message.u64(0), &names.next().unwrap_or_default());
+        std::fs::rename(self.behind.join(&from), self.behind.join(&to))?;
         self.forget(&to);
-        let moved = self.nodes.values_mut().filter(|(known, _)| *known == from);
-        moved.for_each(|(name, _)| name.clone_from(&to));
+        for it in self.nodes.values_mut() {
+            let rest = it.path.strip_prefix(&from).map(str::to_owned);
+            if let Some(rest) = rest.filter(|rest| rest.is_empty() || rest.starts_with('/')) {
+                it.path = to.clone() + &rest;
+            }
+        }
         Ok(Answer::default())
+    }
+
+    /// The names in a folder, from an offset on.
+    fn names(&self, message: &Message) -> Outcome {
+        let (offset, room) = (message.u64(8), message.u32(16) as usize);
+        let mut entries = Vec::new();
+        for entry in std::fs::read_dir(self.path(message.node)?)? {
+            let entry = entry?;
+            entries.push((entry.file_name().as_bytes().to_vec(), entry.ino()));
+        }
+        entries.sort();
+        let mut answer = Answer::default();
+        for (at, (name, inode)) in entries.iter().enumerate().skip(offset as usize) {
+            if answer.0.len() + 24 + name.len().next_multiple_of(8) > room {
+                break;
+            }
+            answer = answer.u64s(&[*inode, at as u64 + 1]).u32s(&[name.len() as u32, 0]);
+            answer.0.extend(name);
+            answer.0.resize(answer.0.len().next_multiple_of(8), 0);
+        }
+        Ok(answer)
     }
 
     fn read(&mut self, message: &Message) -> Outcome {
@@ -181,7 +331,12 @@ impl Folder {
 
     fn write_first(&mut self, message: &Message, bytes: u32) -> Outcome {
         let data = &message.rest(40)[..bytes as usize];
-        self.file(message.node)?.write_all_at(data, message.u64(8))?;
+        let (node, offset) = (message.node, message.u64(8));
+        let file = self.file(node)?.try_clone()?;
+        if self.is_source {
+            self.unsynced.before_write(node, &file, offset, data.len())?;
+        }
+        file.write_all_at(data, offset)?;
         Ok(Answer::default().u32s(&[bytes, 0]))
     }
 
@@ -206,6 +361,18 @@ impl Folder {
         let sizes = [room.f_blocks, room.f_bfree, room.f_bavail, room.f_files, room.f_ffree];
         let units = [room.f_bsize as u32, 255, room.f_frsize as u32, 0, 0, 0, 0, 0, 0, 0];
         Ok(Answer::default().u64s(&sizes).u32s(&units))
+    }
+}
+
+/// A time that is to be set: where the request has its seconds and its nanoseconds.
+fn time(valid: u32, [set, now]: [u32; 2], message: &Message, at: [usize; 2]) -> Timespec {
+    match (valid & set != 0, valid & now != 0) {
+        (false, _) => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT },
+        (true, true) => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW },
+        (true, false) => Timespec {
+            tv_sec: message.u64(at[0]).cast_signed(),
+            tv_nsec: message.u32(at[1]).into(),
+        },
     }
 }
 

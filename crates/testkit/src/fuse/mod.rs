@@ -1,11 +1,18 @@
 //! A host in as much trouble as a test likes: a FUSE file system over a folder, which can be
 //! stopped, slowed, and made to fail calls. A file server that is stopped answers nothing; every
 //! call about its files waits.
+//!
+//! It has images of disks on it ([`FuseHost::mount`]), or the files that a guest's file cache is in
+//! front of ([`FuseHost::mount_source`]): a file cache takes it for a network file system, as it
+//! takes any whose type it does not know.
 
 mod failures;
 mod folder;
+mod link;
+mod unsynced;
 mod wire;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -15,12 +22,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::{HANG, skip};
+use crate::{HANG, skip, wait_until};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use self::failures::Failures;
 use self::folder::Folder;
+use self::link::Link;
 pub use self::wire::Call;
 use self::wire::{Answer, HEAD_BYTES, Message, WRITE_BYTES_MAX};
 
@@ -28,7 +36,7 @@ use self::wire::{Answer, HEAD_BYTES, Message, WRITE_BYTES_MAX};
 /// a test that fails meanwhile would never say so.
 const STOP_MAX: Duration = HANG.saturating_mul(2);
 /// How often the host looks whether it has stopped for that long.
-const LOOK: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A folder on the fake host. Unmounted when dropped; what waits there then fails.
 pub struct FuseHost {
@@ -42,21 +50,45 @@ pub struct FuseHost {
 struct State {
     stopped: Option<Instant>,
     ends: bool,
-    /// Time that each answer takes.
-    delay: Duration,
+    link: Link,
     failures: Option<Failures>,
+    /// Calls that fail without being carried out, and with what.
+    refused: (Vec<Call>, i32),
+    loses_unsynced: bool,
+    counts: BTreeMap<Call, Count>,
     /// Requests that wait for it to go on.
     held: Vec<Message>,
+}
+
+/// What was asked so far.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Count {
+    /// How often.
+    pub calls: u64,
+    /// Bytes of files that were read or written.
+    pub bytes: u64,
 }
 
 impl FuseHost {
     /// Shows the files of `behind` at `at`. Both folders must be there. Needs `/dev/fuse` and the
     /// right to mount.
     pub fn mount(at: &Path, behind: &Path) -> io::Result<Self> {
+        Self::mount_as(at, behind, false)
+    }
+
+    /// The same for files that many users share: each may use it, with the rights that modes give;
+    /// what is made belongs to its maker; each open reads anew what others may have written.
+    pub fn mount_source(at: &Path, behind: &Path) -> io::Result<Self> {
+        Self::mount_as(at, behind, true)
+    }
+
+    fn mount_as(at: &Path, behind: &Path, is_source: bool) -> io::Result<Self> {
         let mut device = File::options();
         let device = device.read(true).write(true).custom_flags(libc::O_NONBLOCK);
         let device = device.open("/dev/fuse")?;
-        let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", device.as_raw_fd());
+        let shared = if is_source { ",allow_other,default_permissions" } else { "" };
+        let descriptor = device.as_raw_fd();
+        let options = format!("fd={descriptor},rootmode=40000,user_id=0,group_id=0{shared}");
         let options = std::ffi::CString::new(options)?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV;
         mount("fake-host", at, "fuse.fake-host", flags, options.as_c_str())?;
@@ -64,9 +96,10 @@ impl FuseHost {
         let state = Arc::<Mutex<State>>::default();
         let server = Server {
             device,
-            folder: Folder::new(behind.to_owned()),
+            folder: Folder::new(behind.to_owned(), is_source),
             state: Arc::clone(&state),
             bell: Arc::clone(&bell),
+            sent: Vec::new(),
         };
         let thread = Builder::new().name("fake-host".into()).spawn(move || server.run())?;
         Ok(Self { at: at.to_owned(), state, bell, thread: Some(thread) })
@@ -103,9 +136,37 @@ impl FuseHost {
         self.change(|state| state.stopped = None);
     }
 
-    /// Takes this time for each answer from now on.
+    /// Takes this time for each answer from now on; answers do not wait for each other.
     pub fn slow(&self, delay: Duration) {
-        self.change(|state| state.delay = delay);
+        self.link(delay, 0);
+    }
+
+    /// Is at the end of a link of this round trip and bandwidth (0: as much as there is).
+    pub fn link(&self, round_trip: Duration, bytes_per_second: u64) {
+        self.change(|state| state.link = Link::new(round_trip, bytes_per_second));
+    }
+
+    /// Answers these calls with this error from now on, and does nothing of what they ask for.
+    pub fn refuse(&self, calls: &[Call], errno: i32) {
+        self.change(|state| state.refused = (calls.to_vec(), errno));
+    }
+
+    /// Loses what was written to a source and not synced since, as a server does that crashes.
+    /// Returns when it is lost.
+    pub fn lose_unsynced(&self) {
+        self.change(|state| state.loses_unsynced = true);
+        wait_until("unsynced writes are lost", || !self.state().loses_unsynced);
+    }
+
+    /// What was asked of this kind, that which waits or failed included; bytes are of calls that
+    /// were answered.
+    pub fn count(&self, call: Call) -> Count {
+        self.state().counts.get(&call).copied().unwrap_or_default()
+    }
+
+    /// All calls.
+    pub fn calls(&self) -> u64 {
+        self.state().counts.values().map(|it| it.calls).sum()
     }
 
     /// Fails one call in so many from now on that would change a file, a part of them after doing
@@ -117,7 +178,8 @@ impl FuseHost {
     /// Has no trouble from now on.
     pub fn recover(&self) {
         self.change(|state| {
-            (state.stopped, state.delay, state.failures) = (None, Duration::ZERO, None);
+            (state.stopped, state.link, state.failures) = (None, Link::default(), None);
+            state.refused = (Vec::new(), 0);
         });
     }
 
@@ -148,6 +210,8 @@ struct Server {
     folder: Folder,
     state: Arc<Mutex<State>>,
     bell: Arc<OwnedFd>,
+    /// Answers on their way, and when they arrive.
+    sent: Vec<(Instant, Vec<u8>)>,
 }
 
 impl Server {
@@ -158,7 +222,7 @@ impl Server {
                 PollFd::from_borrowed_fd(self.device.as_fd(), PollFlags::IN),
                 PollFd::from_borrowed_fd(self.bell.as_fd(), PollFlags::IN),
             ];
-            let _ = poll(fds, Some(&LOOK));
+            let _ = poll(fds, Some(&self.next_look()));
             let _ = rustix::io::read(&self.bell, &mut [0; 8]);
             loop {
                 match self.device.read(&mut buffer) {
@@ -174,6 +238,7 @@ impl Server {
             if !self.goes_on() {
                 return;
             }
+            self.deliver();
         }
     }
 
@@ -186,6 +251,7 @@ impl Server {
             return;
         }
         let mut state = self.lock();
+        state.counts.entry(message.call).or_default().calls += 1;
         // Nothing is asked before the first answer.
         if state.stopped.is_some() && message.call != Call::Init {
             return state.held.push(message);
@@ -203,26 +269,64 @@ impl Server {
         state.stopped = state.stopped.filter(|since| since.elapsed() < STOP_MAX);
         let is_stopped = state.stopped.is_some();
         let held = if is_stopped { Vec::new() } else { std::mem::take(&mut state.held) };
+        let loses = std::mem::take(&mut state.loses_unsynced);
         drop(state);
+        if loses {
+            self.folder.lose_unsynced();
+        }
         held.iter().for_each(|message| self.answer(message));
         true
     }
 
     fn answer(&mut self, message: &Message) {
         let mut state = self.lock();
+        let (calls, errno) = &state.refused;
+        let refused = calls.contains(&message.call).then_some(*errno);
         let failure = state.failures.as_mut().and_then(|it| it.draw(message.call));
-        let delay = state.delay;
         drop(state);
-        if !delay.is_zero() {
-            std::thread::sleep(delay);
-        }
-        let outcome = match failure {
-            None => self.folder.answer(message),
-            Some(failure) => Err(failure.carry_out(message, &mut self.folder)),
+        let outcome = match (refused, failure) {
+            (Some(errno), _) => Err(errno),
+            (None, None) => self.folder.answer(message),
+            (None, Some(failure)) => Err(failure.carry_out(message, &mut self.folder)),
+        };
+        let bytes = match (&outcome, message.call) {
+            (Ok(answer), Call::Read) => answer.0.len() as u64,
+            (Ok(_), Call::Write) => message.u32(16).into(),
+            _ => 0,
         };
         let answer = Answer::message(outcome, message.unique);
-        // Who has asked may be gone.
-        let _ = self.device.write(&answer);
+        let mut state = self.lock();
+        state.counts.entry(message.call).or_default().bytes += bytes;
+        let arrives = state.link.arrival(Instant::now(), bytes);
+        drop(state);
+        if message.call == Call::Init {
+            // Nothing is asked before this answer, by a host that is stopped neither.
+            let _ = self.device.write(&answer);
+        } else {
+            self.sent.push((arrives, answer));
+        }
+    }
+
+    /// Gives the kernel what has arrived, unless the host is stopped.
+    fn deliver(&mut self) {
+        if self.lock().stopped.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        for (_, answer) in self.sent.extract_if(.., |(arrives, _)| *arrives <= now) {
+            // Who has asked may be gone.
+            let _ = self.device.write(&answer);
+        }
+    }
+
+    /// How long nothing happens, unless something is asked.
+    fn next_look(&self) -> Timespec {
+        let is_stopped = self.lock().stopped.is_some();
+        let sent = self.sent.iter().filter(|_| !is_stopped);
+        let next = sent.map(|(arrives, _)| *arrives).min();
+        let wait = next.map_or(LOOK, |at| at.saturating_duration_since(Instant::now()));
+        let wait = wait.min(LOOK);
+        Timespec { tv_sec: wait.as_secs().cast_signed(), tv_nsec: wait.subsec_nanos().into() }
     }
 }
 

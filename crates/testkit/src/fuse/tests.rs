@@ -2,8 +2,9 @@
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 
+use rustix::fs::Mode;
+
 use super::*;
-use crate::wait_until;
 
 struct Place {
     host: FuseHost,
@@ -94,4 +95,77 @@ fn calls_fail_before_or_after_they_have_been_carried_out() {
     host.recover();
     file.write_all_at(&[9; 4096], 0).unwrap();
     file.sync_data().unwrap();
+}
+
+fn source() -> Option<Place> {
+    let dir = tempfile::tempdir().unwrap();
+    let [at, behind] = ["at", "behind"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&at).unwrap();
+    std::fs::create_dir(&behind).unwrap();
+    match FuseHost::mount_source(&at, &behind) {
+        Ok(host) => Some(Place { host, at, dir }),
+        Err(why) => {
+            skip(format_args!("no FUSE file system to be had (/dev/fuse, mount): {why}"));
+            None
+        }
+    }
+}
+
+#[test]
+fn a_source_has_folders_and_what_is_replaced_behind_it_is_stale() {
+    let Some(Place { host: _host, at, dir }) = source() else { return };
+    std::fs::create_dir(at.join("one")).unwrap();
+    std::fs::write(at.join("one/it"), "text").unwrap();
+    std::os::unix::fs::symlink("it", at.join("one/link")).unwrap();
+    std::fs::rename(at.join("one"), at.join("two")).unwrap();
+    assert_eq!(std::fs::read_to_string(at.join("two/link")).unwrap(), "text");
+    let names = std::fs::read_dir(at.join("two")).unwrap().map(|it| it.unwrap().file_name());
+    assert_eq!(names.collect::<Vec<_>>(), ["it", "link"]);
+    let path = rustix::fs::OFlags::PATH;
+    let held = rustix::fs::open(at.join("two/link"), path, Mode::empty()).unwrap();
+    let behind = dir.path().join("behind/two");
+    std::fs::write(behind.join("new"), "newer").unwrap();
+    std::fs::rename(behind.join("new"), behind.join("it")).unwrap();
+    assert_eq!(std::fs::read_to_string(at.join("two/it")).unwrap(), "newer");
+    let anchor = format!("/proc/self/fd/{}", held.as_raw_fd());
+    wait_until("what was replaced and is closed is stale", || {
+        std::fs::metadata(&anchor).is_err_and(|it| it.raw_os_error() == Some(libc::ESTALE))
+    });
+    std::fs::remove_file(at.join("two/link")).unwrap();
+    std::fs::remove_file(at.join("two/it")).unwrap();
+    std::fs::remove_dir(at.join("two")).unwrap();
+}
+
+#[test]
+fn a_source_counts_what_is_asked_and_refuses_what_it_is_told_to() {
+    let Some(Place { host, at, dir: _dir }) = source() else { return };
+    let name = at.join("it");
+    std::fs::write(&name, [1; 10_000]).unwrap();
+    assert_eq!(host.count(Call::Write).bytes, 10_000);
+    for round in 1..3 {
+        std::fs::read(&name).unwrap();
+        assert_eq!(host.count(Call::Read).bytes, round * 10_000, "each open reads anew");
+    }
+    for errno in [libc::EIO, libc::ESTALE, libc::ENOSPC, libc::ENOTCONN] {
+        host.refuse(&[Call::Read, Call::Write], errno);
+        let calls = host.count(Call::Write).calls;
+        let failed = std::fs::write(at.join("other"), "x").unwrap_err();
+        assert_eq!(failed.raw_os_error(), Some(errno));
+        assert_eq!(host.count(Call::Write).calls, calls + 1);
+    }
+    host.recover();
+    host.link(Duration::from_millis(1), 100_000_000);
+    assert_eq!(std::fs::read(&name).unwrap(), [1; 10_000]);
+}
+
+#[test]
+#[expect(clippy::disallowed_methods, reason = "not an image")]
+fn a_source_loses_what_was_not_synced() {
+    let Some(Place { host, at, dir }) = source() else { return };
+    let file = File::options().write(true).create_new(true).open(at.join("it")).unwrap();
+    file.write_all_at(b"first", 0).unwrap();
+    file.sync_data().unwrap();
+    file.write_all_at(b"other and more", 0).unwrap();
+    host.lose_unsynced();
+    assert_eq!(std::fs::read(dir.path().join("behind/it")).unwrap(), b"first");
 }

@@ -8,14 +8,18 @@ pub const HEAD_BYTES: usize = 40;
 pub const WRITE_BYTES_MAX: u32 = 1 << 20;
 
 /// What a request asks for; its number is that of the protocol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "the names are those of linux/fuse.h")]
 pub enum Call {
     Lookup = 1,
     Forget = 2,
     GetAttr = 3,
     SetAttr = 4,
+    ReadLink = 5,
+    Symlink = 6,
+    Mkdir = 9,
     Unlink = 10,
+    Rmdir = 11,
     Rename = 12,
     Open = 14,
     Read = 15,
@@ -40,12 +44,17 @@ pub enum Call {
 }
 
 impl Call {
-    const ALL: [Self; 24] = [
+    /// Each that has a name.
+    pub const ALL: [Self; 28] = [
         Self::Lookup,
         Self::Forget,
         Self::GetAttr,
         Self::SetAttr,
+        Self::ReadLink,
+        Self::Symlink,
+        Self::Mkdir,
         Self::Unlink,
+        Self::Rmdir,
         Self::Rename,
         Self::Open,
         Self::Read,
@@ -81,6 +90,10 @@ pub struct Message {
     pub unique: u64,
     /// Which file it is about.
     pub node: u64,
+    /// Who asks.
+    pub uid: u32,
+    /// The group of who asks.
+    pub gid: u32,
     body: Vec<u8>,
 }
 
@@ -94,6 +107,8 @@ impl Message {
             call: call.unwrap_or(Call::Other),
             unique: word(8),
             node: word(16),
+            uid: word(24) as u32,
+            gid: (word(24) >> 32) as u32,
             body: bytes[HEAD_BYTES..].to_vec(),
         }
     }
@@ -111,6 +126,11 @@ impl Message {
     /// What follows its fields.
     pub fn rest(&self, at: usize) -> &[u8] {
         &self.body[at..]
+    }
+
+    /// The name that follows its fields.
+    pub fn name(&self, at: usize) -> String {
+        self.names(at).next().unwrap_or_default()
     }
 
     /// The names that follow its fields.
