@@ -57,8 +57,8 @@ pub struct Cache {
     /// Space for copies in that folder
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "dir")]
     pub size: Option<u64>,
-    /// Folder for the history of use, by which files are fetched ahead of their use after a restart;
-    /// made if it is not there
+    /// Folder for the history of use, by which files are fetched ahead of their use after a
+    /// restart; made if it is not there
     #[arg(long, value_name = "DIR")]
     pub state: Option<PathBuf>,
     /// Which files deserve a copy: default (what has saved most time of late), multicache (the

@@ -96,7 +96,7 @@ impl Agent {
             pinned_bytes: has.pinned_bytes,
             hits: has.hits,
             misses: has.misses,
-            prefetched_bytes: 0,
+            prefetched_bytes: has.prefetched_bytes,
             curve,
         };
         if talk.say(&message::line(&ToHost::Report(report))).is_err() {

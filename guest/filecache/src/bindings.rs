@@ -8,9 +8,10 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use crate::callers::Caller;
-use crate::copies::{Copy, lock};
+use crate::copy::Copy;
 use crate::handles::Handle;
 use crate::kernel::Backing;
+use crate::lock::lock;
 use crate::nodes::Node;
 use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
 use crate::stamp::Identity;

@@ -5,88 +5,21 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use flowstone_policy::{Access, Curve, FileId, History, Link, Order, Policy, Record, Use};
 
 use crate::budget::Budget;
-use crate::kernel::Backing;
+use crate::copy::Copy;
+use crate::lock::lock;
 use crate::shelf::{Found, Name};
-use crate::stamp::{Attributes, Identity, Stamp};
+use crate::stamp::{Attributes, Identity};
 use crate::store::{Store, space_of};
 use flowstone_memory::mutant;
 
 /// Files that the usage history has room for.
 pub const HISTORY_FILES: usize = 1 << 16;
-
-/// A complete copy of a file.
-pub struct Copy {
-    /// Its bytes.
-    pub file: File,
-    /// What they are a copy of, if that is sure. Held while they are being replaced.
-    pub stamp: Mutex<Option<Stamp>>,
-    /// The kernel's hold on it, from its first open in mode Copy.
-    pub backing: OnceLock<Arc<Backing>>,
-    /// It is the copy to use. Once false it stays so.
-    is_current: AtomicBool,
-    /// When it was compared with the source in this life, and what that said.
-    checked: Mutex<Option<(Instant, Attributes)>>,
-    name: Name,
-    space: AtomicU64,
-    bytes_in_use: Arc<AtomicU64>,
-}
-
-impl Copy {
-    /// Whether reads may still be answered from it.
-    pub fn is_current(&self) -> bool {
-        self.is_current.load(Ordering::Acquire)
-    }
-
-    /// Whether it is a copy of what the source has.
-    pub fn is_of(&self, stamp: Stamp) -> bool {
-        *lock(&self.stamp) == Some(stamp)
-    }
-
-    /// It was compared with the source.
-    pub fn checked(&self, seen: &Attributes) {
-        *lock(&self.checked) = Some((Instant::now(), *seen));
-    }
-
-    /// What the source said then.
-    pub fn attributes(&self) -> Option<Attributes> {
-        lock(&self.checked).map(|(_, seen)| seen)
-    }
-
-    /// Whether that was so short a time ago.
-    pub fn was_checked_within(&self, time: Duration) -> bool {
-        lock(&self.checked).is_some_and(|(when, _)| when.elapsed() < time)
-    }
-
-    /// Its bytes are about to change in place, for those who have it open.
-    pub fn begin_change(&self) -> rustix::io::Result<()> {
-        self.name.take_for_good()
-    }
-
-    /// What it takes.
-    pub fn space(&self) -> u64 {
-        self.space.load(Ordering::Relaxed)
-    }
-
-    /// Its file has another size now.
-    pub fn resized(&self, bytes: u64) {
-        let space = space_of(bytes);
-        let before = self.space.swap(space, Ordering::Relaxed);
-        self.bytes_in_use.fetch_add(space.wrapping_sub(before), Ordering::Relaxed);
-    }
-}
-
-impl Drop for Copy {
-    fn drop(&mut self) {
-        self.bytes_in_use.fetch_sub(self.space(), Ordering::Relaxed);
-    }
-}
 
 /// All copies of a mount.
 pub struct Copies {
@@ -136,8 +69,8 @@ pub struct Holdings {
     pub limit: Budget,
 }
 
-/// The policy's number of a file. That of a file system changes when it is mounted again, and counts
-/// only for those that are mounted below the source.
+/// The policy's number of a file. That of a file system changes when it is mounted again, and
+/// counts only for those that are mounted below the source.
 fn file_id(home: u64, identity: Identity) -> FileId {
     let parts = [identity.inode, identity.device ^ home, identity.birth.cast_unsigned()];
     FileId(
@@ -292,15 +225,11 @@ impl Copies {
         let is_wanted = kept.policy.holds(kept.id(fill.identity));
         let Some((file, seen)) = copied.filter(|_| is_valid && is_wanted) else { return false };
         let name = Name::none(self.store.shelf().cloned());
-        let copy = self.new_copy(file, seen.stamp, Some(seen), name);
+        let copy = Copy::new(file, seen.stamp, Some(seen), name, &self.bytes_in_use);
         kept.take(fill.identity);
         kept.copies.insert(fill.identity, copy.clone());
         drop(kept);
-        // Its bytes stay as they are while the stamp is held.
-        let stamp = lock(&copy.stamp);
-        if *stamp == Some(seen.stamp) {
-            copy.name.give(&copy.file, fill.identity, seen.stamp, || copy.is_current());
-        }
+        copy.keep(fill.identity, seen.stamp);
         true
     }
 
@@ -341,40 +270,21 @@ impl Copies {
         holds
     }
 
-    fn new_copy(
-        &self,
-        file: File,
-        stamp: Stamp,
-        checked: Option<Attributes>,
-        name: Name,
-    ) -> Arc<Copy> {
-        let copy = Copy {
-            file,
-            stamp: Mutex::new(Some(stamp)),
-            backing: OnceLock::new(),
-            is_current: AtomicBool::new(true),
-            checked: Mutex::new(checked.map(|seen| (Instant::now(), seen))),
-            name,
-            space: AtomicU64::new(0),
-            bytes_in_use: self.bytes_in_use.clone(),
-        };
-        copy.resized(stamp.size);
-        Arc::new(copy)
-    }
-
     /// Takes the copies that an earlier life has left, as far as there is room. Which of them are
-    /// what the source has is seen when they are opened. Those used most come last, and push out others.
+    /// what the source has is seen when they are opened. Those used most come last, and push out
+    /// others.
     pub fn adopt_all(&self) -> std::io::Result<()> {
         let Some(shelf) = self.store.shelf() else { return Ok(()) };
         let mut all = shelf.find()?;
         all.sort_by_cached_key(|it| self.kept().uses(it.identity));
         for Found { identity, stamp, file, name } in all {
-            let copy = self.new_copy(file, stamp, None, Name::given(shelf.clone(), name));
+            let copy =
+                Copy::new(file, stamp, None, Name::given(shelf.clone(), name), &self.bytes_in_use);
             let mut kept = self.kept();
             if kept.holds_again(identity, space_of(stamp.size), self.uses_min) {
                 kept.copies.insert(identity, copy);
             } else {
-                copy.name.take();
+                copy.retire();
             }
             kept.carry_out();
         }
@@ -473,16 +383,10 @@ impl Kept {
     fn take(&mut self, identity: Identity) -> bool {
         let copy = self.copies.remove(&identity);
         if let Some(copy) = &copy {
-            copy.is_current.store(false, Ordering::Release);
-            copy.name.take();
+            copy.retire();
         }
         copy.is_some()
     }
-}
-
-/// What a thread that panicked has left is as good as before: each change is one step.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! What is kept: by the policy's word, and never what may be half of two files.
 
 use std::io::Write;
+use std::time::Duration;
 
 use flowstone_policy::PolicyKind;
 
 use super::*;
-use crate::stamp::Time;
+use crate::stamp::{Stamp, Time};
 
 fn file(inode: u64) -> Identity {
     Identity { device: 1, inode, birth: 0 }
@@ -110,7 +111,7 @@ fn a_fill_that_fails_leaves_the_file_to_be_tried_again() {
 fn on_shelf(folder: &std::path::Path, bytes: u64) -> Copies {
     let shelf = crate::shelf::Shelf::open(folder, String::new(), 1).unwrap();
     let policy = PolicyKind::Lru.build(bytes, Link::default());
-    Copies::new(Store::Shelf(Arc::new(shelf)), bytes, policy, 1, 2)
+    Copies::new(Store::Shelf(Arc::new(shelf)), Budget { bytes, by: "size" }, policy, 1, 2)
 }
 
 fn named(folder: &std::path::Path) -> u64 {

@@ -10,7 +10,7 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 
 use crate::callers::Caller;
-use crate::copies::Copy;
+use crate::copy::Copy;
 use crate::kernel::Backing;
 use crate::nodes::{Node, Nodes};
 use crate::open_mode::Mode;

@@ -1,13 +1,13 @@
-//! The usage history on a disk, so that it survives a reboot: one file for each source, written as a
-//! whole beside the old one, which it then replaces.
+//! The usage history on a disk, so that it survives a reboot: one file for each source, written as
+//! a whole beside the old one, which it then replaces.
 //!
 //! ```text
 //! "FLOWHIS1" | source: u32 length, bytes | u32 records |
 //!     each: uses u32, bytes u64, inode u64, birth i64, path: u16 length, bytes | CRC32C of all
 //! ```
 //!
-//! Numbers are little-endian. A file that is damaged, or of another version or source, is left aside
-//! under another name: a history is a help, and no reason not to start.
+//! Numbers are little-endian. A file that is damaged, or of another version or source, is left
+//! aside under another name: a history is a help, and no reason not to start.
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};

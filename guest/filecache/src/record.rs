@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use flowstone_policy::{FileId, Use};
 
-use crate::copies::lock;
+use crate::lock::lock;
 
 /// Lines that may wait for a reader. One that is slower than that misses some.
 const WAITING_MAX: usize = 1 << 16;

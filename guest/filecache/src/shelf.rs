@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use crate::copies::lock;
+use crate::lock::lock;
 use crate::stamp::{Identity, Stamp, Time};
 use flowstone_memory::mutant;
 

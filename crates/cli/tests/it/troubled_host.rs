@@ -100,9 +100,12 @@ impl<'form> Trouble<'form> {
         sweep.verify_final = true;
         sweep.limit = Limit::Ops(1);
         let daemon = self.serve();
-        match run_with_map(&sweep, Some(map)) {
-            Ok((report, _)) => assert_eq!(report.errors, 0, "{self}"),
-            Err(error) => panic!("{self}: {error}"),
+        let failed = match run_with_map(&sweep, Some(map)) {
+            Ok((report, _)) => report.first_error,
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(failed) = failed {
+            panic!("{self}: {failed}; {}{}", daemon.stderr(), self.place.stats());
         }
         stop(daemon);
         // What failed half-way may have left clusters that belong to nothing.

@@ -34,8 +34,8 @@ const SET_MTIME: u32 = 1 << 5;
 const SET_ATIME_NOW: u32 = 1 << 7;
 const SET_MTIME_NOW: u32 = 1 << 8;
 
-/// See the module. Files are opened for as long as the folder is there; those of a source are closed
-/// with their last open, so that one that is gone is stale from then on.
+/// See the module. Files are opened for as long as the folder is there; those of a source are
+/// closed with their last open, so that one that is gone is stale from then on.
 pub struct Folder {
     behind: PathBuf,
     is_source: bool,

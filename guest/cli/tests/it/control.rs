@@ -107,7 +107,8 @@ fn copies_take_no_more_than_they_may() {
     }
 }
 
-/// Twelve files of the sixteen are the paper's window A, three quarters of the memory: at each epoch
+/// Twelve files of the sixteen are the paper's window A, three quarters of the memory: at each
+/// epoch
 /// `multicache` drops the oldest of the others. `lru` has nothing to do then.
 #[test]
 fn at_each_epoch_multicache_drops_candidates_and_lru_does_not() {

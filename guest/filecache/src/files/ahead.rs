@@ -15,10 +15,11 @@ use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, Result};
 
 use super::fill;
-use crate::copies::{HISTORY_FILES, lock};
+use crate::copies::HISTORY_FILES;
 use crate::errno;
 use crate::files::Files;
 use crate::history_file::{HistoryFile, Remembered};
+use crate::lock::lock;
 use crate::nodes::{Node, SETTLED, is_old};
 use crate::source;
 use crate::stamp::{Attributes, Identity, Stamp};

@@ -12,9 +12,9 @@ use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, Result};
 
 use crate::callers::Caller;
-use crate::copies::lock;
 use crate::errno;
 use crate::files::Files;
+use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
 use crate::stamp::{Attributes, Identity};

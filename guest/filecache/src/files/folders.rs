@@ -10,9 +10,9 @@ use rustix::fs::{Dir, FileType, OFlags};
 use rustix::io::Result;
 
 use crate::callers::Caller;
-use crate::copies::lock;
 use crate::files::Files;
 use crate::files::names::Found;
+use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
 

@@ -15,10 +15,10 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::{Errno, Result};
 
 use crate::callers::is_interrupted;
-use crate::copies::lock;
 use crate::errno;
 use crate::files::Files;
 use crate::handles::Handle;
+use crate::lock::lock;
 use crate::source;
 use crate::stamp::Identity;
 use flowstone_memory::mutant;

@@ -16,10 +16,11 @@ use rustix::io::{Errno, Result};
 
 use crate::bindings::{Bound, Opening, Prepared};
 use crate::callers::Caller;
-use crate::copies::Copy;
+use crate::copy::Copy;
 use crate::files::Files;
 use crate::handles::Handle;
 use crate::kernel::Backing;
+use crate::lock::lock;
 use crate::nodes::{News, Node};
 use crate::open_mode::Mode;
 use crate::source;
@@ -110,7 +111,7 @@ impl Files {
             return None;
         }
         let copy = self.copies.get(node.identity)?;
-        let stamp = *crate::copies::lock(&copy.stamp);
+        let stamp = *lock(&copy.stamp);
         let stamp = stamp.filter(|_| copy.was_checked_within(self.trust))?;
         self.counters.unchecked_opens.add(1);
         let news = News { changed: false, pages_are_good: false, is_settled: true };

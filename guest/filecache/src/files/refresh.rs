@@ -9,9 +9,10 @@ use rustix::io::Result;
 
 use super::fill;
 use crate::bindings::OpenCopy;
-use crate::copies::{Copy, lock};
+use crate::copy::Copy;
 use crate::errno;
 use crate::files::Files;
+use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
 use crate::stamp::{Identity, Stamp};
@@ -45,6 +46,8 @@ impl Files {
         if *stamp == Some(seen.stamp) {
             return;
         }
+        // Until all of it is there it is a copy of nothing.
+        *stamp = None;
         if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
             // A second change in the same tick would go unseen: then the next look copies again.
             *stamp = Some(seen.stamp).filter(|_| news.is_settled);

@@ -1,0 +1,117 @@
+//! A copy of a file: complete, and of a stamp of the file.
+
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use crate::kernel::Backing;
+use crate::lock::lock;
+use crate::shelf::Name;
+use crate::stamp::{Attributes, Identity, Stamp};
+use crate::store::space_of;
+
+/// A complete copy of a file.
+pub struct Copy {
+    /// Its bytes.
+    pub file: File,
+    /// What they are a copy of, if that is sure. Held while they are being replaced.
+    pub stamp: Mutex<Option<Stamp>>,
+    /// The kernel's hold on it, from its first open in mode Copy.
+    pub backing: OnceLock<Arc<Backing>>,
+    /// It is the copy to use. Once false it stays so.
+    is_current: AtomicBool,
+    /// When it was compared with the source in this life, and what that said.
+    checked: Mutex<Option<(Instant, Attributes)>>,
+    name: Name,
+    space: AtomicU64,
+    bytes_in_use: Arc<AtomicU64>,
+}
+
+impl Copy {
+    /// A copy that is to be used from now on. `checked`: what the source said when it was compared
+    /// with that in this life. It counts for `bytes_in_use` as long as it is there.
+    pub fn new(
+        file: File,
+        stamp: Stamp,
+        checked: Option<Attributes>,
+        name: Name,
+        bytes_in_use: &Arc<AtomicU64>,
+    ) -> Arc<Self> {
+        let copy = Self {
+            file,
+            stamp: Mutex::new(Some(stamp)),
+            backing: OnceLock::new(),
+            is_current: AtomicBool::new(true),
+            checked: Mutex::new(checked.map(|seen| (Instant::now(), seen))),
+            name,
+            space: AtomicU64::new(0),
+            bytes_in_use: bytes_in_use.clone(),
+        };
+        copy.resized(stamp.size);
+        Arc::new(copy)
+    }
+
+    /// A later life may find it, if its bytes are those of the stamp still.
+    pub fn keep(&self, identity: Identity, stamp: Stamp) {
+        // They stay as they are while it is held.
+        let held = lock(&self.stamp);
+        if *held == Some(stamp) {
+            self.name.give(&self.file, identity, stamp, || self.is_current());
+        }
+    }
+
+    /// It is not the copy to use any more, nor is it found again by a later life.
+    pub fn retire(&self) {
+        self.is_current.store(false, Ordering::Release);
+        self.name.take();
+    }
+
+    /// Whether reads may still be answered from it.
+    pub fn is_current(&self) -> bool {
+        self.is_current.load(Ordering::Acquire)
+    }
+
+    /// Whether it is a copy of what the source has.
+    pub fn is_of(&self, stamp: Stamp) -> bool {
+        *lock(&self.stamp) == Some(stamp)
+    }
+
+    /// It was compared with the source.
+    pub fn checked(&self, seen: &Attributes) {
+        *lock(&self.checked) = Some((Instant::now(), *seen));
+    }
+
+    /// What the source said then.
+    pub fn attributes(&self) -> Option<Attributes> {
+        lock(&self.checked).map(|(_, seen)| seen)
+    }
+
+    /// Whether that was so short a time ago.
+    pub fn was_checked_within(&self, time: Duration) -> bool {
+        lock(&self.checked).is_some_and(|(when, _)| when.elapsed() < time)
+    }
+
+    /// Its bytes are about to change in place, for those who have it open.
+    pub fn begin_change(&self) -> rustix::io::Result<()> {
+        self.name.take_for_good()
+    }
+
+    /// What it takes.
+    pub fn space(&self) -> u64 {
+        self.space.load(Ordering::Relaxed)
+    }
+
+    /// Its file has another size now.
+    pub fn resized(&self, bytes: u64) {
+        let space = space_of(bytes);
+        let before = self.space.swap(space, Ordering::Relaxed);
+        self.bytes_in_use.fetch_add(space.wrapping_sub(before), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        self.bytes_in_use.fetch_sub(self.space(), Ordering::Relaxed);
+    }
+}
