@@ -93,6 +93,12 @@ impl<'form> Trouble<'form> {
         }
     }
 
+    /// What the files have that the fake host shows: what is right there and wrong here is the
+    /// doing of the kernel, which keeps pages of them.
+    fn behind(&self) -> std::process::Output {
+        self.place.run(&["check", "--data", &self.image.replacen("at/", "behind/", 1)])
+    }
+
     /// All that the guest knows is there, to one that starts anew on a host that is well.
     fn check(&self, map: VerifyMap) -> u64 {
         let known = map.known();
@@ -105,12 +111,18 @@ impl<'form> Trouble<'form> {
             Err(error) => Some(error.to_string()),
         };
         if let Some(failed) = failed {
-            panic!("{self}: {failed}; {}{}", daemon.stderr(), self.place.stats());
+            let (said, stats) = (daemon.stderr(), self.place.stats());
+            stop(daemon);
+            panic!("{self}: {failed}; {said}{stats}; behind it: {:?}", self.behind());
         }
         stop(daemon);
         // What failed half-way may have left clusters that belong to nothing.
         let checked = self.place.run(&["check", "--data", &self.image]);
-        assert!(matches!(checked.status.code(), Some(0 | 3)), "{self}: {checked:?}");
+        assert!(
+            matches!(checked.status.code(), Some(0 | 3)),
+            "{self}: {checked:?}; behind it: {:?}",
+            self.behind()
+        );
         self.place.succeed(&["check", "--data", "--repair", &self.image]);
         known
     }

@@ -19,26 +19,35 @@ impl Maintenance {
         if waits || !self.core.append_state().all_given_up() {
             return Progress::Idle;
         }
-        let (health, full) = match self.restart() {
+        let outcome = self.restart();
+        self.restarted(outcome)
+    }
+
+    /// What a restart has come to. After one that was made, guests go on writing already: a record
+    /// of theirs may have failed by now, and its restart is the next one's business.
+    pub fn restarted(&mut self, outcome: Outcome) -> Progress {
+        let (stopped, full) = match outcome {
             Ok(()) => {
                 info!("{}: writing goes on in a new place", self.core.name);
-                (Health::Running, None)
+                (None, None)
             }
             Err(errno) if is_lack_of_space(errno) && !self.core.sync.has_failed() => {
                 if self.restart_tried.is_none() {
                     warn!("{}: the host has no space to go on in: {errno}", self.core.name);
                 }
-                (Health::Restarting, Some(errno))
+                (None, Some(errno))
             }
             Err(errno) => {
                 error!("{}: cannot start anew ({errno}); no writes until reopened", self.core.name);
-                (Health::Stopped, None)
+                (Some(Health::Stopped), None)
             }
         };
         self.restart_tried = full.map(|_| Instant::now());
         {
             let mut state = self.core.append_state();
-            state.health = health;
+            let forgets = mutant("log.restart.forgets-what-fails-meanwhile") && full.is_none();
+            let running = forgets.then_some(Health::Running);
+            state.health = stopped.or(running).unwrap_or(state.health);
             state.restart_full = full.map(Full::now);
             self.core.show(&state);
         }

@@ -87,6 +87,32 @@ fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     fixture.check();
 }
 
+/// Guests wrote on as soon as the log had its new place. The maintenance worker said so once more
+/// then, a moment later on a busy host, and a record that had failed meanwhile was forgotten: it
+/// committed, and its guest was told that the write was done.
+#[test]
+fn a_record_that_fails_as_the_log_goes_on_has_failed() {
+    let mut fixture = Setup::default().fixture(1);
+    fixture.write_blocks(0..4).unwrap();
+    let owner = QueueWaker::new(&Reactor::new().unwrap());
+    let entries = [Entry::Data { lba: 5, checksum: 1 }];
+    let draft =
+        Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
+    let first = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
+    fixture.core.written(first, false, &owner);
+    assert!(!fixture.core.give_up(first));
+    let outcome = fixture.maintenance.restart();
+    let failed = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
+    fixture.core.written(failed, false, &owner);
+    fixture.maintenance.restarted(outcome);
+    assert!(fixture.core.is_broken(), "the failure is forgotten");
+    assert!(!fixture.core.has_committed(failed) && !fixture.core.give_up(failed));
+    fixture.quiet();
+    assert!(!fixture.core.is_broken());
+    fixture.write_blocks(0..4).unwrap();
+    fixture.check();
+}
+
 /// Writes of maps and superblocks fail now and then.
 pub fn failed_checkpoints(seed: u64, moments: usize) {
     let setup = Setup { split: seed % 2 == 1, ..Setup::default() };
