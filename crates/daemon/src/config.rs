@@ -37,7 +37,7 @@ use crate::cache_config::CacheConfig;
 use crate::layer_spec::{DetectZeroes, LayerSpec};
 use crate::pollers::PollersConfig;
 use crate::qos_config::{GroupConfig, GroupTable, Limit, Weight, weight};
-use crate::{CpuList, CpuShare, SocketGroup, SocketMode};
+use crate::{CpuList, CpuShare, SocketAccess, SocketGroup, SocketMode};
 
 /// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
 pub const QUEUES_DEFAULT: u16 = 64;
@@ -59,8 +59,8 @@ const NAME_BYTES_MAX: usize = 128;
 pub struct Config {
     /// Where the control socket goes; none without it.
     pub control: Option<PathBuf>,
-    /// Where the file caches of guests connect; nowhere without it.
-    pub guest_agent: Option<PathBuf>,
+    /// Where the file caches of guests connect, and who may; nowhere without it.
+    pub guest_agent: Option<(PathBuf, SocketAccess)>,
     /// The cache that all disks share; none without it.
     pub cache: Option<CacheConfig>,
     /// The threads that run queues.
@@ -181,12 +181,8 @@ impl Config {
         let cache =
             file.cache().map_err(|Refusal { why, advice }| Error::invalid(&name, why, advice))?;
         let pollers = file.pollers();
-        let (control, guest_agent) = (file.control.clone(), file.guest_agent.clone());
+        let (control, guest_agent) = (file.control.clone(), file.guest_agent());
         let mut config = Self { control, guest_agent, cache, pollers, ..Self::default() };
-        let taken = |why| Error::invalid(&name, why, "choose another one");
-        if config.guest_agent.is_some() && config.guest_agent == config.control {
-            return Err(taken("guests' agents and the control socket have one path"));
-        }
         for group in &file.groups {
             let added = config.add_group(group);
             added.map_err(|why| Error::invalid(&name, why, "correct the [[group]]"))?;
@@ -222,7 +218,7 @@ impl Config {
         if self.control.as_ref() == Some(&disk.socket) {
             return taken(format!("{path} is both a disk's socket and the control socket"));
         }
-        if self.guest_agent.as_ref() == Some(&disk.socket) {
+        if self.guest_agent.as_ref().is_some_and(|(agent, _)| *agent == disk.socket) {
             return taken(format!("{path} is both a disk's socket and that of guests' agents"));
         }
         if self.disks.iter().any(|other| other.name == disk.name) {

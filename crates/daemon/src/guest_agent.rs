@@ -52,6 +52,8 @@ pub struct Heard {
 #[derive(Default)]
 struct Guests {
     table: Mutex<Vec<Guest>>,
+    /// A guest that is hung up on connects again each second.
+    trouble: Mutex<LogBudget>,
 }
 
 struct Guest {
@@ -64,9 +66,9 @@ struct Guest {
 }
 
 impl GuestAgents {
-    /// Listens at `path`.
-    pub fn start(path: &Path) -> Result<Self> {
-        let socket = bind_socket("guest agent socket", path, SocketAccess::default())?;
+    /// Listens at `path`, for those whom `access` allows.
+    pub fn start(path: &Path, access: SocketAccess) -> Result<Self> {
+        let socket = bind_socket("guest agent socket", path, access)?;
         let guests = Arc::<Guests>::default();
         let theirs = Arc::clone(&guests);
         let listener = socket.listener().try_clone();
@@ -134,6 +136,13 @@ impl Guests {
         Ok(to_listen)
     }
 
+    fn complain(&self, error: &io::Error, what: &str) {
+        let unsaid = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).spend();
+        if let Some(unsaid) = unsaid {
+            warn!(%error, unsaid, "{what}");
+        }
+    }
+
     fn remove(&self, stream: &Arc<UnixStream>) {
         self.lock().retain(|guest| !Arc::ptr_eq(&guest.stream, stream));
     }
@@ -167,6 +176,18 @@ impl Guests {
             // What comes meanwhile stays with the kernel.
             thread::sleep(wait);
         }
+    }
+}
+
+/// A guest is forgotten when its thread ends, however that ends.
+struct Conversation<'a> {
+    guests: &'a Guests,
+    stream: &'a Arc<UnixStream>,
+}
+
+impl Drop for Conversation<'_> {
+    fn drop(&mut self) {
+        self.guests.remove(self.stream);
     }
 }
 
@@ -214,24 +235,21 @@ impl Guest {
 }
 
 fn accept(listener: &UnixListener, guests: &Arc<Guests>) {
-    let mut trouble = LogBudget::new();
     for stream in listener.incoming() {
         let served = stream.and_then(|stream| {
             let stream = guests.add(stream)?;
             let (theirs, its) = (Arc::clone(guests), Arc::clone(&stream));
             let listen = move || {
-                if let Err(error) = theirs.listen(&its) {
-                    warn!(%error, "hung up on the agent of a guest");
+                let conversation = Conversation { guests: &theirs, stream: &its };
+                if let Err(error) = theirs.listen(conversation.stream) {
+                    theirs.complain(&error, "hung up on the agent of a guest");
                 }
-                theirs.remove(&its);
             };
             let spawned = Builder::new().name("agent".into()).stack_size(STACK_BYTES).spawn(listen);
             spawned.inspect_err(|_| guests.remove(&stream)).map(drop)
         });
         if let Err(error) = served {
-            if let Some(unsaid) = trouble.spend() {
-                warn!(%error, unsaid, "cannot serve the agent of a guest");
-            }
+            guests.complain(&error, "cannot serve the agent of a guest");
             thread::sleep(ACCEPT_RETRY);
         }
     }

@@ -65,7 +65,7 @@ pub use config::{
 pub use control::{Client, Command};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
-pub use flowstone_frontend::{SocketGroup, SocketMode};
+pub use flowstone_frontend::{SocketAccess, SocketGroup, SocketMode};
 pub use layer_spec::{DetectZeroes, LayerSpec};
 pub use pollers::{PollerChoice, PollersConfig};
 pub use qos_config::{GroupConfig, Limit, Weight};

@@ -5,7 +5,7 @@
 
 use std::error::Error as _;
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
@@ -73,7 +73,8 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         error!("{error}");
         disks.fail(None, error);
     }
-    let guests = config.guest_agent.as_deref().map(GuestAgents::start).transpose()?.map(Arc::new);
+    let listen = |(path, access): &(PathBuf, _)| GuestAgents::start(path, *access);
+    let guests = config.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
     let caches = Caches {
         cache: shared.cache.clone(),
         limits: config.cache.map_or(Limits::default(), |config| config.limits),

@@ -91,7 +91,7 @@ pub struct Cache {
     pub modes: Vec<OpenMode>,
     /// Device or socket to the host, which grants memory [default: the virtio port
     /// org.flowstone.guest.0, if there is one]
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", conflicts_with = "dir")]
     pub agent: Option<PathBuf>,
 }
 

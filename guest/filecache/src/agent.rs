@@ -1,5 +1,5 @@
-//! Sizes the copies, and talks to the host about it through a virtio port, if there is one: a
-//! report each epoch, grants as they come.
+//! Sizes copies that are in memory, and talks to the host about it through a virtio port, if there
+//! is one: a report each epoch, grants as they come.
 //!
 //! A host that is not there costs nothing: lines are kept by QEMU, or given up.
 
@@ -21,6 +21,8 @@ use crate::files::Files;
 const PORTS: &str = "/sys/class/virtio-ports";
 /// Memory is looked at so often.
 const PERIOD: Duration = Duration::from_millis(500);
+/// No more often, however short an epoch is.
+const PERIOD_MIN: Duration = Duration::from_millis(10);
 /// A host that has gone may be back after so long.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -50,7 +52,7 @@ impl Agent {
         let (mut reader, start) = (Reader::of_this_process(), Instant::now());
         let mut reported: Option<Instant> = None;
         loop {
-            thread::sleep(PERIOD.min(epoch));
+            thread::sleep(PERIOD.min(epoch.max(PERIOD_MIN)));
             let now = Instant::now();
             let curve = self.files.copies.curve();
             let held = self.files.copies.holdings().bytes;

@@ -7,6 +7,8 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use flowstone_memory::mutant;
+
 use crate::callers::Caller;
 use crate::copy::Copy;
 use crate::handles::Handle;
@@ -15,7 +17,6 @@ use crate::lock::lock;
 use crate::nodes::Node;
 use crate::open_mode::{Answer, Ask, Mode, Modes, NodeState, answer};
 use crate::stamp::Identity;
-use flowstone_memory::mutant;
 
 /// Open files.
 #[derive(Default)]

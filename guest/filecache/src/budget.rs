@@ -1,5 +1,5 @@
-//! What the copies may take: the least of what the options say, of what the guest's own memory
-//! allows, and of what the host grants (M_g of the paper). Pure.
+//! What copies in memory may take: the least of what the options say, of what the guest's own
+//! memory allows, and of what the host grants (M_g of the paper). Pure.
 
 use std::time::{Duration, Instant};
 
@@ -17,32 +17,29 @@ const LEASE_MAX: Duration = Duration::from_secs(300);
 pub struct Budget {
     /// So many bytes.
     pub bytes: u64,
-    /// `memory` or `size` (the option), `guest` (its memory is short), `host` (its grant).
+    /// `memory` or `size` (the options), `guest` (its memory is short), `host` (its grant).
     pub by: &'static str,
 }
 
 /// See the module.
 pub struct Budgets {
     option: Budget,
-    /// Copies in a folder take no memory.
-    guest: Option<Sizer>,
+    guest: Sizer,
     granted: Option<(Instant, u64)>,
 }
 
 impl Budgets {
-    /// What the options say, and whether copies are in memory.
-    pub fn new(option: Budget, in_memory: bool) -> Self {
+    /// What the options say.
+    pub fn new(option: Budget) -> Self {
         let limits = Limits { min: option.bytes / MIN_OF, max: option.bytes };
-        Self { option, guest: in_memory.then(|| Sizer::new(limits)), granted: None }
+        Self { option, guest: Sizer::new(limits), granted: None }
     }
 
     /// The guest's memory is so; the copies take `held` bytes.
     pub fn read(&mut self, at: Duration, reading: Reading, held: u64, curve: &[f64]) {
         let bytes_max = self.option.bytes;
         let hit_ratio = |bytes: u64| ratio_of(curve, bytes, bytes_max);
-        if let Some(sizer) = &mut self.guest {
-            sizer.decide(at, reading, held, &hit_ratio);
-        }
+        self.guest.decide(at, reading, held, &hit_ratio);
     }
 
     /// The host says what it may be for a while.
@@ -53,13 +50,13 @@ impl Budgets {
 
     /// The limit.
     pub fn now(&self, now: Instant) -> Budget {
-        let guest = self.guest.as_ref().map(|sizer| Budget { bytes: sizer.target(), by: "guest" });
+        let guest = Budget { bytes: self.guest.target(), by: "guest" };
         let holds = |end: Instant| end > now || mutant("guest.budget.keeps-a-lease-that-is-over");
         let granted = self.granted.filter(|(end, _)| holds(*end));
-        let host = granted.map(|(_, bytes)| Budget { bytes, by: "host" });
-        let all = [Some(self.option), guest, host].into_iter().flatten();
-        // The first of equal ones.
-        all.min_by_key(|budget| budget.bytes).unwrap_or(self.option)
+        let host = granted.map_or(self.option, |(_, bytes)| Budget { bytes, by: "host" });
+        // Of equal ones the first is named.
+        let least = |one: Budget, other: Budget| if other.bytes < one.bytes { other } else { one };
+        least(least(self.option, guest), host)
     }
 }
 
@@ -86,7 +83,7 @@ mod tests {
 
     #[test]
     fn the_least_of_three_counts() {
-        let (mut budgets, start) = (Budgets::new(OPTION, true), Instant::now());
+        let (mut budgets, start) = (Budgets::new(OPTION), Instant::now());
         assert_eq!(budgets.now(start), OPTION);
         budgets.granted(&grant(1024 * MIB, 30), start);
         assert_eq!(budgets.now(start), OPTION);
@@ -102,21 +99,12 @@ mod tests {
     /// A guest would stay small for ever because its host died.
     #[test]
     fn a_grant_ends_with_its_lease() {
-        let (mut budgets, start) = (Budgets::new(OPTION, false), Instant::now());
+        let (mut budgets, start) = (Budgets::new(OPTION), Instant::now());
         budgets.granted(&grant(MIB, 30), start);
         assert_eq!(budgets.now(start + Duration::from_secs(29)).bytes, MIB);
         assert_eq!(budgets.now(start + Duration::from_secs(31)), OPTION);
         budgets.granted(&grant(MIB, u64::MAX), start);
         assert_eq!(budgets.now(start + LEASE_MAX), OPTION);
-    }
-
-    /// Copies in a folder take no memory, so that being short says nothing.
-    #[test]
-    fn copies_in_a_folder_are_not_sized_by_memory() {
-        let mut budgets = Budgets::new(Budget { by: "size", ..OPTION }, false);
-        let short = Reading { available: 0, ..PLENTY };
-        budgets.read(Duration::ZERO, short, 256 * MIB, &[]);
-        assert_eq!(budgets.now(Instant::now()).by, "size");
     }
 
     #[test]

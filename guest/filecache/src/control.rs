@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::Builder;
 
+use flowstone_memory::mutant;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use serde::{Deserialize, Serialize};
 
 use crate::files::Files;
 use crate::mount_point;
-use flowstone_memory::mutant;
 
 /// A question may be so long.
 const LINE_MAX: u64 = 4 << 10;

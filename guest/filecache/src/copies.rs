@@ -8,6 +8,7 @@ use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use flowstone_memory::mutant;
 use flowstone_policy::{Access, Curve, FileId, History, Link, Order, Policy, Record, Use};
 
 use crate::budget::Budget;
@@ -16,7 +17,6 @@ use crate::lock::lock;
 use crate::shelf::{Found, Name};
 use crate::stamp::{Attributes, Identity};
 use crate::store::{Store, space_of};
-use flowstone_memory::mutant;
 
 /// Files that the usage history has room for.
 pub const HISTORY_FILES: usize = 1 << 16;

@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use flowstone_memory::mutant;
 use rustix::io::Result;
 
 use self::ahead::Memory;
@@ -37,7 +38,6 @@ use crate::record::Recorders;
 use crate::source::Source;
 use crate::stamp::Attributes;
 use crate::store::Store;
-use flowstone_memory::mutant;
 
 /// A mount.
 pub struct Files {

@@ -12,11 +12,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use flowstone_memory::mutant;
 use rustix::io::{Errno, Result};
 
 use crate::source::{self, Source};
 use crate::stamp::{Attributes, Identity, Stamp};
-use flowstone_memory::mutant;
 
 /// The root's node.
 pub const ROOT: u64 = 1;

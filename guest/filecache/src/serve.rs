@@ -166,9 +166,11 @@ fn start(
     }
     repeat("refresh", options.window, files, |files| files.refresh_open_copies())?;
     repeat("epoch", options.epoch, files, |files| files.copies.epoch())?;
-    let in_memory = matches!(options.place, Place::Memory(_));
-    let budgets = Budgets::new(options.place.budget(), in_memory);
-    agent::start(files, budgets, options.agent.clone(), options.epoch)?;
+    // Copies in a folder take no memory that there would be something to agree on.
+    if let Place::Memory(_) = options.place {
+        let budgets = Budgets::new(options.place.budget());
+        agent::start(files, budgets, options.agent.clone(), options.epoch)?;
+    }
     repeat("history", SAVE_EVERY, files, Files::save_history)?;
     fetch_ahead(options.epoch, files)?;
     control::serve(files, at).map_err(|error| {

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use flowstone_memory::mutant;
 use rustix::fs::{
     AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fsync, linkat, mkdirat, open, openat,
     unlinkat,
@@ -19,7 +20,6 @@ use rustix::io::Errno;
 
 use crate::lock::lock;
 use crate::stamp::{Identity, Stamp, Time};
-use flowstone_memory::mutant;
 
 /// The folder of copies, in the one that the user has given.
 const FOLDER: &str = "flowstone-copies";

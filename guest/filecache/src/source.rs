@@ -10,13 +10,13 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
+use flowstone_memory::mutant;
 use rustix::fs::{
     AtFlags, CWD, Mode, OFlags, StatVfs, StatxFlags, fstatfs, fstatvfs, open, openat, statx,
 };
 use rustix::io::{Errno, Result};
 
 use crate::stamp::{Attributes, Identity};
-use flowstone_memory::mutant;
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
 

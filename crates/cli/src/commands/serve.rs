@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result};
-use flowstone_daemon::{CacheConfig, Config, DiskConfig, PollersConfig};
+use flowstone_daemon::{CacheConfig, Config, DiskConfig, PollersConfig, SocketAccess};
 use flowstone_fileio::FileOpener;
 use tracing::level_filters::LevelFilter;
 use tracing::warn;
@@ -77,7 +77,9 @@ fn config(args: Serve) -> Result<Config> {
         cpus: args.poller_cpus.clone().unwrap_or_default(),
         budget: args.cpu_budget,
     };
-    let (control, guest_agent) = (args.control.clone(), args.guest_agent.clone());
+    let control = args.control.clone();
+    let access = SocketAccess { group: args.socket_group, mode: args.socket_mode };
+    let guest_agent = args.guest_agent.clone().map(|path| (path, access));
     let shared = Config { control, guest_agent, cache, pollers, ..Config::default() };
     Config::single(shared, disk(args))
 }

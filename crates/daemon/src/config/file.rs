@@ -10,7 +10,7 @@ use super::{DiskConfig, Refusal};
 use crate::cache_config::{CacheConfig, CacheSize, PolicyKind};
 use crate::pollers::{PollerChoice, PollersConfig};
 use crate::qos_config::GroupTable;
-use crate::{CpuList, CpuShare, SocketGroup, SocketMode};
+use crate::{CpuList, CpuShare, SocketAccess, SocketGroup, SocketMode};
 
 /// A configuration file: the disks are read one by one, so that a mistake in one costs no other.
 #[derive(Deserialize)]
@@ -19,7 +19,7 @@ pub(super) struct ConfigFile {
     pub control: Option<PathBuf>,
     /// Where the file caches of guests connect.
     #[serde(rename = "guest-agent", alias = "guest_agent")]
-    pub guest_agent: Option<PathBuf>,
+    guest_agent: Option<PathBuf>,
     /// The most that a cache of all disks may take.
     #[serde(default, deserialize_with = "optional_text")]
     cache: Option<CacheSize>,
@@ -31,11 +31,11 @@ pub(super) struct ConfigFile {
     #[serde(default, deserialize_with = "optional_text", rename = "cache-policy")]
     #[serde(alias = "cache_policy")]
     cache_policy: Option<PolicyKind>,
-    /// Group of the disks' sockets, where a disk does not say.
+    /// Group of the agents' socket, and of the disks' where a disk does not say.
     #[serde(default, deserialize_with = "optional_text", rename = "socket-group")]
     #[serde(alias = "socket_group")]
     socket_group: Option<SocketGroup>,
-    /// Mode of the disks' sockets, where a disk does not say.
+    /// Mode of the agents' socket, and of the disks' where a disk does not say.
     #[serde(default, deserialize_with = "optional_text", rename = "socket-mode")]
     #[serde(alias = "socket_mode")]
     socket_mode: Option<SocketMode>,
@@ -69,6 +69,12 @@ impl ConfigFile {
         let made = CacheConfig::new(size, *cache_min, cache_policy.unwrap_or_default());
         let advice = "use a smaller cache-min";
         made.map(Some).map_err(|why| Refusal { why, advice })
+    }
+
+    /// Where guests' agents connect, and who may: as for disks.
+    pub fn guest_agent(&self) -> Option<(PathBuf, SocketAccess)> {
+        let access = SocketAccess { group: self.socket_group, mode: self.socket_mode };
+        self.guest_agent.clone().map(|path| (path, access))
     }
 
     /// The threads that it asks for.

@@ -7,7 +7,8 @@ use super::*;
 /// A listener, and the folder that its socket is in.
 fn agents() -> (GuestAgents, tempfile::TempDir) {
     let folder = tempfile::tempdir().unwrap();
-    (GuestAgents::start(&folder.path().join("agents.sock")).unwrap(), folder)
+    let path = folder.path().join("agents.sock");
+    (GuestAgents::start(&path, SocketAccess::default()).unwrap(), folder)
 }
 
 fn connect(folder: &tempfile::TempDir) -> UnixStream {

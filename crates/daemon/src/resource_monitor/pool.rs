@@ -43,7 +43,7 @@ pub struct Pool {
 impl Pool {
     /// Of a sector cache within these limits, and no guests.
     pub fn new(cache: Limits) -> Self {
-        let reason = "no host has been short of memory".to_owned();
+        let reason = "memory suffices".to_owned();
         let parts = vec![cache.max];
         Self {
             sizer: Sizer::new(cache),

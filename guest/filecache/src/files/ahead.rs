@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use flowstone_memory::mutant;
 use flowstone_policy::FileId;
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::{Errno, Result};
@@ -23,7 +24,6 @@ use crate::lock::lock;
 use crate::nodes::{Node, SETTLED, is_old};
 use crate::source;
 use crate::stamp::{Attributes, Identity, Stamp};
-use flowstone_memory::mutant;
 
 /// Copied between two looks at what else is to be done.
 const CHUNK: u64 = 1 << 20;

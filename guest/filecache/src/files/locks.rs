@@ -11,6 +11,7 @@ use std::os::fd::AsRawFd;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use flowstone_memory::mutant;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::{Errno, Result};
 
@@ -21,7 +22,6 @@ use crate::handles::Handle;
 use crate::lock::lock;
 use crate::source;
 use crate::stamp::Identity;
-use flowstone_memory::mutant;
 
 /// Between two tries of a lock that others hold: at first, and at most.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];

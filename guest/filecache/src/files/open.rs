@@ -10,6 +10,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use flowstone_memory::mutant;
 use flowstone_policy::Use;
 use rustix::fs::{Access, AtFlags, CWD, Mode as Permissions, OFlags, accessat, openat};
 use rustix::io::{Errno, Result};
@@ -25,7 +26,6 @@ use crate::nodes::{News, Node};
 use crate::open_mode::Mode;
 use crate::source;
 use crate::stamp::{Attributes, Stamp};
-use flowstone_memory::mutant;
 
 /// The kernel's mark of an open for `execve`.
 const FOR_EXECUTION: OFlags = OFlags::from_bits_retain(0x20);

@@ -4,6 +4,7 @@
 use std::fs::File;
 use std::sync::Arc;
 
+use flowstone_memory::mutant;
 use rustix::fs::OFlags;
 use rustix::io::Result;
 
@@ -16,7 +17,6 @@ use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
 use crate::stamp::{Identity, Stamp};
-use flowstone_memory::mutant;
 
 impl Files {
     /// The source has another stamp than the copy of a file: one that is open is refreshed, any

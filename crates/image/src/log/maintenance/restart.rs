@@ -26,10 +26,11 @@ impl Maintenance {
     /// What a restart has come to. After one that was made, guests go on writing already: a record
     /// of theirs may have failed by now, and its restart is the next one's business.
     pub fn restarted(&mut self, outcome: Outcome) -> Progress {
-        let (stopped, full) = match outcome {
+        let (health, full) = match outcome {
             Ok(()) => {
                 info!("{}: writing goes on in a new place", self.core.name);
-                (None, None)
+                let forgets = mutant("log.restart.forgets-what-fails-meanwhile");
+                (forgets.then_some(Health::Running), None)
             }
             Err(errno) if is_lack_of_space(errno) && !self.core.sync.has_failed() => {
                 if self.restart_tried.is_none() {
@@ -45,9 +46,7 @@ impl Maintenance {
         self.restart_tried = full.map(|_| Instant::now());
         {
             let mut state = self.core.append_state();
-            let forgets = mutant("log.restart.forgets-what-fails-meanwhile") && full.is_none();
-            let running = forgets.then_some(Health::Running);
-            state.health = stopped.or(running).unwrap_or(state.health);
+            state.health = health.unwrap_or(state.health);
             state.restart_full = full.map(Full::now);
             self.core.show(&state);
         }

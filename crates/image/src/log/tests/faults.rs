@@ -1,5 +1,7 @@
 //! The host fails: a write of a record, a write of a checkpoint, a sync.
 
+use std::sync::Arc;
+
 use flowstone_block::{Errno, OpKind, Reactor};
 use flowstone_sim::{Call, Fate, Fault, Landed, Schedule};
 
@@ -7,6 +9,7 @@ use super::crash::{Tell, recover, some_moments};
 use super::fixture::{BLOCK_SECTORS, Fixture, Mix, SEGMENT_BYTES, Setup, contents_read_only};
 use super::history_model::End;
 use crate::log::append::Draft;
+use crate::log::ids::Sequence;
 use crate::log::maintenance::CheckpointKind;
 use crate::log::record::Entry;
 use crate::log::segments::State;
@@ -62,6 +65,14 @@ fn after_a_failed_record_the_log_goes_on_elsewhere() {
     }
 }
 
+/// Gives a record of one block its place.
+fn place(fixture: &Fixture, owner: &Arc<QueueWaker>) -> Sequence {
+    let entries = [Entry::Data { lba: 5, checksum: 1 }];
+    let draft =
+        Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
+    fixture.core.place(&draft, owner).unwrap().record.header.sequence
+}
+
 /// The maintenance worker starts the log anew when every owner knows that its record has failed. It
 /// once took the failed write itself for that knowledge; an owner that looked late found that
 /// "everything before the new place has committed", and told its guest that the write was done.
@@ -70,11 +81,8 @@ fn a_failed_record_has_not_committed_however_late_its_owner_looks() {
     let mut fixture = Setup::default().fixture(1);
     fixture.write_blocks(0..4).unwrap();
     let owner = QueueWaker::new(&Reactor::new().unwrap());
-    let entries = [Entry::Data { lba: 5, checksum: 1 }];
-    let draft =
-        Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
-    let failed = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
-    let behind = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
+    let failed = place(&fixture, &owner);
+    let behind = place(&fixture, &owner);
     fixture.core.written(failed, false, &owner);
     fixture.core.written(behind, true, &owner);
     fixture.quiet();
@@ -95,14 +103,11 @@ fn a_record_that_fails_as_the_log_goes_on_has_failed() {
     let mut fixture = Setup::default().fixture(1);
     fixture.write_blocks(0..4).unwrap();
     let owner = QueueWaker::new(&Reactor::new().unwrap());
-    let entries = [Entry::Data { lba: 5, checksum: 1 }];
-    let draft =
-        Draft { stream: 0, entries: &entries, payload_blocks: 1, expected: &[], only_trims: false };
-    let first = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
+    let first = place(&fixture, &owner);
     fixture.core.written(first, false, &owner);
     assert!(!fixture.core.give_up(first));
     let outcome = fixture.maintenance.restart();
-    let failed = fixture.core.place(&draft, &owner).unwrap().record.header.sequence;
+    let failed = place(&fixture, &owner);
     fixture.core.written(failed, false, &owner);
     fixture.maintenance.restarted(outcome);
     assert!(fixture.core.is_broken(), "the failure is forgotten");
