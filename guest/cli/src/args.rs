@@ -9,6 +9,9 @@ use flowstone_policy::PolicyKind;
 
 use crate::units::{parse_size, parse_time};
 
+/// A shorter silence says nothing.
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+
 /// A file cache in front of shared storage
 ///
 /// Sizes take K, M, G or T (powers of 1024), e.g. 512M; times take s and ms, e.g. 3s. Exit status:
@@ -80,6 +83,12 @@ pub struct Cache {
     /// For how long a copy is opened without another look at the source; 0s: never
     #[arg(long, value_name = "TIME", default_value = "0s", value_parser = parse_time)]
     pub trust: Duration,
+    /// What is done with what only the source can answer while it is down: wait, or fail (EIO)
+    #[arg(long, value_name = "WHAT", default_value = "wait")]
+    pub when_down: WhenDown,
+    /// The source is down when it has not answered for so long
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_timeout)]
+    pub source_timeout: Duration,
     /// How files may be opened: copy (the kernel reads the copy), source (the kernel reads and
     /// writes the source's file), plain (through this program); the last one always may
     #[arg(
@@ -104,6 +113,15 @@ pub enum OpenMode {
     Source,
     /// Through the daemon.
     Plain,
+}
+
+/// What is done while the source is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WhenDown {
+    /// Wait until it is up.
+    Wait,
+    /// Fail.
+    Fail,
 }
 
 /// Arguments of `stats`.
@@ -139,6 +157,11 @@ fn parse_policy(text: &str) -> Result<PolicyKind, String> {
     const OFFERED: [PolicyKind; 3] = [PolicyKind::Default, PolicyKind::Multicache, PolicyKind::Lru];
     let kind = text.parse::<PolicyKind>().ok().filter(|kind| OFFERED.contains(kind));
     kind.ok_or_else(|| "use one of default, multicache, lru".to_owned())
+}
+
+fn parse_timeout(text: &str) -> Result<Duration, String> {
+    let timeout = parse_time(text)?;
+    if timeout < TIMEOUT_MIN { Err("give 100ms or more".to_owned()) } else { Ok(timeout) }
 }
 
 fn parse_part(text: &str) -> Result<f64, String> {

@@ -3,11 +3,11 @@
 use std::io::Write;
 
 use flowstone_filecache::open_mode::Modes;
-use flowstone_filecache::{Options, Place, serve};
+use flowstone_filecache::{Options, Place, TroubleOptions, serve};
 use flowstone_policy::Windows;
 
 use crate::Failure;
-use crate::args::{Cache, OpenMode};
+use crate::args::{Cache, OpenMode, WhenDown};
 
 /// Serves until a signal or an unmount.
 pub fn run(args: &Cache) -> Result<(), Failure> {
@@ -42,6 +42,10 @@ fn options(args: &Cache) -> Options {
         modes: Modes {
             copy: args.modes.contains(&OpenMode::Copy),
             source: args.modes.contains(&OpenMode::Source),
+        },
+        trouble: TroubleOptions {
+            timeout: args.source_timeout,
+            fails_when_down: args.when_down == WhenDown::Fail,
         },
         agent: args.agent.clone(),
     }

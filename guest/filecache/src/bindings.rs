@@ -138,18 +138,20 @@ impl Bindings {
         let mut files = lock(&self.files);
         let Some(file) = files.get_mut(&handle.node.identity) else { return false };
 
+        let mut unbound = None;
         if handle.mode == Mode::Direct {
             file.split_opens -= 1;
         } else if let Some(main) = &mut file.main {
             main.opens -= 1;
-            if main.opens == 0 {
-                file.main = None;
-            }
+            unbound = file.main.take_if(|main| main.opens == 0);
         }
         let joins = file.is_closed() || (handle.mode == Mode::Direct && file.split_opens == 0);
         if file.is_closed() {
             files.remove(&handle.node.identity);
         }
+        drop(files);
+        // Closes a file of the source, which may hang: nothing is locked any more.
+        drop(unbound);
         joins
     }
 

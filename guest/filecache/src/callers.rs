@@ -86,6 +86,8 @@ fn groups_of(task: u32) -> Option<Box<[u32]>> {
     groups.split_whitespace().map(|it| it.parse().ok()).collect()
 }
 
+const KILL: u64 = 1 << (libc::SIGKILL - 1);
+
 /// Whether a signal waits for a task: then it is to wait for nothing else. Of a task in another
 /// pid namespace (0) this cannot be known.
 pub fn is_interrupted(task: u32) -> bool {
@@ -93,14 +95,26 @@ pub fn is_interrupted(task: u32) -> bool {
         return false;
     }
     let Ok(status) = fs::read_to_string(format!("/proc/{task}/status")) else { return true };
-    let pending = |name: &str| {
-        let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-        u64::from_str_radix(mask.trim(), 16).unwrap_or_default()
-    };
-    let ignored = pending("SigIgn:") | pending("SigBlk:");
-    let kill = 1 << (libc::SIGKILL - 1);
-    let waiting = pending("SigPnd:") | pending("ShdPnd:");
-    waiting & (!ignored | kill) != 0
+    let signals = |name| signals(&status, name);
+    let ignored = signals("SigIgn:") | signals("SigBlk:");
+    let waiting = signals("SigPnd:") | signals("ShdPnd:");
+    waiting & (!ignored | KILL) != 0
+}
+
+/// A set of signals in a task's status.
+fn signals(status: &str, name: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    u64::from_str_radix(mask.trim(), 16).unwrap_or_default()
+}
+
+/// Whether a task is being killed. (A signal that is to end a process is there as SIGKILL for each
+/// of its tasks.) Of a task in another pid namespace (0) this cannot be known.
+pub fn is_killed(task: u32) -> bool {
+    if task == 0 {
+        return false;
+    }
+    let Ok(status) = fs::read_to_string(format!("/proc/{task}/status")) else { return true };
+    signals(&status, "SigPnd:") & KILL != 0
 }
 
 #[cfg(test)]
@@ -120,5 +134,8 @@ mod tests {
         assert!(!is_interrupted(std::process::id()));
         assert!(is_interrupted(u32::MAX));
         assert!(!is_interrupted(0), "of another namespace");
+        assert!(!is_killed(std::process::id()));
+        assert!(is_killed(u32::MAX));
+        assert!(!is_killed(0), "of another namespace");
     }
 }

@@ -15,8 +15,10 @@ use crate::store::space_of;
 pub struct Copy {
     /// Its bytes.
     pub file: File,
-    /// What they are a copy of, if that is sure. Held while they are being replaced.
-    pub stamp: Mutex<Option<Stamp>>,
+    /// Held while its bytes are being replaced, which may wait for the source.
+    pub updating: Mutex<()>,
+    /// What they are a copy of, if that is sure.
+    stamp: Mutex<Option<Stamp>>,
     /// The kernel's hold on it, from its first open in mode Copy.
     pub backing: OnceLock<Arc<Backing>>,
     /// It is the copy to use. Once false it stays so.
@@ -40,6 +42,7 @@ impl Copy {
     ) -> Arc<Self> {
         let copy = Self {
             file,
+            updating: Mutex::default(),
             stamp: Mutex::new(Some(stamp)),
             backing: OnceLock::new(),
             is_current: AtomicBool::new(true),
@@ -72,9 +75,19 @@ impl Copy {
         self.is_current.load(Ordering::Acquire)
     }
 
+    /// What it is a copy of, if that is sure.
+    pub fn stamp(&self) -> Option<Stamp> {
+        *lock(&self.stamp)
+    }
+
+    /// It is a copy of this from now on, or of nothing.
+    pub fn becomes(&self, stamp: Option<Stamp>) {
+        *lock(&self.stamp) = stamp;
+    }
+
     /// Whether it is a copy of what the source has.
     pub fn is_of(&self, stamp: Stamp) -> bool {
-        *lock(&self.stamp) == Some(stamp)
+        self.stamp() == Some(stamp)
     }
 
     /// It was compared with the source.

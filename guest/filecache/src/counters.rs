@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use serde::{Deserialize, Serialize};
 
 use crate::copies::Holdings;
+use crate::health::SourceState;
 use crate::open_mode::Mode;
 
 /// A counter.
@@ -72,7 +73,7 @@ impl Counters {
     }
 
     /// All of it, with what is held.
-    pub fn report(&self, held: Holdings, pinned_bytes: u64) -> Report {
+    pub fn report(&self, held: Holdings, pinned_bytes: u64, source: SourceState) -> Report {
         Report {
             hits: self.hits.get(),
             misses: self.misses.get(),
@@ -90,6 +91,7 @@ impl Counters {
             evictions: held.evictions,
             epochs: held.epochs,
             unchecked_opens: self.unchecked_opens.get(),
+            source,
             opens: Opens {
                 copy: self.copy.get(),
                 source: self.source.get(),
@@ -134,6 +136,8 @@ pub struct Report {
     pub epochs: u64,
     /// Opens of copies that were not compared with the source.
     pub unchecked_opens: u64,
+    /// Whether the source answers: `up`, `suspect`, `down`.
+    pub source: SourceState,
     /// Opens, by how they were answered.
     pub opens: Opens,
 }

@@ -1,8 +1,8 @@
 //! The files of a mount: the parts that its verbs share, and how they are ordered.
 //!
 //! Lock order: `Bindings` and `Copies` are never held together, nor across a call to the source or
-//! to the kernel. `Copy::stamp` is held while a copy is brought up to date, which does call the
-//! source; nothing but `Copies` and `Node` is locked under it.
+//! to the kernel. `Copy::updating` is held while a copy is brought up to date, which does call the
+//! source; nothing but `Copies`, `Node` and the copy's stamp is locked under it.
 
 pub mod ahead;
 pub mod attributes;
@@ -13,6 +13,7 @@ pub mod locks;
 pub mod names;
 pub mod open;
 mod refresh;
+mod unasked;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -29,6 +30,7 @@ use crate::bindings::Bindings;
 use crate::copies::Copies;
 use crate::counters::{Counters, Report};
 use crate::handles::{Handle, Numbered};
+use crate::hearing::Hearing;
 use crate::history_file::HistoryFile;
 use crate::kernel::Kernel;
 use crate::nodes::{News, Node, Nodes};
@@ -51,6 +53,7 @@ pub struct Files {
     pub(crate) fills: Fills,
     pub(crate) memory: Memory,
     pub(crate) counters: Counters,
+    pub(crate) hearing: Hearing,
     pub(crate) recorders: Recorders,
     pub(crate) window: Duration,
     pub(crate) trust: Duration,
@@ -86,6 +89,7 @@ impl Files {
             fills: Fills::default(),
             memory: Memory::new(history),
             counters: Counters::default(),
+            hearing: Hearing::default(),
             recorders: Recorders::default(),
             window: options.window,
             trust: options.trust,
@@ -135,6 +139,6 @@ impl Files {
     /// What `stats` shows.
     pub fn report(&self) -> Report {
         let pinned = self.bindings.pinned_bytes();
-        self.counters.report(self.copies.holdings(), pinned)
+        self.counters.report(self.copies.holdings(), pinned, self.hearing.state())
     }
 }

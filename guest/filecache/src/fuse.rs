@@ -1,32 +1,41 @@
 //! What the kernel asks, and how it is answered.
 
+mod entries;
+mod outcomes;
+mod replies;
+
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
+use self::entries::{rest, tell};
+use self::outcomes::{Locked, OpenedFolder};
+use self::replies::{created, done, entry, extended, opened, opened_folder, written};
 use crate::callers::Caller;
 use crate::files::Files;
 use crate::files::attributes::Change;
-use crate::files::folders::Entry;
 use crate::files::locks::Range;
-use crate::files::names::{Found, New};
+use crate::files::names::New;
 use crate::kernel::{Backing, REQUEST_MAX};
-use crate::kernel_types::{how, how_names, kind, nothing, open_flags, to_kernel, to_source};
+use crate::kernel_types::{kind, open_flags, to_kernel, to_source};
 use crate::library::{
-    BsdFileFlags, CopyFileRangeFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags,
-    Generation, INodeNo, InitFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags, ReplyAttr,
-    ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock,
-    ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
+    BsdFileFlags, CopyFileRangeFlags, FileHandle, Filesystem, INodeNo, InitFlags, KernelConfig,
+    LockOwner, OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory,
+    ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
+    ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
+use crate::requests::{Ask, Outcome, Owed, Reply, Requests};
 
-type Failure = rustix::io::Errno;
+type Result<T> = std::result::Result<T, rustix::io::Errno>;
 
 /// Answers the kernel.
 pub struct Answers {
     /// From these.
     pub files: Arc<Files>,
+    /// Where that takes the source.
+    pub requests: Arc<Requests>,
 }
 
 /// What the kernel is asked to do, if it can.
@@ -38,22 +47,28 @@ const WANTED: [InitFlags; 5] = [
     InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
 ];
 
-/// Gives the answer of a question, or its error.
-macro_rules! answer {
-    ($result:expr, $reply:ident, |$value:pat_param| $done:expr) => {
-        match $result {
-            Ok($value) => $done,
-            Err(error) => $reply.error(errno(error)),
-        }
-    };
-}
-
 impl Answers {
-    fn tell(&self, result: Result<Found, Failure>, reply: ReplyEntry) {
-        answer!(result, reply, |(node, seen)| {
-            let attributes = to_kernel(node.id, &seen);
-            reply.entry(&self.files.window, &attributes, Generation(0));
-        });
+    /// Answers what only the source knows.
+    fn ask<R: Reply, T: Outcome + 'static>(
+        &self,
+        by: &Request,
+        reply: R,
+        work: impl Fn(&Files) -> Result<T> + Send + Sync + 'static,
+        send: impl Fn(&Files, R, T) + Send + Sync + 'static,
+    ) {
+        let work = move |files: &Files, _: &Owed<R>, ask| (ask == Ask::Source).then(|| work(files));
+        self.requests.ask(by.pid(), reply, work, send);
+    }
+
+    /// Makes something that has a name.
+    fn make(&self, by: &Request, parent: INodeNo, name: &OsStr, what: New, reply: ReplyEntry) {
+        let (caller, name) = (caller(by), name.to_owned());
+        self.ask(by, reply, move |files| files.make(parent.0, &name, &what, &caller), entry);
+    }
+
+    fn remove(&self, by: &Request, parent: INodeNo, name: &OsStr, folder: bool, to: ReplyEmpty) {
+        let (caller, name) = (caller(by), name.to_owned());
+        self.ask(by, to, move |files| files.remove(parent.0, &name, folder, &caller), done);
     }
 }
 
@@ -74,16 +89,25 @@ impl Filesystem for Answers {
     }
 
     fn lookup(&self, by: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.tell(self.files.look_up(parent.0, name, &caller(by)), reply);
+        let (caller, name) = (caller(by), name.to_owned());
+        let look_up = move |files: &Files, _: &Owed<_>, ask| match ask {
+            Ask::Source => Some(files.look_up(parent.0, &name, &caller)),
+            Ask::Memory => files.look_up_unasked(parent.0, &name),
+        };
+        self.requests.ask(by.pid(), reply, look_up, entry);
     }
 
     fn forget(&self, _: &Request, id: INodeNo, times: u64) {
         self.files.nodes.forget(id.0, times);
     }
 
-    fn getattr(&self, _: &Request, id: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
-        answer!(self.files.attributes(id.0, handle.map(|it| it.0)), reply, |seen| {
-            reply.attr(&self.files.window, &to_kernel(id.0, &seen));
+    fn getattr(&self, by: &Request, id: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        let look = move |files: &Files, _: &Owed<_>, ask| match ask {
+            Ask::Source => Some(files.attributes(id.0, handle.map(|it| it.0))),
+            Ask::Memory => files.attributes_unasked(id.0),
+        };
+        self.requests.ask(by.pid(), reply, look, move |files, reply: ReplyAttr, seen| {
+            reply.attr(&files.window, &to_kernel(id.0, &seen));
         });
     }
 
@@ -96,131 +120,140 @@ impl Filesystem for Answers {
         let has_times = accessed.is_some() || modified.is_some();
         let times = has_times.then(|| [accessed, modified].map(to_source));
         let change = Change { mode, uid, gid, size, times };
-        let handle = handle.map(|it| it.0);
-        answer!(self.files.change(id.0, handle, &change, &caller(by)), reply, |seen| {
-            reply.attr(&self.files.window, &to_kernel(id.0, &seen));
+        let (handle, caller) = (handle.map(|it| it.0), caller(by));
+        let work = move |files: &Files| files.change(id.0, handle, &change, &caller);
+        self.ask(by, reply, work, move |files, reply: ReplyAttr, seen| {
+            reply.attr(&files.window, &to_kernel(id.0, &seen));
         });
     }
 
     fn readlink(&self, by: &Request, id: INodeNo, reply: ReplyData) {
         use std::os::unix::ffi::OsStrExt;
-        answer!(self.files.read_link(id.0, &caller(by)), reply, |to| reply.data(to.as_bytes()));
+        let caller = caller(by);
+        let work = move |files: &Files| files.read_link(id.0, &caller);
+        self.ask(by, reply, work, |_, reply, to| reply.data(to.as_bytes()));
     }
 
     fn mknod(
         &self, by: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, rdev: u32,
         reply: ReplyEntry
     ) {
-        self.tell(self.files.make(parent.0, name, &New::Node(mode, rdev), &caller(by)), reply);
+        self.make(by, parent, name, New::Node(mode, rdev), reply);
     }
 
     fn mkdir(
         &self, by: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, reply:
         ReplyEntry
     ) {
-        self.tell(self.files.make(parent.0, name, &New::Folder(mode), &caller(by)), reply);
+        self.make(by, parent, name, New::Folder(mode), reply);
     }
 
     fn symlink(&self, by: &Request, parent: INodeNo, name: &OsStr, to: &Path, reply: ReplyEntry) {
-        let what = New::Link(to.as_os_str());
-        self.tell(self.files.make(parent.0, name, &what, &caller(by)), reply);
+        self.make(by, parent, name, New::Link(to.as_os_str().to_owned()), reply);
     }
 
     fn unlink(&self, by: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(self.files.remove(parent.0, name, false, &caller(by)), reply);
+        self.remove(by, parent, name, false, reply);
     }
 
     fn rmdir(&self, by: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(self.files.remove(parent.0, name, true, &caller(by)), reply);
+        self.remove(by, parent, name, true, reply);
     }
 
     fn rename(
         &self, by: &Request, parent: INodeNo, name: &OsStr, newparent: INodeNo, newname: &OsStr,
         flags: RenameFlags, reply: ReplyEmpty
     ) {
-        let (from, to) = ((parent.0, name), (newparent.0, newname));
-        empty(self.files.rename(from, to, flags.bits(), &caller(by)), reply);
+        let (caller, name, newname) = (caller(by), name.to_owned(), newname.to_owned());
+        let work = move |files: &Files| {
+            let (from, to) = ((parent.0, &*name), (newparent.0, &*newname));
+            files.rename(from, to, flags.bits(), &caller)
+        };
+        self.ask(by, reply, work, done);
     }
 
     fn link(&self, by: &Request, id: INodeNo, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        self.tell(self.files.link(id.0, parent.0, name, &caller(by)), reply);
+        let (caller, name) = (caller(by), name.to_owned());
+        self.ask(by, reply, move |files| files.link(id.0, parent.0, &name, &caller), entry);
     }
 
     fn open(&self, by: &Request, id: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
-        let register = |file: BorrowedFd<'_>| reply.open_backing(file).map(Backing);
-        let opened = self.files.open(id.0, open_flags(flags.0), caller(by), &register);
-        answer!(opened, reply, |opened| {
-            let number = FileHandle(opened.number);
-            match &opened.backing {
-                Some(it) => reply.opened_passthrough(number, FopenFlags::empty(), &it.0),
-                None => reply.opened(number, how(&opened)),
+        let (caller, flags) = (caller(by), open_flags(flags.0));
+        let open = move |files: &Files, owed: &Owed<ReplyOpen>, ask| {
+            let register = |file: BorrowedFd<'_>| register(owed.with(|it| it.open_backing(file))).map(Backing);
+            match ask {
+                Ask::Source => Some(files.open(id.0, flags, caller.clone(), &register)),
+                Ask::Memory => files.open_unasked(id.0, flags, &caller, &register),
             }
-        });
+        };
+        self.requests.ask(by.pid(), reply, open, opened);
     }
 
     fn create(
         &self, by: &Request, parent: INodeNo, name: &OsStr, mode: u32, _umask: u32, flags: i32,
         reply: ReplyCreate
     ) {
-        let register = |file: BorrowedFd<'_>| reply.open_backing(file).map(Backing);
-        let flags = open_flags(flags);
-        let created = self.files.create(parent.0, name, flags, mode, caller(by), &register);
-        answer!(created, reply, |(node, seen, opened)| {
-            let (window, it) = (&self.files.window, to_kernel(node.id, &seen));
-            let (first, number, how) = (Generation(0), FileHandle(opened.number), how(&opened));
-            match &opened.backing {
-                Some(to) => reply.created_passthrough(window, &it, first, number, how, &to.0),
-                None => reply.created(window, &it, first, number, how),
-            }
-        });
+        let (caller, flags, name) = (caller(by), open_flags(flags), name.to_owned());
+        let create = move |files: &Files, owed: &Owed<ReplyCreate>, ask| {
+            let register = |file: BorrowedFd<'_>| register(owed.with(|it| it.open_backing(file))).map(Backing);
+            let create = || files.create(parent.0, &name, flags, mode, caller.clone(), &register);
+            (ask == Ask::Source).then(create)
+        };
+        self.requests.ask(by.pid(), reply, create, created);
     }
 
     fn read(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, size: u32, _: OpenFlags,
+        &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, size: u32, _: OpenFlags,
         _: Option<LockOwner>, reply: ReplyData
     ) {
-        let mut buffer = vec![0; size as usize];
-        answer!(self.files.read(handle.0, offset, &mut buffer), reply, |read| {
-            reply.data(&buffer[..read]);
-        });
+        if let Some(read) = self.files.read_copy(handle.0, offset, size) {
+            return reply.data(&read);
+        }
+        let work = move |files: &Files| files.read(handle.0, offset, size);
+        self.ask(by, reply, work, |_, reply, read| reply.data(&read));
     }
 
     fn write(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, data: &[u8], flags:
+        &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, data: &[u8], flags:
         WriteFlags, _: OpenFlags, _: Option<LockOwner>, reply: ReplyWrite
     ) {
         let as_caller = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
-        answer!(self.files.write(handle.0, offset, data, as_caller), reply, |written| {
-            reply.written(written as u32);
-        });
+        let work =
+            move |files: &Files, data: &[u8]| files.write(handle.0, offset, data, as_caller);
+        self.requests.ask_with(by.pid(), reply, data, work, written);
     }
 
-    fn flush(&self, _: &Request, _: INodeNo, handle: FileHandle, by: LockOwner, reply: ReplyEmpty) {
-        empty(self.files.flush(handle.0, by.0), reply);
+    fn flush(&self, by: &Request, _: INodeNo, it: FileHandle, owner: LockOwner, to: ReplyEmpty) {
+        if self.files.flushes_nothing(it.0, owner.0) {
+            return to.ok();
+        }
+        self.ask(by, to, move |files| files.flush(it.0, owner.0), done);
     }
 
     fn release(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, _:
+        &self, by: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, _:
         Option<LockOwner>, _: bool, reply: ReplyEmpty
     ) {
-        self.files.release(handle.0);
-        reply.ok();
+        self.ask(by, reply, move |files| { files.release(handle.0); Ok(()) }, done);
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, handle: FileHandle, data: bool, reply: ReplyEmpty) {
-        empty(self.files.sync(handle.0, data), reply);
+    fn fsync(&self, by: &Request, _: INodeNo, handle: FileHandle, data: bool, reply: ReplyEmpty) {
+        self.ask(by, reply, move |files| files.sync(handle.0, data), done);
     }
 
     fn opendir(&self, by: &Request, id: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        answer!(self.files.open_folder(id.0, caller(by)), reply, |(number, keeps_names)| {
-            reply.opened(FileHandle(number), how_names(keeps_names));
-        });
+        let caller = caller(by);
+        let work = move |files: &Files| {
+            files.open_folder(id.0, caller.clone()).map(|(it, keeps)| OpenedFolder(it, keeps))
+        };
+        self.ask(by, reply, work, opened_folder);
     }
 
     fn readdir(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply: ReplyDirectory
+        &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, reply: ReplyDirectory
     ) {
-        answer!(self.files.entries(handle.0, offset == 0), reply, |entries| {
+        let work = move |files: &Files| files.entries(handle.0, offset == 0);
+        self.ask(by, reply, work, move |_, mut reply: ReplyDirectory, entries| {
             for (next, entry) in rest(&entries, offset) {
                 if reply.add(INodeNo(entry.inode), next, kind(entry.kind), &entry.name) {
                     break;
@@ -231,30 +264,24 @@ impl Filesystem for Answers {
     }
 
     fn readdirplus(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, mut reply:
-        ReplyDirectoryPlus
+        &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, reply: ReplyDirectoryPlus
     ) {
-        answer!(self.files.entries(handle.0, offset == 0), reply, |entries| {
-            for (next, entry) in rest(&entries, offset) {
-                if self.add(handle.0, next, entry, &mut reply) {
-                    break;
-                }
-            }
-            reply.ok();
-        });
+        let work = move |files: &Files, owed: &Owed<_>, ask| {
+            (ask == Ask::Source).then(|| tell(files, owed, handle.0, offset))
+        };
+        self.requests.ask(by.pid(), reply, work, |_, reply: ReplyDirectoryPlus, _| reply.ok());
     }
 
-    fn releasedir(&self, _: &Request, _: INodeNo, it: FileHandle, _: OpenFlags, reply: ReplyEmpty) {
-        self.files.close_folder(it.0);
-        reply.ok();
+    fn releasedir(&self, by: &Request, _: INodeNo, it: FileHandle, _: OpenFlags, to: ReplyEmpty) {
+        self.ask(by, to, move |files| { files.close_folder(it.0); Ok(()) }, done);
     }
 
-    fn fsyncdir(&self, _: &Request, id: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        empty(self.files.sync_folder(id.0), reply);
+    fn fsyncdir(&self, by: &Request, id: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.ask(by, reply, move |files| files.sync_folder(id.0), done);
     }
 
-    fn statfs(&self, _: &Request, _: INodeNo, reply: ReplyStatfs) {
-        answer!(self.files.source.space(), reply, |it| reply.statfs(
+    fn statfs(&self, by: &Request, _: INodeNo, reply: ReplyStatfs) {
+        self.ask(by, reply, |files| files.source.space(), |_, reply, it| reply.statfs(
             it.f_blocks,
             it.f_bfree,
             it.f_bavail,
@@ -270,31 +297,41 @@ impl Filesystem for Answers {
         &self, by: &Request, id: INodeNo, name: &OsStr, value: &[u8], flags: i32, _position: u32,
         reply: ReplyEmpty
     ) {
-        empty(self.files.set_extended(id.0, name, value, flags, &caller(by)), reply);
+        let (caller, name, value) = (caller(by), name.to_owned(), value.to_vec());
+        let work = move |files: &Files| files.set_extended(id.0, &name, &value, flags, &caller);
+        self.ask(by, reply, work, done);
     }
 
     fn getxattr(&self, by: &Request, id: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
-        let mut value = vec![0; size as usize];
-        let result = self.files.extended(id.0, name, &mut value, &caller(by));
-        answer!(result, reply, |length| extended(&value, length, reply));
+        let (caller, name) = (caller(by), name.to_owned());
+        let work = move |files: &Files| {
+            let mut value = vec![0; size as usize];
+            files.extended(id.0, &name, &mut value, &caller).map(|length| (value, length))
+        };
+        self.ask(by, reply, work, extended);
     }
 
     fn listxattr(&self, by: &Request, id: INodeNo, size: u32, reply: ReplyXattr) {
-        let mut names = vec![0; size as usize];
-        let result = self.files.extended_names(id.0, &mut names, &caller(by));
-        answer!(result, reply, |length| extended(&names, length, reply));
+        let caller = caller(by);
+        let work = move |files: &Files| {
+            let mut names = vec![0; size as usize];
+            files.extended_names(id.0, &mut names, &caller).map(|length| (names, length))
+        };
+        self.ask(by, reply, work, extended);
     }
 
     fn removexattr(&self, by: &Request, id: INodeNo, name: &OsStr, reply: ReplyEmpty) {
-        empty(self.files.remove_extended(id.0, name, &caller(by)), reply);
+        let (caller, name) = (caller(by), name.to_owned());
+        self.ask(by, reply, move |files| files.remove_extended(id.0, &name, &caller), done);
     }
 
     fn getlk(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, owner: LockOwner, start: u64, end:
+        &self, by: &Request, _: INodeNo, handle: FileHandle, owner: LockOwner, start: u64, end:
         u64, kind: i32, _pid: u32, reply: ReplyLock
     ) {
         let range = Range { start, end, kind };
-        answer!(self.files.test_lock(handle.0, owner.0, range), reply, |(range, pid)| {
+        let work = move |files: &Files| files.test_lock(handle.0, owner.0, range);
+        self.ask(by, reply, work, |_, reply, (range, pid)| {
             reply.locked(range.start, range.end, range.kind, pid);
         });
     }
@@ -304,66 +341,48 @@ impl Filesystem for Answers {
         u64, kind: i32, _pid: u32, waits: bool, reply: ReplyEmpty
     ) {
         let range = Range { start, end, kind };
-        let tried = self.files.try_lock(handle.0, owner.0, range);
-        if !waits || tried != Err(Failure::AGAIN) {
-            return empty(tried, reply);
-        }
-        // Others hold it, perhaps for hours: no thread that answers may wait for them.
-        let (files, task) = (self.files.clone(), by.pid());
-        let wait = move || {
-            empty(files.wait_for_lock(handle.0, owner.0, range, task), reply);
+        let (requests, task) = (self.requests.clone(), by.pid());
+        let work = move |files: &Files| match files.try_lock(handle.0, owner.0, range) {
+            Err(rustix::io::Errno::AGAIN) if waits => Ok(Locked::Waits),
+            tried => tried.map(|()| Locked::Done),
         };
-        // Without a thread the reply is dropped, which answers with an error.
-        let _ = std::thread::Builder::new().name("lock".into()).spawn(wait);
+        self.ask(by, reply, work, move |_, reply, tried| {
+            if tried == Locked::Done {
+                return reply.ok();
+            }
+            // Others hold it, perhaps for hours: no thread that answers may wait for them.
+            let wait = move |files: &Files| files.wait_for_lock(handle.0, owner.0, range, task);
+            requests.ask_aside(task, reply, wait, done);
+        });
     }
 
     fn fallocate(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, offset: u64, length: u64, mode: i32,
+        &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, length: u64, mode: i32,
         reply: ReplyEmpty
     ) {
-        empty(self.files.allocate(handle.0, offset, length, mode), reply);
+        self.ask(by, reply, move |files| files.allocate(handle.0, offset, length, mode), done);
     }
 
     fn lseek(
-        &self, _: &Request, _: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply:
+        &self, by: &Request, _: INodeNo, handle: FileHandle, offset: i64, whence: i32, reply:
         ReplyLseek
     ) {
         let to_data = whence == libc::SEEK_DATA;
-        let result = u64::try_from(offset).map_err(|_| Failure::NXIO);
-        let result = result.and_then(|offset| self.files.seek(handle.0, offset, to_data));
-        answer!(result, reply, |at| reply.offset(at.cast_signed()));
+        let work = move |files: &Files| {
+            let offset = u64::try_from(offset).map_err(|_| rustix::io::Errno::NXIO)?;
+            files.seek(handle.0, offset, to_data)
+        };
+        self.ask(by, reply, work, |_, reply, at| reply.offset(at.cast_signed()));
     }
 
     fn copy_file_range(
-        &self, _: &Request, _: INodeNo, from: FileHandle, from_offset: u64, _: INodeNo, to:
+        &self, by: &Request, _: INodeNo, from: FileHandle, from_offset: u64, _: INodeNo, to:
         FileHandle, to_offset: u64, length: u64, _: CopyFileRangeFlags, reply: ReplyWrite
     ) {
         // The answer has 32 bits; a part is as good as the whole.
         let length = length.min(1 << 30);
         let (from, to) = ((from.0, from_offset), (to.0, to_offset));
-        answer!(self.files.copy_bytes(from, to, length), reply, |copied| {
-            reply.written(copied as u32);
-        });
-    }
-}
-
-impl Answers {
-    /// Tells the kernel of an entry. Returns whether there was no more room.
-    fn add(&self, folder: u64, next: u64, entry: &Entry, reply: &mut ReplyDirectoryPlus) -> bool {
-        let found = (!entry.is_dots()).then(|| self.files.entry(folder, &entry.name)).flatten();
-        let Some((node, seen)) = found else {
-            // Number 0: the name alone, of which the kernel keeps nothing.
-            let none = FileAttr { kind: kind(entry.kind), ..nothing(entry.inode) };
-            let (zero, first) = (Duration::ZERO, Generation(0));
-            return reply.add(INodeNo(0), next, &entry.name, &zero, &none, first);
-        };
-        let (window, attributes) = (&self.files.window, to_kernel(node.id, &seen));
-        let name = &entry.name;
-        let is_full = reply.add(attributes.ino, next, name, window, &attributes, Generation(0));
-        if is_full {
-            self.files.untell(&node);
-        }
-        is_full
+        self.ask(by, reply, move |files| files.copy_bytes(from, to, length), written);
     }
 }
 
@@ -371,25 +390,7 @@ fn caller(request: &Request) -> Caller {
     Caller::of(request.uid(), request.gid(), request.pid())
 }
 
-fn errno(error: Failure) -> Errno {
-    Errno::from_i32(error.raw_os_error())
-}
-
-fn empty(result: Result<(), Failure>, reply: ReplyEmpty) {
-    answer!(result, reply, |()| reply.ok());
-}
-
-/// A length alone was asked for with no room for the value.
-fn extended(value: &[u8], length: usize, reply: ReplyXattr) {
-    if value.is_empty() {
-        reply.size(length as u32);
-    } else {
-        reply.data(&value[..length]);
-    }
-}
-
-/// The entries from an offset on, each with the offset of the next one.
-fn rest(entries: &[Entry], offset: u64) -> impl Iterator<Item = (u64, &Entry)> {
-    let entries = entries.iter().enumerate().skip(offset as usize);
-    entries.map(|(at, entry)| (at as u64 + 1, entry))
+/// The kernel's hold on a file. Nobody waits for it any more if the request was answered.
+fn register<T>(registered: Option<std::io::Result<T>>) -> std::io::Result<T> {
+    registered.unwrap_or_else(|| Err(rustix::io::Errno::INTR.into()))
 }

@@ -8,6 +8,8 @@
 //!                            ├─ copies      what is kept; the policy decides
 //!                            ├─ shelf, history_file   what a restart keeps
 //!                            └─ source      calls to the shared storage, as the caller
+//!            requests     what needs the source, and does not wait for ever
+//!            health       whether the source answers (pure)
 //! ```
 //!
 //! How it works, and what it promises: `docs/filecache.md`.
@@ -23,6 +25,8 @@ mod counters;
 mod files;
 mod fuse;
 mod handles;
+mod health;
+mod hearing;
 mod history_file;
 mod kernel;
 mod kernel_types;
@@ -33,6 +37,7 @@ mod nodes;
 pub mod open_mode;
 mod options;
 mod record;
+mod requests;
 mod serve;
 mod session;
 mod shelf;
@@ -41,7 +46,7 @@ mod stamp;
 mod store;
 
 pub use counters::{Opens, Report};
-pub use options::{Options, Place};
+pub use options::{Options, Place, TroubleOptions};
 pub use serve::{Failed, serve};
 
 /// The errors of the standard library as those of system calls.

@@ -87,6 +87,11 @@ impl Node {
         state.name = name.into();
     }
 
+    /// Its descriptor, if it keeps one.
+    pub fn held(&self) -> Option<Arc<OwnedFd>> {
+        self.state().held.clone()
+    }
+
     /// Notes what the kernel is being told.
     pub fn told(&self, stamp: Stamp) -> News {
         let mut state = self.state();
@@ -177,6 +182,16 @@ impl Nodes {
         ids.filter_map(|id| table.by_id.get(&id).cloned()).collect()
     }
 
+    /// The node that was last seen at a place. Goes through all of them.
+    pub fn known_at(&self, folder: u64, name: &OsStr) -> Option<Arc<Node>> {
+        let table = self.table();
+        let is_there = |node: &&Arc<Node>| {
+            let state = node.state();
+            state.folder == folder && *state.name == *name
+        };
+        table.by_id.values().find(is_there).cloned()
+    }
+
     /// The kernel is told of a file: the node to which its name leads.
     pub fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Arc<Node> {
         let mut table = self.table();
@@ -263,7 +278,7 @@ impl Nodes {
     /// A descriptor of a folder, kept from its first use until the kernel forgets it.
     pub fn folder(&self, id: u64) -> Result<Arc<OwnedFd>> {
         let node = self.get(id)?;
-        if let Some(held) = node.state().held.clone() {
+        if let Some(held) = node.held() {
             return Ok(held);
         }
         let held = Arc::new(self.anchor(&node)?);
@@ -288,7 +303,7 @@ impl Nodes {
     /// What the source says of a node now.
     pub fn look(&self, node: &Node) -> Result<Attributes> {
         let (folder, name) = node.place();
-        if let Some(held) = node.state().held.clone() {
+        if let Some(held) = node.held() {
             return source::stat(held);
         }
         let folder = self.folder(folder)?;

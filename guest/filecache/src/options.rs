@@ -27,6 +27,15 @@ impl Place {
     }
 }
 
+/// What is done when the source does not answer.
+#[derive(Clone, Copy, Debug)]
+pub struct TroubleOptions {
+    /// It is down after so long.
+    pub timeout: Duration,
+    /// What only it can answer fails then, instead of waiting.
+    pub fails_when_down: bool,
+}
+
 /// All of it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -50,6 +59,8 @@ pub struct Options {
     pub trust: Duration,
     /// How files may be opened.
     pub modes: Modes,
+    /// What is done when the source does not answer.
+    pub trouble: TroubleOptions,
     /// The way to the host; a virtio port, if there is one, without it.
     pub agent: Option<PathBuf>,
 }
@@ -61,6 +72,27 @@ impl Options {
         match self.policy {
             PolicyKind::Multicache => Box::new(Multicache::with_windows(bytes, self.windows)),
             other => other.build(bytes, Link::default()),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Options {
+    /// Of a mount that shows this folder, and is never made.
+    pub fn for_test(folder: &std::path::Path) -> Self {
+        Self {
+            source: folder.to_owned(),
+            mount: folder.to_owned(),
+            place: Place::Memory(1 << 20),
+            state: None,
+            policy: PolicyKind::Lru,
+            windows: Windows::default(),
+            epoch: Duration::from_secs(5),
+            window: Duration::from_secs(3),
+            trust: Duration::ZERO,
+            modes: Modes::ALL,
+            trouble: TroubleOptions { timeout: Duration::from_secs(5), fails_when_down: false },
+            agent: None,
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::files::Files;
 use crate::files::ahead::Ahead;
 use crate::history_file::HistoryFile;
 use crate::options::{Options, Place};
+use crate::requests::Requests;
 use crate::shelf::Shelf;
 use crate::source::Source;
 use crate::store::Store;
@@ -61,7 +62,9 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     let named = options.mount.display();
     let at = mount_point::prepare(&options.mount)
         .map_err(|error| Failed::new(named, error, "give an empty folder that is not in use"))?;
-    let session = session::mount(&files, &options.source, &at).map_err(|error| {
+    let requests = Requests::start(files.clone(), session::READERS, options.trouble)
+        .map_err(|error| Failed::new("threads", error, "allow this process more of them"))?;
+    let session = session::mount(&files, requests, &options.source, &at).map_err(|error| {
         let hint = "mounting needs /dev/fuse and root, or fusermount3 and a folder of yours";
         Failed::new(format!("mount {}", at.display()), error, hint)
     })?;

@@ -8,9 +8,10 @@ use crate::fuse::Answers;
 use crate::kernel::Kernel;
 use crate::library::{self, Config, MountOption, SessionACL};
 use crate::mount_point::PREFIX;
+use crate::requests::Requests;
 
-/// Threads that answer. A call to the source holds one.
-const THREADS: usize = 8;
+/// Threads that read requests.
+pub const READERS: usize = 8;
 
 /// A mount that is not answered yet.
 pub struct Session(library::Session<Answers>);
@@ -28,7 +29,12 @@ impl Session {
 }
 
 /// Mounts.
-pub fn mount(files: &Arc<Files>, source: &Path, at: &Path) -> std::io::Result<Session> {
+pub fn mount(
+    files: &Arc<Files>,
+    requests: Arc<Requests>,
+    source: &Path,
+    at: &Path,
+) -> std::io::Result<Session> {
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(format!("{PREFIX}{}", source.display())),
@@ -38,7 +44,7 @@ pub fn mount(files: &Arc<Files>, source: &Path, at: &Path) -> std::io::Result<Se
     if rustix::process::geteuid().is_root() {
         config.acl = SessionACL::All;
     }
-    config.n_threads = Some(THREADS);
+    config.n_threads = Some(READERS);
     config.clone_fd = true;
-    library::Session::new(Answers { files: files.clone() }, at, &config).map(Session)
+    library::Session::new(Answers { files: files.clone(), requests }, at, &config).map(Session)
 }

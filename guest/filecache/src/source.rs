@@ -62,6 +62,12 @@ impl Source {
         self.is_local
     }
 
+    /// Asks it for something that nobody needs.
+    pub fn probe(&self) -> Result<()> {
+        let asks = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+        statx(&self.root, c"", asks, WANTED).map(drop)
+    }
+
     /// Its space.
     pub fn space(&self) -> Result<StatVfs> {
         fstatvfs(&self.root)
@@ -76,6 +82,12 @@ pub fn look(folder: impl AsFd, name: &OsStr) -> Result<Attributes> {
 /// What a descriptor leads to.
 pub fn stat(file: impl AsFd) -> Result<Attributes> {
     statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map(Attributes::from)
+}
+
+/// What is known here of what a descriptor leads to. Nothing is asked for that.
+pub fn known(file: impl AsFd) -> Result<Attributes> {
+    let asks_not = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(file, c"", asks_not, WANTED).map(Attributes::from)
 }
 
 /// Holds on to what a name leads to.

@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand, HANG, TempDir, skip, wait_for, wait_until};
 use rustix::mount::{UnmountFlags, unmount};
@@ -19,11 +20,28 @@ pub struct Mount {
     folder: TempDir,
     daemon: Option<Daemon>,
     options: Vec<String>,
+    host: Option<FuseHost>,
 }
 
 impl Mount {
     /// A mount with these options; nothing, and says why, where there can be none.
     pub fn start(options: &[&str]) -> Option<Self> {
+        let mut mount = Self::prepare(options)?;
+        mount.begin();
+        Some(mount)
+    }
+
+    /// The same over a source on a server that can be in trouble.
+    pub fn over_server(options: &[&str]) -> Option<Self> {
+        let mut mount = Self::prepare(options)?;
+        fs::create_dir(mount.beside("behind")).unwrap();
+        let host = FuseHost::mount_source(&mount.beside("source"), &mount.beside("behind"));
+        mount.host = Some(host.unwrap());
+        mount.begin();
+        Some(mount)
+    }
+
+    fn prepare(options: &[&str]) -> Option<Self> {
         if !can_mount() {
             return None;
         }
@@ -35,9 +53,12 @@ impl Mount {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
         let options = options.iter().map(|it| (*it).to_owned()).collect();
-        let mut mount = Self { folder, daemon: None, options };
-        mount.begin();
-        Some(mount)
+        Some(Self { folder, daemon: None, options, host: None })
+    }
+
+    /// The server of the source.
+    pub fn server(&self) -> &FuseHost {
+        self.host.as_ref().unwrap()
     }
 
     /// The same in modes Copy and Source; nothing where the kernel has no passthrough.
@@ -144,6 +165,10 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
+        // No process ends that waits for a server.
+        if let Some(host) = &self.host {
+            host.recover();
+        }
         if let Some(daemon) = &mut self.daemon
             && daemon.terminate(HANG).is_err()
         {
@@ -170,6 +195,12 @@ pub fn rest_of(file: &mut File) -> String {
     let mut text = String::new();
     file.read_to_string(&mut text).unwrap();
     text
+}
+
+/// Makes what was written to a file durable.
+#[expect(clippy::disallowed_methods, reason = "no image of a disk is a file of a guest's mount")]
+pub fn sync(file: &File) -> std::io::Result<()> {
+    file.sync_all()
 }
 
 /// Appends to a file.

@@ -13,4 +13,5 @@ mod locks;
 mod modes;
 mod random;
 mod soak;
+mod trouble;
 mod users;

@@ -19,6 +19,7 @@ use super::fill;
 use crate::copies::HISTORY_FILES;
 use crate::errno;
 use crate::files::Files;
+use crate::health::SourceState;
 use crate::history_file::{HistoryFile, Remembered};
 use crate::lock::lock;
 use crate::nodes::{Node, SETTLED, is_old};
@@ -137,7 +138,8 @@ impl Files {
         let was_idle = ahead.opens == opens;
         ahead.is_done &= was_idle;
         ahead.opens = opens;
-        if !was_idle || ahead.is_done || self.memory.file.is_none() {
+        let is_up = self.hearing.state() == SourceState::Up;
+        if !was_idle || ahead.is_done || self.memory.file.is_none() || !is_up {
             return;
         }
         ahead.is_done = true;

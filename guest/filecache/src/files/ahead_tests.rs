@@ -3,10 +3,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-use flowstone_policy::{PolicyKind, Windows};
-
 use super::*;
-use crate::open_mode::Modes;
 use crate::options::{Options, Place as Room};
 use crate::source::Source;
 use crate::store::Store;
@@ -20,19 +17,8 @@ struct Fixture {
 fn used_before(names: &[&str], room: u64) -> Fixture {
     let folder = tempfile::tempdir().unwrap();
     names.iter().for_each(|name| std::fs::write(folder.path().join(name), [b'x'; 1000]).unwrap());
-    let options = Options {
-        source: folder.path().to_owned(),
-        mount: folder.path().to_owned(),
-        place: Room::Memory(room),
-        state: None,
-        policy: PolicyKind::Lru,
-        windows: Windows::default(),
-        epoch: Duration::from_secs(5),
-        window: Duration::from_secs(3),
-        trust: Duration::ZERO,
-        modes: Modes::ALL,
-        agent: None,
-    };
+    let mut options = Options::for_test(folder.path());
+    options.place = Room::Memory(room);
     let source = Source::open(folder.path()).unwrap();
     let state = HistoryFile::open(&folder.path().join("state"), String::new()).unwrap();
     let files = Files::new(&options, source, Store::memory(), Some(state)).unwrap();

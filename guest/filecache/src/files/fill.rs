@@ -14,6 +14,7 @@ use rustix::io::{Errno, Result};
 use crate::callers::Caller;
 use crate::errno;
 use crate::files::Files;
+use crate::health::SourceState;
 use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
@@ -135,6 +136,10 @@ impl Files {
 
     /// Copies a file. Returns whether it has to be tried again, as it has just changed.
     fn copy(&self, task: &Task, buffer: &mut [u8]) -> Result<bool> {
+        if self.hearing.state() != SourceState::Up {
+            // It has enough to do.
+            return Ok(true);
+        }
         let Some(fill) = self.copies.begin_fill(task.node.identity) else { return Ok(false) };
         let copied = self.copy_out(task, buffer);
         let (copied, is_to_come) = match copied {
@@ -142,7 +147,13 @@ impl Files {
                 let is_to_come = copied.is_none();
                 (copied, is_to_come)
             }
-            Err(_) => (None, false),
+            Err(error) => {
+                // Only the store says so of a read: it has no room for what the policy holds.
+                if matches!(error, Errno::NOSPC | Errno::DQUOT) {
+                    self.copies.drop_file(task.node.identity);
+                }
+                (None, false)
+            }
         };
         if self.copies.end_fill(&fill, copied) {
             self.counters.fills.add(1);

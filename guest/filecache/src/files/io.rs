@@ -13,14 +13,28 @@ use crate::files::Files;
 use crate::handles::Handle;
 
 impl Files {
+    /// Reads from the copy of an open file. Nothing if there is none, or it cannot be read: then
+    /// the source is to be asked.
+    pub fn read_copy(&self, number: u64, offset: u64, bytes: u32) -> Option<Vec<u8>> {
+        let handle = self.handles.get(number).ok()?;
+        let copy = handle.copy.as_ref().filter(|copy| copy.is_current())?;
+        match read_fully(&copy.file, offset, bytes) {
+            Ok(read) => {
+                self.counters.read_bytes.add(read.len() as u64);
+                Some(read)
+            }
+            Err(_) => {
+                self.copies.drop_file(handle.node.identity);
+                None
+            }
+        }
+    }
+
     /// Reads from an open file. Fewer bytes than asked for mean its end.
-    pub fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<usize> {
+    pub fn read(&self, number: u64, offset: u64, bytes: u32) -> Result<Vec<u8>> {
         let handle = self.handles.get(number)?;
-        let read = match handle.copy.as_ref().filter(|copy| copy.is_current()) {
-            Some(copy) => read_fully(&copy.file, offset, into),
-            None => read_fully(&*handle.file(&self.nodes)?, offset, into),
-        }?;
-        self.counters.read_bytes.add(read as u64);
+        let read = read_fully(&*handle.file(&self.nodes)?, offset, bytes)?;
+        self.counters.read_bytes.add(read.len() as u64);
         Ok(read)
     }
 
@@ -38,11 +52,13 @@ impl Files {
         drop(acting);
         let written = written?;
         self.counters.written_bytes.add(written as u64);
-        self.changed(&handle, offset, written as u64);
+        let identity = handle.node.identity;
+        self.copies.retire(identity);
+        self.write_to_open_copy(identity, &file, offset, &from[..written]);
         Ok(written)
     }
 
-    /// An open file has other bytes in a range.
+    /// An open file has other bytes in a range, which only the source knows.
     fn changed(&self, handle: &Handle, offset: u64, bytes: u64) {
         self.copies.retire(handle.node.identity);
         self.patch_open_copy(handle.node.identity, offset, bytes);
@@ -56,6 +72,12 @@ impl Files {
     pub fn sync(&self, number: u64, data_only: bool) -> Result<()> {
         let file = self.handles.get(number)?.file(&self.nodes)?;
         if data_only { file.sync_data() } else { file.sync_all() }.map_err(errno)
+    }
+
+    /// Whether the source has nothing to do with it that a descriptor is closed.
+    pub fn flushes_nothing(&self, number: u64, owner: u64) -> bool {
+        let handle = self.handles.get(number).ok();
+        handle.is_some_and(|it| !it.writes() && self.locks.of(it.node.identity, owner).is_none())
     }
 
     /// A descriptor of an open file is closed: locks of its owner go, and what a server has to be
@@ -115,7 +137,8 @@ impl Files {
     }
 }
 
-fn read_fully(file: &File, offset: u64, into: &mut [u8]) -> Result<usize> {
+fn read_fully(file: &File, offset: u64, bytes: u32) -> Result<Vec<u8>> {
+    let mut into = vec![0; bytes as usize];
     let mut done = 0;
     while done < into.len() {
         match file.read_at(&mut into[done..], offset + done as u64).map_err(errno) {
@@ -126,7 +149,8 @@ fn read_fully(file: &File, offset: u64, into: &mut [u8]) -> Result<usize> {
             Err(_) => break,
         }
     }
-    Ok(done)
+    into.truncate(done);
+    Ok(into)
 }
 
 fn write_fully(file: &Arc<File>, offset: u64, from: &[u8]) -> Result<usize> {

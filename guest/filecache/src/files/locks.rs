@@ -63,10 +63,13 @@ pub struct Locks {
 impl Locks {
     /// An owner has closed a file: its locks are gone.
     pub fn release(&self, identity: Identity, owner: u64) {
-        lock(&self.files).remove(&(identity, owner));
+        let file = lock(&self.files).remove(&(identity, owner));
+        // Closes a file of the source, which may hang: nothing is locked any more.
+        drop(file);
     }
 
-    fn of(&self, identity: Identity, owner: u64) -> Option<Arc<File>> {
+    /// The descriptor of an owner, if it has locked something.
+    pub fn of(&self, identity: Identity, owner: u64) -> Option<Arc<File>> {
         lock(&self.files).get(&(identity, owner)).cloned()
     }
 }

@@ -20,11 +20,11 @@ use crate::stamp::Attributes;
 pub type Found = (Arc<Node>, Attributes);
 
 /// Something other than a file with bytes that a name is made for.
-pub enum New<'a> {
+pub enum New {
     /// A folder.
     Folder(u32),
     /// A link to another name.
-    Link(&'a OsStr),
+    Link(OsString),
     /// Anything, by its mode and device number.
     Node(u32, u32),
 }
@@ -47,13 +47,13 @@ impl Files {
     }
 
     /// Makes something.
-    pub fn make(&self, folder: u64, name: &OsStr, what: &New<'_>, by: &Caller) -> Result<Found> {
+    pub fn make(&self, folder: u64, name: &OsStr, what: &New, by: &Caller) -> Result<Found> {
         let at = self.nodes.folder(folder)?;
         let acting = by.act();
-        match *what {
-            New::Folder(mode) => mkdirat(&at, name, Mode::from_raw_mode(mode))?,
-            New::Link(to) => symlinkat(to, &at, name)?,
-            New::Node(mode, device) => {
+        match what {
+            New::Folder(mode) => mkdirat(&at, name, Mode::from_raw_mode(*mode))?,
+            New::Link(to) => symlinkat(&**to, &at, name)?,
+            &New::Node(mode, device) => {
                 let kind = FileType::from_raw_mode(mode);
                 mknodat(&at, name, kind, Mode::from_raw_mode(mode), device.into())?;
             }

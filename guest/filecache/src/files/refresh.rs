@@ -2,6 +2,7 @@
 //! reads one goes on and sees it (`tail -f`).
 
 use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use flowstone_memory::mutant;
@@ -42,17 +43,17 @@ impl Files {
         let Ok(file) = self.file_behind(open) else { return };
         let Ok(seen) = source::stat(&*file) else { return };
         let news = open.node.told(seen.stamp);
-        let mut stamp = lock(&open.copy.stamp);
-        if *stamp == Some(seen.stamp) {
+        let updating = lock(&open.copy.updating);
+        if open.copy.is_of(seen.stamp) {
             return;
         }
         // Until all of it is there it is a copy of nothing.
-        *stamp = None;
+        open.copy.becomes(None);
         if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
             // A second change in the same tick would go unseen: then the next look copies again.
-            *stamp = Some(seen.stamp).filter(|_| news.is_settled);
+            open.copy.becomes(Some(seen.stamp).filter(|_| news.is_settled));
         }
-        drop(stamp);
+        drop(updating);
         self.take_back_attributes(&open.node);
     }
 
@@ -65,25 +66,47 @@ impl Files {
         source::reopen(anchor, OFlags::RDONLY).map(Arc::new)
     }
 
-    /// Bytes of a file were written through the daemon: who reads an open copy of it must see them
-    /// before the writer goes on.
+    /// Bytes were written to a file through the daemon: who reads an open copy of it must see them
+    /// before the writer goes on. Nothing is read from the source for that, which may be down by
+    /// now.
+    pub(crate) fn write_to_open_copy(
+        &self,
+        identity: Identity,
+        file: &File,
+        offset: u64,
+        bytes: &[u8],
+    ) {
+        self.change_open_copy(identity, |open| {
+            open.copy.file.write_all_at(bytes, offset).map_err(errno)?;
+            let seen = source::stat(file).ok();
+            seen.map_or(Ok(()), |it| open.copy.file.set_len(it.stamp.size).map_err(errno))
+        });
+    }
+
+    /// The same for a range whose bytes only the source has.
     pub(crate) fn patch_open_copy(&self, identity: Identity, offset: u64, bytes: u64) {
+        self.change_open_copy(identity, |open| {
+            let file = self.file_behind(open)?;
+            let size = source::stat(&*file)?.stamp.size;
+            let end = offset.saturating_add(bytes).min(size);
+            fill::copy_range(&file, &open.copy.file, offset, end)?;
+            open.copy.file.set_len(size).map_err(errno)
+        });
+    }
+
+    fn change_open_copy(&self, identity: Identity, change: impl FnOnce(&OpenCopy) -> Result<()>) {
         let Some(open) = self.bindings.open_copy(identity) else { return };
         if mutant("guest.write.leaves-open-copies") {
             return;
         }
-        let Ok(file) = self.file_behind(&open) else { return };
-        let mut stamp = lock(&open.copy.stamp);
-        *stamp = None;
-        let Ok(seen) = source::stat(&*file) else { return };
-        let end = offset.saturating_add(bytes).min(seen.stamp.size);
-        let is_patched = open.copy.begin_change().is_ok()
-            && fill::copy_range(&file, &open.copy.file, offset, end).is_ok()
-            && open.copy.file.set_len(seen.stamp.size).is_ok();
-        if is_patched {
-            open.copy.resized(seen.stamp.size);
+        let updating = lock(&open.copy.updating);
+        open.copy.becomes(None);
+        // What fails is made good by the next comparison.
+        let _ = open.copy.begin_change().and_then(|()| change(&open));
+        if let Ok(seen) = open.copy.file.metadata() {
+            open.copy.resized(seen.len());
         }
-        drop(stamp);
+        drop(updating);
         self.take_back_attributes(&open.node);
     }
 }

@@ -1,0 +1,33 @@
+//! What is known here, for the time when the source is down: names and attributes of folders that
+//! were used, and of files that have a copy.
+
+use std::ffi::OsStr;
+
+use rustix::io::Result;
+
+use super::names::Found;
+use crate::files::Files;
+use crate::nodes::Node;
+use crate::source;
+use crate::stamp::Attributes;
+
+impl Files {
+    /// What a name has led to.
+    pub fn look_up_unasked(&self, folder: u64, name: &OsStr) -> Option<Result<Found>> {
+        let node = self.nodes.known_at(folder, name)?;
+        let seen = self.known(&node)?;
+        Some(Ok((self.nodes.found(&seen, folder, name), seen)))
+    }
+
+    /// The attributes of a node.
+    pub fn attributes_unasked(&self, id: u64) -> Option<Result<Attributes>> {
+        let node = self.nodes.get(id).ok()?;
+        self.known(&node).map(Ok)
+    }
+
+    fn known(&self, node: &Node) -> Option<Attributes> {
+        let copy = self.copies.get(node.identity).and_then(|copy| copy.attributes());
+        let held = || node.held().or_else(|| self.bindings.anchor(node));
+        copy.or_else(|| source::known(held()?).ok())
+    }
+}

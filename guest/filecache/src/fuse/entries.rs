@@ -1,0 +1,46 @@
+//! Lists of what is in a folder.
+
+use std::time::Duration;
+
+use rustix::io::Result;
+
+use super::outcomes::Told;
+use crate::files::Files;
+use crate::files::folders::Entry;
+use crate::kernel_types::{kind, nothing, to_kernel};
+use crate::library::{FileAttr, Generation, INodeNo, ReplyDirectoryPlus};
+use crate::requests::Owed;
+
+/// Tells the kernel of entries of a folder, and what they lead to, until there is no more room.
+pub fn tell(files: &Files, to: &Owed<ReplyDirectoryPlus>, folder: u64, from: u64) -> Result<Told> {
+    let entries = files.entries(folder, from == 0)?;
+    let mut told = Told::default();
+    for (next, entry) in rest(&entries, from) {
+        let found = (!entry.is_dots()).then(|| files.entry(folder, &entry.name)).flatten();
+        let (window, attributes) = match &found {
+            Some((node, seen)) => (files.window, to_kernel(node.id, seen)),
+            // Number 0: the name alone, of which the kernel keeps nothing.
+            None => (Duration::ZERO, FileAttr { kind: kind(entry.kind), ..nothing(entry.inode) }),
+        };
+        let id = if found.is_some() { attributes.ino } else { INodeNo(0) };
+        let add = |to: &mut ReplyDirectoryPlus| {
+            to.add(id, next, &entry.name, &window, &attributes, Generation(0))
+        };
+        // Somebody may have answered; then none of it was told.
+        let is_full = to.with(add).unwrap_or(true);
+        match found {
+            Some((node, _)) if is_full => files.untell(&node),
+            found => told.0.extend(found.map(|(node, _)| node)),
+        }
+        if is_full {
+            break;
+        }
+    }
+    Ok(told)
+}
+
+/// The entries from an offset on, each with the offset of the next one.
+pub fn rest(entries: &[Entry], offset: u64) -> impl Iterator<Item = (u64, &Entry)> {
+    let entries = entries.iter().enumerate().skip(offset as usize);
+    entries.map(|(at, entry)| (at as u64 + 1, entry))
+}

@@ -1,0 +1,85 @@
+//! What answers tell of, and what becomes of it when one comes too late.
+
+use std::ffi::OsString;
+use std::sync::Arc;
+
+use rustix::fs::StatVfs;
+
+use crate::files::Files;
+use crate::files::folders::Entry;
+use crate::files::locks::Range;
+use crate::files::names::Found;
+use crate::files::open::Opened;
+use crate::nodes::Node;
+use crate::requests::Outcome;
+use crate::stamp::Attributes;
+
+/// Nothing that the kernel would have to give back.
+macro_rules! leave_nothing {
+    ($($kind:ty),* $(,)?) => {
+        $(impl Outcome for $kind {
+            fn undo(self, _: &Files) {}
+        })*
+    };
+}
+
+leave_nothing!(
+    (),
+    usize,
+    u64,
+    Attributes,
+    Vec<u8>,
+    (Vec<u8>, usize),
+    OsString,
+    StatVfs,
+    Arc<[Entry]>,
+    (Range, u32),
+    Locked,
+);
+
+/// A try of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Locked {
+    /// It is done.
+    Done,
+    /// Others hold it, and the caller waits.
+    Waits,
+}
+
+/// Entries of a folder of which the kernel is being told.
+#[derive(Default)]
+pub struct Told(pub Vec<Arc<Node>>);
+
+/// A folder that was opened, and whether the kernel's names are good.
+pub struct OpenedFolder(pub u64, pub bool);
+
+impl Outcome for Found {
+    fn undo(self, files: &Files) {
+        files.untell(&self.0);
+    }
+}
+
+impl Outcome for Opened {
+    fn undo(self, files: &Files) {
+        files.release(self.number);
+    }
+}
+
+impl Outcome for (Arc<Node>, Attributes, Opened) {
+    fn undo(self, files: &Files) {
+        self.2.undo(files);
+        files.untell(&self.0);
+    }
+}
+
+impl Outcome for OpenedFolder {
+    fn undo(self, files: &Files) {
+        files.close_folder(self.0);
+    }
+}
+
+impl Outcome for Told {
+    fn undo(self, files: &Files) {
+        self.0.iter().for_each(|node| files.untell(node));
+    }
+}

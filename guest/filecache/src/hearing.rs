@@ -1,0 +1,96 @@
+//! What all threads hear of the source, and what that comes to.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use flowstone_memory::mutant;
+use rustix::io::{Errno, Result};
+
+use crate::health::SourceState;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Hearing {
+    answered: AtomicBool,
+    failed: AtomicBool,
+    state: AtomicU8,
+}
+
+/// Errors that say nothing of the file that was asked for: the question did not get through.
+fn is_trouble(error: Errno) -> bool {
+    matches!(
+        error,
+        Errno::IO
+            | Errno::TIMEDOUT
+            | Errno::NOTCONN
+            | Errno::CONNREFUSED
+            | Errno::CONNABORTED
+            | Errno::CONNRESET
+            | Errno::HOSTDOWN
+            | Errno::HOSTUNREACH
+            | Errno::NETDOWN
+            | Errno::NETUNREACH
+            | Errno::REMOTEIO
+    )
+}
+
+impl Hearing {
+    /// The source has been asked.
+    pub fn heard<T>(&self, answer: &Result<T>) {
+        let failed = answer.as_ref().err().is_some_and(|error| is_trouble(*error));
+        let heard = if failed { &self.failed } else { &self.answered };
+        // Written once between two looks: the line is shared by all threads that answer.
+        if !heard.load(Ordering::Relaxed) {
+            heard.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a call was answered, and whether one could not be made, since this was asked last.
+    pub fn since_last(&self) -> (bool, bool) {
+        let take = |heard: &AtomicBool| heard.swap(false, Ordering::Relaxed);
+        (take(&self.answered), take(&self.failed))
+    }
+
+    /// What it comes to.
+    pub fn set(&self, state: SourceState) {
+        self.state.store(state as u8, Ordering::Relaxed);
+    }
+
+    /// Whether the source answers.
+    pub fn state(&self) -> SourceState {
+        let states = [SourceState::Up, SourceState::Suspect, SourceState::Down];
+        let state = states.into_iter().find(|it| *it as u8 == self.state.load(Ordering::Relaxed));
+        state.unwrap_or_default()
+    }
+
+    /// Whether nobody counts on an answer.
+    pub fn is_down(&self) -> bool {
+        self.state() == SourceState::Down && !mutant("guest.trouble.asks-a-source-that-is-down")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_source_says_of_a_file_is_an_answer_and_trouble_on_the_way_is_none() {
+        let hearing = Hearing::default();
+        hearing.heard::<()>(&Err(Errno::NOENT));
+        assert_eq!(hearing.since_last(), (true, false));
+        hearing.heard::<()>(&Err(Errno::NOTCONN));
+        assert_eq!(hearing.since_last(), (false, true));
+        hearing.heard(&Ok(()));
+        assert_eq!(hearing.since_last(), (true, false));
+        assert_eq!(hearing.since_last(), (false, false));
+    }
+
+    #[test]
+    fn the_state_is_the_last_one_that_was_set() {
+        let hearing = Hearing::default();
+        assert_eq!(hearing.state(), SourceState::Up);
+        for state in [SourceState::Down, SourceState::Suspect, SourceState::Up] {
+            hearing.set(state);
+            assert_eq!(hearing.state(), state);
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Requests of the kernel that need the source, from their arrival to their answer.
+//!
+//! A source may hang, and a call that hangs cannot be taken back. So the threads that read requests
+//! make calls to the source only while two of them stay free; then threads of a pool do, of which
+//! there are few; then requests wait for one of these. Whatever thread is stuck in a call, the
+//! answer is still to be had: whoever takes the reply first gives it. One watch thread takes those
+//! of callers that are killed (fuser tells nobody of FUSE_INTERRUPT), and, while the source is
+//! down, of all that can be answered without it or are to fail.
+
+mod owed;
+mod probe;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::{self, Builder};
+use std::time::{Duration, Instant};
+
+use flowstone_memory::mutant;
+use rustix::io::{Errno, Result};
+
+pub use self::owed::{Ask, Outcome, Owed, Reply};
+use self::owed::{Asked, Request};
+use self::probe::Probe;
+use crate::callers::is_killed;
+use crate::files::Files;
+use crate::health::{Health, Heard, SourceState};
+use crate::lock::lock;
+use crate::options::TroubleOptions;
+
+/// Threads of the pool.
+const POOL_MAX: usize = 16;
+/// Threads that read requests, and are never in a call to the source.
+const FREE_READERS: usize = 2;
+/// Between two looks at requests that wait.
+const LOOK: Duration = Duration::from_millis(200);
+/// Between two looks whether there are any.
+const IDLE_LOOK: Duration = Duration::from_secs(1);
+
+/// All requests that are not answered yet.
+pub struct Requests {
+    files: Arc<Files>,
+    /// Threads that read requests and may be in a call to the source at the same time.
+    inline_max: usize,
+    fails_when_down: bool,
+    table: Mutex<Table>,
+    /// Rings when the queue has something.
+    queued: Condvar,
+    probe: Probe,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By number, so that the oldest comes first.
+    open: BTreeMap<u64, Open>,
+    next: u64,
+    queue: VecDeque<u64>,
+    inline: usize,
+    pool: usize,
+    idle: usize,
+}
+
+struct Open {
+    request: Arc<dyn Request>,
+    /// The task that waits for it; 0 if it is the kernel's own.
+    task: u32,
+    /// When the source was asked, if it has been.
+    began: Option<Instant>,
+}
+
+impl Table {
+    fn insert(&mut self, request: Arc<dyn Request>, task: u32, began: Option<Instant>) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.open.insert(number, Open { request, task, began });
+        number
+    }
+}
+
+/// A thread asks the source until this is dropped.
+struct Asking<'a> {
+    requests: &'a Requests,
+    number: u64,
+    is_inline: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut table = lock(&self.requests.table);
+        let open = table.open.remove(&self.number);
+        table.inline -= usize::from(self.is_inline);
+        drop(table);
+        // May close a file of the source.
+        drop(open);
+    }
+}
+
+impl Requests {
+    /// None yet, and the threads that look after them. `readers`: those that read requests.
+    pub fn start(
+        files: Arc<Files>,
+        readers: usize,
+        trouble: TroubleOptions,
+    ) -> io::Result<Arc<Self>> {
+        let all = mutant("guest.requests.ask-on-all-threads");
+        let inline_max = if all { readers } else { readers.saturating_sub(FREE_READERS) };
+        let requests = Arc::new(Self {
+            files,
+            inline_max,
+            fails_when_down: trouble.fails_when_down,
+            table: Mutex::default(),
+            queued: Condvar::new(),
+            probe: Probe::default(),
+        });
+        let it = requests.clone();
+        Builder::new().name("probe".into()).spawn(move || it.probe.run(&it.files))?;
+        let it = requests.clone();
+        Builder::new().name("watch".into()).spawn(move || it.watch(trouble.timeout))?;
+        Ok(requests)
+    }
+
+    /// Answers a request that needs the source: on this thread, or on another one.
+    pub fn ask<R: Reply, T: Outcome + 'static>(
+        self: &Arc<Self>,
+        task: u32,
+        reply: R,
+        work: impl Fn(&Files, &Owed<R>, Ask) -> Option<Result<T>> + Send + Sync + 'static,
+        send: impl Fn(&Files, R, T) + Send + Sync + 'static,
+    ) {
+        let request = Arc::new(Asked { owed: Owed::new(reply), work, send });
+        if self.files.hearing.is_down() {
+            if request.answer(&self.files, Ask::Memory) {
+                return;
+            }
+            if self.fails_when_down {
+                return request.fail(Errno::IO);
+            }
+        }
+        match self.begin(request.clone(), task) {
+            Some(_asking) => drop(request.answer(&self.files, Ask::Source)),
+            None => self.queue(request, task),
+        }
+    }
+
+    /// The same for a write, whose bytes are copied only if another thread has to do it.
+    pub fn ask_with<R: Reply, T: Outcome + 'static>(
+        self: &Arc<Self>,
+        task: u32,
+        reply: R,
+        bytes: &[u8],
+        work: impl Fn(&Files, &[u8]) -> Result<T> + Send + Sync + 'static,
+        send: impl Fn(&Files, R, T) + Send + Sync + 'static,
+    ) {
+        let owed = Arc::new(Owed::new(reply));
+        if !self.files.hearing.is_down()
+            && let Some(_asking) = self.begin(owed.clone(), task)
+        {
+            let result = work(&self.files, bytes);
+            self.files.hearing.heard(&result);
+            return owed.give(&self.files, result, send);
+        }
+        let (Some(reply), bytes) = (owed.take(), bytes.to_vec()) else { return };
+        let asks = move |files: &Files, _: &Owed<R>, ask| {
+            (ask == Ask::Source).then(|| work(files, &bytes))
+        };
+        self.ask(task, reply, asks, send);
+    }
+
+    /// Answers a request on a thread of its own: what it waits for may take hours.
+    pub fn ask_aside<R: Reply, T: Outcome + 'static>(
+        self: &Arc<Self>,
+        task: u32,
+        reply: R,
+        work: impl Fn(&Files) -> Result<T> + Send + 'static,
+        send: impl Fn(&Files, R, T) + Send + 'static,
+    ) {
+        let (it, owed) = (self.clone(), Arc::new(Owed::new(reply)));
+        let number = lock(&self.table).insert(owed.clone(), task, None);
+        let aside = move || {
+            let _asking = Asking { requests: &it, number, is_inline: false };
+            owed.give(&it.files, work(&it.files), send);
+        };
+        if Builder::new().name("aside".into()).spawn(aside).is_err()
+            && let Some(open) = lock(&self.table).open.remove(&number)
+        {
+            open.request.fail(Errno::NOLCK);
+        }
+    }
+
+    /// This thread asks the source, unless too many do.
+    fn begin(&self, request: Arc<dyn Request>, task: u32) -> Option<Asking<'_>> {
+        let mut table = lock(&self.table);
+        if table.inline >= self.inline_max {
+            return None;
+        }
+        table.inline += 1;
+        let number = table.insert(request, task, Some(Instant::now()));
+        Some(Asking { requests: self, number, is_inline: true })
+    }
+
+    /// A thread of the pool asks the source, when one is free.
+    fn queue(self: &Arc<Self>, request: Arc<dyn Request>, task: u32) {
+        let mut table = lock(&self.table);
+        let number = table.insert(request.clone(), task, None);
+        table.queue.push_back(number);
+        if table.queue.len() > table.idle && table.pool < POOL_MAX {
+            let it = self.clone();
+            let spawned = Builder::new().name("source".into()).spawn(move || it.work_off());
+            table.pool += usize::from(spawned.is_ok());
+        }
+        if table.pool > 0 {
+            self.queued.notify_one();
+            return;
+        }
+        // No thread is to be had: this one may hang.
+        table.queue.pop_back();
+        drop(table);
+        let _asking = Asking { requests: self, number, is_inline: false };
+        request.answer(&self.files, Ask::Source);
+    }
+
+    /// A thread of the pool.
+    fn work_off(&self) {
+        let _counted = Counted(self);
+        let mut table = lock(&self.table);
+        loop {
+            let Some(number) = table.queue.pop_front() else {
+                table.idle += 1;
+                table = self.queued.wait(table).unwrap_or_else(PoisonError::into_inner);
+                table.idle -= 1;
+                continue;
+            };
+            let Some(open) = table.open.get_mut(&number) else { continue };
+            open.began = Some(Instant::now());
+            let request = open.request.clone();
+            drop(table);
+            let asking = Asking { requests: self, number, is_inline: false };
+            if !request.is_answered() {
+                request.answer(&self.files, Ask::Source);
+            }
+            drop(request);
+            drop(asking);
+            table = lock(&self.table);
+        }
+    }
+
+    /// Looks at requests that wait, and at the source.
+    fn watch(&self, timeout: Duration) {
+        let mut health = Health::new(timeout, Instant::now());
+        let idle = IDLE_LOOK.min(timeout / 2).max(LOOK);
+        let mut pause = idle;
+        loop {
+            thread::sleep(pause);
+            let (waiting, oldest) = (self.waiting(), self.oldest());
+            pause = if waiting.is_empty() { idle } else { LOOK };
+            let (answered, failed) = self.files.hearing.since_last();
+            let state = health.look(Instant::now(), Heard { answered, failed, oldest });
+            self.files.hearing.set(state);
+            if state != SourceState::Up {
+                self.probe.ask();
+            }
+            for (request, task) in waiting {
+                if is_killed(task) && !mutant("guest.requests.wait-though-killed") {
+                    request.fail(Errno::INTR);
+                } else if self.files.hearing.is_down()
+                    && !request.answer(&self.files, Ask::Memory)
+                    && self.fails_when_down
+                {
+                    request.fail(Errno::IO);
+                }
+            }
+        }
+    }
+
+    /// Requests that are not answered, with their tasks.
+    fn waiting(&self) -> Vec<(Arc<dyn Request>, u32)> {
+        let table = lock(&self.table);
+        let open = table.open.values().filter(|open| !open.request.is_answered());
+        open.map(|open| (open.request.clone(), open.task)).collect()
+    }
+
+    /// When the oldest call began that has not come back, answered or not.
+    fn oldest(&self) -> Option<Instant> {
+        lock(&self.table).open.values().filter_map(|open| open.began).min()
+    }
+}
+
+/// A thread of the pool is counted until it ends, which only a panic makes it do.
+struct Counted<'a>(&'a Requests);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.table).pool -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests;
