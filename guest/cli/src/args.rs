@@ -89,6 +89,13 @@ pub struct Cache {
     /// The source is down when it has not answered for so long
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_timeout)]
     pub source_timeout: Duration,
+    /// Keep writes back for so long, and so many bytes of them, e.g. 5s,64M. They reach the source
+    /// earlier by fsync, close, unmount and SIGTERM; a crash loses those that have not
+    #[arg(long, value_name = "SECONDS,BYTES", value_parser = parse_write_back)]
+    pub write_back: Option<(Duration, u64)>,
+    /// A close does not write back: others see a closed file only after the time of --write-back
+    #[arg(long, requires = "write_back")]
+    pub lazy_close: bool,
     /// How files may be opened: copy (the kernel reads the copy), source (the kernel reads and
     /// writes the source's file), plain (through this program); the last one always may
     #[arg(
@@ -157,6 +164,14 @@ fn parse_policy(text: &str) -> Result<PolicyKind, String> {
     const OFFERED: [PolicyKind; 3] = [PolicyKind::Default, PolicyKind::Multicache, PolicyKind::Lru];
     let kind = text.parse::<PolicyKind>().ok().filter(|kind| OFFERED.contains(kind));
     kind.ok_or_else(|| "use one of default, multicache, lru".to_owned())
+}
+
+fn parse_write_back(text: &str) -> Result<(Duration, u64), String> {
+    let wrong = || format!("{text:?} is no bound; write a time and a size, e.g. 5s,64M");
+    let (time, bytes) = text.split_once(',').ok_or_else(wrong)?;
+    let seconds = time.parse().ok().and_then(|it| Duration::try_from_secs_f64(it).ok());
+    let time = seconds.map_or_else(|| parse_time(time), Ok)?;
+    Ok((time, parse_size(bytes)?))
 }
 
 fn parse_timeout(text: &str) -> Result<Duration, String> {

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use flowstone_filecache::open_mode::Modes;
-use flowstone_filecache::{Options, Place, TroubleOptions, serve};
+use flowstone_filecache::{Options, Place, TroubleOptions, WriteBackOptions, serve};
 use flowstone_policy::Windows;
 
 use crate::Failure;
@@ -47,6 +47,11 @@ fn options(args: &Cache) -> Options {
             timeout: args.source_timeout,
             fails_when_down: args.when_down == WhenDown::Fail,
         },
+        write_back: args.write_back.map(|(time, bytes)| WriteBackOptions {
+            time,
+            bytes,
+            lazy_close: args.lazy_close,
+        }),
         agent: args.agent.clone(),
     }
 }

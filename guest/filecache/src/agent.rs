@@ -94,7 +94,7 @@ impl Agent {
             used_bytes: has.cached_bytes,
             limit_bytes: has.limit_bytes,
             wanted_bytes: self.files.copies.bytes_max(),
-            dirty_bytes: 0,
+            dirty_bytes: self.files.write_back.bytes(),
             pinned_bytes: has.pinned_bytes,
             hits: has.hits,
             misses: has.misses,

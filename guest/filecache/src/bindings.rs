@@ -58,6 +58,8 @@ pub struct Opening<'a> {
     pub writes: bool,
     /// Whether it has the set-user-id or set-group-id bit.
     pub is_set_id: bool,
+    /// Whether its writes are kept back.
+    pub is_kept_back: bool,
     /// For whom.
     pub caller: &'a Caller,
     /// The modes that are possible.
@@ -120,6 +122,14 @@ impl Bindings {
             file.trusted.clone_from(&has.copy);
         }
         bound
+    }
+
+    /// Whether writes of a node may be kept back: the kernel opens none of its files itself.
+    pub fn suits_write_back(&self, node: &Node) -> bool {
+        lock(&self.files).get(&node.identity).is_none_or(|file| {
+            let is_plain = file.main.as_ref().is_none_or(|main| main.mode == Mode::Plain);
+            is_plain && file.split_opens == 0
+        })
     }
 
     /// The file of a node, if it is open and held.
@@ -196,6 +206,7 @@ impl OpenFile {
             other_is_open: self.split_opens > 0,
             writes: opening.writes,
             has_fresh_copy: has.copy.is_some(),
+            is_kept_back: opening.is_kept_back,
             ids_fit: caller.groups.is_some() && main.is_none_or(|it| it.caller == *caller),
             is_set_id: opening.is_set_id,
             allowed: opening.allowed,

@@ -3,18 +3,20 @@
 //! A copy is complete and belongs to a stamp of the file. One that is open is pinned: it is dropped
 //! from here as any other, and its memory is given back at its last close.
 
+mod earlier;
+
 use std::collections::HashMap;
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use flowstone_memory::mutant;
-use flowstone_policy::{Access, Curve, FileId, History, Link, Order, Policy, Record, Use};
+use flowstone_policy::{Access, Curve, FileId, History, Order, Policy, Use};
 
 use crate::budget::Budget;
 use crate::copy::Copy;
 use crate::lock::lock;
-use crate::shelf::{Found, Name};
+use crate::shelf::Name;
 use crate::stamp::{Attributes, Identity};
 use crate::store::{Store, space_of};
 
@@ -39,6 +41,8 @@ struct Kept {
     policy: Box<dyn Policy>,
     history: History,
     orders: Vec<Order>,
+    /// Dirty files that the policy does not want to be dirty any more.
+    to_write_back: Vec<Identity>,
     copies: HashMap<Identity, Arc<Copy>>,
     /// By the policy's number.
     identities: HashMap<FileId, Identity>,
@@ -95,6 +99,7 @@ impl Copies {
             policy,
             history: History::new(HISTORY_FILES),
             orders: Vec::new(),
+            to_write_back: Vec::new(),
             copies: HashMap::new(),
             identities: HashMap::new(),
             fills: HashMap::new(),
@@ -233,62 +238,31 @@ impl Copies {
         true
     }
 
-    /// Takes a file of the history of an earlier life.
-    pub fn restore(&self, identity: Identity, bytes: u64, uses: u32) {
+    /// A copy for a file that is written here: a new one for one that is empty, else the one that
+    /// is of this stamp. There is no place in the policy in that; what is not held is dropped once
+    /// it is at the source.
+    pub fn copy_to_write(&self, identity: Identity, seen: &Attributes) -> Option<Arc<Copy>> {
         let mut kept = self.kept();
-        let file = kept.id(identity);
-        kept.history.restore(Record { file, bytes, uses });
-    }
-
-    /// The history.
-    pub fn history(&self) -> Vec<Record> {
-        self.kept().history.records().collect()
-    }
-
-    /// A file is gone: its use says nothing any more.
-    pub fn forget_use(&self, identity: Identity) {
-        let mut kept = self.kept();
-        let file = kept.id(identity);
-        kept.history.forget(file);
-    }
-
-    /// Files that are not held, of those that are worth most; these first.
-    pub fn to_fetch(&self) -> Vec<FileId> {
-        let kept = self.kept();
-        let best = kept.history.prefetch(kept.ahead_max(), self.uses_min, Link::default());
-        best.into_iter().filter(|file| !kept.policy.holds(*file)).collect()
-    }
-
-    /// A file is to be held ahead of its use. Not if anything would have to go for that.
-    pub fn holds_ahead(&self, identity: Identity, bytes: u64) -> bool {
-        let mut kept = self.kept();
-        let space = space_of(bytes);
-        let held = kept.policy.held_bytes().max(self.bytes_in_use.load(Ordering::Relaxed));
-        let fits = held + space <= kept.ahead_max() || mutant("guest.ahead.takes-room-in-use");
-        let holds = fits && kept.holds_again(identity, space, self.uses_min);
-        kept.carry_out();
-        holds
-    }
-
-    /// Takes the copies that an earlier life has left, as far as there is room. Which of them are
-    /// what the source has is seen when they are opened. Those used most come last, and push out
-    /// others.
-    pub fn adopt_all(&self) -> std::io::Result<()> {
-        let Some(shelf) = self.store.shelf() else { return Ok(()) };
-        let mut all = shelf.find()?;
-        all.sort_by_cached_key(|it| self.kept().uses(it.identity));
-        for Found { identity, stamp, file, name } in all {
-            let copy =
-                Copy::new(file, stamp, None, Name::given(shelf.clone(), name), &self.bytes_in_use);
-            let mut kept = self.kept();
-            if kept.holds_again(identity, space_of(stamp.size), self.uses_min) {
-                kept.copies.insert(identity, copy);
-            } else {
-                copy.retire();
-            }
-            kept.carry_out();
+        if seen.stamp.size > 0 {
+            return kept.copies.get(&identity).filter(|it| it.is_of(seen.stamp)).cloned();
         }
-        Ok(())
+        let file = self.store.new_file().ok()?;
+        let name = Name::none(self.store.shelf().cloned());
+        let copy = Copy::new(file, seen.stamp, Some(*seen), name, &self.bytes_in_use);
+        kept.take(identity);
+        kept.copies.insert(identity, copy.clone());
+        Some(copy)
+    }
+
+    /// Whether copies may take so many bytes more.
+    pub fn has_room(&self, more: u64) -> bool {
+        let bytes = self.bytes_in_use.load(Ordering::Relaxed);
+        more == 0 || bytes + space_of(more) <= self.kept().limit.bytes
+    }
+
+    /// Dirty files that are to be written back for the policy's sake.
+    pub fn take_to_write_back(&self) -> Vec<Identity> {
+        std::mem::take(&mut self.kept().to_write_back)
     }
 
     /// An epoch ends.
@@ -370,9 +344,13 @@ impl Kept {
         holds
     }
 
-    /// Does what the policy has ordered. Nothing is ever dirty, so nothing is written back.
+    /// Does what the policy has ordered. What is dirty is written back first, by another thread,
+    /// and is dropped then.
     fn carry_out(&mut self) {
         for order in std::mem::take(&mut self.orders) {
+            let (Order::Drop(file) | Order::WriteBack(file)) = order;
+            let is_dirty = |it: &&Identity| self.copies.get(it).is_some_and(|it| it.is_dirty());
+            self.to_write_back.extend(self.identities.get(&file).filter(is_dirty));
             let Order::Drop(file) = order else { continue };
             let Some(identity) = self.identities.remove(&file) else { continue };
             self.fills.remove(&identity);
@@ -380,12 +358,13 @@ impl Kept {
         }
     }
 
+    /// Drops a copy, unless it has bytes that are nowhere else.
     fn take(&mut self, identity: Identity) -> bool {
-        let copy = self.copies.remove(&identity);
-        if let Some(copy) = &copy {
-            copy.retire();
-        }
-        copy.is_some()
+        let may_go = |copy: &&Arc<Copy>| !copy.is_dirty();
+        let Some(copy) = self.copies.get(&identity).filter(may_go) else { return false };
+        copy.retire();
+        self.copies.remove(&identity);
+        true
     }
 }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use flowstone_policy::PolicyKind;
+use flowstone_policy::{Link, PolicyKind};
 
 use super::*;
 use crate::stamp::{Stamp, Time};
@@ -161,4 +161,23 @@ fn a_copy_that_is_dropped_or_spoilt_by_a_writer_leaves_nothing_in_the_folder() {
     assert!(fill(&copies, file(1)));
     copies.drop_all();
     assert_eq!(named(folder.path()), 0);
+}
+
+/// Its bytes are nowhere else: it goes when they are, and that is asked for.
+#[test]
+fn a_copy_that_is_dirty_stays_until_it_is_not() {
+    let copies = copies(2 * space_of(4));
+    assert!(fill(&copies, file(1)));
+    let copy = copies.get(file(1)).unwrap();
+    copy.has_dirty_bytes(true);
+    copies.writer_opens(file(1));
+    copies.writer_closes(file(1));
+    // Two others take its place.
+    assert!(fill(&copies, file(2)) && fill(&copies, file(3)));
+    assert_eq!(copies.take_to_write_back(), [file(1)]);
+    copies.drop_all();
+    assert!(copies.get(file(1)).is_some() && copy.is_current());
+    copy.has_dirty_bytes(false);
+    copies.retire(file(1));
+    assert!(copies.get(file(1)).is_none() && !copy.is_current());
 }

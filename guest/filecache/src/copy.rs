@@ -23,6 +23,8 @@ pub struct Copy {
     pub backing: OnceLock<Arc<Backing>>,
     /// It is the copy to use. Once false it stays so.
     is_current: AtomicBool,
+    /// The source does not have all of its bytes.
+    is_dirty: AtomicBool,
     /// When it was compared with the source in this life, and what that said.
     checked: Mutex<Option<(Instant, Attributes)>>,
     name: Name,
@@ -46,6 +48,7 @@ impl Copy {
             stamp: Mutex::new(Some(stamp)),
             backing: OnceLock::new(),
             is_current: AtomicBool::new(true),
+            is_dirty: AtomicBool::new(false),
             checked: Mutex::new(checked.map(|seen| (Instant::now(), seen))),
             name,
             space: AtomicU64::new(0),
@@ -68,6 +71,20 @@ impl Copy {
     pub fn retire(&self) {
         self.is_current.store(false, Ordering::Release);
         self.name.take();
+    }
+
+    /// It is written to, and is the only one that has some bytes; or not any more. While it is it
+    /// stays, and is a copy of nothing that the source has.
+    pub fn has_dirty_bytes(&self, has: bool) {
+        if has {
+            self.becomes(None);
+        }
+        self.is_dirty.store(has, Ordering::Release);
+    }
+
+    /// Whether it must stay.
+    pub fn is_dirty(&self) -> bool {
+        self.is_dirty.load(Ordering::Acquire)
     }
 
     /// Whether reads may still be answered from it.

@@ -46,6 +46,8 @@ pub struct Counters {
     pub fills: Counter,
     /// Sizes of those that were copied ahead of their use.
     pub prefetched_bytes: Counter,
+    /// Files that had changed at the source when they were to be written back.
+    pub conflicts: Counter,
     /// Opens of copies that were not compared with the source.
     pub unchecked_opens: Counter,
     copy: Counter,
@@ -73,7 +75,13 @@ impl Counters {
     }
 
     /// All of it, with what is held.
-    pub fn report(&self, held: Holdings, pinned_bytes: u64, source: SourceState) -> Report {
+    pub fn report(
+        &self,
+        held: Holdings,
+        pinned_bytes: u64,
+        dirty_bytes: u64,
+        source: SourceState,
+    ) -> Report {
         Report {
             hits: self.hits.get(),
             misses: self.misses.get(),
@@ -84,6 +92,8 @@ impl Counters {
             cached_files: held.files,
             cached_bytes: held.bytes,
             pinned_bytes,
+            dirty_bytes,
+            conflicts: self.conflicts.get(),
             limit_bytes: held.limit.bytes,
             limit_by: held.limit.by.to_owned(),
             fills: self.fills.get(),
@@ -122,6 +132,10 @@ pub struct Report {
     pub cached_bytes: u64,
     /// What those take that are open.
     pub pinned_bytes: u64,
+    /// Bytes that were written here and are not at the source.
+    pub dirty_bytes: u64,
+    /// Files that had changed at the source when they were to be written back.
+    pub conflicts: u64,
     /// What copies may take.
     pub limit_bytes: u64,
     /// What says so: an option (`memory`, `size`), the `guest`'s memory, the `host`'s grant.

@@ -6,6 +6,7 @@
 
 pub mod ahead;
 pub mod attributes;
+mod dirty;
 mod fill;
 pub mod folders;
 mod io;
@@ -40,6 +41,7 @@ use crate::record::Recorders;
 use crate::source::Source;
 use crate::stamp::Attributes;
 use crate::store::Store;
+use crate::write_back::WriteBack;
 
 /// A mount.
 pub struct Files {
@@ -54,6 +56,7 @@ pub struct Files {
     pub(crate) memory: Memory,
     pub(crate) counters: Counters,
     pub(crate) hearing: Hearing,
+    pub(crate) write_back: WriteBack,
     pub(crate) recorders: Recorders,
     pub(crate) window: Duration,
     pub(crate) trust: Duration,
@@ -90,6 +93,7 @@ impl Files {
             memory: Memory::new(history),
             counters: Counters::default(),
             hearing: Hearing::default(),
+            write_back: WriteBack::new(options.write_back),
             recorders: Recorders::default(),
             window: options.window,
             trust: options.trust,
@@ -118,6 +122,10 @@ impl Files {
     /// The kernel is about to be told the attributes of a node, or has asked for the file. What it
     /// keeps of older ones is taken back, and a copy of older bytes is none.
     pub(crate) fn learn(&self, node: &Arc<Node>, seen: &Attributes) -> News {
+        if let Some(dirty) = self.write_back.of(node.identity) {
+            // Its copy is compared when it is written back.
+            return node.told(dirty.shown(*seen).stamp);
+        }
         let news = node.told(seen.stamp);
         if seen.is_file() {
             let stale = self.copies.get(node.identity).filter(|it| !it.is_of(seen.stamp));
@@ -139,6 +147,7 @@ impl Files {
     /// What `stats` shows.
     pub fn report(&self) -> Report {
         let pinned = self.bindings.pinned_bytes();
-        self.counters.report(self.copies.holdings(), pinned, self.hearing.state())
+        let (source, dirty) = (self.hearing.state(), self.write_back.bytes());
+        self.counters.report(self.copies.holdings(), pinned, dirty, source)
     }
 }

@@ -1,5 +1,6 @@
 //! What the kernel asks, and how it is answered.
 
+mod asks;
 mod entries;
 mod outcomes;
 mod replies;
@@ -26,9 +27,7 @@ use crate::library::{
     ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyLock, ReplyLseek, ReplyOpen, ReplyStatfs,
     ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use crate::requests::{Ask, Outcome, Owed, Reply, Requests};
-
-type Result<T> = std::result::Result<T, rustix::io::Errno>;
+use crate::requests::{Ask, Owed, Reply, Requests};
 
 /// Answers the kernel.
 pub struct Answers {
@@ -47,31 +46,6 @@ const WANTED: [InitFlags; 5] = [
     InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
 ];
 
-impl Answers {
-    /// Answers what only the source knows.
-    fn ask<R: Reply, T: Outcome + 'static>(
-        &self,
-        by: &Request,
-        reply: R,
-        work: impl Fn(&Files) -> Result<T> + Send + Sync + 'static,
-        send: impl Fn(&Files, R, T) + Send + Sync + 'static,
-    ) {
-        let work = move |files: &Files, _: &Owed<R>, ask| (ask == Ask::Source).then(|| work(files));
-        self.requests.ask(by.pid(), reply, work, send);
-    }
-
-    /// Makes something that has a name.
-    fn make(&self, by: &Request, parent: INodeNo, name: &OsStr, what: New, reply: ReplyEntry) {
-        let (caller, name) = (caller(by), name.to_owned());
-        self.ask(by, reply, move |files| files.make(parent.0, &name, &what, &caller), entry);
-    }
-
-    fn remove(&self, by: &Request, parent: INodeNo, name: &OsStr, folder: bool, to: ReplyEmpty) {
-        let (caller, name) = (caller(by), name.to_owned());
-        self.ask(by, to, move |files| files.remove(parent.0, &name, folder, &caller), done);
-    }
-}
-
 // Laid out by hand: the library's functions take up to 16 arguments.
 #[rustfmt::skip]
 impl Filesystem for Answers {
@@ -79,6 +53,9 @@ impl Filesystem for Answers {
         for flags in WANTED {
             // An older kernel does without.
             let _ = config.add_capabilities(flags);
+        }
+        if self.files.write_back.is_on() {
+            let _ = config.add_capabilities(InitFlags::FUSE_ATOMIC_O_TRUNC);
         }
         let can = config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();
@@ -206,8 +183,10 @@ impl Filesystem for Answers {
         &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, size: u32, _: OpenFlags,
         _: Option<LockOwner>, reply: ReplyData
     ) {
-        if let Some(read) = self.files.read_copy(handle.0, offset, size) {
-            return reply.data(&read);
+        match self.files.read_copy(handle.0, offset, size) {
+            Some(Ok(read)) => return reply.data(&read),
+            Some(Err(error)) => return reply.fail(error),
+            None => {}
         }
         let work = move |files: &Files| files.read(handle.0, offset, size);
         self.ask(by, reply, work, |_, reply, read| reply.data(&read));
@@ -217,6 +196,9 @@ impl Filesystem for Answers {
         &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, data: &[u8], flags:
         WriteFlags, _: OpenFlags, _: Option<LockOwner>, reply: ReplyWrite
     ) {
+        if let Some(bytes) = self.files.write_here(handle.0, offset, data) {
+            return written(&self.files, reply, bytes);
+        }
         let as_caller = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let work =
             move |files: &Files, data: &[u8]| files.write(handle.0, offset, data, as_caller);
@@ -303,6 +285,10 @@ impl Filesystem for Answers {
     }
 
     fn getxattr(&self, by: &Request, id: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
+        // Asked before each write, which is to wait for nothing; the source takes away what it has.
+        if name == "security.capability" && self.files.keeps_back(id.0) {
+            return reply.fail(rustix::io::Errno::NODATA);
+        }
         let (caller, name) = (caller(by), name.to_owned());
         let work = move |files: &Files| {
             let mut value = vec![0; size as usize];

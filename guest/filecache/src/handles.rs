@@ -15,6 +15,7 @@ use crate::kernel::Backing;
 use crate::nodes::{Node, Nodes};
 use crate::open_mode::Mode;
 use crate::source;
+use crate::write_back::Dirty;
 
 /// One open of a file.
 pub struct Handle {
@@ -28,6 +29,8 @@ pub struct Handle {
     pub flags: OFlags,
     /// A copy that was fresh at the open, to read from while it stays current.
     pub copy: Option<Arc<Copy>>,
+    /// What its writes are kept back in.
+    pub dirty: Option<Arc<Dirty>>,
     /// Keeps the registration until the kernel has closed the file.
     pub _backing: Option<Arc<Backing>>,
     /// Whether the file is to be copied when it is closed.

@@ -1,11 +1,15 @@
 //! What all threads hear of the source, and what that comes to.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::time::Instant;
 
 use flowstone_memory::mutant;
 use rustix::io::{Errno, Result};
 
 use crate::health::SourceState;
+use crate::lock::lock;
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -13,6 +17,18 @@ pub struct Hearing {
     answered: AtomicBool,
     failed: AtomicBool,
     state: AtomicU8,
+    /// Calls that no request waits for, and when they began.
+    background: Mutex<BTreeMap<u64, Instant>>,
+    next: AtomicU64,
+}
+
+/// A thread of the daemon asks the source, until this is dropped.
+pub struct Asking<'a>(&'a Hearing, u64);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.background).remove(&self.1);
+    }
 }
 
 /// Errors that say nothing of the file that was asked for: the question did not get through.
@@ -42,6 +58,18 @@ impl Hearing {
         if !heard.load(Ordering::Relaxed) {
             heard.store(true, Ordering::Relaxed);
         }
+    }
+
+    /// A thread of the daemon is about to ask the source.
+    pub fn asks(&self) -> Asking<'_> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        lock(&self.background).insert(number, Instant::now());
+        Asking(self, number)
+    }
+
+    /// When the oldest of such calls began.
+    pub fn oldest(&self) -> Option<Instant> {
+        lock(&self.background).values().min().copied()
     }
 
     /// Whether a call was answered, and whether one could not be made, since this was asked last.

@@ -36,6 +36,7 @@ pub mod mount_point;
 mod nodes;
 pub mod open_mode;
 mod options;
+mod ranges;
 mod record;
 mod requests;
 mod serve;
@@ -44,9 +45,10 @@ mod shelf;
 mod source;
 mod stamp;
 mod store;
+mod write_back;
 
 pub use counters::{Opens, Report};
-pub use options::{Options, Place, TroubleOptions};
+pub use options::{Options, Place, TroubleOptions, WriteBackOptions};
 pub use serve::{Failed, serve};
 
 /// The errors of the standard library as those of system calls.

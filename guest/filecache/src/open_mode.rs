@@ -8,6 +8,7 @@
 //! | node | opened for reading | for writing |
 //! |---|---|---|
 //! | closed, and so is the file's other node | Copy if there is a fresh one, else Source | Source |
+//! | closed, and its writes are kept back | Plain | Plain |
 //! | closed, the file's split node is open | Elsewhere | Elsewhere |
 //! | Copy, and it is fresh | Copy | Elsewhere |
 //! | Copy, and it is stale | Elsewhere | Elsewhere |
@@ -67,6 +68,8 @@ pub struct Ask {
     pub writes: bool,
     /// Whether there is a copy with the stamp that the source has now.
     pub has_fresh_copy: bool,
+    /// Whether its writes are kept back: the source does not have all bytes.
+    pub is_kept_back: bool,
     /// Whether the ids of the caller are those for which the source's file is registered, or, of a
     /// closed node, whether they are known at all.
     pub ids_fit: bool,
@@ -118,6 +121,9 @@ pub fn answer(ask: &Ask) -> Answer {
 
 /// The mode of the first open, to which the node is bound until its last close.
 fn first_mode(ask: &Ask) -> Mode {
+    if ask.is_kept_back {
+        return Mode::Plain;
+    }
     let reads = !ask.writes || mutant("guest.bind.writes-to-copies");
     if reads && ask.has_fresh_copy && ask.allowed.copy {
         // A store through a writable mapping of a copy would never leave it: reading only.

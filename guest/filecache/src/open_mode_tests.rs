@@ -10,6 +10,7 @@ const CLOSED: Ask = Ask {
     other_is_open: false,
     writes: false,
     has_fresh_copy: false,
+    is_kept_back: false,
     ids_fit: true,
     is_set_id: false,
     allowed: Modes::ALL,
@@ -37,6 +38,13 @@ fn a_closed_node_is_read_from_a_fresh_copy_and_else_from_the_source() {
 fn a_closed_node_is_written_to_the_source_whether_there_is_a_copy_or_not() {
     assert_eq!(answer(&writing(CLOSED)), As(Mode::Source));
     assert_eq!(answer(&writing(with_copy(CLOSED))), As(Mode::Source));
+}
+
+#[test]
+fn a_closed_node_whose_writes_are_kept_back_goes_through_the_daemon() {
+    let ask = Ask { is_kept_back: true, ..with_copy(CLOSED) };
+    assert_eq!(answer(&ask), As(Mode::Plain));
+    assert_eq!(answer(&writing(ask)), As(Mode::Plain));
 }
 
 #[test]

@@ -36,6 +36,17 @@ pub struct TroubleOptions {
     pub fails_when_down: bool,
 }
 
+/// How much may be newer here than at the source.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteBackOptions {
+    /// For so long.
+    pub time: Duration,
+    /// So many bytes.
+    pub bytes: u64,
+    /// A close leaves it so.
+    pub lazy_close: bool,
+}
+
 /// All of it.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -61,6 +72,8 @@ pub struct Options {
     pub modes: Modes,
     /// What is done when the source does not answer.
     pub trouble: TroubleOptions,
+    /// Whether writes are kept back; without it they are at the source when they return.
+    pub write_back: Option<WriteBackOptions>,
     /// The way to the host; a virtio port, if there is one, without it.
     pub agent: Option<PathBuf>,
 }
@@ -92,6 +105,7 @@ impl Options {
             trust: Duration::ZERO,
             modes: Modes::ALL,
             trouble: TroubleOptions { timeout: Duration::from_secs(5), fails_when_down: false },
+            write_back: None,
             agent: None,
         }
     }

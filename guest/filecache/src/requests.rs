@@ -281,7 +281,9 @@ impl Requests {
 
     /// When the oldest call began that has not come back, answered or not.
     fn oldest(&self) -> Option<Instant> {
-        lock(&self.table).open.values().filter_map(|open| open.began).min()
+        let table = lock(&self.table);
+        let asked = table.open.values().filter_map(|open| open.began);
+        asked.chain(self.files.hearing.oldest()).min()
     }
 }
 

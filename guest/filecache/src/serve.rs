@@ -3,10 +3,11 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit, setrlimit, umask};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
@@ -24,6 +25,10 @@ use crate::{agent, control, mount_point, session};
 
 /// Files that are copied at the same time.
 const FILLS: usize = 2;
+/// Looks at what is dirty are no more rare.
+const WRITE_BACK_LOOK: Duration = Duration::from_secs(1);
+/// Between two tries to write back what the source has refused.
+const WRITE_BACK_PAUSE: Duration = Duration::from_secs(1);
 /// A kill loses so much of the history.
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 /// For so long the last requests may go on after the mount is gone.
@@ -48,6 +53,8 @@ impl std::fmt::Display for Failed {
 enum Event {
     Signal,
     Ended(io::Result<()>),
+    /// Dirty files were brought to the source, but for these.
+    WrittenBack(Vec<(String, Errno)>),
 }
 
 /// Shows the source at the mount point until a signal or an unmount. `is_up` is called when it can
@@ -68,7 +75,7 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
         let hint = "mounting needs /dev/fuse and root, or fusermount3 and a folder of yours";
         Failed::new(format!("mount {}", at.display()), error, hint)
     })?;
-    let socket = start(&files, options, &at, session, events).map_err(|error| {
+    let socket = start(&files, options, &at, session, events.clone()).map_err(|error| {
         let _ = mount_point::detach(&at);
         Failed::new(at.display(), error, "try again with more memory or threads")
     })?;
@@ -77,6 +84,7 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     if let Ok(Event::Signal) = ended {
         take_down(&at, &ends)?;
     }
+    write_back_all(&files, events, &ends)?;
     files.save_history();
     // A socket that stays does no harm: the next daemon removes it.
     let _ = socket.remove();
@@ -90,13 +98,55 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
 
 /// The mount goes, although it is in use. Requests that are on their way may end; what waits for a
 /// source that does not answer is given up when the process ends.
-fn take_down(at: &Path, ends: &std::sync::mpsc::Receiver<Event>) -> Result<(), Failed> {
+fn take_down(at: &Path, ends: &Receiver<Event>) -> Result<(), Failed> {
     mount_point::detach(at).map_err(|error| {
         Failed::new(format!("unmount {}", at.display()), error, "try umount -l")
     })?;
     // Nothing more to say if they do not end.
     let _ = ends.recv_timeout(LAST_REQUESTS);
     Ok(())
+}
+
+/// Nothing dirty is given up but by a second signal.
+fn write_back_all(
+    files: &Arc<Files>,
+    events: Sender<Event>,
+    ends: &Receiver<Event>,
+) -> Result<(), Failed> {
+    let mut is_said = false;
+    // On a thread of its own: the source may hang.
+    let try_all = || {
+        let (files, events) = (files.clone(), events.clone());
+        let all = move || drop(events.send(Event::WrittenBack(files.write_back_all())));
+        Builder::new().name("write-back".into()).spawn(all).map(drop)
+    };
+    let hint = "they are lost; what the source has is as it was";
+    loop {
+        try_all().map_err(|error| Failed::new("writing back", error, "allow it a thread"))?;
+        loop {
+            match ends.recv() {
+                Ok(Event::WrittenBack(refused)) => {
+                    let Some((path, error)) = refused.first() else { return Ok(()) };
+                    if !std::mem::replace(&mut is_said, true) {
+                        let others = refused.len() - 1;
+                        eprintln!(
+                            "{path} (and {others} others) cannot be written to the source: \
+                             {error}; trying on, until another SIGTERM gives them up"
+                        );
+                    }
+                    std::thread::sleep(WRITE_BACK_PAUSE);
+                    break;
+                }
+                Ok(Event::Signal) => {
+                    let bytes = files.report().dirty_bytes;
+                    let what = format!("{bytes} bytes not written to the source");
+                    return Err(Failed::new(what, "ended by a second signal", hint));
+                }
+                Ok(Event::Ended(_)) => {}
+                Err(_) => return Ok(()),
+            }
+        }
+    }
 }
 
 fn watch_signals(events: Sender<Event>) -> io::Result<()> {
@@ -169,6 +219,10 @@ fn start(
     }
     repeat("refresh", options.window, files, |files| files.refresh_open_copies())?;
     repeat("epoch", options.epoch, files, |files| files.copies.epoch())?;
+    if let Some(it) = options.write_back {
+        let looks = (it.time / 4).min(WRITE_BACK_LOOK);
+        repeat("write-back", looks, files, Files::write_back_old)?;
+    }
     // Copies in a folder take no memory that there would be something to agree on.
     if let Place::Memory(_) = options.place {
         let budgets = Budgets::new(options.place.budget());

@@ -7,7 +7,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::Path;
 
 use flowstone_memory::mutant;
@@ -16,6 +16,7 @@ use rustix::fs::{
 };
 use rustix::io::{Errno, Result};
 
+use crate::errno;
 use crate::stamp::{Attributes, Identity};
 
 const WANTED: StatxFlags = StatxFlags::BASIC_STATS.union(StatxFlags::BTIME);
@@ -64,8 +65,7 @@ impl Source {
 
     /// Asks it for something that nobody needs.
     pub fn probe(&self) -> Result<()> {
-        let asks = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-        statx(&self.root, c"", asks, WANTED).map(drop)
+        stat_now(&self.root).map(drop)
     }
 
     /// Its space.
@@ -82,6 +82,20 @@ pub fn look(folder: impl AsFd, name: &OsStr) -> Result<Attributes> {
 /// What a descriptor leads to.
 pub fn stat(file: impl AsFd) -> Result<Attributes> {
     statx(file, c"", AtFlags::EMPTY_PATH, WANTED).map(Attributes::from)
+}
+
+/// What a descriptor leads to, by a question to the server, which gets all bytes first.
+pub fn stat_now(file: impl AsFd) -> Result<Attributes> {
+    let asks = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    statx(file, c"", asks, WANTED).map(Attributes::from)
+}
+
+/// Closes a file, and returns what the source says to that, which dropping it would not.
+pub fn close(file: impl IntoRawFd) -> Result<()> {
+    let raw = file.into_raw_fd();
+    // SAFETY: this descriptor was owned by the argument, and is not used again.
+    let closed = unsafe { libc::close(raw) };
+    if closed == 0 { Ok(()) } else { Err(errno(std::io::Error::last_os_error())) }
 }
 
 /// What is known here of what a descriptor leads to. Nothing is asked for that.

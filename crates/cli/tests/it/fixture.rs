@@ -38,9 +38,10 @@ impl Place {
     /// Runs `flowstone`, which must succeed, and returns what it printed.
     pub fn succeed(&self, args: &[&str]) -> String {
         let output = self.run(args);
+        let printed = String::from_utf8(output.stdout).unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{args:?}: {errors}");
-        String::from_utf8(output.stdout).unwrap()
+        assert!(output.status.success(), "{args:?} ({}): {printed}{errors}", output.status);
+        printed
     }
 
     /// Runs `flowstone`, which must fail with status 1 and one line of the agreed form, and

@@ -187,7 +187,7 @@ fn trouble_is_one_line_that_says_what_why_and_what_to_try() {
         assert_eq!(said.lines().count(), 1, "{args:?}: {said}");
         assert!(said.contains(": ") && said.contains("; "), "{args:?}: {said}");
     }
-    for args in [&["cache", "--source", source, "--mount", at, "--write-back", "1s,1M"][..], &["x"]]
+    for args in [&["cache", "--source", source, "--mount", at, "--no-such-option", "1"][..], &["x"]]
     {
         let output = Command::new(PROGRAM).args(args).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{args:?}");

@@ -15,3 +15,4 @@ mod random;
 mod soak;
 mod trouble;
 mod users;
+mod write_back;

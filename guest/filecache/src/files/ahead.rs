@@ -163,6 +163,7 @@ impl Files {
 
     fn fetch(&self, file: FileId, place: &Place, ahead: &mut Ahead) -> Result<()> {
         self.may_go_on(Instant::now())?;
+        let _asking = self.hearing.asks();
         let began = Instant::now();
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let within = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;

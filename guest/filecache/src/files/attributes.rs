@@ -47,7 +47,7 @@ impl Files {
         if news.changed {
             node.pages(false);
         }
-        Ok(seen)
+        Ok(self.shown(seen))
     }
 
     /// The file of a node, held by one of its opens.
@@ -69,15 +69,30 @@ impl Files {
             Some(held) => held,
             None => Arc::new(self.nodes.anchor(&node)?),
         };
+        let change = || self.change_held(&node, &held, handle, what, by);
+        self.change_at_source(node.identity, what.size, change)?;
+        let seen = source::stat(&held)?;
+        self.learn(&node, &seen);
+        Ok(self.shown(seen))
+    }
+
+    fn change_held(
+        &self,
+        node: &Node,
+        held: &Arc<OwnedFd>,
+        handle: Option<u64>,
+        what: &Change,
+        by: &Caller,
+    ) -> Result<()> {
         if let Some(size) = what.size {
-            self.resize(&node, &held, handle, size, by)?;
+            self.resize(node, held, handle, size, by)?;
         }
-        let acting = by.act();
-        let path = source::path_of(&held);
+        let _acting = by.act();
+        let path = source::path_of(held);
         if what.uid.is_some() || what.gid.is_some() {
             let (uid, gid) = (what.uid.map(Uid::from_raw), what.gid.map(Gid::from_raw));
             // By its own name: a change through the anchor's path would follow a symbolic link.
-            chownat(&held, c"", uid, gid, AtFlags::EMPTY_PATH)?;
+            chownat(held, c"", uid, gid, AtFlags::EMPTY_PATH)?;
         }
         if let Some(mode) = what.mode {
             chmodat(CWD, &path, Mode::from_raw_mode(mode), AtFlags::empty())?;
@@ -86,10 +101,7 @@ impl Files {
             let times = Timestamps { last_access, last_modification };
             utimensat(CWD, &path, &times, AtFlags::empty())?;
         }
-        drop(acting);
-        let seen = source::stat(&held)?;
-        self.learn(&node, &seen);
-        Ok(seen)
+        Ok(())
     }
 
     fn resize(
@@ -137,12 +149,14 @@ impl Files {
         by: &Caller,
     ) -> Result<()> {
         let flags = XattrFlags::from_bits_retain(flags.cast_unsigned());
-        self.with_path(id, by, |path| rustix::fs::setxattr(path, name, value, flags))
+        let set = || self.with_path(id, by, |path| rustix::fs::setxattr(path, name, value, flags));
+        self.change_at_source(self.nodes.get(id)?.identity, None, set)
     }
 
     /// Removes an extended attribute.
     pub fn remove_extended(&self, id: u64, name: &OsStr, by: &Caller) -> Result<()> {
-        self.with_path(id, by, |path| rustix::fs::removexattr(path, name))
+        let remove = || self.with_path(id, by, |path| rustix::fs::removexattr(path, name));
+        self.change_at_source(self.nodes.get(id)?.identity, None, remove)
     }
 
     fn with_path<T>(

@@ -127,6 +127,11 @@ impl Files {
         let mut buffer = vec![0; CHUNK];
         loop {
             let task = self.fills.next();
+            if self.hearing.state() != SourceState::Up {
+                // It has enough to do.
+                self.fills.put(task.node, task.caller, Instant::now() + AGAIN, task.looks);
+                continue;
+            }
             let is_to_come = self.copy(&task, &mut buffer).unwrap_or(false);
             if is_to_come && task.looks < LOOKS_MAX {
                 self.fills.put(task.node, task.caller, Instant::now() + AGAIN, task.looks + 1);
@@ -136,12 +141,11 @@ impl Files {
 
     /// Copies a file. Returns whether it has to be tried again, as it has just changed.
     fn copy(&self, task: &Task, buffer: &mut [u8]) -> Result<bool> {
-        if self.hearing.state() != SourceState::Up {
-            // It has enough to do.
-            return Ok(true);
-        }
         let Some(fill) = self.copies.begin_fill(task.node.identity) else { return Ok(false) };
+        let asking = self.hearing.asks();
         let copied = self.copy_out(task, buffer);
+        drop(asking);
+        self.hearing.heard(&copied);
         let (copied, is_to_come) = match copied {
             Ok(copied) => {
                 let is_to_come = copied.is_none();

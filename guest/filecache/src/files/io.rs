@@ -11,18 +11,24 @@ use rustix::io::{Errno, Result};
 use crate::errno;
 use crate::files::Files;
 use crate::handles::Handle;
+use crate::source;
 
 impl Files {
     /// Reads from the copy of an open file. Nothing if there is none, or it cannot be read: then
     /// the source is to be asked.
-    pub fn read_copy(&self, number: u64, offset: u64, bytes: u32) -> Option<Vec<u8>> {
+    pub fn read_copy(&self, number: u64, offset: u64, bytes: u32) -> Option<Result<Vec<u8>>> {
         let handle = self.handles.get(number).ok()?;
-        let copy = handle.copy.as_ref().filter(|copy| copy.is_current())?;
+        let dirty = self.write_back.of(handle.node.identity);
+        let copy = match &dirty {
+            Some(dirty) => &dirty.copy,
+            None => handle.copy.as_ref().filter(|copy| copy.is_current())?,
+        };
         match read_fully(&copy.file, offset, bytes) {
             Ok(read) => {
                 self.counters.read_bytes.add(read.len() as u64);
-                Some(read)
+                Some(Ok(read))
             }
+            Err(error) if dirty.is_some() => Some(Err(error)),
             Err(_) => {
                 self.copies.drop_file(handle.node.identity);
                 None
@@ -42,6 +48,9 @@ impl Files {
     /// set-user-id bit above all; the source does that when it is not the superuser who writes.
     pub fn write(&self, number: u64, offset: u64, from: &[u8], as_caller: bool) -> Result<usize> {
         let handle = self.handles.get(number)?;
+        if let Some(written) = self.write_after_others(&handle, offset, from)? {
+            return Ok(written);
+        }
         let file = handle.file(&self.nodes)?;
         let acting = as_caller.then(|| handle.caller.act());
         let written = write_fully(&file, offset, from);
@@ -70,14 +79,19 @@ impl Files {
         reason = "no image of a disk is a file of a guest's mount"
     )]
     pub fn sync(&self, number: u64, data_only: bool) -> Result<()> {
-        let file = self.handles.get(number)?.file(&self.nodes)?;
+        let handle = self.handles.get(number)?;
+        let file = handle.file(&self.nodes)?;
+        self.flush_handle(&handle)?;
         if data_only { file.sync_data() } else { file.sync_all() }.map_err(errno)
     }
 
     /// Whether the source has nothing to do with it that a descriptor is closed.
     pub fn flushes_nothing(&self, number: u64, owner: u64) -> bool {
-        let handle = self.handles.get(number).ok();
-        handle.is_some_and(|it| !it.writes() && self.locks.of(it.node.identity, owner).is_none())
+        let Ok(handle) = self.handles.get(number) else { return false };
+        let stays_here = self.write_back.closes_lazily()
+            && handle.dirty.as_ref().is_some_and(|dirty| !dirty.has_failed());
+        let is_unlocked = self.locks.of(handle.node.identity, owner).is_none();
+        (!handle.writes() || stays_here) && is_unlocked
     }
 
     /// A descriptor of an open file is closed: locks of its owner go, and what a server has to be
@@ -85,21 +99,21 @@ impl Files {
     pub fn flush(&self, number: u64, owner: u64) -> Result<()> {
         let handle = self.handles.get(number)?;
         self.locks.release(handle.node.identity, owner);
+        if let Some(dirty) = handle.dirty.as_ref().filter(|_| self.write_back.closes_lazily()) {
+            return dirty.take_error();
+        }
+        self.flush_handle(&handle)?;
         if !handle.writes() || self.source.is_local() {
             return Ok(());
         }
-        // Closing a duplicate flushes as closing the last one does, and says what went wrong, which
-        // dropping it would not.
-        let duplicate = rustix::io::dup(&*handle.file(&self.nodes)?)?;
-        let raw = std::os::fd::IntoRawFd::into_raw_fd(duplicate);
-        // SAFETY: this descriptor is owned here and is not used again.
-        let closed = unsafe { libc::close(raw) };
-        if closed == 0 { Ok(()) } else { Err(errno(std::io::Error::last_os_error())) }
+        // Closing a duplicate flushes as closing the last one does.
+        source::close(rustix::io::dup(&*handle.file(&self.nodes)?)?)
     }
 
     /// Gives a range of an open file space, or takes it.
     pub fn allocate(&self, number: u64, offset: u64, bytes: u64, mode: i32) -> Result<()> {
         let handle = self.handles.get(number)?;
+        self.settle(handle.node.identity)?;
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         let file = handle.file(&self.nodes)?;
         let acting = handle.caller.act();
@@ -112,14 +126,19 @@ impl Files {
 
     /// Where an open file's next data or hole begins.
     pub fn seek(&self, number: u64, offset: u64, to_data: bool) -> Result<u64> {
-        let file = self.handles.get(number)?.file(&self.nodes)?;
+        let handle = self.handles.get(number)?;
+        self.settle(handle.node.identity)?;
+        let file = handle.file(&self.nodes)?;
         seek(&*file, if to_data { SeekFrom::Data(offset) } else { SeekFrom::Hole(offset) })
     }
 
     /// Copies bytes from one open file to another, at the server if it can.
     pub fn copy_bytes(&self, from: (u64, u64), to: (u64, u64), bytes: u64) -> Result<usize> {
         let handle = self.handles.get(to.0)?;
-        let source = self.handles.get(from.0)?.file(&self.nodes)?;
+        let read = self.handles.get(from.0)?;
+        self.settle(handle.node.identity)?;
+        self.settle(read.node.identity)?;
+        let source = read.file(&self.nodes)?;
         let target = handle.file(&self.nodes)?;
         let (mut start, mut end) = (from.1, to.1);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);

@@ -118,6 +118,7 @@ impl Files {
         if range.kind == libc::F_UNLCK && self.locks.of(handle.node.identity, owner).is_none() {
             return Ok(());
         }
+        self.settle(handle.node.identity)?;
         let file = self.lock_file(&handle, owner)?;
         if mutant("guest.locks.stay-here") {
             return Ok(());

@@ -43,7 +43,7 @@ impl Files {
     pub(crate) fn found(&self, seen: &Attributes, folder: u64, name: &OsStr) -> Found {
         let node = self.nodes.found(seen, folder, name);
         self.learn(&node, seen);
-        (node, *seen)
+        (node, self.shown(*seen))
     }
 
     /// Makes something.
@@ -65,6 +65,9 @@ impl Files {
     /// Takes a name away.
     pub fn remove(&self, folder: u64, name: &OsStr, is_folder: bool, by: &Caller) -> Result<()> {
         let at = self.nodes.folder(folder)?;
+        if !is_folder {
+            self.settle_at(folder, name, true)?;
+        }
         let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         let _acting = by.act();
         unlinkat(at, name, flags)
@@ -79,6 +82,8 @@ impl Files {
         by: &Caller,
     ) -> Result<()> {
         let (old, new) = (self.nodes.folder(from.0)?, self.nodes.folder(to.0)?);
+        self.settle_at(from.0, from.1, false)?;
+        self.settle_at(to.0, to.1, true)?;
         let flags = RenameFlags::from_bits_retain(flags);
         let acting = by.act();
         renameat_with(&old, from.1, &new, to.1, flags)?;
@@ -102,6 +107,7 @@ impl Files {
     /// Gives something a second name.
     pub fn link(&self, id: u64, folder: u64, name: &OsStr, by: &Caller) -> Result<Found> {
         let node = self.nodes.get(id)?;
+        self.settle(node.identity)?;
         let at = self.nodes.folder(folder)?;
         let acting = by.act();
         let anchor = self.nodes.anchor(&node)?;

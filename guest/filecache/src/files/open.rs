@@ -48,13 +48,16 @@ pub struct Opened {
 type Ways = (Mode, Option<Arc<Backing>>, Option<Arc<File>>);
 
 /// What is known of a file when it is opened.
-struct Look {
+pub struct Look {
     stamp: Stamp,
     /// A write may take the set-user-id bit away.
     is_set_id: bool,
-    anchor: Option<Arc<OwnedFd>>,
-    file: Option<Arc<File>>,
-    copy: Option<Arc<Copy>>,
+    /// The file, held.
+    pub anchor: Option<Arc<OwnedFd>>,
+    /// The source's file, as the caller has opened it.
+    pub file: Option<Arc<File>>,
+    /// A fresh copy, or the one in which its writes are kept back.
+    pub copy: Option<Arc<Copy>>,
     news: News,
 }
 
@@ -73,13 +76,18 @@ impl Files {
         let _asks = self.memory.asks();
         let node = self.nodes.get(id)?;
         let writes = writes(flags);
-        let look = match self.trusted(&node, writes) {
+        let emptied = match flags.contains(OFlags::TRUNC) {
+            true => Some(self.empty(&node, flags, &caller)?),
+            false => None,
+        };
+        let mut look = match self.trusted(&node, writes) {
             Some(look) => {
                 self.counters.unchecked_opens.add(1);
                 look
             }
             None => self.look_at(&node, flags, writes, &caller)?,
         };
+        look.file = look.file.or(emptied);
         self.finish(node, flags, caller, look, to)
     }
 
@@ -108,7 +116,7 @@ impl Files {
         let is_set_id = seen.is_set_id();
         let look = Look { stamp: seen.stamp, is_set_id, anchor, file, copy: None, news };
         match self.finish(node.clone(), flags, caller, look, to) {
-            Ok(opened) => Ok((node, seen, opened)),
+            Ok(opened) => Ok((node, self.shown(seen), opened)),
             Err(error) => {
                 self.nodes.forget(node.id, 1);
                 Err(error)
@@ -166,10 +174,12 @@ impl Files {
         if is_old || (file.is_none() && !self.source.is_local()) {
             self.take_back_attributes(node);
         }
-        let copy = self
-            .copies
-            .get(node.identity)
-            .filter(|it| it.is_of(seen.stamp) || mutant("guest.open.skips-comparison"));
+        let is_fresh =
+            |it: &Arc<Copy>| it.is_of(seen.stamp) || mutant("guest.open.skips-comparison");
+        let copy = match self.write_back.of(node.identity) {
+            Some(dirty) => Some(dirty.copy.clone()),
+            None => self.copies.get(node.identity).filter(is_fresh),
+        };
         copy.iter().for_each(|it| it.checked(&seen));
         let (is_set_id, anchor) = (seen.is_set_id(), Some(Arc::new(anchor)));
         Ok(Look { stamp: seen.stamp, is_set_id, anchor, file, copy, news })
@@ -181,15 +191,24 @@ impl Files {
         node: Arc<Node>,
         flags: OFlags,
         caller: Caller,
-        look: Look,
+        mut look: Look,
         to: Register<'_>,
     ) -> Result<Opened> {
         let writes = flags.intersects(OFlags::WRONLY | OFlags::RDWR);
+        let dirty = if writes { self.keep_back(&node, flags, &caller, &mut look) } else { None };
         if writes {
             self.copies.writer_opens(node.identity);
         }
         let is_hit = look.copy.is_some();
         let bound = self.bind(&node, writes, flags, &caller, &look, to);
+        let is_plain = bound.as_ref().is_ok_and(|(mode, ..)| *mode == Mode::Plain);
+        let dirty = match dirty {
+            Some(dirty) if !is_plain => {
+                self.close_to_write(&dirty);
+                None
+            }
+            dirty => dirty,
+        };
         let (mode, backing, file) = match bound {
             Ok(bound) => bound,
             Err(error) => {
@@ -210,6 +229,7 @@ impl Files {
             caller,
             flags: source::daemon_flags(flags),
             copy: look.copy.filter(|_| mode == Mode::Plain),
+            dirty,
             _backing: backing.clone(),
             deserves_copy,
             anchor: look.anchor.map(Into::into).unwrap_or_default(),
@@ -249,7 +269,9 @@ impl Files {
         loop {
             let is_split = self.nodes.is_split(node);
             let (is_set_id, allowed) = (look.is_set_id, self.modes());
-            let opening = Opening { node, is_split, writes, is_set_id, caller, allowed };
+            let is_kept_back = self.write_back.of(node.identity).is_some();
+            let opening =
+                Opening { node, is_split, writes, is_set_id, is_kept_back, caller, allowed };
             match self.bindings.bind(&opening, &mut has) {
                 Bound::As(mode, backing) => {
                     if mode == Mode::Direct {
@@ -320,6 +342,9 @@ impl Files {
         }
         if self.bindings.unbind(&handle) {
             self.nodes.join(handle.node.identity);
+        }
+        if let Some(dirty) = &handle.dirty {
+            self.close_to_write(dirty);
         }
         if handle.writes() {
             self.copies.writer_closes(handle.node.identity);

@@ -40,8 +40,11 @@ impl Files {
     /// Compares an open copy with the source. A source that does not answer says nothing of its
     /// files: the copy stays.
     fn refresh(&self, open: &OpenCopy) {
-        let Ok(file) = self.file_behind(open) else { return };
-        let Ok(seen) = source::stat(&*file) else { return };
+        let _asking = self.hearing.asks();
+        let file = self.file_behind(open);
+        let seen = file.as_ref().map_err(|error| *error).and_then(|it| source::stat(&**it));
+        self.hearing.heard(&seen);
+        let (Ok(file), Ok(seen)) = (file, seen) else { return };
         let news = open.node.told(seen.stamp);
         let updating = lock(&open.copy.updating);
         if open.copy.is_of(seen.stamp) {

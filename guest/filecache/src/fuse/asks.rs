@@ -1,0 +1,45 @@
+//! Questions that take the source.
+
+use std::ffi::OsStr;
+
+use rustix::io::Result;
+
+use super::replies::{done, entry};
+use super::{Answers, caller};
+use crate::files::Files;
+use crate::files::names::New;
+use crate::library::{INodeNo, ReplyEmpty, ReplyEntry, Request};
+use crate::requests::{Ask, Outcome, Owed, Reply};
+
+impl Answers {
+    /// Answers what only the source knows.
+    pub fn ask<R: Reply, T: Outcome + 'static>(
+        &self,
+        by: &Request,
+        reply: R,
+        work: impl Fn(&Files) -> Result<T> + Send + Sync + 'static,
+        send: impl Fn(&Files, R, T) + Send + Sync + 'static,
+    ) {
+        let work = move |files: &Files, _: &Owed<R>, ask| (ask == Ask::Source).then(|| work(files));
+        self.requests.ask(by.pid(), reply, work, send);
+    }
+
+    /// Makes something that has a name.
+    pub fn make(&self, by: &Request, parent: INodeNo, name: &OsStr, what: New, reply: ReplyEntry) {
+        let (caller, name) = (caller(by), name.to_owned());
+        self.ask(by, reply, move |files| files.make(parent.0, &name, &what, &caller), entry);
+    }
+
+    /// Takes a name away.
+    pub fn remove(
+        &self,
+        by: &Request,
+        parent: INodeNo,
+        name: &OsStr,
+        folder: bool,
+        to: ReplyEmpty,
+    ) {
+        let (caller, name) = (caller(by), name.to_owned());
+        self.ask(by, to, move |files| files.remove(parent.0, &name, folder, &caller), done);
+    }
+}
