@@ -25,6 +25,7 @@ mod pair;
 mod pdc;
 mod point;
 mod pollers;
+mod postmark;
 mod qcow2_image;
 mod qos;
 mod raw_file;
@@ -79,6 +80,8 @@ enum Command {
     Pollers(pollers::PollersArgs),
     /// Eight writers at once, on several file systems and schedulers of the host.
     Writers(Box<writers::WritersArgs>),
+    /// What a guest's file cache brings as the cached part of files grows.
+    Postmark(postmark::PostmarkArgs),
     /// Measure what a storm of small discards does to the writes beside it.
     Storm(storm::StormArgs),
     /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
@@ -113,6 +116,7 @@ fn main() -> ExitCode {
         Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Pollers(args)) => pollers::pollers(&args),
         Some(Command::Writers(args)) => writers::writers(&args),
+        Some(Command::Postmark(args)) => postmark::postmark(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::List) => {

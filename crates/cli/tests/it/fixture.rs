@@ -44,6 +44,14 @@ impl Place {
         printed
     }
 
+    /// An image whose daemon was killed, or whose host failed, is in order but for clusters that may
+    /// belong to nothing, and those `check --repair` gives back.
+    pub fn assert_sound(&self, image: &str) {
+        let output = self.run(&["check", "--data", image]);
+        assert!(matches!(output.status.code(), Some(0 | 3)), "{image}: {output:?}");
+        self.succeed(&["check", "--data", "--repair", image]);
+    }
+
     /// Runs `flowstone`, which must fail with status 1 and one line of the agreed form, and
     /// returns that line.
     pub fn refused(&self, args: &[&str]) -> String {

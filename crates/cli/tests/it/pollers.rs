@@ -227,7 +227,7 @@ fn kill_under_load(head: &str, of_disk: &str, ops: u64, is_time: impl Fn(&Place)
     });
     stop(daemon);
     for (_, image) in disks {
-        place.succeed(&["check", &place.text(image)]);
+        place.assert_sound(&place.text(image));
     }
 }
 

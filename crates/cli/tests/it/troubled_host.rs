@@ -116,14 +116,7 @@ impl<'form> Trouble<'form> {
             panic!("{self}: {failed}; {said}{stats}; behind it: {:?}", self.behind());
         }
         stop(daemon);
-        // What failed half-way may have left clusters that belong to nothing.
-        let checked = self.place.run(&["check", "--data", &self.image]);
-        assert!(
-            matches!(checked.status.code(), Some(0 | 3)),
-            "{self}: {checked:?}; behind it: {:?}",
-            self.behind()
-        );
-        self.place.succeed(&["check", "--data", "--repair", &self.image]);
+        self.place.assert_sound(&self.image);
         known
     }
 }
