@@ -2,8 +2,8 @@
 //! the part of files that are cached grows (Figs. 4 and 5 of the MultiCache paper).
 //!
 //! The source is a FUSE server of ours at the end of a link. Files are read whole, one after the
-//! other, and new ones are written between. A file that is not cached is read once, so that it is in
-//! no cache anywhere; those that are cached were read before the measurement began.
+//! other, and new ones are written between. A file that is not cached is read once, so that it is
+//! in no cache anywhere; those that are cached were read before the measurement began.
 
 use std::fs;
 use std::path::{Path, PathBuf};

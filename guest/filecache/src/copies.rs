@@ -227,7 +227,11 @@ impl Copies {
         if is_valid {
             kept.fills.remove(&fill.identity);
         }
-        let is_wanted = kept.policy.holds(kept.id(fill.identity));
+        let bytes = copied.as_ref().map_or(0, |(_, seen)| space_of(seen.stamp.size));
+        let in_use = self.bytes_in_use.load(Ordering::Relaxed);
+        let is_wanted = kept.policy.holds(kept.id(fill.identity))
+            // The policy knows nothing of what is dirty.
+            && (in_use + bytes <= kept.limit.bytes || !kept.has_dirty());
         let Some((file, seen)) = copied.filter(|_| is_valid && is_wanted) else { return false };
         let name = Name::none(self.store.shelf().cloned());
         let copy = Copy::new(file, seen.stamp, Some(seen), name, &self.bytes_in_use);
@@ -243,6 +247,11 @@ impl Copies {
     /// it is at the source.
     pub fn copy_to_write(&self, identity: Identity, seen: &Attributes) -> Option<Arc<Copy>> {
         let mut kept = self.kept();
+        kept.fills.remove(&identity);
+        // The bytes of one in a folder would change under its name.
+        if seen.stamp.size > 0 && self.store.shelf().is_some() {
+            return None;
+        }
         if seen.stamp.size > 0 {
             return kept.copies.get(&identity).filter(|it| it.is_of(seen.stamp)).cloned();
         }
@@ -320,6 +329,10 @@ impl Kept {
     /// What may be held before anything is fetched ahead. The rest is for what is used.
     fn ahead_max(&self) -> u64 {
         self.limit.bytes / 10 * 9
+    }
+
+    fn has_dirty(&self) -> bool {
+        self.copies.values().any(|copy| copy.is_dirty())
     }
 
     fn id(&self, identity: Identity) -> FileId {

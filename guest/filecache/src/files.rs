@@ -6,6 +6,7 @@
 
 pub mod ahead;
 pub mod attributes;
+mod conflict;
 mod dirty;
 mod fill;
 pub mod folders;

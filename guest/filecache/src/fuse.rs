@@ -196,10 +196,10 @@ impl Filesystem for Answers {
         &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, data: &[u8], flags:
         WriteFlags, _: OpenFlags, _: Option<LockOwner>, reply: ReplyWrite
     ) {
+        let as_caller = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         if let Some(bytes) = self.files.write_here(handle.0, offset, data) {
             return written(&self.files, reply, bytes);
         }
-        let as_caller = flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID);
         let work =
             move |files: &Files, data: &[u8]| files.write(handle.0, offset, data, as_caller);
         self.requests.ask_with(by.pid(), reply, data, work, written);
@@ -216,7 +216,8 @@ impl Filesystem for Answers {
         &self, by: &Request, _: INodeNo, handle: FileHandle, _: OpenFlags, _:
         Option<LockOwner>, _: bool, reply: ReplyEmpty
     ) {
-        self.ask(by, reply, move |files| { files.release(handle.0); Ok(()) }, done);
+        reply.ok();
+        self.give_back(by, move |files| files.release(handle.0));
     }
 
     fn fsync(&self, by: &Request, _: INodeNo, handle: FileHandle, data: bool, reply: ReplyEmpty) {
@@ -255,7 +256,8 @@ impl Filesystem for Answers {
     }
 
     fn releasedir(&self, by: &Request, _: INodeNo, it: FileHandle, _: OpenFlags, to: ReplyEmpty) {
-        self.ask(by, to, move |files| { files.close_folder(it.0); Ok(()) }, done);
+        to.ok();
+        self.give_back(by, move |files| files.close_folder(it.0));
     }
 
     fn fsyncdir(&self, by: &Request, id: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {

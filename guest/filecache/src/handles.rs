@@ -31,6 +31,8 @@ pub struct Handle {
     pub copy: Option<Arc<Copy>>,
     /// What its writes are kept back in.
     pub dirty: Option<Arc<Dirty>>,
+    /// Refusals of the source of which this writer was told.
+    pub told: AtomicU64,
     /// Keeps the registration until the kernel has closed the file.
     pub _backing: Option<Arc<Backing>>,
     /// Whether the file is to be copied when it is closed.
@@ -44,6 +46,11 @@ pub struct Handle {
 }
 
 impl Handle {
+    /// What the source has said to bytes that were kept back, once.
+    pub fn take_error(&self) -> Result<()> {
+        self.dirty.as_ref().map_or(Ok(()), |dirty| dirty.take_error(&self.told))
+    }
+
     /// Whether it was opened for writing.
     pub fn writes(&self) -> bool {
         self.flags.intersects(OFlags::WRONLY | OFlags::RDWR)

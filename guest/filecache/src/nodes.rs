@@ -48,6 +48,8 @@ pub struct Node {
 struct State {
     folder: u64,
     name: Box<OsStr>,
+    /// The one that came last to a place is there.
+    order: u64,
     /// Times that the kernel has been told of it, and has not forgotten.
     lookups: u64,
     /// What the kernel was told last, and since when that has been the same.
@@ -131,6 +133,7 @@ struct Table {
     /// Of the few files that have one.
     splits: HashMap<Identity, Split>,
     next_own: u64,
+    next_order: u64,
 }
 
 /// A split node.
@@ -161,7 +164,8 @@ impl Nodes {
         root.state().lookups = 1;
         let mains = HashMap::from([(seen.identity, ROOT)]);
         let by_id = HashMap::from([(ROOT, Arc::new(root))]);
-        let table = Table { by_id, mains, splits: HashMap::new(), next_own: OWN_NUMBERS };
+        let table =
+            Table { by_id, mains, splits: HashMap::new(), next_own: OWN_NUMBERS, next_order: 0 };
         Ok(Self { table: Mutex::new(table) })
     }
 
@@ -185,11 +189,19 @@ impl Nodes {
     /// The node that was last seen at a place. Goes through all of them.
     pub fn known_at(&self, folder: u64, name: &OsStr) -> Option<Arc<Node>> {
         let table = self.table();
-        let is_there = |node: &&Arc<Node>| {
+        let order = |node: &Arc<Node>| {
             let state = node.state();
-            state.folder == folder && *state.name == *name
+            (state.folder == folder && *state.name == *name).then_some(state.order)
         };
-        table.by_id.values().find(is_there).cloned()
+        let there = table.by_id.values().filter_map(|node| Some((order(node)?, node)));
+        there.max_by_key(|(order, _)| *order).map(|(_, node)| node.clone())
+    }
+
+    /// A name is gone. What had it is nowhere, as far as is known.
+    pub fn gone(&self, folder: u64, name: &OsStr) {
+        while let Some(node) = self.known_at(folder, name) {
+            node.moved(0, name);
+        }
     }
 
     /// The kernel is told of a file: the node to which its name leads.
@@ -200,8 +212,10 @@ impl Nodes {
         let id = current.unwrap_or_else(|| table.new_main(seen, folder, name));
         let known = table.by_id.get(&id).cloned();
         let node = known.unwrap_or_else(|| table.insert(id, seen, folder, name));
+        table.next_order += 1;
         let mut state = node.state();
         state.lookups += 1;
+        state.order = table.next_order;
         if node.id != ROOT && (state.folder != folder || *state.name != *name) {
             state.folder = folder;
             state.name = name.into();
@@ -336,6 +350,7 @@ impl Node {
         let state = State {
             folder,
             name: name.into(),
+            order: 0,
             lookups: 0,
             told: seen.stamp,
             since: Instant::now(),

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use flowstone_memory::mutant;
 use rustix::io::{Errno, Result};
 
-pub use self::owed::{Ask, Outcome, Owed, Reply};
+pub use self::owed::{Ask, Nobody, Outcome, Owed, Reply};
 use self::owed::{Asked, Request};
 use self::probe::Probe;
 use crate::callers::is_killed;
@@ -128,7 +128,7 @@ impl Requests {
         send: impl Fn(&Files, R, T) + Send + Sync + 'static,
     ) {
         let request = Arc::new(Asked { owed: Owed::new(reply), work, send });
-        if self.files.hearing.is_down() {
+        if self.files.hearing.is_down() && !R::GIVES_BACK {
             if request.answer(&self.files, Ask::Memory) {
                 return;
             }
@@ -259,7 +259,7 @@ impl Requests {
             if state != SourceState::Up {
                 self.probe.ask();
             }
-            for (request, task) in waiting {
+            for (request, task) in waiting.into_iter().filter(|(it, _)| !it.gives_back()) {
                 if is_killed(task) && !mutant("guest.requests.wait-though-killed") {
                     request.fail(Errno::INTR);
                 } else if self.files.hearing.is_down()

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -25,6 +25,8 @@ use crate::{agent, control, mount_point, session};
 
 /// Files that are copied at the same time.
 const FILLS: usize = 2;
+/// What takes longer at the end is said.
+const WRITE_BACK_PATIENCE: Duration = Duration::from_secs(2);
 /// Looks at what is dirty are no more rare.
 const WRITE_BACK_LOOK: Duration = Duration::from_secs(1);
 /// Between two tries to write back what the source has refused.
@@ -124,7 +126,7 @@ fn write_back_all(
     loop {
         try_all().map_err(|error| Failed::new("writing back", error, "allow it a thread"))?;
         loop {
-            match ends.recv() {
+            match ends.recv_timeout(WRITE_BACK_PATIENCE) {
                 Ok(Event::WrittenBack(refused)) => {
                     let Some((path, error)) = refused.first() else { return Ok(()) };
                     if !std::mem::replace(&mut is_said, true) {
@@ -143,7 +145,16 @@ fn write_back_all(
                     return Err(Failed::new(what, "ended by a second signal", hint));
                 }
                 Ok(Event::Ended(_)) => {}
-                Err(_) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) => {
+                    if !std::mem::replace(&mut is_said, true) {
+                        let bytes = files.report().dirty_bytes;
+                        eprintln!(
+                            "{bytes} bytes are not written to the source, which does not answer; waiting, \
+                             until another SIGTERM gives them up"
+                        );
+                    }
+                }
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
         }
     }

@@ -6,8 +6,8 @@
 //! own descriptor, opened by the writer, and only onto the bytes that it was a copy of: what
 //! somebody else has changed is never written over.
 //!
-//! Lock order: `WriteBack::table`, then `Copies`; a file's `state` is a leaf. `flushing` is held
-//! across calls to the source, and nothing but a flush waits for it.
+//! Lock order: `flushing`, which is held across calls to the source, and for which nothing waits
+//! but what brings the file there; `WriteBack::table`; a file's `state`; `Copies`.
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -36,6 +36,26 @@ pub struct WriteBack {
     table: Mutex<HashMap<Identity, Arc<Dirty>>>,
     bytes: AtomicU64,
     is_closing: AtomicBool,
+    /// Changes whenever the source's file of a dirty one does: an answer that was given before says
+    /// nothing any more.
+    generation: AtomicU64,
+    /// Files that are being written to the source by those who could not write here.
+    through: Mutex<HashMap<Identity, u32>>,
+}
+
+/// A file is written to the source, and not here, until this is dropped.
+pub struct Through<'a>(&'a WriteBack, Identity);
+
+impl Drop for Through<'_> {
+    fn drop(&mut self) {
+        let mut through = lock(&self.0.through);
+        if let Some(count) = through.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                through.remove(&self.1);
+            }
+        }
+    }
 }
 
 /// One of them.
@@ -52,6 +72,8 @@ pub struct Dirty {
     pub file: Arc<File>,
     /// Held while it is written to the source.
     pub flushing: Mutex<()>,
+    /// Its last name was taken away here.
+    pub is_removed: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -65,8 +87,8 @@ struct State {
     counted: u64,
     since: Option<Instant>,
     writers: u32,
-    /// What the source has said when nobody waited for it.
-    error: Option<Errno>,
+    /// What the source has said last when it refused bytes, and how often it did.
+    refused: (u64, Errno),
     /// Writes go to the source from now on.
     has_ended: bool,
 }
@@ -80,6 +102,22 @@ impl WriteBack {
     /// Whether a file may become dirty.
     pub fn is_on(&self) -> bool {
         self.options.is_some() && !self.is_closing.load(Ordering::Relaxed)
+    }
+
+    /// A write goes to the source: the file does not become dirty meanwhile.
+    pub fn writes_through(&self, identity: Identity) -> Option<Through<'_>> {
+        self.options?;
+        *lock(&self.through).entry(identity).or_default() += 1;
+        Some(Through(self, identity))
+    }
+
+    /// See `generation`.
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    fn next_generation(&self) {
+        self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
     /// No file becomes dirty any more.
@@ -113,9 +151,9 @@ impl WriteBack {
         lock(&self.table).get(&identity).cloned()
     }
 
-    /// One that is at a place.
-    pub fn at(&self, is_there: impl Fn(&Node) -> bool) -> Option<Arc<Dirty>> {
-        lock(&self.table).values().find(|it| is_there(&it.node)).cloned()
+    /// Each, dirty or not.
+    pub fn everything(&self) -> Vec<Arc<Dirty>> {
+        lock(&self.table).values().cloned().collect()
     }
 
     /// A writer opens a file. `start` makes what there is of a file that is not there yet, and
@@ -129,6 +167,9 @@ impl WriteBack {
         if let Some(dirty) = table.get(&identity) {
             lock(&dirty.state).writers += 1;
             return Some(dirty.clone());
+        }
+        if lock(&self.through).contains_key(&identity) {
+            return None;
         }
         let dirty = Arc::new(start()?);
         table.insert(identity, dirty.clone());
@@ -152,6 +193,7 @@ impl WriteBack {
             state.has_ended = true;
             dirty.copy.has_dirty_bytes(false);
             table.remove(&dirty.node.identity);
+            self.next_generation();
         }
         may
     }
@@ -176,7 +218,7 @@ impl WriteBack {
     ) -> Option<usize> {
         let end = offset.checked_add(from.len() as u64)?;
         let mut state = lock(&dirty.state);
-        if state.has_ended || state.error.is_some() {
+        if state.has_ended {
             return None;
         }
         let counted = state.counted + state.ranges.missing(offset, end);
@@ -217,6 +259,7 @@ impl WriteBack {
     /// It was written, or not. `base` is what the source's file is now, as far as that is known.
     pub fn end_flush(&self, dirty: &Dirty, is_written: bool, base: Option<Stamp>) {
         let mut state = lock(&dirty.state);
+        self.next_generation();
         let in_flight = std::mem::take(&mut state.in_flight);
         if !is_written && !mutant("guest.write-back.forgets-what-failed") {
             state.ranges.extend(&in_flight);
@@ -238,6 +281,7 @@ impl WriteBack {
 
     /// The source's file was changed from here, and the copy with it.
     pub fn rebase(&self, dirty: &Dirty, base: Stamp) {
+        self.next_generation();
         lock(&dirty.state).base = Some(base);
     }
 
@@ -274,11 +318,12 @@ impl Dirty {
             counted: 0,
             since: None,
             writers: 1,
-            error: None,
+            refused: (0, Errno::IO),
             has_ended: false,
         };
         let (flushing, state) = (Mutex::default(), Mutex::new(state));
-        Self { node, caller, place, copy, file, flushing, state }
+        let is_removed = AtomicBool::new(false);
+        Self { node, caller, place, copy, file, flushing, is_removed, state }
     }
 
     /// Nothing is written to the copy any more, or it is again.
@@ -296,29 +341,32 @@ impl Dirty {
         lock(&self.state).is_dirty()
     }
 
-    /// Whether somebody has it open for writing.
-    pub fn is_written(&self) -> bool {
-        lock(&self.state).writers > 0
-    }
-
     /// Since when.
     pub fn since(&self) -> Option<Instant> {
         lock(&self.state).since
     }
 
-    /// The source has refused its bytes, and nobody waited for that.
+    /// The source has refused its bytes. Each of its writers is told.
     pub fn failed(&self, error: Errno) {
-        lock(&self.state).error = Some(error);
+        let mut state = lock(&self.state);
+        state.refused = (state.refused.0 + 1, error);
     }
 
-    /// Whether it has.
-    pub fn has_failed(&self) -> bool {
-        lock(&self.state).error.is_some()
+    /// For one who opens it now.
+    pub fn refusals(&self) -> AtomicU64 {
+        AtomicU64::new(lock(&self.state).refused.0)
     }
 
-    /// What the source has said so. It is said once.
-    pub fn take_error(&self) -> Result<()> {
-        lock(&self.state).error.take().map_or(Ok(()), Err)
+    /// Whether it has, since a writer was told last.
+    pub fn has_failed(&self, told: &AtomicU64) -> bool {
+        lock(&self.state).refused.0 > told.load(Ordering::Relaxed)
+    }
+
+    /// What the source has said since a writer was told last. The writer is told now.
+    pub fn take_error(&self, told: &AtomicU64) -> Result<()> {
+        let (refusals, error) = lock(&self.state).refused;
+        let told = told.swap(refusals, Ordering::Relaxed);
+        if refusals > told { Err(error) } else { Ok(()) }
     }
 
     /// What the kernel is to know of it.

@@ -44,8 +44,8 @@ impl Place {
         printed
     }
 
-    /// An image whose daemon was killed, or whose host failed, is in order but for clusters that may
-    /// belong to nothing, and those `check --repair` gives back.
+    /// An image whose daemon was killed, or whose host failed, is in order but for clusters that
+    /// may belong to nothing, and those `check --repair` gives back.
     pub fn assert_sound(&self, image: &str) {
         let output = self.run(&["check", "--data", image]);
         assert!(matches!(output.status.code(), Some(0 | 3)), "{image}: {output:?}");

@@ -8,6 +8,8 @@ mod consistency;
 mod control;
 mod fixture;
 mod keep;
+mod kept_back;
+mod kept_back_trouble;
 mod lifecycle;
 mod locks;
 mod modes;

@@ -37,7 +37,7 @@ impl Files {
     pub fn attributes(&self, id: u64, handle: Option<u64>) -> Result<Attributes> {
         let node = self.nodes.get(id)?;
         let seen = match self.held(&node, handle) {
-            Some(held) => source::stat(held)?,
+            Some(held) => self.look_between_flushes(|| source::stat(&held))?,
             // Opened on trust, and perhaps gone or replaced at the source since.
             None => self.nodes.look(&node).or_else(|error| {
                 self.bindings.trusted_copy(&node).and_then(|copy| copy.attributes()).ok_or(error)
@@ -72,6 +72,10 @@ impl Files {
         let change = || self.change_held(&node, &held, handle, what, by);
         self.change_at_source(node.identity, what.size, change)?;
         let seen = source::stat(&held)?;
+        if seen.is_set_id() {
+            // A write takes the bit away, and is to do so at once.
+            self.settle(node.identity)?;
+        }
         self.learn(&node, &seen);
         Ok(self.shown(seen))
     }

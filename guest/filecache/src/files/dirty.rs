@@ -3,12 +3,12 @@
 use std::cell::OnceCell;
 use std::ffi::OsStr;
 use std::fs::File;
-use std::os::unix::ffi::OsStrExt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::Ordering;
 
 use flowstone_memory::mutant;
-use rustix::fs::{Mode, OFlags, openat};
+use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 
 use super::fill;
@@ -19,12 +19,10 @@ use crate::files::Files;
 use crate::handles::Handle;
 use crate::lock::lock;
 use crate::nodes::Node;
+use crate::ranges::Ranges;
 use crate::source;
 use crate::stamp::{Attributes, Identity, Stamp};
 use crate::write_back::Dirty;
-
-/// Names that are tried for a file that is kept beside another one.
-const NAMES_MAX: u32 = 100;
 
 impl Files {
     /// The kernel leaves it to an open to empty the file (where writes are kept back, so that it
@@ -108,7 +106,8 @@ impl Files {
     /// Writes into the copy of a dirty file, if that is all there is to do.
     pub fn write_here(&self, number: u64, offset: u64, from: &[u8]) -> Option<usize> {
         let handle = self.handles.get(number).ok()?;
-        self.write_to_copy(handle.dirty.as_ref()?, offset, from)
+        let dirty = handle.dirty.as_ref().filter(|dirty| !dirty.has_failed(&handle.told))?;
+        self.write_to_copy(dirty, offset, from)
     }
 
     fn write_to_copy(&self, dirty: &Dirty, offset: u64, from: &[u8]) -> Option<usize> {
@@ -126,8 +125,9 @@ impl Files {
         offset: u64,
         from: &[u8],
     ) -> Result<Option<usize>> {
+        // Who has opened the file before it was kept back writes to the source.
         let Some(dirty) = &handle.dirty else { return Ok(None) };
-        dirty.take_error()?;
+        handle.take_error()?;
         let fits = self.write_back.has_place_for(from.len()) && !dirty.has_ended();
         let others = if fits { self.write_back.all() } else { Vec::new() };
         for oldest in others {
@@ -137,34 +137,81 @@ impl Files {
             // Its own writer is told, when it asks.
             let _ = self.flush_dirty(&oldest).inspect_err(|error| oldest.failed(*error));
         }
-        if let Some(written) = self.write_to_copy(dirty, offset, from) {
-            return Ok(Some(written));
-        }
-        self.settle(handle.node.identity)?;
-        Ok(None)
+        Ok(self.write_to_copy(dirty, offset, from))
     }
 
     /// Something is to be done to a file that is done at the source: first that gets all bytes, and
     /// from now on it gets them at once.
     pub(crate) fn settle(&self, identity: Identity) -> Result<()> {
         let Some(dirty) = self.write_back.of(identity) else { return Ok(()) };
+        self.flush_dirty(&dirty)?;
+        let _flushing = lock(&dirty.flushing);
+        // What was written since the first pass is little, and no more comes.
+        dirty.freeze(true);
+        let flushed = self.flush_locked(&dirty);
+        if flushed.is_err() {
+            dirty.freeze(self.write_back.of(identity).is_none());
+        } else {
+            self.end(&dirty, true);
+        }
+        flushed
+    }
+
+    /// What is known of the file of an open writer, as the source has just answered. One that has
+    /// been changed there by others, and not here, is kept back no more.
+    pub(super) fn kept_back(&self, node: &Node, seen: &Attributes) -> Result<Option<Arc<Dirty>>> {
+        let Some(dirty) = self.write_back.of(node.identity) else { return Ok(None) };
+        if dirty.is_dirty() || self.write_back.base(&dirty) == Some(seen.stamp) {
+            return Ok(Some(dirty));
+        }
+        self.settle(node.identity)?;
+        Ok(None)
+    }
+
+    /// Asks the source for attributes. An answer that was given before a dirty file was brought
+    /// there, and comes after it, is none.
+    pub(super) fn look_between_flushes(
+        &self,
+        look: impl Fn() -> Result<Attributes>,
+    ) -> Result<Attributes> {
+        let mut generation = self.write_back.generation();
         loop {
-            self.flush_dirty(&dirty)?;
-            let _flushing = lock(&dirty.flushing);
-            // Unless more was written meanwhile.
-            if self.end(&dirty, true) {
-                return Ok(());
+            let seen = look()?;
+            let now = self.write_back.generation();
+            if now == generation {
+                return Ok(self.shown(seen));
             }
+            generation = now;
         }
     }
 
-    /// The same for what has a name that is about to change. `only_linked`: not for a file that is
-    /// gone with its name: its bytes never need to be anywhere.
-    pub(crate) fn settle_at(&self, folder: u64, name: &OsStr, only_linked: bool) -> Result<()> {
-        let there = self.write_back.at(|node| node.place() == (folder, name.to_owned()));
-        let Some(dirty) = there else { return Ok(()) };
-        let has_links = source::stat(&*dirty.file)?.links > 1;
-        if only_linked && !has_links { Ok(()) } else { self.settle(dirty.node.identity) }
+    /// The same for what has a name.
+    pub(super) fn settle_name(&self, folder: &OwnedFd, name: &OsStr) -> Result<()> {
+        if !self.write_back.is_on() {
+            return Ok(());
+        }
+        source::look(folder, name).map_or(Ok(()), |seen| self.settle(seen.identity))
+    }
+
+    /// Does what takes a name away. What had it may be dirty, and stays what its copy is of.
+    pub(super) fn take_name(
+        &self,
+        folder: &OwnedFd,
+        name: &OsStr,
+        take: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let seen = if self.write_back.is_on() { source::look(folder, name).ok() } else { None };
+        let dirty = seen.and_then(|seen| self.write_back.of(seen.identity));
+        let Some(dirty) = dirty else { return take() };
+        let _flushing = lock(&dirty.flushing);
+        let before = source::stat_now(&*dirty.file)?;
+        take()?;
+        let after = source::stat_now(&*dirty.file)?;
+        if self.write_back.base(&dirty) == Some(before.stamp) {
+            self.write_back.rebase(&dirty, after.stamp);
+        }
+        dirty.is_removed.store(after.links == 0, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Ends it, if there is nothing to be written. `flushing` is held.
@@ -190,7 +237,9 @@ impl Files {
         if size != Some(0) {
             self.flush_locked(&dirty)?;
         }
-        if self.write_back.base(&dirty) != Some(source::stat_now(&*dirty.file)?.stamp) {
+        let more = size.map_or(0, |size| size.saturating_sub(dirty.copy.space()));
+        let is_ours = self.write_back.base(&dirty) == Some(source::stat_now(&*dirty.file)?.stamp);
+        if !is_ours || !self.copies.has_room(more) {
             drop(flushing);
             self.settle(identity)?;
             return work();
@@ -216,11 +265,14 @@ impl Files {
     /// The same while `flushing` is held.
     fn flush_locked(&self, dirty: &Dirty) -> Result<()> {
         let Some((ranges, base)) = self.write_back.begin_flush(dirty) else { return Ok(()) };
-        let ranges: Vec<_> = ranges.iter().collect();
-        let result = self.bring(dirty, &ranges, base);
-        // What a server has not got yet it gets for that.
-        let now = source::stat_now(&*dirty.file).ok().map(|it| it.stamp);
-        self.write_back.end_flush(dirty, result == Ok(Brought::Written), now);
+        let mut is_tried = false;
+        let result = self.bring(dirty, &ranges, base, &mut is_tried);
+        let base = match is_tried {
+            // What a server has not got yet it gets for that.
+            true => source::stat_now(&*dirty.file).ok().map(|it| it.stamp),
+            false => base,
+        };
+        self.write_back.end_flush(dirty, result == Ok(Brought::Written), base);
         match result {
             Ok(Brought::Written) => {
                 // Also when its last writer is gone already.
@@ -245,57 +297,41 @@ impl Files {
     /// Brings what was written through an open file to the source, and says what that has said
     /// before.
     pub(crate) fn flush_handle(&self, handle: &Handle) -> Result<()> {
-        let Some(dirty) = &handle.dirty else { return Ok(()) };
-        dirty.take_error()?;
-        self.flush_dirty(dirty)
+        handle.take_error()?;
+        // Also one that others have made dirty, or that was ended and is dirty again.
+        let dirty = self.write_back.of(handle.node.identity);
+        let Some(dirty) = dirty else { return Ok(()) };
+        self.flush_dirty(&dirty).or_else(|error| {
+            dirty.failed(error);
+            // This one is told by the answer.
+            handle.take_error().and(Err(error))
+        })
     }
 
-    fn bring(&self, dirty: &Dirty, ranges: &[(u64, u64)], base: Option<Stamp>) -> Result<Brought> {
+    fn bring(
+        &self,
+        dirty: &Dirty,
+        ranges: &Ranges,
+        base: Option<Stamp>,
+        is_tried: &mut bool,
+    ) -> Result<Brought> {
         let seen = source::stat_now(&*dirty.file)?;
-        if seen.links == 0 && !dirty.is_written() {
+        let is_removed = seen.links == 0 && dirty.is_removed.load(Ordering::Relaxed);
+        if is_removed && !self.bindings.is_open(dirty.node.identity) {
             return Ok(Brought::NotNeeded);
         }
-        if base != Some(seen.stamp) && !mutant("guest.write-back.writes-over-changes") {
+        let is_changed = base != Some(seen.stamp) && !is_removed;
+        if is_changed && !mutant("guest.write-back.writes-over-changes") {
             dirty.freeze(true);
             let kept = self.keep_beside(dirty, &seen);
             dirty.freeze(kept.is_ok());
             return kept.map(|()| Brought::Beside);
         }
-        for (start, end) in ranges {
-            fill::copy_range(&dirty.copy.file, &dirty.file, *start, *end)?;
+        *is_tried = true;
+        for (start, end) in ranges.iter() {
+            fill::copy_range(&dirty.copy.file, &dirty.file, start, end)?;
         }
         Ok(Brought::Written)
-    }
-
-    /// Somebody else has changed a file since: what was written here gets a name of its own.
-    fn keep_beside(&self, dirty: &Dirty, seen: &Attributes) -> Result<()> {
-        let (folder, name) = &dirty.place;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let acting = dirty.caller.act();
-        for number in 0..NAMES_MAX {
-            let mut beside = name.clone();
-            beside.push(format!(".conflict-{now}"));
-            beside.push(if number > 0 { format!("-{number}") } else { String::new() });
-            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-            let made = openat(folder, &beside, flags, Mode::from_raw_mode(u32::from(seen.mode)));
-            let file = match made {
-                Err(Errno::EXIST) => continue,
-                made => File::from(made?),
-            };
-            drop(acting);
-            let size = dirty.copy.file.metadata().map_err(errno)?.len();
-            fill::copy_range(&dirty.copy.file, &file, 0, size)?;
-            source::close(file)?;
-            self.counters.conflicts.add(1);
-            let path = self.nodes.path(&dirty.node).unwrap_or_else(|| name.as_bytes().into());
-            eprintln!(
-                "{}: changed at the source and here; what was written here is in {}",
-                String::from_utf8_lossy(&path),
-                beside.display()
-            );
-            return Ok(());
-        }
-        Err(Errno::EXIST)
     }
 
     /// Brings what has been dirty for long enough to the source, and what the policy wants to be
@@ -318,7 +354,7 @@ impl Files {
     pub fn write_back_all(&self) -> Vec<(String, Errno)> {
         self.write_back.close();
         let mut refused = Vec::new();
-        for dirty in self.write_back.all() {
+        for dirty in self.write_back.everything() {
             match self.settle(dirty.node.identity) {
                 // A conflict was said when its file was made.
                 Ok(()) | Err(Errno::STALE) => {}

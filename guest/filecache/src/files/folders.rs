@@ -75,7 +75,7 @@ impl Files {
     pub fn entry(&self, number: u64, name: &OsStr) -> Option<Found> {
         let folder = self.folders.get(number).ok()?;
         let acting = folder.caller.act();
-        let seen = source::look(&folder.held, name).ok()?;
+        let seen = self.look_between_flushes(|| source::look(&folder.held, name)).ok()?;
         drop(acting);
         Some(self.found(&seen, folder.node.id, name))
     }

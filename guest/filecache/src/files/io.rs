@@ -51,6 +51,9 @@ impl Files {
         if let Some(written) = self.write_after_others(&handle, offset, from)? {
             return Ok(written);
         }
+        let _through = self.write_back.writes_through(handle.node.identity);
+        self.settle(handle.node.identity)?;
+        handle.take_error()?;
         let file = handle.file(&self.nodes)?;
         let acting = as_caller.then(|| handle.caller.act());
         let written = write_fully(&file, offset, from);
@@ -89,7 +92,7 @@ impl Files {
     pub fn flushes_nothing(&self, number: u64, owner: u64) -> bool {
         let Ok(handle) = self.handles.get(number) else { return false };
         let stays_here = self.write_back.closes_lazily()
-            && handle.dirty.as_ref().is_some_and(|dirty| !dirty.has_failed());
+            && handle.dirty.as_ref().is_some_and(|dirty| !dirty.has_failed(&handle.told));
         let is_unlocked = self.locks.of(handle.node.identity, owner).is_none();
         (!handle.writes() || stays_here) && is_unlocked
     }
@@ -99,8 +102,8 @@ impl Files {
     pub fn flush(&self, number: u64, owner: u64) -> Result<()> {
         let handle = self.handles.get(number)?;
         self.locks.release(handle.node.identity, owner);
-        if let Some(dirty) = handle.dirty.as_ref().filter(|_| self.write_back.closes_lazily()) {
-            return dirty.take_error();
+        if handle.dirty.is_some() && self.write_back.closes_lazily() {
+            return handle.take_error();
         }
         self.flush_handle(&handle)?;
         if !handle.writes() || self.source.is_local() {

@@ -34,7 +34,7 @@ impl Files {
     pub fn look_up(&self, folder: u64, name: &OsStr, caller: &Caller) -> Result<Found> {
         let at = self.nodes.folder(folder)?;
         let acting = caller.act();
-        let seen = source::look(&at, name)?;
+        let seen = self.look_between_flushes(|| source::look(&at, name))?;
         drop(acting);
         Ok(self.found(&seen, folder, name))
     }
@@ -65,12 +65,13 @@ impl Files {
     /// Takes a name away.
     pub fn remove(&self, folder: u64, name: &OsStr, is_folder: bool, by: &Caller) -> Result<()> {
         let at = self.nodes.folder(folder)?;
-        if !is_folder {
-            self.settle_at(folder, name, true)?;
-        }
         let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        let _acting = by.act();
-        unlinkat(at, name, flags)
+        self.take_name(&at, name, || {
+            let _acting = by.act();
+            unlinkat(&at, name, flags)
+        })?;
+        self.nodes.gone(folder, name);
+        Ok(())
     }
 
     /// Gives something another name.
@@ -82,12 +83,17 @@ impl Files {
         by: &Caller,
     ) -> Result<()> {
         let (old, new) = (self.nodes.folder(from.0)?, self.nodes.folder(to.0)?);
-        self.settle_at(from.0, from.1, false)?;
-        self.settle_at(to.0, to.1, true)?;
         let flags = RenameFlags::from_bits_retain(flags);
-        let acting = by.act();
-        renameat_with(&old, from.1, &new, to.1, flags)?;
-        drop(acting);
+        self.settle_name(&old, from.1)?;
+        if flags.contains(RenameFlags::EXCHANGE) {
+            self.settle_name(&new, to.1)?;
+        }
+        self.take_name(&new, to.1, || {
+            let _acting = by.act();
+            renameat_with(&old, from.1, &new, to.1, flags)
+        })?;
+        self.nodes.gone(from.0, from.1);
+        self.nodes.gone(to.0, to.1);
         self.moved(to.0, to.1);
         if flags.contains(RenameFlags::EXCHANGE) {
             self.moved(from.0, from.1);

@@ -65,7 +65,8 @@ impl Look {
     /// Of a copy, which is taken at its word.
     fn unchecked(copy: Arc<Copy>) -> Option<Self> {
         let news = News { changed: false, pages_are_good: false, is_settled: true };
-        let stamp = copy.stamp()?;
+        let dirty = || copy.attributes().filter(|_| copy.is_dirty()).map(|seen| seen.stamp);
+        let stamp = copy.stamp().or_else(dirty)?;
         Some(Self { stamp, is_set_id: false, anchor: None, file: None, copy: Some(copy), news })
     }
 }
@@ -152,12 +153,13 @@ impl Files {
     /// Asks the source.
     fn look_at(&self, node: &Arc<Node>, flags: OFlags, writes: bool, by: &Caller) -> Result<Look> {
         let acting = by.act();
-        let (anchor, mut seen) = self.nodes.anchor_and_look(node)?;
+        let (anchor, _) = self.nodes.anchor_and_look(node)?;
+        let mut seen = self.look_between_flushes(|| source::stat(&anchor))?;
         let has_copy = !writes && self.copies.get(node.identity).is_some();
         let file = if has_copy && !self.source.is_local() {
             // This is how a server says whether a file has changed.
             let file = source::reopen(&anchor, source::daemon_flags(flags))?;
-            seen = source::stat(&file)?;
+            seen = self.look_between_flushes(|| source::stat(&file))?;
             Some(Arc::new(file))
         } else {
             may_open(&anchor, flags, by)?;
@@ -176,7 +178,7 @@ impl Files {
         }
         let is_fresh =
             |it: &Arc<Copy>| it.is_of(seen.stamp) || mutant("guest.open.skips-comparison");
-        let copy = match self.write_back.of(node.identity) {
+        let copy = match self.kept_back(node, &seen)? {
             Some(dirty) => Some(dirty.copy.clone()),
             None => self.copies.get(node.identity).filter(is_fresh),
         };
@@ -229,6 +231,7 @@ impl Files {
             caller,
             flags: source::daemon_flags(flags),
             copy: look.copy.filter(|_| mode == Mode::Plain),
+            told: dirty.as_ref().map(|it| it.refusals()).unwrap_or_default(),
             dirty,
             _backing: backing.clone(),
             deserves_copy,

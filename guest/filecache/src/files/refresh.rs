@@ -55,6 +55,7 @@ impl Files {
         if mutant("guest.refresh.skips-bytes") || copy_over(&file, &open.copy).is_ok() {
             // A second change in the same tick would go unseen: then the next look copies again.
             open.copy.becomes(Some(seen.stamp).filter(|_| news.is_settled));
+            open.copy.checked(&seen);
         }
         drop(updating);
         self.take_back_attributes(&open.node);

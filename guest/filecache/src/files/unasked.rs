@@ -26,6 +26,9 @@ impl Files {
     }
 
     fn known(&self, node: &Node) -> Option<Attributes> {
+        if let Some(dirty) = self.write_back.of(node.identity) {
+            return source::known(&*dirty.file).ok().map(|seen| dirty.shown(seen));
+        }
         let copy = self.copies.get(node.identity).and_then(|copy| copy.attributes());
         let held = || node.held().or_else(|| self.bindings.anchor(node));
         copy.or_else(|| source::known(held()?).ok())

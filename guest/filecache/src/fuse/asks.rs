@@ -9,7 +9,7 @@ use super::{Answers, caller};
 use crate::files::Files;
 use crate::files::names::New;
 use crate::library::{INodeNo, ReplyEmpty, ReplyEntry, Request};
-use crate::requests::{Ask, Outcome, Owed, Reply};
+use crate::requests::{Ask, Nobody, Outcome, Owed, Reply};
 
 impl Answers {
     /// Answers what only the source knows.
@@ -22,6 +22,15 @@ impl Answers {
     ) {
         let work = move |files: &Files, _: &Owed<R>, ask| (ask == Ask::Source).then(|| work(files));
         self.requests.ask(by.pid(), reply, work, send);
+    }
+
+    /// Closes something. Nobody waits for it; it is done also when the source is down.
+    pub fn give_back(&self, by: &Request, work: impl Fn(&Files) + Send + Sync + 'static) {
+        let work = move |files: &Files| {
+            work(files);
+            Ok(())
+        };
+        self.ask(by, Nobody, work, |_, _, ()| {});
     }
 
     /// Makes something that has a name.

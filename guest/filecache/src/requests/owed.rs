@@ -10,8 +10,20 @@ use crate::lock::lock;
 
 /// A way to answer the kernel.
 pub trait Reply: Send + 'static {
+    /// Whether what was asked has to be done although nobody waits for the answer.
+    const GIVES_BACK: bool = false;
+
     /// With an error.
     fn fail(self, error: Errno);
+}
+
+/// The reply to what gives something back, of which nobody has to be told.
+pub struct Nobody;
+
+impl Reply for Nobody {
+    const GIVES_BACK: bool = true;
+
+    fn fail(self, _: Errno) {}
 }
 
 /// What an answer tells of.
@@ -71,6 +83,10 @@ pub enum Ask {
 pub trait Request: Send + Sync {
     /// Answers it, if that can be done there. Returns whether it is answered.
     fn answer(&self, files: &Files, ask: Ask) -> bool;
+    /// Whether it has to be done, whatever becomes of the source or of who asks.
+    fn gives_back(&self) -> bool {
+        false
+    }
     /// Whether somebody has answered it.
     fn is_answered(&self) -> bool;
     /// Answers it with an error, unless somebody has answered.
@@ -101,6 +117,10 @@ where
         }
         self.owed.give(files, result, &self.send);
         true
+    }
+
+    fn gives_back(&self) -> bool {
+        R::GIVES_BACK
     }
 
     fn is_answered(&self) -> bool {

@@ -1,0 +1,69 @@
+//! A file that was written here, and has been changed at the source meanwhile.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::io::{Errno, Result};
+
+use super::fill;
+use crate::errno;
+use crate::files::Files;
+use crate::source;
+use crate::stamp::Attributes;
+use crate::write_back::Dirty;
+
+/// Names that are tried for a file that is kept beside another one.
+const NAMES_MAX: u32 = 100;
+/// No name is longer.
+const NAME_MAX: usize = 255;
+
+impl Files {
+    /// Somebody else has changed a file since: what was written here gets a name of its own.
+    pub(super) fn keep_beside(&self, dirty: &Dirty, seen: &Attributes) -> Result<()> {
+        let (folder, name) = &dirty.place;
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mode = Mode::from_raw_mode(u32::from(seen.mode));
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        for number in 0..NAMES_MAX {
+            let after = if number > 0 { format!("-{number}") } else { String::new() };
+            let after = format!(".conflict-{now}{after}");
+            let stem = &name.as_bytes()[..name.len().min(NAME_MAX - after.len())];
+            let beside = OsString::from_vec([stem, after.as_bytes()].concat());
+            let made = {
+                let _acting = dirty.caller.act();
+                openat(folder, &beside, flags, mode)
+            };
+            // Who may write a file may not be allowed to make one.
+            let made = match made {
+                Err(Errno::ACCESS | Errno::PERM) => openat(folder, &beside, flags, mode),
+                made => made,
+            };
+            let file = match made {
+                Err(Errno::EXIST) => continue,
+                made => File::from(made?),
+            };
+            if let Err(error) = copy_whole(&dirty.copy.file, file) {
+                // A half is worse than nothing; the whole is still here.
+                let _ = unlinkat(folder, &beside, AtFlags::empty());
+                return Err(error);
+            }
+            self.counters.conflicts.add(1);
+            let path = self.nodes.path(&dirty.node).unwrap_or_else(|| name.as_bytes().into());
+            eprintln!(
+                "{}: changed at the source and here; what was written here is in {}",
+                String::from_utf8_lossy(&path),
+                beside.display()
+            );
+            return Ok(());
+        }
+        Err(Errno::EXIST)
+    }
+}
+
+fn copy_whole(from: &File, to: File) -> Result<()> {
+    fill::copy_range(from, &to, 0, from.metadata().map_err(errno)?.len())?;
+    source::close(to)
+}
