@@ -12,7 +12,6 @@ use super::fill;
 use crate::errno;
 use crate::files::Files;
 use crate::source;
-use crate::stamp::Attributes;
 use crate::write_back::Dirty;
 
 /// Names that are tried for a file that is kept beside another one.
@@ -22,10 +21,10 @@ const NAME_MAX: usize = 255;
 
 impl Files {
     /// Somebody else has changed a file since: what was written here gets a name of its own.
-    pub(super) fn keep_beside(&self, dirty: &Dirty, seen: &Attributes) -> Result<()> {
+    pub(super) fn keep_beside(&self, dirty: &Dirty, mode: u16) -> Result<()> {
         let (folder, name) = &dirty.place;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let mode = Mode::from_raw_mode(u32::from(seen.mode));
+        let mode = Mode::from_raw_mode(u32::from(mode));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         for number in 0..NAMES_MAX {
             let after = if number > 0 { format!("-{number}") } else { String::new() };

@@ -206,7 +206,8 @@ impl Files {
         let _flushing = lock(&dirty.flushing);
         let before = source::stat_now(&*dirty.file)?;
         take()?;
-        let after = source::stat_now(&*dirty.file)?;
+        // What cannot be asked now is compared when it is written back.
+        let Ok(after) = source::stat_now(&*dirty.file) else { return Ok(()) };
         if self.write_back.base(&dirty) == Some(before.stamp) {
             self.write_back.rebase(&dirty, after.stamp);
         }
@@ -315,15 +316,21 @@ impl Files {
         base: Option<Stamp>,
         is_tried: &mut bool,
     ) -> Result<Brought> {
-        let seen = source::stat_now(&*dirty.file)?;
-        let is_removed = seen.links == 0 && dirty.is_removed.load(Ordering::Relaxed);
+        let seen = match source::stat_now(&*dirty.file) {
+            // Others have removed it at a server.
+            Err(Errno::STALE) => None,
+            seen => Some(seen?),
+        };
+        let has_links = seen.is_some_and(|it| it.links > 0);
+        let is_removed = !has_links && dirty.is_removed.load(Ordering::Relaxed);
         if is_removed && !self.bindings.is_open(dirty.node.identity) {
             return Ok(Brought::NotNeeded);
         }
-        let is_changed = base != Some(seen.stamp) && !is_removed;
+        let stamp = seen.map(|it| it.stamp);
+        let is_changed = stamp.is_none() || base != stamp && !is_removed;
         if is_changed && !mutant("guest.write-back.writes-over-changes") {
             dirty.freeze(true);
-            let kept = self.keep_beside(dirty, &seen);
+            let kept = self.keep_beside(dirty, seen.map_or(0o600, |it| it.mode));
             dirty.freeze(kept.is_ok());
             return kept.map(|()| Brought::Beside);
         }
@@ -355,13 +362,12 @@ impl Files {
         self.write_back.close();
         let mut refused = Vec::new();
         for dirty in self.write_back.everything() {
-            match self.settle(dirty.node.identity) {
-                // A conflict was said when its file was made.
-                Ok(()) | Err(Errno::STALE) => {}
-                Err(error) => {
-                    let path = self.nodes.path(&dirty.node).unwrap_or_default();
-                    refused.push((String::from_utf8_lossy(&path).into_owned(), error));
-                }
+            let settled = self.settle(dirty.node.identity);
+            // A conflict is over, and was said when its file was made.
+            let is_over = self.write_back.of(dirty.node.identity).is_none();
+            if let Some(error) = settled.err().filter(|_| !is_over) {
+                let path = self.nodes.path(&dirty.node).unwrap_or_default();
+                refused.push((String::from_utf8_lossy(&path).into_owned(), error));
             }
         }
         refused
