@@ -2,10 +2,10 @@
 //!
 //! A source may hang, and a call that hangs cannot be taken back. So the threads that read requests
 //! make calls to the source only while two of them stay free; then threads of a pool do, of which
-//! there are few; then requests wait for one of these. Whatever thread is stuck in a call, the
-//! answer is still to be had: whoever takes the reply first gives it. One watch thread takes those
-//! of callers that are killed (fuser tells nobody of FUSE_INTERRUPT), and, while the source is
-//! down, of all that can be answered without it or are to fail.
+//! there are few; then requests wait for one of these. A request is answered although its thread is
+//! stuck: the first thread that takes the reply gives it. The watch thread takes the replies of
+//! callers that are killed (fuser does not pass FUSE_INTERRUPT on), and, while the source is down,
+//! those that can be given without it or are to fail.
 
 mod owed;
 mod probe;

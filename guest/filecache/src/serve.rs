@@ -86,7 +86,9 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
     if let Ok(Event::Signal) = ended {
         take_down(&at, &ends)?;
     }
-    write_back_all(&files, events, &ends)?;
+    if options.write_back.is_some() {
+        write_back_all(&files, events, &ends)?;
+    }
     files.save_history();
     // A socket that stays does no harm: the next daemon removes it.
     let _ = socket.remove();
@@ -115,21 +117,21 @@ fn write_back_all(
     events: Sender<Event>,
     ends: &Receiver<Event>,
 ) -> Result<(), Failed> {
-    let mut is_said = false;
+    let (mut waits, mut is_refused) = (false, false);
     // On a thread of its own: the source may hang.
     let try_all = || {
         let (files, events) = (files.clone(), events.clone());
         let all = move || drop(events.send(Event::WrittenBack(files.write_back_all())));
         Builder::new().name("write-back".into()).spawn(all).map(drop)
     };
-    let hint = "they are lost; what the source has is as it was";
+    let hint = "they are lost; next time, wait until the source answers";
     loop {
         try_all().map_err(|error| Failed::new("writing back", error, "allow it a thread"))?;
         loop {
             match ends.recv_timeout(WRITE_BACK_PATIENCE) {
                 Ok(Event::WrittenBack(refused)) => {
                     let Some((path, error)) = refused.first() else { return Ok(()) };
-                    if !std::mem::replace(&mut is_said, true) {
+                    if !std::mem::replace(&mut is_refused, true) {
                         let others = refused.len() - 1;
                         eprintln!(
                             "{path} (and {others} others) cannot be written to the source: \
@@ -146,11 +148,11 @@ fn write_back_all(
                 }
                 Ok(Event::Ended(_)) => {}
                 Err(RecvTimeoutError::Timeout) => {
-                    if !std::mem::replace(&mut is_said, true) {
+                    if !std::mem::replace(&mut waits, true) {
                         let bytes = files.report().dirty_bytes;
                         eprintln!(
-                            "{bytes} bytes are not written to the source, which does not answer; waiting, \
-                             until another SIGTERM gives them up"
+                            "{bytes} bytes are not written to the source yet; waiting, until another \
+                             SIGTERM gives them up"
                         );
                     }
                 }

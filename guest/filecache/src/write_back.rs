@@ -1,10 +1,10 @@
 //! Files whose bytes are newer here than at the source (S5.3: what is dirty in the write map).
 //!
 //! Such a file has a complete copy, to which writes go, and the ranges that the source does not
-//! have yet. Whoever opens the file meanwhile goes through the daemon, and to that copy. A file is
+//! have yet. Each open of the file meanwhile goes through the daemon, and to that copy. A file is
 //! dirty for so long at most, and all together have so many dirty bytes. It is written through its
-//! own descriptor, opened by the writer, and only onto the bytes that it was a copy of: what
-//! somebody else has changed is never written over.
+//! own descriptor, opened by the writer, and only onto the bytes that it was a copy of: what others
+//! have changed is never written over.
 //!
 //! Lock order: `flushing`, which is held across calls to the source, and for which nothing waits
 //! but what brings the file there; `WriteBack::table`; a file's `state`; `Copies`.

@@ -56,6 +56,15 @@ impl Mount {
         Some(Self { folder, daemon: None, options, host: None })
     }
 
+    /// Waits until the daemon has noticed that the source does not answer.
+    pub fn wait_until_down(&self) {
+        wait_until("the source is down", || {
+            // Fails, or is answered from what is known.
+            let _ = fs::metadata(self.at("of which there is no copy"));
+            self.stats()["source"] == "down"
+        });
+    }
+
     /// The server of the source.
     pub fn server(&self) -> &FuseHost {
         self.host.as_ref().unwrap()

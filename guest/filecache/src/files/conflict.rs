@@ -1,14 +1,16 @@
 //! A file that was written here, and has been changed at the source meanwhile.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{AtFlags, Mode, OFlags, openat, unlinkat};
+use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, fchown, openat, unlinkat};
 use rustix::io::{Errno, Result};
 
 use super::fill;
+use crate::callers::Caller;
 use crate::errno;
 use crate::files::Files;
 use crate::source;
@@ -20,11 +22,13 @@ const NAMES_MAX: u32 = 100;
 const NAME_MAX: usize = 255;
 
 impl Files {
-    /// Somebody else has changed a file since: what was written here gets a name of its own.
+    /// The source's file has been changed by others since: what was written here gets a name of
+    /// its own.
     pub(super) fn keep_beside(&self, dirty: &Dirty, mode: u16) -> Result<()> {
         let (folder, name) = &dirty.place;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let mode = Mode::from_raw_mode(u32::from(mode));
+        // Never with the set-user-id bit: the bytes are the writer's, and the daemon may make it.
+        let mode = Mode::from_raw_mode(u32::from(mode & 0o777));
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         for number in 0..NAMES_MAX {
             let after = if number > 0 { format!("-{number}") } else { String::new() };
@@ -35,9 +39,9 @@ impl Files {
                 let _acting = dirty.caller.act();
                 openat(folder, &beside, flags, mode)
             };
-            // Who may write a file may not be allowed to make one.
+            // A user may write a file and not be allowed to make one: then the daemon makes it.
             let made = match made {
-                Err(Errno::ACCESS | Errno::PERM) => openat(folder, &beside, flags, mode),
+                Err(Errno::ACCESS | Errno::PERM) => make_for(&dirty.caller, folder, &beside, flags),
                 made => made,
             };
             let file = match made {
@@ -60,6 +64,16 @@ impl Files {
         }
         Err(Errno::EXIST)
     }
+}
+
+/// Makes a file that is another user's, and that no third one may read.
+fn make_for(user: &Caller, folder: &OwnedFd, name: &OsStr, flags: OFlags) -> Result<OwnedFd> {
+    let made = openat(folder, name, flags, Mode::RUSR | Mode::WUSR)?;
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    fchown(&made, Some(uid), Some(gid)).inspect_err(|_| {
+        let _ = unlinkat(folder, name, AtFlags::empty());
+    })?;
+    Ok(made)
 }
 
 fn copy_whole(from: &File, to: File) -> Result<()> {

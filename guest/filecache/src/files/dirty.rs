@@ -268,7 +268,7 @@ impl Files {
         let Some((ranges, base)) = self.write_back.begin_flush(dirty) else { return Ok(()) };
         let mut is_tried = false;
         let result = self.bring(dirty, &ranges, base, &mut is_tried);
-        let base = match is_tried {
+        let base = match is_tried || mutant("guest.write-back.takes-what-failed-for-its-base") {
             // What a server has not got yet it gets for that.
             true => source::stat_now(&*dirty.file).ok().map(|it| it.stamp),
             false => base,
@@ -300,7 +300,10 @@ impl Files {
     pub(crate) fn flush_handle(&self, handle: &Handle) -> Result<()> {
         handle.take_error()?;
         // Also one that others have made dirty, or that was ended and is dirty again.
-        let dirty = self.write_back.of(handle.node.identity);
+        let dirty = match mutant("guest.write-back.syncs-its-own-open-only") {
+            true => handle.dirty.clone(),
+            false => self.write_back.of(handle.node.identity),
+        };
         let Some(dirty) = dirty else { return Ok(()) };
         self.flush_dirty(&dirty).or_else(|error| {
             dirty.failed(error);
@@ -323,7 +326,8 @@ impl Files {
         };
         let has_links = seen.is_some_and(|it| it.links > 0);
         let is_removed = !has_links && dirty.is_removed.load(Ordering::Relaxed);
-        if is_removed && !self.bindings.is_open(dirty.node.identity) {
+        let is_open = self.bindings.is_open(dirty.node.identity);
+        if is_removed && (!is_open || mutant("guest.write-back.forgets-what-is-open")) {
             return Ok(Brought::NotNeeded);
         }
         let stamp = seen.map(|it| it.stamp);

@@ -42,6 +42,8 @@ pub struct Opened {
     pub backing: Option<Arc<Backing>>,
     /// Whether pages that the kernel has are those of the file.
     pub keeps_pages: bool,
+    /// Whether the source was not asked.
+    pub is_unchecked: bool,
 }
 
 /// How a node is bound, the kernel's hold on the file behind it, and the file as the daemon has it.
@@ -202,6 +204,7 @@ impl Files {
             self.copies.writer_opens(node.identity);
         }
         let is_hit = look.copy.is_some();
+        let is_unchecked = look.anchor.is_none();
         let bound = self.bind(&node, writes, flags, &caller, &look, to);
         let is_plain = bound.as_ref().is_ok_and(|(mode, ..)| *mode == Mode::Plain);
         let dirty = match dirty {
@@ -239,7 +242,8 @@ impl Files {
             file: file.map(Into::into).unwrap_or_default(),
             lock_owners: Mutex::default(),
         };
-        Ok(Opened { number: self.handles.insert(Arc::new(handle)), mode, backing, keeps_pages })
+        let number = self.handles.insert(Arc::new(handle));
+        Ok(Opened { number, mode, backing, keeps_pages, is_unchecked })
     }
 
     /// Counts a use. Returns whether the file is to be copied.

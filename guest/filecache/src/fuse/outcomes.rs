@@ -60,6 +60,10 @@ impl Outcome for Found {
 }
 
 impl Outcome for Opened {
+    fn is_from_source(&self) -> bool {
+        !self.is_unchecked
+    }
+
     fn undo(self, files: &Files) {
         files.release(self.number);
     }

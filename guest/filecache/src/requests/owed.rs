@@ -1,4 +1,4 @@
-//! A reply that is owed to the kernel: whoever takes it first gives it.
+//! A reply that is owed to the kernel: the first thread that takes it gives it.
 
 use std::sync::Mutex;
 
@@ -10,14 +10,15 @@ use crate::lock::lock;
 
 /// A way to answer the kernel.
 pub trait Reply: Send + 'static {
-    /// Whether what was asked has to be done although nobody waits for the answer.
+    /// Whether what was asked has to be done although no caller waits for the answer. It may be
+    /// done without the source, so its end says nothing of that.
     const GIVES_BACK: bool = false;
 
     /// With an error.
     fn fail(self, error: Errno);
 }
 
-/// The reply to what gives something back, of which nobody has to be told.
+/// The reply to what gives something back: the kernel has it already.
 pub struct Nobody;
 
 impl Reply for Nobody {
@@ -28,11 +29,16 @@ impl Reply for Nobody {
 
 /// What an answer tells of.
 pub trait Outcome {
-    /// Nobody was told of it: the answer came too late.
+    /// Whether the source was asked for it.
+    fn is_from_source(&self) -> bool {
+        true
+    }
+
+    /// The kernel was not told of it: the answer came too late.
     fn undo(self, files: &Files);
 }
 
-/// The reply to a request, until somebody takes it.
+/// The reply to a request, until a thread takes it.
 pub struct Owed<R>(Mutex<Option<R>>);
 
 impl<R: Reply> Owed<R> {
@@ -47,12 +53,12 @@ impl<R: Reply> Owed<R> {
         lock(&self.0).as_mut().map(work)
     }
 
-    /// Takes it, if nobody has.
+    /// Takes it, if it is still there.
     pub fn take(&self) -> Option<R> {
         lock(&self.0).take()
     }
 
-    /// Answers, unless somebody has.
+    /// Answers, if the reply is still there.
     pub fn give<T: Outcome>(
         &self,
         files: &Files,
@@ -87,9 +93,9 @@ pub trait Request: Send + Sync {
     fn gives_back(&self) -> bool {
         false
     }
-    /// Whether somebody has answered it.
+    /// Whether it is answered.
     fn is_answered(&self) -> bool;
-    /// Answers it with an error, unless somebody has answered.
+    /// Answers it with an error, if it is not answered.
     fn fail(&self, error: Errno);
 }
 
@@ -112,7 +118,8 @@ where
 {
     fn answer(&self, files: &Files, ask: Ask) -> bool {
         let Some(result) = (self.work)(files, &self.owed, ask) else { return false };
-        if ask == Ask::Source {
+        let is_heard = result.as_ref().map_or(true, Outcome::is_from_source) && !R::GIVES_BACK;
+        if ask == Ask::Source && (is_heard || mutant("guest.requests.take-a-close-for-an-answer")) {
             files.hearing.heard(&result);
         }
         self.owed.give(files, result, &self.send);

@@ -173,3 +173,18 @@ fn a_panic_costs_one_answer() {
     gate.open();
     assert_eq!(ask(&requests, &gate, 0).recv_timeout(SOON), Ok(Ok(7)));
 }
+
+/// A copy is closed without the source: a source that is down would seem to be up.
+#[test]
+fn a_close_is_no_answer_of_the_source() {
+    let (_folder, requests) = requests(false);
+    let (to, done) = channel();
+    let work = move |_: &Files, _: &Owed<Nobody>, _| {
+        let _ = to.send(());
+        Some(Ok(()))
+    };
+    requests.ask(0, Nobody, work, |_, _, ()| {});
+    done.recv_timeout(SOON).unwrap();
+    wait_for("it is over", || lock(&requests.table).open.is_empty());
+    assert_eq!(requests.files.hearing.since_last(), (false, false));
+}
