@@ -16,6 +16,7 @@ use crate::units::format_size;
 /// Shows the counters.
 pub fn stats(args: &Stats) -> Result<(), Failure> {
     let line = first_line(&args.mount, &Question::Stats)?.0;
+    end_with_the_reader();
     if args.json {
         print!("{line}");
         return Ok(());
@@ -47,7 +48,15 @@ fn show(it: &Report) {
     );
     println!("unchecked {} opens", it.unchecked_opens);
     println!("daemon    read {}, wrote {}", size(it.read_bytes), size(it.written_bytes));
+    println!("dirty     {}, {} conflicts", size(it.dirty_bytes), it.conflicts);
+    println!("source    {}", it.source);
     println!("epochs    {}", it.epochs);
+}
+
+/// As with `flowstone-guest stats MOUNT | head -1`: nothing is left to do but print.
+fn end_with_the_reader() {
+    // SAFETY: the default action of a signal runs no code of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
 /// Writes down uses of files.

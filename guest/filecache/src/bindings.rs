@@ -60,6 +60,8 @@ pub struct Opening<'a> {
     pub is_set_id: bool,
     /// Whether its writes are kept back.
     pub is_kept_back: bool,
+    /// Whether it has just been made, at a server.
+    pub is_new: bool,
     /// For whom.
     pub caller: &'a Caller,
     /// The modes that are possible.
@@ -212,6 +214,7 @@ impl OpenFile {
             writes: opening.writes,
             has_fresh_copy: has.copy.is_some(),
             is_kept_back: opening.is_kept_back,
+            is_new: opening.is_new,
             ids_fit: caller.groups.is_some() && main.is_none_or(|it| it.caller == *caller),
             is_set_id: opening.is_set_id,
             allowed: opening.allowed,

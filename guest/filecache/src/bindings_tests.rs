@@ -31,8 +31,9 @@ fn a_copy_that_a_writer_has_spoilt_since_it_was_looked_at_is_not_bound() {
 
     let caller = &Caller { uid: 0, gid: 0, groups: Some(Box::default()) };
     let (is_split, writes, is_set_id) = (false, false, false);
-    let (is_kept_back, allowed) = (false, Modes::ALL);
-    let opening = Opening { node, is_split, writes, is_set_id, is_kept_back, caller, allowed };
+    let (is_kept_back, is_new, allowed) = (false, false, Modes::ALL);
+    let opening =
+        Opening { node, is_split, writes, is_set_id, is_kept_back, is_new, caller, allowed };
     let mut has = Prepared { copy: copies.get(node.identity), ..Prepared::default() };
     let bindings = Bindings::default();
     assert!(matches!(bindings.bind(&opening, &mut has), Bound::Needs(Mode::Copy)));

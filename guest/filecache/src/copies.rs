@@ -155,10 +155,7 @@ impl Copies {
     /// Drops the copy of a file, and forgets that it deserved one.
     pub fn drop_file(&self, identity: Identity) {
         self.retire(identity);
-        let mut kept = self.kept();
-        let file = kept.id(identity);
-        kept.policy.forget(file);
-        kept.identities.remove(&file);
+        self.kept().forget(identity);
     }
 
     /// Drops everything.
@@ -229,9 +226,11 @@ impl Copies {
         }
         let bytes = copied.as_ref().map_or(0, |(_, seen)| space_of(seen.stamp.size));
         let in_use = self.bytes_in_use.load(Ordering::Relaxed);
-        let is_wanted = kept.policy.holds(kept.id(fill.identity))
-            // The policy knows nothing of what is dirty.
-            && (in_use + bytes <= kept.limit.bytes || !kept.has_dirty());
+        // The policy knows nothing of what is dirty.
+        if in_use + bytes > kept.limit.bytes && kept.has_dirty() {
+            kept.forget(fill.identity);
+        }
+        let is_wanted = kept.policy.holds(kept.id(fill.identity));
         let Some((file, seen)) = copied.filter(|_| is_valid && is_wanted) else { return false };
         let name = Name::none(self.store.shelf().cloned());
         let copy = Copy::new(file, seen.stamp, Some(seen), name, &self.bytes_in_use);
@@ -329,6 +328,13 @@ impl Kept {
     /// What may be held before anything is fetched ahead. The rest is for what is used.
     fn ahead_max(&self) -> u64 {
         self.limit.bytes / 10 * 9
+    }
+
+    /// What a file has deserved is forgotten.
+    fn forget(&mut self, identity: Identity) {
+        let file = self.id(identity);
+        self.policy.forget(file);
+        self.identities.remove(&file);
     }
 
     fn has_dirty(&self) -> bool {

@@ -174,6 +174,7 @@ fn a_copy_that_is_dirty_stays_until_it_is_not() {
     copies.writer_closes(file(1));
     // Two others take its place, and none has room for its bytes.
     assert!(fill(&copies, file(2)) && !fill(&copies, file(3)));
+    assert!(!copies.wants(file(3)), "it would be copied in vain at each use");
     assert_eq!(copies.take_to_write_back(), [file(1)]);
     copies.drop_all();
     assert!(copies.get(file(1)).is_some() && copy.is_current());

@@ -1,5 +1,6 @@
 //! Whether the source answers. Pure: it is told what was heard, and when.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,16 @@ pub enum SourceState {
     Suspect,
     /// It has not for so long that nobody counts on it.
     Down,
+}
+
+impl fmt::Display for SourceState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Up => "up",
+            Self::Suspect => "suspect",
+            Self::Down => "down",
+        })
+    }
 }
 
 /// What was heard of the source since the last look.

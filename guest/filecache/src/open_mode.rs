@@ -9,6 +9,7 @@
 //! |---|---|---|
 //! | closed, and so is the file's other node | Copy if there is a fresh one, else Source | Source |
 //! | closed, and its writes are kept back | Plain | Plain |
+//! | made by this open, at a server | Plain | Plain |
 //! | closed, the file's split node is open | Elsewhere | Elsewhere |
 //! | Copy, and it is fresh | Copy | Elsewhere |
 //! | Copy, and it is stale | Elsewhere | Elsewhere |
@@ -16,6 +17,9 @@
 //! | Source, by another caller | Elsewhere | Elsewhere |
 //! | Plain | Plain | Plain |
 //! | the split node | Direct | Direct |
+//!
+//! A file that an open makes at a server is open in the daemon by that; in mode Source the kernel
+//! would ask the server to open it once more.
 //!
 //! What may not be, or cannot be, Copy or Source is Plain. So is a file with the set-user-id or
 //! set-group-id bit that is opened for writing, or Elsewhere where it is Source: a write takes the
@@ -70,6 +74,8 @@ pub struct Ask {
     pub has_fresh_copy: bool,
     /// Whether its writes are kept back: the source does not have all bytes.
     pub is_kept_back: bool,
+    /// Whether this open has made it, at a server.
+    pub is_new: bool,
     /// Whether the ids of the caller are those for which the source's file is registered, or, of a
     /// closed node, whether they are known at all.
     pub ids_fit: bool,
@@ -121,7 +127,7 @@ pub fn answer(ask: &Ask) -> Answer {
 
 /// The mode of the first open, to which the node is bound until its last close.
 fn first_mode(ask: &Ask) -> Mode {
-    if ask.is_kept_back {
+    if ask.is_kept_back || ask.is_new && !mutant("guest.bind.opens-new-files-again") {
         return Mode::Plain;
     }
     let reads = !ask.writes || mutant("guest.bind.writes-to-copies");

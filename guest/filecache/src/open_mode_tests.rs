@@ -11,6 +11,7 @@ const CLOSED: Ask = Ask {
     writes: false,
     has_fresh_copy: false,
     is_kept_back: false,
+    is_new: false,
     ids_fit: true,
     is_set_id: false,
     allowed: Modes::ALL,
@@ -45,6 +46,17 @@ fn a_closed_node_whose_writes_are_kept_back_goes_through_the_daemon() {
     let ask = Ask { is_kept_back: true, ..with_copy(CLOSED) };
     assert_eq!(answer(&ask), As(Mode::Plain));
     assert_eq!(answer(&writing(ask)), As(Mode::Plain));
+}
+
+#[test]
+fn a_file_that_is_made_at_a_server_is_not_opened_there_once_more() {
+    let ask = Ask { is_new: true, ..CLOSED };
+    assert_eq!(answer(&ask), As(Mode::Plain));
+    assert_eq!(answer(&writing(ask)), As(Mode::Plain));
+    assert_eq!(
+        answer(&Ask { node: NodeState::Open(Mode::Source), ..writing(ask) }),
+        As(Mode::Source)
+    );
 }
 
 #[test]

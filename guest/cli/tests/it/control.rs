@@ -1,6 +1,7 @@
 //! `stats`, `record` and `drop`.
 
 use std::fs::{self, File};
+use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
 use flowstone_testkit::process::Ready;
@@ -33,6 +34,21 @@ fn stats_say_what_is_held() {
     assert_eq!(mount.stats()["limit_by"], "memory");
     let text = String::from_utf8(mount.run(&["stats"], &[]).stdout).unwrap();
     assert!(text.contains("cached    1 files, 14.0 KiB of 8.0 MiB (--memory)"), "{text}");
+    assert!(text.contains("dirty     0 B, 0 conflicts\nsource    up\n"), "{text}");
+}
+
+/// `flowstone-guest stats MOUNT | grep -q cached` panicked.
+#[test]
+fn stats_whose_reader_has_gone_end_quietly() {
+    let Some(mount) = Mount::start(&[]) else { return };
+    for options in [&["stats"][..], &["stats", "--json"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = Command::new(PROGRAM);
+        let output = command.args(options).arg(mount.root()).stdout(writer).output().unwrap();
+        assert_eq!(output.status.signal(), Some(libc::SIGPIPE), "{}", output.status);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    }
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub struct Look {
     pub file: Option<Arc<File>>,
     /// A fresh copy, or the one in which its writes are kept back.
     pub copy: Option<Arc<Copy>>,
+    /// Whether this open has made it, at a server.
+    is_new: bool,
     news: News,
 }
 
@@ -69,7 +71,15 @@ impl Look {
         let news = News { changed: false, pages_are_good: false, is_settled: true };
         let dirty = || copy.attributes().filter(|_| copy.is_dirty()).map(|seen| seen.stamp);
         let stamp = copy.stamp().or_else(dirty)?;
-        Some(Self { stamp, is_set_id: false, anchor: None, file: None, copy: Some(copy), news })
+        Some(Self {
+            stamp,
+            is_set_id: false,
+            anchor: None,
+            file: None,
+            copy: Some(copy),
+            is_new: false,
+            news,
+        })
     }
 }
 
@@ -117,7 +127,8 @@ impl Files {
         let anchor = Some(Arc::new(source::reopen(&file, OFlags::PATH)?.into()));
         let file = Some(Arc::new(file));
         let is_set_id = seen.is_set_id();
-        let look = Look { stamp: seen.stamp, is_set_id, anchor, file, copy: None, news };
+        let is_new = !self.source.is_local();
+        let look = Look { stamp: seen.stamp, is_set_id, anchor, file, copy: None, is_new, news };
         match self.finish(node.clone(), flags, caller, look, to) {
             Ok(opened) => Ok((node, self.shown(seen), opened)),
             Err(error) => {
@@ -186,7 +197,7 @@ impl Files {
         };
         copy.iter().for_each(|it| it.checked(&seen));
         let (is_set_id, anchor) = (seen.is_set_id(), Some(Arc::new(anchor)));
-        Ok(Look { stamp: seen.stamp, is_set_id, anchor, file, copy, news })
+        Ok(Look { stamp: seen.stamp, is_set_id, anchor, file, copy, is_new: false, news })
     }
 
     /// Tells the policy, and binds the node.
@@ -277,8 +288,17 @@ impl Files {
             let is_split = self.nodes.is_split(node);
             let (is_set_id, allowed) = (look.is_set_id, self.modes());
             let is_kept_back = self.write_back.of(node.identity).is_some();
-            let opening =
-                Opening { node, is_split, writes, is_set_id, is_kept_back, caller, allowed };
+            let is_new = look.is_new;
+            let opening = Opening {
+                node,
+                is_split,
+                writes,
+                is_set_id,
+                is_kept_back,
+                is_new,
+                caller,
+                allowed,
+            };
             match self.bindings.bind(&opening, &mut has) {
                 Bound::As(mode, backing) => {
                     if mode == Mode::Direct {

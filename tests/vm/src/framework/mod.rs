@@ -17,6 +17,7 @@ pub mod fleet;
 pub mod guest;
 pub mod lab;
 pub mod log_image;
+pub mod nfs;
 pub mod qemu;
 pub mod qmp;
 pub mod stats;

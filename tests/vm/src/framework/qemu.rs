@@ -34,6 +34,15 @@ pub struct Disk {
     pub reconnect: bool,
 }
 
+/// One end of a cable between two guests. Datagrams, so that either end may go and come back.
+#[derive(Clone, Debug)]
+pub struct Cable {
+    /// The socket of this end.
+    pub here: PathBuf,
+    /// The socket of the other end.
+    pub there: PathBuf,
+}
+
 /// A guest to boot.
 #[derive(Clone, Debug)]
 pub struct Machine {
@@ -49,6 +58,8 @@ pub struct Machine {
     pub kernel_options: &'static str,
     /// Where the guest's file cache finds its host; then free memory is reported, too.
     pub guest_agent: Option<PathBuf>,
+    /// The network: `eth0`.
+    pub cable: Option<Cable>,
 }
 
 impl Machine {
@@ -64,6 +75,7 @@ impl Machine {
             disks,
             kernel_options: "",
             guest_agent: None,
+            cable: None,
         }
     }
 
@@ -78,6 +90,13 @@ impl Machine {
     #[must_use]
     pub fn with_guest_agent(mut self, socket: &Path) -> Self {
         self.guest_agent = Some(socket.to_owned());
+        self
+    }
+
+    /// The same with a network card at an end of a cable.
+    #[must_use]
+    pub fn with_cable(mut self, cable: Cable) -> Self {
+        self.cable = Some(cable);
         self
     }
 
@@ -114,6 +133,7 @@ impl Machine {
             boot_settings(artifacts, self.kernel_options),
             channel_settings(folder),
             self.guest_agent.as_deref().map(guest_agent_settings).unwrap_or_default(),
+            self.cable.as_ref().map(network_settings).unwrap_or_default(),
         ];
         to_args(settings.concat())
     }
@@ -180,6 +200,18 @@ fn guest_agent_settings(socket: &Path) -> Vec<Setting> {
         ("-chardev", format!("socket,id=guest-agent,path={socket},reconnect=1")),
         ("-device", format!("virtserialport,chardev=guest-agent,name={PORT}")),
         ("-device", "virtio-balloon-pci,free-page-reporting=on".into()),
+    ]
+}
+
+fn network_settings(cable: &Cable) -> Vec<Setting> {
+    let (here, there) = (cable.here.display(), cable.there.display());
+    let ends = format!("local.type=unix,local.path={here},remote.type=unix,remote.path={there}");
+    // QEMU's own choice is the same in each guest.
+    let mac = if cable.here < cable.there { "52:54:00:00:00:01" } else { "52:54:00:00:00:02" };
+    vec![
+        ("-netdev", format!("dgram,id=net,{ends}")),
+        // Without a boot program, which Debian has in a package of its own.
+        ("-device", format!("virtio-net-pci,netdev=net,mac={mac},romfile=")),
     ]
 }
 

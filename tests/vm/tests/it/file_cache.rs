@@ -14,22 +14,38 @@ use flowstone_vmtest::framework::lab::Lab;
 use flowstone_vmtest::framework::qemu::Machine;
 use flowstone_vmtest::framework::stats::GuestCacheStats;
 
-/// A machine with the program on its second disk.
-fn machine_with_program(lab: &Lab, daemon: &Daemon) -> Result<(Machine, Daemon, usize)> {
+/// A disk with the program, and the program's size.
+pub(crate) fn program_disk(lab: &Lab) -> Result<(Daemon, usize)> {
     let mut program = fs::read(static_guest()?)?;
     let bytes = program.len();
     program.resize(bytes.next_multiple_of(4096), 0);
     let image = lab.folder().join("program.raw");
     fs::write(&image, program)?;
-    let carrier = lab.serve_as("program", &image, &["--readonly"])?;
+    Ok((lab.serve_as("program", &image, &["--readonly"])?, bytes))
+}
+
+/// A machine with the program on its second disk.
+fn machine_with_program(lab: &Lab, daemon: &Daemon) -> Result<(Machine, Daemon, usize)> {
+    let (carrier, bytes) = program_disk(lab)?;
     Ok((Lab::machine_of([daemon, &carrier], 2), carrier, bytes))
 }
 
 /// Serves a folder of `/dev/vda` at `/mnt`.
 fn begin_cache(guest: &mut Guest, program_bytes: usize, options: &str) -> Result<()> {
+    guest.run("mkfs.ext4 -q /dev/vda; mkdir -p /srv; mount /dev/vda /srv")?;
+    begin_cache_of(guest, "/dev/vdb", program_bytes, options)
+}
+
+/// Serves `/srv` at `/mnt`, with the program from a disk.
+pub(crate) fn begin_cache_of(
+    guest: &mut Guest,
+    disk: &str,
+    program_bytes: usize,
+    options: &str,
+) -> Result<()> {
     guest.run(&format!(
-        "head -c {program_bytes} /dev/vdb >/bin/flowstone-guest; chmod +x /bin/flowstone-guest
-         modprobe fuse; mkfs.ext4 -q /dev/vda; mkdir -p /srv /mnt /run; mount /dev/vda /srv
+        "head -c {program_bytes} {disk} >/bin/flowstone-guest; chmod +x /bin/flowstone-guest
+         modprobe fuse; mkdir -p /mnt /run
          flowstone-guest cache --source /srv --mount /mnt {options} >/tmp/cache.log 2>&1 &
          until grep -q serving /tmp/cache.log; do sleep .2; kill -0 $! || {{ cat /tmp/cache.log; exit 1; }}; done"
     ))?;

@@ -15,6 +15,7 @@ mod gives_back;
 mod hint;
 mod hotplug;
 mod load;
+mod nfs;
 mod polled;
 mod pollers;
 mod power_cut;
