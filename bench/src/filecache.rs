@@ -11,7 +11,7 @@ use flowstone_policy::simulator::{self, Line};
 use flowstone_policy::{Link, PolicyKind};
 use serde::Serialize;
 
-use self::made_up::Load;
+pub use self::made_up::Load;
 use crate::size::parse_size;
 
 /// Options.

@@ -12,6 +12,7 @@ mod compare;
 mod document;
 mod filecache;
 mod first_screen;
+mod guest;
 mod host;
 mod idle;
 mod image;
@@ -25,7 +26,6 @@ mod pair;
 mod pdc;
 mod point;
 mod pollers;
-mod postmark;
 mod qcow2_image;
 mod qos;
 mod raw_file;
@@ -80,8 +80,8 @@ enum Command {
     Pollers(pollers::PollersArgs),
     /// Eight writers at once, on several file systems and schedulers of the host.
     Writers(Box<writers::WritersArgs>),
-    /// What a guest's file cache brings as the cached part of files grows.
-    Postmark(postmark::PostmarkArgs),
+    /// What a guest's file cache brings, and what it costs.
+    Guest(guest::GuestArgs),
     /// Measure what a storm of small discards does to the writes beside it.
     Storm(storm::StormArgs),
     /// Sequential reads of qcow2 images written at random, before and after `flowstone compact`.
@@ -116,7 +116,7 @@ fn main() -> ExitCode {
         Some(Command::Pair(args)) => pair::pair(&args),
         Some(Command::Pollers(args)) => pollers::pollers(&args),
         Some(Command::Writers(args)) => writers::writers(&args),
-        Some(Command::Postmark(args)) => postmark::postmark(&args),
+        Some(Command::Guest(args)) => guest::guest(&args),
         Some(Command::Storm(args)) => storm::storm(&args),
         Some(Command::Compact(args)) => compact::compact(&args),
         Some(Command::List) => {

@@ -34,6 +34,13 @@ impl MemoryGroup {
         std::fs::write(&procs, pid.to_string())
             .with_context(|| format!("write {}", procs.display()))
     }
+
+    /// A command that runs the one it is given in here, from its first page on.
+    pub fn launcher(&self) -> Vec<String> {
+        let procs = self.0.join("cgroup.procs");
+        let script = format!("echo $$ >{} && exec \"$0\" \"$@\"", procs.display());
+        vec!["sh".into(), "-c".into(), script]
+    }
 }
 
 impl Drop for MemoryGroup {

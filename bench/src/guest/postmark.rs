@@ -1,4 +1,4 @@
-//! `flowstone-bench postmark`: what a guest's file cache brings in front of slow shared storage, as
+//! `flowstone-bench guest postmark`: what a guest's file cache brings in front of slow shared storage, as
 //! the part of files that are cached grows (Figs. 4 and 5 of the MultiCache paper).
 //!
 //! The source is a FUSE server of ours at the end of a link. Files are read whole, one after the
@@ -6,16 +6,14 @@
 //! in no cache anywhere; those that are cached were read before the measurement began.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use flowstone_testkit::fuse::FuseHost;
-use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT};
-use flowstone_testkit::{Daemon, DaemonCommand, HANG};
 
+use super::{Mounted, Places};
 use crate::sample::median;
 
 /// Files that are cached.
@@ -27,9 +25,6 @@ const PARTS: [u64; 5] = [0, 10, 20, 50, 80];
 /// Options.
 #[derive(Clone, Debug, Args)]
 pub struct PostmarkArgs {
-    /// Rounds; each measures every point once.
-    #[arg(long, default_value_t = 3)]
-    rounds: usize,
     /// Bytes that are read and written at each point.
     #[arg(long, default_value_t = 32 << 20)]
     bytes: u64,
@@ -39,9 +34,6 @@ pub struct PostmarkArgs {
     /// Bandwidth of the link, bytes/s.
     #[arg(long, default_value_t = 12_500_000)]
     bandwidth: u64,
-    /// The flowstone-guest binary [default: beside this program].
-    #[arg(long)]
-    guest: Option<PathBuf>,
 }
 
 /// A kind of load.
@@ -62,17 +54,13 @@ const LOADS: [Load; 6] = [
 ];
 
 /// Measures, and prints a table.
-pub fn postmark(args: &PostmarkArgs) -> Result<()> {
+pub fn postmark(args: &PostmarkArgs, program: &Path, rounds: usize) -> Result<()> {
     let mut figures = vec![vec![Vec::new(); PARTS.len()]; LOADS.len()];
-    for round in 0..args.rounds {
+    for round in 0..rounds {
         for (load, figures) in LOADS.iter().zip(&mut figures) {
             for (part, figures) in PARTS.iter().zip(figures) {
-                let rate = measure(args, *load, *part)?;
-                eprintln!(
-                    "{}/{} {load:?}, {part} % cached: {rate:.2} MB/s",
-                    round + 1,
-                    args.rounds
-                );
+                let rate = measure(args, program, *load, *part)?;
+                eprintln!("{}/{rounds} {load:?}, {part} % cached: {rate:.2} MB/s", round + 1);
                 figures.push(rate);
             }
         }
@@ -96,22 +84,18 @@ pub fn postmark(args: &PostmarkArgs) -> Result<()> {
 }
 
 /// Bytes a microsecond: MB/s.
-fn measure(args: &PostmarkArgs, load: Load, part: u64) -> Result<f64> {
-    let folder = tempfile::tempdir()?;
-    let at = |name: &str| folder.path().join(name);
-    for name in ["behind", "source", "mount"] {
-        fs::create_dir(at(name))?;
-    }
+fn measure(args: &PostmarkArgs, program: &Path, load: Load, part: u64) -> Result<f64> {
+    let places = Places::new(&["behind", "source", "mount"])?;
+    let at = |name: &str| places.at(name);
     let operations = (args.bytes / load.file_bytes).clamp(16, 400);
     for number in 0..operations + CACHED {
         fs::write(at("behind").join(number.to_string()), vec![b'x'; load.file_bytes as usize])?;
     }
     let host = FuseHost::mount_source(&at("source"), &at("behind")).context("mount a source")?;
-    let (mut daemon, program) = mount(args, &at("source"), &at("mount"))?;
-    warm(&at("mount"), operations)?;
-    let stats = Command::new(program).args(["stats", "--json"]).arg(at("mount")).output()?;
-    let stats: serde_json::Value = serde_json::from_slice(&stats.stdout)?;
-    ensure!(stats["cached_files"] == CACHED, "only some files are cached: {stats}");
+    let options = ["--policy", "multicache", "--memory", "64M"];
+    let mounted = Mounted::start(program, &[], &at("source"), &at("mount"), &options)?;
+    let cached: Vec<_> = (operations..operations + CACHED).map(|file| file.to_string()).collect();
+    mounted.copy(&cached, CACHED)?;
     host.link(Duration::from_millis(args.round_trip), args.bandwidth);
     let start = Instant::now();
     let mut fresh = 0..operations;
@@ -131,40 +115,11 @@ fn measure(args: &PostmarkArgs, load: Load, part: u64) -> Result<f64> {
     }
     let time = start.elapsed();
     host.recover();
-    daemon.terminate(TERMINATE_TIMEOUT)?;
+    mounted.end()?;
     Ok((operations * load.file_bytes) as f64 / time.as_micros() as f64)
 }
 
 /// Numbers below a limit, each as often as the others.
 fn spread(number: u64, limit: u64) -> u64 {
     number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_right(32) % limit
-}
-
-/// A mount that copies what is read twice.
-fn mount(args: &PostmarkArgs, source: &Path, at: &Path) -> Result<(Daemon, PathBuf)> {
-    let beside = std::env::current_exe()?.with_file_name("flowstone-guest");
-    let program = args.guest.clone().unwrap_or(beside);
-    ensure!(program.exists(), "{} is not there; build it or give --guest", program.display());
-    let mut daemon = DaemonCommand::new(&program)
-        .args(["cache", "--policy", "multicache", "--memory", "64M", "--source"])
-        .arg(source)
-        .arg("--mount")
-        .arg(at)
-        .ready(Ready::Now)
-        .spawn()?;
-    daemon.wait_stdout("serving", HANG)?;
-    Ok((daemon, program))
-}
-
-/// Reads the files that are to be cached until they are. One that has been seen for less than two
-/// seconds is not copied yet.
-fn warm(mount: &Path, first: u64) -> Result<()> {
-    for pause in [0, 0, 2500, 2500] {
-        std::thread::sleep(Duration::from_millis(pause));
-        for number in first..first + CACHED {
-            fs::read(mount.join(number.to_string()))?;
-        }
-    }
-    std::thread::sleep(Duration::from_millis(500));
-    Ok(())
 }

@@ -207,7 +207,7 @@ impl Folder {
     fn release(&mut self, node: u64) -> Answer {
         if let Some(it) = self.nodes.get_mut(&node) {
             it.opens = it.opens.saturating_sub(1);
-            if it.opens == 0 && self.is_source {
+            if it.opens == 0 {
                 it.file = None;
             }
         }

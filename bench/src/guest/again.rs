@@ -1,0 +1,76 @@
+//! Files that were used before a restart, read for the first time after it: from copies in a folder
+//! that are still there, and without them.
+
+use std::fs;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flowstone_testkit::fuse::FuseHost;
+
+use super::{Mounted, Places};
+use crate::sample::interval;
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct AgainArgs {
+    /// Files.
+    #[arg(long, default_value_t = 100)]
+    files: u64,
+    /// Bytes of each.
+    #[arg(long, default_value_t = 256 << 10)]
+    bytes: usize,
+    /// Round trip to the source, ms.
+    #[arg(long, default_value_t = 1)]
+    round_trip: u64,
+    /// Bandwidth of the link, bytes/s.
+    #[arg(long, default_value_t = 12_500_000)]
+    bandwidth: u64,
+}
+
+/// Measures, and prints a line.
+pub fn again(args: &AgainArgs, program: &Path, rounds: usize) -> Result<()> {
+    let mut ratios = Vec::new();
+    for round in 1..=rounds {
+        let (with, without) = (first_pass(args, program, true)?, first_pass(args, program, false)?);
+        let ratio = without.as_secs_f64() / with.as_secs_f64();
+        println!(
+            "{round}: {with:.2?} with copies and history, {without:.2?} without: {ratio:.2} x"
+        );
+        ratios.push(ratio);
+    }
+    println!("ratio: {}", interval(ratios));
+    Ok(())
+}
+
+/// The time that a second mount needs for the files that the first one had used.
+fn first_pass(args: &AgainArgs, program: &Path, keeps: bool) -> Result<Duration> {
+    let places = Places::new(&["behind", "source", "mount", "copies", "state"])?;
+    let (source, mount) = (places.at("source"), places.at("mount"));
+    let names: Vec<_> = (0..args.files).map(|file| file.to_string()).collect();
+    for name in &names {
+        fs::write(places.at("behind").join(name), vec![b'x'; args.bytes])?;
+    }
+    let host = FuseHost::mount_source(&source, &places.at("behind")).context("mount a source")?;
+    let (copies, state) = (places.at("copies"), places.at("state"));
+    let (copies, state) = (copies.to_string_lossy(), state.to_string_lossy());
+    let kept = ["--dir", &copies, "--size", "4G", "--state", &state];
+    let options: &[&str] = if keeps { &kept } else { &["--memory", "64M"] };
+    let first = Mounted::start(program, &[], &source, &mount, options)?;
+    if keeps {
+        first.copy(&names, args.files)?;
+    }
+    first.end()?;
+    host.link(Duration::from_millis(args.round_trip), args.bandwidth);
+    let second = Mounted::start(program, &[], &source, &mount, options)?;
+    let start = Instant::now();
+    for name in &names {
+        let read = fs::read(mount.join(name))?.len();
+        ensure!(read == args.bytes, "{name} has {read} bytes");
+    }
+    let time = start.elapsed();
+    host.recover();
+    second.end()?;
+    Ok(time)
+}

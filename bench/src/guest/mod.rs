@@ -1,0 +1,131 @@
+//! `flowstone-bench guest`: what a guest's file cache brings and what it costs, in front of a
+//! folder of this machine or of a FUSE server of ours at the end of a link.
+
+mod again;
+mod postmark;
+mod same_memory;
+mod speed;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::{Args, Subcommand};
+use flowstone_testkit::process::{Ready, TERMINATE_TIMEOUT, TempDir};
+use flowstone_testkit::{Daemon, DaemonCommand, HANG, wait_until};
+use serde_json::Value;
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct GuestArgs {
+    /// The flowstone-guest binary [default: beside this program].
+    #[arg(long, global = true)]
+    guest: Option<PathBuf>,
+    /// Rounds; each measures every point once.
+    #[arg(long, global = true, default_value_t = 3)]
+    rounds: usize,
+    /// What is measured.
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+enum What {
+    /// What it brings as the cached part of files grows (Figs. 4 and 5 of the MultiCache paper).
+    Postmark(postmark::PostmarkArgs),
+    /// Bytes from the source, with as much memory as the page cache has without it.
+    SameMemory(same_memory::SameMemoryArgs),
+    /// A second mount that has the copies and the history of the first one.
+    Again(again::AgainArgs),
+    /// Speed of opens, reads, writes and names beside the files themselves, and memory.
+    Speed(speed::SpeedArgs),
+}
+
+/// Measures, and prints a table.
+pub fn guest(args: &GuestArgs) -> Result<()> {
+    let beside = std::env::current_exe()?.with_file_name("flowstone-guest");
+    let program = args.guest.clone().unwrap_or(beside);
+    ensure!(program.exists(), "{} is not there; build it or give --guest", program.display());
+    match &args.what {
+        What::Postmark(options) => postmark::postmark(options, &program, args.rounds),
+        What::SameMemory(options) => same_memory::same_memory(options, &program, args.rounds),
+        What::Again(options) => again::again(options, &program, args.rounds),
+        What::Speed(options) => speed::speed(options, &program, args.rounds),
+    }
+}
+
+/// A folder with the places that a measurement needs.
+struct Places(TempDir);
+
+impl Places {
+    fn new(names: &[&str]) -> Result<Self> {
+        let places = Self(TempDir::with_prefix("flowstone-bench-")?);
+        for name in names {
+            fs::create_dir(places.at(name))?;
+        }
+        Ok(places)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+/// A mount of the file cache.
+struct Mounted {
+    daemon: Daemon,
+    program: PathBuf,
+    at: PathBuf,
+}
+
+impl Mounted {
+    /// Serves `source` at `at` with further options, started by `launcher` (a command that runs
+    /// the one it is given), if that is not empty.
+    fn start(
+        program: &Path,
+        launcher: &[&str],
+        source: &Path,
+        at: &Path,
+        options: &[&str],
+    ) -> Result<Self> {
+        let command = match launcher {
+            [] => DaemonCommand::new(program),
+            [first, rest @ ..] => DaemonCommand::new(first).args(rest).arg(program),
+        };
+        let command = command.arg("cache").arg("--source").arg(source).arg("--mount").arg(at);
+        let mut daemon = command.args(options).ready(Ready::Now).spawn()?;
+        daemon.wait_stdout("serving", HANG)?;
+        Ok(Self { daemon, program: program.to_owned(), at: at.to_owned() })
+    }
+
+    fn stats(&self) -> Result<Value> {
+        let stats = Command::new(&self.program).args(["stats", "--json"]).arg(&self.at).output()?;
+        serde_json::from_slice(&stats.stdout).context("the mount's stats")
+    }
+
+    fn count(&self, name: &str) -> Result<u64> {
+        let stats = self.stats()?;
+        let of = name.split('.').fold(&stats, |stats, name| &stats[name]);
+        of.as_u64().with_context(|| format!("{name} in {stats}"))
+    }
+
+    /// Reads files again and again until there are copies of so many. One that has been seen for
+    /// less than two seconds is not copied yet.
+    fn copy(&self, names: &[String], count: u64) -> Result<()> {
+        wait_until("the files are copied", || {
+            for name in names {
+                let _ = fs::read(self.at.join(name));
+            }
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            self.count("cached_files").is_ok_and(|copied| copied >= count)
+        });
+        Ok(())
+    }
+
+    fn end(mut self) -> Result<()> {
+        let ended = self.daemon.terminate(TERMINATE_TIMEOUT)?;
+        ensure!(ended.success(), "the mount ended with {ended}: {}", self.daemon.stderr());
+        Ok(())
+    }
+}

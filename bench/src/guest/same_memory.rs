@@ -1,0 +1,100 @@
+//! The same memory for the page cache over the source alone, and for all of a file cache: its
+//! copies, its process, and the pages of files that it has no copy of.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flowstone_policy::simulator::Line;
+use flowstone_testkit::fuse::{Call, FuseHost};
+
+use super::{Mounted, Places};
+use crate::filecache::Load;
+use crate::memory_group::MemoryGroup;
+use crate::sample::interval;
+
+/// What a file cache needs besides copies: its process, and pages of what is read past it.
+const BESIDE_COPIES: u64 = 48 << 20;
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct SameMemoryArgs {
+    /// Uses of files, 4 KiB to 1 MiB each, with the frequencies of Zipf's law (exponent 0.9);
+    /// three in ten are of files that are used once.
+    #[arg(long, default_value_t = 60_000)]
+    uses: usize,
+    /// Memory in percent of the bytes of all files.
+    #[arg(long, default_value_t = 5)]
+    percent: u64,
+    /// The file cache's policy.
+    #[arg(long, default_value = "default")]
+    policy: String,
+}
+
+/// Measures, and prints a table.
+pub fn same_memory(args: &SameMemoryArgs, program: &Path, rounds: usize) -> Result<()> {
+    let mut ratios = Vec::new();
+    println!(
+        "| seed | memory, MiB | read | from the source alone, GiB | with the file cache | ratio |"
+    );
+    println!("|---|---|---|---|---|---|");
+    for seed in 1..=rounds as u64 {
+        let lines = Load::Scan.lines(seed);
+        let uses = &lines[..args.uses.min(lines.len())];
+        let files: BTreeMap<_, _> = uses.iter().map(|it| (it.file.0, it.bytes)).collect();
+        let limit = files.values().sum::<u64>() / 100 * args.percent;
+        ensure!(limit > 2 * BESIDE_COPIES, "{limit} bytes are too few; have more --uses");
+        let alone = bytes_from_source(uses, &files, limit, None)?;
+        let cached = bytes_from_source(uses, &files, limit, Some((program, &args.policy)))?;
+        let gib = |bytes: u64| bytes as f64 / (1u64 << 30) as f64;
+        let all = gib(uses.iter().map(|it| it.bytes).sum());
+        let ratio = cached as f64 / alone as f64;
+        let (alone, cached, mib) = (gib(alone), gib(cached), limit >> 20);
+        println!("| {seed} | {mib} | {all:.2} | {alone:.2} | {cached:.2} | {ratio:.3} |");
+        ratios.push(ratio);
+    }
+    println!("\nratio: {}", interval(ratios));
+    Ok(())
+}
+
+/// Reads all files in turn, whole, in processes that have so much memory together.
+fn bytes_from_source(
+    uses: &[Line],
+    files: &BTreeMap<u64, u64>,
+    limit: u64,
+    cache: Option<(&Path, &str)>,
+) -> Result<u64> {
+    let places = Places::new(&["behind", "source", "mount"])?;
+    let (source, mount) = (places.at("source"), places.at("mount"));
+    for (file, bytes) in files {
+        File::create(places.at("behind").join(file.to_string()))?.set_len(*bytes)?;
+    }
+    let host = FuseHost::mount(&source, &places.at("behind")).context("mount a source")?;
+    let group = MemoryGroup::new(limit).context("this needs a memory cgroup")?;
+    let launcher = group.launcher();
+    let launcher: Vec<_> = launcher.iter().map(String::as_str).collect();
+    let mounted = match cache {
+        Some((program, policy)) => {
+            let copies = (limit - BESIDE_COPIES).to_string();
+            let options = ["--policy", policy, "--memory", &copies];
+            Some(Mounted::start(program, &launcher, &source, &mount, &options)?)
+        }
+        None => None,
+    };
+    let list: Vec<_> = uses.iter().map(|it| it.file.0.to_string()).collect();
+    fs::write(places.at("list"), list.join("\n"))?;
+    let mut reader = Command::new(launcher[0]);
+    reader.args(&launcher[1..]).args(["xargs", "-a"]).arg(places.at("list")).arg("cat");
+    reader.current_dir(if mounted.is_some() { &mount } else { &source });
+    let done = reader.stdout(std::process::Stdio::null()).status()?;
+    ensure!(done.success(), "the reader ended with {done}");
+    let bytes = host.count(Call::Read).bytes;
+    if let Some(mounted) = mounted {
+        eprintln!("{}", mounted.stats()?);
+        mounted.end()?;
+    }
+    Ok(bytes)
+}

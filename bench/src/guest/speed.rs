@@ -1,0 +1,192 @@
+//! What a file cache costs where it brings nothing: the same work through the mount and on the
+//! files themselves, one after the other, each with the same file and on the same CPU.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use flowstone_testkit::process::pin_current_thread;
+
+use super::{Mounted, Places};
+use crate::sample::{interval, median};
+
+/// Bytes of the files that are read and written.
+const FILE: u64 = 64 << 20;
+const MIB: usize = 1 << 20;
+/// Opens that are timed together.
+const OPENS: u32 = 2000;
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct SpeedArgs {
+    /// A folder of this machine to be in front of [default: one for temporary files].
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// Files in the folder that is listed.
+    #[arg(long, default_value_t = 20_000)]
+    files: u32,
+}
+
+/// What is measured, in each round: seconds through the mount, and on the file itself.
+struct Point {
+    name: &'static str,
+    ours: Vec<f64>,
+    theirs: Vec<f64>,
+}
+
+/// Measures, and prints a table.
+pub fn speed(args: &SpeedArgs, program: &Path, rounds: usize) -> Result<()> {
+    let places = Places::new(&["mount", "plain"])?;
+    let source = match &args.dir {
+        Some(dir) => tempfile::tempdir_in(dir)?,
+        None => tempfile::tempdir()?,
+    };
+    let source = source.path();
+    let on_tmpfs = tempfile::NamedTempFile::new_in("/dev/shm").context("a file on tmpfs")?;
+    write_whole(&source.join("copied"), FILE)?;
+    write_whole(&source.join("large"), 2 * FILE)?;
+    write_whole(&source.join("small"), 4096)?;
+    write_whole(on_tmpfs.path(), FILE)?;
+    fs::create_dir(source.join("many"))?;
+    for file in 0..args.files {
+        File::create(source.join("many").join(file.to_string()))?;
+    }
+    // The large file has no room as a copy.
+    let options = ["--memory", "100M", "--policy", "multicache"];
+    let mounted = Mounted::start(program, &[], source, &places.at("mount"), &options)?;
+    let plain = Mounted::start(
+        program,
+        &[],
+        source,
+        &places.at("plain"),
+        &[&options[..], &["--modes", "plain"]].concat(),
+    )?;
+    mounted.copy(&["copied".into(), "small".into()], 2)?;
+    pin_current_thread(&[1])?;
+    let at = |name: &str| mounted.at.join(name);
+    let tmpfs = on_tmpfs.path();
+    let mut points: Vec<Point> = Vec::new();
+    for round in 0..rounds {
+        let mut measure = |name, work: &dyn Fn(&Path) -> Result<()>, ours: &Path, theirs: &Path| {
+            let (ours, theirs) = if round % 2 == 0 {
+                let ours = time(work, ours)?;
+                (ours, time(work, theirs)?)
+            } else {
+                let theirs = time(work, theirs)?;
+                (time(work, ours)?, theirs)
+            };
+            match points.iter_mut().find(|point| point.name == name) {
+                Some(point) => {
+                    point.ours.push(ours);
+                    point.theirs.push(theirs);
+                }
+                None => points.push(Point { name, ours: vec![ours], theirs: vec![theirs] }),
+            }
+            anyhow::Ok(())
+        };
+        let (large, small) = (source.join("large"), source.join("small"));
+        let (many, many_there) = (source.join("many"), at("many"));
+        measure("Copy, 1 MiB reads, to tmpfs", &read_large, &at("copied"), tmpfs)?;
+        measure("Copy, 4 KiB random reads, to tmpfs", &read_random, &at("copied"), tmpfs)?;
+        measure("Source, 1 MiB reads", &read_large, &at("large"), &large)?;
+        measure("Source, 4 KiB random reads", &read_random, &at("large"), &large)?;
+        measure("Source, 4 KiB writes", &write_small, &at("large"), &large)?;
+        measure("Copy, open and close", &open_close, &at("small"), &small)?;
+        measure("Source, open and close", &open_close, &at("large"), &large)?;
+        measure("Plain, open and close", &open_close, &plain.at.join("small"), &small)?;
+        measure("stat", &stat, &at("small"), &small)?;
+        drop_caches()?;
+        measure("ls -l, cold", &list_once, &many_there, &many)?;
+        measure("ls -l, again", &list_once, &many_there, &many)?;
+    }
+    let opens = mounted.stats()?["opens"].clone();
+    let used = |mode: &str| opens[mode].as_u64().unwrap_or(0) > u64::from(OPENS);
+    ensure!(used("copy") && used("source"), "files were opened in other modes: {opens}");
+    println!(
+        "| point | through the mount, ms | the file itself, ms | speed, part of the file's own |"
+    );
+    println!("|---|---|---|---|");
+    for Point { name, ours, theirs } in &points {
+        let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| theirs / ours).collect();
+        let ms = |values: &[f64]| median(values.to_vec()).unwrap_or(f64::NAN) * 1e3;
+        println!("| {name} | {:.2} | {:.2} | {} |", ms(ours), ms(theirs), interval(ratios));
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", mounted.daemon.pid()))?;
+    let resident = status.lines().find(|line| line.starts_with("RssAnon")).unwrap_or("no RssAnon");
+    println!("\nmemory with {} files known: {resident}", args.files);
+    plain.end()?;
+    mounted.end()
+}
+
+fn write_whole(path: &Path, bytes: u64) -> Result<()> {
+    let mut file = File::create(path)?;
+    let mib = vec![b'x'; bytes.min(MIB as u64) as usize];
+    for _ in 0..bytes.div_ceil(MIB as u64) {
+        file.write_all(&mib)?;
+    }
+    Ok(())
+}
+
+fn time(work: &dyn Fn(&Path) -> Result<()>, path: &Path) -> Result<f64> {
+    let start = Instant::now();
+    work(path).with_context(|| path.display().to_string())?;
+    Ok(start.elapsed().max(Duration::from_nanos(1)).as_secs_f64())
+}
+
+fn read_large(path: &Path) -> Result<()> {
+    let file = File::open(path)?;
+    let mut buffer = vec![0; MIB];
+    for pass in 0..8 * (FILE / MIB as u64) {
+        file.read_exact_at(&mut buffer, pass % (FILE / MIB as u64) * MIB as u64)?;
+    }
+    Ok(())
+}
+
+fn read_random(path: &Path) -> Result<()> {
+    let file = File::open(path)?;
+    let mut buffer = vec![0; 4096];
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..50_000 {
+        file.read_exact_at(&mut buffer, rng.u64(0..FILE / 4096) * 4096)?;
+    }
+    Ok(())
+}
+
+fn write_small(path: &Path) -> Result<()> {
+    let file = File::options().write(true).open(path)?;
+    let mut rng = fastrand::Rng::with_seed(7);
+    for _ in 0..20_000 {
+        file.write_all_at(&[b'y'; 4096], rng.u64(0..FILE / 4096) * 4096)?;
+    }
+    Ok(())
+}
+
+fn open_close(path: &Path) -> Result<()> {
+    for _ in 0..OPENS {
+        File::open(path)?;
+    }
+    Ok(())
+}
+
+fn stat(path: &Path) -> Result<()> {
+    for _ in 0..10 * OPENS {
+        fs::symlink_metadata(path)?;
+    }
+    Ok(())
+}
+
+fn list_once(path: &Path) -> Result<()> {
+    for entry in fs::read_dir(path)? {
+        fs::symlink_metadata(entry?.path())?;
+    }
+    Ok(())
+}
+
+/// Names and attributes are in no cache of the kernel's.
+fn drop_caches() -> Result<()> {
+    fs::write("/proc/sys/vm/drop_caches", "2").context("drop caches")
+}
