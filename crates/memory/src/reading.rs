@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::sizer::Reading;
+use crate::sizer::{PLENTY_OF, Reading};
 
 const MEMINFO: &str = "/proc/meminfo";
 const PRESSURE: &str = "/proc/pressure/memory";
@@ -47,15 +47,19 @@ impl Reader {
             total = total.min(limit);
             available = available.min(limit.saturating_sub(used));
         }
-        Some(Reading { available, total, waiting: self.waiting() })
+        let waiting = self.waiting(available <= total / PLENTY_OF);
+        Some(Reading { available, total, waiting })
     }
 
     /// Part of the time since the last call in which some process waited for memory: of the
-    /// process's own cgroup if that tells, else of the host.
-    fn waiting(&mut self) -> f64 {
+    /// process's own cgroup if that tells, else of the host. Those of the host may wait for memory
+    /// of cgroups of theirs, or for pages of files that they have read themselves out of memory: it
+    /// counts only while little is available.
+    fn waiting(&mut self, is_little: bool) -> f64 {
         let own = self.groups.first().map(|group| group.folder.join("memory.pressure"));
-        let text = own.and_then(|path| fs::read_to_string(path).ok());
-        let text = text.or_else(|| fs::read_to_string(PRESSURE).ok()).unwrap_or_default();
+        let own = own.and_then(|path| fs::read_to_string(path).ok());
+        let of_host = || fs::read_to_string(PRESSURE).ok().filter(|_| is_little);
+        let text = own.or_else(of_host).unwrap_or_default();
         let Some(waited) = waited(&text) else { return 0.0 };
         let now = Instant::now();
         let last = self.last.replace((now, waited));
@@ -83,20 +87,25 @@ pub fn host_memory() -> Option<u64> {
 }
 
 impl Group {
-    /// Its limit and what counts against that, without what the kernel can drop at once.
+    /// Its limit and what counts against that, without what the kernel can drop, as in MemAvailable
+    /// of a host: pages of files, and inodes and names. (Version 1 counts these among all that the
+    /// kernel holds for the group; half of that is taken for them.)
     fn read(&self) -> Option<(u64, u64)> {
-        let (limit, used, droppable) = match self.version {
-            Version::One => {
-                ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
-            }
-            Version::Two => ("memory.max", "memory.current", "inactive_file"),
+        let (limit, used, prefix) = match self.version {
+            Version::One => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+            Version::Two => ("memory.max", "memory.current", ""),
         };
         let text = |name: &str| fs::read_to_string(self.folder.join(name)).ok();
         let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
         // "max" is no number: there is no limit.
         let (limit, used) = (number(limit)?, number(used)?);
-        let droppable =
-            text("memory.stat").and_then(|stat| number_after(&stat, droppable)).unwrap_or(0);
+        let stat = text("memory.stat").unwrap_or_default();
+        let pages = |name: &str| number_after(&stat, &format!("{prefix}{name}")).unwrap_or(0);
+        let inodes = match self.version {
+            Version::One => number("memory.kmem.usage_in_bytes").unwrap_or(0) / 2,
+            Version::Two => pages("slab_reclaimable"),
+        };
+        let droppable = pages("inactive_file") + pages("active_file") + inodes;
         Some((limit, used.saturating_sub(droppable)))
     }
 }
@@ -177,7 +186,10 @@ mod tests {
         {
             write(&format!("{folder}/memory.limit_in_bytes"), limit);
             write(&format!("{folder}/memory.usage_in_bytes"), "600000\n");
-            write(&format!("{folder}/memory.stat"), "cache 7\ntotal_inactive_file 100000\n");
+            write(
+                &format!("{folder}/memory.stat"),
+                "cache 7\ntotal_inactive_file 60000\ntotal_active_file 40000\n",
+            );
         }
         let own = "12:pids:/other\n4:cpu,memory:/vm/flow\n0::/vm/flow\n";
         let groups = groups_of(own, root.path());
@@ -188,8 +200,12 @@ mod tests {
         write("slice/memory.current", "5\n");
         write("slice/flow/memory.max", "300\n");
         write("slice/flow/memory.current", "200\n");
+        write(
+            "slice/flow/memory.stat",
+            "file 9\ninactive_file 7\nactive_file 5\nslab_reclaimable 3\n",
+        );
         let groups = groups_of("0::/slice/flow\n", root.path());
         let read: Vec<_> = groups.iter().map(Group::read).collect();
-        assert_eq!(read, [Some((300, 200)), None]);
+        assert_eq!(read, [Some((300, 185)), None]);
     }
 }

@@ -15,7 +15,7 @@ use crate::mutant;
 /// Available memory below which it is short, and above which it is plentiful: in parts of all
 /// memory.
 const SHORT_OF: u64 = 16;
-const PLENTY_OF: u64 = 8;
+pub(crate) const PLENTY_OF: u64 = 8;
 /// Parts of the time in which processes waited for memory, likewise.
 const SHORT_WAITING: f64 = 0.1;
 const PLENTY_WAITING: f64 = 0.01;
