@@ -14,9 +14,10 @@ use super::source::Source;
 
 /// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 17] = [
+const MAY_KNOW: [(&str, &[&str]); 18] = [
     ("reactor", &[]),
     ("memory", &[]),
+    ("ssd", &[]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),
