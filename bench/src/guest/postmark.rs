@@ -1,5 +1,5 @@
-//! `flowstone-bench guest postmark`: what a guest's file cache brings in front of slow shared storage, as
-//! the part of files that are cached grows (Figs. 4 and 5 of the MultiCache paper).
+//! `flowstone-bench guest postmark`: what a guest's file cache brings in front of slow shared
+//! storage, as the part of files that are cached grows (Figs. 4 and 5 of the MultiCache paper).
 //!
 //! The source is a FUSE server of ours at the end of a link. Files are read whole, one after the
 //! other, and new ones are written between. A file that is not cached is read once, so that it is

@@ -38,6 +38,49 @@ struct Point {
     theirs: Vec<f64>,
 }
 
+type Work = fn(&Path) -> Result<()>;
+
+/// All that is measured.
+#[derive(Default)]
+struct Points(Vec<Point>);
+
+impl Points {
+    /// Does the same work in both places, by turns first here and first there.
+    fn measure(
+        &mut self,
+        name: &'static str,
+        work: Work,
+        ours: &Path,
+        theirs: &Path,
+    ) -> Result<()> {
+        let at = self.0.iter().position(|point| point.name == name).unwrap_or_else(|| {
+            self.0.push(Point { name, ours: Vec::new(), theirs: Vec::new() });
+            self.0.len() - 1
+        });
+        let point = &mut self.0[at];
+        if point.ours.len().is_multiple_of(2) {
+            point.ours.push(time(work, ours)?);
+            point.theirs.push(time(work, theirs)?);
+        } else {
+            point.theirs.push(time(work, theirs)?);
+            point.ours.push(time(work, ours)?);
+        }
+        Ok(())
+    }
+
+    fn print(&self) {
+        println!(
+            "| point | through the mount, ms | the file itself, ms | speed, part of its own |"
+        );
+        println!("|---|---|---|---|");
+        for Point { name, ours, theirs } in &self.0 {
+            let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| theirs / ours).collect();
+            let ms = |values: &[f64]| median(values.to_vec()).unwrap_or(f64::NAN) * 1e3;
+            println!("| {name} | {:.2} | {:.2} | {} |", ms(ours), ms(theirs), interval(ratios));
+        }
+    }
+}
+
 /// Measures, and prints a table.
 pub fn speed(args: &SpeedArgs, program: &Path, rounds: usize) -> Result<()> {
     let places = Places::new(&["mount", "plain"])?;
@@ -47,79 +90,60 @@ pub fn speed(args: &SpeedArgs, program: &Path, rounds: usize) -> Result<()> {
     };
     let source = source.path();
     let on_tmpfs = tempfile::NamedTempFile::new_in("/dev/shm").context("a file on tmpfs")?;
-    write_whole(&source.join("copied"), FILE)?;
-    write_whole(&source.join("large"), 2 * FILE)?;
-    write_whole(&source.join("small"), 4096)?;
     write_whole(on_tmpfs.path(), FILE)?;
-    fs::create_dir(source.join("many"))?;
-    for file in 0..args.files {
-        File::create(source.join("many").join(file.to_string()))?;
-    }
+    make_files(source, args.files)?;
     // The large file has no room as a copy.
     let options = ["--memory", "100M", "--policy", "multicache"];
     let mounted = Mounted::start(program, &[], source, &places.at("mount"), &options)?;
-    let plain = Mounted::start(
-        program,
-        &[],
-        source,
-        &places.at("plain"),
-        &[&options[..], &["--modes", "plain"]].concat(),
-    )?;
+    let plain_only = [&options[..], &["--modes", "plain"]].concat();
+    let plain = Mounted::start(program, &[], source, &places.at("plain"), &plain_only)?;
     mounted.copy(&["copied".into(), "small".into()], 2)?;
     pin_current_thread(&[1])?;
-    let at = |name: &str| mounted.at.join(name);
-    let tmpfs = on_tmpfs.path();
-    let mut points: Vec<Point> = Vec::new();
-    for round in 0..rounds {
-        let mut measure = |name, work: &dyn Fn(&Path) -> Result<()>, ours: &Path, theirs: &Path| {
-            let (ours, theirs) = if round % 2 == 0 {
-                let ours = time(work, ours)?;
-                (ours, time(work, theirs)?)
-            } else {
-                let theirs = time(work, theirs)?;
-                (time(work, ours)?, theirs)
-            };
-            match points.iter_mut().find(|point| point.name == name) {
-                Some(point) => {
-                    point.ours.push(ours);
-                    point.theirs.push(theirs);
-                }
-                None => points.push(Point { name, ours: vec![ours], theirs: vec![theirs] }),
-            }
-            anyhow::Ok(())
-        };
-        let (large, small) = (source.join("large"), source.join("small"));
-        let (many, many_there) = (source.join("many"), at("many"));
-        measure("Copy, 1 MiB reads, to tmpfs", &read_large, &at("copied"), tmpfs)?;
-        measure("Copy, 4 KiB random reads, to tmpfs", &read_random, &at("copied"), tmpfs)?;
-        measure("Source, 1 MiB reads", &read_large, &at("large"), &large)?;
-        measure("Source, 4 KiB random reads", &read_random, &at("large"), &large)?;
-        measure("Source, 4 KiB writes", &write_small, &at("large"), &large)?;
-        measure("Copy, open and close", &open_close, &at("small"), &small)?;
-        measure("Source, open and close", &open_close, &at("large"), &large)?;
-        measure("Plain, open and close", &open_close, &plain.at.join("small"), &small)?;
-        measure("stat", &stat, &at("small"), &small)?;
-        drop_caches()?;
-        measure("ls -l, cold", &list_once, &many_there, &many)?;
-        measure("ls -l, again", &list_once, &many_there, &many)?;
+    let mut points = Points::default();
+    for _ in 0..rounds {
+        measure_all(&mut points, &mounted.at, &plain.at, source, on_tmpfs.path())?;
     }
     let opens = mounted.stats()?["opens"].clone();
     let used = |mode: &str| opens[mode].as_u64().unwrap_or(0) > u64::from(OPENS);
     ensure!(used("copy") && used("source"), "files were opened in other modes: {opens}");
-    println!(
-        "| point | through the mount, ms | the file itself, ms | speed, part of the file's own |"
-    );
-    println!("|---|---|---|---|");
-    for Point { name, ours, theirs } in &points {
-        let ratios = ours.iter().zip(theirs).map(|(ours, theirs)| theirs / ours).collect();
-        let ms = |values: &[f64]| median(values.to_vec()).unwrap_or(f64::NAN) * 1e3;
-        println!("| {name} | {:.2} | {:.2} | {} |", ms(ours), ms(theirs), interval(ratios));
-    }
+    points.print();
     let status = fs::read_to_string(format!("/proc/{}/status", mounted.daemon.pid()))?;
     let resident = status.lines().find(|line| line.starts_with("RssAnon")).unwrap_or("no RssAnon");
     println!("\nmemory with {} files known: {resident}", args.files);
     plain.end()?;
     mounted.end()
+}
+
+fn make_files(source: &Path, count: u32) -> Result<()> {
+    write_whole(&source.join("copied"), FILE)?;
+    write_whole(&source.join("large"), 2 * FILE)?;
+    write_whole(&source.join("small"), 4096)?;
+    let many = source.join("many");
+    fs::create_dir(&many)?;
+    (0..count).try_for_each(|file| File::create(many.join(file.to_string())).map(drop))?;
+    Ok(())
+}
+
+fn measure_all(
+    points: &mut Points,
+    mount: &Path,
+    plain: &Path,
+    source: &Path,
+    on_tmpfs: &Path,
+) -> Result<()> {
+    let (copied, large, small) = (mount.join("copied"), source.join("large"), source.join("small"));
+    points.measure("Copy, 1 MiB reads, to tmpfs", read_large, &copied, on_tmpfs)?;
+    points.measure("Copy, 4 KiB random reads, to tmpfs", read_random, &copied, on_tmpfs)?;
+    points.measure("Source, 1 MiB reads", read_large, &mount.join("large"), &large)?;
+    points.measure("Source, 4 KiB random reads", read_random, &mount.join("large"), &large)?;
+    points.measure("Source, 4 KiB writes", write_small, &mount.join("large"), &large)?;
+    points.measure("Copy, open and close", open_close, &mount.join("small"), &small)?;
+    points.measure("Source, open and close", open_close, &mount.join("large"), &large)?;
+    points.measure("Plain, open and close", open_close, &plain.join("small"), &small)?;
+    points.measure("stat", stat, &mount.join("small"), &small)?;
+    drop_caches()?;
+    points.measure("ls -l, cold", list_once, &mount.join("many"), &source.join("many"))?;
+    points.measure("ls -l, again", list_once, &mount.join("many"), &source.join("many"))
 }
 
 fn write_whole(path: &Path, bytes: u64) -> Result<()> {
@@ -131,7 +155,7 @@ fn write_whole(path: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn time(work: &dyn Fn(&Path) -> Result<()>, path: &Path) -> Result<f64> {
+fn time(work: Work, path: &Path) -> Result<f64> {
     let start = Instant::now();
     work(path).with_context(|| path.display().to_string())?;
     Ok(start.elapsed().max(Duration::from_nanos(1)).as_secs_f64())

@@ -2,8 +2,8 @@
 //!
 //! A unit is programmed into the erase block that its stream has open. When erased blocks run out,
 //! the collector picks a victim, programs what is live of it into the open block of its stream, and
-//! erases it. One erased block for each stream and one more are all that is held back from use: theory
-//! has none (Desnoyers, "Analytic Models of SSD Write Performance", TOS 2014), which makes a
+//! erases it. One erased block for each stream and one more are all that is held back from use.
+//! Theory has none (Desnoyers, "Analytic Models of SSD Write Performance", TOS 2014), which makes a
 //! difference for drives of few blocks only.
 
 use std::collections::VecDeque;

@@ -71,15 +71,8 @@ impl Look {
         let news = News { changed: false, pages_are_good: false, is_settled: true };
         let dirty = || copy.attributes().filter(|_| copy.is_dirty()).map(|seen| seen.stamp);
         let stamp = copy.stamp().or_else(dirty)?;
-        Some(Self {
-            stamp,
-            is_set_id: false,
-            anchor: None,
-            file: None,
-            copy: Some(copy),
-            is_new: false,
-            news,
-        })
+        let (is_set_id, is_new) = (false, false);
+        Some(Self { stamp, is_set_id, anchor: None, file: None, copy: Some(copy), is_new, news })
     }
 }
 
