@@ -59,7 +59,7 @@ fn first_pass(args: &AgainArgs, program: &Path, keeps: bool) -> Result<Duration>
     let options: &[&str] = if keeps { &kept } else { &["--memory", "64M"] };
     let first = Mounted::start(program, &[], &source, &mount, options)?;
     if keeps {
-        first.copy(&names, args.files)?;
+        first.copy(&names, args.files);
     }
     first.end()?;
     host.link(Duration::from_millis(args.round_trip), args.bandwidth);

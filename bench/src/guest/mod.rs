@@ -9,6 +9,8 @@ mod speed;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
@@ -106,21 +108,19 @@ impl Mounted {
 
     fn count(&self, name: &str) -> Result<u64> {
         let stats = self.stats()?;
-        let of = name.split('.').fold(&stats, |stats, name| &stats[name]);
-        of.as_u64().with_context(|| format!("{name} in {stats}"))
+        stats[name].as_u64().with_context(|| format!("{name} in {stats}"))
     }
 
     /// Reads files again and again until there are copies of so many. One that has been seen for
     /// less than two seconds is not copied yet.
-    fn copy(&self, names: &[String], count: u64) -> Result<()> {
+    fn copy(&self, names: &[String], count: u64) {
         wait_until("the files are copied", || {
             for name in names {
                 let _ = fs::read(self.at.join(name));
             }
-            std::thread::sleep(std::time::Duration::from_millis(100));
+            thread::sleep(Duration::from_millis(100));
             self.count("cached_files").is_ok_and(|copied| copied >= count)
         });
-        Ok(())
     }
 
     fn end(mut self) -> Result<()> {

@@ -95,7 +95,7 @@ fn measure(args: &PostmarkArgs, program: &Path, load: Load, part: u64) -> Result
     let options = ["--policy", "multicache", "--memory", "64M"];
     let mounted = Mounted::start(program, &[], &at("source"), &at("mount"), &options)?;
     let cached: Vec<_> = (operations..operations + CACHED).map(|file| file.to_string()).collect();
-    mounted.copy(&cached, CACHED)?;
+    mounted.copy(&cached, CACHED);
     host.link(Duration::from_millis(args.round_trip), args.bandwidth);
     let start = Instant::now();
     let mut fresh = 0..operations;

@@ -5,10 +5,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use flowstone_testkit::fuse::FuseHost;
 use flowstone_testkit::process::pin_current_thread;
 
 use super::{Mounted, Places};
@@ -17,6 +19,9 @@ use crate::sample::{interval, median};
 /// Bytes of the files that are read and written.
 const FILE: u64 = 64 << 20;
 const MIB: usize = 1 << 20;
+/// How far away a source is, and how many files it has.
+const FAR: Duration = Duration::from_millis(1);
+const FAR_FILES: u32 = 2_000;
 /// Opens that are timed together.
 const OPENS: u32 = 2000;
 
@@ -27,7 +32,7 @@ pub struct SpeedArgs {
     #[arg(long)]
     dir: Option<PathBuf>,
     /// Files in the folder that is listed.
-    #[arg(long, default_value_t = 20_000)]
+    #[arg(long, default_value_t = 100_000)]
     files: u32,
 }
 
@@ -53,17 +58,33 @@ impl Points {
         ours: &Path,
         theirs: &Path,
     ) -> Result<()> {
+        self.measure_after(|| Ok(()), name, work, ours, theirs)
+    }
+
+    /// The same, with something to be done before each.
+    fn measure_after(
+        &mut self,
+        prepare: fn() -> Result<()>,
+        name: &'static str,
+        work: Work,
+        ours: &Path,
+        theirs: &Path,
+    ) -> Result<()> {
+        let time = |path: &Path| {
+            prepare()?;
+            time(work, path)
+        };
         let at = self.0.iter().position(|point| point.name == name).unwrap_or_else(|| {
             self.0.push(Point { name, ours: Vec::new(), theirs: Vec::new() });
             self.0.len() - 1
         });
         let point = &mut self.0[at];
         if point.ours.len().is_multiple_of(2) {
-            point.ours.push(time(work, ours)?);
-            point.theirs.push(time(work, theirs)?);
+            point.ours.push(time(ours)?);
+            point.theirs.push(time(theirs)?);
         } else {
-            point.theirs.push(time(work, theirs)?);
-            point.ours.push(time(work, ours)?);
+            point.theirs.push(time(theirs)?);
+            point.ours.push(time(ours)?);
         }
         Ok(())
     }
@@ -88,21 +109,25 @@ pub fn speed(args: &SpeedArgs, program: &Path, rounds: usize) -> Result<()> {
         Some(dir) => tempfile::tempdir_in(dir)?,
         None => tempfile::tempdir()?,
     };
-    let source = source.path();
+    // As many folders deep as the mounts.
+    let source = source.path().join("source");
+    fs::create_dir(&source)?;
+    let source = source.as_path();
     let on_tmpfs = tempfile::NamedTempFile::new_in("/dev/shm").context("a file on tmpfs")?;
     write_whole(on_tmpfs.path(), FILE)?;
     make_files(source, args.files)?;
     // The large file has no room as a copy.
     let options = ["--memory", "100M", "--policy", "multicache"];
     let mounted = Mounted::start(program, &[], source, &places.at("mount"), &options)?;
-    let plain_only = [&options[..], &["--modes", "plain"]].concat();
+    let plain_only = [&options[..], &["--modes", "plain", "--xattrs"]].concat();
     let plain = Mounted::start(program, &[], source, &places.at("plain"), &plain_only)?;
-    mounted.copy(&["copied".into(), "small".into()], 2)?;
+    mounted.copy(&["copied".into(), "small".into()], 2);
     pin_current_thread(&[1])?;
     let mut points = Points::default();
     for _ in 0..rounds {
         measure_all(&mut points, &mounted.at, &plain.at, source, on_tmpfs.path())?;
     }
+    measure_far(&mut points, program, rounds)?;
     let opens = mounted.stats()?["opens"].clone();
     let used = |mode: &str| opens[mode].as_u64().unwrap_or(0) > u64::from(OPENS);
     ensure!(used("copy") && used("source"), "files were opened in other modes: {opens}");
@@ -141,9 +166,30 @@ fn measure_all(
     points.measure("Source, open and close", open_close, &mount.join("large"), &large)?;
     points.measure("Plain, open and close", open_close, &plain.join("small"), &small)?;
     points.measure("stat", stat, &mount.join("small"), &small)?;
-    drop_caches()?;
-    points.measure("ls -l, cold", list_once, &mount.join("many"), &source.join("many"))?;
-    points.measure("ls -l, again", list_once, &mount.join("many"), &source.join("many"))
+    let [ours, with, theirs] = [mount, plain, source].map(|folder| folder.join("many"));
+    points.measure_after(drop_caches, "ls -l, cold", list, &ours, &theirs)?;
+    [&ours, &theirs].into_iter().try_for_each(|folder| list(folder))?;
+    points.measure("ls -l, again", list, &ours, &theirs)?;
+    points.measure_after(drop_caches, "ls -l, cold, --xattrs", list, &with, &theirs)?;
+    [&with, &theirs].into_iter().try_for_each(|folder| list(folder))?;
+    points.measure("ls -l, again, --xattrs", list, &with, &theirs)
+}
+
+/// A folder whose source takes its time to answer.
+fn measure_far(points: &mut Points, program: &Path, rounds: usize) -> Result<()> {
+    let places = Places::new(&["behind", "source", "mount"])?;
+    (0..FAR_FILES)
+        .try_for_each(|file| File::create(places.at("behind").join(file.to_string())).map(drop))?;
+    let (source, mount) = (places.at("source"), places.at("mount"));
+    let host = FuseHost::mount(&source, &places.at("behind")).context("mount a source")?;
+    let options = ["--memory", "64M"];
+    let mounted = Mounted::start(program, &[], &source, &mount, &options)?;
+    host.link(FAR, 0);
+    for _ in 0..rounds {
+        points.measure_after(drop_caches, "ls -l, cold, 1 ms away", list, &mount, &source)?;
+    }
+    host.link(Duration::ZERO, 0);
+    mounted.end()
 }
 
 fn write_whole(path: &Path, bytes: u64) -> Result<()> {
@@ -203,10 +249,9 @@ fn stat(path: &Path) -> Result<()> {
     Ok(())
 }
 
-fn list_once(path: &Path) -> Result<()> {
-    for entry in fs::read_dir(path)? {
-        fs::symlink_metadata(entry?.path())?;
-    }
+fn list(path: &Path) -> Result<()> {
+    let listed = Command::new("ls").arg("-l").arg(path).stdout(Stdio::null()).status()?;
+    ensure!(listed.success(), "ls ended with {listed}");
     Ok(())
 }
 

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use crate::mutant;
 use crate::sizer::{PLENTY_OF, Reading};
 
 const MEMINFO: &str = "/proc/meminfo";
@@ -47,27 +48,33 @@ impl Reader {
             total = total.min(limit);
             available = available.min(limit.saturating_sub(used));
         }
-        let waiting = self.waiting(available <= total / PLENTY_OF);
-        Some(Reading { available, total, waiting })
+        let is_short = available <= total / PLENTY_OF;
+        Some(Reading { available, total, waiting: self.waiting(is_short) })
     }
 
     /// Part of the time since the last call in which some process waited for memory: of the
-    /// process's own cgroup if that tells, else of the host. Those of the host may wait for memory
-    /// of cgroups of theirs, or for pages of files that they have read themselves out of memory: it
-    /// counts only while little is available.
-    fn waiting(&mut self, is_little: bool) -> f64 {
+    /// process's own cgroup if that tells, else of the host.
+    fn waiting(&mut self, is_short: bool) -> f64 {
         let own = self.groups.first().map(|group| group.folder.join("memory.pressure"));
         let own = own.and_then(|path| fs::read_to_string(path).ok());
-        let of_host = || fs::read_to_string(PRESSURE).ok().filter(|_| is_little);
-        let text = own.or_else(of_host).unwrap_or_default();
+        let is_own = own.is_some();
+        let text = own.or_else(|| fs::read_to_string(PRESSURE).ok()).unwrap_or_default();
         let Some(waited) = waited(&text) else { return 0.0 };
         let now = Instant::now();
         let last = self.last.replace((now, waited));
-        last.map_or(0.0, |(at, before)| {
+        let part = last.map_or(0.0, |(at, before)| {
             let time = now.duration_since(at).as_micros().max(1) as f64;
             waited.saturating_sub(before) as f64 / time
-        })
+        });
+        if waits_count(is_own, is_short) { part } else { 0.0 }
     }
+}
+
+/// Whether it says anything of this process that others waited. Those of the host may have waited
+/// for memory of cgroups of theirs, or for pages of files that they have read themselves out of
+/// memory.
+fn waits_count(is_own: bool, is_short: bool) -> bool {
+    is_own || is_short || mutant("memory.reading.counts-all-waits")
 }
 
 /// The lowest limit of memory that the cgroups of this process have; none if that is more than the
@@ -172,6 +179,13 @@ mod tests {
         assert_eq!(waited(""), None);
         let reading = Reader::of_this_process().read().expect("this is Linux");
         assert!(reading.available > 0 && reading.available <= reading.total);
+    }
+
+    /// A host whose other processes wait has memory for this one.
+    #[test]
+    fn waits_of_others_count_while_memory_is_short() {
+        let all = [(true, true), (true, false), (false, true), (false, false)];
+        assert_eq!(all.map(|(own, short)| waits_count(own, short)), [true, true, true, false]);
     }
 
     #[test]

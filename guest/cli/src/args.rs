@@ -96,6 +96,10 @@ pub struct Cache {
     /// A close does not write back: others see a closed file only after the time of --write-back
     #[arg(long, requires = "write_back")]
     pub lazy_close: bool,
+    /// Show extended attributes, if the source has any: ACLs and file capabilities among them.
+    /// Without it there are none, and `ls -l` asks this program nothing for each file
+    #[arg(long)]
+    pub xattrs: bool,
     /// How files may be opened: copy (the kernel reads the copy), source (the kernel reads and
     /// writes the source's file), plain (through this program); the last one always may
     #[arg(

@@ -52,6 +52,7 @@ fn options(args: &Cache) -> Options {
             bytes,
             lazy_close: args.lazy_close,
         }),
+        xattrs: args.xattrs,
         agent: args.agent.clone(),
     }
 }

@@ -224,10 +224,10 @@ impl Copies {
         if is_valid {
             kept.fills.remove(&fill.identity);
         }
-        let bytes = copied.as_ref().map_or(0, |(_, seen)| space_of(seen.stamp.size));
         let in_use = self.bytes_in_use.load(Ordering::Relaxed);
-        // The policy knows nothing of what is dirty.
-        if in_use + bytes > kept.limit.bytes && kept.has_dirty() {
+        let has_room = |bytes: u64| in_use + bytes <= kept.limit.bytes || !kept.has_dirty();
+        // The policy knows nothing of what is dirty, and would have it copied at each use.
+        if copied.as_ref().is_some_and(|(_, seen)| !has_room(space_of(seen.stamp.size))) {
             kept.forget(fill.identity);
         }
         let is_wanted = kept.policy.holds(kept.id(fill.identity));

@@ -11,7 +11,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use self::entries::{rest, tell};
+use rustix::io::Errno;
+
+use self::entries::tell;
 use self::outcomes::{Locked, OpenedFolder};
 use self::replies::{created, done, entry, extended, opened, opened_folder, written};
 use crate::callers::Caller;
@@ -35,6 +37,9 @@ pub struct Answers {
     pub files: Arc<Files>,
     /// Where that takes the source.
     pub requests: Arc<Requests>,
+    /// Without, the kernel is told so at the first question for an extended attribute, and asks no
+    /// more: `ls -l` has two for each file.
+    pub has_xattrs: bool,
 }
 
 /// What the kernel is asked to do, if it can.
@@ -237,8 +242,8 @@ impl Filesystem for Answers {
     ) {
         let work = move |files: &Files| files.entries(handle.0, offset == 0);
         self.ask(by, reply, work, move |_, mut reply: ReplyDirectory, entries| {
-            for (next, entry) in rest(&entries, offset) {
-                if reply.add(INodeNo(entry.inode), next, kind(entry.kind), &entry.name) {
+            for (next, entry) in entries.rest(offset) {
+                if reply.add(INodeNo(entry.inode), next, kind(entry.kind), entry.name) {
                     break;
                 }
             }
@@ -283,20 +288,20 @@ impl Filesystem for Answers {
     ) {
         let (caller, name, value) = (caller(by), name.to_owned(), value.to_vec());
         let work = move |files: &Files| files.set_extended(id.0, &name, &value, flags, &caller);
-        self.ask(by, reply, work, done);
+        self.ask_for_xattr(by, reply, work, done);
     }
 
     fn getxattr(&self, by: &Request, id: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
         // Asked before each write, which is to wait for nothing; the source takes away what it has.
         if name == "security.capability" && self.files.keeps_back(id.0) {
-            return reply.fail(rustix::io::Errno::NODATA);
+            return reply.fail(Errno::NODATA);
         }
         let (caller, name) = (caller(by), name.to_owned());
         let work = move |files: &Files| {
             let mut value = vec![0; size as usize];
             files.extended(id.0, &name, &mut value, &caller).map(|length| (value, length))
         };
-        self.ask(by, reply, work, extended);
+        self.ask_for_xattr(by, reply, work, extended);
     }
 
     fn listxattr(&self, by: &Request, id: INodeNo, size: u32, reply: ReplyXattr) {
@@ -305,12 +310,12 @@ impl Filesystem for Answers {
             let mut names = vec![0; size as usize];
             files.extended_names(id.0, &mut names, &caller).map(|length| (names, length))
         };
-        self.ask(by, reply, work, extended);
+        self.ask_for_xattr(by, reply, work, extended);
     }
 
     fn removexattr(&self, by: &Request, id: INodeNo, name: &OsStr, reply: ReplyEmpty) {
         let (caller, name) = (caller(by), name.to_owned());
-        self.ask(by, reply, move |files| files.remove_extended(id.0, &name, &caller), done);
+        self.ask_for_xattr(by, reply, move |files| files.remove_extended(id.0, &name, &caller), done);
     }
 
     fn getlk(
@@ -331,7 +336,7 @@ impl Filesystem for Answers {
         let range = Range { start, end, kind };
         let (requests, task) = (self.requests.clone(), by.pid());
         let work = move |files: &Files| match files.try_lock(handle.0, owner.0, range) {
-            Err(rustix::io::Errno::AGAIN) if waits => Ok(Locked::Waits),
+            Err(Errno::AGAIN) if waits => Ok(Locked::Waits),
             tried => tried.map(|()| Locked::Done),
         };
         self.ask(by, reply, work, move |_, reply, tried| {
@@ -357,7 +362,7 @@ impl Filesystem for Answers {
     ) {
         let to_data = whence == libc::SEEK_DATA;
         let work = move |files: &Files| {
-            let offset = u64::try_from(offset).map_err(|_| rustix::io::Errno::NXIO)?;
+            let offset = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
             files.seek(handle.0, offset, to_data)
         };
         self.ask(by, reply, work, |_, reply, at| reply.offset(at.cast_signed()));
@@ -380,5 +385,5 @@ fn caller(request: &Request) -> Caller {
 
 /// The kernel's hold on a file. Nobody waits for it any more if the request was answered.
 fn register<T>(registered: Option<std::io::Result<T>>) -> std::io::Result<T> {
-    registered.unwrap_or_else(|| Err(rustix::io::Errno::INTR.into()))
+    registered.unwrap_or_else(|| Err(Errno::INTR.into()))
 }

@@ -74,6 +74,8 @@ pub struct Options {
     pub trouble: TroubleOptions,
     /// Whether writes are kept back; without it they are at the source when they return.
     pub write_back: Option<WriteBackOptions>,
+    /// Whether extended attributes are shown, where the source has any.
+    pub xattrs: bool,
     /// The way to the host; a virtio port, if there is one, without it.
     pub agent: Option<PathBuf>,
 }
@@ -106,6 +108,7 @@ impl Options {
             modes: Modes::ALL,
             trouble: TroubleOptions { timeout: Duration::from_secs(5), fails_when_down: false },
             write_back: None,
+            xattrs: true,
             agent: None,
         }
     }

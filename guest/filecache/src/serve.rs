@@ -23,6 +23,8 @@ use crate::source::Source;
 use crate::store::Store;
 use crate::{agent, control, mount_point, session};
 
+/// Heaps that all threads share.
+const HEAPS: i32 = 1;
 /// Files that are copied at the same time.
 const FILLS: usize = 2;
 /// What takes longer at the end is said.
@@ -73,7 +75,7 @@ pub fn serve(options: &Options, is_up: impl FnOnce(&Path)) -> Result<(), Failed>
         .map_err(|error| Failed::new(named, error, "give an empty folder that is not in use"))?;
     let requests = Requests::start(files.clone(), session::READERS, options.trouble)
         .map_err(|error| Failed::new("threads", error, "allow this process more of them"))?;
-    let session = session::mount(&files, requests, &options.source, &at).map_err(|error| {
+    let session = session::mount(&files, requests, options, &at).map_err(|error| {
         let hint = "mounting needs /dev/fuse and root, or fusermount3 and a folder of yours";
         Failed::new(format!("mount {}", at.display()), error, hint)
     })?;
@@ -176,6 +178,9 @@ fn watch_signals(events: Sender<Event>) -> io::Result<()> {
 
 /// Modes come from the callers as they are, and each open file takes a descriptor or two.
 fn prepare_process() {
+    // Each of the threads would keep memory that lists of folders took, one after the other.
+    // SAFETY: it changes a number of the allocator's.
+    unsafe { libc::mallopt(libc::M_ARENA_MAX, HEAPS) };
     umask(rustix::fs::Mode::empty());
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;

@@ -3,11 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::io::Errno;
+
 use crate::files::Files;
 use crate::fuse::Answers;
 use crate::kernel::Kernel;
 use crate::library::{self, Config, MountOption, SessionACL};
 use crate::mount_point::PREFIX;
+use crate::options::Options;
 use crate::requests::Requests;
 
 /// Threads that read requests.
@@ -32,9 +35,11 @@ impl Session {
 pub fn mount(
     files: &Arc<Files>,
     requests: Arc<Requests>,
-    source: &Path,
+    options: &Options,
     at: &Path,
 ) -> std::io::Result<Session> {
+    let source = &options.source;
+    let has_xattrs = options.xattrs && has_xattrs(source);
     let mut config = Config::default();
     config.mount_options = vec![
         MountOption::FSName(format!("{PREFIX}{}", source.display())),
@@ -46,5 +51,23 @@ pub fn mount(
     }
     config.n_threads = Some(READERS);
     config.clone_fd = true;
-    library::Session::new(Answers { files: files.clone(), requests }, at, &config).map(Session)
+    let answers = Answers { files: files.clone(), requests, has_xattrs };
+    library::Session::new(answers, at, &config).map(Session)
+}
+
+/// Whether files there can have extended attributes.
+fn has_xattrs(source: &Path) -> bool {
+    let asked = rustix::fs::getxattr(source, "user.flowstone", &mut [0_u8; 0][..]);
+    !matches!(asked, Err(Errno::OPNOTSUPP | Errno::NOSYS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_without_extended_attributes_is_known() {
+        assert!(!has_xattrs(Path::new("/proc")), "proc has none");
+        assert!(has_xattrs(Path::new("/")), "the root of this machine has, or may have");
+    }
 }

@@ -18,3 +18,4 @@ mod soak;
 mod trouble;
 mod users;
 mod write_back;
+mod xattrs;

@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 
-use rustix::io::Result;
+use rustix::io::{Errno, Result};
 
 use super::replies::{done, entry};
 use super::{Answers, caller};
@@ -22,6 +22,21 @@ impl Answers {
     ) {
         let work = move |files: &Files, _: &Owed<R>, ask| (ask == Ask::Source).then(|| work(files));
         self.requests.ask(by.pid(), reply, work, send);
+    }
+
+    /// The same of extended attributes, if the mount has any.
+    pub fn ask_for_xattr<R: Reply, T: Outcome + 'static>(
+        &self,
+        by: &Request,
+        reply: R,
+        work: impl Fn(&Files) -> Result<T> + Send + Sync + 'static,
+        send: impl Fn(&Files, R, T) + Send + Sync + 'static,
+    ) {
+        if self.has_xattrs {
+            self.ask(by, reply, work, send);
+        } else {
+            reply.fail(Errno::NOSYS);
+        }
     }
 
     /// Closes something. Nobody waits for it; it is done also when the source is down.

@@ -6,7 +6,6 @@ use rustix::io::Result;
 
 use super::outcomes::Told;
 use crate::files::Files;
-use crate::files::folders::Entry;
 use crate::kernel_types::{kind, nothing, to_kernel};
 use crate::library::{FileAttr, Generation, INodeNo, ReplyDirectoryPlus};
 use crate::requests::Owed;
@@ -15,8 +14,8 @@ use crate::requests::Owed;
 pub fn tell(files: &Files, to: &Owed<ReplyDirectoryPlus>, folder: u64, from: u64) -> Result<Told> {
     let entries = files.entries(folder, from == 0)?;
     let mut told = Told::default();
-    for (next, entry) in rest(&entries, from) {
-        let found = (!entry.is_dots()).then(|| files.entry(folder, &entry.name)).flatten();
+    for (next, entry) in entries.rest(from) {
+        let found = (!entry.is_dots()).then(|| files.entry(folder, entry.name)).flatten();
         let (window, attributes) = match &found {
             Some((node, seen)) => (files.window, to_kernel(node.id, seen)),
             // Number 0: the name alone, of which the kernel keeps nothing.
@@ -24,7 +23,7 @@ pub fn tell(files: &Files, to: &Owed<ReplyDirectoryPlus>, folder: u64, from: u64
         };
         let id = if found.is_some() { attributes.ino } else { INodeNo(0) };
         let add = |to: &mut ReplyDirectoryPlus| {
-            to.add(id, next, &entry.name, &window, &attributes, Generation(0))
+            to.add(id, next, entry.name, &window, &attributes, Generation(0))
         };
         // Somebody may have answered; then none of it was told.
         let is_full = to.with(add).unwrap_or(true);
@@ -37,10 +36,4 @@ pub fn tell(files: &Files, to: &Owed<ReplyDirectoryPlus>, folder: u64, from: u64
         }
     }
     Ok(told)
-}
-
-/// The entries from an offset on, each with the offset of the next one.
-pub fn rest(entries: &[Entry], offset: u64) -> impl Iterator<Item = (u64, &Entry)> {
-    let entries = entries.iter().enumerate().skip(offset as usize);
-    entries.map(|(at, entry)| (at as u64 + 1, entry))
 }

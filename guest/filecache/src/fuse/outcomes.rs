@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustix::fs::StatVfs;
 
 use crate::files::Files;
-use crate::files::folders::Entry;
+use crate::files::folders::Entries;
 use crate::files::locks::Range;
 use crate::files::names::Found;
 use crate::files::open::Opened;
@@ -32,7 +32,7 @@ leave_nothing!(
     (Vec<u8>, usize),
     OsString,
     StatVfs,
-    Arc<[Entry]>,
+    Arc<Entries>,
     (Range, u32),
     Locked,
 );
