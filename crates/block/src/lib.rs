@@ -6,6 +6,7 @@
 mod blocking;
 mod buffer;
 mod class;
+mod clock;
 mod damage;
 mod error;
 mod extent;
@@ -24,6 +25,7 @@ mod token;
 pub use blocking::BlockingDisk;
 pub use buffer::{AlignedBuf, IoVec, gather, scatter};
 pub use class::{Class, IoPriority};
+pub use clock::{Clock, TimeSource};
 pub use damage::Damage;
 pub use error::{Error, ErrorKind, Result};
 pub use extent::{Extent, SECTOR_BYTES, Sector, SectorCount};

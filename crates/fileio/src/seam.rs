@@ -3,7 +3,7 @@
 use std::io;
 use std::ops::Range;
 
-use flowstone_block::{NextLook, QueueContext};
+use flowstone_block::{Clock, NextLook, QueueContext};
 
 use crate::{FileCompletion, FileOffset, FileRequest};
 
@@ -85,6 +85,11 @@ pub trait FileIo: Send + Sync {
     /// file in memory has none.
     fn device(&self) -> Option<u64> {
         None
+    }
+
+    /// The clock by which requests take time: that of a model if the file lies on one.
+    fn clock(&self) -> Clock {
+        Clock::default()
     }
 
     /// Smallest unit in which the file can be read and written, in bytes.

@@ -16,7 +16,7 @@ use crate::capacity::valid_capacity;
 use crate::log::{self, LogImage, LogInfo, LogOptions, ResortLimit};
 use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
-use crate::{DiscardMode, Format, Image, Space};
+use crate::{DiscardMode, Format, Image, Space, Upkeep};
 
 /// How to open an image.
 #[derive(Clone, Debug)]
@@ -265,6 +265,52 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
             Ok(Box::new(image))
         }
+    }
+}
+
+/// Makes a new, empty image of `bytes` bytes in a file that is open and empty.
+pub fn create_in(
+    name: &str,
+    file: &dyn FileIo,
+    format: Format,
+    bytes: u64,
+    options: &CreateOptions,
+) -> Result<()> {
+    let capacity = valid_capacity(bytes)
+        .map_err(|why| Error::invalid(name, why, "give a --size such as 8G or 512M"))?;
+    options.check(name, format)?;
+    match format {
+        Format::Raw => file
+            .set_size(capacity.bytes())
+            .map_err(|error| Error::host(name, error, "check the host's file system")),
+        Format::Qcow2 => qcow2::create(name, file, capacity, &options.qcow2),
+        Format::Log => log::create(name, file, capacity, options.log),
+    }
+}
+
+/// Opens an image in a file that is open, for writing. It has no thread: the caller lets the upkeep
+/// work.
+pub fn open_stepped(
+    name: &str,
+    file: Box<dyn FileIo>,
+    format: Format,
+) -> Result<(Box<dyn Image>, Box<dyn Upkeep>)> {
+    match format {
+        Format::Raw => {
+            let discard = DiscardMode::Deallocate;
+            let image = RawImage::open(Path::new(name), file, discard, Access::Write)?;
+            let upkeep = image.upkeep();
+            Ok((Box::new(image), upkeep))
+        }
+        Format::Log => {
+            let (image, upkeep) = LogImage::open_stepped(name.into(), file)?;
+            Ok((Box::new(image), Box::new(upkeep)))
+        }
+        Format::Qcow2 => Err(Error::unsupported(
+            name,
+            "the threads behind a qcow2 image cannot be given their turns",
+            "use a raw or a log image",
+        )),
     }
 }
 

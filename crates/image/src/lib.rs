@@ -22,12 +22,15 @@ mod report;
 mod retirement;
 mod runtime;
 mod sample;
+mod upkeep;
 #[cfg(test)]
 mod waits;
 
 pub use check::check;
 pub use convert::convert;
-pub use create::{CreateOptions, ImageInfo, ImageOptions, create, inspect, open};
+pub use create::{
+    CreateOptions, ImageInfo, ImageOptions, create, create_in, inspect, open, open_stepped,
+};
 pub use damage::Damages;
 pub use format::Format;
 pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, LogState, Space};
@@ -35,3 +38,4 @@ pub use log::{LogCosts, LogInfo, LogOptions, ResortLimit};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};
 pub use sample::{ReadSample, sample_reads};
+pub use upkeep::Upkeep;

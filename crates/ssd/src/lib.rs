@@ -1,15 +1,33 @@
 //! A deterministic model of a solid-state drive.
 //!
 //! ```text
-//!   writes, trims ──► Ftl ──► Counts: units written, copied, trimmed; blocks erased
-//!                      │
-//!                      └─ Victims: which block is collected next
+//!   SsdFile ──► State ──► Ftl ──► Counts: units written, copied, trimmed; blocks erased
+//!  (FileIo)     │  │      └─ Victims: which block is collected next
+//!               │  └─ Contents
+//!               └─ Work: how long that takes
 //! ```
 //!
-//! Time and content are no part of it: the same calls give the same counts.
+//! A file on it is a [`FileIo`](flowstone_fileio::FileIo), so image code runs on it unchanged. Its
+//! time is its own and passes only when somebody waits: the same calls give the same counts, times
+//! and content.
 
+mod channel;
+mod contents;
+mod drive;
+mod file;
 mod ftl;
+mod options;
+mod place;
+mod shared;
+mod state;
+mod time;
+mod timing;
 mod victims;
 
+pub use drive::{Ssd, Tally};
+pub use file::SsdFile;
 pub use ftl::{Counts, Ftl, Shape};
+pub use options::{SsdOptions, TrimMode};
+pub use time::{ModelTime, beside, in_charge};
+pub use timing::Timing;
 pub use victims::Policy;

@@ -3,6 +3,7 @@
 //! Each rule reads the tree and says what breaks it, one line for each place. It has a test with a
 //! small bad sample, which it must refuse.
 
+mod clocks;
 mod documents;
 mod functions;
 mod host_calls;
@@ -31,6 +32,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         sizes::check_widths(&sources),
         safety::check(&sources),
         host_calls::check(&sources, &list("host-calls")?),
+        clocks::check(&sources, &list("host-time")?),
         stages::check_dependencies(workspace)?,
         stages::check_wiring(&sources),
         stages::check_fuse(&sources),

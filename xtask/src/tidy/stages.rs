@@ -14,10 +14,12 @@ use super::source::Source;
 
 /// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 18] = [
+const MAY_KNOW: [(&str, &[&str]); 20] = [
     ("reactor", &[]),
     ("memory", &[]),
-    ("ssd", &[]),
+    ("ssd", &["block", "fileio"]),
+    ("trace", &[]),
+    ("replay", &["block", "image", "ssd", "trace"]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),
@@ -33,7 +35,7 @@ const MAY_KNOW: [(&str, &[&str]); 18] = [
             "frontend", "memory",
         ],
     ),
-    ("cli", &["block", "fileio", "image", "daemon"]),
+    ("cli", &["block", "fileio", "image", "daemon", "replay"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
     ("policy", &[]),

@@ -9,7 +9,7 @@ mod room;
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::{Errno, mutant};
+use flowstone_block::{Clock, Errno, mutant};
 
 use self::commit_order::{CommitOrder, InFlightRecord};
 pub use self::room::{FULL_RETRY, Full, Want};
@@ -103,6 +103,8 @@ pub struct AppendState {
     pub costs: LogCosts,
     /// Guest blocks committed since the image was made: the log's own time.
     pub clock: u64,
+    /// The file's time.
+    pub time: Clock,
     /// Number of the newest durable checkpoint.
     pub generation: u64,
     /// Everything before this sequence number is durable.
@@ -143,6 +145,7 @@ impl AppendState {
             totals: Totals::default(),
             costs: LogCosts::default(),
             clock: 0,
+            time: Clock::default(),
             generation: 0,
             durable: next_sequence,
             since_checkpoint: 0,
@@ -192,7 +195,7 @@ impl AppendState {
             Health::Restarting => {
                 // With each request the host is asked again.
                 effects.wake_maintenance |= self.restart_full.is_some();
-                let fresh = self.restart_full.filter(|full| full.is_fresh());
+                let fresh = self.restart_full.filter(|full| full.is_fresh(&self.time));
                 return Err(fresh.map_or(PlaceError::Wait, |full| PlaceError::Full(full.errno)));
             }
             Health::Stopped => return Err(PlaceError::Full(Errno::IO)),

@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use flowstone_block::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
-use flowstone_block::{Outcome, Sector, SectorCount, mutant};
+use flowstone_block::{Clock, Outcome, Sector, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
@@ -27,6 +27,8 @@ pub struct Core {
     /// The image's path, for messages.
     pub name: String,
     pub file: Box<dyn FileIo>,
+    /// The file's.
+    pub clock: Clock,
     pub codec: Codec,
     pub shape: Shape,
     pub map: BlockMap,
@@ -56,14 +58,16 @@ impl Core {
         mut state: AppendState,
     ) -> Self {
         state.disk_leaves = leaves_of(capacity);
+        state.time = file.clock();
         Self {
             name,
+            clock: file.clock(),
             file,
             codec,
             shape: state.shape,
             map,
             sync: GroupSync::default(),
-            inbox: Inbox::default(),
+            inbox: Inbox::new(state.time.clone()),
             discards: Arc::default(),
             damages: DamageList::default(),
             resorting: Resorting::default(),

@@ -24,6 +24,17 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
+    /// Bytes of a segment of a disk of so many bytes, if nothing else is asked for.
+    pub fn default_segment_bytes(bytes: u64) -> u64 {
+        Shape::default_segment_bytes(bytes)
+    }
+
+    /// The most bytes that the file takes of an image of a disk of so many bytes.
+    pub fn file_bytes(&self, name: &str, bytes: u64) -> Result<u64> {
+        let (shape, segments) = self.shape(name, bytes)?;
+        Ok(u64::from(segments) * shape.segment_bytes())
+    }
+
     /// The layout of an image of a disk of `bytes` bytes and its segments, or why there can be
     /// none.
     fn shape(&self, name: &str, bytes: u64) -> Result<(Shape, u32)> {

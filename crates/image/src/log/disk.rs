@@ -89,11 +89,8 @@ impl LogImage {
         self.core.inbox.ask(command).wait()
     }
 
-    /// Opens for writing without the maintenance worker's thread, for images that must come out the
-    /// same every time: the caller lets the maintenance worker work.
-    #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn open_by_hand(path: &Path, file: Box<dyn FileIo>) -> Result<(Self, Maintenance)> {
-        let name = path.display().to_string();
+    /// Opens for writing without the maintenance worker's thread: the caller lets it work.
+    pub(crate) fn open_stepped(name: String, file: Box<dyn FileIo>) -> Result<(Self, Maintenance)> {
         let (core, knowledge) = prepare(name.clone(), file, false)?;
         let knowledge = knowledge.expect("an image that is open for writing is known");
         let maintenance = Maintenance::new(Arc::clone(&core), knowledge)

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use flowstone_block::{Errno, Outcome, SectorCount, mutant};
+use flowstone_block::{Clock, Errno, Outcome, SectorCount, mutant};
 
 use crate::runtime::inbox::Inbox;
 
@@ -50,6 +50,11 @@ struct State {
 }
 
 impl Commits {
+    /// Nothing has changed yet.
+    pub fn new(clock: Clock) -> Self {
+        Self { inbox: Inbox::new(clock), ..Self::default() }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

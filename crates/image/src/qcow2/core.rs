@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{SectorCount, mutant};
+use flowstone_block::{Clock, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
@@ -23,6 +23,8 @@ pub struct Core {
     /// The image's path, for messages.
     pub name: String,
     pub file: Box<dyn FileIo>,
+    /// The file's.
+    pub clock: Clock,
     pub shape: Shape,
     pub readonly: bool,
     pub discard: DiscardMode,
@@ -56,6 +58,7 @@ impl Core {
         capacity: SectorCount,
         meta: Meta,
     ) -> Self {
+        let clock = file.clock();
         Self {
             name,
             file,
@@ -63,7 +66,8 @@ impl Core {
             readonly,
             discard,
             backing,
-            commits: Commits::default(),
+            commits: Commits::new(clock.clone()),
+            clock,
             sync: GroupSync::default(),
             epochs: Epochs::default(),
             activity: Arc::default(),

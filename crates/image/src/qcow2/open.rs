@@ -132,8 +132,8 @@ impl From<Errno> for Refusal {
 
 fn start_trims(core: &Arc<Core>) -> Trims {
     let (activity, discards) = (Arc::clone(&core.activity), Arc::clone(&core.discards));
-    let core = Arc::clone(core);
-    Trims::new(activity, discards, move || {
+    let (core, clock) = (Arc::clone(core), core.clock.clone());
+    Trims::new(activity, discards, clock, move || {
         let mut worker = SlowPathWorker::new(Arc::clone(&core))?;
         Ok(Box::new(move |extent| worker.trim(extent)))
     })

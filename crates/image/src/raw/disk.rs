@@ -19,7 +19,7 @@ use crate::runtime::group_sync::GroupSync;
 use crate::runtime::pace::Activity;
 use crate::runtime::trims::Trims;
 use crate::runtime::wakers::QueueWaker;
-use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space};
+use crate::{CompactProgress, DiscardMode, Discards, Format, Image, Layout, Space, Upkeep};
 
 /// An open raw image.
 pub struct RawImage {
@@ -86,6 +86,11 @@ impl RawImage {
         }
     }
 
+    /// What carries its discards out, in the place of its thread.
+    pub(crate) fn upkeep(&self) -> Box<dyn Upkeep> {
+        Box::new(self.trims.by_hand())
+    }
+
     fn queue(&self, context: &QueueContext) -> io::Result<RawChannel> {
         let parts = RawParts {
             file: self.file.channel(context)?,
@@ -112,8 +117,9 @@ fn start_trims(
     activity: &Arc<Activity>,
     discards: &Arc<DiscardCounters>,
 ) -> Trims {
+    let clock = file.clock();
     let (file, counters) = (Arc::clone(file), Arc::clone(discards));
-    Trims::new(Arc::clone(activity), Arc::clone(discards), move || {
+    Trims::new(Arc::clone(activity), Arc::clone(discards), clock, move || {
         let mut file = BlockingFile::new(&*file)?;
         let counters = Arc::clone(&counters);
         Ok(Box::new(move |extent: Extent| {

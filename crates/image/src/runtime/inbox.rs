@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Outcome};
+use flowstone_block::{Clock, Errno, Outcome};
 
 /// How often a caller that waits is told how far its command has come.
 const PROGRESS_PERIOD: Duration = Duration::from_millis(100);
@@ -29,6 +29,7 @@ pub struct Inbox<Command> {
     wakeup: Condvar,
     /// How far the command has come that is being carried out: so much of so much.
     progress: [AtomicU64; 2],
+    clock: Clock,
 }
 
 struct State<Command> {
@@ -78,16 +79,26 @@ impl Reply {
 
 impl<Command> Default for Inbox<Command> {
     fn default() -> Self {
+        Self::new(Clock::default())
+    }
+}
+
+impl<Command> Inbox<Command> {
+    /// Nothing is asked for yet. Deadlines are by this clock.
+    pub fn new(clock: Clock) -> Self {
         let state = State {
             commands: VecDeque::new(),
             pending_work: PendingWork::default(),
             closed: false,
         };
-        Self { state: Mutex::new(state), wakeup: Condvar::new(), progress: Default::default() }
+        Self {
+            state: Mutex::new(state),
+            wakeup: Condvar::new(),
+            progress: Default::default(),
+            clock,
+        }
     }
-}
 
-impl<Command> Inbox<Command> {
     fn state(&self) -> MutexGuard<'_, State<Command>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,7 +140,7 @@ impl<Command> Inbox<Command> {
             state = match deadline {
                 None => self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner),
                 Some(at) => {
-                    let left = at.saturating_duration_since(Instant::now());
+                    let left = at.saturating_duration_since(self.clock.now());
                     if left.is_zero() {
                         return PendingWork::default();
                     }

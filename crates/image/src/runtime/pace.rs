@@ -67,13 +67,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// How long to rest after work that began at `began` and has just ended.
-    pub fn rest_after(&mut self, began: Instant, activity: &Activity) -> Duration {
-        let now = Instant::now();
-        self.rest(now - began, now, activity)
-    }
-
-    fn rest(&mut self, work: Duration, now: Instant, activity: &Activity) -> Duration {
+    /// How long to rest after work that took so long and has just ended.
+    pub fn rest(&mut self, work: Duration, now: Instant, activity: &Activity) -> Duration {
         let requests = activity.requests();
         if std::mem::replace(&mut self.seen, requests) != requests {
             self.seen_at = Some(now);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, mutant};
+use flowstone_block::{Clock, Errno, mutant};
 
 use super::{AppendState, Draft, Effects, Head, PlaceError};
 use crate::log::head::{HeadPlace, Placed};
@@ -30,14 +30,10 @@ pub struct Full {
 }
 
 impl Full {
-    pub fn now(errno: Errno) -> Self {
-        Self { errno, at: Instant::now() }
-    }
-
     /// Whether this was just now. A later request waits until the host has been asked again: there
     /// may be room by then, and nothing else would find that out.
-    pub fn is_fresh(self) -> bool {
-        self.at.elapsed() < FULL_RETRY || mutant("log.full.believed-for-ever")
+    pub fn is_fresh(self, clock: &Clock) -> bool {
+        clock.since(self.at) < FULL_RETRY || mutant("log.full.believed-for-ever")
     }
 }
 
@@ -146,7 +142,7 @@ impl AppendState {
     fn refuse(&mut self, opener: Opener, effects: &mut Effects) -> PlaceError {
         effects.wake_maintenance = true;
         let want = if opener == Opener::Trim { &mut self.trims } else { &mut self.writes };
-        match want.full.filter(|full| full.is_fresh()) {
+        match want.full.filter(|full| full.is_fresh(&self.time)) {
             Some(full) => PlaceError::Full(full.errno),
             None => {
                 want.starved = true;

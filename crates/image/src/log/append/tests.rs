@@ -10,6 +10,11 @@ use crate::log::record::Header;
 use crate::log::reserve::{Demand, Reserve};
 use crate::log::segments::{Segment, State};
 
+/// The host was full just now.
+fn just_now(errno: Errno) -> Full {
+    Full { errno, at: Instant::now() }
+}
+
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 const BLOCKS: u64 = 4000;
 
@@ -314,7 +319,7 @@ fn a_host_that_was_full_just_now_is_full_and_later_it_is_asked_again() {
     log.state.heads[0].has_space = false;
     assert_eq!(log.try_place(&data(0..1)).map(|_| ()), Err(PlaceError::Wait));
     assert!(log.effects.wake_maintenance);
-    log.state.writes.full = Some(Full::now(Errno::NOSPC));
+    log.state.writes.full = Some(just_now(Errno::NOSPC));
     assert_eq!(log.try_place(&data(0..1)).map(|_| ()), Err(PlaceError::Full(Errno::NOSPC)));
     // Trims ask for themselves.
     assert_eq!(log.try_place(&trim(0, 1)).map(|_| ()), Err(PlaceError::Wait));
@@ -325,7 +330,7 @@ fn a_host_that_was_full_just_now_is_full_and_later_it_is_asked_again() {
     assert!(log.state.writes.starved);
     log.state.writes = Want::default();
     assert!(log.state.trims.starved && log.state.wants_room());
-    log.state.trims = Want { starved: false, full: Some(Full::now(Errno::NOSPC)) };
+    log.state.trims = Want { starved: false, full: Some(just_now(Errno::NOSPC)) };
     assert!(log.state.wants_room());
     log.state.trims = Want::default();
     assert!(!log.state.wants_room());
@@ -346,7 +351,7 @@ fn after_a_failed_record_nothing_is_placed_and_nothing_commits_before_all_know()
     log.effects = Effects::default();
     assert_eq!(log.try_place(&data(5..6)).map(|_| ()), Err(PlaceError::Wait));
     assert!(!log.effects.wake_maintenance);
-    log.state.restart_full = Some(Full::now(Errno::NOSPC));
+    log.state.restart_full = Some(just_now(Errno::NOSPC));
     assert_eq!(log.try_place(&data(5..6)).map(|_| ()), Err(PlaceError::Full(Errno::NOSPC)));
     assert!(log.effects.wake_maintenance, "with each request the host is asked again");
     log.state.give_up(behind.record.header.sequence);

@@ -12,7 +12,6 @@ mod undo;
 mod waits;
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
@@ -266,7 +265,7 @@ impl WriteQueue {
         let memory = unsafe { MemoryList::new(&record.memory) };
         let offset = record.address.offset();
         let only_journal = record.only_journal;
-        record.start = Some(self.device.begin(bytes as u64, Instant::now()));
+        record.start = Some(self.device.begin(bytes as u64, queue.core.clock.now()));
         let tag = Purpose::Record.tag(self.records.insert(record));
         self.being_written += 1;
         let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
@@ -279,7 +278,7 @@ impl WriteQueue {
         record.failure = outcome.err();
         self.being_written -= 1;
         if let Some(start) = record.start.take() {
-            self.device.end(start, Instant::now());
+            self.device.end(start, queue.core.clock.now());
         }
         queue.core.written(record.sequence, outcome.is_ok(), &queue.waker);
     }

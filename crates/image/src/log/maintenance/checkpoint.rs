@@ -1,6 +1,6 @@
 //! Checkpoints. The order of steps is docs/format.md section 7, and so is why it loses nothing.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
@@ -227,8 +227,7 @@ impl Maintenance {
     /// Makes this the newest superblock.
     pub fn write_superblock(&mut self, mut superblock: Superblock) -> Outcome {
         superblock.generation += 1;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        superblock.written_at = now.as_secs();
+        superblock.written_at = self.core.clock.calendar().as_secs();
         let mut block = AlignedBuf::zeroed(BLOCK_BYTES);
         block.copy_from_slice(&superblock.encode());
         // If this fails, the next attempt has the same number, so that it goes to the same slot:
@@ -310,9 +309,9 @@ impl Maintenance {
             self.end_copying();
         }
         let mut dead = self.core.append_state().segments.take_freeable();
-        let start = Instant::now();
+        let start = self.core.clock.now();
         let synced = if mutant("log.free.skips-sync") { Ok(()) } else { self.sync() };
-        self.sync_took = start.elapsed();
+        self.sync_took = self.core.clock.since(start);
         if mutant("log.free.frees-what-died-during-the-sync") {
             dead.extend(self.core.append_state().segments.take_freeable());
         }

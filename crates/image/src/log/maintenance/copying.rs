@@ -1,7 +1,6 @@
 //! Copying the live blocks of a victim, in the order of their LBAs.
 
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flowstone_block::{Outcome, mutant};
 use tracing::warn;
@@ -44,13 +43,13 @@ impl Maintenance {
     /// Copies the live blocks of `victim` into the stream of a lifetime, at a pace that writes
     /// share.
     pub fn clean_into(&mut self, lifetime: u8, victim: SegmentId, segment: Segment) -> Outcome {
-        let start = Instant::now();
+        let start = self.core.clock.now();
         self.waited = Duration::ZERO;
         self.core.append_state().rate.begin();
         let outcome = self.copy(lifetime, victim, segment);
         let mut state = self.core.append_state();
         state.costs.cleaned_segments += u64::from(outcome.is_ok());
-        state.costs.cleaning_time += start.elapsed().saturating_sub(self.waited);
+        state.costs.cleaning_time += self.core.clock.since(start).saturating_sub(self.waited);
         drop(state);
         outcome
     }
@@ -157,9 +156,9 @@ impl Maintenance {
             if !is_ahead || !writes || self.core.inbox.is_stopping() {
                 return;
             }
-            let start = Instant::now();
-            thread::sleep(AHEAD_WAIT);
-            self.waited += start.elapsed();
+            let start = self.core.clock.now();
+            self.core.clock.sleep(AHEAD_WAIT);
+            self.waited += self.core.clock.since(start);
         }
     }
 

@@ -15,6 +15,7 @@ mod stage;
 mod stream;
 mod survey;
 mod transfers;
+mod turns;
 mod victims;
 
 use std::sync::Arc;
@@ -43,6 +44,8 @@ use crate::runtime::inbox::PendingWork;
 use crate::runtime::wakers::QueueWaker;
 
 pub use self::checkpoint::CheckpointKind;
+#[cfg(test)]
+pub use self::turns::QUIET_TIME;
 
 /// A checkpoint is due after so many times the size of the map: it may write the whole map. And
 /// after at least and at most so much log, in blocks: a start after a crash replays it, half a
@@ -50,11 +53,6 @@ pub use self::checkpoint::CheckpointKind;
 const INTERVAL_MAPS: u64 = 20;
 const INTERVAL_MIN_BLOCKS: u64 = (256 << 20) / 4096;
 const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
-/// How long after the last write a checkpoint is made, so that the next start is quick.
-pub const QUIET_TIME: Duration = Duration::from_secs(20);
-/// The same where the checkpoint gives space back.
-const RELEASE_TIME: Duration = Duration::from_secs(2);
-
 /// The state of the file that the maintenance worker has besides what it shares with the queues.
 pub struct Knowledge {
     /// The newest superblock.
@@ -105,6 +103,12 @@ pub struct Maintenance {
     seen: Sequence,
     /// What had committed when a sparse segment could not be cleaned.
     sparse_tried: Option<Sequence>,
+    /// When there is something to do although nobody has called.
+    deadline: Option<Instant>,
+    /// Why it works.
+    called_for: PendingWork,
+    /// Whether the last step did anything: then there may be another one.
+    is_awake: bool,
 }
 
 /// Whether a step of the maintenance worker did anything.
@@ -144,6 +148,9 @@ impl Maintenance {
             goes_on: false,
             seen: Sequence::default(),
             sparse_tried: None,
+            deadline: None,
+            called_for: PendingWork::default(),
+            is_awake: false,
         })
     }
 
@@ -167,30 +174,6 @@ impl Maintenance {
         self.write_superblock(superblock)?;
         self.core.append_state().generation = self.superblock.generation;
         Ok(())
-    }
-
-    /// Works until it is told to stop, then makes a last checkpoint.
-    pub fn run(mut self) {
-        let mut deadline = None;
-        loop {
-            let pending_work = self.core.inbox.wait(deadline);
-            self.run_commands();
-            while self.step() == Progress::Made {
-                self.run_commands();
-                if self.core.inbox.is_stopping() {
-                    break;
-                }
-            }
-            if pending_work.stop {
-                break;
-            }
-            if pending_work == PendingWork::default() {
-                self.pause();
-            }
-            deadline = self.next_pause();
-        }
-        self.end_copying();
-        self.close();
     }
 
     /// A last checkpoint: the next start reads the map and nothing else.
@@ -320,42 +303,6 @@ impl Maintenance {
         }
     }
 
-    /// When to check whether the guest pauses, and at the latest when the idle-time pass has a
-    /// budget again.
-    pub fn next_pause(&mut self) -> Option<Instant> {
-        let (now, is_sparse) = (Instant::now(), self.sparsest().is_some());
-        let resort = self.next_resort(now);
-        let is_wanted = resort.is_some_and(|at| at <= now);
-        if is_wanted {
-            self.look_for_idle();
-        }
-        let state = self.core.append_state();
-        if state.health != Health::Running || self.core.sync.has_failed() {
-            return None;
-        }
-        self.seen = state.committed();
-        let gives_back = is_sparse || state.segments.dead().0 > 0 || self.has_surplus(&state);
-        let wait = if gives_back { RELEASE_TIME } else { QUIET_TIME };
-        let pause = (gives_back || state.changed || is_wanted).then(|| now + wait);
-        pause.into_iter().chain(resort.filter(|at| *at > now)).min()
-    }
-
-    /// Does work that was put off: no request came for a while.
-    fn pause(&mut self) {
-        self.clean_sparse();
-        self.resort_if_idle();
-        self.stage = Stage::default();
-        (self.pipe, self.next) = (None, None);
-        let (committed, wanted, dead) = {
-            let state = self.core.append_state();
-            (state.committed(), state.changed, state.segments.dead().0)
-        };
-        if (wanted && committed == self.seen) || dead > 0 {
-            self.try_checkpoint();
-        }
-        self.trim_reserve();
-    }
-
     fn announce_room(&mut self) {
         {
             let mut state = self.core.append_state();
@@ -376,7 +323,7 @@ impl Maintenance {
             let mut told = false;
             for (want, what) in [(&mut state.writes, "writes"), (&mut state.trims, "trims")] {
                 if std::mem::take(&mut want.starved) {
-                    if want.full.replace(Full::now(errno)).is_none() {
+                    if want.full.replace(Full { errno, at: self.core.clock.now() }).is_none() {
                         warn!("{}: no room for {what}: {errno}", self.core.name);
                     }
                     told = true;

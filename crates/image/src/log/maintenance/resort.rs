@@ -8,7 +8,8 @@ use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
 use super::compact::moves_most;
 use super::stage::Move;
-use super::{CheckpointKind, Maintenance, QUIET_TIME};
+use super::turns::QUIET_TIME;
+use super::{CheckpointKind, Maintenance};
 use crate::log::address::BLOCK_BYTES;
 use crate::log::core::Core;
 use crate::log::ids::{SegmentId, Sequence};
@@ -76,7 +77,7 @@ impl Idle {
 impl Maintenance {
     /// Whether there may be something to put in order, and it may be done.
     pub fn wants_resort(&self) -> bool {
-        let now = Instant::now();
+        let now = self.core.clock.now();
         self.next_resort(now).is_some_and(|at| at <= now)
     }
 
@@ -90,7 +91,7 @@ impl Maintenance {
 
     /// Starts to wait for idle guests.
     pub fn look_for_idle(&mut self) -> Duration {
-        self.resort.idle.look(&self.core, Instant::now())
+        self.resort.idle.look(&self.core, self.core.clock.now())
     }
 
     /// Goes on with the pass if guests have been idle for long enough.
@@ -167,7 +168,7 @@ impl Maintenance {
     }
 
     fn charge(&mut self, bytes: u64) {
-        self.resort.budget.spend(bytes, Instant::now());
+        self.resort.budget.spend(bytes, self.core.clock.now());
         self.core.resorting.add(bytes);
     }
 
@@ -184,7 +185,7 @@ impl Maintenance {
         let before = self.resort.idle.since;
         self.look_for_idle();
         let is_idle = self.resort.idle.since == before || mutant("log.resort.ignores-guests");
-        let is_paid = self.resort.budget.left(limit, Instant::now()) > 0;
+        let is_paid = self.resort.budget.left(limit, self.core.clock.now()) > 0;
         is_idle
             && (is_paid || mutant("log.resort.ignores-its-budget"))
             && !self.core.inbox.is_called()

@@ -1,7 +1,5 @@
 //! The log starts anew: after a failed record, and after a crash.
 
-use std::time::Instant;
-
 use flowstone_block::{Errno, Outcome, mutant};
 use tracing::{error, info, warn};
 
@@ -15,7 +13,7 @@ impl Maintenance {
     /// After a failed record: once the owners of all records have given them up, opens new heads
     /// and makes a checkpoint that names them. A full host is asked again when a guest writes.
     pub fn restart_when_given_up(&mut self) -> Progress {
-        let waits = self.restart_tried.is_some_and(|at| at.elapsed() < FULL_RETRY);
+        let waits = self.restart_tried.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY);
         if waits || !self.core.append_state().all_given_up() {
             return Progress::Idle;
         }
@@ -43,11 +41,11 @@ impl Maintenance {
                 (Some(Health::Stopped), None)
             }
         };
-        self.restart_tried = full.map(|_| Instant::now());
+        self.restart_tried = full.map(|_| self.core.clock.now());
         {
             let mut state = self.core.append_state();
             state.health = health.unwrap_or(state.health);
-            state.restart_full = full.map(Full::now);
+            state.restart_full = full.map(|errno| Full { errno, at: self.core.clock.now() });
             self.core.show(&state);
         }
         self.core.announce_room();

@@ -67,7 +67,7 @@ impl Maintenance {
         if let Some(segment) = waiting_head {
             return self.provide_head(segment);
         }
-        if self.host_full.is_some_and(|at| at.elapsed() < FULL_RETRY) {
+        if self.host_full.is_some_and(|at| self.core.clock.since(at) < FULL_RETRY) {
             return Progress::Idle;
         }
         let (wanted, ready, most, unused) = {
@@ -83,11 +83,11 @@ impl Maintenance {
             return Progress::Idle;
         }
         if ready >= wanted {
-            self.space.is_enough(Instant::now());
+            self.space.is_enough(self.core.clock.now());
             return Progress::Idle;
         }
         // What is missing, and what is got ahead; both count the first.
-        let ahead = self.space.is_short(Instant::now(), most);
+        let ahead = self.space.is_short(self.core.clock.now(), most);
         if self.obtain(wanted - ready - 1 + ahead - 1).is_err() {
             return Progress::Idle;
         }
@@ -162,7 +162,7 @@ impl Maintenance {
                 if self.host_full.is_none() {
                     warn!("{}: the host gives no more space: {errno}", self.core.name);
                 }
-                Some(Instant::now())
+                Some(self.core.clock.now())
             }
         };
         outcome

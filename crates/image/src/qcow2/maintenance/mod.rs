@@ -131,13 +131,15 @@ impl Maintenance {
             self.core.meta().dead = self.dead();
             let pending_work = self.core.commits.inbox.wait(self.deadline());
             if self.core.commits.is_touched() {
-                self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
+                self.due.get_or_insert(self.core.clock.now() + PATIENCE);
             }
             if self.core.commits.take_lacks_room() {
                 self.grow(self.core.room_step());
             }
             self.run_commands();
-            if self.core.commits.is_wanted() || self.due.is_some_and(|due| due <= Instant::now()) {
+            if self.core.commits.is_wanted()
+                || self.due.is_some_and(|due| due <= self.core.clock.now())
+            {
                 self.commit_for_all();
             }
             if pending_work.stop {
@@ -164,7 +166,7 @@ impl Maintenance {
                 Command::Resize(capacity) => {
                     let resized = self.resize(capacity);
                     // The L1 table that is not in use any more is given back soon.
-                    self.due.get_or_insert_with(|| Instant::now() + PATIENCE);
+                    self.due.get_or_insert(self.core.clock.now() + PATIENCE);
                     resized
                 }
                 Command::Compact => self.compact(),
@@ -175,7 +177,7 @@ impl Maintenance {
 
     /// Until when to sleep if no work comes; for ever, if nothing has changed.
     fn deadline(&self) -> Option<Instant> {
-        let limbo = (!self.limbo.is_empty()).then(|| Instant::now() + LIMBO_PATIENCE);
+        let limbo = (!self.limbo.is_empty()).then(|| self.core.clock.now() + LIMBO_PATIENCE);
         let again = self.refused_at.map(|at| at + PATIENCE);
         [limbo, self.rests_until, self.due, again].into_iter().flatten().min()
     }
@@ -189,7 +191,7 @@ impl Maintenance {
         if outcome.is_err() && !self.core.has_failed() {
             // The commit is tried again without a flush, so that space that was given up goes back
             // to the host.
-            self.due = Some(Instant::now() + PATIENCE);
+            self.due = Some(self.core.clock.now() + PATIENCE);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Room: the file grows ahead of need, and clusters that nothing uses any more go back to the host.
 
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use flowstone_block::{Outcome, mutant};
 use flowstone_fileio::{FileOffset, FileOp};
@@ -55,7 +55,7 @@ impl Maintenance {
 
     /// What could not be punched a while ago is garbage as before.
     fn try_refused(&mut self) {
-        if self.refused_at.is_some_and(|at| at.elapsed() >= PATIENCE) {
+        if self.refused_at.is_some_and(|at| self.core.clock.since(at) >= PATIENCE) {
             self.refused_at = None;
             self.garbage.append(&mut self.refused);
             merge_runs(&mut self.garbage);
@@ -132,23 +132,24 @@ impl Maintenance {
         let mut left = self.garbage.iter().map(size).sum::<u64>();
         // Guests that give up more than is punched beside them are not to fill the host.
         let most = GARBAGE_BYTES_MIN.max(self.core.capacity().bytes() / GARBAGE_PART);
-        if left <= most && self.rests_until.is_some_and(|end| end > Instant::now()) {
+        if left <= most && self.rests_until.is_some_and(|end| end > self.core.clock.now()) {
             return;
         }
         self.rests_until = None;
-        let turn = Instant::now();
+        let turn = self.core.clock.now();
         while let Some(piece) = self.next_piece() {
-            let began = Instant::now();
+            let began = self.core.clock.now();
             left -= size(&piece);
             let _ = self.punch(piece);
-            let mut rest = self.pace.rest_after(began, &self.core.activity);
+            let now = self.core.clock.now();
+            let mut rest = self.pace.rest(now.duration_since(began), now, &self.core.activity);
             if left > most {
                 rest = Duration::ZERO;
             }
             // A commit may be due meanwhile.
-            let over = !rest.is_zero() || turn.elapsed() > TURN_MAX;
+            let over = !rest.is_zero() || self.core.clock.since(turn) > TURN_MAX;
             if over && !self.garbage.is_empty() {
-                self.rests_until = Some(Instant::now() + rest);
+                self.rests_until = Some(self.core.clock.now() + rest);
                 return;
             }
         }
@@ -184,7 +185,7 @@ impl Maintenance {
                     self.warn(format_args!("cannot give space back: {errno}"));
                 }
                 self.refused.push(run);
-                self.refused_at.get_or_insert_with(Instant::now);
+                self.refused_at.get_or_insert(self.core.clock.now());
             }
         }
         outcome

@@ -14,17 +14,19 @@ mod pending;
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Completion, Errno, Extent, Outcome, Request};
+use flowstone_block::{Clock, Completion, Errno, Extent, Outcome, Request};
 use tracing::error;
 
 use self::pending::{DiscardRun, Job, Pending};
 use crate::runtime::completion_queue::{CompletionQueue, HandedOver};
 use crate::runtime::discards::DiscardCounters;
 use crate::runtime::pace::{Activity, Pace};
+use crate::upkeep::Upkeep;
 
 /// A sweep that has taken so long goes on without rests.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -37,6 +39,7 @@ type MakeTrim = Box<dyn Fn() -> io::Result<Trim> + Send + Sync>;
 pub struct Trims {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    is_by_hand: AtomicBool,
 }
 
 struct Shared {
@@ -48,6 +51,7 @@ struct Shared {
     make_trim: MakeTrim,
     activity: Arc<Activity>,
     discards: Arc<DiscardCounters>,
+    clock: Clock,
 }
 
 #[derive(Default)]
@@ -62,6 +66,7 @@ impl Trims {
     pub fn new(
         activity: Arc<Activity>,
         discards: Arc<DiscardCounters>,
+        clock: Clock,
         make_trim: impl Fn() -> io::Result<Trim> + Send + Sync + 'static,
     ) -> Self {
         let shared = Shared {
@@ -71,8 +76,13 @@ impl Trims {
             make_trim: Box::new(make_trim),
             activity,
             discards,
+            clock,
         };
-        Self { shared: Arc::new(shared), thread: Mutex::default() }
+        Self {
+            shared: Arc::new(shared),
+            thread: Mutex::default(),
+            is_by_hand: AtomicBool::new(false),
+        }
     }
 
     /// Takes a request over that has an extent; it comes back in the completion queue, some time
@@ -101,12 +111,21 @@ impl Trims {
         self.shared.wakeup.notify_one();
     }
 
+    /// What carries discards out, in the place of a thread.
+    pub fn by_hand(&self) -> TrimWorker {
+        self.is_by_hand.store(true, Ordering::Relaxed);
+        TrimWorker::new(Arc::clone(&self.shared))
+    }
+
     fn ensure_thread(&self) -> io::Result<()> {
+        if self.is_by_hand.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         if thread.is_none() {
             let shared = Arc::clone(&self.shared);
             let builder = Builder::new().name("trims".into()).stack_size(256 << 10);
-            *thread = Some(builder.spawn(move || shared.run())?);
+            *thread = Some(builder.spawn(|| shared.run())?);
         }
         Ok(())
     }
@@ -134,38 +153,18 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self) {
-        let (mut trim, mut pace) = (None, Pace::default());
+    fn run(self: Arc<Self>) {
+        let mut worker = TrimWorker::new(Arc::clone(&self));
         while let Some(run) = self.next() {
-            let began = Instant::now();
-            if catch_unwind(AssertUnwindSafe(|| self.serve(&mut trim, run))).is_err() {
-                error!("a discard has made its thread panic, and fails; the next ones go on");
-                // What it was in the middle of is not gone on with.
-                trim = None;
-            }
-            self.rest(pace.rest_after(began, &self.activity));
+            let rest = worker.serve(run);
+            self.rest(rest);
         }
-    }
-
-    fn serve(&self, trim: &mut Option<Trim>, run: DiscardRun) {
-        match self.prepare(trim) {
-            Ok(trim) => Self::carry_out(trim, run),
-            Err(errno) => run.jobs.into_iter().for_each(|job| job.reply(Err(errno))),
-        }
-    }
-
-    fn prepare<'trim>(&self, trim: &'trim mut Option<Trim>) -> Result<&'trim mut Trim, Errno> {
-        if trim.is_none() {
-            let made = (self.make_trim)();
-            *trim = Some(made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?);
-        }
-        Ok(trim.as_mut().expect("just made"))
     }
 
     fn next(&self) -> Option<DiscardRun> {
         let mut state = self.state();
         loop {
-            if let Some(run) = state.pending.take() {
+            if let Some(run) = state.pending.take(self.clock.now()) {
                 return Some(run);
             }
             if state.stopping {
@@ -173,6 +172,61 @@ impl Shared {
             }
             state = self.wakeup.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Leaves the host to the guests for so long.
+    fn rest(&self, time: Duration) {
+        if time.is_zero() {
+            return;
+        }
+        let state = self.state();
+        let began = state.pending.sweep_began();
+        let swept = began.map_or(Duration::ZERO, |began| self.clock.since(began));
+        let time = time.min(PATIENCE.saturating_sub(swept));
+        if !time.is_zero() {
+            let _ = self.alarm.wait_timeout_while(state, time, |state| !state.stopping);
+        }
+    }
+}
+
+/// What carries the discards of an image out: its thread has one, or whoever works by hand.
+pub struct TrimWorker {
+    shared: Arc<Shared>,
+    trim: Option<Trim>,
+    pace: Pace,
+}
+
+impl TrimWorker {
+    fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, trim: None, pace: Pace::default() }
+    }
+
+    /// Returns how long to rest.
+    fn serve(&mut self, run: DiscardRun) -> Duration {
+        let began = self.shared.clock.now();
+        if catch_unwind(AssertUnwindSafe(|| self.try_to_serve(run))).is_err() {
+            error!("a discard has made its thread panic, and fails; the next ones go on");
+            // What it was in the middle of is not gone on with.
+            self.trim = None;
+        }
+        let now = self.shared.clock.now();
+        self.pace.rest(now.duration_since(began), now, &self.shared.activity)
+    }
+
+    fn try_to_serve(&mut self, run: DiscardRun) {
+        match self.prepare() {
+            Ok(trim) => Self::carry_out(trim, run),
+            Err(errno) => run.jobs.into_iter().for_each(|job| job.reply(Err(errno))),
+        }
+    }
+
+    fn prepare(&mut self) -> Result<&mut Trim, Errno> {
+        if self.trim.is_none() {
+            let made = (self.shared.make_trim)();
+            let made = made.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+            self.trim = Some(made);
+        }
+        Ok(self.trim.as_mut().expect("just made"))
     }
 
     /// If several share a failure, each is tried by itself: one of them may be innocent.
@@ -185,17 +239,28 @@ impl Shared {
             job.reply(outcome);
         }
     }
+}
 
-    /// Leaves the host to the guests for so long.
-    fn rest(&self, time: Duration) {
-        if time.is_zero() {
-            return;
-        }
-        let state = self.state();
-        let swept = state.pending.sweep_began().map_or(Duration::ZERO, |began| began.elapsed());
-        let time = time.min(PATIENCE.saturating_sub(swept));
-        if !time.is_zero() {
-            let _ = self.alarm.wait_timeout_while(state, time, |state| !state.stopping);
+/// The next discard, and the rest after it.
+impl Upkeep for TrimWorker {
+    fn is_due(&self) -> bool {
+        !self.shared.state().pending.is_empty()
+    }
+
+    fn next(&self) -> Option<Instant> {
+        None
+    }
+
+    fn turn(&mut self) {
+        let next = self.shared.state().pending.take(self.shared.clock.now());
+        let Some(run) = next else { return };
+        let rest = self.serve(run);
+        self.shared.clock.sleep(rest);
+    }
+
+    fn close(&mut self) {
+        while self.is_due() {
+            self.turn();
         }
     }
 }

@@ -57,18 +57,22 @@ impl Pending {
     }
 
     /// The next run to be carried out.
-    pub fn take(&mut self) -> Option<DiscardRun> {
+    pub fn take(&mut self, now: Instant) -> Option<DiscardRun> {
         let next = self.runs.range(self.swept_to..).next().map(|(start, _)| *start);
-        self.sweep_began.get_or_insert_with(Instant::now);
+        self.sweep_began.get_or_insert(now);
         let run = match next {
             Some(start) => self.runs.remove(&start)?,
             None => {
-                self.sweep_began = Some(Instant::now());
+                self.sweep_began = Some(now);
                 self.runs.pop_first()?.1
             }
         };
         self.swept_to = run.extent.end().get();
         Some(run)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.runs.is_empty()
     }
 
     /// When the present sweep began, if discards wait.
@@ -104,7 +108,7 @@ mod tests {
     }
 
     fn take(pending: &mut Pending) -> Option<(Extent, Vec<u32>)> {
-        let run = pending.take()?;
+        let run = pending.take(Instant::now())?;
         let mut jobs = run.jobs;
         let mut tags: Vec<u32> = jobs.iter_mut().map(|job| job.request.request().tag).collect();
         tags.sort_unstable();

@@ -52,10 +52,8 @@ fn all_requests_but_discards_count_as_work_of_the_guest() {
     let image = Recorder::default().image();
     let mut channel = queue(&image, 8);
     let mut pace = Pace::default();
-    let mut rests = || {
-        let began = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        pace.rest_after(began, &image.activity) > Duration::ZERO
-    };
+    let mut rests =
+        || pace.rest(Duration::from_secs(1), Instant::now(), &image.activity) > Duration::ZERO;
     submit(&mut *channel, Op::Discard(extent(8, 1)), false);
     wait(&mut *channel, 1);
     assert!(!rests());

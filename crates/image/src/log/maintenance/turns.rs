@@ -1,0 +1,101 @@
+//! When the maintenance worker works: when it is called, and when guests pause.
+
+use std::time::{Duration, Instant};
+
+use super::stage::Stage;
+use super::{Maintenance, Progress};
+use crate::log::append::Health;
+use crate::runtime::inbox::PendingWork;
+use crate::upkeep::Upkeep;
+
+/// How long after the last write a checkpoint is made, so that the next start is quick.
+pub const QUIET_TIME: Duration = Duration::from_secs(20);
+/// The same where the checkpoint gives space back.
+const RELEASE_TIME: Duration = Duration::from_secs(2);
+
+impl Maintenance {
+    /// Works until it is told to stop, then makes a last checkpoint.
+    pub fn run(mut self) {
+        while self.is_awake || !self.called_for.stop {
+            self.work();
+        }
+        self.end();
+    }
+
+    /// Does one thing. If there was none to do the last time, it sleeps first until it is called or
+    /// it is time for what was put off.
+    fn work(&mut self) {
+        if !self.is_awake {
+            self.called_for = self.core.inbox.wait(self.deadline);
+        }
+        self.run_commands();
+        self.is_awake = self.step() == Progress::Made && !self.core.inbox.is_stopping();
+        if self.is_awake || self.called_for.stop {
+            return;
+        }
+        if self.called_for == PendingWork::default() {
+            self.pause();
+        }
+        self.deadline = self.next_pause();
+    }
+
+    fn end(&mut self) {
+        self.end_copying();
+        self.close();
+    }
+
+    /// When to check whether the guest pauses, and at the latest when the idle-time pass has a
+    /// budget again.
+    pub fn next_pause(&mut self) -> Option<Instant> {
+        let (now, is_sparse) = (self.core.clock.now(), self.sparsest().is_some());
+        let resort = self.next_resort(now);
+        let is_wanted = resort.is_some_and(|at| at <= now);
+        if is_wanted {
+            self.look_for_idle();
+        }
+        let state = self.core.append_state();
+        if state.health != Health::Running || self.core.sync.has_failed() {
+            return None;
+        }
+        self.seen = state.committed();
+        let gives_back = is_sparse || state.segments.dead().0 > 0 || self.has_surplus(&state);
+        let wait = if gives_back { RELEASE_TIME } else { QUIET_TIME };
+        let pause = (gives_back || state.changed || is_wanted).then(|| now + wait);
+        pause.into_iter().chain(resort.filter(|at| *at > now)).min()
+    }
+
+    /// Does work that was put off: no request came for a while.
+    fn pause(&mut self) {
+        self.clean_sparse();
+        self.resort_if_idle();
+        self.stage = Stage::default();
+        (self.pipe, self.next) = (None, None);
+        let (committed, wanted, dead) = {
+            let state = self.core.append_state();
+            (state.committed(), state.changed, state.segments.dead().0)
+        };
+        if (wanted && committed == self.seen) || dead > 0 {
+            self.try_checkpoint();
+        }
+        self.trim_reserve();
+    }
+}
+
+impl Upkeep for Maintenance {
+    fn is_due(&self) -> bool {
+        let is_time = self.deadline.is_some_and(|at| at <= self.core.clock.now());
+        self.is_awake || is_time || self.core.inbox.is_called()
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.deadline
+    }
+
+    fn turn(&mut self) {
+        self.work();
+    }
+
+    fn close(&mut self) {
+        self.end();
+    }
+}

@@ -1,0 +1,246 @@
+//! The guest: keeps so many requests of a load on their way.
+
+use std::iter::Peekable;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{
+    AlignedBuf, Channel, Completion, Extent, IoVec, NextLook, Op, Request, SECTOR_BYTES, Sector,
+    SectorCount,
+};
+use flowstone_trace::{Event, Kind};
+
+/// What each block that is written begins with: where it is, and the how many-th write it is.
+const STAMP_BYTES: usize = 16;
+const BLOCK_BYTES: u64 = 4096;
+
+/// What guests have asked for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Asked {
+    /// All of the below.
+    pub requests: u64,
+    /// Bytes of the writes.
+    pub written: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    /// Zeroed ranges among them.
+    pub discards: u64,
+    /// Writes that go on where the one before ended.
+    pub in_sequence: u64,
+    /// Where the last write ended.
+    end: u64,
+}
+
+impl Asked {
+    fn count(&mut self, op: Op) {
+        self.requests += 1;
+        match op {
+            Op::Read(_) => self.reads += 1,
+            Op::Write(extent) => {
+                self.writes += 1;
+                self.written += extent.bytes();
+                self.in_sequence += u64::from(self.end == extent.start_bytes());
+                self.end = extent.start_bytes() + extent.bytes();
+            }
+            Op::Flush => self.flushes += 1,
+            Op::Discard(_) | Op::WriteZeroes { .. } => self.discards += 1,
+        }
+    }
+
+    /// What has been asked for since `before`.
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            requests: self.requests - before.requests,
+            written: self.written - before.written,
+            reads: self.reads - before.reads,
+            writes: self.writes - before.writes,
+            flushes: self.flushes - before.flushes,
+            discards: self.discards - before.discards,
+            in_sequence: self.in_sequence - before.in_sequence,
+            end: self.end,
+        }
+    }
+}
+
+/// When requests are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// As soon as one of so many has come back.
+    Depth(usize),
+    /// When the trace says, counted from this time; at most so many at once.
+    Trace { start: Instant, depth: usize },
+}
+
+/// A request that is not on its way, and its memory.
+struct Slot {
+    request: Box<Request>,
+    memory: AlignedBuf,
+}
+
+/// See the module.
+pub struct Guest {
+    // Dropped first: it waits for its requests, whose memory is below.
+    channel: Box<dyn Channel>,
+    free: Vec<Slot>,
+    on_their_way: Vec<Option<AlignedBuf>>,
+    load: Peekable<Box<dyn Iterator<Item = Event>>>,
+    pace: Pace,
+    /// No more requests than so many, until that is changed.
+    stops_at: u64,
+    /// Sectors of the disk.
+    capacity: u64,
+    asked: Asked,
+    /// Writes so far, for stamps.
+    versions: u64,
+    done: Vec<Completion>,
+    failure: Option<String>,
+}
+
+impl Guest {
+    pub fn new(channel: Box<dyn Channel>, capacity: u64, slots: usize) -> Self {
+        let slot = |tag| Slot {
+            request: Request::new(Op::Flush, tag as u32),
+            memory: AlignedBuf::zeroed(BLOCK_BYTES as usize),
+        };
+        let nothing: Box<dyn Iterator<Item = Event>> = Box::new(std::iter::empty());
+        Self {
+            channel,
+            free: (0..slots).rev().map(slot).collect(),
+            on_their_way: (0..slots).map(|_| None).collect(),
+            load: nothing.peekable(),
+            pace: Pace::Depth(slots),
+            stops_at: u64::MAX,
+            capacity,
+            asked: Asked::default(),
+            versions: 0,
+            done: Vec::new(),
+            failure: None,
+        }
+    }
+
+    /// What comes next, after all that is on its way.
+    pub fn set_load(&mut self, load: Box<dyn Iterator<Item = Event>>, pace: Pace) {
+        (self.load, self.pace) = (load.peekable(), pace);
+    }
+
+    /// Makes no more requests than so many, all that it has made counted.
+    pub fn stop_at(&mut self, requests: u64) {
+        self.stops_at = requests;
+    }
+
+    pub fn asked(&self) -> Asked {
+        self.asked
+    }
+
+    /// Why a request failed, if one has.
+    pub fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Whether nothing is on its way and nothing is to come.
+    pub fn is_idle(&mut self) -> bool {
+        self.free.len() == self.on_their_way.len() && self.load.peek().is_none()
+    }
+
+    /// Does what can be done at this time. Returns whether that was anything, and else when there
+    /// will be.
+    pub fn turn(&mut self, now: Instant) -> Result<(), NextLook> {
+        let has_submitted = self.submit(now);
+        if has_submitted {
+            self.channel.kick();
+        }
+        let mut done = std::mem::take(&mut self.done);
+        self.channel.reap(&mut done);
+        let has_completed = !done.is_empty();
+        done.drain(..).for_each(|completion| self.complete(completion));
+        self.done = done;
+        if has_submitted || has_completed {
+            return Ok(());
+        }
+        match self.channel.next_look() {
+            NextLook::Now => Ok(()),
+            look => Err(self.next_due().map_or(look, |at| look.min(NextLook::At(at)))),
+        }
+    }
+
+    /// When the trace has its next request, if there is room for it.
+    fn next_due(&mut self) -> Option<Instant> {
+        let Pace::Trace { start, .. } = self.pace else { return None };
+        let may = !self.free.is_empty() && self.asked.requests < self.stops_at;
+        let next = self.load.peek().filter(|_| may)?;
+        Some(start + next.at.unwrap_or(Duration::ZERO))
+    }
+
+    fn submit(&mut self, now: Instant) -> bool {
+        let mut has_submitted = false;
+        let (Pace::Depth(depth) | Pace::Trace { depth, .. }) = self.pace;
+        let idle = self.on_their_way.len() - depth;
+        while self.free.len() > idle && self.asked.requests < self.stops_at {
+            if self.next_due().is_some_and(|at| at > now) {
+                break;
+            }
+            let Some(event) = self.load.next() else { break };
+            has_submitted |= self.submit_one(&event);
+        }
+        has_submitted
+    }
+
+    fn submit_one(&mut self, event: &Event) -> bool {
+        let Some(op) = self.op_of(event) else { return false };
+        self.asked.count(op);
+        let mut slot = self.free.pop().expect("there is room");
+        slot.request.reset();
+        slot.request.op = op;
+        if let Op::Read(extent) | Op::Write(extent) = op {
+            let bytes = extent.bytes() as usize;
+            if slot.memory.len() < bytes {
+                slot.memory = AlignedBuf::zeroed(bytes);
+            }
+            let memory = &mut slot.memory[..bytes];
+            if matches!(op, Op::Write(_)) {
+                self.versions += 1;
+                stamp(memory, extent.start_bytes(), self.versions);
+            }
+            // SAFETY: the memory is kept in `on_their_way` until the request has come back, and the
+            // channel is dropped before it.
+            slot.request.memory.push(unsafe { IoVec::of(memory) });
+        }
+        let Slot { request, memory } = slot;
+        self.on_their_way[request.tag as usize] = Some(memory);
+        self.channel.submit(request);
+        true
+    }
+
+    /// What becomes of an event on this disk; nothing where it has no whole sector.
+    fn op_of(&self, event: &Event) -> Option<Op> {
+        let first = event.offset / SECTOR_BYTES;
+        let end = (event.offset + event.bytes).div_ceil(SECTOR_BYTES).min(self.capacity);
+        let count = SectorCount::new(end.saturating_sub(first));
+        let extent = Extent::new(Sector::new(first), count);
+        match event.kind {
+            Kind::Flush => Some(Op::Flush),
+            // A trace that does not say what it was is no evidence of writes.
+            Kind::Read | Kind::Access => extent.map(Op::Read),
+            Kind::Write | Kind::Present => extent.map(Op::Write),
+            Kind::Discard => extent.map(Op::Discard),
+            Kind::WriteZeroes => extent.map(|extent| Op::WriteZeroes { extent, unmap: true }),
+        }
+    }
+
+    fn complete(&mut self, completion: Completion) {
+        let Completion { request, outcome } = completion;
+        if let Err(errno) = outcome {
+            self.failure.get_or_insert_with(|| format!("{:?} failed: {errno}", request.op));
+        }
+        let memory = self.on_their_way[request.tag as usize].take().expect("it was on its way");
+        self.free.push(Slot { request, memory });
+    }
+}
+
+/// Makes blocks differ from each other and from what they held before. The rest stays zero.
+fn stamp(memory: &mut [u8], first: u64, version: u64) {
+    for (block, at) in memory.chunks_mut(BLOCK_BYTES as usize).zip((first..).step_by(4096)) {
+        block[..8].copy_from_slice(&(at / SECTOR_BYTES + 1).to_le_bytes());
+        block[8..STAMP_BYTES].copy_from_slice(&version.to_le_bytes());
+    }
+}

@@ -1,0 +1,160 @@
+//! Generated loads: writes of one block each.
+
+use std::str::FromStr;
+
+use flowstone_trace::{Event, Kind};
+use rand::SeedableRng;
+use rand::rngs::SmallRng;
+use rand_distr::{Distribution, Zipf};
+
+/// Bytes of each write.
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// Which blocks are written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Generator {
+    /// Each one as often as any other.
+    Uniform,
+    /// By Zipf's law with this exponent: the n-th block n^-exponent times as often as the first.
+    Zipf(f64),
+    /// So many percent of the writes go to so many percent of the blocks.
+    HotCold {
+        /// Percent of the writes.
+        writes: f64,
+        /// Percent of the blocks.
+        blocks: f64,
+    },
+    /// One after the other, round and round.
+    Sequential,
+}
+
+impl FromStr for Generator {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, value) = text.split_once(':').unwrap_or((text, ""));
+        let known = match name {
+            "uniform" if value.is_empty() => Some(Self::Uniform),
+            "sequential" if value.is_empty() => Some(Self::Sequential),
+            "zipf" => value.parse().ok().filter(|it| *it > 0.0 && *it < 10.0).map(Self::Zipf),
+            "hotcold" => value.split_once('/').and_then(|(writes, blocks)| {
+                let percent =
+                    |text: &str| text.parse().ok().filter(|it: &f64| *it > 0.0 && *it < 100.0);
+                Some(Self::HotCold { writes: percent(writes)?, blocks: percent(blocks)? })
+            }),
+            _ => None,
+        };
+        known.ok_or_else(|| {
+            format!("no load is {text:?}; use uniform, zipf:0.99, hotcold:95/5 or sequential")
+        })
+    }
+}
+
+/// The writes of a load, without end.
+pub struct Writes {
+    generator: Generator,
+    random: SmallRng,
+    zipf: Option<Zipf<f64>>,
+    /// Where the blocks lie, by how often they are written.
+    places: Vec<u32>,
+    blocks: u32,
+    next: u32,
+}
+
+impl Writes {
+    /// To a disk of so many blocks. The seed decides where blocks lie, and their order.
+    pub fn new(generator: Generator, blocks: u32, seed: u64) -> Self {
+        let is_skewed = matches!(generator, Generator::Zipf(_) | Generator::HotCold { .. });
+        let mut places = Vec::new();
+        if is_skewed {
+            places = (0..blocks).collect();
+            fastrand::Rng::with_seed(seed).shuffle(&mut places);
+        }
+        let zipf = match generator {
+            Generator::Zipf(exponent) => Zipf::new(f64::from(blocks), exponent).ok(),
+            _ => None,
+        };
+        Self { generator, random: SmallRng::seed_from_u64(seed), zipf, places, blocks, next: 0 }
+    }
+
+    fn next_block(&mut self) -> u32 {
+        use rand::RngExt as _;
+        match self.generator {
+            Generator::Uniform => self.random.random_range(0..self.blocks),
+            Generator::Sequential => {
+                let block = self.next;
+                self.next = if block + 1 == self.blocks { 0 } else { block + 1 };
+                block
+            }
+            Generator::Zipf(_) => {
+                let zipf = self.zipf.expect("made with the load");
+                let rank = zipf.sample(&mut self.random) as u32;
+                self.places[rank.clamp(1, self.blocks) as usize - 1]
+            }
+            Generator::HotCold { writes, blocks } => {
+                let hot =
+                    ((f64::from(self.blocks) * blocks / 100.0) as u32).clamp(1, self.blocks - 1);
+                let is_hot = self.random.random_bool(writes / 100.0);
+                let ranks = if is_hot { 0..hot } else { hot..self.blocks };
+                self.places[self.random.random_range(ranks) as usize]
+            }
+        }
+    }
+}
+
+impl Iterator for Writes {
+    type Item = Event;
+
+    fn next(&mut self) -> Option<Event> {
+        let offset = u64::from(self.next_block()) * BLOCK_BYTES;
+        Some(Event { at: None, kind: Kind::Write, offset, bytes: BLOCK_BYTES })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(generator: Generator) -> Vec<u32> {
+        let mut counts = vec![0; 1000];
+        for event in Writes::new(generator, 1000, 7).take(100_000) {
+            counts[(event.offset / BLOCK_BYTES) as usize] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn loads_write_what_they_say() {
+        let mut hot = counts(Generator::HotCold { writes: 95.0, blocks: 5.0 });
+        assert!(hot[..50].iter().sum::<u32>() < 40_000, "the hot blocks are not scattered");
+        hot.sort_unstable_by(|one, other| other.cmp(one));
+        let share = f64::from(hot[..50].iter().sum::<u32>()) / 100_000.0;
+        assert!((0.94..0.96).contains(&share), "{share}");
+        let mut zipf = counts(Generator::Zipf(0.99));
+        zipf.sort_unstable_by(|one, other| other.cmp(one));
+        let ratio = f64::from(zipf[0]) / f64::from(zipf[9]);
+        assert!((8.0..12.0).contains(&ratio), "{ratio}");
+        assert!(counts(Generator::Uniform).iter().all(|count| (50..160).contains(count)));
+        assert_eq!(counts(Generator::Sequential), [100; 1000]);
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_writes() {
+        for generator in ["uniform", "zipf:1.2", "hotcold:80/20"] {
+            let writes = |seed| {
+                let generator = generator.parse().unwrap();
+                Writes::new(generator, 500, seed).take(100).map(|it| it.offset).collect::<Vec<_>>()
+            };
+            assert_eq!(writes(1), writes(1));
+            assert_ne!(writes(1), writes(2));
+        }
+    }
+
+    #[test]
+    fn what_is_no_load_is_an_error() {
+        for text in ["zipf", "zipf:x", "hotcold:95", "hotcold:0/5", "uniform:1", "random"] {
+            let said = text.parse::<Generator>().unwrap_err();
+            assert!(said.starts_with(&format!("no load is {text:?}; use uniform")), "{said}");
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What the images hold in the end.
+
+use flowstone_block::{BlockingDisk, Sector};
+
+use super::*;
+
+const DISK: u64 = 8 << 20;
+
+/// Changes of all kinds, aligned to sectors, some of which overlap.
+fn some_trace(seed: u64) -> Trace {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut event = || {
+        let kinds = [Kind::Write, Kind::Write, Kind::Write, Kind::Discard, Kind::WriteZeroes];
+        let kind = if random.u8(..20) == 0 { Kind::Flush } else { *random.choice(&kinds).unwrap() };
+        let offset = random.u64(..DISK / 512) * 512;
+        let bytes = (random.u64(1..80) * 512).min(DISK - offset);
+        Event { at: None, kind, offset, bytes }
+    };
+    Trace { events: (0..4000).map(|_| event()).collect() }
+}
+
+fn contents(format: Format, trace: &Trace) -> Vec<u8> {
+    let options = ReplayOptions {
+        load: Load::Trace(trace.clone()),
+        size: Some(DISK),
+        fill: 0.3,
+        format,
+        segment_bytes: None,
+        reserve_percent: None,
+        split_streams: false,
+        ssd: "op=28%,block=128K".parse().unwrap(),
+        // Requests that overlap have no order if they are on their way together.
+        iodepth: 1,
+        timing: Timing::Asap,
+        warmup: None,
+        passes: 1,
+        seed: 1,
+    };
+    let mut scene = Scene::set(&options).unwrap();
+    scene.run_trace(&options, trace, &mut |_, _| ()).unwrap();
+    let mut bytes = vec![0xaa; DISK as usize];
+    let mut disk = BlockingDisk::new(scene.world.image()).unwrap();
+    for (at, part) in bytes.chunks_mut(64 << 10).enumerate() {
+        disk.read(Sector::new(at as u64 * 128), part).unwrap();
+    }
+    bytes
+}
+
+#[test]
+fn all_formats_hold_the_same_after_a_trace() {
+    for seed in 0..4 {
+        let trace = some_trace(seed);
+        let [raw, log] = [Format::Raw, Format::Log].map(|format| contents(format, &trace));
+        let differ = (0..DISK as usize).find(|at| raw[*at] != log[*at]);
+        assert_eq!(differ, None, "seed {seed}: the byte at which they differ");
+        assert!(raw.iter().any(|byte| *byte != 0));
+    }
+}

@@ -1,0 +1,195 @@
+//! Whole replays: the same each time, as theory has them, and of what traces say.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use flowstone_image::Format;
+use flowstone_replay::{
+    Event, Kind, Load, ReplayOptions, Report, SsdOptions, Timing, Trace, replay,
+};
+
+const MIB: u64 = 1 << 20;
+
+fn options(format: Format, load: Load) -> ReplayOptions {
+    ReplayOptions {
+        load,
+        size: Some(256 * MIB),
+        fill: 0.5,
+        format,
+        segment_bytes: None,
+        reserve_percent: None,
+        split_streams: false,
+        ssd: SsdOptions::default(),
+        iodepth: 32,
+        timing: Timing::Asap,
+        warmup: Some(60_000),
+        passes: 1,
+        seed: 1,
+    }
+}
+
+fn generated(load: &str, ops: u64) -> Load {
+    Load::Generated(load.parse().expect("a load"), Some(ops))
+}
+
+fn run(options: &ReplayOptions) -> Report {
+    replay(options, &mut |_, _| ()).expect("a replay")
+}
+
+fn event(kind: Kind, offset: u64, bytes: u64) -> Event {
+    Event { at: None, kind, offset, bytes }
+}
+
+fn of_trace(format: Format, events: Vec<Event>) -> ReplayOptions {
+    let warmup = None;
+    ReplayOptions { warmup, ..options(format, Load::Trace(Trace { events })) }
+}
+
+#[test]
+fn the_same_seed_gives_the_same_figures_on_a_busy_machine_too() {
+    for format in [Format::Raw, Format::Log] {
+        let options = options(format, generated("zipf:0.99", 60_000));
+        let quiet = serde_json::to_string(&run(&options)).unwrap();
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                });
+            }
+            let busy = serde_json::to_string(&run(&options)).unwrap();
+            stop.store(true, Ordering::Relaxed);
+            assert_eq!(busy, quiet, "{format}");
+        });
+        let other = run(&ReplayOptions { seed: 2, ..options });
+        assert_ne!(serde_json::to_string(&other).unwrap(), quiet, "the seed changes nothing");
+    }
+}
+
+/// In place with TRIM: 80 % of the drive live, 7 % over-provisioning, erase blocks of 512 KiB. The
+/// values are of a simulator that shares nothing with ours.
+#[test]
+fn writes_in_place_cost_a_drive_what_another_simulator_says() {
+    for (load, expected) in [("uniform", 2.16), ("hotcold:95/5", 2.65)] {
+        let size = Some(512 * MIB);
+        let load = generated(load, 4 * 131_072);
+        let warmup = Some(7 * 131_072);
+        let options = ReplayOptions { size, fill: 0.8, warmup, ..options(Format::Raw, load) };
+        let report = run(&options);
+        let total = report.total_waf.unwrap();
+        assert!((expected * 0.97..expected * 1.03).contains(&total), "{total} for {expected}");
+        assert_eq!((report.host_waf, report.guest_blocks), (Some(1.0), 4.0 * 131_072.0));
+    }
+}
+
+/// Before any block is written twice, nothing is copied: what a log adds is its headers and maps.
+#[test]
+fn a_log_that_is_not_full_costs_its_headers() {
+    let report = run(&options(Format::Log, generated("sequential", 20_000)));
+    let (host, device) = (report.host_waf.unwrap(), report.device_waf.unwrap());
+    assert!((1.02..1.2).contains(&host), "{report:?}");
+    assert!((0.99..1.01).contains(&device), "{report:?}");
+}
+
+#[test]
+fn small_units_of_the_host_are_whole_ones_of_the_drive() {
+    let ssd: SsdOptions = "unit=16K".parse().unwrap();
+    let raw = run(&ReplayOptions { ssd, ..options(Format::Raw, generated("uniform", 60_000)) });
+    assert!(raw.device_waf.unwrap() >= 4.0, "{raw:?}");
+    let log = run(&ReplayOptions { ssd, ..options(Format::Log, generated("uniform", 60_000)) });
+    assert!(log.device_waf.unwrap() < 2.0, "{log:?}");
+}
+
+/// What the guest gives up is space for the drive, if it hears of it.
+#[test]
+fn discards_of_a_trace_reach_the_drive() {
+    let mut events: Vec<_> = (0..64).map(|at| event(Kind::Present, at * MIB, MIB)).collect();
+    events.push(event(Kind::Discard, 0, 48 * MIB));
+    events.push(event(Kind::Flush, 0, 0));
+    for round in 0..40_000_u64 {
+        events.push(event(Kind::Write, 48 * MIB + round * 7 % 4096 * 4096, 4096));
+    }
+    let total = |ssd: &str, format| {
+        let ssd = ssd.parse().unwrap();
+        let options = ReplayOptions {
+            size: Some(64 * MIB),
+            fill: 1.0,
+            ssd,
+            ..of_trace(format, events.clone())
+        };
+        let report = run(&options);
+        assert_eq!((report.discards, report.flushes, report.writes), (1, 1, 40_000));
+        (report.total_waf.unwrap(), report.punches)
+    };
+    let ((on, punches), (off, _)) = (total("", Format::Raw), total("trim=off", Format::Raw));
+    assert!(on < off && punches == 1, "{on} with trims, {off} without, {punches} punches");
+    let (batch, _) = total("trim=batch:1M", Format::Raw);
+    assert!(batch < off, "{batch} in batches, {off} without");
+}
+
+#[test]
+fn times_of_a_trace_are_kept_if_that_is_asked_for() {
+    let at = |seconds| Some(std::time::Duration::from_secs(seconds));
+    let events = [0, 1, 5].map(|time| Event { at: at(time), ..event(Kind::Write, 0, 4096) });
+    let asap = of_trace(Format::Raw, events.to_vec());
+    assert!(run(&asap).seconds < 0.1);
+    let timed = ReplayOptions { timing: Timing::Trace, passes: 2, ..asap };
+    let report = run(&timed);
+    assert!((9.9..10.1).contains(&report.seconds), "{report:?}");
+}
+
+/// A log image puts itself in order while its guest rests; that counts, too.
+#[test]
+fn a_log_image_works_on_in_the_pauses_of_a_trace() {
+    let late = std::time::Duration::from_secs(60);
+    let mut events: Vec<_> =
+        (0..4096).map(|block| event(Kind::Write, block % 64 * 4096, 4096)).collect();
+    events.push(Event { at: Some(late), ..event(Kind::Read, 0, 4096) });
+    let events: Vec<_> = events
+        .into_iter()
+        .map(|it| Event { at: it.at.or(Some(std::time::Duration::ZERO)), ..it })
+        .collect();
+    let options = ReplayOptions { timing: Timing::Trace, ..of_trace(Format::Log, events) };
+    let report = run(&options);
+    assert!(report.seconds >= 60.0, "{report:?}");
+    assert!(report.punches > 0, "no segment was given back in a minute: {report:?}");
+}
+
+#[test]
+fn what_cannot_be_replayed_is_said() {
+    let log = options(Format::Log, generated("uniform", 1));
+    let raw = options(Format::Raw, generated("uniform", 1));
+    for (options, why) in [
+        (ReplayOptions { fill: 1.1, ..raw.clone() }, "--fill is a share"),
+        (ReplayOptions { iodepth: 0, ..raw.clone() }, "--iodepth is 1 to"),
+        (ReplayOptions { size: None, ..raw.clone() }, "give the --size"),
+        (ReplayOptions { fill: 0.99, ..log.clone() }, "a log image of 256 MiB takes up to"),
+        (ReplayOptions { format: Format::Qcow2, ..raw.clone() }, "the image: the threads behind"),
+        (
+            ReplayOptions { ssd: "block=64M".parse().unwrap(), ..raw },
+            "erase blocks of 64 MiB leave no room to clean in",
+        ),
+        (
+            ReplayOptions {
+                size: Some(4096),
+                ..of_trace(Format::Raw, vec![event(Kind::Write, 8192, 4096)])
+            },
+            "the trace goes on to 12288 bytes",
+        ),
+        (
+            ReplayOptions {
+                warmup: Some(1),
+                ..of_trace(Format::Raw, vec![event(Kind::Write, 8192, 4096)])
+            },
+            "--warmup 1 leaves nothing to measure",
+        ),
+    ] {
+        let said = format!("{:#}", replay(&options, &mut |_, _| ()).unwrap_err());
+        assert!(said.starts_with(why), "{said}");
+    }
+    let named = replay(&ReplayOptions { fill: 0.99, ..log.clone() }, &mut |_, _| ()).unwrap_err();
+    let largest: f64 = named.to_string().rsplit(' ').next().unwrap().parse().unwrap();
+    run(&ReplayOptions { fill: largest, ..log });
+}

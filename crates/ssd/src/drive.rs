@@ -1,0 +1,140 @@
+//! A drive: its shape, what has come to it, and where files are on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::contents::BLOCK_BYTES;
+use crate::file::SsdFile;
+use crate::ftl::{Counts, Ftl, Shape};
+use crate::options::SsdOptions;
+use crate::place::Place;
+use crate::shared::Shared;
+use crate::state::State;
+use crate::time::ModelTime;
+use crate::timing::Work;
+
+/// Streams that the drive has.
+const STREAMS: u8 = 1;
+
+/// What has come to a drive so far, and what that has cost.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Bytes that were written to files.
+    pub host_bytes: u64,
+    /// Ranges of files that were given back.
+    pub punches: u64,
+    /// What the flash did, in mapping units.
+    pub flash: Counts,
+    work: Work,
+}
+
+impl Tally {
+    /// What has come since `before`.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            host_bytes: self.host_bytes - before.host_bytes,
+            punches: self.punches - before.punches,
+            flash: self.flash.since(&before.flash),
+            work: self.work,
+        }
+    }
+
+    /// How long the drive worked for it.
+    #[must_use]
+    pub fn busy_since(&self, before: &Self) -> Duration {
+        self.work.since(&before.work)
+    }
+}
+
+/// See the module. One that is cloned is the same drive.
+#[derive(Clone)]
+pub struct Ssd {
+    shared: Arc<Shared>,
+}
+
+impl Ssd {
+    /// A drive that the host sees so many bytes of, which are whole mapping units.
+    ///
+    /// # Errors
+    /// If it cannot be built: it is too large, or its spare flash is less than it needs to work.
+    pub fn new(bytes: u64, options: SsdOptions) -> Result<Self, String> {
+        let SsdOptions { unit_bytes, block_bytes, over_provisioning, .. } = options;
+        let units = bytes / unit_bytes;
+        let units_per_block = block_bytes / unit_bytes;
+        let flash = (units as f64 * (1.0 + over_provisioning)) as u64;
+        let blocks = flash / units_per_block;
+        let too_large = "the drive has more than 4 billion mapping units";
+        let places = u32::try_from(blocks * units_per_block).map_err(|_| too_large)?;
+        let shape = Shape {
+            units: units as u32,
+            units_per_block: units_per_block as u32,
+            blocks: blocks as u32,
+            streams: STREAMS,
+        };
+        let held = u64::from(shape.held_blocks()) * units_per_block;
+        if units + held > u64::from(places) {
+            let least = (held as f64 + units_per_block as f64) / units as f64 * 100.0;
+            return Err(format!(
+                "erase blocks of {} leave no room to clean in: give at least op={least:.1}%, a \
+                 smaller block, or a larger disk",
+                flowstone_block::format_size(block_bytes)
+            ));
+        }
+        let mut ftl = Ftl::new(shape, options.gc);
+        if options.is_aged {
+            (0..shape.units).for_each(|unit| ftl.write(unit, 0));
+        }
+        let blocks = u32::try_from(units * unit_bytes / BLOCK_BYTES as u64);
+        let blocks = blocks.map_err(|_| too_large)?;
+        let first = (options.offset_bytes / BLOCK_BYTES as u64) as u32;
+        let time = ModelTime::new();
+        let state = State::new(options, Arc::clone(&time), ftl, blocks, first);
+        Ok(Self { shared: Arc::new(Shared::new(time, state)) })
+    }
+
+    /// The drive's time.
+    pub fn time(&self) -> &Arc<ModelTime> {
+        &self.shared.time
+    }
+
+    /// What has come so far.
+    pub fn tally(&self) -> Tally {
+        let state = self.shared.state();
+        Tally {
+            host_bytes: state.host_bytes,
+            punches: state.punches,
+            flash: state.ftl.counts(),
+            work: state.work,
+        }
+    }
+
+    /// How often the erase blocks were erased: on average, and the one that was most often.
+    pub fn erases(&self) -> (f64, u32) {
+        let state = self.shared.state();
+        let (mut sum, mut count, mut most) = (0.0, 0_u32, 0);
+        for erases in state.ftl.erases() {
+            sum += f64::from(erases);
+            count += 1;
+            most = most.max(erases);
+        }
+        (sum / f64::from(count.max(1)), most)
+    }
+
+    /// An empty file that may take the next so many bytes of the drive.
+    ///
+    /// # Errors
+    /// If the drive has less left.
+    pub fn file(&self, bytes: u64) -> Result<SsdFile, String> {
+        let mut state = self.shared.state();
+        let first = state.free_from;
+        let blocks = bytes.div_ceil(BLOCK_BYTES as u64);
+        let end = u64::from(first) + blocks;
+        if end > u64::from(state.blocks()) {
+            return Err(format!("the drive has no {bytes} bytes left"));
+        }
+        state.free_from = end as u32;
+        let shared = Arc::clone(&self.shared);
+        Ok(SsdFile::new(shared, Place::new(first, blocks)))
+    }
+}

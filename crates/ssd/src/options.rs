@@ -1,0 +1,230 @@
+//! A drive in one line: `op=7%,unit=4K,block=512K,trim=on,gc=greedy,offset=0`, and how fast it is.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use flowstone_block::parse_size;
+
+use crate::timing::Timing;
+use crate::victims::Policy;
+
+/// When the drive hears of space that holds nothing any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrimMode {
+    /// At once, as on a device, or a file system with `-o discard`.
+    On,
+    /// Never, as on a file system that is not trimmed.
+    Off,
+    /// All of it each time that so many bytes have been written, as `fstrim` does.
+    Batch(u64),
+}
+
+/// What a drive is like.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SsdOptions {
+    /// Flash beyond what the host sees, as a part of that: (physical - logical) / logical.
+    pub over_provisioning: f64,
+    /// Bytes of a mapping unit: what the flash programs, whatever less the host writes.
+    pub unit_bytes: u64,
+    /// Bytes of an erase block.
+    pub block_bytes: u64,
+    /// When it hears of trims.
+    pub trim: TrimMode,
+    /// How it collects.
+    pub gc: Policy,
+    /// Where on it files begin, in bytes.
+    pub offset_bytes: u64,
+    /// Whether all of it has been written before, and is live to it.
+    pub is_aged: bool,
+    /// How fast it is.
+    pub timing: Timing,
+}
+
+impl Default for SsdOptions {
+    fn default() -> Self {
+        Self {
+            over_provisioning: 0.07,
+            unit_bytes: 4 << 10,
+            block_bytes: 512 << 10,
+            trim: TrimMode::On,
+            gc: Policy::Greedy,
+            offset_bytes: 0,
+            is_aged: false,
+            timing: Timing::SATA2014,
+        }
+    }
+}
+
+impl FromStr for SsdOptions {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut options = Self::default();
+        for part in text.split(',').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| {
+                format!("{part:?} is no NAME=VALUE; a drive is like op=7%,unit=4K,block=512K")
+            })?;
+            options.set(name, value).map_err(|why| format!("{name}={value}: {why}"))?;
+        }
+        options.check()?;
+        Ok(options)
+    }
+}
+
+impl SsdOptions {
+    fn set(&mut self, name: &str, value: &str) -> Result<(), String> {
+        match name {
+            "op" => self.over_provisioning = percent(value)?,
+            "unit" => self.unit_bytes = size(value)?,
+            "block" => self.block_bytes = size(value)?,
+            "offset" => self.offset_bytes = size(value)?,
+            "trim" => self.trim = value.parse()?,
+            "gc" => self.gc = value.parse()?,
+            "profile" => self.set_profile(value)?,
+            "write" => self.timing.write = rate(value)?,
+            "command" => self.timing.command = time(value)?,
+            "trim-cost" => self.timing.trim = time(value)?,
+            "program" => self.timing.program = Some(time(value)?),
+            "erase" => self.timing.erase = time(value)?,
+            _ => {
+                return Err("no such property; there are op, unit, block, trim, gc, offset, \
+                            profile, write, command, trim-cost, program and erase"
+                    .into());
+            }
+        }
+        Ok(())
+    }
+
+    fn set_profile(&mut self, name: &str) -> Result<(), String> {
+        let (timing, over_provisioning, unit_bytes) = match name {
+            "sata2014" => (Timing::SATA2014, 0.07, 4 << 10),
+            "x25m" => (Timing::X25M, 0.07, 4 << 10),
+            "nvme" => (Timing::NVME, 0.07, 4 << 10),
+            "qlc16k" => (Timing::QLC, 0.07, 16 << 10),
+            _ => return Err("no such profile; there are sata2014, x25m, nvme and qlc16k".into()),
+        };
+        (self.timing, self.over_provisioning, self.unit_bytes) =
+            (timing, over_provisioning, unit_bytes);
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), String> {
+        let units = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10];
+        if !units.contains(&self.unit_bytes) {
+            return Err("unit is 4K, 8K, 16K, 32K or 64K".into());
+        }
+        let is_block = self.block_bytes.is_multiple_of(self.unit_bytes)
+            && (2 * self.unit_bytes..=4 << 30).contains(&self.block_bytes);
+        if !is_block {
+            return Err("block is a multiple of unit, at least two of them and at most 4G".into());
+        }
+        if !self.offset_bytes.is_multiple_of(4096) {
+            return Err("offset is a multiple of 4K".into());
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for TrimMode {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "on" => Ok(Self::On),
+            None if text == "off" => Ok(Self::Off),
+            Some(("batch", bytes)) => match size(bytes)? {
+                0 => Err("a batch has at least one byte".into()),
+                bytes => Ok(Self::Batch(bytes)),
+            },
+            _ => Err("use on, off or batch:SIZE".into()),
+        }
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "greedy" => Ok(Self::Greedy),
+            "fifo" => Ok(Self::Fifo),
+            "cb" => Ok(Self::CostBenefit),
+            _ => Err("use greedy, fifo or cb".into()),
+        }
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    parse_size(text).map_err(|error| error.to_string())
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('%').and_then(|number| number.parse::<f64>().ok());
+    match number {
+        Some(number) if (0.0..=1000.0).contains(&number) => Ok(number / 100.0),
+        _ => Err("give a percentage such as 7%".into()),
+    }
+}
+
+/// Bytes a second, in the millions of data sheets: `520M`.
+fn rate(text: &str) -> Result<f64, String> {
+    let number = text.strip_suffix('M').and_then(|number| number.parse::<f64>().ok());
+    match number {
+        Some(number) if number > 0.0 => Ok(number * 1e6),
+        _ => Err("give millions of bytes a second such as 520M".into()),
+    }
+}
+
+/// `11.1us`, `1.5ms`.
+fn time(text: &str) -> Result<Duration, String> {
+    let units = [("us", 1e-6), ("ms", 1e-3), ("ns", 1e-9), ("s", 1.0)];
+    let found = units.iter().find_map(|(unit, seconds)| {
+        let number: f64 = text.strip_suffix(unit)?.parse().ok()?;
+        Duration::try_from_secs_f64(number * seconds).ok()
+    });
+    found.ok_or_else(|| "give a time such as 11.1us or 1.5ms".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_drive_is_told_in_one_line() {
+        let text = "op=28%,unit=16K,block=32M,trim=batch:1G,gc=fifo,offset=256K";
+        let options: SsdOptions = text.parse().unwrap();
+        let expected = SsdOptions {
+            over_provisioning: 0.28,
+            unit_bytes: 16 << 10,
+            block_bytes: 32 << 20,
+            trim: TrimMode::Batch(1 << 30),
+            gc: Policy::Fifo,
+            offset_bytes: 256 << 10,
+            ..SsdOptions::default()
+        };
+        assert_eq!(options, expected);
+        assert_eq!("".parse::<SsdOptions>().unwrap(), SsdOptions::default());
+        let timed: SsdOptions = "profile=x25m,command=20us,write=200M".parse().unwrap();
+        assert_eq!(timed.timing.command, Duration::from_micros(20));
+        assert_eq!(timed.timing.trim, Duration::from_micros(1500));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_drive_is_said() {
+        for (text, why) in [
+            ("op=7", "op=7: give a percentage such as 7%"),
+            ("unit=5K", "unit is 4K, 8K, 16K, 32K or 64K"),
+            ("unit=16K,block=20K", "block is a multiple of unit"),
+            ("trim=batch", "trim=batch: use on, off or batch:SIZE"),
+            ("gc=best", "gc=best: use greedy, fifo or cb"),
+            ("speed=1", "speed=1: no such property"),
+            ("4K", "\"4K\" is no NAME=VALUE"),
+            ("command=11", "command=11: give a time"),
+            ("offset=1000", "offset is a multiple of 4K"),
+            ("profile=mine", "profile=mine: no such profile"),
+        ] {
+            let said = text.parse::<SsdOptions>().unwrap_err();
+            assert!(said.starts_with(why), "{text}: {said}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Where a file is on a drive.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use crate::contents::BLOCK_BYTES;
+
+/// See the module.
+pub struct Place {
+    /// In blocks of the drive.
+    pub first: u32,
+    blocks: u64,
+    /// In bytes.
+    size: Mutex<u64>,
+}
+
+impl Place {
+    pub fn new(first: u32, blocks: u64) -> Self {
+        Self { first, blocks, size: Mutex::new(0) }
+    }
+
+    pub fn size(&self) -> u64 {
+        *self.size.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it begins on the drive, in bytes.
+    pub fn offset(&self) -> u64 {
+        u64::from(self.first) * BLOCK_BYTES as u64
+    }
+
+    /// Returns the size before.
+    pub fn set_size(&self, bytes: u64) -> u64 {
+        let mut size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut size, bytes)
+    }
+
+    pub fn grow(&self, end: u64) {
+        let mut size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
+        *size = (*size).max(end);
+    }
+
+    /// The drive's blocks of a range that lies in the file.
+    pub fn blocks(&self, bytes: Range<u64>) -> Range<u32> {
+        let block = BLOCK_BYTES as u64;
+        let at = |block: u64| self.first + block as u32;
+        at(bytes.start / block)..at(bytes.end.div_ceil(block))
+    }
+
+    pub fn bytes_max(&self) -> u64 {
+        self.blocks * BLOCK_BYTES as u64
+    }
+}

@@ -1,0 +1,22 @@
+//! What all users of a drive share.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::state::State;
+use crate::time::ModelTime;
+
+/// See the module.
+pub struct Shared {
+    pub time: Arc<ModelTime>,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    pub fn new(time: Arc<ModelTime>, state: State) -> Self {
+        Self { time, state: Mutex::new(state) }
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

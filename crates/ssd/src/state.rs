@@ -1,0 +1,214 @@
+//! What a drive holds and has done, and what requests do to it.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::contents::{BLOCK_BYTES, Contents};
+use crate::ftl::{Counts, Ftl};
+use crate::options::{SsdOptions, TrimMode};
+use crate::time::ModelTime;
+use crate::timing::Work;
+
+/// See the module.
+pub struct State {
+    options: SsdOptions,
+    time: Arc<ModelTime>,
+    /// Blocks of 4 KiB that the host sees.
+    blocks: u32,
+    pub ftl: Ftl,
+    contents: Contents,
+    /// Blocks that belong to a file, a bit for each.
+    in_use: Vec<u64>,
+    pub work: Work,
+    pub host_bytes: u64,
+    pub punches: u64,
+    pub punched_bytes: u64,
+    /// Bytes written since the drive last heard of all that is free.
+    since_trim: u64,
+    /// Where files on it may begin.
+    pub free_from: u32,
+}
+
+impl State {
+    pub fn new(
+        options: SsdOptions,
+        time: Arc<ModelTime>,
+        ftl: Ftl,
+        blocks: u32,
+        free_from: u32,
+    ) -> Self {
+        Self {
+            options,
+            time,
+            blocks,
+            ftl,
+            contents: Contents::new(blocks),
+            in_use: vec![0; (blocks as usize).div_ceil(64)],
+            work: Work::default(),
+            host_bytes: 0,
+            punches: 0,
+            punched_bytes: 0,
+            since_trim: 0,
+            free_from,
+        }
+    }
+
+    pub fn blocks(&self) -> u32 {
+        self.blocks
+    }
+
+    /// Puts bytes at a place that begins and ends anywhere. Returns when that will be done.
+    pub fn write(&mut self, first: u64, bytes: &[u8]) -> u64 {
+        let block = BLOCK_BYTES as u64;
+        let end = first + bytes.len() as u64;
+        let mut at = first;
+        while at < end {
+            let number = (at / block) as u32;
+            let skip = (at % block) as usize;
+            let here = (BLOCK_BYTES - skip).min((end - at) as usize);
+            let content = &bytes[(at - first) as usize..][..here];
+            if here == BLOCK_BYTES {
+                self.contents.write(number, content);
+            } else {
+                let mut whole = [0; BLOCK_BYTES];
+                self.contents.read(number, &mut whole);
+                whole[skip..skip + here].copy_from_slice(content);
+                self.contents.write(number, &whole);
+            }
+            self.set_in_use(number, true);
+            at += here as u64;
+        }
+        self.host_bytes += bytes.len() as u64;
+        let before = self.ftl.counts();
+        let unit = self.options.unit_bytes;
+        for unit in first / unit..end.div_ceil(unit) {
+            self.ftl.write(unit as u32, 0);
+        }
+        let flash = self.flash_ns(&before);
+        let link = self.options.timing.command_ns(bytes.len() as u64);
+        let done = self.work.take_on(self.time.passed(), link, flash);
+        self.since_trim += bytes.len() as u64;
+        if let TrimMode::Batch(every) = self.options.trim
+            && self.since_trim >= every
+        {
+            self.since_trim = 0;
+            self.trim_all_free();
+        }
+        done
+    }
+
+    fn flash_ns(&self, before: &Counts) -> u64 {
+        let done = self.ftl.counts().since(before);
+        let timing = &self.options.timing;
+        (done.written + done.copied) * timing.program_ns(self.options.unit_bytes)
+            + done.erased * timing.erase.as_nanos() as u64
+    }
+
+    /// Fills `target` from there. Returns when that will be done.
+    pub fn read(&mut self, first: u64, target: &mut [u8]) -> u64 {
+        let block = BLOCK_BYTES as u64;
+        let (end, mut at) = (first + target.len() as u64, first);
+        while at < end {
+            let number = (at / block) as u32;
+            let skip = (at % block) as usize;
+            let here = (BLOCK_BYTES - skip).min((end - at) as usize);
+            let target = &mut target[(at - first) as usize..][..here];
+            if here == BLOCK_BYTES {
+                self.contents.read(number, target);
+            } else {
+                let mut whole = [0; BLOCK_BYTES];
+                self.contents.read(number, &mut whole);
+                target.copy_from_slice(&whole[skip..skip + here]);
+            }
+            at += here as u64;
+        }
+        let link = self.options.timing.command_ns(target.len() as u64);
+        self.work.take_on(self.time.passed(), link, 0)
+    }
+
+    /// A command without data.
+    pub fn command(&mut self) -> u64 {
+        let link = self.options.timing.command_ns(0);
+        self.work.take_on(self.time.passed(), link, 0)
+    }
+
+    /// Makes a range read as zeroes; its blocks keep their place.
+    pub fn clear(&mut self, first: u64, end: u64) {
+        let block = BLOCK_BYTES as u64;
+        let mut at = first;
+        while at < end {
+            let number = (at / block) as u32;
+            let skip = (at % block) as usize;
+            let here = (BLOCK_BYTES - skip).min((end - at) as usize);
+            if here == BLOCK_BYTES {
+                self.contents.clear(number);
+            } else {
+                let mut whole = [0; BLOCK_BYTES];
+                self.contents.read(number, &mut whole);
+                whole[skip..skip + here].fill(0);
+                self.contents.write(number, &whole);
+            }
+            at += here as u64;
+        }
+    }
+
+    /// Gives a range back: what it has of whole blocks belongs to no file any more.
+    pub fn punch(&mut self, first: u64, end: u64) -> u64 {
+        let block = BLOCK_BYTES as u64;
+        self.clear(first, end);
+        let blocks = first.div_ceil(block) as u32..(end / block) as u32;
+        let held = blocks.clone().filter(|block| self.is_in_use(*block)).count() as u64;
+        if held == 0 {
+            return self.time.passed();
+        }
+        blocks.clone().for_each(|block| self.set_in_use(block, false));
+        self.punches += 1;
+        self.punched_bytes += held * block;
+        if self.options.trim != TrimMode::On {
+            return self.time.passed();
+        }
+        self.trim(blocks)
+    }
+
+    /// The drive hears that blocks are free: of whole units, those whose other blocks are, too.
+    fn trim(&mut self, blocks: Range<u32>) -> u64 {
+        let unit_blocks = (self.options.unit_bytes / BLOCK_BYTES as u64) as u32;
+        for unit in blocks.start / unit_blocks..blocks.end.div_ceil(unit_blocks) {
+            let mut of_unit = unit * unit_blocks..(unit + 1) * unit_blocks;
+            if of_unit.all(|block| !self.is_in_use(block)) {
+                self.ftl.trim(unit);
+            }
+        }
+        let timing = &self.options.timing;
+        let link = timing.command_ns(0) + timing.trim.as_nanos() as u64;
+        self.work.take_on(self.time.passed(), link, 0)
+    }
+
+    /// One TRIM for each free range of the whole drive.
+    fn trim_all_free(&mut self) {
+        let mut at = 0;
+        while at < self.blocks {
+            let end = (at..self.blocks).find(|block| self.is_in_use(*block));
+            let end = end.unwrap_or(self.blocks);
+            if end > at {
+                self.trim(at..end);
+            }
+            at = (end..self.blocks).find(|block| !self.is_in_use(*block)).unwrap_or(self.blocks);
+        }
+    }
+
+    /// Space is kept for a range.
+    pub fn allocate(&mut self, blocks: Range<u32>) {
+        blocks.for_each(|block| self.set_in_use(block, true));
+    }
+
+    pub fn is_in_use(&self, block: u32) -> bool {
+        self.in_use[block as usize / 64] >> (block % 64) & 1 != 0
+    }
+
+    fn set_in_use(&mut self, block: u32, is_so: bool) {
+        let word = &mut self.in_use[block as usize / 64];
+        let bit = 1 << (block % 64);
+        if is_so { *word |= bit } else { *word &= !bit }
+    }
+}

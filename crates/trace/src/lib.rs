@@ -1,0 +1,19 @@
+//! Block traces: what a disk was asked for, in order.
+//!
+//! | format | told by | what is read |
+//! |---|---|---|
+//! | CSV | anything else | see [`csv`] |
+//! | fio's I/O log, version 2 or 3 | its first line | reads, writes, trims, syncs |
+//! | blkparse's text | lines that begin `MAJOR,MINOR CPU` | requests that are queued (Q) |
+//!
+//! Each may be compressed with zstd. An error names the line.
+
+mod blkparse;
+mod csv;
+mod event;
+mod fio;
+mod lines;
+mod read;
+
+pub use event::{Event, Kind, Trace};
+pub use read::read;

@@ -1,0 +1,130 @@
+//! Reading a trace, whatever its format.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+
+use crate::lines::Lines;
+use crate::{Event, Trace, blkparse, csv, fio};
+
+/// First bytes of a zstd frame (RFC 8878, 3.1.1).
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+/// A longer request is a mistake in the trace.
+const REQUEST_BYTES_MAX: u64 = 1 << 30;
+
+/// Reads a whole trace.
+///
+/// # Errors
+/// If it cannot be read, a line of it makes no sense, or there is no request in it.
+pub fn read(path: &Path) -> Result<Trace> {
+    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let mut magic = [0; ZSTD_MAGIC.len()];
+    let is_zstd = file.read_exact(&mut magic).is_ok() && magic == ZSTD_MAGIC;
+    let file = File::open(path)?;
+    let text: Box<dyn Read> =
+        if is_zstd { Box::new(zstd::Decoder::new(file)?) } else { Box::new(file) };
+    read_lines(BufReader::new(text)).with_context(|| path.display().to_string())
+}
+
+fn read_lines(text: impl BufRead) -> Result<Trace> {
+    let mut format: Option<Box<dyn Lines>> = None;
+    let mut trace = Trace::default();
+    for (index, line) in text.lines().enumerate() {
+        let line = line.context("it is no text")?;
+        let line = line.trim();
+        if line.is_empty() {
+            continue;
+        }
+        let format = format.get_or_insert_with(|| format_of(line));
+        let said = || format!("line {}: {:?}", index + 1, line.get(..80).unwrap_or(line));
+        let Some(event) = format.event(line).with_context(said)? else { continue };
+        check(&event).with_context(said)?;
+        trace.events.push(event);
+    }
+    ensure!(!trace.events.is_empty(), "there is no request in it");
+    Ok(trace)
+}
+
+fn format_of(first: &str) -> Box<dyn Lines> {
+    if first.starts_with("fio version") {
+        Box::new(fio::Log::default())
+    } else if blkparse::is_line(first) {
+        Box::new(blkparse::Output::default())
+    } else {
+        Box::new(csv::Table)
+    }
+}
+
+fn check(event: &Event) -> Result<()> {
+    ensure!(event.bytes <= REQUEST_BYTES_MAX, "a request of {} bytes", event.bytes);
+    event.offset.checked_add(event.bytes).context("it ends beyond 2^64")?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Kind;
+
+    fn kinds(text: &str) -> Vec<(Kind, u64, u64)> {
+        let trace = read_lines(text.as_bytes()).unwrap();
+        trace.events.iter().map(|it| (it.kind, it.offset, it.bytes)).collect()
+    }
+
+    #[test]
+    fn each_format_is_told_by_its_first_line() {
+        let wanted = vec![(Kind::Write, 8192, 4096), (Kind::Read, 0, 512)];
+        for text in [
+            "timestamp_us,op,offset_bytes,length_bytes\n1,W,8192,4096\n2,R,0,512\n",
+            "# flowstone-trace 1 size=1G\n\n1,W,8192,4096,journal,1\n2,R,0,512,data,0\n",
+            "fio version 3 iolog\n0 /dev/x add\n0 /dev/x open\n7 /dev/x write 8192 4096\n\
+             9 /dev/x read 0 512\n9 /dev/x close\n",
+            "fio version 2 iolog\n/dev/x add\n/dev/x open\n/dev/x write 8192 4096\n\
+             /dev/x read 0 512\n",
+            "  8,0    1        1     0.000000000   697  Q  WS 16 + 8 [jbd2/sda-8]\n\
+             8,0    1        2     0.000000100   697  D  WS 16 + 8 [jbd2/sda-8]\n\
+             8,0    1        3     0.000000200   697  Q   R 0 + 1 [cat]\n",
+        ] {
+            assert_eq!(kinds(text), wanted, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_error_names_the_line() {
+        for (text, why) in [
+            ("0,R,0,4096\n1,R,x,1\n", "line 2: \"1,R,x,1\": offset \"x\" is no number"),
+            ("0,R,1\n", "line 1: \"0,R,1\": no length"),
+            (
+                "0,W,0,99999999999\n",
+                "line 1: \"0,W,0,99999999999\": a request of 99999999999 bytes",
+            ),
+            (
+                "0,R,18446744073709551615,2\n",
+                "line 1: \"0,R,18446744073709551615,2\": it ends beyond",
+            ),
+            ("0,R,0,0\nfoo\n", "line 2: \"foo\": no operation"),
+            ("0,Q,0,1\n", "line 1: \"0,Q,0,1\": \"Q\" is no operation"),
+            ("fio version 4 iolog\n", "line 1: \"fio version 4 iolog\": only versions 2 and 3"),
+            ("", "there is no request in it"),
+        ] {
+            let said = format!("{:#}", read_lines(text.as_bytes()).unwrap_err());
+            assert!(said.starts_with(why), "{text}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_trace_may_be_compressed() {
+        let text = "timestamp_us,op,offset_bytes,length_bytes\n0,R,0,8192\n1,W,0,1\n";
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("trace");
+        let compressed = zstd::encode_all(text.as_bytes(), 1).unwrap();
+        let traces = [text.as_bytes().to_vec(), compressed].map(|bytes| {
+            std::fs::write(&path, bytes).unwrap();
+            read(&path).unwrap()
+        });
+        assert_eq!(traces[0], traces[1]);
+        assert_eq!((traces[0].events.len(), traces[0].end()), (2, 8192));
+    }
+}

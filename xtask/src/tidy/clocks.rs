@@ -1,0 +1,90 @@
+//! What works on a disk asks its file's clock for the time, and never the host: on a model it must
+//! do the same each time. Exceptions are listed with their reasons.
+
+use std::collections::BTreeSet;
+
+use syn::visit::{self, Visit};
+use syn::{ExprMethodCall, ExprPath, ItemMod};
+
+use super::lists::List;
+use super::source::{Source, is_for_tests};
+
+const TIMED: [&str; 3] = ["crates/image/src/", "crates/cache/src/", "crates/qos/src/"];
+/// Functions that ask the host, by their last two names, and a method that does.
+const FUNCTIONS: [&str; 3] = ["Instant::now", "SystemTime::now", "thread::sleep"];
+const METHOD: &str = "elapsed";
+
+/// Calls that are not listed, and entries of the list that are not needed any more.
+pub fn check(sources: &[Source], listed: &List) -> Vec<String> {
+    let is_timed = |path: &str| TIMED.iter().any(|start| path.starts_with(start));
+    let timed = sources.iter().filter(|source| !source.is_test && is_timed(&source.path));
+    let found: BTreeSet<(String, String)> = timed.flat_map(calls).collect();
+    listed.judge(&Vec::from_iter(found))
+}
+
+fn calls(source: &Source) -> Vec<(String, String)> {
+    let mut calls = Calls::default();
+    calls.visit_file(&source.file);
+    let path = &source.path;
+    let complain = |call: String| {
+        let why = "asks the host for the time; ask the file's clock, or list it";
+        (format!("{path} {call}"), format!("{path}: {call} {why} (xtask/tidy/host-time)"))
+    };
+    calls.names.into_iter().map(complain).collect()
+}
+
+#[derive(Default)]
+struct Calls {
+    names: BTreeSet<String>,
+}
+
+impl<'ast> Visit<'ast> for Calls {
+    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
+        if !is_for_tests(&module.attrs) {
+            visit::visit_item_mod(self, module);
+        }
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
+        if call.method == METHOD {
+            self.names.insert(METHOD.into());
+        }
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_path(&mut self, path: &'ast ExprPath) {
+        let names: Vec<String> = path.path.segments.iter().map(|it| it.ident.to_string()).collect();
+        let last = names[names.len().saturating_sub(2)..].join("::");
+        if FUNCTIONS.contains(&last.as_str()) {
+            self.names.insert(last);
+        }
+        visit::visit_expr_path(self, path);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str, listed: &str) -> Vec<String> {
+        let source = Source::parse("crates/image/src/a.rs", text).unwrap();
+        check(&[source], &List::parse("host-time", listed))
+    }
+
+    #[test]
+    fn who_asks_the_host_for_the_time_is_listed_or_refused() {
+        let asks =
+            "fn f() { std::thread::sleep(T); a.get_or_insert_with(Instant::now).elapsed(); }";
+        assert_eq!(of(asks, "").len(), 3);
+        let listed = "crates/image/src/a.rs elapsed\ncrates/image/src/a.rs Instant::now # why\n";
+        assert!(of(asks, listed)[0].contains("thread::sleep"));
+        assert!(of("fn f() { self.clock.now(); }", listed)[0].contains("take it off"));
+    }
+
+    #[test]
+    fn tests_and_other_crates_may_ask_the_host() {
+        assert_eq!(of("#[cfg(test)]\nmod tests { fn f() { Instant::now(); } }", ""), [""; 0]);
+        let other = Source::parse("crates/daemon/src/a.rs", "fn f() { Instant::now(); }").unwrap();
+        assert_eq!(check(&[other], &List::default()), [""; 0]);
+    }
+}
