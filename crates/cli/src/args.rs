@@ -3,6 +3,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
+mod replay;
 mod serve;
 mod set;
 
@@ -13,6 +14,7 @@ use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
 use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options};
 
+pub use self::replay::{Replay, WhenMade};
 pub use self::serve::Serve;
 pub use self::set::{Disk, DiskCommand, Group, GroupCommand, SetDisk, SetGroup};
 
@@ -54,6 +56,13 @@ pub enum Command {
     Compact(Compact),
     /// Serve disks to guests until SIGTERM
     Serve(Box<Serve>),
+    /// Run a trace or a made load through an image on a model of an SSD, and show what is written
+    ///
+    /// The image is the product's own code; the drive is a model with a page-mapped flash
+    /// translation layer. All happens on one thread and in the drive's time: the same command
+    /// gives the same figures on any machine. Blocks are of 4 KiB; WAF is write amplification: what
+    /// is written further down for each block that is written further up.
+    Replay(Box<Replay>),
     /// Show what a running daemon has counted
     Stats(Stats),
     /// Change a disk that is being served

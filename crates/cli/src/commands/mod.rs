@@ -5,6 +5,7 @@ mod compact;
 mod convert;
 mod create;
 mod info;
+mod replay;
 mod resize;
 mod serve;
 mod set;
@@ -33,6 +34,7 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Compact(args) => compact::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Resize(args) => resize::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
         Command::Disk(args) => match args.command {

@@ -1,0 +1,82 @@
+//! `flowstone replay`
+
+use std::path::PathBuf;
+
+use clap::{Args as ClapArgs, ValueEnum};
+use flowstone_block::parse_size;
+use flowstone_image::Format;
+use flowstone_replay::{Generator, SsdOptions, TrimMode};
+
+use super::LogArgs;
+
+/// Arguments of `replay`.
+#[derive(Debug, ClapArgs)]
+pub struct Replay {
+    /// What a guest asks for: a trace, as CSV (timestamp_us,op,offset_bytes,length_bytes), fio's
+    /// I/O log (versions 2 and 3) or blkparse's text, plain or compressed with zstd
+    #[arg(long, value_name = "FILE", required_unless_present = "generate")]
+    pub trace: Option<PathBuf>,
+    /// What a guest asks for, instead of a trace: writes of 4 KiB, uniform, zipf:0.99, hotcold:95/5
+    /// (percent of the writes / of the blocks) or sequential, after the whole disk was written
+    #[arg(long, value_name = "LOAD", conflicts_with = "trace")]
+    pub generate: Option<Generator>,
+    /// Writes of a generated load that are measured [default: four times the disk]
+    #[arg(long, value_name = "N", conflicts_with = "trace")]
+    pub ops: Option<u64>,
+    /// Size of the guest's disk, e.g. 4G [default: where the trace ends]
+    #[arg(long, value_parser = parse_size)]
+    pub size: Option<u64>,
+    /// The disk's share of what the host sees of the drive. The image's file may take all of that:
+    /// a raw image leaves the rest trimmed, a log image has it as its reserve
+    #[arg(long, value_name = "SHARE", default_value_t = 0.8)]
+    pub fill: f64,
+    /// Image format: raw or log
+    #[arg(short, long)]
+    pub format: Format,
+    /// How a log image is laid out. The default reserve is the largest with which its file fits.
+    #[command(flatten)]
+    pub log: LogArgs,
+    /// The drive: op (flash beyond what the host sees), unit (what is mapped and programmed as one,
+    /// 4K to 64K), block (what is erased as one), trim (on, off or batch:SIZE, after so much
+    /// written), gc (greedy, fifo, cb), offset (where the file begins); and how fast it is: profile
+    /// (sata2014, x25m, nvme, qlc16k), or write, command, trim-cost, program, erase
+    #[arg(
+        long,
+        value_name = "NAME=VALUE,...",
+        default_value = "op=7%,unit=4K,block=512K,trim=on,gc=greedy,offset=0"
+    )]
+    pub ssd: SsdOptions,
+    /// Short for --ssd trim=
+    #[arg(long, value_name = "MODE")]
+    pub trim: Option<TrimMode>,
+    /// All of the drive has been written before, and is live to it
+    #[arg(long)]
+    pub aged: bool,
+    /// Requests on their way at once
+    #[arg(long, value_name = "N", default_value_t = 32)]
+    pub iodepth: usize,
+    /// When requests of a trace are made: as soon as there is room, or when the trace says
+    #[arg(long, value_name = "WHEN", default_value = "asap")]
+    pub timing: WhenMade,
+    /// Writes before the measured part [default: seven times the disk; traces: 0]
+    #[arg(long, value_name = "N")]
+    pub warmup: Option<u64>,
+    /// How often a trace is gone through
+    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with = "generate")]
+    pub passes: u64,
+    /// Decides all that is drawn; the same seed gives the same figures
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// When the requests of a trace are made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum WhenMade {
+    /// As soon as there is room.
+    Asap,
+    /// When the trace says.
+    Trace,
+}
