@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
-use flowstone_block::QueueContext;
+use flowstone_block::{Clock, QueueContext};
 use flowstone_fileio::{FileChannel, FileIo, FileOffset, Punched};
 
 use super::channel::SharedChannel;
@@ -73,6 +73,10 @@ impl FileIo for SharedFile {
 
     fn device(&self) -> Option<u64> {
         self.file.device()
+    }
+
+    fn clock(&self) -> Clock {
+        self.file.clock()
     }
 
     fn block_bytes(&self) -> u32 {
