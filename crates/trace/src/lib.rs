@@ -2,7 +2,7 @@
 //!
 //! | format | told by | what is read |
 //! |---|---|---|
-//! | CSV | anything else | see [`csv`] |
+//! | CSV: `timestamp_us,op,offset_bytes,length_bytes` | anything else | op R, W, F, D, Z, A, P |
 //! | fio's I/O log, version 2 or 3 | its first line | reads, writes, trims, syncs |
 //! | blkparse's text | lines that begin `MAJOR,MINOR CPU` | requests that are queued (Q) |
 //!
