@@ -12,6 +12,8 @@ use flowstone_trace::{Event, Kind};
 /// What each block that is written begins with: where it is, and the how many-th write it is.
 const STAMP_BYTES: usize = 16;
 const BLOCK_BYTES: u64 = 4096;
+/// The longest read or write.
+const PART_BYTES: u64 = 1 << 20;
 
 /// What guests have asked for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -120,6 +122,7 @@ impl Guest {
 
     /// What comes next, after all that is on its way.
     pub fn set_load(&mut self, load: Box<dyn Iterator<Item = Event>>, pace: Pace) {
+        let load: Box<dyn Iterator<Item = Event>> = Box::new(load.flat_map(parts));
         (self.load, self.pace) = (load.peekable(), pace);
     }
 
@@ -235,6 +238,20 @@ impl Guest {
         let memory = self.on_their_way[request.tag as usize].take().expect("it was on its way");
         self.free.push(Slot { request, memory });
     }
+}
+
+/// What a guest makes of a long read or write: several requests.
+fn parts(event: Event) -> impl Iterator<Item = Event> {
+    let most = match event.kind {
+        Kind::Read | Kind::Write | Kind::Access | Kind::Present => PART_BYTES,
+        Kind::Flush | Kind::Discard | Kind::WriteZeroes => u64::MAX,
+    };
+    let end = event.offset + event.bytes;
+    let first = Event { bytes: event.bytes.min(most), ..event };
+    std::iter::successors(Some(first), move |before| {
+        let offset = before.offset + before.bytes;
+        (offset < end).then(|| Event { offset, bytes: (end - offset).min(most), ..event })
+    })
 }
 
 /// Makes blocks differ from each other and from what they held before. The rest stays zero.

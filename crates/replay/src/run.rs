@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use flowstone_block::{QueueContext, QueueDepth, SECTOR_BYTES, TimeSource as _, format_size};
 use flowstone_image::{CreateOptions, Format, LogOptions, create_in, open_stepped};
+use flowstone_memory::reading::Reader;
 use flowstone_ssd::{Ssd, SsdOptions, Tally};
 use flowstone_trace::{Event, Kind, Trace};
 
@@ -19,6 +20,8 @@ use crate::world::World;
 const NAME: &str = "the image";
 /// Requests on their way at most when the trace says when they come.
 const DEPTH_MAX: usize = 1024;
+/// Blocks of more have no number in the model.
+const DISK_BYTES_MAX: u64 = 8 << 40;
 /// Requests on their way while the disk is filled.
 const FILL_DEPTH: usize = 32;
 /// Bytes of a write that fills the disk.
@@ -120,6 +123,7 @@ impl Scene {
         );
         let depths = 1..=DEPTH_MAX;
         ensure!(depths.contains(&options.iodepth), "--iodepth is 1 to {DEPTH_MAX}");
+        ensure!(options.passes > 0, "--passes is at least 1");
         let disk_bytes = disk_bytes(options)?;
         let SsdOptions { unit_bytes: unit, offset_bytes: offset, .. } = options.ssd;
         let file_bytes = ((disk_bytes as f64 / options.fill).round() as u64).next_multiple_of(unit);
@@ -128,6 +132,7 @@ impl Scene {
             Format::Raw | Format::Qcow2 => None,
         };
         let drive_bytes = file_bytes + offset.next_multiple_of(unit);
+        check_memory(drive_bytes, &options.ssd)?;
         let ssd = Ssd::new(drive_bytes, options.ssd).map_err(|why| anyhow!(why))?;
         let file = ssd.file(file_bytes).map_err(|why| anyhow!(why))?;
         let create = CreateOptions { log: log.unwrap_or_default(), ..CreateOptions::default() };
@@ -153,7 +158,8 @@ impl Scene {
         let blocks = self.disk_bytes / BLOCK_BYTES;
         let warmup = options.warmup.unwrap_or(WARMUP_TURNS * blocks);
         let all = warmup + ops.unwrap_or(MEASURED_TURNS * blocks);
-        let blocks = u32::try_from(blocks).context("the disk is larger than 16 TiB")?;
+        let blocks = u32::try_from(blocks).context("the disk is too large")?;
+        ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
         self.world.set_load(fill(0..self.disk_bytes), Pace::Depth(FILL_DEPTH));
         self.world.run(u64::MAX, &mut |_| ())?;
         let writes = Writes::new(generator, blocks, options.seed).take(all as usize);
@@ -177,6 +183,11 @@ impl Scene {
         ensure!(!once.is_empty(), "the trace has no request");
         let all = once.len() as u64 * options.passes;
         let warmup = requests_to(&once, options.passes, options.warmup.unwrap_or(0))?;
+        let has_times = once.iter().all(|event| event.at.is_some());
+        ensure!(
+            has_times || options.timing == Timing::Asap,
+            "the trace has no times; leave --timing out"
+        );
         let pace = match options.timing {
             Timing::Asap => Pace::Depth(options.iodepth),
             Timing::Trace => Pace::Trace { start: self.ssd.time().now(), depth: DEPTH_MAX },
@@ -252,6 +263,9 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
         Load::Generated(..) => BLOCK_BYTES,
         Load::Trace(trace) => trace.end(),
     };
+    for bytes in [least, options.size.unwrap_or(0)] {
+        ensure!(bytes <= DISK_BYTES_MAX, "a disk of {} is too large", format_size(bytes));
+    }
     let Some(size) = options.size else {
         ensure!(least > BLOCK_BYTES, "give the --size of the guest's disk, such as 4G");
         return Ok(least.next_multiple_of(BLOCK_BYTES));
@@ -262,6 +276,21 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
         format_size(size)
     );
     Ok(size.next_multiple_of(BLOCK_BYTES))
+}
+
+/// Refuses a drive whose model would not find room in the memory of this machine.
+fn check_memory(drive_bytes: u64, ssd: &SsdOptions) -> Result<()> {
+    let needed = Ssd::memory_bytes(drive_bytes, ssd);
+    let Some(reading) = Reader::of_this_process().read() else { return Ok(()) };
+    ensure!(
+        needed <= reading.available,
+        "a model of a drive of {} takes {} of memory at least, and {} are available; give a smaller \
+         --size",
+        format_size(drive_bytes),
+        format_size(needed),
+        format_size(reading.available)
+    );
+    Ok(())
 }
 
 /// Writes that fill a range.

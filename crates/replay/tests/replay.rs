@@ -129,6 +129,14 @@ fn discards_of_a_trace_reach_the_drive() {
     assert!(batch < off, "{batch} in batches, {off} without");
 }
 
+/// A guest makes several requests of what is too long for one, and memory stays bounded.
+#[test]
+fn long_requests_fall_into_parts() {
+    let events = vec![event(Kind::Write, 512, 5 * MIB), event(Kind::Discard, 0, 64 * MIB)];
+    let report = run(&of_trace(Format::Raw, events));
+    assert_eq!((report.writes, report.discards, report.guest_blocks), (5, 1, 5.0 * 256.0));
+}
+
 #[test]
 fn times_of_a_trace_are_kept_if_that_is_asked_for() {
     let at = |seconds| Some(std::time::Duration::from_secs(seconds));
@@ -165,6 +173,20 @@ fn what_cannot_be_replayed_is_said() {
         (ReplayOptions { fill: 1.1, ..raw.clone() }, "--fill is a share"),
         (ReplayOptions { iodepth: 0, ..raw.clone() }, "--iodepth is 1 to"),
         (ReplayOptions { size: None, ..raw.clone() }, "give the --size"),
+        (ReplayOptions { size: Some(u64::MAX), ..raw.clone() }, "a disk of 16777216 TiB is too"),
+        (
+            ReplayOptions { size: Some(8 << 40), ..raw.clone() },
+            "a model of a drive of 16 TiB takes",
+        ),
+        (ReplayOptions { passes: 0, ..raw.clone() }, "--passes is at least 1"),
+        (ReplayOptions { timing: Timing::Trace, ..raw.clone() }, "a made load has no times"),
+        (
+            ReplayOptions {
+                timing: Timing::Trace,
+                ..of_trace(Format::Raw, vec![event(Kind::Write, 1 << 20, 4096)])
+            },
+            "the trace has no times",
+        ),
         (ReplayOptions { fill: 0.99, ..log.clone() }, "a log image of 256 MiB takes up to"),
         (ReplayOptions { format: Format::Qcow2, ..raw.clone() }, "the image: the threads behind"),
         (

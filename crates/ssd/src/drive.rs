@@ -13,6 +13,9 @@ use crate::state::State;
 use crate::time::ModelTime;
 use crate::timing::Work;
 
+/// What a block's content takes, and each end of a unit's place.
+const CONTENT_BYTES: u64 = 16;
+const PLACE_BYTES: u64 = 4;
 /// Streams that the drive has.
 const STREAMS: u8 = 1;
 
@@ -91,6 +94,13 @@ impl Ssd {
         let time = ModelTime::new();
         let state = State::new(options, Arc::clone(&time), ftl, blocks, first);
         Ok(Self { shared: Arc::new(Shared::new(time, state)) })
+    }
+
+    /// The least memory that a model of such a drive takes once it is full, in bytes.
+    pub fn memory_bytes(bytes: u64, options: &SsdOptions) -> u64 {
+        let units = bytes / options.unit_bytes;
+        let places = (units as f64 * (1.0 + options.over_provisioning)) as u64;
+        bytes / BLOCK_BYTES as u64 * CONTENT_BYTES + (units + places) * PLACE_BYTES
     }
 
     /// The drive's time.
