@@ -3,16 +3,14 @@
 
 use std::collections::BTreeSet;
 
-use syn::visit::{self, Visit};
-use syn::{ExprMethodCall, ExprPath, ItemMod};
-
+use super::calls::calls_in;
 use super::lists::List;
-use super::source::{Source, is_for_tests};
+use super::source::Source;
 
 const TIMED: [&str; 3] = ["crates/image/src/", "crates/cache/src/", "crates/qos/src/"];
-/// Functions that ask the host, by their last two names, and a method that does.
-const FUNCTIONS: [&str; 3] = ["Instant::now", "SystemTime::now", "thread::sleep"];
-const METHOD: &str = "elapsed";
+/// A method that asks the host, and functions that do, or types whose functions do.
+const METHODS: [&str; 1] = ["elapsed"];
+const FUNCTIONS: [&str; 3] = ["Instant", "SystemTime", "sleep"];
 
 /// Calls that are not listed, and entries of the list that are not needed any more.
 pub fn check(sources: &[Source], listed: &List) -> Vec<String> {
@@ -23,43 +21,12 @@ pub fn check(sources: &[Source], listed: &List) -> Vec<String> {
 }
 
 fn calls(source: &Source) -> Vec<(String, String)> {
-    let mut calls = Calls::default();
-    calls.visit_file(&source.file);
     let path = &source.path;
     let complain = |call: String| {
         let why = "asks the host for the time; ask the file's clock, or list it";
         (format!("{path} {call}"), format!("{path}: {call} {why} (xtask/tidy/host-time)"))
     };
-    calls.names.into_iter().map(complain).collect()
-}
-
-#[derive(Default)]
-struct Calls {
-    names: BTreeSet<String>,
-}
-
-impl<'ast> Visit<'ast> for Calls {
-    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
-        if !is_for_tests(&module.attrs) {
-            visit::visit_item_mod(self, module);
-        }
-    }
-
-    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
-        if call.method == METHOD {
-            self.names.insert(METHOD.into());
-        }
-        visit::visit_expr_method_call(self, call);
-    }
-
-    fn visit_expr_path(&mut self, path: &'ast ExprPath) {
-        let names: Vec<String> = path.path.segments.iter().map(|it| it.ident.to_string()).collect();
-        let last = names[names.len().saturating_sub(2)..].join("::");
-        if FUNCTIONS.contains(&last.as_str()) {
-            self.names.insert(last);
-        }
-        visit::visit_expr_path(self, path);
-    }
+    calls_in(source, &METHODS, &FUNCTIONS).into_iter().map(complain).collect()
 }
 
 #[cfg(test)]
@@ -77,7 +44,7 @@ mod tests {
             "fn f() { std::thread::sleep(T); a.get_or_insert_with(Instant::now).elapsed(); }";
         assert_eq!(of(asks, "").len(), 3);
         let listed = "crates/image/src/a.rs elapsed\ncrates/image/src/a.rs Instant::now # why\n";
-        assert!(of(asks, listed)[0].contains("thread::sleep"));
+        assert!(of(asks, listed)[0].contains("sleep"));
         assert!(of("fn f() { self.clock.now(); }", listed)[0].contains("take it off"));
     }
 

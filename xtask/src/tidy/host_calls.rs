@@ -4,11 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use syn::visit::{self, Visit};
-use syn::{ExprMethodCall, ExprPath, ItemMod};
-
+use super::calls::calls_in;
 use super::lists::List;
-use super::source::{Source, is_for_tests};
+use super::source::Source;
 
 /// What those threads run: all of the daemon, and the way of a request down to the engines.
 const SHARED: [&str; 10] = [
@@ -62,49 +60,12 @@ pub fn check(sources: &[Source], listed: &List) -> Vec<String> {
 }
 
 fn calls(source: &Source) -> Vec<(String, String)> {
-    let mut calls = Calls::default();
-    calls.visit_file(&source.file);
     let path = &source.path;
     let complain = |call: String| {
         let why = "may wait for a disk's host; give it to a thread of that disk, or list it";
         (format!("{path} {call}"), format!("{path}: {call} {why} (xtask/tidy/host-calls)"))
     };
-    calls.names.into_iter().map(complain).collect()
-}
-
-#[derive(Default)]
-struct Calls {
-    names: BTreeSet<String>,
-}
-
-impl<'ast> Visit<'ast> for Calls {
-    fn visit_item_mod(&mut self, module: &'ast ItemMod) {
-        if !is_for_tests(&module.attrs) {
-            visit::visit_item_mod(self, module);
-        }
-    }
-
-    fn visit_expr_method_call(&mut self, call: &'ast ExprMethodCall) {
-        let name = call.method.to_string();
-        if METHODS.contains(&name.as_str()) {
-            self.names.insert(name);
-        }
-        visit::visit_expr_method_call(self, call);
-    }
-
-    fn visit_expr_path(&mut self, path: &'ast ExprPath) {
-        let names: Vec<String> = path.path.segments.iter().map(|it| it.ident.to_string()).collect();
-        let first = names.iter().position(|name| FUNCTIONS.contains(&name.as_str()));
-        if let Some(first) = first {
-            let is_variant =
-                first + 1 == names.len() && names[first].starts_with(char::is_uppercase);
-            // An enum may have one of that name.
-            if !is_variant {
-                self.names.insert(names[first..].join("::"));
-            }
-        }
-        visit::visit_expr_path(self, path);
-    }
+    calls_in(source, &METHODS, &FUNCTIONS).into_iter().map(complain).collect()
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! Each rule reads the tree and says what breaks it, one line for each place. It has a test with a
 //! small bad sample, which it must refuse.
 
+mod calls;
 mod clocks;
 mod documents;
 mod functions;
