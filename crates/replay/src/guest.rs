@@ -122,7 +122,6 @@ impl Guest {
 
     /// What comes next, after all that is on its way.
     pub fn set_load(&mut self, load: Box<dyn Iterator<Item = Event>>, pace: Pace) {
-        let load: Box<dyn Iterator<Item = Event>> = Box::new(load.flat_map(parts));
         (self.load, self.pace) = (load.peekable(), pace);
     }
 
@@ -135,14 +134,22 @@ impl Guest {
         self.asked
     }
 
-    /// Why a request failed, if one has.
-    pub fn failure(&self) -> Option<&str> {
+    /// Makes no more requests, if one has failed, and says why it has.
+    pub fn give_up_if_failed(&mut self) -> Option<&str> {
+        if self.failure.is_some() {
+            self.stops_at = 0;
+        }
         self.failure.as_deref()
     }
 
+    /// Whether nothing is on its way.
+    pub fn is_idle(&self) -> bool {
+        self.free.len() == self.on_their_way.len()
+    }
+
     /// Whether nothing is on its way and nothing is to come.
-    pub fn is_idle(&mut self) -> bool {
-        self.free.len() == self.on_their_way.len() && self.load.peek().is_none()
+    pub fn is_done(&mut self) -> bool {
+        self.is_idle() && self.load.peek().is_none()
     }
 
     /// Does what can be done at this time. Returns whether that was anything, and else when there
@@ -240,15 +247,17 @@ impl Guest {
     }
 }
 
-/// What a guest makes of a long read or write: several requests.
-fn parts(event: Event) -> impl Iterator<Item = Event> {
+/// What a guest makes of an event of a trace: several requests of a long read or write, and none
+/// of one without a byte.
+pub fn requests_of(event: Event) -> impl Iterator<Item = Event> {
     let most = match event.kind {
         Kind::Read | Kind::Write | Kind::Access | Kind::Present => PART_BYTES,
         Kind::Flush | Kind::Discard | Kind::WriteZeroes => u64::MAX,
     };
     let end = event.offset + event.bytes;
-    let first = Event { bytes: event.bytes.min(most), ..event };
-    std::iter::successors(Some(first), move |before| {
+    let has_any = event.bytes > 0 || event.kind == Kind::Flush;
+    let first = has_any.then(|| Event { bytes: event.bytes.min(most), ..event });
+    std::iter::successors(first, move |before| {
         let offset = before.offset + before.bytes;
         (offset < end).then(|| Event { offset, bytes: (end - offset).min(most), ..event })
     })

@@ -11,7 +11,7 @@ use flowstone_memory::reading::Reader;
 use flowstone_ssd::{Ssd, SsdOptions, Tally};
 use flowstone_trace::{Event, Kind, Trace};
 
-use crate::guest::{Asked, Guest, Pace};
+use crate::guest::{Asked, Guest, Pace, requests_of};
 use crate::load::{BLOCK_BYTES, Generator, Writes};
 use crate::report::Report;
 use crate::world::World;
@@ -132,7 +132,9 @@ impl Scene {
             Format::Raw | Format::Qcow2 => None,
         };
         let drive_bytes = file_bytes + offset.next_multiple_of(unit);
-        check_memory(drive_bytes, &options.ssd)?;
+        if let Some(reading) = Reader::of_this_process().read() {
+            check_memory(drive_bytes, &options.ssd, reading.available)?;
+        }
         let ssd = Ssd::new(drive_bytes, options.ssd).map_err(|why| anyhow!(why))?;
         let file = ssd.file(file_bytes).map_err(|why| anyhow!(why))?;
         let create = CreateOptions { log: log.unwrap_or_default(), ..CreateOptions::default() };
@@ -178,8 +180,8 @@ impl Scene {
         let present = present.into_iter().flat_map(|it| fill(it.offset..it.offset + it.bytes));
         self.world.set_load(present, Pace::Depth(FILL_DEPTH));
         self.world.run(u64::MAX, &mut |_| ())?;
-        let once: Arc<[Event]> =
-            trace.events.iter().filter(|it| !is_present(it)).copied().collect::<Vec<_>>().into();
+        let events = trace.events.iter().filter(|it| !is_present(it));
+        let once: Arc<[Event]> = events.copied().flat_map(requests_of).collect();
         ensure!(!once.is_empty(), "the trace has no request");
         let all = once.len() as u64 * options.passes;
         let warmup = requests_to(&once, options.passes, options.warmup.unwrap_or(0))?;
@@ -278,17 +280,16 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
     Ok(size.next_multiple_of(BLOCK_BYTES))
 }
 
-/// Refuses a drive whose model would not find room in the memory of this machine.
-fn check_memory(drive_bytes: u64, ssd: &SsdOptions) -> Result<()> {
+/// Refuses a drive whose model would not find room in the memory that this machine has left.
+fn check_memory(drive_bytes: u64, ssd: &SsdOptions, available: u64) -> Result<()> {
     let needed = Ssd::memory_bytes(drive_bytes, ssd);
-    let Some(reading) = Reader::of_this_process().read() else { return Ok(()) };
     ensure!(
-        needed <= reading.available,
+        needed <= available,
         "a model of a drive of {} takes {} of memory at least, and {} are available; give a smaller \
          --size",
         format_size(drive_bytes),
         format_size(needed),
-        format_size(reading.available)
+        format_size(available)
     );
     Ok(())
 }

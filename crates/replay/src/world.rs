@@ -61,16 +61,14 @@ impl World {
         let mut told = 0;
         self.guest(|guest| guest.stop_at(until));
         loop {
-            let (done, is_over) = {
-                let mut guest = self.guest.borrow_mut();
-                if let Some(why) = guest.failure() {
-                    bail!("a request failed: {why}");
-                }
-                let done = guest.asked().requests;
-                (done, done >= until || guest.is_idle())
-            };
-            if is_over {
-                return Ok(());
+            let mut guest = self.guest.borrow_mut();
+            let done = guest.asked().requests;
+            // What is on its way comes back first: a queue that goes waits for it.
+            let failure = guest.give_up_if_failed().map(ToOwned::to_owned);
+            match failure {
+                Some(why) if guest.is_idle() => bail!("a request failed: {why}"),
+                None if done >= until || guest.is_done() => return Ok(()),
+                _ => drop(guest),
             }
             if done / TOLD_EVERY != told {
                 told = done / TOLD_EVERY;
@@ -95,11 +93,11 @@ impl World {
         if in_charge(|| step(&mut self.guest.borrow_mut(), &self.time, next)) {
             return Ok(());
         }
-        if let Some(next) = next {
-            self.time.advance(next);
+        if self.upkeep.is_due() {
             return Ok(());
         }
-        if self.upkeep.is_due() {
+        if let Some(next) = next {
+            self.time.advance(next);
             return Ok(());
         }
         bail!("nothing moves any more: a bug of this program; report how to get here")

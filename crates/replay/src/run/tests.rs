@@ -56,3 +56,28 @@ fn all_formats_hold_the_same_after_a_trace() {
         assert!(raw.iter().any(|byte| *byte != 0));
     }
 }
+
+#[test]
+fn a_drive_that_finds_no_memory_is_refused() {
+    let ssd = SsdOptions::default();
+    let needed = Ssd::memory_bytes(1 << 30, &ssd);
+    assert!(((6 << 20)..(8 << 20)).contains(&needed), "{needed}");
+    assert!(check_memory(1 << 30, &ssd, needed).is_ok());
+    let said = check_memory(1 << 30, &ssd, needed - 1).unwrap_err().to_string();
+    assert!(said.starts_with("a model of a drive of 1 GiB takes 6"), "{said}");
+}
+
+#[test]
+fn writes_before_the_measured_part_are_counted_as_requests_are_made() {
+    let event = |kind, bytes| Event { at: None, kind, offset: 0, bytes };
+    let events = [
+        event(Kind::Read, 0),
+        event(Kind::Write, 5 << 20),
+        event(Kind::Flush, 0),
+        event(Kind::Write, 4096),
+    ];
+    let once: Vec<_> = events.into_iter().flat_map(requests_of).collect();
+    assert_eq!(once.len(), 7);
+    assert_eq!(requests_to(&once, 1, 5).unwrap(), 6, "five parts and the flush");
+    assert_eq!(requests_to(&once, 2, 7).unwrap(), 8, "a pass, and one part of the next");
+}
