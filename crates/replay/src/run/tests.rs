@@ -1,6 +1,7 @@
 //! What the images hold in the end.
 
 use flowstone_block::{BlockingDisk, Sector};
+use flowstone_fileio::FileIo as _;
 
 use super::*;
 
@@ -80,4 +81,25 @@ fn writes_before_the_measured_part_are_counted_as_requests_are_made() {
     assert_eq!(once.len(), 7);
     assert_eq!(requests_to(&once, 1, 5).unwrap(), 6, "five parts and the flush");
     assert_eq!(requests_to(&once, 2, 7).unwrap(), 8, "a pass, and one part of the next");
+}
+
+/// A queue that goes waits for its discards, which nobody would have carried out any more.
+#[test]
+fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
+    let ssd = Ssd::new(2 * DISK, "op=28%,block=128K".parse().unwrap()).unwrap();
+    let file = ssd.file(DISK).unwrap();
+    create_in(NAME, &file, Format::Raw, DISK, &CreateOptions::default()).unwrap();
+    let (image, upkeep) = open_stepped(NAME, Box::new(file.clone()), Format::Raw).unwrap();
+    let channel = image.channel(&QueueContext::alone(QueueDepth(8)).unwrap()).unwrap();
+    let guest = Guest::new(channel, DISK / SECTOR_BYTES, 8);
+    let mut world = World::new(guest, upkeep, image, Arc::clone(ssd.time()));
+    // Somebody has cut the file: what lies behind its end cannot be read.
+    file.set_size(DISK / 2).unwrap();
+    let event = |kind, offset| Event { at: None, kind, offset, bytes: 4096 };
+    let reads = (0..1000).map(move |_| event(Kind::Read, DISK - 4096));
+    let discards = (0..4).map(move |at| event(Kind::Discard, at * 8192));
+    world.set_load(discards.chain(reads), Pace::Depth(8));
+    let said = world.run(u64::MAX, &mut |_| ()).unwrap_err().to_string();
+    assert!(said.starts_with("a request failed: Read("), "{said}");
+    drop(world);
 }
