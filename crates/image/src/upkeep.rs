@@ -15,7 +15,4 @@ pub trait Upkeep {
     /// Does one thing that is due, and returns when that is done. What else is to go on while it
     /// waits for the file goes on in the file's own `next_look`, or while the file's clock sleeps.
     fn turn(&mut self);
-
-    /// Ends in order. No queue may be left.
-    fn close(&mut self);
 }

@@ -220,12 +220,12 @@ impl Scene {
 
     fn report(&mut self, options: &ReplayOptions, before: &Before) -> Report {
         let asked = self.world.guest(|guest| guest.asked()).since(&before.asked);
-        let now = self.ssd.tally();
-        let tally = now.since(&before.tally);
+        let (tally, earlier) = (self.ssd.tally(), &before.tally);
+        let flash = tally.flash_since(earlier);
         let blocks = |bytes: u64| bytes as f64 / BLOCK_BYTES as f64;
-        let programmed = tally.flash.written + tally.flash.copied;
+        let programmed = flash.written + flash.copied;
         let guest = blocks(asked.written);
-        let host = blocks(tally.host_bytes);
+        let host = blocks(tally.host_bytes - earlier.host_bytes);
         let device = blocks(programmed * options.ssd.unit_bytes);
         let per = |one: f64, other: f64| (other > 0.0).then(|| one / other);
         let (erases_mean, erases_most) = self.ssd.erases();
@@ -236,10 +236,10 @@ impl Scene {
             host_waf: per(host, guest),
             device_waf: per(device, host),
             total_waf: per(device, guest),
-            erases: tally.flash.erased,
+            erases: flash.erased,
             erases_mean,
             erases_most,
-            punches: tally.punches,
+            punches: tally.punches - earlier.punches,
             requests: asked.requests,
             reads: asked.reads,
             writes: asked.writes,
@@ -247,7 +247,7 @@ impl Scene {
             discards: asked.discards,
             sequential_percent: per(asked.in_sequence as f64 * 100.0, asked.writes as f64)
                 .unwrap_or_default(),
-            device_seconds: now.busy_since(&before.tally).as_secs_f64(),
+            device_seconds: tally.busy_since(earlier).as_secs_f64(),
             seconds: Duration::from_nanos(self.ssd.time().passed() - before.at).as_secs_f64(),
             format: options.format.to_string(),
             disk_bytes: self.disk_bytes,

@@ -72,17 +72,17 @@ impl SsdChannel {
             FileOp::Datasync => Ok(state.command()),
             FileOp::Punch { offset, bytes } | FileOp::Discard { offset, bytes } => {
                 let (first, end) = range(offset, bytes)?;
-                Ok(state.punch(first, end))
+                Ok(state.punch(first..end))
             }
             FileOp::Clear { offset, bytes } => {
                 let (first, end) = range(offset, bytes)?;
-                state.clear(first, end);
+                state.clear(first..end);
                 Ok(shared.time.passed())
             }
             FileOp::Zero { offset, bytes } | FileOp::Allocate { offset, bytes } => {
                 let (first, end) = range(offset, bytes)?;
                 if matches!(request.op, FileOp::Zero { .. }) {
-                    state.clear(first, end);
+                    state.clear(first..end);
                 }
                 state.allocate(place.blocks(offset.get()..offset.get() + bytes));
                 place.grow(offset.get() + bytes);

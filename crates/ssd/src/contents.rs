@@ -48,11 +48,6 @@ impl Contents {
         target[..content.len()].copy_from_slice(content);
         target[content.len()..].fill(0);
     }
-
-    /// Makes a block read as zeroes.
-    pub fn clear(&mut self, block: u32) {
-        self.write(block, &[]);
-    }
 }
 
 fn without_zeroes_at_the_end(content: &[u8]) -> &[u8] {
@@ -84,7 +79,7 @@ mod tests {
                 assert_eq!(read(&contents), block, "{length} bytes of {byte}");
             }
         }
-        contents.clear(1);
+        contents.write(1, &[0; BLOCK_BYTES]);
         assert_eq!(read(&contents), [0; BLOCK_BYTES]);
         assert!(contents.long.is_empty(), "what is gone takes memory");
     }

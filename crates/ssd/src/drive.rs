@@ -27,23 +27,18 @@ pub struct Tally {
     /// Ranges of files that were given back.
     pub punches: u64,
     /// What the flash did, in mapping units.
-    pub flash: Counts,
+    flash: Counts,
     work: Work,
 }
 
 impl Tally {
-    /// What has come since `before`.
+    /// What the flash has done since `before`.
     #[must_use]
-    pub fn since(&self, before: &Self) -> Self {
-        Self {
-            host_bytes: self.host_bytes - before.host_bytes,
-            punches: self.punches - before.punches,
-            flash: self.flash.since(&before.flash),
-            work: self.work,
-        }
+    pub fn flash_since(&self, before: &Self) -> Counts {
+        self.flash.since(&before.flash)
     }
 
-    /// How long the drive worked for it.
+    /// How long the drive has worked since `before`.
     #[must_use]
     pub fn busy_since(&self, before: &Self) -> Duration {
         self.work.since(&before.work)

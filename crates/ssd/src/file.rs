@@ -37,7 +37,7 @@ impl FileIo for SsdFile {
         let before = self.place.set_size(bytes);
         if bytes < before {
             let first = self.place.offset();
-            self.shared.state().punch(first + bytes, first + before);
+            self.shared.state().punch(first + bytes..first + before);
         }
         Ok(())
     }

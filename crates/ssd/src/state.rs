@@ -29,6 +29,26 @@ pub struct State {
     pub free_from: u32,
 }
 
+/// A part of a range that lies in one block.
+struct Piece {
+    block: u32,
+    /// Where in the block.
+    within: Range<usize>,
+    /// Where in the range it begins.
+    at: usize,
+}
+
+/// The parts of a range of bytes, block by block.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Piece> {
+    let block = BLOCK_BYTES as u64;
+    (range.start / block..range.end.div_ceil(block)).map(move |number| {
+        let first = (number * block).max(range.start);
+        let end = ((number + 1) * block).min(range.end);
+        let within = (first - number * block) as usize..(end - number * block) as usize;
+        Piece { block: number as u32, within, at: (first - range.start) as usize }
+    })
+}
+
 impl State {
     pub fn new(
         options: SsdOptions,
@@ -59,24 +79,10 @@ impl State {
 
     /// Puts bytes at a place that begins and ends anywhere. Returns when that will be done.
     pub fn write(&mut self, first: u64, bytes: &[u8]) -> u64 {
-        let block = BLOCK_BYTES as u64;
         let end = first + bytes.len() as u64;
-        let mut at = first;
-        while at < end {
-            let number = (at / block) as u32;
-            let skip = (at % block) as usize;
-            let here = (BLOCK_BYTES - skip).min((end - at) as usize);
-            let content = &bytes[(at - first) as usize..][..here];
-            if here == BLOCK_BYTES {
-                self.contents.write(number, content);
-            } else {
-                let mut whole = [0; BLOCK_BYTES];
-                self.contents.read(number, &mut whole);
-                whole[skip..skip + here].copy_from_slice(content);
-                self.contents.write(number, &whole);
-            }
-            self.set_in_use(number, true);
-            at += here as u64;
+        for Piece { block, within, at } in pieces(first..end) {
+            self.put(block, &within, &bytes[at..at + within.len()]);
+            self.set_in_use(block, true);
         }
         self.host_bytes += bytes.len() as u64;
         let before = self.ftl.counts();
@@ -106,21 +112,13 @@ impl State {
 
     /// Fills `target` from there. Returns when that will be done.
     pub fn read(&mut self, first: u64, target: &mut [u8]) -> u64 {
-        let block = BLOCK_BYTES as u64;
-        let (end, mut at) = (first + target.len() as u64, first);
-        while at < end {
-            let number = (at / block) as u32;
-            let skip = (at % block) as usize;
-            let here = (BLOCK_BYTES - skip).min((end - at) as usize);
-            let target = &mut target[(at - first) as usize..][..here];
-            if here == BLOCK_BYTES {
-                self.contents.read(number, target);
+        for Piece { block, within, at } in pieces(first..first + target.len() as u64) {
+            let target = &mut target[at..at + within.len()];
+            if within.len() == BLOCK_BYTES {
+                self.contents.read(block, target);
             } else {
-                let mut whole = [0; BLOCK_BYTES];
-                self.contents.read(number, &mut whole);
-                target.copy_from_slice(&whole[skip..skip + here]);
+                target.copy_from_slice(&self.whole(block)[within]);
             }
-            at += here as u64;
         }
         let link = self.options.timing.command_ns(target.len() as u64);
         self.work.take_on(self.time.passed(), link, 0)
@@ -133,30 +131,33 @@ impl State {
     }
 
     /// Makes a range read as zeroes; its blocks keep their place.
-    pub fn clear(&mut self, first: u64, end: u64) {
-        let block = BLOCK_BYTES as u64;
-        let mut at = first;
-        while at < end {
-            let number = (at / block) as u32;
-            let skip = (at % block) as usize;
-            let here = (BLOCK_BYTES - skip).min((end - at) as usize);
-            if here == BLOCK_BYTES {
-                self.contents.clear(number);
-            } else {
-                let mut whole = [0; BLOCK_BYTES];
-                self.contents.read(number, &mut whole);
-                whole[skip..skip + here].fill(0);
-                self.contents.write(number, &whole);
-            }
-            at += here as u64;
+    pub fn clear(&mut self, range: Range<u64>) {
+        for Piece { block, within, .. } in pieces(range) {
+            self.put(block, &within, &[0; BLOCK_BYTES][..within.len()]);
         }
     }
 
+    /// Puts bytes into a block.
+    fn put(&mut self, block: u32, within: &Range<usize>, content: &[u8]) {
+        if within.len() == BLOCK_BYTES {
+            return self.contents.write(block, content);
+        }
+        let mut whole = self.whole(block);
+        whole[within.clone()].copy_from_slice(content);
+        self.contents.write(block, &whole);
+    }
+
+    fn whole(&self, block: u32) -> [u8; BLOCK_BYTES] {
+        let mut whole = [0; BLOCK_BYTES];
+        self.contents.read(block, &mut whole);
+        whole
+    }
+
     /// Gives a range back: what it has of whole blocks belongs to no file any more.
-    pub fn punch(&mut self, first: u64, end: u64) -> u64 {
+    pub fn punch(&mut self, range: Range<u64>) -> u64 {
         let block = BLOCK_BYTES as u64;
-        self.clear(first, end);
-        let blocks = first.div_ceil(block) as u32..(end / block) as u32;
+        self.clear(range.clone());
+        let blocks = range.start.div_ceil(block) as u32..(range.end / block) as u32;
         let held = blocks.clone().filter(|block| self.is_in_use(*block)).count() as u64;
         if held == 0 {
             return self.time.passed();

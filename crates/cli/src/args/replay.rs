@@ -52,7 +52,7 @@ pub struct Replay {
     /// All of the drive has been written before, and is live to it
     #[arg(long)]
     pub aged: bool,
-    /// Requests on their way at once
+    /// Requests on their way at once; with --timing trace as many as are due, at most 1024
     #[arg(long, value_name = "N", default_value_t = 32)]
     pub iodepth: usize,
     /// When requests of a trace are made: as soon as there is room, or when the trace says

@@ -19,7 +19,8 @@ impl Maintenance {
         while self.is_awake || !self.called_for.stop {
             self.work();
         }
-        self.end();
+        self.end_copying();
+        self.close();
     }
 
     /// Does one thing. If there was none to do the last time, it sleeps first until it is called or
@@ -37,11 +38,6 @@ impl Maintenance {
             self.pause();
         }
         self.deadline = self.next_pause();
-    }
-
-    fn end(&mut self) {
-        self.end_copying();
-        self.close();
     }
 
     /// When to check whether the guest pauses, and at the latest when the idle-time pass has a
@@ -93,9 +89,5 @@ impl Upkeep for Maintenance {
 
     fn turn(&mut self) {
         self.work();
-    }
-
-    fn close(&mut self) {
-        self.end();
     }
 }

@@ -257,12 +257,6 @@ impl Upkeep for TrimWorker {
         let rest = self.serve(run);
         self.shared.clock.sleep(rest);
     }
-
-    fn close(&mut self) {
-        while self.is_due() {
-            self.turn();
-        }
-    }
 }
 
 #[cfg(test)]
