@@ -1,7 +1,7 @@
 //! What `blkparse` prints: `MAJ,MIN CPU SEQ SECONDS PID ACTION RWBS SECTOR + COUNT [PROCESS]`.
 //! Requests count when they are queued (Q), before the kernel merges them; its other steps, its
-//! messages and the summary at the end are passed over. A flush that comes with a write (`FW`) is not
-//! counted apart from it.
+//! messages and the summary at the end are passed over. A flush that comes with a write (`FW`) does
+//! not count apart from it.
 
 use std::time::Duration;
 
