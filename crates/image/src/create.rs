@@ -306,11 +306,10 @@ pub fn open_stepped(
             let (image, upkeep) = LogImage::open_stepped(name.into(), file)?;
             Ok((Box::new(image), Box::new(upkeep)))
         }
-        Format::Qcow2 => Err(Error::unsupported(
-            name,
-            "the threads behind a qcow2 image cannot be given their turns",
-            "use a raw or a log image",
-        )),
+        Format::Qcow2 => {
+            let (image, upkeep) = Qcow2Image::open_stepped(Path::new(name), file)?;
+            Ok((Box::new(image), Box::new(upkeep)))
+        }
     }
 }
 

@@ -30,7 +30,7 @@ pub struct Replay {
     /// a raw image leaves the rest trimmed, a log image has it as its reserve
     #[arg(long, value_name = "SHARE", default_value_t = 0.8)]
     pub fill: f64,
-    /// Image format: raw or log
+    /// Image format: raw, qcow2 or log
     #[arg(short, long)]
     pub format: Format,
     /// How a log image is laid out. The default reserve is the largest with which its file fits.

@@ -1,13 +1,14 @@
 //! What the queues of an image, its slow-path pool and its maintenance worker share.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use flowstone_block::{Clock, SectorCount, mutant};
+use flowstone_block::{Clock, Errno, Outcome, SectorCount, mutant};
 use flowstone_fileio::FileIo;
 use tracing::error;
 
-use super::commits::Commits;
+use super::commits::{Command, Commits};
 use super::epochs::Epochs;
 use super::meta::Meta;
 use super::shape::Shape;
@@ -17,6 +18,9 @@ use crate::runtime::group_sync::GroupSync;
 use crate::runtime::pace::Activity;
 use crate::runtime::wakers::Wakers;
 use crate::{DiscardMode, Image};
+
+/// How often the end of a claim is looked for, by hand.
+const CLAIM_LOOK: Duration = Duration::from_micros(10);
 
 /// The shared part of an open qcow2 image.
 pub struct Core {
@@ -42,6 +46,8 @@ pub struct Core {
     meta: Mutex<Meta>,
     /// Rings when a claim ends, when there is room, and when there will be none.
     changed: Condvar,
+    /// Whether all of the image works on one thread, where waiting for another one is for ever.
+    is_by_hand: AtomicBool,
     /// Threads that wait for that.
     #[cfg(test)]
     pub waiting: std::sync::atomic::AtomicUsize,
@@ -76,6 +82,7 @@ impl Core {
             capacity: AtomicU64::new(capacity.get()),
             meta: Mutex::new(meta),
             changed: Condvar::new(),
+            is_by_hand: AtomicBool::new(false),
             #[cfg(test)]
             waiting: Default::default(),
             wakers: Wakers::default(),
@@ -95,8 +102,26 @@ impl Core {
         self.meta.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives the lock back until [`tell_changed`](Self::tell_changed).
-    pub fn wait_for_change<'meta>(&self, meta: MutexGuard<'meta, Meta>) -> MutexGuard<'meta, Meta> {
+    /// From now on nothing waits for another thread.
+    pub fn work_by_hand(&self) {
+        self.is_by_hand.store(true, Ordering::Relaxed);
+    }
+
+    pub fn is_by_hand(&self) -> bool {
+        self.is_by_hand.load(Ordering::Relaxed)
+    }
+
+    /// Gives the lock back until [`tell_changed`](Self::tell_changed). By hand, those who have
+    /// claims are queues, which go on while the clock sleeps.
+    pub fn wait_for_change<'meta>(
+        &'meta self,
+        meta: MutexGuard<'meta, Meta>,
+    ) -> MutexGuard<'meta, Meta> {
+        if self.is_by_hand() {
+            drop(meta);
+            self.clock.sleep(CLAIM_LOOK);
+            return self.meta();
+        }
         #[cfg(test)]
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let meta = self.changed.wait(meta).unwrap_or_else(PoisonError::into_inner);
@@ -116,6 +141,21 @@ impl Core {
     /// With fewer unused clusters than this, it is time to ask for more.
     pub fn room_low(&self) -> u64 {
         self.room_step() / 2
+    }
+
+    /// Waits until the maintenance worker has tried to make room.
+    ///
+    /// # Errors
+    /// EAGAIN if it cannot be waited for, since it works by hand: it is called, and the request is
+    /// to come again after it.
+    pub fn ask_for_room(&self) -> Outcome {
+        let reply = self.commits.inbox.ask(Command::MakeRoom);
+        if self.is_by_hand() {
+            return Err(Errno::AGAIN);
+        }
+        // Whether there is room then is seen in the map.
+        let _ = reply.wait();
+        Ok(())
     }
 
     /// A claim has ended, or there is news about room.

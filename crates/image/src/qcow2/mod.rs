@@ -4,11 +4,13 @@
 //! From the bottom up: what is in the file (`shape`, `entry`, `header`, `refcounts`, `compressed`),
 //! what is in memory (`map`, `space`, `meta`), what survives a killed daemon (`boot`, `mark`,
 //! `redo`, `replay`), what is moved (`relocation_plan`), what is shared (`epochs`, `commits`,
-//! `core`), a queue of it (`channel`), the threads behind it (`slow_path`, `maintenance`), and the
-//! image as a whole (`survey`, `looks`, `backing`, `create`, `open`, `disk`, `inspect`, `check`).
+//! `core`), a queue of it (`channel`), the threads behind it (`slow_path`, `maintenance`), or their
+//! turns (`by_hand`), and the image as a whole (`survey`, `looks`, `backing`, `create`, `open`,
+//! `disk`, `inspect`, `check`).
 
 mod backing;
 mod boot;
+mod by_hand;
 mod channel;
 mod check;
 mod commits;

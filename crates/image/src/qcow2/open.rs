@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 use flowstone_block::{Damage, Errno, Error, Result};
 use flowstone_fileio::{Access, FileIo};
 
+use super::by_hand::ByHand;
 use super::core::Core;
 use super::disk::Qcow2Image;
 use super::header::Header;
@@ -36,6 +37,36 @@ impl Qcow2Image {
         access: Access,
         memory: Memory<'_>,
     ) -> Result<Self> {
+        let opened =
+            Self::take_over(path, file, backing, discard, access, memory, start_maintenance);
+        opened.map(|(mut image, maintenance)| {
+            image.maintenance = maintenance;
+            image
+        })
+    }
+
+    /// Opens for writing without any thread: the caller lets the upkeep work.
+    pub(crate) fn open_stepped(path: &Path, file: Box<dyn FileIo>) -> Result<(Self, ByHand)> {
+        let (discard, memory) = (DiscardMode::Deallocate, Memory::None);
+        let make = |core: &Arc<Core>, knowledge| Maintenance::new(Arc::clone(core), knowledge);
+        let opened = Self::take_over(path, file, None, discard, Access::Write, memory, make)?;
+        let (image, maintenance) = opened;
+        let maintenance = maintenance.expect("an image that is open for writing has one");
+        let by_hand = ByHand::new(maintenance, image.slow_path.by_hand(), image.trims.by_hand());
+        Ok((image, by_hand))
+    }
+
+    /// Opens, and lets `maintain` begin with what the maintenance worker begins with, if the image
+    /// is to be written.
+    fn take_over<M>(
+        path: &Path,
+        file: Box<dyn FileIo>,
+        backing: Option<Box<dyn Image>>,
+        discard: DiscardMode,
+        access: Access,
+        memory: Memory<'_>,
+        maintain: impl FnOnce(&Arc<Core>, Knowledge) -> io::Result<M>,
+    ) -> Result<(Self, Option<M>)> {
         let name = path.display().to_string();
         let readonly = access != Access::Write;
         let header = read_header(&name, &*file)?;
@@ -54,12 +85,17 @@ impl Qcow2Image {
         let backing_bytes = backing.as_ref().map_or(0, |image| image.geometry().capacity.bytes());
         let meta = looked.meta(header.shape, &*file, length.whole, backing_bytes);
         let core = Core::new(name, file, backing, readonly, discard, capacity, meta);
-        let mut image = Self::of(Arc::new(core));
-        image.start(header, memory, left, looked).map_err(|refusal| {
+        let image = Self::of(Arc::new(core));
+        let known = image.replay(header, memory, left, looked);
+        let maintained = known.and_then(|known| {
+            let begun = known.map(|known| maintain(&image.core, known)).transpose();
+            begun.map_err(Refusal::Host)
+        });
+        let maintained = maintained.map_err(|refusal| {
             length.restore(&*image.core.file);
             refusal.explain(&image.core.name)
         })?;
-        Ok(image)
+        Ok((image, maintained))
     }
 
     /// Not maintained yet.
@@ -69,25 +105,23 @@ impl Qcow2Image {
         Self { core, slow_path, trims, maintenance: None }
     }
 
-    /// Takes over what a killed daemon has left. Starts the maintenance worker, once the image says
-    /// where changes of the map survive.
-    fn start(
-        &mut self,
+    /// Takes over what a killed daemon has left. The image says where changes of the map survive,
+    /// before the maintenance worker begins with what is returned.
+    fn replay(
+        &self,
         mut header: Header,
         memory: Memory<'_>,
         left: Left,
         looked: Looked,
-    ) -> std::result::Result<(), Refusal> {
+    ) -> std::result::Result<Option<Knowledge>, Refusal> {
         replay::replay(&self.core, left.changes())?;
-        let Some(refcounts) = looked.refcounts else { return Ok(()) };
+        let Some(refcounts) = looked.refcounts else { return Ok(None) };
         let redo = remember(&*self.core.file, &mut header, memory, left)?;
         let first_sector = write_autoclear(&*self.core.file, &header)?;
         self.core.meta().redo = redo;
         let Survey { holes, leaks, live, .. } = looked.survey;
         let surveyed = live.is_some();
-        let knowledge = Knowledge { header, first_sector, refcounts, holes, leaks, surveyed };
-        self.maintenance = Some(start_maintenance(&self.core, knowledge)?);
-        Ok(())
+        Ok(Some(Knowledge { header, first_sector, refcounts, holes, leaks, surveyed }))
     }
 }
 

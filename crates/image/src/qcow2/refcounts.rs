@@ -2,7 +2,7 @@
 //!
 //! Blocks are read when they are needed, and written with all that has changed since.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
@@ -21,7 +21,7 @@ pub struct Refcounts {
     table: Vec<u64>,
     pub table_offset: u64,
     sector_bytes: usize,
-    blocks: HashMap<usize, Block>,
+    blocks: BTreeMap<usize, Block>,
     /// Entries of the table that have changed.
     changed_entries: BTreeSet<usize>,
     /// The table has moved: all of it is to be written, then the header.
@@ -56,7 +56,7 @@ impl Refcounts {
             table: from_bytes(&bytes).into(),
             table_offset: offset,
             sector_bytes: SECTOR_BYTES,
-            blocks: HashMap::new(),
+            blocks: BTreeMap::new(),
             changed_entries: BTreeSet::new(),
             moved: false,
             owed: Vec::new(),
@@ -237,7 +237,7 @@ impl Refcounts {
     /// Gives up blocks that count nothing but such blocks. The next commit makes that durable; only
     /// then are those free that nothing counts any more, which are returned.
     pub fn release_empty(&mut self, file: &mut BlockingFile) -> Result<Vec<HostCluster>, Errno> {
-        let mut released = HashSet::new();
+        let mut released = BTreeSet::new();
         let mut known = usize::MAX;
         while std::mem::replace(&mut known, released.len()) != released.len() {
             for (index, home) in self.blocks().collect::<Vec<_>>() {
@@ -266,7 +266,7 @@ impl Refcounts {
         file: &mut BlockingFile,
         index: usize,
         home: HostCluster,
-        others: &HashSet<HostCluster>,
+        others: &BTreeSet<HostCluster>,
     ) -> Result<bool, Errno> {
         let (order, slots) = (self.shape.refcount_order, self.shape.block_refcounts());
         let Some(bytes) = self.block_bytes(file, index)? else { return Ok(false) };

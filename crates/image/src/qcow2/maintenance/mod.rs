@@ -7,6 +7,7 @@ mod compact;
 mod header;
 mod resize;
 mod space;
+mod turns;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fmt;
@@ -19,7 +20,6 @@ use flowstone_block::{Errno, LogBudget, Outcome};
 use flowstone_fileio::BlockingFile;
 use tracing::warn;
 
-use super::commits::Command;
 use super::core::Core;
 use super::header::Header;
 use super::refcounts::Refcounts;
@@ -29,9 +29,6 @@ use crate::runtime::wakers::QueueWaker;
 
 /// How long changes wait for a flush before they are written anyway.
 const PATIENCE: Duration = Duration::from_secs(1);
-
-/// How long to wait for requests that may still use clusters which are free otherwise.
-const LIMBO_PATIENCE: Duration = Duration::from_millis(20);
 
 /// The maintenance worker of an image.
 pub struct Maintenance {
@@ -48,6 +45,10 @@ pub struct Maintenance {
     pending: Pending,
     /// When changes are written without a flush.
     due: Option<Instant>,
+    /// Until when it sleeps if no work comes.
+    deadline: Option<Instant>,
+    /// Whether it is to end.
+    is_stopping: bool,
     /// Clusters without users, by the generation in which the map dropped them.
     limbo: VecDeque<(u64, Vec<Range<u64>>)>,
     /// Clusters without users, to be punched; in order, merged. On a device that does not
@@ -107,6 +108,8 @@ impl Maintenance {
             first_sector,
             pending: Pending::default(),
             due: None,
+            deadline: None,
+            is_stopping: false,
             limbo: VecDeque::from([(0, holes)]),
             garbage: Vec::new(),
             refused: Vec::new(),
@@ -117,69 +120,6 @@ impl Maintenance {
             surveyed,
             log: LogBudget::new(),
         })
-    }
-
-    /// Works until told to stop.
-    pub fn run(mut self) {
-        self.reserve();
-        if self.core.meta().is_changed() {
-            // What a killed daemon has left.
-            self.commit_for_all();
-        }
-        loop {
-            self.reclaim_limbo();
-            self.core.meta().dead = self.dead();
-            let pending_work = self.core.commits.inbox.wait(self.deadline());
-            if self.core.commits.is_touched() {
-                self.due.get_or_insert(self.core.clock.now() + PATIENCE);
-            }
-            if self.core.commits.take_lacks_room() {
-                self.grow(self.core.room_step());
-            }
-            self.run_commands();
-            if self.core.commits.is_wanted()
-                || self.due.is_some_and(|due| due <= self.core.clock.now())
-            {
-                self.commit_for_all();
-            }
-            if pending_work.stop {
-                break;
-            }
-        }
-        // Requests that wait for room fail.
-        self.core.commits.inbox.close();
-        if let Err(errno) = self.close() {
-            warn!("{}: could not be closed in order: {errno}; it may have leaks", self.core.name);
-        }
-    }
-
-    /// Those that come meanwhile wait until a commit has had its turn: requests without room ask
-    /// over and over, and the commit may be what gives them some.
-    fn run_commands(&mut self) {
-        let commands = self.core.commits.inbox.take_commands();
-        if commands.iter().any(|(command, _)| matches!(command, Command::MakeRoom)) {
-            self.grow(self.core.room_step());
-        }
-        for (command, reply) in commands {
-            let outcome = match command {
-                Command::MakeRoom => Ok(()),
-                Command::Resize(capacity) => {
-                    let resized = self.resize(capacity);
-                    // The L1 table that is not in use any more is given back soon.
-                    self.due.get_or_insert(self.core.clock.now() + PATIENCE);
-                    resized
-                }
-                Command::Compact => self.compact(),
-            };
-            reply.send(outcome);
-        }
-    }
-
-    /// Until when to sleep if no work comes; for ever, if nothing has changed.
-    fn deadline(&self) -> Option<Instant> {
-        let limbo = (!self.limbo.is_empty()).then(|| self.core.clock.now() + LIMBO_PATIENCE);
-        let again = self.refused_at.map(|at| at + PATIENCE);
-        [limbo, self.rests_until, self.due, again].into_iter().flatten().min()
     }
 
     fn commit_for_all(&mut self) {

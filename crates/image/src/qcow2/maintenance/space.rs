@@ -24,7 +24,6 @@ const TURN_MAX: Duration = Duration::from_millis(20);
 impl Maintenance {
     /// Makes the file longer by at least so many clusters.
     pub(super) fn grow(&mut self, clusters: u64) {
-        let shape = self.core.shape;
         let (next, end) = {
             let meta = self.core.meta();
             (meta.space.next(), meta.space.end())
@@ -33,23 +32,34 @@ impl Maintenance {
             return;
         }
         let clusters = clusters + self.core.meta().reserved;
-        let wanted = next + clusters.max(self.core.room_step());
-        match self.core.file.set_size(wanted << shape.cluster_bits) {
-            Ok(()) => {
-                let mut meta = self.core.meta();
-                meta.file_bytes = wanted << shape.cluster_bits;
-                meta.space.extend(wanted);
-            }
-            // A device has the size it has.
-            Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
-            Err(error) => self.warn(format_args!("cannot make the file larger: {error}")),
-        }
+        self.lengthen(next, end, clusters.max(self.core.room_step()));
         self.reserve();
         self.try_refused();
         let mut failures = 0;
         while !self.core.meta().has_room(clusters) && failures < REFUSALS_MAX {
             let Some(piece) = self.next_piece() else { break };
             failures += u32::from(self.punch(piece).is_err());
+        }
+    }
+
+    /// Gives the file so many clusters from `next` on, or as many as it may have.
+    fn lengthen(&mut self, next: u64, end: u64, clusters: u64) {
+        let mut step = clusters;
+        loop {
+            let bytes = (next + step) << self.core.shape.cluster_bits;
+            match self.core.file.set_size(bytes) {
+                Ok(()) => {
+                    let mut meta = self.core.meta();
+                    meta.file_bytes = bytes;
+                    return meta.space.extend(next + step);
+                }
+                // A device has the size it has.
+                Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => return,
+                Err(_) if next + step / 2 > end => step /= 2,
+                Err(error) => {
+                    return self.warn(format_args!("cannot make the file larger: {error}"));
+                }
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 //! clusters that are not there yet; and zeroes that stay allocated. There are no threads before the
 //! first such request. One that makes its thread panic fails, and the thread goes on with the next.
 
+mod by_hand;
 mod tables;
 mod worker;
 mod zeroes;
@@ -12,9 +13,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-use flowstone_block::{Errno, Request};
+use flowstone_block::{Errno, Outcome, Request};
 use tracing::error;
 
+pub use self::by_hand::SlowPathByHand;
 #[cfg(test)]
 pub use self::tables::TableRead;
 pub use self::tables::load;
@@ -53,6 +55,9 @@ impl SlowPath {
     pub fn submit(self: &Arc<Self>, request: Box<Request>, reply_to: &Arc<CompletionQueue>) {
         let mut state = self.state();
         state.jobs.push_back(HandedOver::new(request, reply_to));
+        if self.core.is_by_hand() {
+            return;
+        }
         if state.idle >= state.jobs.len() {
             self.wakeup.notify_one();
         } else if state.threads.len() < THREADS_MAX {
@@ -91,17 +96,16 @@ impl SlowPath {
     }
 
     fn serve(&self, mut job: HandedOver, worker: &mut Option<SlowPathWorker>) {
-        if worker.is_none() {
-            match SlowPathWorker::new(Arc::clone(&self.core)) {
-                Ok(new) => *worker = Some(new),
-                Err(error) => {
-                    return job.reply(Err(Errno::from_io_error(&error).unwrap_or(Errno::IO)));
-                }
-            }
-        }
-        let worker = worker.as_mut().expect("made above");
-        let outcome = worker.serve(job.request());
+        let outcome = self.carry_out(job.request(), worker);
         job.reply(outcome);
+    }
+
+    fn carry_out(&self, request: &mut Request, worker: &mut Option<SlowPathWorker>) -> Outcome {
+        if worker.is_none() {
+            let made = SlowPathWorker::new(Arc::clone(&self.core));
+            *worker = Some(made.map_err(|it| Errno::from_io_error(&it).unwrap_or(Errno::IO))?);
+        }
+        worker.as_mut().expect("made above").serve(request)
     }
 
     fn next(&self) -> Option<HandedOver> {

@@ -9,7 +9,6 @@ use flowstone_block::{
 };
 use flowstone_fileio::{BlockingFile, FileOffset};
 
-use super::super::commits::Command;
 use super::super::compressed::inflate;
 use super::super::core::Core;
 use super::super::entry::{Compressed, Mapping};
@@ -283,7 +282,7 @@ impl SlowPathWorker {
                 return Err(Errno::NOSPC);
             }
             asked += 1;
-            let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
+            core.ask_for_room()?;
             meta = core.meta();
         }
     }

@@ -6,7 +6,6 @@ use std::sync::{Arc, MutexGuard};
 use flowstone_block::{AlignedBuf, Errno, Extent, Outcome, mutant};
 use flowstone_fileio::{FileOffset, FileOp};
 
-use super::super::commits::Command;
 use super::super::core::Core;
 use super::super::entry::{Mapping, ZERO};
 use super::super::meta::Meta;
@@ -46,7 +45,7 @@ fn room_for_table<'core>(
             return Ok(meta);
         }
         drop(meta);
-        let _ = core.commits.inbox.ask(Command::MakeRoom).wait();
+        core.ask_for_room()?;
         meta = core.meta();
     }
     if meta.has_room(0) { Ok(meta) } else { Err(Errno::NOSPC) }

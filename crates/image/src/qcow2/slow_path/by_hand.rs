@@ -1,0 +1,51 @@
+//! The slow path without threads: one request at a time, when its turn has come.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use flowstone_block::Errno;
+
+use super::worker::ASKS_MAX;
+use super::{SlowPath, SlowPathWorker};
+use crate::upkeep::Upkeep;
+
+/// See the module.
+pub struct SlowPathByHand {
+    slow_path: Arc<SlowPath>,
+    worker: Option<SlowPathWorker>,
+    /// How often the first request has asked for room.
+    asks: u32,
+}
+
+impl SlowPath {
+    /// What carries requests out, in the place of threads.
+    pub fn by_hand(self: &Arc<Self>) -> SlowPathByHand {
+        self.core.work_by_hand();
+        SlowPathByHand { slow_path: Arc::clone(self), worker: None, asks: 0 }
+    }
+}
+
+impl Upkeep for SlowPathByHand {
+    fn is_due(&self) -> bool {
+        !self.slow_path.state().jobs.is_empty()
+    }
+
+    fn next(&self) -> Option<Instant> {
+        None
+    }
+
+    /// A request that lacks room comes again: all that it has done already it does once more.
+    fn turn(&mut self) {
+        let Some(mut job) = self.slow_path.state().jobs.pop_front() else { return };
+        let outcome = self.slow_path.carry_out(job.request(), &mut self.worker);
+        if outcome == Err(Errno::AGAIN) && self.asks < ASKS_MAX {
+            self.asks += 1;
+            self.slow_path.state().jobs.push_front(job);
+            return;
+        }
+        self.asks = 0;
+        job.reply(
+            outcome.map_err(|errno| if errno == Errno::AGAIN { Errno::NOSPC } else { errno }),
+        );
+    }
+}
