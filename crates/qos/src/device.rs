@@ -1,7 +1,6 @@
 //! Weights of disks at a host device that they contend for.
 
 mod channel;
-mod clock;
 mod demand;
 mod file;
 mod gate;

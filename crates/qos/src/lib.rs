@@ -9,6 +9,7 @@ mod device;
 mod fair_queue;
 mod limit;
 mod limits;
+mod nanoseconds;
 mod weight;
 
 pub use device::{Devices, DiskShare, SharedFile};

@@ -160,7 +160,7 @@ impl SharedChannel {
 
     /// Before a batch goes down.
     fn announce(&mut self) {
-        let now = self.member.device.clock.now();
+        let now = self.member.device.time.now();
         let has_some = self.new > 0 || self.on_their_way > 0;
         let asks = has_some && self.touched_at.is_none_or(|at| now.saturating_sub(at) >= TOUCH_NS);
         if asks {
@@ -194,9 +194,9 @@ impl FileChannel for SharedChannel {
         let before = done.len();
         self.base.reap(done);
         self.count_back(&done[before..]);
-        let clock = &self.member.device.clock;
-        let is_due = || self.look_at.is_some_and(|at| at <= clock.now());
-        if (self.has_news() || is_due()) && self.look(self.member.device.clock.now(), false) {
+        let time = &self.member.device.time;
+        let is_due = || self.look_at.is_some_and(|at| at <= time.now());
+        if (self.has_news() || is_due()) && self.look(self.member.device.time.now(), false) {
             self.base.kick();
         }
     }
@@ -207,7 +207,7 @@ impl FileChannel for SharedChannel {
         }
         let own = match self.look_at {
             _ if self.gate.is_granted() => NextLook::Now,
-            Some(at) => NextLook::At(self.member.device.clock.instant(at)),
+            Some(at) => NextLook::At(self.member.device.time.instant(at)),
             None => NextLook::OnWake,
         };
         own.min(self.base.next_look())
@@ -226,7 +226,7 @@ impl Drop for SharedChannel {
         }
         self.base.kick();
         let Member { device, key, .. } = &*self.member;
-        let now = device.clock.now();
+        let now = device.time.now();
         let mut state = device.lock();
         let granted = state.scheduler.take_granted(self.queue);
         state.scheduler.came_back(*key, self.counted + granted, now);

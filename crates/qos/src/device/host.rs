@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::clock::Clock;
 use super::gate::DeviceGate;
 use super::scheduler::Scheduler;
+use crate::nanoseconds::Nanoseconds;
 use crate::{DiskKey, QueueKey, Weight};
 
 /// See the module.
 pub struct Device {
-    /// Of the scheduler.
-    pub clock: Clock,
+    /// The scheduler's.
+    pub time: Nanoseconds,
     state: Mutex<State>,
     /// Whether two disks are active. Read for each request.
     contended: AtomicBool,
@@ -57,9 +57,9 @@ impl State {
 }
 
 impl Device {
-    pub fn new(clock: Clock) -> Self {
+    pub fn new(time: Nanoseconds) -> Self {
         let (state, contended) = Default::default();
-        Self { clock, state, contended }
+        Self { time, state, contended }
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {

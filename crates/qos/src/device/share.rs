@@ -6,23 +6,23 @@ use std::time::Duration;
 
 use flowstone_fileio::FileIo;
 
-use super::clock::Clock;
 use super::file::SharedFile;
 use super::host::Device;
 use super::member::{HeldBack, Member};
 use crate::Weight;
+use crate::nanoseconds::Nanoseconds;
 
 /// The devices of all disks, by their numbers.
 #[derive(Default)]
 pub struct Devices {
     known: Mutex<BTreeMap<u64, Weak<Device>>>,
-    clock: Clock,
+    time: Nanoseconds,
 }
 
 impl Devices {
     #[cfg(test)]
-    pub(super) fn with_clock(clock: Clock) -> Arc<Self> {
-        Arc::new(Self { known: Mutex::default(), clock })
+    pub(super) fn with_clock(clock: flowstone_block::Clock) -> Arc<Self> {
+        Arc::new(Self { known: Mutex::default(), time: Nanoseconds::of(clock) })
     }
 
     fn get(&self, number: u64) -> Arc<Device> {
@@ -30,7 +30,7 @@ impl Devices {
         devices.retain(|_, device| device.strong_count() > 0);
         let known = devices.get(&number).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let device = Arc::new(Device::new(self.clock.clone()));
+            let device = Arc::new(Device::new(self.time.clone()));
             devices.insert(number, Arc::downgrade(&device));
             device
         })

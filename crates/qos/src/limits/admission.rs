@@ -5,7 +5,6 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use flowstone_block::{NextLook, Op, Reactor, mutant};
 
@@ -28,8 +27,8 @@ pub struct Admission {
     waiting: VecDeque<(u64, usize)>,
     /// When the lease was given, on that clock.
     leased_at: u64,
-    /// When there may be more; nothing is taken before.
-    look_at: Option<Instant>,
+    /// When there may be more, on that clock; nothing is taken before.
+    look_at: Option<u64>,
     /// The changes of limits that have been seen.
     seen: u64,
 }
@@ -89,9 +88,8 @@ impl Admission {
         self.seen = group.changes();
         let mut state = group.lock();
         let lease = state.line.look(self.gate.queue, available, now);
-        let look_at = state.line.next_look(self.gate.queue, now);
+        self.look_at = state.line.next_look(self.gate.queue, now);
         drop(state);
-        self.look_at = look_at.map(|at| group.instant(at));
         (self.lease, self.leased_at) = (Some(lease), now);
     }
 
@@ -180,14 +178,15 @@ impl Admission {
     /// Whether what waits in the ring has to wait on: nothing may be taken before
     /// [`next_look`](Self::next_look).
     pub fn is_closed(&self) -> bool {
-        self.look_at.is_some_and(|at| Instant::now() < at) && self.disk.group.changes() == self.seen
+        let group = &self.disk.group;
+        self.look_at.is_some_and(|at| group.now() < at) && group.changes() == self.seen
     }
 
     /// When more of what waits may be taken, as the last look before a sleep.
     pub fn next_look(&self) -> NextLook {
         let Some(at) = self.look_at else { return NextLook::OnWake };
         let is_news = self.disk.group.changes() != self.seen;
-        if is_news { NextLook::Now } else { NextLook::At(at) }
+        if is_news { NextLook::Now } else { NextLook::At(self.disk.group.instant(at)) }
     }
 }
 

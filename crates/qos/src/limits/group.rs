@@ -2,16 +2,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::gate::QueueGate;
 use super::line::Line;
 use crate::Limit;
+use crate::nanoseconds::Nanoseconds;
 
 /// Disks that share a limit. A disk of its own is in a group without a name and without a limit.
 pub struct Group {
     name: Option<String>,
-    start: Instant,
+    time: Nanoseconds,
     state: Mutex<State>,
     /// Moves with each change of what a waiting queue waits for.
     changes: AtomicU64,
@@ -40,8 +41,8 @@ impl Group {
     }
 
     fn make(name: Option<String>) -> Arc<Self> {
-        let (state, changes) = Default::default();
-        Arc::new(Self { name, start: Instant::now(), state, changes })
+        let (time, state, changes) = Default::default();
+        Arc::new(Self { name, time, state, changes })
     }
 
     /// Its name, if it was given one.
@@ -65,12 +66,12 @@ impl Group {
 
     /// Nanoseconds on the clock of the line.
     pub(super) fn now(&self) -> u64 {
-        u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.time.now()
     }
 
     /// When the clock of the line will show this.
     pub(super) fn instant(&self, ns: u64) -> Instant {
-        self.start + Duration::from_nanos(ns)
+        self.time.instant(ns)
     }
 
     /// Changes something that queues may be waiting for, and wakes all of them.

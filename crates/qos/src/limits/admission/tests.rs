@@ -1,4 +1,4 @@
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flowstone_block::{Extent, Sector, SectorCount};
 
