@@ -53,10 +53,15 @@ impl Cache {
     /// Takes `bytes` at most, at least [`BYTES_MIN`](Self::BYTES_MIN), as blocks come; what is
     /// known of them takes about 2 % more.
     pub fn new(bytes: u64, kind: PolicyKind) -> io::Result<Self> {
+        Self::with_key(bytes, kind, random_key())
+    }
+
+    /// The same each time: `key` decides which blocks the default policy takes for a sample.
+    pub fn with_key(bytes: u64, kind: PolicyKind, key: u64) -> io::Result<Self> {
         let bytes = bytes.clamp(Self::BYTES_MIN, Self::BYTES_MAX);
         let frames = usize::try_from(bytes).map_err(io::Error::other)? / BLOCK_BYTES;
         let Target { blocks, ahead, .. } = target_of(frames);
-        let policy = kind.build(blocks, FREQ_THRESHOLD, random_key());
+        let policy = kind.build(blocks, FREQ_THRESHOLD, key);
         let table = Mutex::new(Table::new(policy, frames, ahead));
         let window_max = AtomicUsize::new(ahead / STREAMS_AHEAD);
         let target = AtomicU64::new((frames * BLOCK_BYTES) as u64);

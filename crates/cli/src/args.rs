@@ -15,7 +15,7 @@ use flowstone_block::{SizeChange, parse_size};
 use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options};
 
 pub use self::replay::{Replay, WhenMade};
-pub use self::serve::Serve;
+pub use self::serve::{Serve, StorageArgs};
 pub use self::set::{Disk, DiskCommand, Group, GroupCommand, SetDisk, SetGroup};
 
 /// Virtual disks for QEMU/KVM guests, served over vhost-user-blk

@@ -218,12 +218,14 @@ pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
 
 /// Opens the image at `path`; [`inspect`] is for images that another process may be writing.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
-    if format != Format::Log && matches!(options.resort, ResortLimit::Bytes(_)) {
-        let why = "only a log image is put in order while guests are idle";
-        return Err(Error::unsupported(path.display().to_string(), why, "leave out --resort"));
-    }
+    let name = path.display().to_string();
+    check_options(&name, format, options.discard, options.resort)?;
     let file = (options.opener)(path, file_options(path, format, options.file))?;
     let file = options.wrapper.wrap(file);
+    if format != Format::Raw && options.file.access == Access::Inspect {
+        let why = "an image that may be written meanwhile cannot be read";
+        return Err(Error::invalid(name, why, "inspect it, or open it for reading"));
+    }
     match format {
         Format::Raw => {
             if options.discard == DiscardMode::Keep {
@@ -232,31 +234,13 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             let image = RawImage::open(path, file, options.discard, options.file.access)?;
             Ok(Box::new(image))
         }
-        Format::Log | Format::Qcow2 if options.file.access == Access::Inspect => {
-            Err(Error::invalid(
-                path.display().to_string(),
-                "an image that may be written meanwhile cannot be read",
-                "inspect it, or open it for reading",
-            ))
-        }
-        // It writes elsewhere anyway: space kept for a discarded block would have no use.
-        Format::Log if options.discard == DiscardMode::Keep => Err(Error::unsupported(
-            path.display().to_string(),
-            "a log image keeps no space for a discarded block, which it would write elsewhere",
-            "use --discard deallocate or ignore, or a raw image",
-        )),
-        Format::Qcow2 if options.discard == DiscardMode::Keep => Err(Error::unsupported(
-            path.display().to_string(),
-            "a qcow2 image gives the space of whole clusters back, or keeps it as it is",
-            "use --discard deallocate or ignore, or a raw image",
-        )),
         Format::Log => {
             let image = LogImage::open(path, file, options.discard, options.file.access)?;
             image.set_resort(options.resort);
             Ok(Box::new(image))
         }
         Format::Qcow2 => {
-            let header = qcow2::read_header(&path.display().to_string(), &*file)?;
+            let header = qcow2::read_header(&name, &*file)?;
             let backing = header.backing.as_ref();
             let backing =
                 backing.map(|backing| qcow2::open_backing(path, backing, &options)).transpose()?;
@@ -294,23 +278,50 @@ pub fn open_stepped(
     name: &str,
     file: Box<dyn FileIo>,
     format: Format,
+    discard: DiscardMode,
+    resort: ResortLimit,
 ) -> Result<(Box<dyn Image>, Box<dyn Upkeep>)> {
+    check_options(name, format, discard, resort)?;
     match format {
         Format::Raw => {
-            let discard = DiscardMode::Deallocate;
             let image = RawImage::open(Path::new(name), file, discard, Access::Write)?;
             let upkeep = image.upkeep();
             Ok((Box::new(image), upkeep))
         }
         Format::Log => {
-            let (image, upkeep) = LogImage::open_stepped(name.into(), file)?;
+            let (image, upkeep) = LogImage::open_stepped(name.into(), file, discard)?;
+            image.set_resort(resort);
             Ok((Box::new(image), Box::new(upkeep)))
         }
         Format::Qcow2 => {
-            let (image, upkeep) = Qcow2Image::open_stepped(Path::new(name), file)?;
+            let (image, upkeep) = Qcow2Image::open_stepped(Path::new(name), file, discard)?;
             Ok((Box::new(image), Box::new(upkeep)))
         }
     }
+}
+
+/// Refuses what the format has no use for.
+fn check_options(
+    name: &str,
+    format: Format,
+    discard: DiscardMode,
+    resort: ResortLimit,
+) -> Result<()> {
+    if format != Format::Log && matches!(resort, ResortLimit::Bytes(_)) {
+        let why = "only a log image is put in order while guests are idle";
+        return Err(Error::unsupported(name, why, "leave out --resort"));
+    }
+    let why = match (format, discard) {
+        // It writes elsewhere anyway: space kept for a discarded block would have no use.
+        (Format::Log, DiscardMode::Keep) => {
+            "a log image keeps no space for a discarded block, which it would write elsewhere"
+        }
+        (Format::Qcow2, DiscardMode::Keep) => {
+            "a qcow2 image gives the space of whole clusters back, or keeps it as it is"
+        }
+        _ => return Ok(()),
+    };
+    Err(Error::unsupported(name, why, "use --discard deallocate or ignore, or a raw image"))
 }
 
 /// Space is kept so that writes never meet a full host.

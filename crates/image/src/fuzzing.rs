@@ -84,7 +84,7 @@ struct Scene {
 impl Scene {
     fn open(disk: &SimDisk) -> Self {
         let file = Box::new(disk.clone());
-        let opened = LogImage::open_stepped("small.flow".into(), file);
+        let opened = LogImage::open_stepped("small.flow".into(), file, DiscardMode::Deallocate);
         let (image, maintenance) = opened.expect("a sound image opens");
         let context = QueueContext::alone(QueueDepth(1)).expect("a reactor");
         Self { guest: image.channel(&context).expect("a channel"), maintenance }

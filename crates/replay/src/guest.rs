@@ -152,9 +152,8 @@ impl Guest {
         self.is_idle() && self.load.peek().is_none()
     }
 
-    /// Does what can be done at this time. Returns whether that was anything, and else when there
-    /// will be.
-    pub fn turn(&mut self, now: Instant) -> Result<(), NextLook> {
+    /// Does what can be done at this time. Returns whether that was anything.
+    pub fn turn(&mut self, now: Instant) -> bool {
         let has_submitted = self.submit(now);
         if has_submitted {
             self.channel.kick();
@@ -164,13 +163,13 @@ impl Guest {
         let has_completed = !done.is_empty();
         done.drain(..).for_each(|completion| self.complete(completion));
         self.done = done;
-        if has_submitted || has_completed {
-            return Ok(());
-        }
-        match self.channel.next_look() {
-            NextLook::Now => Ok(()),
-            look => Err(self.next_due().map_or(look, |at| look.min(NextLook::At(at)))),
-        }
+        has_submitted || has_completed
+    }
+
+    /// When there will be something to do, asked as the last look before all wait.
+    pub fn next_look(&mut self) -> NextLook {
+        let look = self.channel.next_look();
+        self.next_due().map_or(look, |at| look.min(NextLook::At(at)))
     }
 
     /// When the trace has its next request, if there is room for it.

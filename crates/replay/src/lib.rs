@@ -1,22 +1,28 @@
-//! Runs an image on a model of an SSD, under a trace or a generated load.
+//! Runs an image under a trace or a generated load, on a model of an SSD or on a file or a device
+//! of this host.
 //!
 //! ```text
-//!   load or trace ──► Guest ──► image (the product's code) ──► ssd
-//!                       │          └─ Upkeep                    │
-//!                       └────────── World: one thread, the drive's time ─┘
+//!   load or trace ──► Guest ──► cache ──► image (the product's code) ──► Model's drive | Host
+//!                       │                    └─ Upkeep                      │
+//!                       └───── Model: one thread, the drive's time ────────┘
 //! ```
 //!
-//! All happens on one thread, in the drive's time, which passes only while all others wait. So the
-//! same load gives the same figures, on any machine.
+//! On a model all happens on one thread, in the drive's time, which passes only while all others
+//! wait. So the same load gives the same figures, on any machine.
 
 mod guest;
 mod load;
+mod medium;
+mod model;
+mod onto;
+mod options;
 mod report;
 mod run;
-mod world;
+mod stack;
 
 pub use flowstone_ssd::{SsdOptions, TrimMode};
 pub use flowstone_trace::{Event, Kind, Trace, read as read_trace};
 pub use load::Generator;
-pub use report::Report;
-pub use run::{Load, ReplayOptions, Timing, replay};
+pub use options::{CacheOptions, Load, Onto, ReplayOptions, Timing};
+pub use report::{ClassHits, Hits, Report};
+pub use run::replay;

@@ -4,20 +4,19 @@ use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use flowstone_block::{QueueContext, QueueDepth, SECTOR_BYTES, TimeSource as _, format_size};
-use flowstone_image::{CreateOptions, Format, LogOptions, create_in, open_stepped};
-use flowstone_memory::reading::Reader;
-use flowstone_ssd::{Ssd, SsdOptions, Tally};
+use anyhow::{Context, Result, bail, ensure};
+use flowstone_block::format_size;
+use flowstone_image::{CreateOptions, Format, LogOptions};
 use flowstone_trace::{Event, Kind, Trace};
 
-use crate::guest::{Asked, Guest, Pace, requests_of};
+use crate::guest::{Asked, Pace, requests_of};
 use crate::load::{BLOCK_BYTES, Generator, Writes};
-use crate::report::Report;
-use crate::world::World;
+use crate::medium::{Counted, Medium};
+use crate::model::{Model, NAME};
+use crate::onto::Host;
+use crate::options::{Load, ReplayOptions, Timing};
+use crate::report::{Hits, Report};
 
-/// The image's, in messages.
-const NAME: &str = "the image";
 /// Requests on their way at most when the trace says when they come.
 const DEPTH_MAX: usize = 1024;
 /// Blocks of more have no number in the model.
@@ -31,55 +30,6 @@ const RESERVES: RangeInclusive<u32> = 3..=74;
 /// A generated load overwrites the disk so often before anything is measured, and so often then.
 const WARMUP_TURNS: u64 = 7;
 const MEASURED_TURNS: u64 = 4;
-
-/// What a guest does.
-#[derive(Clone, Debug)]
-pub enum Load {
-    /// Writes that are drawn, so many of them if that is said.
-    Generated(Generator, Option<u64>),
-    /// What a trace says.
-    Trace(Trace),
-}
-
-/// When requests of a trace are made.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Timing {
-    /// As soon as there is room.
-    Asap,
-    /// When the trace says.
-    Trace,
-}
-
-/// What is replayed, and on what.
-#[derive(Clone, Debug)]
-pub struct ReplayOptions {
-    /// The guest's load.
-    pub load: Load,
-    /// Bytes of the guest's disk; the default is where a trace ends.
-    pub size: Option<u64>,
-    /// Share of the drive that the guest's disk is.
-    pub fill: f64,
-    /// Format of the image.
-    pub format: Format,
-    /// Bytes of a log image's segment, and its reserve in percent.
-    pub segment_bytes: Option<u64>,
-    /// See above.
-    pub reserve_percent: Option<u32>,
-    /// Whether a log image has a stream for metadata.
-    pub split_streams: bool,
-    /// The drive.
-    pub ssd: SsdOptions,
-    /// Requests on their way at once.
-    pub iodepth: usize,
-    /// When requests are made.
-    pub timing: Timing,
-    /// Writes before the measured part.
-    pub warmup: Option<u64>,
-    /// How often a trace is gone through.
-    pub passes: u64,
-    /// Decides all that is drawn.
-    pub seed: u64,
-}
 
 /// How far a replay has come: so many of so many requests.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -99,20 +49,18 @@ pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report>
     Ok(scene.report(options, &before))
 }
 
-/// The drive and what is on it.
+/// The image and its guest.
 struct Scene {
-    ssd: Ssd,
-    world: World,
+    medium: Box<dyn Medium>,
     disk_bytes: u64,
-    drive_bytes: u64,
+    drive_bytes: Option<u64>,
     log: Option<LogOptions>,
 }
 
 /// What there was when the measured part began.
 struct Before {
     asked: Asked,
-    tally: Tally,
-    at: u64,
+    counted: Counted,
 }
 
 impl Scene {
@@ -125,29 +73,34 @@ impl Scene {
         ensure!(depths.contains(&options.iodepth), "--iodepth is 1 to {DEPTH_MAX}");
         ensure!(options.passes > 0, "--passes is at least 1");
         let disk_bytes = disk_bytes(options)?;
-        let SsdOptions { unit_bytes: unit, offset_bytes: offset, .. } = options.ssd;
-        let file_bytes = ((disk_bytes as f64 / options.fill).round() as u64).next_multiple_of(unit);
-        let log = match options.format {
-            Format::Log => Some(log_options(options, disk_bytes, file_bytes)?),
-            Format::Raw | Format::Qcow2 => None,
-        };
-        let drive_bytes = file_bytes + offset.next_multiple_of(unit);
-        if let Some(reading) = Reader::of_this_process().read() {
-            check_memory(drive_bytes, &options.ssd, reading.available)?;
-        }
-        let ssd = Ssd::new(drive_bytes, options.ssd).map_err(|why| anyhow!(why))?;
-        let file = ssd.file(file_bytes).map_err(|why| anyhow!(why))?;
-        let create = CreateOptions { log: log.unwrap_or_default(), ..CreateOptions::default() };
-        create_in(NAME, &file, options.format, disk_bytes, &create)?;
-        let (image, upkeep) = open_stepped(NAME, Box::new(file), options.format)?;
         let slots = match options.timing {
             Timing::Trace => DEPTH_MAX,
             Timing::Asap => options.iodepth.max(FILL_DEPTH),
         };
-        let channel = image.channel(&QueueContext::alone(QueueDepth(slots as u16))?)?;
-        let guest = Guest::new(channel, disk_bytes / SECTOR_BYTES, slots);
-        let world = World::new(guest, upkeep, image, Arc::clone(ssd.time()));
-        Ok(Self { ssd, world, disk_bytes, drive_bytes, log })
+        let (medium, drive_bytes, log): (Box<dyn Medium>, _, _) = match &options.onto {
+            Some(onto) => {
+                let host = Host::new(options, onto, disk_bytes, slots)?;
+                (Box::new(host), None, options.create.log)
+            }
+            None => {
+                let unit = options.ssd.unit_bytes;
+                let file_bytes =
+                    ((disk_bytes as f64 / options.fill).round() as u64).next_multiple_of(unit);
+                let log = match options.format {
+                    Format::Log => log_options(options.create.log, disk_bytes, file_bytes)?,
+                    Format::Raw | Format::Qcow2 => options.create.log,
+                };
+                let create = CreateOptions { log, ..options.create.clone() };
+                let model = Model::new(options, &create, disk_bytes, file_bytes, slots)?;
+                (Box::new(model), Some(file_bytes + options.ssd.offset_bytes), log)
+            }
+        };
+        let log = (options.format == Format::Log).then_some(log);
+        Ok(Self { medium, disk_bytes, drive_bytes, log })
+    }
+
+    fn set_load(&mut self, load: impl Iterator<Item = Event> + 'static, pace: Pace) {
+        self.medium.guest().set_load(Box::new(load), pace);
     }
 
     fn run_generated(
@@ -162,10 +115,10 @@ impl Scene {
         let all = warmup + ops.unwrap_or(MEASURED_TURNS * blocks);
         let blocks = u32::try_from(blocks).context("the disk is too large")?;
         ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
-        self.world.set_load(fill(0..self.disk_bytes), Pace::Depth(FILL_DEPTH));
-        self.world.run(u64::MAX, &mut |_| ())?;
+        self.set_load(fill(0..self.disk_bytes), Pace::Depth(FILL_DEPTH));
+        self.medium.run(u64::MAX, &mut |_| ())?;
         let writes = Writes::new(generator, blocks, options.seed).take(all as usize);
-        self.world.set_load(writes, Pace::Depth(options.iodepth));
+        self.set_load(writes, Pace::Depth(options.iodepth));
         self.measure(warmup, all, progress)
     }
 
@@ -178,8 +131,8 @@ impl Scene {
         let is_present = |event: &Event| event.kind == Kind::Present;
         let present: Vec<_> = trace.events.iter().filter(|it| is_present(it)).copied().collect();
         let present = present.into_iter().flat_map(|it| fill(it.offset..it.offset + it.bytes));
-        self.world.set_load(present, Pace::Depth(FILL_DEPTH));
-        self.world.run(u64::MAX, &mut |_| ())?;
+        self.set_load(present, Pace::Depth(FILL_DEPTH));
+        self.medium.run(u64::MAX, &mut |_| ())?;
         let events = trace.events.iter().filter(|it| !is_present(it));
         let once: Arc<[Event]> = events.copied().flat_map(requests_of).collect();
         ensure!(!once.is_empty(), "the trace has no request");
@@ -192,7 +145,7 @@ impl Scene {
         );
         let pace = match options.timing {
             Timing::Asap => Pace::Depth(options.iodepth),
-            Timing::Trace => Pace::Trace { start: self.ssd.time().now(), depth: DEPTH_MAX },
+            Timing::Trace => Pace::Trace { start: self.medium.now(), depth: DEPTH_MAX },
         };
         let time = length(&once);
         let passes = (0..options.passes).flat_map(move |pass| {
@@ -203,43 +156,47 @@ impl Scene {
                 Event { at: event.at.map(|at| at + later), ..event }
             })
         });
-        self.world.set_load(passes, pace);
+        self.set_load(passes, pace);
         self.measure(warmup, all, progress)
     }
 
     /// Goes on with the load to its end, and returns what there was after so many requests of it.
     fn measure(&mut self, warmup: u64, all: u64, progress: Progress<'_>) -> Result<Before> {
-        let first = self.world.guest(|guest| guest.asked().requests);
-        self.world.run(first + warmup, &mut |done| progress(done - first, all))?;
-        let asked = self.world.guest(|guest| guest.asked());
-        let before = Before { asked, tally: self.ssd.tally(), at: self.ssd.time().passed() };
-        self.world.run(u64::MAX, &mut |done| progress(done - first, all))?;
+        let first = self.asked().requests;
+        self.medium.run(first + warmup, &mut |done| progress(done - first, all))?;
+        let before = Before { asked: self.asked(), counted: self.medium.count() };
+        self.medium.run(u64::MAX, &mut |done| progress(done - first, all))?;
         progress(all, all);
         Ok(before)
     }
 
-    fn report(&mut self, options: &ReplayOptions, before: &Before) -> Report {
-        let asked = self.world.guest(|guest| guest.asked()).since(&before.asked);
-        let (tally, earlier) = (self.ssd.tally(), &before.tally);
-        let flash = tally.flash_since(earlier);
+    fn asked(&self) -> Asked {
+        self.medium.guest().asked()
+    }
+
+    fn report(&self, options: &ReplayOptions, before: &Before) -> Report {
+        let asked = self.asked().since(&before.asked);
+        let (counted, earlier) = (self.medium.count(), &before.counted);
         let blocks = |bytes: u64| bytes as f64 / BLOCK_BYTES as f64;
-        let programmed = flash.written + flash.copied;
-        let guest = blocks(asked.written);
-        let host = blocks(tally.host_bytes - earlier.host_bytes);
-        let device = blocks(programmed * options.ssd.unit_bytes);
         let per = |one: f64, other: f64| (other > 0.0).then(|| one / other);
-        let (erases_mean, erases_most) = self.ssd.erases();
+        let drive = counted.drive.zip(earlier.drive);
+        let flash = drive.map(|(now, earlier)| now.flash_since(&earlier));
+        let guest = blocks(asked.written);
+        let written = counted.host_bytes.zip(earlier.host_bytes);
+        let host = written.map(|(now, earlier)| blocks(now - earlier));
+        let device = flash.map(|it| blocks((it.written + it.copied) * options.ssd.unit_bytes));
+        let erases = self.medium.erases();
         Report {
             guest_blocks: guest,
             host_blocks: host,
             device_blocks: device,
-            host_waf: per(host, guest),
-            device_waf: per(device, host),
-            total_waf: per(device, guest),
-            erases: flash.erased,
-            erases_mean,
-            erases_most,
-            punches: tally.punches - earlier.punches,
+            host_waf: host.and_then(|host| per(host, guest)),
+            device_waf: device.zip(host).and_then(|(device, host)| per(device, host)),
+            total_waf: device.and_then(|device| per(device, guest)),
+            erases: flash.map(|it| it.erased),
+            erases_mean: erases.map(|(mean, _)| mean),
+            erases_most: erases.map(|(_, most)| most),
+            punches: counted.punches - earlier.punches,
             requests: asked.requests,
             reads: asked.reads,
             writes: asked.writes,
@@ -247,8 +204,9 @@ impl Scene {
             discards: asked.discards,
             sequential_percent: per(asked.in_sequence as f64 * 100.0, asked.writes as f64)
                 .unwrap_or_default(),
-            device_seconds: tally.busy_since(earlier).as_secs_f64(),
-            seconds: Duration::from_nanos(self.ssd.time().passed() - before.at).as_secs_f64(),
+            hits: counted.hits.zip(earlier.hits).map(|(now, earlier)| Hits::since(now, earlier)),
+            device_seconds: drive.map(|(now, earlier)| now.busy_since(&earlier).as_secs_f64()),
+            seconds: counted.at.duration_since(earlier.at).as_secs_f64(),
             format: options.format.to_string(),
             disk_bytes: self.disk_bytes,
             drive_bytes: self.drive_bytes,
@@ -278,20 +236,6 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
         format_size(size)
     );
     Ok(size.next_multiple_of(BLOCK_BYTES))
-}
-
-/// Refuses a drive whose model would not find room in the memory that this machine has left.
-fn check_memory(drive_bytes: u64, ssd: &SsdOptions, available: u64) -> Result<()> {
-    let needed = Ssd::memory_bytes(drive_bytes, ssd);
-    ensure!(
-        needed <= available,
-        "a model of a drive of {} takes {} of memory at least, and {} are available; give a smaller \
-         --size",
-        format_size(drive_bytes),
-        format_size(needed),
-        format_size(available)
-    );
-    Ok(())
 }
 
 /// Writes that fill a range.
@@ -331,24 +275,24 @@ fn length(events: &[Event]) -> Duration {
 }
 
 /// The log image's options: if no reserve is asked for, the largest with which its file fits.
-fn log_options(options: &ReplayOptions, disk_bytes: u64, file_bytes: u64) -> Result<LogOptions> {
+fn log_options(asked: LogOptions, disk_bytes: u64, file_bytes: u64) -> Result<LogOptions> {
     let segment_bytes =
-        options.segment_bytes.unwrap_or_else(|| LogOptions::default_segment_bytes(disk_bytes));
+        asked.segment_bytes.unwrap_or_else(|| LogOptions::default_segment_bytes(disk_bytes));
     let with = |reserve| LogOptions {
         segment_bytes: Some(segment_bytes),
         reserve_percent: Some(reserve),
-        split_streams: options.split_streams,
+        ..asked
     };
     let bytes_with = |reserve| with(reserve).file_bytes(NAME, disk_bytes);
     let fits = |reserve: &u32| bytes_with(*reserve).is_ok_and(|bytes| bytes <= file_bytes);
-    let found = match options.reserve_percent {
+    let found = match asked.reserve_percent {
         Some(reserve) => Some(reserve).filter(fits),
         None => RESERVES.rev().find(fits),
     };
     if let Some(reserve) = found {
         return Ok(with(reserve));
     }
-    let least = options.reserve_percent.unwrap_or(*RESERVES.start());
+    let least = asked.reserve_percent.unwrap_or(*RESERVES.start());
     let needed = bytes_with(least)?;
     let fill = (disk_bytes as f64 / needed as f64 * 1000.0).floor() / 1000.0;
     bail!(

@@ -1,31 +1,21 @@
 //! Whole replays: the same each time, as theory has them, and of what traces say.
 
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use flowstone_image::Format;
+use flowstone_cache::PolicyKind;
+use flowstone_fileio::{Access, OpenOptions};
+use flowstone_image::{CreateOptions, Format, LogOptions};
 use flowstone_replay::{
-    Event, Kind, Load, ReplayOptions, Report, SsdOptions, Timing, Trace, replay,
+    CacheOptions, Event, Kind, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace, replay,
 };
 
 const MIB: u64 = 1 << 20;
 
 fn options(format: Format, load: Load) -> ReplayOptions {
-    ReplayOptions {
-        load,
-        size: Some(256 * MIB),
-        fill: 0.5,
-        format,
-        segment_bytes: None,
-        reserve_percent: None,
-        split_streams: false,
-        ssd: SsdOptions::default(),
-        iodepth: 32,
-        timing: Timing::Asap,
-        warmup: Some(60_000),
-        passes: 1,
-        seed: 1,
-    }
+    let warmup = Some(60_000);
+    ReplayOptions { size: Some(256 * MIB), fill: 0.5, warmup, ..ReplayOptions::new(load, format) }
 }
 
 fn generated(load: &str, ops: u64) -> Load {
@@ -158,7 +148,7 @@ fn a_qcow2_image_may_take_nearly_all_of_the_drive() {
     let options = ReplayOptions { fill: 0.99, warmup: Some(0), ..options(Format::Qcow2, load) };
     let report = run(&options);
     assert_eq!(report.writes, 20_000);
-    assert!(report.host_blocks < 20_100.0, "its tables beside the blocks: {report:?}");
+    assert!(report.host_blocks.unwrap() < 20_100.0, "its tables beside the blocks: {report:?}");
 }
 
 /// A guest makes several requests of what is too long for one, and memory stays bounded.
@@ -241,4 +231,82 @@ fn what_cannot_be_replayed_is_said() {
     let named = replay(&ReplayOptions { fill: 0.99, ..log.clone() }, &mut |_, _| ()).unwrap_err();
     let largest: f64 = named.to_string().rsplit(' ').next().unwrap().parse().unwrap();
     run(&ReplayOptions { fill: largest, ..log });
+}
+
+/// Reads of what was read or written before are answered by a cache, if there is one.
+#[test]
+fn a_cache_answers_reads_and_gives_the_same_figures_each_time() {
+    let mut random = fastrand::Rng::with_seed(3);
+    let mut any = || {
+        let kind = if random.u8(..4) == 0 { Kind::Write } else { Kind::Read };
+        // Half of the requests go to 1 MiB.
+        let blocks = if random.bool() { 256 } else { 16 * 256 };
+        event(kind, random.u64(..blocks) * 4096, 4096)
+    };
+    let options = of_trace(Format::Raw, (0..40_000).map(|_| any()).collect());
+    assert_eq!(run(&options).hits, None);
+    for policy in PolicyKind::ALL {
+        let cache = Some(CacheOptions { bytes: 4 * MIB, policy, holds_journals: false });
+        let options = ReplayOptions { cache, ..options.clone() };
+        let [one, other] = [(); 2].map(|()| run(&options));
+        assert_eq!(one, other);
+        let hits = one.hits.expect("there is a cache");
+        assert!(hits.data.hit_ratio.unwrap() > 0.4, "{policy:?}: {hits:?}");
+        assert_eq!(hits.data.hits + hits.data.misses, one.reads);
+    }
+}
+
+fn onto(path: &Path, format: Format, overwrite: bool) -> ReplayOptions {
+    let events = (0..500).map(|at| event(Kind::Write, at % 100 * 4096, 4096));
+    let events = events.chain([event(Kind::Flush, 0, 0), event(Kind::Read, 0, 8192)]);
+    let onto = Some(Onto { path: path.to_owned(), overwrite });
+    ReplayOptions { onto, size: Some(16 * MIB), ..of_trace(format, events.collect()) }
+}
+
+#[test]
+fn a_load_can_be_put_onto_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    for format in Format::ALL {
+        let path = folder.path().join(format.name());
+        let report = run(&onto(&path, format, false));
+        assert_eq!((report.writes, report.reads, report.guest_blocks), (500, 1, 500.0));
+        let of_model =
+            (report.device_blocks, report.erases, report.device_seconds, report.drive_bytes);
+        assert_eq!(of_model, (None, None, None, None));
+        let info = flowstone_image::inspect(&path, format).unwrap();
+        assert_eq!(info.space.virtual_bytes, 16 * MIB, "the image stays");
+    }
+}
+
+/// What somebody has is lost only if that was said, and never what somebody uses.
+#[test]
+fn a_load_is_put_onto_nothing_that_is_in_use_or_not_empty() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it");
+    let refused =
+        |options: &ReplayOptions| format!("{:#}", replay(options, &mut |_, _| ()).unwrap_err());
+    std::fs::write(&path, "theirs").unwrap();
+    let said = refused(&onto(&path, Format::Raw, false));
+    assert!(said.contains("is not empty; give another --onto, or --overwrite"), "{said}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "theirs");
+    let theirs = OpenOptions::new(Access::Write).open(&path).unwrap();
+    for overwrite in [false, true] {
+        let said = refused(&onto(&path, Format::Raw, overwrite));
+        assert!(said.contains("another process is using this image"), "{said}");
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "theirs");
+    drop(theirs);
+    run(&onto(&path, Format::Log, true));
+    let new = folder.path().join("new");
+    let impossible = ReplayOptions {
+        create: CreateOptions {
+            log: LogOptions { reserve_percent: Some(99), ..LogOptions::default() },
+            ..CreateOptions::default()
+        },
+        ..onto(&new, Format::Log, false)
+    };
+    refused(&impossible);
+    assert!(!new.exists(), "what could not be finished is left");
+    let said = refused(&onto(folder.path(), Format::Raw, true));
+    assert!(said.contains("it is a directory"), "{said}");
 }

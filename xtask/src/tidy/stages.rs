@@ -19,7 +19,7 @@ const MAY_KNOW: [(&str, &[&str]); 20] = [
     ("memory", &[]),
     ("ssd", &["block", "fileio"]),
     ("trace", &[]),
-    ("replay", &["block", "image", "memory", "ssd", "trace"]),
+    ("replay", &["block", "fileio", "image", "cache", "memory", "ssd", "trace"]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, ValueEnum};
-use flowstone_block::parse_size;
-use flowstone_image::Format;
+use clap::{Args as ClapArgs, Parser, ValueEnum};
+use flowstone_block::{Error, Result, parse_size};
+use flowstone_image::{CreateOptions, Format};
 use flowstone_replay::{Generator, SsdOptions, TrimMode};
 
-use super::LogArgs;
+use super::{LogArgs, Qcow2Args, StorageArgs};
 
 /// Arguments of `replay`.
 #[derive(Debug, ClapArgs)]
@@ -67,9 +67,73 @@ pub struct Replay {
     /// Decides all that is drawn; the same seed gives the same figures
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// A file to make, an empty one, or an empty device, in the place of the model: the image is
+    /// made there and served by the engines of `serve`. It is left there
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["ssd", "trim", "aged", "fill"])]
+    pub onto: Option<PathBuf>,
+    /// What is in the file or on the device of --onto may be lost
+    #[arg(long, requires = "onto")]
+    pub overwrite: bool,
+    /// A cache of this size before the image, as that of `serve`
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<String>,
+    /// An argument of `create`, e.g. --create-arg=--cluster-size=128K; repeat for several
+    #[arg(long = "create-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub create_args: Vec<String>,
+    /// An argument of `serve` that says how the image is opened and what is cached, e.g.
+    /// --serve-arg=--resort=off; repeat for several
+    #[arg(long = "serve-arg", value_name = "ARG", allow_hyphen_values = true)]
+    pub serve_args: Vec<String>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// What `--create-arg` takes.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct CreateArgs {
+    #[command(flatten)]
+    log: LogArgs,
+    #[command(flatten)]
+    qcow2: Qcow2Args,
+}
+
+/// What `--serve-arg` takes.
+#[derive(Debug, Parser)]
+#[command(no_binary_name = true, disable_help_flag = true)]
+struct ServeArgs {
+    #[command(flatten)]
+    storage: StorageArgs,
+}
+
+impl Replay {
+    /// How the image is made: what is an option here comes first.
+    pub fn create_options(&self) -> Result<CreateOptions> {
+        let CreateArgs { log, qcow2 } = parsed("--create-arg", "create", &self.create_args)?;
+        let log = LogArgs {
+            segment: self.log.segment.or(log.segment),
+            reserve: self.log.reserve.or(log.reserve),
+            streams: self.log.streams.or(log.streams),
+        };
+        Ok(CreateOptions { log: log.options(), qcow2: qcow2.options() })
+    }
+
+    /// How it is opened, and what is cached.
+    pub fn storage(&self) -> Result<StorageArgs> {
+        let cache = self.cache.iter().map(|size| format!("--cache={size}"));
+        let args: Vec<_> = cache.chain(self.serve_args.iter().cloned()).collect();
+        Ok(parsed::<ServeArgs>("--serve-arg", "serve", &args)?.storage)
+    }
+}
+
+fn parsed<T: Parser>(option: &str, command: &str, args: &[String]) -> Result<T> {
+    T::try_parse_from(args).map_err(|error| {
+        let text = error.to_string();
+        let why = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let advice = "give what decides over an image or a cache; see --help of create and serve";
+        Error::invalid(format!("{option} (of `{command}`)"), why.to_owned(), advice)
+    })
 }
 
 /// When the requests of a trace are made.

@@ -3,12 +3,52 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args as ClapArgs};
+use flowstone_block::{Error, Result};
 use flowstone_daemon::{
-    Backend, CacheSize, Choice, CpuList, CpuShare, DetectZeroes, LayerSpec, Limit, Pdc, Pipeline,
-    PolicyKind, PollMode, PollerChoice, Resort, SocketGroup, SocketMode, VmSpec,
+    Backend, CacheConfig, CacheSize, Choice, CpuList, CpuShare, DetectZeroes, LayerSpec, Limit,
+    Pdc, Pipeline, PolicyKind, PollMode, PollerChoice, Resort, SocketGroup, SocketMode, VmSpec,
 };
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_image::{DiscardMode, Format};
+
+/// What a disk's image, and a cache before it, do: of `serve`, and of `replay` too.
+#[derive(Debug, Default, ClapArgs)]
+pub struct StorageArgs {
+    /// What discards do: deallocate (the host gets the space back), keep (a raw file stays
+    /// allocated, and reads as zeroes there) or ignore (not offered)
+    #[arg(long, value_name = "MODE")]
+    pub discard: Option<DiscardMode>,
+    /// Keep blocks in memory that are read again, of all disks of the daemon together: SIZE is the
+    /// most that they may take [default: no cache]
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<CacheSize>,
+    /// What decides which blocks are kept: default, s3fifo, lru, multicache or multicache-relative
+    #[arg(long, value_name = "NAME", requires = "cache")]
+    pub cache_policy: Option<PolicyKind>,
+    /// Keep the guest's journals out of the cache and, with --direct off, out of the host's page
+    /// cache: on, or off (treat them like everything else) [default: on]
+    #[arg(long, value_name = "CHOICE")]
+    pub pdc: Option<Pdc>,
+    /// How requests reach the host file: auto, uring or sync (threads)
+    #[arg(long)]
+    pub engine: Option<Choice<EngineChoice>>,
+    /// Bypass the host's page cache: auto (where the file system can), on or off
+    #[arg(long, value_name = "CHOICE")]
+    pub direct: Option<Choice<DirectChoice>>,
+    /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs
+    /// while guests are idle, or off [default: a tenth of the disk]
+    #[arg(long, value_name = "SIZE_PER_DAY|off")]
+    pub resort: Option<Resort>,
+}
+
+impl StorageArgs {
+    /// A cache, if there is to be one, that becomes no smaller than `min`.
+    pub fn cache(&self, min: Option<CacheSize>) -> Result<Option<CacheConfig>> {
+        let policy = self.cache_policy.unwrap_or_default();
+        let cache = self.cache.map(|size| CacheConfig::new(size, min, policy)).transpose();
+        cache.map_err(|why| Error::invalid("cache", why, "use a smaller --cache-min"))
+    }
+}
 
 /// Arguments of `serve`.
 #[derive(Debug, ClapArgs)]
@@ -66,10 +106,9 @@ pub struct Serve {
     /// Look for work instead of sleeping: auto (while it pays), always (burns a core), never
     #[arg(long, value_name = "MODE")]
     pub poll: Option<PollMode>,
-    /// What discards do: deallocate (the host gets the space back), keep (a raw file stays
-    /// allocated, and reads as zeroes there) or ignore (not offered)
-    #[arg(long, value_name = "MODE")]
-    pub discard: Option<DiscardMode>,
+    /// What the image and the cache do.
+    #[command(flatten)]
+    pub storage: StorageArgs,
     /// What becomes of writes that are all zero: off (written), on (made zero without moving
     /// data), unmap (the host gets their space back, too) [default: off]
     #[arg(long, value_name = "MODE")]
@@ -78,21 +117,10 @@ pub struct Serve {
     /// `journal_ioprio`), by which writes to it are known on encrypted disks [default: 3]
     #[arg(long, value_name = "LEVEL")]
     pub journal_ioprio: Option<u8>,
-    /// Keep blocks in memory that are read again, of all disks of the daemon together: SIZE is the
-    /// most that they may take [default: no cache]
-    #[arg(long, value_name = "SIZE")]
-    pub cache: Option<CacheSize>,
     /// What the cache takes at least: when the host's memory runs short, it becomes smaller
     /// [default: an eighth of --cache]
     #[arg(long, value_name = "SIZE", requires = "cache")]
     pub cache_min: Option<CacheSize>,
-    /// What decides which blocks are kept: default, s3fifo, lru, multicache or multicache-relative
-    #[arg(long, value_name = "NAME", requires = "cache")]
-    pub cache_policy: Option<PolicyKind>,
-    /// Keep the guest's journals out of the cache and, with --direct off, out of the host's page
-    /// cache: on, or off (treat them like everything else) [default: on]
-    #[arg(long, value_name = "CHOICE")]
-    pub pdc: Option<Pdc>,
     /// What the disk may use in a second: iops=N requests and bw=SIZE bytes, and with burst=TIME as
     /// much of what it has not used as comes in that time; separated by commas, or off [default:
     /// off]
@@ -103,16 +131,6 @@ pub struct Serve {
     /// process that connects]
     #[arg(long, value_name = "PARTS")]
     pub vm: Option<VmSpec>,
-    /// How requests reach the host file: auto, uring or sync (threads)
-    #[arg(long)]
-    pub engine: Option<Choice<EngineChoice>>,
-    /// Bypass the host's page cache: auto (where the file system can), on or off
-    #[arg(long, value_name = "CHOICE")]
-    pub direct: Option<Choice<DirectChoice>>,
-    /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs
-    /// while guests are idle, or off [default: a tenth of the disk]
-    #[arg(long, value_name = "SIZE_PER_DAY|off")]
-    pub resort: Option<Resort>,
     /// Refuse writes; several daemons may serve the same image this way
     #[arg(long)]
     pub readonly: bool,

@@ -34,7 +34,7 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Compact(args) => compact::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Resize(args) => resize::run(&args),
-        Command::Replay(args) => replay::run(&args),
+        Command::Replay(args) => replay::run(&args, opener),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
         Command::Disk(args) => match args.command {

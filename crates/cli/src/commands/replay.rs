@@ -3,44 +3,20 @@
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, format_size};
-use flowstone_replay::{Load, ReplayOptions, Report, SsdOptions, Timing, read_trace, replay};
+use flowstone_daemon::{CacheConfig, Pdc};
+use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
+use flowstone_image::ImageOptions;
+use flowstone_replay::{
+    CacheOptions, ClassHits, Hits, Load, Onto, ReplayOptions, Report, SsdOptions, Timing,
+    read_trace, replay,
+};
 
 use super::{only_print_from_now_on, print_json};
-use crate::args::{Replay, Streams, WhenMade};
+use crate::args::{Replay, StorageArgs, WhenMade};
 use crate::progress::bar;
 
-pub fn run(args: &Replay) -> Result<ExitCode> {
-    let refused = |why: String| Error::invalid("replay", why, "see flowstone replay --help");
-    let load = match (&args.trace, args.generate) {
-        (Some(path), _) => {
-            let trace = read_trace(path);
-            Load::Trace(trace.map_err(|error| refused(format!("{error:#}")))?)
-        }
-        (None, Some(generator)) => Load::Generated(generator, args.ops),
-        (None, None) => return Err(refused("there is no --trace and no --generate".into())),
-    };
-    let options = ReplayOptions {
-        load,
-        size: args.size,
-        fill: args.fill,
-        format: args.format,
-        segment_bytes: args.log.segment,
-        reserve_percent: args.log.reserve,
-        split_streams: args.log.streams == Some(Streams::Split),
-        ssd: SsdOptions {
-            trim: args.trim.unwrap_or(args.ssd.trim),
-            is_aged: args.aged,
-            ..args.ssd
-        },
-        iodepth: args.iodepth,
-        timing: match args.timing {
-            WhenMade::Asap => Timing::Asap,
-            WhenMade::Trace => Timing::Trace,
-        },
-        warmup: args.warmup,
-        passes: args.passes,
-        seed: args.seed,
-    };
+pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
+    let options = options(args, opener)?;
     let bar = bar("replaying");
     let report = replay(&options, &mut |done, all| {
         bar.set_length(all);
@@ -57,10 +33,73 @@ pub fn run(args: &Replay) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn refused(why: String) -> Error {
+    Error::invalid("replay", why, "see flowstone replay --help")
+}
+
+fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
+    let load = match (&args.trace, args.generate) {
+        (Some(path), _) => {
+            let trace = read_trace(path);
+            Load::Trace(trace.map_err(|error| refused(format!("{error:#}")))?)
+        }
+        (None, Some(generator)) => Load::Generated(generator, args.ops),
+        (None, None) => return Err(refused("there is no --trace and no --generate".into())),
+    };
+    let storage = args.storage()?;
+    Ok(ReplayOptions {
+        load,
+        size: args.size,
+        fill: args.fill,
+        format: args.format,
+        create: args.create_options()?,
+        image: image_options(&storage, opener),
+        cache: storage.cache(None)?.map(|cache| cache_options(cache, &storage)),
+        onto: args.onto.clone().map(|path| Onto { path, overwrite: args.overwrite }),
+        ssd: SsdOptions {
+            trim: args.trim.unwrap_or(args.ssd.trim),
+            is_aged: args.aged,
+            ..args.ssd
+        },
+        iodepth: args.iodepth,
+        timing: match args.timing {
+            WhenMade::Asap => Timing::Asap,
+            WhenMade::Trace => Timing::Trace,
+        },
+        warmup: args.warmup,
+        passes: args.passes,
+        seed: args.seed,
+    })
+}
+
+fn image_options(storage: &StorageArgs, opener: FileOpener) -> ImageOptions {
+    let file = OpenOptions {
+        direct: storage.direct.unwrap_or_default().0,
+        dont_cache: storage.pdc != Some(Pdc::Off),
+        engine: storage.engine.unwrap_or_default().0,
+        lock_patience: LockPatience::NONE,
+        ..OpenOptions::new(Access::Write)
+    };
+    ImageOptions {
+        opener,
+        discard: storage.discard.unwrap_or_default(),
+        resort: storage.resort.unwrap_or_default().0,
+        ..ImageOptions::new(file)
+    }
+}
+
+fn cache_options(cache: CacheConfig, storage: &StorageArgs) -> CacheOptions {
+    CacheOptions {
+        bytes: cache.limits.max,
+        policy: cache.policy,
+        holds_journals: storage.pdc == Some(Pdc::Off),
+    }
+}
+
 fn print(report: &Report) {
-    let rows = [
+    let number = |number: Option<f64>| number.map_or_else(|| "?".into(), |it| format!("{it:.0}"));
+    let mut rows = vec![
         ("disk", format!("{}, {} image", format_size(report.disk_bytes), report.format)),
-        ("drive", format!("{} for the host", format_size(report.drive_bytes))),
         ("requests", report.requests.to_string()),
         (
             "",
@@ -74,35 +113,64 @@ fn print(report: &Report) {
             ),
         ),
         ("written, 4 KiB", format!("{:.0} by the guest", report.guest_blocks)),
-        ("", format!("{:.0} to the file, {} host WAF", report.host_blocks, ratio(report.host_waf))),
         (
             "",
             format!(
-                "{:.0} by the drive, {} device WAF",
-                report.device_blocks,
-                ratio(report.device_waf)
+                "{} to the file, {} host WAF",
+                number(report.host_blocks),
+                ratio(report.host_waf)
             ),
         ),
+    ];
+    rows.extend(of_drive(report));
+    rows.push(("punches", report.punches.to_string()));
+    rows.extend(report.hits.iter().flat_map(of_cache));
+    rows.push(match report.device_seconds {
+        Some(busy) => {
+            ("time", format!("{busy:.1} s of the drive's work in {:.1} s", report.seconds))
+        }
+        None => {
+            let rate = report.requests as f64 / report.seconds;
+            ("time", format!("{:.1} s, {rate:.0} requests a second", report.seconds))
+        }
+    });
+    for (name, value) in rows {
+        println!("{name:<16} {value}");
+    }
+}
+
+/// What a model of a drive tells.
+fn of_drive(report: &Report) -> Vec<(&'static str, String)> {
+    let (Some(drive), Some(blocks)) = (report.drive_bytes, report.device_blocks) else {
+        return Vec::new();
+    };
+    let waf = ratio(report.device_waf);
+    vec![
+        ("", format!("{blocks:.0} by the drive, {waf} device WAF")),
         ("total WAF", ratio(report.total_waf)),
+        ("drive", format!("{} for the host", format_size(drive))),
         (
             "erases",
             format!(
                 "{}; of a block, {:.1} on average, {} at most",
-                report.erases, report.erases_mean, report.erases_most
+                report.erases.unwrap_or_default(),
+                report.erases_mean.unwrap_or_default(),
+                report.erases_most.unwrap_or_default()
             ),
         ),
-        ("punches", report.punches.to_string()),
-        (
-            "time",
-            format!(
-                "{:.1} s of the drive's work in {:.1} s",
-                report.device_seconds, report.seconds
-            ),
-        ),
-    ];
-    for (name, value) in rows {
-        println!("{name:<16} {value}");
-    }
+    ]
+}
+
+fn of_cache(hits: &Hits) -> Vec<(&'static str, String)> {
+    let row = |name, ClassHits { hits, misses, hit_ratio }: &ClassHits| {
+        let text = format!("{hits} of {} blocks read, {}", hits + misses, ratio(*hit_ratio));
+        (name, text)
+    };
+    vec![
+        row("hits, data", &hits.data),
+        row("metadata", &hits.metadata),
+        row("journal", &hits.journal),
+    ]
 }
 
 fn ratio(ratio: Option<f64>) -> String {

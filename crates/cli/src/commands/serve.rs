@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use flowstone_block::{Error, Result};
-use flowstone_daemon::{CacheConfig, Config, DiskConfig, PollersConfig, SocketAccess};
+use flowstone_block::Result;
+use flowstone_daemon::{Config, DiskConfig, PollersConfig, SocketAccess};
 use flowstone_fileio::FileOpener;
 use tracing::level_filters::LevelFilter;
 use tracing::warn;
@@ -67,11 +67,7 @@ fn config(args: Serve) -> Result<Config> {
     if let Some(file) = &args.config {
         return Config::read(file);
     }
-    let policy = args.cache_policy.unwrap_or_default();
-    let cache = args.cache.map(|size| CacheConfig::new(size, args.cache_min, policy));
-    let cache = cache
-        .transpose()
-        .map_err(|why| Error::invalid("cache", why, "use a smaller --cache-min"))?;
+    let cache = args.storage.cache(args.cache_min)?;
     let pollers = PollersConfig {
         choice: args.pollers.unwrap_or_default(),
         cpus: args.poller_cpus.clone().unwrap_or_default(),
@@ -101,15 +97,15 @@ fn disk(args: Serve) -> DiskConfig {
         cpus: args.cpus.unwrap_or_default(),
         pipeline: args.pipeline.unwrap_or_default(),
         poll: args.poll.unwrap_or_default(),
-        discard: args.discard.unwrap_or_default(),
+        discard: args.storage.discard.unwrap_or_default(),
         detect_zeroes: args.detect_zeroes.unwrap_or_default(),
         journal_ioprio: args.journal_ioprio.unwrap_or(defaults.journal_ioprio),
-        pdc: args.pdc.unwrap_or_default(),
+        pdc: args.storage.pdc.unwrap_or_default(),
         limit: args.limit.unwrap_or_default(),
         vm: args.vm.unwrap_or_default(),
-        engine: args.engine.unwrap_or_default(),
-        direct: args.direct.unwrap_or_default(),
-        resort: args.resort.unwrap_or_default(),
+        engine: args.storage.engine.unwrap_or_default(),
+        direct: args.storage.direct.unwrap_or_default(),
+        resort: args.storage.resort.unwrap_or_default(),
         readonly: args.readonly,
         backing_dirs: args.backing_dirs,
         layers: args.layers,

@@ -49,3 +49,68 @@ fn a_trace_is_replayed_as_it_is_and_its_mistakes_are_named() {
     let refusal = place.refused(&full);
     assert!(refusal.contains("the largest --fill is 0.7"), "{refusal}");
 }
+
+#[test]
+fn how_an_image_is_made_and_opened_can_be_said_as_create_and_serve_have_it() {
+    let place = Place::new();
+    let load = ["--generate", "uniform", "--ops", "1000"];
+    let json = |more: &[&str]| -> Value {
+        serde_json::from_str(&place.succeed(&[&SMALL[..], &load, more].concat())).unwrap()
+    };
+    let log = json(&["--format", "log", "--create-arg=--segment=2M", "--create-arg=--reserve=9"]);
+    assert_eq!(
+        (log["segment_bytes"].as_u64(), log["reserve_percent"].as_u64()),
+        (Some(2 << 20), Some(9))
+    );
+    let cached = json(&["--format", "qcow2", "--create-arg=--cluster-size=128K", "--cache=4M"]);
+    assert_eq!(cached["hits"]["data"]["hits"], 0, "nothing was read: {cached}");
+    assert_eq!(json(&["--format=raw", "--serve-arg=--discard=ignore"])["hits"], Value::Null);
+    let refused = |more: &[&str]| place.refused(&[&SMALL[..], &load, more].concat());
+    for (arg, why) in [
+        ("--serve-arg=--limit=iops=1", "--serve-arg (of `serve`): unexpected argument '--limit'"),
+        ("--create-arg=--size=1G", "--create-arg (of `create`): unexpected argument '--size'"),
+        ("--cache=1", "--serve-arg (of `serve`): invalid value '1' for '--cache <SIZE>'"),
+        ("--create-arg=--segment=2M", "has no segments, reserve or streams"),
+        ("--serve-arg=--resort=1G", "only a log image is put in order"),
+    ] {
+        let refusal = refused(&["--format=raw", arg]);
+        assert!(refusal.contains(why) && refusal.lines().count() == 1, "{refusal}");
+    }
+}
+
+#[test]
+fn a_load_goes_onto_a_file_through_each_engine() {
+    let place = Place::new();
+    for engine in ["uring", "sync"] {
+        let engine = format!("--serve-arg=--engine={engine}");
+        let args = [
+            "replay",
+            "--generate=uniform",
+            "--size=4M",
+            "--warmup=100",
+            "--ops=500",
+            "--format=log",
+            "--onto=it.flow",
+            "--overwrite",
+            &engine,
+            "--json",
+        ];
+        let report: Value = serde_json::from_str(&place.succeed(&args)).unwrap();
+        assert_eq!(
+            (report["requests"].as_u64(), report["device_blocks"].as_u64()),
+            (Some(500), None)
+        );
+        assert!(report["seconds"].as_f64().unwrap() > 0.0);
+        place.succeed(&["check", "--data", "it.flow"]);
+    }
+    std::fs::write(place.path("it.raw"), "theirs").unwrap();
+    let refusal = place.refused(&[
+        "replay",
+        "--generate=uniform",
+        "--size=4M",
+        "--format=raw",
+        "--onto=it.raw",
+    ]);
+    assert!(refusal.contains("it.raw is not empty"), "{refusal}");
+    assert_eq!(std::fs::read_to_string(place.path("it.raw")).unwrap(), "theirs");
+}

@@ -90,12 +90,15 @@ impl LogImage {
     }
 
     /// Opens for writing without the maintenance worker's thread: the caller lets it work.
-    pub(crate) fn open_stepped(name: String, file: Box<dyn FileIo>) -> Result<(Self, Maintenance)> {
+    pub(crate) fn open_stepped(
+        name: String,
+        file: Box<dyn FileIo>,
+        discard: DiscardMode,
+    ) -> Result<(Self, Maintenance)> {
         let (core, knowledge) = prepare(name.clone(), file, false)?;
         let knowledge = knowledge.expect("an image that is open for writing is known");
         let maintenance = Maintenance::new(Arc::clone(&core), knowledge)
             .map_err(|error| Error::host(name, error, "free resources"))?;
-        let discard = DiscardMode::Deallocate;
         Ok((Self { core, discard, readonly: false, maintenance: None }, maintenance))
     }
 }

@@ -46,10 +46,14 @@ impl Qcow2Image {
     }
 
     /// Opens for writing without any thread: the caller lets the upkeep work.
-    pub(crate) fn open_stepped(path: &Path, file: Box<dyn FileIo>) -> Result<(Self, ByHand)> {
-        let (discard, memory) = (DiscardMode::Deallocate, Memory::None);
+    pub(crate) fn open_stepped(
+        path: &Path,
+        file: Box<dyn FileIo>,
+        discard: DiscardMode,
+    ) -> Result<(Self, ByHand)> {
+        let (access, memory) = (Access::Write, Memory::None);
         let make = |core: &Arc<Core>, knowledge| Maintenance::new(Arc::clone(core), knowledge);
-        let opened = Self::take_over(path, file, None, discard, Access::Write, memory, make)?;
+        let opened = Self::take_over(path, file, None, discard, access, memory, make)?;
         let (image, maintenance) = opened;
         let maintenance = maintenance.expect("an image that is open for writing has one");
         let by_hand = ByHand::new(maintenance, image.slow_path.by_hand(), image.trims.by_hand());

@@ -2,8 +2,11 @@
 
 use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::FileIo as _;
+use flowstone_image::create_in;
+use flowstone_ssd::{Ssd, SsdOptions};
 
 use super::*;
+use crate::model::check_memory;
 
 const DISK: u64 = 8 << 20;
 
@@ -22,25 +25,21 @@ fn some_trace(seed: u64) -> Trace {
 
 fn contents(format: Format, trace: &Trace) -> Vec<u8> {
     let options = ReplayOptions {
-        load: Load::Trace(trace.clone()),
         size: Some(DISK),
-        fill: 0.3,
-        format,
-        segment_bytes: None,
-        reserve_percent: None,
-        split_streams: false,
         ssd: "op=28%,block=128K".parse().unwrap(),
         // Requests that overlap have no order if they are on their way together.
         iodepth: 1,
-        timing: Timing::Asap,
-        warmup: None,
-        passes: 1,
-        seed: 1,
+        ..ReplayOptions::new(Load::Trace(trace.clone()), format)
     };
-    let mut scene = Scene::set(&options).unwrap();
+    let log = LogOptions::default();
+    let create = CreateOptions { log, ..CreateOptions::default() };
+    let model = Model::new(&options, &create, DISK, 4 * DISK, FILL_DEPTH).unwrap();
+    let image = model.image();
+    let medium = Box::new(model);
+    let mut scene = Scene { medium, disk_bytes: DISK, drive_bytes: None, log: None };
     scene.run_trace(&options, trace, &mut |_, _| ()).unwrap();
     let mut bytes = vec![0xaa; DISK as usize];
-    let mut disk = BlockingDisk::new(scene.world.image()).unwrap();
+    let mut disk = BlockingDisk::new(&*image).unwrap();
     for (at, part) in bytes.chunks_mut(64 << 10).enumerate() {
         disk.read(Sector::new(at as u64 * 128), part).unwrap();
     }
@@ -95,17 +94,14 @@ fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     let ssd = Ssd::new(2 * DISK, "op=28%,block=128K".parse().unwrap()).unwrap();
     let file = ssd.file(DISK).unwrap();
     create_in(NAME, &file, Format::Raw, DISK, &CreateOptions::default()).unwrap();
-    let (image, upkeep) = open_stepped(NAME, Box::new(file.clone()), Format::Raw).unwrap();
-    let channel = image.channel(&QueueContext::alone(QueueDepth(8)).unwrap()).unwrap();
-    let guest = Guest::new(channel, DISK / SECTOR_BYTES, 8);
-    let mut world = World::new(guest, upkeep, image, Arc::clone(ssd.time()));
+    let options = ReplayOptions::new(Load::Trace(Trace::default()), Format::Raw);
+    let mut model = Model::open(&options, ssd, file.clone(), DISK, 8).unwrap();
     // Somebody has cut the file: what lies behind its end cannot be read.
     file.set_size(DISK / 2).unwrap();
     let event = |kind, offset| Event { at: None, kind, offset, bytes: 4096 };
     let reads = (0..1000).map(move |_| event(Kind::Read, DISK - 4096));
     let discards = (0..4).map(move |at| event(Kind::Discard, at * 8192));
-    world.set_load(discards.chain(reads), Pace::Depth(8));
-    let said = world.run(u64::MAX, &mut |_| ()).unwrap_err().to_string();
+    model.guest().set_load(Box::new(discards.chain(reads)), Pace::Depth(8));
+    let said = model.run(u64::MAX, &mut |_| ()).unwrap_err().to_string();
     assert!(said.starts_with("a request failed: Read("), "{said}");
-    drop(world);
 }

@@ -1,0 +1,163 @@
+//! An image on a file or a device of this host, through the engines that a daemon has.
+
+use std::cell::{RefCell, RefMut};
+use std::fs;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use flowstone_block::{AlignedBuf, Reactor, SECTOR_BYTES, format_size};
+use flowstone_fileio::{
+    Access, BlockingFile, FileIo, FileOffset, FileOp, HostFile, OpenOptions, create_sparse,
+};
+use flowstone_image::{Format, create_in, open};
+
+use crate::guest::Guest;
+use crate::medium::{Counted, Medium};
+use crate::options::{Onto, ReplayOptions};
+use crate::stack::Stack;
+
+/// A device whose first bytes are zero is empty: file systems, partition tables and images all
+/// have something there.
+const LOOKED_AT_BYTES: u64 = 1 << 20;
+
+/// See the module.
+pub struct Host {
+    // Its queue is dropped first.
+    guest: RefCell<Guest>,
+    stack: Stack,
+    reactor: Reactor,
+}
+
+impl Host {
+    /// A new image of a disk of so many bytes, and a guest with so many requests at most.
+    pub fn new(
+        options: &ReplayOptions,
+        onto: &Onto,
+        disk_bytes: u64,
+        slots: usize,
+    ) -> Result<Self> {
+        make(onto, options, disk_bytes)?;
+        let image = open(&onto.path, options.format, options.image.clone())?;
+        let stack = Stack::new(image, options.cache, options.seed, Instant::now())?;
+        let (channel, context) = stack.queue(slots)?;
+        let guest = RefCell::new(Guest::new(channel, disk_bytes / SECTOR_BYTES, slots));
+        Ok(Self { guest, stack, reactor: context.reactor })
+    }
+}
+
+impl Medium for Host {
+    fn guest(&self) -> RefMut<'_, Guest> {
+        self.guest.borrow_mut()
+    }
+
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        let now = Instant::now();
+        self.stack.hear(now);
+        let mut guest = self.guest.borrow_mut();
+        if !guest.turn(now) {
+            self.reactor.sleep(|| guest.next_look());
+        }
+        Ok(())
+    }
+
+    fn count(&self) -> Counted {
+        Counted {
+            at: Instant::now(),
+            host_bytes: written_by_us(),
+            punches: self.stack.image().discards().punches,
+            drive: None,
+            hits: self.stack.hits(),
+        }
+    }
+}
+
+/// Makes the image. What is mounted or in use is refused by its lock.
+fn make(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> {
+    let path = &onto.path;
+    let is_new = fs::symlink_metadata(path).is_err();
+    if is_new {
+        create_sparse(path, 0)?;
+    }
+    let made = make_in(onto, options, disk_bytes);
+    if made.is_err() && is_new {
+        // What we made and could not finish must not look like an image.
+        let _ = fs::remove_file(path);
+    }
+    made
+}
+
+fn make_in(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> {
+    let path = &onto.path;
+    let file = OpenOptions::new(Access::Write).open(path)?;
+    let name = path.display();
+    if let Some(device) = loop_device_of(path) {
+        bail!("{name} is what {device} shows; detach it first (losetup -d)");
+    }
+    let is_device = fs::metadata(path)?.file_type().is_block_device();
+    let is_empty = if is_device { is_blank(&file)? } else { file.size()? == 0 };
+    ensure!(
+        is_empty || onto.overwrite,
+        "{name} is not empty; give another --onto, or --overwrite if all that is there may be lost"
+    );
+    if is_device {
+        let bytes = file.size()?;
+        ensure!(
+            bytes >= disk_bytes,
+            "{name} has {}, less than the disk's {}",
+            format_size(bytes),
+            format_size(disk_bytes)
+        );
+        empty(&file, bytes).with_context(|| format!("empty {name}"))?;
+        // It has the size it has, and is an image by itself.
+        if options.format == Format::Raw {
+            return Ok(());
+        }
+    } else {
+        file.set_size(0)?;
+    }
+    Ok(create_in(&name.to_string(), &file, options.format, disk_bytes, &options.create)?)
+}
+
+fn is_blank(device: &HostFile) -> Result<bool> {
+    let mut start = AlignedBuf::zeroed(LOOKED_AT_BYTES.min(device.size()?) as usize);
+    let read = BlockingFile::new(device)?.read(FileOffset::new(0), &mut start);
+    read.map_err(std::io::Error::from)?;
+    Ok(start.iter().all(|byte| *byte == 0))
+}
+
+/// All of the device is the drive's to use, and what is there is no image any more.
+fn empty(device: &HostFile, bytes: u64) -> Result<()> {
+    let mut file = BlockingFile::new(device)?;
+    let all = FileOp::Discard { offset: FileOffset::new(0), bytes };
+    let start = FileOp::Zero { offset: FileOffset::new(0), bytes: LOOKED_AT_BYTES.min(bytes) };
+    for op in [all, start] {
+        file.run(op).map_err(std::io::Error::from)?;
+    }
+    Ok(())
+}
+
+/// The loop device that shows a file, which no lock tells of.
+fn loop_device_of(path: &Path) -> Option<String> {
+    let path = path.canonicalize().ok()?;
+    let devices = fs::read_dir("/sys/block").ok()?.flatten();
+    let shown = |device: &fs::DirEntry| {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        Some(Path::new(file.trim_end()) == path)
+    };
+    let found = devices.into_iter().find(|device| shown(device) == Some(true))?;
+    Some(format!("/dev/{}", found.file_name().display()))
+}
+
+/// What this process has sent to storage, in bytes, by the kernel's count (proc(5)); nothing where
+/// there is no storage, as on tmpfs.
+fn written_by_us() -> Option<u64> {
+    let counts = fs::read_to_string("/proc/self/io").ok()?;
+    let written = counts.lines().find_map(|line| line.strip_prefix("write_bytes: "))?;
+    written.parse().ok().filter(|bytes| *bytes > 0)
+}
