@@ -13,6 +13,9 @@ pub const BLOCK_BYTES: u64 = 4096;
 /// The blocks, in order.
 pub fn read(path: &Path) -> Result<Vec<u64>> {
     let trace = flowstone_trace::read(path)?;
+    for warning in trace.warnings() {
+        eprintln!("{}: {warning}", path.display());
+    }
     let blocks: Vec<_> = trace.events.iter().flat_map(touched).collect();
     ensure!(!blocks.is_empty(), "{}: there is no read, write or access in it", path.display());
     Ok(blocks)
@@ -41,7 +44,7 @@ mod tests {
             (Kind::Flush, 0, 0, 0..0),
             (Kind::Discard, 0, 8192, 0..0),
         ] {
-            let event = Event { at: None, kind, offset, bytes };
+            let event = Event::new(kind, offset, bytes);
             assert_eq!(touched(&event), blocks, "{event:?}");
         }
     }

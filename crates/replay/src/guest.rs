@@ -4,8 +4,8 @@ use std::iter::Peekable;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
-    AlignedBuf, Channel, Completion, Extent, IoVec, NextLook, Op, Request, SECTOR_BYTES, Sector,
-    SectorCount,
+    AlignedBuf, Channel, Class, Completion, Extent, IoVec, NextLook, Op, Request, SECTOR_BYTES,
+    Sector, SectorCount,
 };
 use flowstone_trace::{Event, Kind};
 
@@ -200,6 +200,8 @@ impl Guest {
         let mut slot = self.free.pop().expect("there is room");
         slot.request.reset();
         slot.request.op = op;
+        slot.request.class = event.class.map_or(Class::default(), class_of);
+        slot.request.durable = event.durable;
         if let Op::Read(extent) | Op::Write(extent) = op {
             let bytes = extent.bytes() as usize;
             if slot.memory.len() < bytes {
@@ -243,6 +245,14 @@ impl Guest {
         }
         let memory = self.on_their_way[request.tag as usize].take().expect("it was on its way");
         self.free.push(Slot { request, memory });
+    }
+}
+
+fn class_of(class: flowstone_trace::Class) -> Class {
+    match class {
+        flowstone_trace::Class::Data => Class::Data,
+        flowstone_trace::Class::Metadata => Class::Metadata,
+        flowstone_trace::Class::Journal => Class::Journal,
     }
 }
 

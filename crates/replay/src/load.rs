@@ -107,7 +107,7 @@ impl Iterator for Writes {
 
     fn next(&mut self) -> Option<Event> {
         let offset = u64::from(self.next_block()) * BLOCK_BYTES;
-        Some(Event { at: None, kind: Kind::Write, offset, bytes: BLOCK_BYTES })
+        Some(Event::new(Kind::Write, offset, BLOCK_BYTES))
     }
 }
 

@@ -52,7 +52,7 @@ pub struct Onto {
 pub struct ReplayOptions {
     /// The guest's load.
     pub load: Load,
-    /// Bytes of the guest's disk; the default is what a trace says, or where it ends.
+    /// Bytes of the guest's disk; the default is what a trace says, and at least where it ends.
     pub size: Option<u64>,
     /// Share of the drive that the guest's disk is.
     pub fill: f64,

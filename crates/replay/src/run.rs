@@ -183,7 +183,9 @@ impl Scene {
         let flash = drive.map(|(now, earlier)| now.flash_since(&earlier));
         let guest = blocks(asked.written);
         let written = counted.host_bytes.zip(earlier.host_bytes);
-        let host = written.map(|(now, earlier)| blocks(now - earlier));
+        // What is written and never comes to a file lies in memory: there is nothing to count.
+        let written = written.map(|(now, earlier)| now - earlier).filter(|bytes| *bytes > 0);
+        let host = written.map(blocks);
         let device = flash.map(|it| blocks((it.written + it.copied) * options.ssd.unit_bytes));
         let erases = self.medium.erases();
         Report {
@@ -227,8 +229,13 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
         ensure!(bytes <= DISK_BYTES_MAX, "a disk of {} is too large", format_size(bytes));
     }
     let Some(size) = options.size else {
-        ensure!(least > BLOCK_BYTES, "give the --size of the guest's disk, such as 4G");
-        return Ok(least.next_multiple_of(BLOCK_BYTES));
+        let recorded = match &options.load {
+            Load::Generated(..) => None,
+            Load::Trace(trace) => trace.size,
+        };
+        let size = least.max(recorded.unwrap_or(0));
+        ensure!(size > BLOCK_BYTES, "give the --size of the guest's disk, such as 4G");
+        return Ok(size.next_multiple_of(BLOCK_BYTES));
     };
     ensure!(
         size >= least,
@@ -243,7 +250,7 @@ fn fill(range: Range<u64>) -> impl Iterator<Item = Event> {
     let end = range.end;
     range.step_by(FILL_BYTES as usize).map(move |offset| {
         let bytes = FILL_BYTES.min(end - offset);
-        Event { at: None, kind: Kind::Write, offset, bytes }
+        Event::new(Kind::Write, offset, bytes)
     })
 }
 

@@ -8,7 +8,8 @@ use flowstone_cache::PolicyKind;
 use flowstone_fileio::{Access, OpenOptions};
 use flowstone_image::{CreateOptions, Format, LogOptions};
 use flowstone_replay::{
-    CacheOptions, Event, Kind, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace, replay,
+    CacheOptions, Class, Event, Kind, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace,
+    replay,
 };
 
 const MIB: u64 = 1 << 20;
@@ -27,12 +28,12 @@ fn run(options: &ReplayOptions) -> Report {
 }
 
 fn event(kind: Kind, offset: u64, bytes: u64) -> Event {
-    Event { at: None, kind, offset, bytes }
+    Event::new(kind, offset, bytes)
 }
 
 fn of_trace(format: Format, events: Vec<Event>) -> ReplayOptions {
     let warmup = None;
-    ReplayOptions { warmup, ..options(format, Load::Trace(Trace { events })) }
+    ReplayOptions { warmup, ..options(format, Load::Trace(Trace { events, ..Trace::default() })) }
 }
 
 #[test]
@@ -159,6 +160,18 @@ fn long_requests_fall_into_parts() {
     assert_eq!((report.writes, report.discards, report.guest_blocks), (5, 1, 5.0 * 256.0));
 }
 
+/// A recorded trace says how large its disk was, which may have grown meanwhile.
+#[test]
+fn the_disk_is_as_large_as_its_trace_says() {
+    let of_size = |size, at| {
+        let events = vec![event(Kind::Write, at, MIB)];
+        let load = Load::Trace(Trace { events, size: Some(size), ..Trace::default() });
+        run(&ReplayOptions { size: None, warmup: None, ..options(Format::Raw, load) }).disk_bytes
+    };
+    let of_mib = |size, at| of_size(size * MIB, at * MIB) / MIB;
+    assert_eq!((of_mib(64, 0), of_mib(64, 79)), (64, 80));
+}
+
 #[test]
 fn times_of_a_trace_are_kept_if_that_is_asked_for() {
     let at = |seconds| Some(std::time::Duration::from_secs(seconds));
@@ -254,6 +267,25 @@ fn a_cache_answers_reads_and_gives_the_same_figures_each_time() {
         assert!(hits.data.hit_ratio.unwrap() > 0.4, "{policy:?}: {hits:?}");
         assert_eq!(hits.data.hits + hits.data.misses, one.reads);
     }
+}
+
+/// A log image with two streams puts metadata where data is not.
+#[test]
+fn classes_and_durability_of_a_trace_reach_the_image_and_the_cache() {
+    let read = |class| Event { class: Some(class), ..event(Kind::Read, 0, 4096) };
+    let mut events = vec![event(Kind::Write, 0, 4096)];
+    events.extend([Class::Data, Class::Metadata, Class::Metadata, Class::Journal].map(read));
+    let cache = CacheOptions { bytes: 4 * MIB, policy: PolicyKind::Lru, holds_journals: false };
+    let options = ReplayOptions { cache: Some(cache), ..of_trace(Format::Raw, events) };
+    let hits = run(&options).hits.unwrap();
+    let [data, metadata, journal] =
+        [&hits.data, &hits.metadata, &hits.journal].map(|it| it.hits + it.misses);
+    assert_eq!((data, metadata, journal), (1, 2, 0), "journals pass by: {hits:?}");
+    let durable = (0..100).map(|at| Event { durable: true, ..event(Kind::Write, at * 8192, 4096) });
+    let durable = of_trace(Format::Log, durable.collect());
+    let seconds = |options: &ReplayOptions| run(options).device_seconds.unwrap();
+    let plain = (0..100).map(|at| event(Kind::Write, at * 8192, 4096)).collect();
+    assert!(seconds(&durable) > seconds(&of_trace(Format::Log, plain)), "no sync was paid for");
 }
 
 fn onto(path: &Path, format: Format, overwrite: bool) -> ReplayOptions {

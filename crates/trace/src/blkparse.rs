@@ -50,7 +50,7 @@ impl Lines for Output {
             _ if kind == Kind::Flush => (0, 0),
             _ => return Ok(None),
         };
-        Ok(Some(Event { at: Some(at), kind, offset, bytes }))
+        Ok(Some(Event { at: Some(at), ..Event::new(kind, offset, bytes) }))
     }
 }
 

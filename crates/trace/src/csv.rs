@@ -1,33 +1,78 @@
-//! `timestamp_us,op,offset_bytes,length_bytes`; more columns are passed over. op is R, W, F
-//! (flush), D (discard), Z (write zeroes), A (an access of unknown kind) or P (held data at first).
+//! `timestamp_us,op,offset_bytes,length_bytes[,class[,durable]]`. op is R, W, F (flush), D
+//! (discard), Z (write zeroes), A (an access of unknown kind) or P (held data at first).
+//!
+//! ```text
+//! # flowstone-trace 1 size=1073741824 format=raw
+//! timestamp_us,op,offset_bytes,length_bytes,class,durable
+//! 0,P,0,4194304
+//! 1250,W,8192,4096,journal
+//! 1250,W,65536,4096,data,1
+//! 1391,F,0,0
+//! # lost=12
+//! # requests=3 lost=12
+//! ```
+//! The lines with `#` are those of `flowstone record`: what the disk was, how many requests are
+//! missing where, and, last, that this is the end. Without the first of them a table is another
+//! program's: what it has from the fifth column on is passed over, as all its remarks are.
 
+use std::io::{self, Write};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::lines::Lines;
-use crate::{Event, Kind};
+use crate::{Class, Event, Kind, Trace};
 
-/// See the module. A line with `#` before it is a remark.
-pub struct Table;
+const HEAD: &str = "# flowstone-trace ";
+const VERSION: &str = "1";
+const LOST: &str = "# lost=";
+const END: &str = "# requests=";
+const COLUMNS: &str = "timestamp_us,op,offset_bytes,length_bytes,class,durable";
+
+const KINDS: [(&str, Kind); 7] = [
+    ("R", Kind::Read),
+    ("W", Kind::Write),
+    ("F", Kind::Flush),
+    ("D", Kind::Discard),
+    ("Z", Kind::WriteZeroes),
+    ("A", Kind::Access),
+    ("P", Kind::Present),
+];
+const CLASSES: [(&str, Class); 3] =
+    [("data", Class::Data), ("metadata", Class::Metadata), ("journal", Class::Journal)];
+
+fn by_name<T: Copy>(all: &[(&str, T)], name: &str) -> Option<T> {
+    all.iter().find(|(it, _)| *it == name).map(|(_, value)| *value)
+}
+
+fn name_of<T: PartialEq>(all: &[(&'static str, T)], value: &T) -> &'static str {
+    all.iter().find(|(_, it)| it == value).map_or("", |(name, _)| name)
+}
+
+/// Reads a table. See the module.
+#[derive(Default)]
+pub struct Table {
+    is_recorded: bool,
+    has_end: bool,
+    size: Option<u64>,
+    lost: u64,
+}
 
 impl Lines for Table {
     fn event(&mut self, line: &str) -> Result<Option<Event>> {
-        if line.starts_with('#') || line.starts_with("timestamp") {
+        if line.starts_with('#') {
+            self.remark(line)?;
+            return Ok(None);
+        }
+        if line.starts_with("timestamp") {
             return Ok(None);
         }
         let mut fields = line.split(',');
         let at = fields.next().unwrap_or_default();
-        let kind = match fields.next().context("no operation")? {
-            "R" => Kind::Read,
-            "W" => Kind::Write,
-            "F" => Kind::Flush,
-            "D" => Kind::Discard,
-            "Z" => Kind::WriteZeroes,
-            "A" => Kind::Access,
-            "P" => Kind::Present,
-            other => bail!("{other:?} is no operation; there are R, W, F, D, Z, A and P"),
-        };
+        let kind = fields.next().context("no operation")?;
+        let kind = by_name(&KINDS, kind).with_context(|| {
+            format!("{kind:?} is no operation; there are R, W, F, D, Z, A and P")
+        })?;
         // Times of some traces have decimals.
         let at: f64 = at.parse().ok().with_context(|| format!("time {at:?} is no number"))?;
         let at = Duration::try_from_secs_f64(at / 1e6).context("that is no time")?;
@@ -36,6 +81,130 @@ impl Lines for Table {
             field.parse::<u64>().ok().with_context(|| format!("{what} {field:?} is no number"))
         };
         let (offset, bytes) = (number("offset")?, number("length")?);
-        Ok(Some(Event { at: Some(at), kind, offset, bytes }))
+        let mut event = Event { at: Some(at), ..Event::new(kind, offset, bytes) };
+        if self.is_recorded {
+            event.class = class(fields.next().unwrap_or_default())?;
+            event.durable = durable(fields.next().unwrap_or_default())?;
+        }
+        Ok(Some(event))
+    }
+
+    fn has_cut_lines(&self) -> bool {
+        self.is_recorded
+    }
+
+    fn end(&self, trace: &mut Trace) {
+        (trace.size, trace.lost) = (self.size, self.lost);
+        trace.is_cut |= self.is_recorded && !self.has_end;
+    }
+}
+
+impl Table {
+    fn remark(&mut self, line: &str) -> Result<()> {
+        if let Some(words) = line.strip_prefix(HEAD) {
+            ensure!(!self.is_recorded, "another trace begins here");
+            self.is_recorded = true;
+            return self.head(words);
+        }
+        if self.is_recorded {
+            let lost = line.strip_prefix(LOST).and_then(|count| count.parse::<u64>().ok());
+            self.lost = self.lost.saturating_add(lost.unwrap_or(0));
+            self.has_end |= Totals::of_line(line).is_some();
+        }
+        Ok(())
+    }
+
+    fn head(&mut self, words: &str) -> Result<()> {
+        let mut words = words.split_ascii_whitespace();
+        let version = words.next().unwrap_or_default();
+        ensure!(version == VERSION, "of the format only version {VERSION} is known");
+        let size = words.find_map(|word| word.strip_prefix("size="));
+        let number = |size: &str| size.parse().with_context(|| format!("size {size:?} in bytes"));
+        self.size = size.map(number).transpose()?;
+        Ok(())
+    }
+}
+
+fn class(field: &str) -> Result<Option<Class>> {
+    let class = by_name(&CLASSES, field);
+    ensure!(
+        class.is_some() || field.is_empty(),
+        "{field:?} is no class; there are data, metadata and journal"
+    );
+    Ok(class)
+}
+
+fn durable(field: &str) -> Result<bool> {
+    match field {
+        "1" => Ok(true),
+        "" | "0" => Ok(false),
+        other => bail!("durable is 1 or 0, and not {other:?}"),
+    }
+}
+
+/// What the last line of a recorded trace says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Requests in the trace.
+    pub requests: u64,
+    /// Those that it lacks.
+    pub lost: u64,
+}
+
+impl Totals {
+    /// If this is the last line.
+    pub fn of_line(line: &str) -> Option<Self> {
+        let (requests, lost) = line.strip_prefix(END)?.trim_end().split_once(" lost=")?;
+        Some(Self { requests: requests.parse().ok()?, lost: lost.parse().ok()? })
+    }
+}
+
+/// Writes a trace, a line at a time.
+pub struct Writer<W: Write> {
+    target: W,
+    totals: Totals,
+}
+
+impl<W: Write> Writer<W> {
+    /// Begins with what the disk is.
+    ///
+    /// # Errors
+    /// As from `target`, here and below.
+    pub fn begin(mut target: W, size: u64, format: &str) -> io::Result<Self> {
+        writeln!(target, "{HEAD}{VERSION} size={size} format={format}")?;
+        writeln!(target, "{COLUMNS}")?;
+        Ok(Self { target, totals: Totals::default() })
+    }
+
+    /// Writes the next one. Its time is kept in microseconds.
+    pub fn event(&mut self, event: &Event) -> io::Result<()> {
+        let Event { at, kind, offset, bytes, class, durable } = event;
+        let (at, op) = (at.unwrap_or_default().as_micros(), name_of(&KINDS, kind));
+        write!(self.target, "{at},{op},{offset},{bytes}")?;
+        if class.is_some() || *durable {
+            let class = class.map_or("", |class| name_of(&CLASSES, &class));
+            write!(self.target, ",{class}{}", if *durable { ",1" } else { "" })?;
+        }
+        self.totals.requests += u64::from(*kind != Kind::Present);
+        self.target.write_all(b"\n")
+    }
+
+    /// Says that so many are missing here.
+    pub fn lost(&mut self, requests: u64) -> io::Result<()> {
+        self.totals.lost += requests;
+        writeln!(self.target, "{LOST}{requests}")
+    }
+
+    /// Hands on what has been written so far.
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.target.flush()
+    }
+
+    /// Ends the trace: one without this has been cut.
+    pub fn end(mut self) -> io::Result<Totals> {
+        let Totals { requests, lost } = self.totals;
+        writeln!(self.target, "{END}{requests} lost={lost}")?;
+        self.target.flush()?;
+        Ok(self.totals)
     }
 }

@@ -21,6 +21,17 @@ pub enum Kind {
     Present,
 }
 
+/// What kind of data a request carried, as far as the recording daemon knew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// File contents, or not known.
+    Data,
+    /// Metadata of a file system.
+    Metadata,
+    /// A file system's journal.
+    Journal,
+}
+
 /// One request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
@@ -32,6 +43,17 @@ pub struct Event {
     pub offset: u64,
     /// How much, in bytes.
     pub bytes: u64,
+    /// What kind of data, if the trace says so.
+    pub class: Option<Class>,
+    /// Whether it had to be durable before it completed.
+    pub durable: bool,
+}
+
+impl Event {
+    /// One of which no more is known.
+    pub const fn new(kind: Kind, offset: u64, bytes: u64) -> Self {
+        Self { at: None, kind, offset, bytes, class: None, durable: false }
+    }
 }
 
 /// All that a disk was asked for.
@@ -39,11 +61,29 @@ pub struct Event {
 pub struct Trace {
     /// In the order of the trace.
     pub events: Vec<Event>,
+    /// Bytes of the disk when the trace began, if the trace says so. It may have grown since.
+    pub size: Option<u64>,
+    /// Requests that the trace lacks, as it says itself.
+    pub lost: u64,
+    /// Whether its end is missing.
+    pub is_cut: bool,
 }
 
 impl Trace {
     /// Where the last range ends: the least that the disk has.
     pub fn end(&self) -> u64 {
         self.events.iter().map(|event| event.offset + event.bytes).max().unwrap_or(0)
+    }
+
+    /// What is missing, for whoever judges by the trace.
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if self.lost > 0 {
+            warnings.push(format!("it lacks {} requests that its recorder lost", self.lost));
+        }
+        if self.is_cut {
+            warnings.push("its end is missing; what there is of it is used".into());
+        }
+        warnings
     }
 }

@@ -46,14 +46,14 @@ impl Lines for Log {
             other => bail!("{other:?} is no operation of fio's log"),
         };
         if kind == Kind::Flush {
-            return Ok(Some(Event { at, kind, offset: 0, bytes: 0 }));
+            return Ok(Some(Event { at, ..Event::new(kind, 0, 0) }));
         }
         let mut number = |what| {
             let field = fields.next().with_context(|| format!("no {what}"))?;
             field.parse::<u64>().ok().with_context(|| format!("{what} {field:?} is no number"))
         };
         let (offset, bytes) = (number("offset")?, number("length")?);
-        Ok(Some(Event { at, kind, offset, bytes }))
+        Ok(Some(Event { at, ..Event::new(kind, offset, bytes) }))
     }
 }
 

@@ -2,11 +2,12 @@
 //!
 //! | format | told by | what is read |
 //! |---|---|---|
-//! | CSV: `timestamp_us,op,offset_bytes,length_bytes` | anything else | op R, W, F, D, Z, A, P |
+//! | CSV: `timestamp_us,op,offset_bytes,length_bytes[,class[,durable]]` | anything else | all |
 //! | fio's I/O log, version 2 or 3 | its first line | reads, writes, trims, syncs |
 //! | blkparse's text | lines that begin `MAJOR,MINOR CPU` | requests that are queued (Q) |
 //!
-//! Each may be compressed with zstd. An error names the line.
+//! Each may be compressed with zstd. An error names the line. What there is of a trace that was cut
+//! is read.
 
 mod blkparse;
 mod csv;
@@ -15,5 +16,6 @@ mod fio;
 mod lines;
 mod read;
 
-pub use event::{Event, Kind, Trace};
+pub use csv::{Totals, Writer};
+pub use event::{Class, Event, Kind, Trace};
 pub use read::read;

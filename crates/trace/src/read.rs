@@ -1,17 +1,17 @@
 //! Reading a trace, whatever its format.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::lines::Lines;
-use crate::{Event, Trace, blkparse, csv, fio};
+use crate::{Event, Kind, Trace, blkparse, csv, fio};
 
 /// First bytes of a zstd frame (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
-/// A longer request is a mistake in the trace.
+/// A longer read or write is a mistake in the trace.
 const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
 /// Reads a whole trace.
@@ -28,20 +28,37 @@ pub fn read(path: &Path) -> Result<Trace> {
     read_lines(BufReader::new(text)).with_context(|| path.display().to_string())
 }
 
-fn read_lines(text: impl BufRead) -> Result<Trace> {
+fn read_lines(mut text: impl BufRead) -> Result<Trace> {
     let mut format: Option<Box<dyn Lines>> = None;
     let mut trace = Trace::default();
-    for (index, line) in text.lines().enumerate() {
-        let line = line.context("it is no text")?;
-        let line = line.trim();
+    let mut whole = String::new();
+    for number in 1.. {
+        whole.clear();
+        match text.read_line(&mut whole) {
+            Ok(0) => break,
+            Ok(_) => {}
+            // A zstd frame that does not end.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                trace.is_cut = true;
+                break;
+            }
+            Err(error) => return Err(error).context("it is no text"),
+        }
+        let line = whole.trim();
         if line.is_empty() {
             continue;
         }
         let format = format.get_or_insert_with(|| format_of(line));
-        let said = || format!("line {}: {:?}", index + 1, line.get(..80).unwrap_or(line));
+        if format.has_cut_lines() && !whole.ends_with('\n') {
+            break;
+        }
+        let said = || format!("line {number}: {:?}", line.get(..80).unwrap_or(line));
         let Some(event) = format.event(line).with_context(said)? else { continue };
         check(&event).with_context(said)?;
         trace.events.push(event);
+    }
+    if let Some(format) = format {
+        format.end(&mut trace);
     }
     ensure!(!trace.events.is_empty(), "there is no request in it");
     Ok(trace)
@@ -53,12 +70,13 @@ fn format_of(first: &str) -> Box<dyn Lines> {
     } else if blkparse::is_line(first) {
         Box::new(blkparse::Output::default())
     } else {
-        Box::new(csv::Table)
+        Box::new(csv::Table::default())
     }
 }
 
 fn check(event: &Event) -> Result<()> {
-    ensure!(event.bytes <= REQUEST_BYTES_MAX, "a request of {} bytes", event.bytes);
+    let has_data = matches!(event.kind, Kind::Read | Kind::Write | Kind::Access);
+    ensure!(!has_data || event.bytes <= REQUEST_BYTES_MAX, "a request of {} bytes", event.bytes);
     event.offset.checked_add(event.bytes).context("it ends beyond 2^64")?;
     Ok(())
 }
@@ -78,7 +96,7 @@ mod tests {
         let wanted = vec![(Kind::Write, 8192, 4096), (Kind::Read, 0, 512)];
         for text in [
             "timestamp_us,op,offset_bytes,length_bytes\n1,W,8192,4096\n2,R,0,512\n",
-            "# flowstone-trace 1 size=1G\n\n1,W,8192,4096,journal,1\n2,R,0,512,data,0\n",
+            "# flowstone-trace 1 size=1048576\n\n1,W,8192,4096,journal,1\n2,R,0,512,data,0\n",
             "fio version 3 iolog\n0 /dev/x add\n0 /dev/x open\n7 /dev/x write 8192 4096\n\
              9 /dev/x read 0 512\n9 /dev/x close\n",
             "fio version 2 iolog\n/dev/x add\n/dev/x open\n/dev/x write 8192 4096\n\
@@ -107,6 +125,26 @@ mod tests {
             ("0,R,0,0\nfoo\n", "line 2: \"foo\": no operation"),
             ("0,Q,0,1\n", "line 1: \"0,Q,0,1\": \"Q\" is no operation"),
             ("fio version 4 iolog\n", "line 1: \"fio version 4 iolog\": only versions 2 and 3"),
+            (
+                "# flowstone-trace 2\n",
+                "line 1: \"# flowstone-trace 2\": of the format only version 1",
+            ),
+            (
+                "# flowstone-trace 1 size=1G\n",
+                "line 1: \"# flowstone-trace 1 size=1G\": size \"1G\"",
+            ),
+            (
+                "# flowstone-trace 1\n0,R,0,1\n# flowstone-trace 1\n",
+                "line 3: \"# flowstone-trace 1\": another trace begins here",
+            ),
+            (
+                "# flowstone-trace 1\n0,R,0,1,Data\n",
+                "line 2: \"0,R,0,1,Data\": \"Data\" is no class",
+            ),
+            (
+                "# flowstone-trace 1\n0,R,0,1,data,2\n",
+                "line 2: \"0,R,0,1,data,2\": durable is 1 or 0",
+            ),
             ("", "there is no request in it"),
         ] {
             let said = format!("{:#}", read_lines(text.as_bytes()).unwrap_err());

@@ -12,8 +12,9 @@ use super::{LogArgs, Qcow2Args, StorageArgs};
 /// Arguments of `replay`.
 #[derive(Debug, ClapArgs)]
 pub struct Replay {
-    /// What a guest asks for: a trace, as CSV (timestamp_us,op,offset_bytes,length_bytes), fio's
-    /// I/O log (versions 2 and 3) or blkparse's text, plain or compressed with zstd
+    /// What a guest asks for: a trace, of flowstone record, as CSV
+    /// (timestamp_us,op,offset_bytes,length_bytes), fio's I/O log (versions 2 and 3) or blkparse's
+    /// text, plain or compressed with zstd
     #[arg(long, value_name = "FILE", required_unless_present = "generate")]
     pub trace: Option<PathBuf>,
     /// What a guest asks for, instead of a trace: writes of 4 KiB, uniform, zipf:0.99, hotcold:95/5
@@ -23,7 +24,7 @@ pub struct Replay {
     /// Writes of a generated load that are measured [default: four times the disk]
     #[arg(long, value_name = "N", conflicts_with = "trace")]
     pub ops: Option<u64>,
-    /// Size of the guest's disk, e.g. 4G [default: where the trace ends]
+    /// Size of the guest's disk, e.g. 4G [default: as the trace says, or where it ends]
     #[arg(long, value_parser = parse_size)]
     pub size: Option<u64>,
     /// The disk's share of what the host sees of the drive. The image's file may take all of that:

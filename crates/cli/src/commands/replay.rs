@@ -40,8 +40,11 @@ fn refused(why: String) -> Error {
 fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
     let load = match (&args.trace, args.generate) {
         (Some(path), _) => {
-            let trace = read_trace(path);
-            Load::Trace(trace.map_err(|error| refused(format!("{error:#}")))?)
+            let trace = read_trace(path).map_err(|error| refused(format!("{error:#}")))?;
+            for warning in trace.warnings() {
+                eprintln!("flowstone: {}: {warning}", path.display());
+            }
+            Load::Trace(trace)
         }
         (None, Some(generator)) => Load::Generated(generator, args.ops),
         (None, None) => return Err(refused("there is no --trace and no --generate".into())),

@@ -18,9 +18,9 @@ fn some_trace(seed: u64) -> Trace {
         let kind = if random.u8(..20) == 0 { Kind::Flush } else { *random.choice(&kinds).unwrap() };
         let offset = random.u64(..DISK / 512) * 512;
         let bytes = (random.u64(1..80) * 512).min(DISK - offset);
-        Event { at: None, kind, offset, bytes }
+        Event::new(kind, offset, bytes)
     };
-    Trace { events: (0..4000).map(|_| event()).collect() }
+    Trace { events: (0..4000).map(|_| event()).collect(), ..Trace::default() }
 }
 
 fn contents(format: Format, trace: &Trace) -> Vec<u8> {
@@ -75,7 +75,7 @@ fn a_drive_that_finds_no_memory_is_refused() {
 
 #[test]
 fn writes_before_the_measured_part_are_counted_as_requests_are_made() {
-    let event = |kind, bytes| Event { at: None, kind, offset: 0, bytes };
+    let event = |kind, bytes| Event::new(kind, 0, bytes);
     let events = [
         event(Kind::Read, 0),
         event(Kind::Write, 5 << 20),
@@ -98,7 +98,7 @@ fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     let mut model = Model::open(&options, ssd, file.clone(), DISK, 8).unwrap();
     // Somebody has cut the file: what lies behind its end cannot be read.
     file.set_size(DISK / 2).unwrap();
-    let event = |kind, offset| Event { at: None, kind, offset, bytes: 4096 };
+    let event = |kind, offset| Event::new(kind, offset, 4096);
     let reads = (0..1000).map(move |_| event(Kind::Read, DISK - 4096));
     let discards = (0..4).map(move |at| event(Kind::Discard, at * 8192));
     model.guest().set_load(Box::new(discards.chain(reads)), Pace::Depth(8));
