@@ -26,8 +26,7 @@ fn touched(event: &Event) -> Range<u64> {
     if !matches!(event.kind, Kind::Read | Kind::Write | Kind::Access) {
         return 0..0;
     }
-    let end = event.offset + event.bytes;
-    event.offset / BLOCK_BYTES..end.div_ceil(BLOCK_BYTES).max(event.offset / BLOCK_BYTES)
+    event.blocks()
 }
 
 #[cfg(test)]

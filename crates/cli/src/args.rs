@@ -3,6 +3,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
+mod advise;
 mod replay;
 mod serve;
 mod set;
@@ -14,6 +15,7 @@ use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
 use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options};
 
+pub use self::advise::Advise;
 pub use self::replay::{Replay, WhenMade};
 pub use self::serve::{Serve, StorageArgs};
 pub use self::set::{Disk, DiskCommand, Group, GroupCommand, SetDisk, SetGroup};
@@ -63,6 +65,11 @@ pub enum Command {
     /// gives the same figures on any machine. Blocks are of 4 KiB; WAF is write amplification: what
     /// is written further down for each block that is written further up.
     Replay(Box<Replay>),
+    /// Say how the disk of a trace is best kept: format, cache, and what that does to the drive
+    ///
+    /// Replays the trace on a model of the drive with each format, and under circumstances that
+    /// would change the answer. Raw unless another format programs at least 5 % less.
+    Advise(Advise),
     /// Show what a running daemon has counted
     Stats(Stats),
     /// Change a disk that is being served

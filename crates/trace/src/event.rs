@@ -1,6 +1,10 @@
 //! One request of a trace.
 
+use std::ops::Range;
 use std::time::Duration;
+
+/// What policies and models count in.
+const BLOCK_BYTES: u64 = 4096;
 
 /// What was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +57,13 @@ impl Event {
     /// One of which no more is known.
     pub const fn new(kind: Kind, offset: u64, bytes: u64) -> Self {
         Self { at: None, kind, offset, bytes, class: None, durable: false }
+    }
+
+    /// Numbers of the blocks of 4 KiB that its range shares a byte with.
+    pub const fn blocks(&self) -> Range<u64> {
+        let first = self.offset / BLOCK_BYTES;
+        let end = (self.offset + self.bytes).div_ceil(BLOCK_BYTES);
+        first..if end > first { end } else { first }
     }
 }
 

@@ -14,12 +14,13 @@ use super::source::Source;
 
 /// What the packages of the product, of `crates/` and of `guest/`, may depend on. An optional
 /// dependency is for tests.
-const MAY_KNOW: [(&str, &[&str]); 20] = [
+const MAY_KNOW: [(&str, &[&str]); 21] = [
     ("reactor", &[]),
     ("memory", &[]),
     ("ssd", &["block", "fileio"]),
     ("trace", &[]),
     ("replay", &["block", "fileio", "image", "cache", "memory", "ssd", "trace"]),
+    ("advise", &["block", "image", "cache", "replay", "ssd", "trace"]),
     ("block", &["reactor"]),
     ("fileio", &["block", "reactor"]),
     ("image", &["block", "fileio"]),
@@ -35,7 +36,7 @@ const MAY_KNOW: [(&str, &[&str]); 20] = [
             "frontend", "memory",
         ],
     ),
-    ("cli", &["block", "fileio", "image", "daemon", "replay"]),
+    ("cli", &["block", "fileio", "image", "daemon", "replay", "advise"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
     ("policy", &[]),

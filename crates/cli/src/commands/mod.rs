@@ -1,5 +1,6 @@
 //! What is done about each subcommand.
 
+mod advise;
 mod check;
 mod compact;
 mod convert;
@@ -35,6 +36,7 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Convert(args) => convert::run(&args),
         Command::Resize(args) => resize::run(&args),
         Command::Replay(args) => replay::run(&args, opener),
+        Command::Advise(args) => advise::run(&args),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
         Command::Disk(args) => match args.command {

@@ -1,5 +1,6 @@
 //! `flowstone replay`
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, format_size};
@@ -7,7 +8,7 @@ use flowstone_daemon::{CacheConfig, Pdc};
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::ImageOptions;
 use flowstone_replay::{
-    CacheOptions, ClassHits, Hits, Load, Onto, ReplayOptions, Report, SsdOptions, Timing,
+    CacheOptions, ClassHits, Hits, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace,
     read_trace, replay,
 };
 
@@ -33,19 +34,22 @@ pub fn run(args: &Replay, opener: FileOpener) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Reads a trace, and says what it lacks.
+pub fn trace_at(path: &Path) -> Result<Trace> {
+    let trace = read_trace(path).map_err(|error| refused(format!("{error:#}")))?;
+    for warning in trace.warnings() {
+        eprintln!("flowstone: {}: {warning}", path.display());
+    }
+    Ok(trace)
+}
+
 fn refused(why: String) -> Error {
     Error::invalid("replay", why, "see flowstone replay --help")
 }
 
 fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
     let load = match (&args.trace, args.generate) {
-        (Some(path), _) => {
-            let trace = read_trace(path).map_err(|error| refused(format!("{error:#}")))?;
-            for warning in trace.warnings() {
-                eprintln!("flowstone: {}: {warning}", path.display());
-            }
-            Load::Trace(trace)
-        }
+        (Some(path), _) => Load::Trace(trace_at(path)?),
         (None, Some(generator)) => Load::Generated(generator, args.ops),
         (None, None) => return Err(refused("there is no --trace and no --generate".into())),
     };
@@ -176,6 +180,6 @@ fn of_cache(hits: &Hits) -> Vec<(&'static str, String)> {
     ]
 }
 
-fn ratio(ratio: Option<f64>) -> String {
+pub fn ratio(ratio: Option<f64>) -> String {
     ratio.map_or_else(|| "no".into(), |ratio| format!("{ratio:.3}"))
 }

@@ -114,3 +114,38 @@ fn a_load_goes_onto_a_file_through_each_engine() {
     assert!(refusal.contains("it.raw is not empty"), "{refusal}");
     assert_eq!(std::fs::read_to_string(place.path("it.raw")).unwrap(), "theirs");
 }
+
+#[test]
+fn advice_is_given_on_a_trace() {
+    let place = Place::new();
+    let lines = (0..3000_u64).map(|at| format!("{},W,{},4096\n", at * 1000, at * 7 % 512 * 4096));
+    let end = format!("0,R,{},4096\n", (64 << 20) - 4096);
+    std::fs::write(place.path("trace.csv"), end + &lines.collect::<String>()).unwrap();
+    let advise =
+        ["advise", "--trace=trace.csv", "--ssd=op=28%", "--endurance=600TBW", "--price=99.5"];
+    let text = place.succeed(&[&advise[..], &["--json"]].concat());
+    let advice: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((&advice["format"], &advice["cache_bytes"]), (&"raw".into(), &0.into()));
+    for key in ["because", "alternatives", "changes", "unknown"] {
+        assert!(advice[key].as_array().is_some_and(|list| !list.is_empty()), "{key} in {advice}");
+    }
+    for it in advice["alternatives"].as_array().unwrap() {
+        assert!(it["format"].is_string() && it.get("total_waf").is_some(), "{it}");
+    }
+    for key in ["reserve_percent", "segment_bytes"] {
+        assert_eq!(advice.get(key), Some(&Value::Null), "{key}");
+    }
+    assert!(advice["wear"]["years"].as_f64().unwrap() > 0.0, "{advice}");
+    let card = place.succeed(&advise);
+    assert!(card.starts_with("format     raw\ncache      none\n"), "{card}");
+    for (arg, why) in [
+        ("--endurance=much", "it is a number of TB, such as 600 or 600TBW"),
+        ("--fill=2", "--fill is a share of the drive"),
+        ("--ssd=op=x", "op"),
+    ] {
+        let output = place.run(&["advise", "--trace=trace.csv", arg]);
+        assert!(!output.status.success(), "{arg}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains(why), "{said}");
+    }
+}

@@ -1,0 +1,315 @@
+//! The advice: what is best, by how much, what would change that, and what the trace cannot tell.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use flowstone_block::format_size;
+use flowstone_image::Format;
+use flowstone_ssd::{SsdOptions, TrimMode};
+use flowstone_trace::Trace;
+use serde::Serialize;
+
+use crate::cache::{self, CacheSize};
+use crate::measure::{AdviseOptions, Cost, Measured, Measurement, Progress, SETTLED_WRITES};
+use crate::summary::Summary;
+use crate::wear::Wear;
+
+/// Another format than raw is for those who win at least so much by it.
+const WORTH: f64 = 0.95;
+/// A queue with so many requests a second is busy enough for a thread of its own.
+const BUSY_RATE: u64 = 50_000;
+const DAY: Duration = Duration::from_secs(86_400);
+const SEGMENT_BYTES_MAX: u64 = 1 << 30;
+
+/// What one format does to the drive.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Alternative {
+    /// Its name.
+    pub format: String,
+    /// Programmed by the drive for each byte that the guest writes; nothing if it does not fit, or
+    /// nothing was written.
+    pub total_waf: Option<f64>,
+    /// Of a trace that does not settle: the least and the most that it may be.
+    pub range: Option<[f64; 2]>,
+    /// Of that, what the image writes more.
+    pub host_waf: Option<f64>,
+    /// And the drive.
+    pub device_waf: Option<f64>,
+    /// Seconds that the drive works.
+    pub device_seconds: Option<f64>,
+    /// Why it cannot be had.
+    pub why_not: Option<String>,
+}
+
+/// What would change the answer, or would not.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    /// Another circumstance.
+    pub condition: String,
+    /// The format that is best then.
+    pub format: String,
+    /// What each has then.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Advice {
+    /// The format to take.
+    pub format: String,
+    /// Why, and why so much of the rest.
+    pub because: Vec<String>,
+    /// Each format, the best first.
+    pub alternatives: Vec<Alternative>,
+    /// For a cache; 0 if none pays.
+    pub cache_bytes: u64,
+    /// What that answers of the blocks read.
+    pub cache_hit_ratio: f64,
+    /// Of a log image.
+    pub reserve_percent: Option<u32>,
+    /// Of a log image.
+    pub segment_bytes: Option<u64>,
+    /// For `--pollers`.
+    pub pollers: &'static str,
+    /// Over time, if the trace has times.
+    pub wear: Option<Wear>,
+    /// Other circumstances.
+    pub changes: Vec<Change>,
+    /// What the trace cannot tell.
+    pub unknown: Vec<String>,
+}
+
+/// Finds it.
+///
+/// # Errors
+/// If there is no request in the trace, or its disk has no place in a model.
+pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) -> Result<Advice> {
+    ensure!(options.fill > 0.0 && options.fill <= 1.0, "--fill is a share of the drive, 0 to 1");
+    let summary = Summary::of(trace);
+    let measurement = Measurement::new(trace, &summary, options);
+    let circumstances = circumstances(&measurement.ssd(), &summary, trace);
+    let all = (2 + Format::ALL.len() + 2 * circumstances.len()) as u64;
+    let mut done = 0;
+    let mut step = |done_now: u64| {
+        done += done_now;
+        progress(done, all);
+    };
+    let raw = measurement.of(Format::Raw, None)?;
+    // Nothing can be said of a disk that has no place on the drive as it is.
+    if let Err(why) = raw {
+        anyhow::bail!(why);
+    }
+    step(1);
+    let qcow2 = measurement.of(Format::Qcow2, None)?;
+    step(1);
+    let log = best_log(&measurement, options)?;
+    step(2);
+    let measured = [(Format::Raw, raw), (Format::Qcow2, qcow2), (Format::Log, log)];
+    let format = best(&measured);
+    let mut changes = Vec::new();
+    for (name, ssd, is_full) in circumstances {
+        let on = |format| measurement.on(format, None, ssd, is_full);
+        let measured = [(Format::Raw, on(Format::Raw)?), (Format::Log, on(Format::Log)?)];
+        step(2);
+        let alternatives = alternatives(&measured);
+        changes.push(Change { condition: name, format: best(&measured).to_string(), alternatives });
+    }
+    let cache = cache::size(trace);
+    step(1);
+    Ok(write(&summary, &measurement, options, &measured, format, changes, cache, trace))
+}
+
+/// What may be otherwise: the drive, and the disk.
+fn circumstances(
+    ssd: &SsdOptions,
+    summary: &Summary,
+    trace: &Trace,
+) -> Vec<(String, SsdOptions, bool)> {
+    let mut found = Vec::new();
+    if ssd.trim != TrimMode::Off {
+        let deaf = SsdOptions { trim: TrimMode::Off, is_aged: true, ..*ssd };
+        let name = "the drive hears of no TRIM (a file system without -o discard or fstrim)";
+        found.push((name.into(), deaf, false));
+    }
+    let other_unit = if ssd.unit_bytes < 16 << 10 { 16 << 10 } else { 4 << 10 };
+    if ssd.block_bytes.is_multiple_of(other_unit) && ssd.block_bytes >= 2 * other_unit {
+        let name = format!("the drive maps units of {}", format_size(other_unit));
+        found.push((name, SsdOptions { unit_bytes: other_unit, ..*ssd }, false));
+    }
+    let disk = trace.size.unwrap_or(0).max(trace.end());
+    if summary.present_bytes.unwrap_or(0) < disk / 10 * 9 {
+        found.push(("the disk is full".into(), *ssd, true));
+    }
+    found
+}
+
+/// A log image with segments as `create` makes them, or as large as an erase block, if that is
+/// better.
+fn best_log(measurement: &Measurement<'_>, options: &AdviseOptions) -> Result<Measured> {
+    let by_default = measurement.of(Format::Log, None)?;
+    let block = options.ssd.block_bytes.next_power_of_two();
+    let Ok(cost) = &by_default else { return Ok(by_default) };
+    let is_other = cost.report.segment_bytes.is_some_and(|segment| segment < block);
+    if !is_other || block > SEGMENT_BYTES_MAX {
+        return Ok(by_default);
+    }
+    let as_blocks = measurement.of(Format::Log, Some(block))?;
+    let is_better = as_blocks.as_ref().is_ok_and(|it| it.waf() < cost.waf());
+    Ok(if is_better { as_blocks } else { by_default })
+}
+
+/// Raw, unless another one wins by enough whatever the trace leaves open.
+fn best(measured: &[(Format, Measured)]) -> Format {
+    let cost_of = |wanted| {
+        let found = measured.iter().find(|(format, _)| *format == wanted);
+        found.and_then(|(_, measured)| measured.as_ref().ok())
+    };
+    let Some(raw) = cost_of(Format::Raw) else { return Format::Raw };
+    let wins = |cost: &&Cost| (0..2).all(|end| cost.range[end] < raw.range[end] * WORTH);
+    let others = [Format::Qcow2, Format::Log].into_iter();
+    let winners = others.filter_map(|format| Some((format, cost_of(format).filter(wins)?)));
+    let least = winners.min_by(|(_, one), (_, other)| one.waf().total_cmp(&other.waf()));
+    least.map_or(Format::Raw, |(format, _)| format)
+}
+
+fn alternatives(measured: &[(Format, Measured)]) -> Vec<Alternative> {
+    let alternative = |(format, measured): &(Format, Measured)| {
+        let cost = measured.as_ref();
+        let report = cost.map(|cost| &cost.report).ok();
+        let is_known = report.is_some_and(|report| report.guest_blocks > 0.0);
+        let range = cost.ok().map(|cost| cost.range).filter(|[least, most]| least < most);
+        Alternative {
+            format: format.to_string(),
+            total_waf: cost.ok().filter(|_| is_known).map(Cost::waf),
+            range,
+            host_waf: report.and_then(|it| it.host_waf),
+            device_waf: report.and_then(|it| it.device_waf),
+            device_seconds: report.and_then(|it| it.device_seconds),
+            why_not: cost.err().cloned(),
+        }
+    };
+    let mut all: Vec<_> = measured.iter().map(alternative).collect();
+    let order = |it: &Alternative| it.total_waf.unwrap_or(f64::INFINITY);
+    all.sort_by(|one, other| order(one).total_cmp(&order(other)));
+    all
+}
+
+#[expect(clippy::too_many_arguments, reason = "all that has been found out")]
+fn write(
+    summary: &Summary,
+    measurement: &Measurement<'_>,
+    options: &AdviseOptions,
+    measured: &[(Format, Measured)],
+    format: Format,
+    changes: Vec<Change>,
+    cache: Option<CacheSize>,
+    trace: &Trace,
+) -> Advice {
+    let chosen = measured.iter().find(|(it, _)| *it == format);
+    let cost = chosen.and_then(|(_, measured)| measured.as_ref().ok()).expect("it was measured");
+    let report = &cost.report;
+    let wafs = (report.host_waf.unwrap_or(0.0), cost.waf());
+    let wear = summary
+        .duration
+        .map(|time| Wear::new(summary.written_bytes, time, wafs, options.endurance, options.price));
+    let is_busy = summary.busiest_second.is_some_and(|rate| rate >= BUSY_RATE);
+    let alternatives = alternatives(measured);
+    Advice {
+        format: format.to_string(),
+        because: reasons(summary, &alternatives, format, cache),
+        alternatives,
+        cache_bytes: cache.map_or(0, |cache| cache.bytes),
+        cache_hit_ratio: cache.map_or(0.0, |cache| cache.hit_ratio),
+        reserve_percent: report.reserve_percent,
+        segment_bytes: report.segment_bytes,
+        pollers: if is_busy { "per-queue" } else { "auto" },
+        wear,
+        changes,
+        unknown: unknown(summary, measurement.passes(), options, trace),
+    }
+}
+
+fn reasons(
+    summary: &Summary,
+    alternatives: &[Alternative],
+    format: Format,
+    cache: Option<CacheSize>,
+) -> Vec<String> {
+    let mut reasons = Vec::new();
+    let known = alternatives.iter().filter_map(|it| Some((&it.format, it.total_waf?)));
+    let listed: Vec<_> = known.map(|(format, waf)| format!("{format} {waf:.2}")).collect();
+    match (listed.is_empty(), format) {
+        (true, _) => {
+            reasons.push("nothing is written: the format decides nothing for flash".into());
+        }
+        (false, Format::Raw) => reasons.push(format!(
+            "no format programs 5 % less than raw, by byte that the guest writes: {}",
+            listed.join(", ")
+        )),
+        (false, _) => reasons.push(format!(
+            "{format} programs at least 5 % less than raw, by byte that the guest writes: {}",
+            listed.join(", ")
+        )),
+    }
+    let unfit = alternatives.iter().filter_map(|it| it.why_not.as_ref());
+    reasons.extend(unfit.cloned());
+    reasons.push(match cache {
+        None => "nothing is read: a cache answers nothing".into(),
+        Some(CacheSize { bytes, hit_ratio, next_gain, step_bytes }) => format!(
+            "a cache of {} answers {:.1} % of the blocks read; {} more would add {:.2} %",
+            format_size(bytes),
+            hit_ratio * 100.0,
+            format_size(step_bytes),
+            next_gain * 100.0
+        ),
+    });
+    if let Some(rate) = summary.busiest_second {
+        reasons.push(format!(
+            "the busiest second has {rate} requests; from {BUSY_RATE} on a thread of its own pays"
+        ));
+    }
+    reasons
+}
+
+fn unknown(summary: &Summary, passes: u64, options: &AdviseOptions, trace: &Trace) -> Vec<String> {
+    let writes = summary.writes_per_block();
+    let is_short = summary.duration.is_some_and(|time| time < DAY);
+    let lists = [
+        (summary.writes == 0, "what writes cost: there is none".to_owned()),
+        (
+            summary.writes > 0 && writes < SETTLED_WRITES,
+            format!(
+                "the WAF after a longer time: a block that is written is written {writes:.1} times; \
+                 the range is that of the trace as it is and {passes} times over"
+            ),
+        ),
+        (
+            summary.present_bytes.is_none(),
+            "how full the disk was at the start: the trace does not say".into(),
+        ),
+        (summary.duration.is_none(), "TB a day, years and pauses: the trace has no times".into()),
+        (
+            is_short,
+            format!(
+                "other hours of the day: the trace has {:.1}",
+                summary.duration.unwrap_or_default().as_secs_f64() / 3600.0
+            ),
+        ),
+        (
+            summary.trims == 0,
+            "what the guest gives up: no discard was seen (mount -o discard, or fstrim)".into(),
+        ),
+        (
+            summary.accesses > 0,
+            "which accesses write: the trace does not tell, and they are taken for reads".into(),
+        ),
+        (trace.lost > 0, format!("{} requests that the recorder lost", trace.lost)),
+        (trace.is_cut, "what came after the end of the file, which is cut".into()),
+        (
+            options.endurance.is_none(),
+            "years: no endurance was given (--endurance 600, in TB)".into(),
+        ),
+        (true, "what other disks on the same drive do to it".into()),
+    ];
+    lists.into_iter().filter(|(is_so, _)| *is_so).map(|(_, text)| text).collect()
+}

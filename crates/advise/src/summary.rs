@@ -1,0 +1,78 @@
+//! What can be counted in a trace.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use flowstone_trace::{Event, Kind, Trace};
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct Summary {
+    pub reads: u64,
+    pub writes: u64,
+    /// Whether a read or a write cannot be told.
+    pub accesses: u64,
+    pub flushes: u64,
+    /// Ranges that were given up.
+    pub trims: u64,
+    pub written_bytes: u64,
+    /// Blocks of 4 KiB that were written, each as often as it was.
+    block_writes: u64,
+    /// The same, each once.
+    blocks_written: u64,
+    /// Bytes that were there at the start, if the trace says so.
+    pub present_bytes: Option<u64>,
+    /// From the first request to the last, if the trace has times.
+    pub duration: Option<Duration>,
+    /// Requests in the second that has the most.
+    pub busiest_second: Option<u64>,
+}
+
+impl Summary {
+    pub fn of(trace: &Trace) -> Self {
+        let mut summary = Self::default();
+        let (mut written, mut seconds) = (HashSet::new(), HashMap::<u64, u64>::new());
+        let mut times: Option<(Duration, Duration)> = None;
+        for event in &trace.events {
+            if event.kind == Kind::Present {
+                *summary.present_bytes.get_or_insert(0) += event.bytes;
+                continue;
+            }
+            if event.kind == Kind::Write {
+                written.extend(event.blocks());
+            }
+            summary.count(event);
+            if let Some(at) = event.at {
+                *seconds.entry(at.as_secs()).or_default() += 1;
+                let (first, last) = times.unwrap_or((at, at));
+                times = Some((first.min(at), last.max(at)));
+            }
+        }
+        summary.blocks_written = written.len() as u64;
+        let duration = times.map(|(first, last)| last - first).filter(|it| !it.is_zero());
+        summary.duration = duration;
+        summary.busiest_second = duration.and_then(|_| seconds.into_values().max());
+        summary
+    }
+
+    fn count(&mut self, event: &Event) {
+        match event.kind {
+            Kind::Read => self.reads += 1,
+            Kind::Write => {
+                self.writes += 1;
+                self.written_bytes += event.bytes;
+                let blocks = event.blocks();
+                self.block_writes += blocks.end - blocks.start;
+            }
+            Kind::Access => self.accesses += 1,
+            Kind::Flush => self.flushes += 1,
+            Kind::Discard | Kind::WriteZeroes => self.trims += 1,
+            Kind::Present => {}
+        }
+    }
+
+    /// How often a block that was written was written, on average.
+    pub fn writes_per_block(&self) -> f64 {
+        self.block_writes as f64 / self.blocks_written.max(1) as f64
+    }
+}

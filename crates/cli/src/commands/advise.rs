@@ -1,0 +1,98 @@
+//! `flowstone advise`
+
+use std::process::ExitCode;
+
+use flowstone_advise::{Advice, AdviseOptions, Alternative, Wear, advise};
+use flowstone_block::{Error, Result, format_size};
+
+use super::replay::{ratio, trace_at};
+use super::{only_print_from_now_on, print_json};
+use crate::args::Advise;
+use crate::progress::bar;
+
+pub fn run(args: &Advise) -> Result<ExitCode> {
+    let trace = trace_at(&args.trace)?;
+    let Advise { ssd, fill, endurance, price, .. } = *args;
+    let options = AdviseOptions { ssd, fill, endurance, price };
+    let bar = bar("replaying");
+    let advice = advise(&trace, &options, &mut |done, all| {
+        bar.set_length(all);
+        bar.set_position(done);
+    });
+    bar.finish_and_clear();
+    let advice = advice.map_err(|error| {
+        Error::invalid("advise", format!("{error:#}"), "see flowstone advise --help")
+    })?;
+    only_print_from_now_on();
+    if args.json {
+        print_json(&advice);
+    } else {
+        print(&advice);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(advice: &Advice) {
+    let mut rows = vec![("format", advice.format.clone())];
+    if let (Some(reserve), Some(segment)) = (advice.reserve_percent, advice.segment_bytes) {
+        let text = format!("reserve {reserve} %, segments of {}", format_size(segment));
+        rows.push(("", text));
+    }
+    let cache = match advice.cache_bytes {
+        0 => "none".into(),
+        bytes => format!("{}, {:.1} % hits", format_size(bytes), advice.cache_hit_ratio * 100.0),
+    };
+    rows.push(("cache", cache));
+    rows.push(("pollers", advice.pollers.into()));
+    rows.extend(advice.wear.iter().flat_map(of_wear));
+    let lists = [
+        ("because", advice.because.clone()),
+        ("formats", advice.alternatives.iter().map(line).collect()),
+        (
+            "otherwise",
+            advice
+                .changes
+                .iter()
+                .map(|it| {
+                    let all: Vec<_> = it.alternatives.iter().map(line).collect();
+                    format!("{} if {}: {}", it.format, it.condition, all.join("; "))
+                })
+                .collect(),
+        ),
+        ("not known", advice.unknown.clone()),
+    ];
+    for (name, list) in lists {
+        let names = std::iter::once(name).chain(std::iter::repeat(""));
+        rows.extend(names.zip(list));
+    }
+    for (name, value) in rows {
+        println!("{name:<10} {value}");
+    }
+}
+
+fn line(it: &Alternative) -> String {
+    let Alternative { format, total_waf, range, host_waf, device_waf, why_not, .. } = it;
+    if let Some(why) = why_not {
+        return format!("{format}: {why}");
+    }
+    let range =
+        range.map_or_else(String::new, |[least, most]| format!(", {least:.2} to {most:.2}"));
+    let (total, host, device) = (ratio(*total_waf), ratio(*host_waf), ratio(*device_waf));
+    format!("{format}: total WAF {total} ({host} x {device}){range}")
+}
+
+fn of_wear(wear: &Wear) -> Vec<(&'static str, String)> {
+    let mut rows = vec![(
+        "a day",
+        format!(
+            "{:.3} TB by the guest, {:.3} TB to the drive, {:.3} TB programmed",
+            wear.guest_tb_per_day, wear.host_tb_per_day, wear.flash_tb_per_day
+        ),
+    )];
+    if let Some(years) = wear.years {
+        let price = wear.price_per_year;
+        let price = price.map_or_else(String::new, |price| format!(", {price:.2} a year"));
+        rows.push(("endurance", format!("{years:.1} years{price}")));
+    }
+    rows
+}
