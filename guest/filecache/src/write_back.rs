@@ -7,7 +7,9 @@
 //! have changed is never written over.
 //!
 //! Lock order: `flushing`, which is held across calls to the source, and for which nothing waits
-//! but what brings the file there; `WriteBack::table`; a file's `state`; `Copies`.
+//! but what brings the file there; `WriteBack::table`; a file's `state`; `AtSource`, `Copies`.
+
+mod at_source;
 
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -21,6 +23,8 @@ use std::time::{Duration, Instant};
 use flowstone_memory::mutant;
 use rustix::io::{Errno, Result};
 
+use self::at_source::AtSource;
+pub use self::at_source::{Looking, Through};
 use crate::callers::Caller;
 use crate::copy::Copy;
 use crate::lock::lock;
@@ -39,23 +43,7 @@ pub struct WriteBack {
     /// Changes whenever the source's file of a dirty one does: an answer that was given before says
     /// nothing any more.
     generation: AtomicU64,
-    /// Files that are being written to the source by those who could not write here.
-    through: Mutex<HashMap<Identity, u32>>,
-}
-
-/// A file is written to the source, and not here, until this is dropped.
-pub struct Through<'a>(&'a WriteBack, Identity);
-
-impl Drop for Through<'_> {
-    fn drop(&mut self) {
-        let mut through = lock(&self.0.through);
-        if let Some(count) = through.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                through.remove(&self.1);
-            }
-        }
-    }
+    at_source: AtSource,
 }
 
 /// One of them.
@@ -104,11 +92,14 @@ impl WriteBack {
         self.options.is_some() && !self.is_closing.load(Ordering::Relaxed)
     }
 
-    /// A write goes to the source: the file does not become dirty meanwhile.
+    /// A file is changed at the source: until that is over it does not become dirty.
     pub fn writes_through(&self, identity: Identity) -> Option<Through<'_>> {
-        self.options?;
-        *lock(&self.through).entry(identity).or_default() += 1;
-        Some(Through(self, identity))
+        self.options.map(|_| self.at_source.writes_through(identity))
+    }
+
+    /// A writer is about to ask the source what a file is.
+    pub fn looks(&self, identity: Identity) -> Looking<'_> {
+        self.at_source.looks(identity)
     }
 
     /// See `generation`.
@@ -118,6 +109,11 @@ impl WriteBack {
 
     fn next_generation(&self) {
         self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn changed(&self, dirty: &Dirty) {
+        self.next_generation();
+        self.at_source.changed(dirty.node.identity);
     }
 
     /// No file becomes dirty any more.
@@ -156,11 +152,13 @@ impl WriteBack {
         lock(&self.table).values().cloned().collect()
     }
 
-    /// A writer opens a file. `start` makes what there is of a file that is not there yet, and
-    /// calls no source.
+    /// A writer opens a file. `start` makes what there is of a file that is not there yet, of what
+    /// was seen while it was `looking`, and calls no source. Nothing if that is not the file any
+    /// more.
     pub fn open(
         &self,
         identity: Identity,
+        looking: &Looking<'_>,
         start: impl FnOnce() -> Option<Dirty>,
     ) -> Option<Arc<Dirty>> {
         let mut table = lock(&self.table);
@@ -168,7 +166,7 @@ impl WriteBack {
             lock(&dirty.state).writers += 1;
             return Some(dirty.clone());
         }
-        if lock(&self.through).contains_key(&identity) {
+        if !looking.holds() {
             return None;
         }
         let dirty = Arc::new(start()?);
@@ -259,7 +257,7 @@ impl WriteBack {
     /// It was written, or not. `base` is what the source's file is now, as far as that is known.
     pub fn end_flush(&self, dirty: &Dirty, is_written: bool, base: Option<Stamp>) {
         let mut state = lock(&dirty.state);
-        self.next_generation();
+        self.changed(dirty);
         let in_flight = std::mem::take(&mut state.in_flight);
         if !is_written && !mutant("guest.write-back.forgets-what-failed") {
             state.ranges.extend(&in_flight);
@@ -281,7 +279,7 @@ impl WriteBack {
 
     /// The source's file was changed from here, and the copy with it.
     pub fn rebase(&self, dirty: &Dirty, base: Stamp) {
-        self.next_generation();
+        self.changed(dirty);
         lock(&dirty.state).base = Some(base);
     }
 

@@ -58,6 +58,10 @@ struct State {
     counts: BTreeMap<Call, Count>,
     /// Requests that wait for it to go on.
     held: Vec<Message>,
+    /// The kind of call of which the next answer is kept, that answer, and those that may go.
+    keeps: Option<Call>,
+    kept: Option<Vec<u8>>,
+    given: Vec<Vec<u8>>,
 }
 
 /// What was asked so far.
@@ -180,7 +184,23 @@ impl FuseHost {
         self.change(|state| {
             (state.stopped, state.link, state.failures) = (None, Link::default(), None);
             state.refused = (Vec::new(), 0);
+            state.given.extend(state.kept.take());
+            state.keeps = None;
         });
+    }
+
+    /// Does what the next call of this kind asks for, and keeps the answer until the next `keep` or
+    /// `recover`. Other calls are answered meanwhile.
+    pub fn keep(&self, call: Call) {
+        self.change(|state| {
+            state.given.extend(state.kept.take());
+            state.keeps = Some(call);
+        });
+    }
+
+    /// Waits until it keeps an answer.
+    pub fn wait_until_kept(&self) {
+        wait_until("an answer is kept", || self.state().kept.is_some());
     }
 
     /// What waits for it to go on.
@@ -297,6 +317,10 @@ impl Server {
         let answer = Answer::message(outcome, message.unique);
         let mut state = self.lock();
         state.counts.entry(message.call).or_default().bytes += bytes;
+        if state.keeps == Some(message.call) {
+            (state.keeps, state.kept) = (None, Some(answer));
+            return;
+        }
         let arrives = state.link.arrival(Instant::now(), bytes);
         drop(state);
         if message.call == Call::Init {
@@ -309,11 +333,15 @@ impl Server {
 
     /// Gives the kernel what has arrived, unless the host is stopped.
     fn deliver(&mut self) {
-        if self.lock().stopped.is_some() {
+        let mut state = self.lock();
+        if state.stopped.is_some() {
             return;
         }
+        let given = std::mem::take(&mut state.given);
+        drop(state);
         let now = Instant::now();
-        for (_, answer) in self.sent.extract_if(.., |(arrives, _)| *arrives <= now) {
+        let arrived = self.sent.extract_if(.., |(arrives, _)| *arrives <= now);
+        for answer in arrived.map(|(_, answer)| answer).chain(given) {
             // Who has asked may be gone.
             let _ = self.device.write(&answer);
         }

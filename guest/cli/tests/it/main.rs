@@ -9,6 +9,7 @@ mod control;
 mod fixture;
 mod keep;
 mod kept_back;
+mod kept_back_opens;
 mod kept_back_trouble;
 mod lifecycle;
 mod locks;

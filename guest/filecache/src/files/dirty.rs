@@ -22,7 +22,7 @@ use crate::nodes::Node;
 use crate::ranges::Ranges;
 use crate::source;
 use crate::stamp::{Attributes, Identity, Stamp};
-use crate::write_back::Dirty;
+use crate::write_back::{Dirty, Through};
 
 impl Files {
     /// The kernel leaves it to an open to empty the file (where writes are kept back, so that it
@@ -74,10 +74,11 @@ impl Files {
         if !self.bindings.suits_write_back(node) {
             return None;
         }
+        let looking = self.write_back.looks(node.identity);
         let seen = source::stat(&**file).ok().filter(|seen| !seen.is_set_id())?;
         let (folder, name) = node.place();
         let place = (self.nodes.folder(folder).ok()?, name);
-        self.write_back.open(node.identity, || {
+        self.write_back.open(node.identity, &looking, || {
             let copy = self.copies.copy_to_write(node.identity, &seen)?;
             let (node, caller, file) = (node.clone(), caller.clone(), file.clone());
             Some(Dirty::new(node, caller, place, copy, file, seen.stamp))
@@ -141,9 +142,10 @@ impl Files {
     }
 
     /// Something is to be done to a file that is done at the source: first that gets all bytes, and
-    /// from now on it gets them at once.
-    pub(crate) fn settle(&self, identity: Identity) -> Result<()> {
-        let Some(dirty) = self.write_back.of(identity) else { return Ok(()) };
+    /// from now on it gets them at once, at least until what is returned is dropped.
+    pub(crate) fn settle(&self, identity: Identity) -> Result<Option<Through<'_>>> {
+        let through = self.write_back.writes_through(identity);
+        let Some(dirty) = self.write_back.of(identity) else { return Ok(through) };
         self.flush_dirty(&dirty)?;
         let _flushing = lock(&dirty.flushing);
         // What was written since the first pass is little, and no more comes.
@@ -154,7 +156,7 @@ impl Files {
         } else {
             self.end(&dirty, true);
         }
-        flushed
+        flushed.map(|()| through)
     }
 
     /// What is known of the file of an open writer, as the source has just answered. One that has
@@ -186,11 +188,15 @@ impl Files {
     }
 
     /// The same for what has a name.
-    pub(super) fn settle_name(&self, folder: &OwnedFd, name: &OsStr) -> Result<()> {
+    pub(super) fn settle_name(
+        &self,
+        folder: &OwnedFd,
+        name: &OsStr,
+    ) -> Result<Option<Through<'_>>> {
         if !self.write_back.is_on() {
-            return Ok(());
+            return Ok(None);
         }
-        source::look(folder, name).map_or(Ok(()), |seen| self.settle(seen.identity))
+        source::look(folder, name).map_or(Ok(None), |seen| self.settle(seen.identity))
     }
 
     /// Does what takes a name away. What had it may be dirty, and stays what its copy is of.
@@ -201,6 +207,7 @@ impl Files {
         take: impl Fn() -> Result<()>,
     ) -> Result<()> {
         let seen = if self.write_back.is_on() { source::look(folder, name).ok() } else { None };
+        let _through = seen.and_then(|seen| self.write_back.writes_through(seen.identity));
         let dirty = seen.and_then(|seen| self.write_back.of(seen.identity));
         let Some(dirty) = dirty else { return take() };
         let _flushing = lock(&dirty.flushing);
@@ -233,6 +240,7 @@ impl Files {
         size: Option<u64>,
         work: impl Fn() -> Result<()>,
     ) -> Result<()> {
+        let _through = self.write_back.writes_through(identity);
         let Some(dirty) = self.write_back.of(identity) else { return work() };
         let flushing = lock(&dirty.flushing);
         if size != Some(0) {

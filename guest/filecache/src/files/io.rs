@@ -52,8 +52,7 @@ impl Files {
         if let Some(written) = self.write_after_others(&handle, offset, from)? {
             return Ok(written);
         }
-        let _through = self.write_back.writes_through(handle.node.identity);
-        self.settle(handle.node.identity)?;
+        let _through = self.settle(handle.node.identity)?;
         if !mutant("guest.write-back.writes-into-a-conflict") {
             handle.take_error()?;
         }
@@ -119,7 +118,7 @@ impl Files {
     /// Gives a range of an open file space, or takes it.
     pub fn allocate(&self, number: u64, offset: u64, bytes: u64, mode: i32) -> Result<()> {
         let handle = self.handles.get(number)?;
-        self.settle(handle.node.identity)?;
+        let _through = self.settle(handle.node.identity)?;
         let mode = FallocateFlags::from_bits_retain(mode.cast_unsigned());
         let file = handle.file(&self.nodes)?;
         let acting = handle.caller.act();
@@ -142,7 +141,7 @@ impl Files {
     pub fn copy_bytes(&self, from: (u64, u64), to: (u64, u64), bytes: u64) -> Result<usize> {
         let handle = self.handles.get(to.0)?;
         let read = self.handles.get(from.0)?;
-        self.settle(handle.node.identity)?;
+        let _through = self.settle(handle.node.identity)?;
         self.settle(read.node.identity)?;
         let source = read.file(&self.nodes)?;
         let target = handle.file(&self.nodes)?;

@@ -84,10 +84,11 @@ impl Files {
     ) -> Result<()> {
         let (old, new) = (self.nodes.folder(from.0)?, self.nodes.folder(to.0)?);
         let flags = RenameFlags::from_bits_retain(flags);
-        self.settle_name(&old, from.1)?;
-        if flags.contains(RenameFlags::EXCHANGE) {
-            self.settle_name(&new, to.1)?;
-        }
+        let _through = self.settle_name(&old, from.1)?;
+        let _exchanged = match flags.contains(RenameFlags::EXCHANGE) {
+            true => self.settle_name(&new, to.1)?,
+            false => None,
+        };
         self.take_name(&new, to.1, || {
             let _acting = by.act();
             renameat_with(&old, from.1, &new, to.1, flags)
@@ -113,7 +114,7 @@ impl Files {
     /// Gives something a second name.
     pub fn link(&self, id: u64, folder: u64, name: &OsStr, by: &Caller) -> Result<Found> {
         let node = self.nodes.get(id)?;
-        self.settle(node.identity)?;
+        let _through = self.settle(node.identity)?;
         let at = self.nodes.folder(folder)?;
         let acting = by.act();
         let anchor = self.nodes.anchor(&node)?;
