@@ -240,7 +240,7 @@ impl Filesystem for Answers {
     fn readdir(
         &self, by: &Request, _: INodeNo, handle: FileHandle, offset: u64, reply: ReplyDirectory
     ) {
-        let work = move |files: &Files| files.entries(handle.0, offset == 0);
+        let work = move |files: &Files| files.entries(handle.0, offset);
         self.ask(by, reply, work, move |_, mut reply: ReplyDirectory, entries| {
             for (next, entry) in entries.rest(offset) {
                 if reply.add(INodeNo(entry.inode), next, kind(entry.kind), entry.name) {

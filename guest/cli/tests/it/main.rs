@@ -7,6 +7,7 @@ mod agent;
 mod consistency;
 mod control;
 mod fixture;
+mod folders;
 mod keep;
 mod kept_back;
 mod kept_back_opens;

@@ -1,12 +1,15 @@
 //! Folders that are open: their entries as they were when reading began, so that a place in the
-//! list stays the same while names come and go.
+//! list stays the same while names come and go. Places are the source's own: the kernel goes on
+//! with an open folder at a place of a list that it has kept from another one.
 
 use std::ffi::OsStr;
+use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{Dir, FileType, OFlags};
+use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, seek};
 use rustix::io::Result;
 
 use crate::callers::Caller;
@@ -16,11 +19,16 @@ use crate::lock::lock;
 use crate::nodes::Node;
 use crate::source;
 
+/// Read from a folder at a time.
+const LIST_BYTES: usize = 32 << 10;
+
 /// A folder that is open.
 pub struct Folder {
     node: Arc<Node>,
     held: OwnedFd,
     caller: Caller,
+    /// Locked while it is read, which moves the place in `held`. Who waits has the same folder
+    /// open.
     entries: Mutex<Arc<Entries>>,
 }
 
@@ -28,21 +36,44 @@ pub struct Folder {
 /// hundred thousand small ones would leave the heap full of holes.
 #[derive(Default)]
 pub struct Entries {
+    /// The place where it begins.
+    from: u64,
     names: Vec<u8>,
-    /// Where each name ends, and what it leads to.
-    ends: Vec<(usize, u64, FileType)>,
+    ends: Vec<End>,
+    /// Which entry was asked for last: the next ones are close behind it.
+    asked: AtomicUsize,
+}
+
+/// Where a name ends, and what it leads to.
+struct End {
+    at: usize,
+    inode: u64,
+    kind: FileType,
+    /// The place behind it.
+    next: u64,
 }
 
 impl Entries {
-    /// Those from an offset on, each with the offset of the next one.
-    pub fn rest(&self, offset: u64) -> impl Iterator<Item = (u64, Entry<'_>)> {
-        let first = usize::try_from(offset).unwrap_or(usize::MAX).min(self.ends.len());
-        let mut start = first.checked_sub(1).map_or(0, |before| self.ends[before].0);
-        (offset + 1..).zip(&self.ends[first..]).map(move |(next, &(end, inode, kind))| {
-            let name = OsStr::from_bytes(&self.names[start..end]);
-            start = end;
-            (next, Entry { name, inode, kind })
+    /// Those behind a place, each with the place behind it.
+    pub fn rest(&self, place: u64) -> impl Iterator<Item = (u64, Entry<'_>)> {
+        let first = self.behind(place).unwrap_or(self.ends.len());
+        self.asked.store(first, Ordering::Relaxed);
+        let mut start = first.checked_sub(1).map_or(0, |before| self.ends[before].at);
+        self.ends[first..].iter().map(move |end| {
+            let name = OsStr::from_bytes(&self.names[start..end.at]);
+            start = end.at;
+            (end.next, Entry { name, inode: end.inode, kind: end.kind })
         })
+    }
+
+    /// Which entry comes behind a place, if that is in the list.
+    fn behind(&self, place: u64) -> Option<usize> {
+        if place == self.from {
+            return Some(0);
+        }
+        let asked = self.asked.load(Ordering::Relaxed);
+        let mut all = (asked..self.ends.len()).chain(0..asked);
+        all.find(|at| self.ends[*at].next == place).map(|at| at + 1)
     }
 }
 
@@ -82,14 +113,15 @@ impl Files {
         Ok((number, news.pages_are_good))
     }
 
-    /// The entries of an open folder: read anew when they are asked for from the beginning.
-    pub fn entries(&self, number: u64, from_the_beginning: bool) -> Result<Arc<Entries>> {
+    /// The entries of an open folder, for those behind a place: read anew from the beginning, and
+    /// where the place is not in the list.
+    pub fn entries(&self, number: u64, place: u64) -> Result<Arc<Entries>> {
         let folder = self.folders.get(number)?;
-        if from_the_beginning {
-            let entries = read_all(&folder.held)?;
-            *lock(&folder.entries) = entries;
+        let mut entries = lock(&folder.entries);
+        if place == 0 || entries.behind(place).is_none() {
+            *entries = Arc::new(read_from(&folder.held, place)?);
         }
-        Ok(lock(&folder.entries).clone())
+        Ok(entries.clone())
     }
 
     /// What an entry leads to, for the kernel. Nothing if it is gone or may not be seen: then the
@@ -113,14 +145,19 @@ impl Files {
     }
 }
 
-fn read_all(folder: &OwnedFd) -> Result<Arc<Entries>> {
-    let mut entries = Entries::default();
-    for entry in Dir::read_from(folder)? {
+/// Reads a folder from a place on.
+fn read_from(folder: &OwnedFd, place: u64) -> Result<Entries> {
+    let mut entries = Entries { from: place, ..Entries::default() };
+    let mut buffer = vec![MaybeUninit::uninit(); LIST_BYTES];
+    seek(folder, SeekFrom::Start(place))?;
+    let mut list = RawDir::new(folder, &mut buffer);
+    while let Some(entry) = list.next() {
         let entry = entry?;
         entries.names.extend_from_slice(entry.file_name().to_bytes());
-        entries.ends.push((entries.names.len(), entry.ino(), entry.file_type()));
+        let (at, inode, kind) = (entries.names.len(), entry.ino(), entry.file_type());
+        entries.ends.push(End { at, inode, kind, next: entry.next_entry_cookie() });
     }
-    Ok(Arc::new(entries))
+    Ok(entries)
 }
 
 #[cfg(test)]
@@ -128,20 +165,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_goes_on_at_any_offset() {
+    fn a_list_goes_on_at_any_place() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["a", "bc", "def"] {
+        for name in ["a", "bc", "def", &"x".repeat(255)] {
             std::fs::write(folder.path().join(name), "").unwrap();
         }
-        let entries = read_all(&std::fs::File::open(folder.path()).unwrap().into()).unwrap();
-        let names = |offset| entries.rest(offset).map(|(next, it)| (next, it.name)).collect();
-        let all: Vec<_> = names(0);
-        let mut sorted: Vec<_> = all.iter().map(|(_, name)| *name).collect();
+        let held = std::fs::File::open(folder.path()).unwrap().into();
+        let entries = read_from(&held, 0).unwrap();
+        let names = |list: &Entries, place| -> Vec<_> {
+            list.rest(place).map(|(next, it)| (next, it.name.to_owned())).collect()
+        };
+        let all = names(&entries, 0);
+        let mut sorted: Vec<_> = all.iter().map(|(_, name)| name.as_os_str()).collect();
         sorted.sort_unstable();
-        assert_eq!(sorted, [".", "..", "a", "bc", "def"]);
-        for (next, _) in &all {
-            assert_eq!(names(*next), all[*next as usize..]);
+        assert_eq!(sorted, [".", "..", "a", "bc", "def", &*"x".repeat(255)]);
+        for (at, (next, _)) in all.iter().enumerate() {
+            assert_eq!(names(&entries, *next), all[at + 1..]);
+            assert_eq!(names(&read_from(&held, *next).unwrap(), *next), all[at + 1..]);
         }
-        assert_eq!(names(99), []);
     }
 }

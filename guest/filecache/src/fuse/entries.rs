@@ -12,7 +12,7 @@ use crate::requests::Owed;
 
 /// Tells the kernel of entries of a folder, and what they lead to, until there is no more room.
 pub fn tell(files: &Files, to: &Owed<ReplyDirectoryPlus>, folder: u64, from: u64) -> Result<Told> {
-    let entries = files.entries(folder, from == 0)?;
+    let entries = files.entries(folder, from)?;
     let mut told = Told::default();
     for (next, entry) in entries.rest(from) {
         let found = (!entry.is_dots()).then(|| files.entry(folder, entry.name)).flatten();
