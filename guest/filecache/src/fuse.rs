@@ -84,8 +84,9 @@ impl Filesystem for Answers {
     }
 
     fn getattr(&self, by: &Request, id: INodeNo, handle: Option<FileHandle>, reply: ReplyAttr) {
+        let caller = caller(by);
         let look = move |files: &Files, _: &Owed<_>, ask| match ask {
-            Ask::Source => Some(files.attributes(id.0, handle.map(|it| it.0))),
+            Ask::Source => Some(files.attributes(id.0, handle.map(|it| it.0), &caller)),
             Ask::Memory => files.attributes_unasked(id.0),
         };
         self.requests.ask(by.pid(), reply, look, move |files, reply: ReplyAttr, seen| {
@@ -265,8 +266,8 @@ impl Filesystem for Answers {
         self.give_back(by, move |files| files.close_folder(it.0));
     }
 
-    fn fsyncdir(&self, by: &Request, id: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.ask(by, reply, move |files| files.sync_folder(id.0), done);
+    fn fsyncdir(&self, by: &Request, _: INodeNo, it: FileHandle, _: bool, reply: ReplyEmpty) {
+        self.ask(by, reply, move |files| files.sync_folder(it.0), done);
     }
 
     fn statfs(&self, by: &Request, _: INodeNo, reply: ReplyStatfs) {

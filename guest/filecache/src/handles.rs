@@ -70,8 +70,8 @@ impl Handle {
         if let Some(file) = self.file.get() {
             return Ok(file.clone());
         }
-        let anchor = self.anchor(nodes)?;
         let _acting = self.caller.act();
+        let anchor = self.anchor(nodes)?;
         let file = Arc::new(source::reopen(anchor, self.flags)?);
         Ok(self.file.get_or_init(|| file).clone())
     }

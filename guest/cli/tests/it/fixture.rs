@@ -20,6 +20,8 @@ pub struct Mount {
     folder: TempDir,
     daemon: Option<Daemon>,
     options: Vec<String>,
+    /// A command that starts the daemon, if it is not started as it is.
+    starter: &'static [&'static str],
     host: Option<FuseHost>,
 }
 
@@ -27,6 +29,14 @@ impl Mount {
     /// A mount with these options; nothing, and says why, where there can be none.
     pub fn start(options: &[&str]) -> Option<Self> {
         let mut mount = Self::prepare(options)?;
+        mount.begin();
+        Some(mount)
+    }
+
+    /// The same, started by a command.
+    pub fn start_by(starter: &'static [&'static str], options: &[&str]) -> Option<Self> {
+        let mut mount = Self::prepare(options)?;
+        mount.starter = starter;
         mount.begin();
         Some(mount)
     }
@@ -53,7 +63,7 @@ impl Mount {
             fs::create_dir(folder.path().join(name)).unwrap();
         }
         let options = options.iter().map(|it| (*it).to_owned()).collect();
-        Some(Self { folder, daemon: None, options, host: None })
+        Some(Self { folder, daemon: None, options, starter: &[], host: None })
     }
 
     /// Waits until the daemon has noticed that the source does not answer.
@@ -85,7 +95,9 @@ impl Mount {
 
     /// Starts the daemon.
     pub fn begin(&mut self) {
-        let daemon = DaemonCommand::new(PROGRAM)
+        let words: Vec<_> = self.starter.iter().copied().chain([PROGRAM]).collect();
+        let daemon = DaemonCommand::new(words[0])
+            .args(&words[1..])
             .args(["cache", "--source"])
             .arg(self.folder.path().join("source"))
             .arg("--mount")

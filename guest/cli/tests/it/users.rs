@@ -107,3 +107,34 @@ fn a_write_takes_the_set_user_id_bit_away() {
         assert_eq!(fs::metadata(mount.source("it")).unwrap().mode() & 0o7777, 0o777);
     }
 }
+
+/// A server that squashes root, as most do: the daemon may do for a user what that may, and no
+/// more. A folder of the user's own could not be listed, nor anything below one in it be used.
+#[test]
+fn a_user_has_folders_that_the_daemon_may_not_enter() {
+    let starter = &["setpriv", "--bounding-set=-dac_override,-dac_read_search"];
+    for options in [&["--window", "0s"][..], &["--modes", "plain"], &["--write-back", "1000s,1M"]] {
+        let Some(mount) = Mount::start_by(starter, options) else { return };
+        for folder in ["home", "home/inner"] {
+            fs::create_dir(mount.source(folder)).unwrap();
+        }
+        mount.write_source("home/inner/it", "text");
+        for place in ["home/inner/it", "home/inner", "home"] {
+            chown(mount.source(place), Some(ONE), Some(ONE)).unwrap();
+            allow(&mount.source(place), 0o700);
+        }
+        let works = r#"set -e; cd "$1"
+            test "$(ls)" = inner; test "$(ls inner)" = it; test "$(cat inner/it)" = text
+            echo more >>inner/it; chmod 600 inner/it; touch inner/it; : >inner/it; test ! -s inner/it
+            echo new >inner/new; mv inner/new inner/newer; ln inner/newer inner/second
+            mkdir inner/folder; ln -s ../it inner/folder/link; readlink inner/folder/link
+            sync inner/newer inner; stat inner inner/it; rm -r inner/folder
+            echo other >other; mv other inner/newer; test "$(cat inner/newer)" = other
+            rm inner/it; test "$(ls inner)" = "$(printf 'newer\nsecond')""#;
+        let output = as_user(ONE, "", works, &mount.at("home"));
+        assert!(output.status.success(), "{options:?}: {output:?}");
+        assert!(!can_read(ONE + 1, "", &mount.at("home/inner/newer")));
+        assert!(fs::read_dir(mount.at("home")).is_err(), "root is nobody there");
+        assert_eq!(mount.stat("conflicts"), 0);
+    }
+}

@@ -34,8 +34,9 @@ pub struct Change {
 
 impl Files {
     /// The attributes of a node: by its open file, if there is one, since its name may be gone.
-    pub fn attributes(&self, id: u64, handle: Option<u64>) -> Result<Attributes> {
+    pub fn attributes(&self, id: u64, handle: Option<u64>, by: &Caller) -> Result<Attributes> {
         let node = self.nodes.get(id)?;
+        let acting = by.act();
         let seen = match self.held(&node, handle) {
             Some(held) => self.look_between_flushes(|| source::stat(&held))?,
             // Opened on trust, and perhaps gone or replaced at the source since.
@@ -43,6 +44,7 @@ impl Files {
                 self.bindings.trusted_copy(&node).and_then(|copy| copy.attributes()).ok_or(error)
             })?,
         };
+        drop(acting);
         let news = self.learn(&node, &seen);
         if news.changed {
             node.pages(false);
@@ -65,10 +67,12 @@ impl Files {
         by: &Caller,
     ) -> Result<Attributes> {
         let node = self.nodes.get(id)?;
+        let acting = by.act();
         let held = match self.held(&node, handle) {
             Some(held) => held,
             None => Arc::new(self.nodes.anchor(&node)?),
         };
+        drop(acting);
         let change = || self.change_held(&node, &held, handle, what, by);
         self.change_at_source(node.identity, what.size, change)?;
         let seen = source::stat(&held)?;
@@ -170,12 +174,12 @@ impl Files {
         work: impl FnOnce(&CString) -> Result<T>,
     ) -> Result<T> {
         let node = self.nodes.get(id)?;
+        let _acting = by.act();
         let held = match self.held(&node, None) {
             Some(held) => held,
             None => Arc::new(self.nodes.anchor(&node)?),
         };
         let path = CString::new(OsStr::new(&source::path_of(&held)).as_bytes());
-        let _acting = by.act();
         work(&path.map_err(|_| Errno::INVAL)?)
     }
 }

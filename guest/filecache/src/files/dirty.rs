@@ -192,11 +192,15 @@ impl Files {
         &self,
         folder: &OwnedFd,
         name: &OsStr,
+        by: &Caller,
     ) -> Result<Option<Through<'_>>> {
         if !self.write_back.is_on() {
             return Ok(None);
         }
-        source::look(folder, name).map_or(Ok(None), |seen| self.settle(seen.identity))
+        let acting = by.act();
+        let seen = source::look(folder, name);
+        drop(acting);
+        seen.map_or(Ok(None), |seen| self.settle(seen.identity))
     }
 
     /// Does what takes a name away. What had it may be dirty, and stays what its copy is of.
@@ -204,9 +208,12 @@ impl Files {
         &self,
         folder: &OwnedFd,
         name: &OsStr,
+        by: &Caller,
         take: impl Fn() -> Result<()>,
     ) -> Result<()> {
+        let acting = by.act();
         let seen = if self.write_back.is_on() { source::look(folder, name).ok() } else { None };
+        drop(acting);
         let _through = seen.and_then(|seen| self.write_back.writes_through(seen.identity));
         let dirty = seen.and_then(|seen| self.write_back.of(seen.identity));
         let Some(dirty) = dirty else { return take() };

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, seek};
+use rustix::fs::{FileType, OFlags, RawDir, SeekFrom, fsync, seek};
 use rustix::io::Result;
 
 use crate::callers::Caller;
@@ -25,6 +25,7 @@ const LIST_BYTES: usize = 32 << 10;
 /// A folder that is open.
 pub struct Folder {
     node: Arc<Node>,
+    /// As the caller has opened it: a server may show its list to nobody else.
     held: OwnedFd,
     caller: Caller,
     /// Locked while it is read, which moves the place in `held`. Who waits has the same folder
@@ -99,8 +100,8 @@ impl Files {
     /// that of the folder.
     pub fn open_folder(&self, id: u64, caller: Caller) -> Result<(u64, bool)> {
         let node = self.nodes.get(id)?;
-        let at = self.nodes.folder(id)?;
         let acting = caller.act();
+        let at = self.nodes.folder(id)?;
         let held: OwnedFd = source::reopen(at, OFlags::RDONLY | OFlags::DIRECTORY)?.into();
         drop(acting);
         let news = self.learn(&node, &source::stat(&held)?);
@@ -137,6 +138,15 @@ impl Files {
     /// The kernel was not told of a node after all.
     pub fn untell(&self, node: &Node) {
         self.nodes.forget(node.id, 1);
+    }
+
+    /// Makes the names in an open folder durable.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "no image of a disk is a file of a guest's mount"
+    )]
+    pub fn sync_folder(&self, number: u64) -> Result<()> {
+        fsync(&self.folders.get(number)?.held)
     }
 
     /// An open folder is closed.

@@ -2,11 +2,12 @@
 //! the caller.
 
 use std::ffi::{OsStr, OsString};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::fs::{
-    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, linkat, mkdirat, mknodat, readlinkat,
-    renameat_with, symlinkat, unlinkat,
+    AtFlags, CWD, FileType, Mode, RenameFlags, linkat, mkdirat, mknodat, readlinkat, renameat_with,
+    symlinkat, unlinkat,
 };
 use rustix::io::Result;
 
@@ -32,8 +33,8 @@ pub enum New {
 impl Files {
     /// What a name leads to.
     pub fn look_up(&self, folder: u64, name: &OsStr, caller: &Caller) -> Result<Found> {
-        let at = self.nodes.folder(folder)?;
         let acting = caller.act();
+        let at = self.nodes.folder(folder)?;
         let seen = self.look_between_flushes(|| source::look(&at, name))?;
         drop(acting);
         Ok(self.found(&seen, folder, name))
@@ -48,8 +49,8 @@ impl Files {
 
     /// Makes something.
     pub fn make(&self, folder: u64, name: &OsStr, what: &New, by: &Caller) -> Result<Found> {
-        let at = self.nodes.folder(folder)?;
         let acting = by.act();
+        let at = self.nodes.folder(folder)?;
         match what {
             New::Folder(mode) => mkdirat(&at, name, Mode::from_raw_mode(*mode))?,
             New::Link(to) => symlinkat(&**to, &at, name)?,
@@ -64,9 +65,9 @@ impl Files {
 
     /// Takes a name away.
     pub fn remove(&self, folder: u64, name: &OsStr, is_folder: bool, by: &Caller) -> Result<()> {
-        let at = self.nodes.folder(folder)?;
+        let at = self.folder_for(folder, by)?;
         let flags = if is_folder { AtFlags::REMOVEDIR } else { AtFlags::empty() };
-        self.take_name(&at, name, || {
+        self.take_name(&at, name, by, || {
             let _acting = by.act();
             unlinkat(&at, name, flags)
         })?;
@@ -82,28 +83,29 @@ impl Files {
         flags: u32,
         by: &Caller,
     ) -> Result<()> {
-        let (old, new) = (self.nodes.folder(from.0)?, self.nodes.folder(to.0)?);
+        let (old, new) = (self.folder_for(from.0, by)?, self.folder_for(to.0, by)?);
         let flags = RenameFlags::from_bits_retain(flags);
-        let _through = self.settle_name(&old, from.1)?;
+        let _through = self.settle_name(&old, from.1, by)?;
         let _exchanged = match flags.contains(RenameFlags::EXCHANGE) {
-            true => self.settle_name(&new, to.1)?,
+            true => self.settle_name(&new, to.1, by)?,
             false => None,
         };
-        self.take_name(&new, to.1, || {
+        self.take_name(&new, to.1, by, || {
             let _acting = by.act();
             renameat_with(&old, from.1, &new, to.1, flags)
         })?;
         self.nodes.gone(from.0, from.1);
         self.nodes.gone(to.0, to.1);
-        self.moved(to.0, to.1);
+        self.moved(to.0, to.1, by);
         if flags.contains(RenameFlags::EXCHANGE) {
-            self.moved(from.0, from.1);
+            self.moved(from.0, from.1, by);
         }
         Ok(())
     }
 
     /// Nodes of what has got a name are there now.
-    fn moved(&self, folder: u64, name: &OsStr) {
+    fn moved(&self, folder: u64, name: &OsStr, by: &Caller) {
+        let _acting = by.act();
         let Ok(at) = self.nodes.folder(folder) else { return };
         let Ok(seen) = source::look(&at, name) else { return };
         for node in self.nodes.of(seen.identity) {
@@ -115,8 +117,8 @@ impl Files {
     pub fn link(&self, id: u64, folder: u64, name: &OsStr, by: &Caller) -> Result<Found> {
         let node = self.nodes.get(id)?;
         let _through = self.settle(node.identity)?;
-        let at = self.nodes.folder(folder)?;
         let acting = by.act();
+        let at = self.nodes.folder(folder)?;
         let anchor = self.nodes.anchor(&node)?;
         linkat(CWD, source::path_of(&anchor), &at, name, AtFlags::SYMLINK_FOLLOW)?;
         drop(acting);
@@ -132,14 +134,10 @@ impl Files {
         Ok(std::os::unix::ffi::OsStringExt::from_vec(to.into_bytes()))
     }
 
-    /// Makes the names in a folder durable.
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "no image of a disk is a file of a guest's mount"
-    )]
-    pub fn sync_folder(&self, id: u64) -> Result<()> {
-        let folder = self.nodes.folder(id)?;
-        let file = source::reopen(folder, OFlags::RDONLY | OFlags::DIRECTORY)?;
-        file.sync_all().map_err(crate::errno)
+    /// A folder, for a caller who may reach it: a server that squashes root shows it no folder of
+    /// others.
+    fn folder_for(&self, id: u64, by: &Caller) -> Result<Arc<OwnedFd>> {
+        let _acting = by.act();
+        self.nodes.folder(id)
     }
 }

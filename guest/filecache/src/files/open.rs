@@ -108,10 +108,10 @@ impl Files {
         to: Register<'_>,
     ) -> Result<(Arc<Node>, Attributes, Opened)> {
         let _asks = self.memory.asks();
+        let acting = caller.act();
         let at = self.nodes.folder(folder)?;
         let kept = OFlags::CREATE | (flags & (OFlags::EXCL | OFlags::TRUNC));
         let own = source::daemon_flags(flags) | kept | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let acting = caller.act();
         let file = File::from(openat(&at, name, own, Permissions::from_raw_mode(permissions))?);
         drop(acting);
         let seen = source::stat(&file)?;
