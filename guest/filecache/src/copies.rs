@@ -18,7 +18,7 @@ use crate::copy::Copy;
 use crate::lock::lock;
 use crate::shelf::Name;
 use crate::stamp::{Attributes, Identity};
-use crate::store::{Store, space_of};
+use crate::store::{Store, files_max, space_of};
 
 /// Files that the usage history has room for.
 pub const HISTORY_FILES: usize = 1 << 16;
@@ -30,6 +30,7 @@ pub struct Copies {
     option: Budget,
     /// Uses from which on a file is fetched ahead.
     uses_min: u32,
+    files_max: usize,
     /// Of all copies, those that are only open still among them.
     bytes_in_use: Arc<AtomicU64>,
     kept: Mutex<Kept>,
@@ -110,7 +111,8 @@ impl Copies {
             evictions: 0,
             epochs: 0,
         };
-        Self { store, option, uses_min, bytes_in_use: Arc::default(), kept: Mutex::new(kept) }
+        let (files_max, kept) = (files_max(), Mutex::new(kept));
+        Self { store, option, uses_min, files_max, bytes_in_use: Arc::default(), kept }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -189,7 +191,8 @@ impl Copies {
     /// Whether a copy of a file is still wanted and there is none.
     pub fn wants(&self, identity: Identity) -> bool {
         let kept = self.kept();
-        kept.policy.holds(kept.id(identity)) && !kept.copies.contains_key(&identity)
+        let has_place = kept.copies.len() < self.files_max;
+        has_place && kept.policy.holds(kept.id(identity)) && !kept.copies.contains_key(&identity)
     }
 
     /// A file is to be copied now. Nothing if it is not wanted, is open for writing, or another
@@ -254,7 +257,8 @@ impl Copies {
         if seen.stamp.size > 0 {
             return kept.copies.get(&identity).filter(|it| it.is_of(seen.stamp)).cloned();
         }
-        let file = self.store.new_file().ok()?;
+        let has_place = kept.copies.len() < self.files_max;
+        let file = has_place.then(|| self.store.new_file().ok()).flatten()?;
         let name = Name::none(self.store.shelf().cloned());
         let copy = Copy::new(file, seen.stamp, Some(*seen), name, &self.bytes_in_use);
         kept.take(identity);

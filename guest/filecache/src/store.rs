@@ -11,12 +11,16 @@ use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_string, fsmount,
     fsopen,
 };
+use rustix::process::{Resource, getrlimit};
 
 use crate::shelf::Shelf;
 
 /// What a copy takes beside its pages.
 const OVERHEAD: u64 = 2 << 10;
 const PAGE: u64 = 4 << 10;
+/// A copy keeps a descriptor, one that is dirty has another one beside it. Copies have this part of
+/// those that the process may have, or two of them; the rest is for what users open.
+const DESCRIPTORS_OF: u64 = 3;
 
 /// A place for copies.
 pub enum Store {
@@ -76,6 +80,12 @@ fn private_tmpfs() -> rustix::io::Result<OwnedFd> {
 /// What a copy of a file takes.
 pub fn space_of(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE) + OVERHEAD
+}
+
+/// How many copies there may be.
+pub fn files_max() -> usize {
+    let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from(descriptors / DESCRIPTORS_OF).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

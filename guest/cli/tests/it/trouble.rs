@@ -275,3 +275,27 @@ fn a_termination_takes_the_mount_away_though_the_source_hangs() {
         reader.wait().unwrap();
     }
 }
+
+/// Copies took all descriptors, and every few opens failed with EMFILE.
+#[test]
+fn copies_of_many_files_leave_descriptors_to_those_who_open_some() {
+    for options in [&[][..], &["--write-back", "1000s,8M", "--lazy-close"]] {
+        let Some(mount) = Mount::start_by(&["prlimit", "--nofile=150:150"], options) else {
+            return;
+        };
+        let names: Vec<_> = (0..200).map(|file| file.to_string()).collect();
+        names.iter().for_each(|name| mount.write_source(name, "text"));
+        // Two are copied at a time.
+        let is_full = || (50..=51).contains(&mount.stat("cached_files"));
+        wait_until("there are as many copies as there may be", || {
+            names.iter().for_each(|name| assert_eq!(mount.read(name), "text"));
+            is_full()
+        });
+        names.iter().for_each(|name| assert_eq!(mount.read(name), "text"));
+        let open = |name: &String| File::open(mount.at(name)).unwrap();
+        drop(names[..10].iter().map(open).collect::<Vec<_>>());
+        assert!(is_full(), "{}", mount.stats());
+        names.iter().for_each(|name| fs::write(mount.at(&format!("new{name}")), "new").unwrap());
+        names.iter().for_each(|name| assert_eq!(mount.read(&format!("new{name}")), "new"));
+    }
+}

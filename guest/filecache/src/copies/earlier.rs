@@ -60,7 +60,8 @@ impl Copies {
             let copy =
                 Copy::new(file, stamp, None, Name::given(shelf.clone(), name), &self.bytes_in_use);
             let mut kept = self.kept();
-            if kept.holds_again(identity, space_of(stamp.size), self.uses_min) {
+            let has_place = kept.copies.len() < self.files_max;
+            if has_place && kept.holds_again(identity, space_of(stamp.size), self.uses_min) {
                 kept.copies.insert(identity, copy);
             } else {
                 copy.retire();
