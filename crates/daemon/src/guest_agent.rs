@@ -18,6 +18,8 @@ use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
 use flowstone_memory::message::{
     self, Grant, LEASE, LINE_BYTES_MAX, Lines, Report, ToGuest, ToHost,
 };
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::SendFlags;
 use tracing::warn;
 
@@ -174,8 +176,19 @@ impl Guests {
                 self.heard(stream, report);
             }
             // What comes meanwhile stays with the kernel.
-            thread::sleep(wait);
+            if goes_within(stream, wait)? {
+                return Ok(());
+            }
         }
+    }
+}
+
+/// Waits for so long, or until a guest goes or is hung up on.
+fn goes_within(stream: &UnixStream, wait: Duration) -> io::Result<bool> {
+    let time = Timespec::try_from(wait).map_err(io::Error::other)?;
+    match poll(&mut [PollFd::new(stream, PollFlags::RDHUP)], Some(&time)) {
+        Err(Errno::INTR) => Ok(false),
+        gone => Ok(gone? > 0),
     }
 }
 

@@ -105,3 +105,22 @@ fn a_guest_that_reads_nothing_is_not_waited_for_and_reads_whole_lines_later() {
         last = grant.bytes;
     }
 }
+
+/// A process that floods and connects again had a thread and a descriptor for each time, for as
+/// long as its lines were to be heard.
+#[test]
+fn a_guest_that_floods_and_goes_is_forgotten_at_once() {
+    let (agents, folder) = agents();
+    let threads = || Arc::strong_count(&agents.guests) - 2;
+    for _ in 0..50 {
+        let mut guest = connect(&folder);
+        let flood = b"{\"report\":{}}\n".repeat(LINE_BYTES_MAX);
+        guest.set_nonblocking(true).unwrap();
+        // As much as there is room for.
+        let _ = guest.write_all(&flood);
+        wait_until("it is heard", || used(&agents) == Some(0));
+        // Of those before none is left but the one that this one has replaced, on its way.
+        wait_until("the earlier ones are gone", || threads() <= 1);
+    }
+    wait_until("the last one to be forgotten", || agents.heard().is_empty() && threads() == 0);
+}
