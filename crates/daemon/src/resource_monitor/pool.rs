@@ -67,7 +67,8 @@ impl Pool {
         let sum = |of: fn(&Member) -> u64| members.iter().map(of).sum();
         self.sizer
             .set_limits(Limits { min: sum(|member| member.min), max: sum(|member| member.max) });
-        let used = guests.iter().map(|guest| guest.heard.report.used_bytes);
+        // What it says, as far as it can be true.
+        let used = guests.iter().map(|it| it.heard.report.used_bytes.min(it.memory_bytes));
         let held = cache.map_or(0, Cache::resident_bytes) + used.sum::<u64>();
         let hit_ratio = |bytes| match cache {
             Some(cache) if guests.is_empty() => cache.weighed_hit_ratio_of(bytes),
@@ -268,5 +269,17 @@ mod tests {
         host.run(60, 2700);
         let short = host.granted();
         assert!(short[0] < 1024 && short[1] * 4 >= short[0] + short[1], "{short:?}");
+    }
+
+    /// The sum overflowed.
+    #[test]
+    fn guests_that_say_that_they_use_more_than_there_is_are_not_believed() {
+        let mut host = Host::new(vec![guest(1, 0.5, &[]), guest(2, 0.5, &[])]);
+        for guest in &mut host.guests {
+            guest.heard.report.used_bytes = u64::MAX;
+        }
+        let short = Reading { available: HOST / 32, total: HOST, waiting: 0.0 };
+        host.pool.decide(host.now, short, None, &host.guests);
+        assert!(host.granted().iter().all(|part| (16..256).contains(part)), "{:?}", host.granted());
     }
 }
