@@ -111,11 +111,15 @@ impl Sizer {
         self.target
     }
 
-    /// Keeps the cache between other sizes from now on. What it lacks to its maximum it goes on
-    /// lacking.
+    /// Keeps the cache between other sizes from now on. It goes on having the same part of its
+    /// maximum: what comes and goes again leaves it as it was.
     pub fn set_limits(&mut self, limits: Limits) {
-        let lacking = self.limits.max - self.target;
-        self.target = limits.max.saturating_sub(lacking).max(limits.min);
+        if limits == self.limits {
+            return;
+        }
+        let wanted = u128::from(self.target) * u128::from(limits.max);
+        let part = wanted.checked_div(self.limits.max.into());
+        self.target = part.map_or(limits.max, |part| part as u64).max(limits.min);
         self.limits = limits;
     }
 

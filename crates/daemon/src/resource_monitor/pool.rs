@@ -282,4 +282,33 @@ mod tests {
         host.pool.decide(host.now, short, None, &host.guests);
         assert!(host.granted().iter().all(|part| (16..256).contains(part)), "{:?}", host.granted());
     }
+
+    /// All that was lacking was taken from those who stayed, and given to all when it came back.
+    #[test]
+    fn a_guest_that_comes_and_goes_and_wants_more_and_less_takes_nothing_from_others() {
+        let mut host = Host::new(vec![guest(1, 0.5, &[]), guest(2, 0.5, &[])]);
+        host.run(60, 3400);
+        let before = host.granted();
+        assert!(before[0] > 32 && before[0] + before[1] < 256, "{before:?}");
+        let is_as_before = |host: &Host| {
+            let now = host.granted();
+            assert!((before[0] - 1..=before[0]).contains(&now[0]), "{now:?} after {before:?}");
+            assert!((before[1] - 1..=before[1]).contains(&now[1]), "{now:?} after {before:?}");
+        };
+        for _ in 0..20 {
+            // It is silent, or hung up on. What it has it goes on having.
+            let other = host.guests.remove(1);
+            host.run(1, 3400 + before[1]);
+            assert!(host.granted()[0] >= before[0], "{:?} after {before:?}", host.granted());
+            host.guests.push(other);
+            host.run(1, 3400);
+            is_as_before(&host);
+        }
+        for wanted in [0, 256 * MIB].repeat(20) {
+            host.guests[1].heard.report.wanted_bytes = wanted;
+            host.run(1, 3400);
+        }
+        assert_eq!(host.run(61, 3400), 0, "it swings");
+        is_as_before(&host);
+    }
 }
