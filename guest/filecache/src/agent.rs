@@ -1,5 +1,5 @@
 //! Sizes copies that are in memory, and talks to the host about it through a virtio port, if there
-//! is one: a report each epoch, grants as they come.
+//! is one: a report each epoch, or three in a lease, and grants as they come.
 //!
 //! A host that is not there costs nothing: lines are kept by QEMU, or given up.
 
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
-use flowstone_memory::message::{self, LINE_BYTES_MAX, Lines, Report, ToGuest, ToHost};
+use flowstone_memory::message::{self, LEASE, LINE_BYTES_MAX, Lines, Report, ToGuest, ToHost};
 use flowstone_memory::reading::Reader;
 
 use crate::budget::Budgets;
@@ -61,7 +61,7 @@ impl Agent {
             }
             self.listen(now);
             self.files.copies.limit_to(self.budgets.now(now));
-            if reported.is_none_or(|at| now - at >= epoch) {
+            if reported.is_none_or(|at| now - at >= epoch.min(LEASE / 3)) {
                 reported = Some(now);
                 self.report(curve);
             }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use flowstone_block::LogBudget;
 use flowstone_cache::Vms;
+use flowstone_memory::message::LEASE;
 use tracing::info;
 
 use super::pool::GuestCache;
@@ -55,13 +56,45 @@ impl Sharing {
         Some(shared)
     }
 
-    /// The file caches of these VMs, of those that were heard.
+    /// The file caches of these VMs, of those that were heard while a lease lasts: one that has
+    /// ended in its VM leaves its port open.
     pub fn guest_caches(&self, heard: Vec<Heard>) -> Vec<GuestCache> {
         let of_vm = |heard: Heard| {
+            if heard.age >= LEASE {
+                return None;
+            }
             let number = self.vms.iter().position(|vm| vm.pid == Some(heard.pid))?;
             let memory_bytes = self.vms[number].memory_bytes;
             Some(GuestCache { heard, weight: self.shared.weight(number), memory_bytes })
         };
         heard.into_iter().filter_map(of_vm).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use flowstone_memory::message::Report;
+
+    use super::*;
+
+    /// What had been its part stayed so for as long as its VM ran.
+    #[test]
+    fn a_guest_that_is_silent_for_a_lease_has_no_part() {
+        let vm = |pid| Vm {
+            name: String::new(),
+            pid: Some(pid),
+            cpus: 1,
+            memory_bytes: 1 << 30,
+            disks: vec![pid],
+        };
+        let vms = vec![vm(1), vm(2)];
+        let sharing = Sharing { shared: vms::share_out(&vms), vms, ..Sharing::default() };
+        let heard = |pid, age| Heard { pid, report: Report::default(), age, grant: Some(7) };
+        let second = Duration::from_secs(1);
+        let heard = vec![heard(1, LEASE - second), heard(2, LEASE), heard(3, second)];
+        let pids: Vec<u32> = sharing.guest_caches(heard).iter().map(|it| it.heard.pid).collect();
+        assert_eq!(pids, [1]);
     }
 }
