@@ -18,4 +18,4 @@ mod read;
 
 pub use csv::{Totals, Writer};
 pub use event::{Class, Event, Kind, Trace};
-pub use read::read;
+pub use read::{read, read_from};

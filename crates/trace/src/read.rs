@@ -11,6 +11,8 @@ use crate::{Event, Kind, Trace, blkparse, csv, fio};
 
 /// First bytes of a zstd frame (RFC 8878, 3.1.1).
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
+/// A longer line is none of a trace.
+const LINE_BYTES_MAX: u64 = 64 << 10;
 /// A longer read or write is a mistake in the trace.
 const REQUEST_BYTES_MAX: u64 = 1 << 30;
 
@@ -19,13 +21,20 @@ const REQUEST_BYTES_MAX: u64 = 1 << 30;
 /// # Errors
 /// If it cannot be read, a line of it makes no sense, or there is no request in it.
 pub fn read(path: &Path) -> Result<Trace> {
-    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let mut magic = [0; ZSTD_MAGIC.len()];
-    let is_zstd = file.read_exact(&mut magic).is_ok() && magic == ZSTD_MAGIC;
-    let file = File::open(path)?;
-    let text: Box<dyn Read> =
-        if is_zstd { Box::new(zstd::Decoder::new(file)?) } else { Box::new(file) };
-    read_lines(BufReader::new(text)).with_context(|| path.display().to_string())
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    read_from(file).with_context(|| path.display().to_string())
+}
+
+/// The same from anything that can be read.
+///
+/// # Errors
+/// See [`read`].
+pub fn read_from(source: impl Read) -> Result<Trace> {
+    let mut source = BufReader::new(source);
+    if source.fill_buf()?.starts_with(&ZSTD_MAGIC) {
+        return read_lines(BufReader::new(zstd::Decoder::with_buffer(source)?));
+    }
+    read_lines(source)
 }
 
 fn read_lines(mut text: impl BufRead) -> Result<Trace> {
@@ -34,7 +43,7 @@ fn read_lines(mut text: impl BufRead) -> Result<Trace> {
     let mut whole = String::new();
     for number in 1.. {
         whole.clear();
-        match text.read_line(&mut whole) {
+        match text.by_ref().take(LINE_BYTES_MAX).read_line(&mut whole) {
             Ok(0) => break,
             Ok(_) => {}
             // A zstd frame that does not end.
@@ -44,6 +53,10 @@ fn read_lines(mut text: impl BufRead) -> Result<Trace> {
             }
             Err(error) => return Err(error).context("it is no text"),
         }
+        ensure!(
+            (whole.len() as u64) < LINE_BYTES_MAX,
+            "line {number} is longer than a line of a trace"
+        );
         let line = whole.trim();
         if line.is_empty() {
             continue;
@@ -146,6 +159,7 @@ mod tests {
                 "line 2: \"0,R,0,1,data,2\": durable is 1 or 0",
             ),
             ("", "there is no request in it"),
+            (&"0".repeat(100_000), "line 1 is longer than a line of a trace"),
         ] {
             let said = format!("{:#}", read_lines(text.as_bytes()).unwrap_err());
             assert!(said.starts_with(why), "{text}: {said}");
