@@ -70,6 +70,16 @@ fn a_trace_that_writes_nothing_says_nothing_of_wear_but_of_a_cache() {
     assert!((0.4..0.9).contains(&advice.cache_hit_ratio), "{}", advice.cache_hit_ratio);
 }
 
+/// No step on the way to its size brings anything.
+#[test]
+fn a_loop_is_for_a_cache_that_it_fits_in() {
+    let events = (0..8192).map(|at| Event::new(Kind::Read, at % 512 * 4096, 4096));
+    let others = (0..512).map(|at| Event::new(Kind::Read, (at + 1024) * 4096, 4096));
+    let advice = of(events.chain(others).collect(), &options("op=28%"));
+    assert!((2 * MIB..3 * MIB).contains(&advice.cache_bytes), "{advice:#?}");
+    assert!(advice.cache_hit_ratio > 0.8, "{advice:#?}");
+}
+
 /// Nothing is read twice.
 #[test]
 fn a_scan_is_for_no_cache() {
