@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use flowstone_block::{
-    Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, QueueContext, Request,
-    mutant,
+    Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, Published, QueueContext,
+    ReaderWaker, Request, Seen, mutant,
 };
 
 use crate::counters::{Counters, QueueCounters};
 use crate::layout::Layout;
 use crate::pattern::queues::{QueueMemory, SharedDetector};
-use crate::published::{Published, ReaderWaker, Seen};
 use crate::verdict::{Asked, judge};
 use crate::watcher::{Pace, Watcher};
 

@@ -13,7 +13,6 @@ mod layout;
 mod lvm;
 mod partitions;
 mod pattern;
-mod published;
 mod recognise;
 mod verdict;
 mod volume;

@@ -7,12 +7,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{BlockingDisk, Geometry, Layer, LogBudget, SECTOR_BYTES, Sector, mutant};
+use flowstone_block::{
+    BlockingDisk, Geometry, Layer, LogBudget, Published, SECTOR_BYTES, Sector, mutant,
+};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tracing::{debug, warn};
 
 use crate::layout::Layout;
-use crate::published::Published;
 use crate::recognise::recognise;
 use crate::volume::ReadBytes;
 

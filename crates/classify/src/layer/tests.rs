@@ -75,14 +75,3 @@ fn a_queue_does_not_fall_asleep_on_a_layout_that_has_been_replaced() {
     channel.reap(&mut Vec::new());
     assert!(is_let_go(&layout));
 }
-
-/// What is not there any more is not woken, nor kept.
-#[test]
-fn a_queue_that_has_gone_is_not_woken() {
-    let published = Published::<u32>::default();
-    let contexts = [queue(0), queue(1)];
-    let [gone, _kept] = [0, 1].map(|at| published.wakes(&contexts[at].reactor));
-    drop(gone);
-    let _third = published.wakes(&contexts[0].reactor);
-    assert_eq!(published.readers(), 2);
-}

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::Extent;
+use flowstone_block::{Extent, Published, Seen};
 
 use super::{Detector, Journals};
-use crate::published::{Published, Seen};
 
 /// The most writes that one queue remembers: a journal writes just before the guest flushes.
 const RECENT_MAX: usize = 64;

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use flowstone_block::{Reactor, Waker, mutant};
+use crate::{Reactor, Waker, mutant};
 
 /// Wakes the thread of a reader. The reader holds it for as long as it is there.
 pub type ReaderWaker = Arc<Waker>;
@@ -34,7 +34,7 @@ impl<T> Published<T> {
         // one.
         self.version.fetch_add(1, Ordering::Release);
         drop(current);
-        if !mutant("classify.published.wakes-no-reader") {
+        if !mutant("block.published.wakes-no-reader") {
             let readers = lock(&self.readers);
             readers.iter().filter_map(Weak::upgrade).for_each(|reader| reader.wake());
         }
@@ -53,14 +53,6 @@ impl<T> Published<T> {
     /// The value as it is now.
     pub fn get(&self) -> Arc<T> {
         Arc::clone(&lock(&self.value))
-    }
-}
-
-#[cfg(test)]
-impl<T> Published<T> {
-    /// How many it would wake.
-    pub fn readers(&self) -> usize {
-        lock(&self.readers).len()
     }
 }
 
@@ -121,6 +113,17 @@ mod tests {
         published.publish(2);
         published.publish(3);
         assert_eq!((*seen.look(&published), *published.get()), (3, 3));
+    }
+
+    /// What is not there any more is not woken, nor kept.
+    #[test]
+    fn a_reader_that_has_gone_is_not_woken() {
+        let published = Published::<u32>::default();
+        let reactors = [(); 2].map(|()| Reactor::new().unwrap());
+        let [gone, _kept] = [0, 1].map(|at| published.wakes(&reactors[at]));
+        drop(gone);
+        let _third = published.wakes(&reactors[0]);
+        assert_eq!(lock(&published.readers).len(), 2);
     }
 
     /// The version is read before the value: a value that comes between the two is seen again, and
