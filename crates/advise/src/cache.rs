@@ -5,7 +5,7 @@ use flowstone_trace::{Class, Kind, Trace};
 
 /// Sizes that are tried, in equal steps up to all blocks that are touched.
 const STEPS: usize = 16;
-/// Of more accesses a sample of the blocks is looked at, in a cache that is smaller by the same part
+/// Of more accesses a sample of the blocks is looked at, in a cache smaller by the same part
 /// (SHARDS, Waldspurger et al., FAST'15).
 const ACCESSES_MAX: usize = 1 << 20;
 /// A step that brings fewer hits than this of all accesses does not pay: the resource monitor grows

@@ -4,6 +4,7 @@
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
 mod advise;
+mod record;
 mod replay;
 mod serve;
 mod set;
@@ -16,6 +17,7 @@ use flowstone_block::{SizeChange, parse_size};
 use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options};
 
 pub use self::advise::Advise;
+pub use self::record::Record;
 pub use self::replay::{Replay, WhenMade};
 pub use self::serve::{Serve, StorageArgs};
 pub use self::set::{Disk, DiskCommand, Group, GroupCommand, SetDisk, SetGroup};
@@ -58,6 +60,13 @@ pub enum Command {
     Compact(Compact),
     /// Serve disks to guests until SIGTERM
     Serve(Box<Serve>),
+    /// Record what the guest of a disk that is being served asks for
+    ///
+    /// Each request with its time, place, length and class, and which ranges held data at the
+    /// start; none of the data itself. Prints at its end how many requests it has recorded, and how
+    /// many it has lost because this command, or its disk, was too slow: guests wait for neither.
+    /// For `flowstone replay`.
+    Record(Record),
     /// Run a trace or a made load through an image on a model of an SSD, and show what is written
     ///
     /// The image is the product's own code; the drive is a model with a page-mapped flash

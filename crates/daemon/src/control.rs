@@ -10,6 +10,8 @@
 //! -> {"command":"set_disk","disk":"vm1","limit":"iops=20000","weight":200}
 //! <- {"ok":{"limit":{"iops":20000,...},"weight":200,...}}
 //! ```
+//! Behind the answer to `record` comes a trace, and then nothing.
+//!
 //! A unix socket that only its owner may use. Not on the data path: a slow client waits alone.
 //! Clients are bounded in number, and a command in the time that its line may take.
 
@@ -80,6 +82,17 @@ pub enum Command {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         weight: Option<u32>,
     },
+    /// Send what a disk is asked for from now on, until the client shuts its side down.
+    Record {
+        /// The disk's name or the path of its image.
+        disk: String,
+        /// The image that `disk` is where the client runs; `disk` is then no path to us.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        path: Option<PathBuf>,
+        /// Whether times are rounded down to a millisecond.
+        #[serde(default)]
+        coarse: bool,
+    },
     /// Change what the disks of a group may use together.
     SetGroup {
         /// The group's name.
@@ -141,8 +154,30 @@ impl From<Reply> for Result<Value> {
     }
 }
 
+/// What a command comes to.
+pub struct Answer {
+    value: Value,
+    rest: Option<Rest>,
+}
+
+/// Sends what follows the line of an answer. That is the last that the client hears.
+type Rest = Box<dyn FnOnce(&UnixStream)>;
+
+impl Answer {
+    /// An answer of more than its line.
+    pub fn and_then(value: Value, rest: impl FnOnce(&UnixStream) + 'static) -> Self {
+        Self { value, rest: Some(Box::new(rest)) }
+    }
+}
+
+impl From<Value> for Answer {
+    fn from(value: Value) -> Self {
+        Self { value, rest: None }
+    }
+}
+
 /// Carries out a command.
-pub type Handler = dyn Fn(Command) -> Result<Value> + Send + Sync;
+pub type Handler = dyn Fn(Command) -> Result<Answer> + Send + Sync;
 
 /// A listening control socket. Dropping it removes the socket.
 pub struct ControlServer {
@@ -195,12 +230,12 @@ fn send_away(mut stream: UnixStream) -> io::Result<()> {
     stream.set_nonblocking(true)?;
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
-    let _ = stream.write_all(answer(Err(refusal)).as_bytes());
+    let _ = stream.write_all(line_of(Err(refusal)).as_bytes());
     Ok(())
 }
 
 /// An answer as it is sent.
-fn answer(outcome: Result<Value>) -> String {
+fn line_of(outcome: Result<Value>) -> String {
     serde_json::to_string(&Reply::from(outcome)).expect("a reply is plain values") + "\n"
 }
 
@@ -247,8 +282,15 @@ fn converse(stream: UnixStream, handler: &Handler, patience: Duration) {
                 Err(Error::invalid("control command", error, "send one JSON object per line"))
             }
         };
-        if writer.write_all(answer(outcome).as_bytes()).is_err() {
+        let (outcome, rest) = match outcome {
+            Ok(Answer { value, rest }) => (Ok(value), rest),
+            Err(error) => (Err(error), None),
+        };
+        if writer.write_all(line_of(outcome).as_bytes()).is_err() {
             return;
+        }
+        if let Some(rest) = rest {
+            return rest(&writer);
         }
     }
 }
@@ -277,6 +319,11 @@ impl Client {
             .exchange(command)
             .map_err(|error| Error::host(self.name.clone(), error, "check that the daemon runs"))?;
         reply.into()
+    }
+
+    /// What follows the answer to a command that has more to say.
+    pub fn into_rest(self) -> BufReader<UnixStream> {
+        self.stream
     }
 
     fn exchange(&mut self, command: &Command) -> io::Result<Reply> {
@@ -340,7 +387,7 @@ mod tests {
         let path = folder.path().join("control.sock");
         let handler = |command| match command {
             Command::Stats => panic!("the mistake"),
-            _ => Ok(Value::Null),
+            _ => Ok(Value::Null.into()),
         };
         let _server = ControlServer::start(&path, Arc::new(handler)).unwrap();
         for _ in 0..=CLIENTS_MAX {

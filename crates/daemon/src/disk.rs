@@ -151,19 +151,21 @@ impl Disk {
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 
-    /// After [`begin_stop`](Self::begin_stop): waits for what is in flight, and makes all of it
-    /// durable. A monitor that has not let go by `deadline` is hung up on. The image is in use
-    /// until the disk is dropped.
+    /// After [`begin_stop`](Self::begin_stop): waits for what is in flight, makes all of it
+    /// durable, and ends recordings. A monitor that has not let go by `deadline` is hung up on. The
+    /// image is in use until the disk is dropped.
     pub fn stop(&self, deadline: Instant) -> Result<()> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             self.join(thread, deadline);
         }
+        self.stack.recorder.close();
         if mutant("daemon.disk.stops-without-flush") {
             return Ok(());
         }
         let flushed = BlockingDisk::new(&*self.stack.top)
             .and_then(|mut disk| disk.run(Op::Flush).map_err(Into::into));
+        self.stack.recorder.wait(deadline);
         flushed.map_err(|error| {
             let what = format!("flush {}", self.name);
             Error::host(what, error, "check the host's disk: recent writes may be lost")

@@ -24,6 +24,7 @@ mod fake_guest;
 mod front_task;
 mod guest_agent;
 mod halves;
+mod held_data;
 #[cfg(test)]
 mod held_disk;
 mod histogram;
@@ -45,6 +46,7 @@ mod qos_report;
 mod queue_run;
 mod queue_task;
 mod real_path;
+mod recording;
 mod report;
 mod resource_monitor;
 mod runner;

@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Errno, Error, Result, SizeChange};
 use flowstone_fileio::FileOpener;
 use flowstone_memory::sizer::Limits;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
@@ -21,7 +22,7 @@ use tracing::{error, info, warn};
 use crate::cache_report::CacheReport;
 use crate::class_report::LayoutReport;
 use crate::config::{Config, DiskConfig};
-use crate::control::{Command, ControlServer};
+use crate::control::{Answer, Command, ControlServer};
 use crate::disk::Disk;
 use crate::disks::{Disks, died};
 use crate::guest_agent::GuestAgents;
@@ -30,6 +31,7 @@ use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
 use crate::qos_report::GroupReport;
+use crate::recording::{self, Places};
 use crate::report::Report;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};
@@ -50,6 +52,7 @@ struct Daemon {
     guests: Option<Arc<GuestAgents>>,
     /// Sizes the caches, if there are any.
     resource_monitor: Option<ResourceMonitor>,
+    recordings: Places,
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
@@ -85,7 +88,9 @@ fn run(config: Config, shared: Shared) -> Result<()> {
             .map_err(|error| Error::host("the resource monitor", error, "free resources"))
     });
     let resource_monitor = watch.transpose()?;
-    let daemon = Arc::new(Daemon { start, shared, pollers, disks, guests, resource_monitor });
+    let recordings = Places::default();
+    let daemon = Daemon { start, shared, pollers, disks, guests, resource_monitor, recordings };
+    let daemon = Arc::new(daemon);
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = match &config.control {
         None => None,
@@ -228,7 +233,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn execute(&self, command: Command) -> Result<Value> {
+    fn execute(&self, command: Command) -> Result<Answer> {
         match command {
             Command::Stats => {
                 let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
@@ -238,29 +243,35 @@ impl Daemon {
                 let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
                 let report =
                     Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
-                Ok(serde_json::to_value(report).expect("a report is plain values"))
+                Ok(answer(report))
             }
             Command::Numa => {
                 let report = NumaReport::of(&self.disks.serving(), &self.pollers);
-                Ok(serde_json::to_value(report).expect("a report is plain values"))
+                Ok(answer(report))
             }
             Command::Layout { disk: name, path } => {
                 let disk = self.disks.find(&format!("layout of {name}"), &name, path.as_deref())?;
                 let report = LayoutReport::of(&disk.stack.classes);
-                Ok(serde_json::to_value(report).expect("a report is plain values"))
+                Ok(answer(report))
             }
             Command::Resize { disk: name, path, bytes, add_bytes } => {
                 let change = size_change(&name, bytes, add_bytes)?;
                 let disk = self.disks.find(&format!("resize {name}"), &name, path.as_deref())?;
                 // It may take for ever, and nothing but that disk may wait for it.
                 let (capacity, told) = disk.grow(change)?;
-                Ok(json!({ "capacity_bytes": capacity.bytes(), "guest_told": told }))
+                Ok(json!({ "capacity_bytes": capacity.bytes(), "guest_told": told }).into())
             }
             Command::SetDisk { disk: name, path, limit, weight } => {
                 let disk = self.disks.find(&format!("disk set {name}"), &name, path.as_deref())?;
-                disk.set(limit.as_deref(), weight)
+                disk.set(limit.as_deref(), weight).map(Answer::from)
             }
-            Command::SetGroup { group, limit } => self.shared.set_group(&group, &limit),
+            Command::Record { disk: name, path, coarse } => {
+                let disk = self.disks.find(&format!("record {name}"), &name, path.as_deref())?;
+                recording::begin(&self.recordings, &disk, coarse)
+            }
+            Command::SetGroup { group, limit } => {
+                self.shared.set_group(&group, &limit).map(Answer::from)
+            }
         }
     }
 
@@ -308,6 +319,10 @@ impl Stop {
             Self::Later(disk) => disk.stop(deadline),
         }
     }
+}
+
+fn answer(report: impl Serialize) -> Answer {
+    serde_json::to_value(report).expect("a report is plain values").into()
 }
 
 /// What a `resize` command asks for.

@@ -1,8 +1,9 @@
 //! The wiring: the only place that names two stages.
 //!
 //! A disk's stack is its image, or something that stands in for one, then the detection of zeroes
-//! and the cache if these were asked for, then classification, then the diagnosis layers, the first
-//! named lowest. Its limits stand before all of them: what is over a limit stays in its ring.
+//! and the cache if these were asked for, then what records requests, then classification, then the
+//! diagnosis layers, the first named lowest. Its limits stand before all of them: what is over a
+//! limit stays in its ring.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,8 @@ use flowstone_classify::{Classify, DiskClasses};
 use flowstone_fileio::{FileOpener, FileWrapper};
 use flowstone_image::{Image, ImageOptions, open};
 use flowstone_layers::{
-    Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Stats, Verify, ZeroCounters, Zeroes,
+    Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Record, Recorder, Stats, Verify,
+    ZeroCounters, Zeroes,
 };
 use flowstone_qos::{Devices, DiskLimits, DiskShare, Group};
 
@@ -69,6 +71,8 @@ pub struct Stack {
     pub limits: Arc<DiskLimits>,
     /// What it gets of the devices that its files are on.
     pub share: Arc<DiskShare>,
+    /// Where recordings of what guests ask for begin.
+    pub recorder: Arc<Recorder>,
     /// What is known of the guest's file systems, and requests counted by class.
     pub classes: Arc<DiskClasses>,
     /// Counters of the `stats` layers, from the lowest up.
@@ -82,14 +86,17 @@ impl Stack {
         let (base, image) = Self::foundation(shared, &share, config)?;
         let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
         let (base, cached) = Self::cache(base, shared, number, config.pdc);
+        let record = Record::new(base);
+        let recorder = record.recorder();
         let limits = Self::limits(shared, config)?;
         let paying = Arc::clone(&limits);
         let pace = Arc::new(move |bytes, charges| paying.own_read(bytes, charges));
-        let classify = Classify::paced(base, config.journal_ioprio, pace);
+        let classify = Classify::paced(Arc::new(record), config.journal_ioprio, pace);
         let classes = classify.classes();
         let top = Arc::new(classify);
         let counters = Vec::new();
-        let mut stack = Self { top, image, zeroes, cached, limits, share, classes, counters };
+        let mut stack =
+            Self { top, image, zeroes, cached, limits, share, recorder, classes, counters };
         for spec in &config.layers {
             stack.add(spec)?;
         }

@@ -2,13 +2,15 @@
 //!
 //! Two stand in for an image ([`Null`], [`Mem`]); the others wrap the layer below and change or
 //! watch what passes. Each is selected on the command line, e.g. `--layer delay=0-5ms`, and
-//! [`Zeroes`], which is for everyday use, by `--detect-zeroes`.
+//! [`Zeroes`], which is for everyday use, by `--detect-zeroes`. [`Record`] is always there.
 
 mod delay;
 mod error;
 mod log;
 mod mem;
 mod null;
+mod record;
+mod recorder;
 mod stats;
 mod verify;
 mod zeroes;
@@ -18,6 +20,8 @@ pub use error::{ErrorRule, Errors};
 pub use log::Log;
 pub use mem::Mem;
 pub use null::Null;
+pub use record::Record;
+pub use recorder::{Recorded, Recorder, Recording};
 pub use stats::{LayerCounters, Stats};
 pub use verify::Verify;
 pub use zeroes::{DetectZeroes, ZeroCounters, Zeroes};

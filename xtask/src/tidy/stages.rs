@@ -33,10 +33,10 @@ const MAY_KNOW: [(&str, &[&str]); 21] = [
         "daemon",
         &[
             "reactor", "block", "fileio", "image", "layers", "classify", "cache", "qos",
-            "frontend", "memory",
+            "frontend", "memory", "trace",
         ],
     ),
-    ("cli", &["block", "fileio", "image", "daemon", "replay", "advise"]),
+    ("cli", &["block", "fileio", "image", "daemon", "replay", "advise", "trace"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
     ("policy", &[]),

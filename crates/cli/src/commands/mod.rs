@@ -6,6 +6,7 @@ mod compact;
 mod convert;
 mod create;
 mod info;
+mod record;
 mod replay;
 mod resize;
 mod serve;
@@ -35,6 +36,7 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Compact(args) => compact::run(&args),
         Command::Convert(args) => convert::run(&args),
         Command::Resize(args) => resize::run(&args),
+        Command::Record(args) => record::run(&args),
         Command::Replay(args) => replay::run(&args, opener),
         Command::Advise(args) => advise::run(&args),
         Command::Serve(args) => serve::run(*args, opener),

@@ -26,6 +26,7 @@ mod other_boots;
 mod overlaps;
 mod pollers;
 mod qcow2;
+mod record;
 mod replay;
 mod serving;
 mod sockets;

@@ -1,0 +1,153 @@
+//! `flowstone record`
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, ErrorKind, Write};
+use std::net::Shutdown;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Error, Result};
+use flowstone_daemon::{Client, Command};
+use flowstone_trace::Totals;
+use serde_json::json;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use zstd::Encoder;
+
+use super::{file_meant_by, only_print_from_now_on, print_json};
+use crate::args::Record;
+
+/// Of the fastest: the guests' host does it.
+const LEVEL: i32 = -3;
+/// What is read at once: as much as there is.
+const READ_BYTES: usize = 256 << 10;
+/// How long a frame grows. What is killed loses no more than the last one.
+const FRAME_TIME: Duration = Duration::from_secs(1);
+/// How often it is asked whether that is enough.
+const TICK: Duration = Duration::from_millis(100);
+/// How long the daemon may take to send the rest.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// More than the last line has.
+const TAIL_BYTES: usize = 128;
+
+pub fn run(args: &Record) -> Result<ExitCode> {
+    let what = || format!("record {}", args.disk.display());
+    let host = |error| Error::host(what(), error, "the file has what came before");
+    let is_signalled =
+        signals().map_err(|error| Error::host("signals", error, "free resources"))?;
+    let mut client = Client::connect(&args.control)?;
+    client.run(&Command::Record {
+        disk: args.disk.display().to_string(),
+        path: file_meant_by(&args.disk),
+        coarse: args.coarse,
+    })?;
+    let begin = Instant::now();
+    let time = args.seconds.map(Duration::from_secs);
+    let is_enough = || {
+        let is_late = time.is_some_and(|time| begin.elapsed() >= time);
+        is_late || is_signalled.load(Ordering::Relaxed)
+    };
+    let file = create(&args.output)?;
+    let totals = save(client.into_rest(), file, is_enough).map_err(host)?;
+    let Some(Totals { requests, lost }) = totals else {
+        return Err(host(io::Error::new(ErrorKind::UnexpectedEof, "the daemon hung up")));
+    };
+    only_print_from_now_on();
+    if args.json {
+        print_json(&json!({ "requests": requests, "lost": lost }));
+    } else {
+        println!("{:<16} {requests}\n{:<16} {lost}", "requests", "lost");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// SIGINT and SIGTERM set what is returned.
+fn signals() -> io::Result<Arc<AtomicBool>> {
+    let is_signalled = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, Arc::clone(&is_signalled))?;
+    }
+    Ok(is_signalled)
+}
+
+/// What a trace tells is the tenant's and its owner's.
+fn create(path: &Path) -> Result<File> {
+    OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(|error| {
+        let name = path.display().to_string();
+        Error::invalid(name, error, "give a name that is not taken, in a folder that you may write")
+    })
+}
+
+/// Saves what the daemon sends, until that ends or there is enough. Returns its last line; nothing
+/// if it has not come to that.
+fn save(
+    stream: BufReader<UnixStream>,
+    file: File,
+    is_enough: impl Fn() -> bool,
+) -> io::Result<Option<Totals>> {
+    let mut frames = Frames::new(file)?;
+    // What came with the answer.
+    let mut tail = stream.buffer().to_vec();
+    frames.write(&tail)?;
+    let mut stream = BufReader::with_capacity(READ_BYTES, stream.into_inner());
+    stream.get_ref().set_read_timeout(Some(TICK))?;
+    let mut asked_for_end = None;
+    while asked_for_end.is_none_or(|at: Instant| at.elapsed() < PATIENCE) {
+        if asked_for_end.is_none() && is_enough() {
+            asked_for_end = Some(Instant::now());
+            stream.get_ref().shutdown(Shutdown::Write)?;
+        }
+        let bytes = match stream.fill_buf() {
+            Ok([]) => break,
+            Ok(bytes) => bytes,
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                &[]
+            }
+            // As if it had ended.
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
+            Err(error) => return Err(error),
+        };
+        frames.write(bytes)?;
+        tail.extend_from_slice(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]);
+        tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
+        let length = bytes.len();
+        stream.consume(length);
+    }
+    frames.finish()?;
+    let text = String::from_utf8_lossy(&tail);
+    Ok(text.lines().last().and_then(Totals::of_line))
+}
+
+/// A file of zstd frames, each of about a second.
+struct Frames {
+    encoder: Encoder<'static, File>,
+    begin: Instant,
+    is_empty: bool,
+}
+
+impl Frames {
+    fn new(file: File) -> io::Result<Self> {
+        Ok(Self { encoder: Encoder::new(file, LEVEL)?, begin: Instant::now(), is_empty: true })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.encoder.write_all(bytes)?;
+        self.is_empty &= bytes.is_empty();
+        if !self.is_empty && self.begin.elapsed() >= FRAME_TIME {
+            self.encoder.do_finish()?;
+            let file = self.encoder.get_ref().try_clone()?;
+            *self = Self::new(file)?;
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        self.encoder.do_finish()
+    }
+}

@@ -1,0 +1,157 @@
+//! `record`: what a disk is asked for, as a trace (crate `trace`), on the connection of the client
+//! that asks for it.
+//!
+//! ```text
+//! -> {"command":"record","disk":"vm1"}
+//! <- {"ok":{"capacity_bytes":1073741824,"format":"raw"}}
+//! <- # flowstone-trace 1 size=1073741824 format=raw
+//! <- ...
+//! -> the client shuts its side down
+//! <- # requests=1234 lost=0
+//! ```
+//! All of it happens on the client's thread. A client that reads slowly loses requests; one that
+//! reads nothing for as long as an answer may take ends the recording.
+
+use std::io::{self, BufWriter};
+use std::iter;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use flowstone_block::{Class, Error, OpKind, Result};
+use flowstone_layers::{Recorded, Recording};
+use flowstone_trace::{self as trace, Event, Kind, Writer};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use serde_json::json;
+use tracing::info;
+
+use crate::control::Answer;
+use crate::disk::Disk;
+use crate::held_data::HeldData;
+
+/// Recordings of all disks at once, and threads of ended ones that a host holds up: each has the
+/// place of a control client.
+const RECORDINGS_MAX: usize = 8;
+/// How often rings are emptied.
+const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+/// How often when there were many requests: while they are in the CPU's cache.
+const TICK_OF_MANY: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const MANY: u32 = 500;
+/// Ranges that are told between two looks at the rings.
+const RANGES_MAX: usize = 1024;
+/// Text on its way to the client.
+const BUFFER_BYTES: usize = 64 << 10;
+/// What coarse times are whole numbers of.
+const COARSE_NS: u64 = 1_000_000;
+
+/// How many there are. Each has a clone of it.
+#[derive(Default)]
+pub struct Places(Arc<()>);
+
+impl Places {
+    fn take(&self) -> Option<Arc<()>> {
+        let place = Arc::clone(&self.0);
+        (Arc::strong_count(&place) <= RECORDINGS_MAX + 1).then_some(place)
+    }
+}
+
+/// Begins a recording. What comes in from now on is in it.
+pub fn begin(places: &Places, disk: &Disk, is_coarse: bool) -> Result<Answer> {
+    let busy = |why: String| Error::busy(format!("record {}", disk.name), why, "try again later");
+    let place = places
+        .take()
+        .ok_or_else(|| busy(format!("{RECORDINGS_MAX} recordings are on their way")))?;
+    let recording =
+        disk.stack.recorder.begin().ok_or_else(|| busy("the daemon is stopping".into()))?;
+    let image = disk.stack.image.clone();
+    let format = image.as_ref().map_or("none".to_owned(), |image| image.format().to_string());
+    let held = image.map_or_else(
+        || Ok(HeldData::none()),
+        |image| HeldData::of(image, Arc::clone(&place)).map_err(|error| busy(error.to_string())),
+    )?;
+    let size = disk.stack.top.geometry().capacity.bytes();
+    let (name, answer) = (disk.name.clone(), json!({ "capacity_bytes": size, "format": format }));
+    let session = Session { recording, held, is_coarse };
+    Ok(Answer::and_then(answer, move |stream| {
+        info!(disk = name, "a recording begins");
+        match session.run(stream, size, &format) {
+            Ok(trace::Totals { requests, lost }) => {
+                info!(disk = name, requests, lost, "a recording has ended");
+            }
+            Err(error) => info!(disk = name, %error, "a recording's client has gone"),
+        }
+        drop(place);
+    }))
+}
+
+/// A recording on its way.
+struct Session {
+    recording: Recording,
+    held: HeldData,
+    is_coarse: bool,
+}
+
+impl Session {
+    fn run(mut self, stream: &UnixStream, size: u64, format: &str) -> io::Result<trace::Totals> {
+        let target = BufWriter::with_capacity(BUFFER_BYTES, stream);
+        let mut trace = Writer::begin(target, size, format)?;
+        let mut tick = TICK;
+        loop {
+            // Before the rings are emptied: then that was all.
+            let is_over = self.recording.is_over() || has_ended(stream, tick)?;
+            for extent in iter::from_fn(|| self.held.next()).take(RANGES_MAX) {
+                trace.event(&Event::new(Kind::Present, extent.start_bytes(), extent.bytes()))?;
+            }
+            let (taken, lost) = self.recording.take();
+            let mut count = 0;
+            for recorded in taken {
+                trace.event(&event(recorded, self.is_coarse))?;
+                count += 1;
+            }
+            tick = if count < MANY { TICK } else { TICK_OF_MANY };
+            if lost > 0 {
+                trace.lost(lost)?;
+            }
+            if is_over {
+                break;
+            }
+            trace.flush()?;
+        }
+        if let Some(why) = self.held.missing() {
+            trace.remark(&format!("what the disk held is not known to its end: {why}"))?;
+        }
+        trace.end()
+    }
+}
+
+fn event(recorded: Recorded, is_coarse: bool) -> Event {
+    let Recorded { mut at_ns, op, class, durable } = recorded;
+    if is_coarse {
+        at_ns -= at_ns % COARSE_NS;
+    }
+    let class = match class {
+        Class::Data => trace::Class::Data,
+        Class::Metadata => trace::Class::Metadata,
+        Class::Journal => trace::Class::Journal,
+    };
+    let (kind, class) = match op.kind() {
+        OpKind::Read => (Kind::Read, Some(class)),
+        OpKind::Write => (Kind::Write, Some(class)),
+        OpKind::Flush => (Kind::Flush, None),
+        OpKind::Discard => (Kind::Discard, None),
+        OpKind::WriteZeroes => (Kind::WriteZeroes, None),
+    };
+    let offset = op.extent().map_or(0, |extent| extent.start_bytes());
+    let at = Some(Duration::from_nanos(at_ns));
+    Event { at, class, durable, ..Event::new(kind, offset, op.bytes()) }
+}
+
+/// Waits for the client to say that it has enough, or to go, for a moment.
+fn has_ended(stream: &UnixStream, tick: Timespec) -> io::Result<bool> {
+    let mut fds = [PollFd::new(stream, PollFlags::IN)];
+    match poll(&mut fds, Some(&tick)) {
+        Ok(ready) => Ok(ready > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,135 @@
+//! Tells recordings what a guest asks for. While there are none, that is a look for one with each
+//! batch and with each reap.
+//!
+//! A batch has one time, that of its first request. A request is recorded before the layer below
+//! has it: what a guest asks for because it has completed is recorded later.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use flowstone_block::{
+    Channel, Completion, Geometry, Layer, NextLook, Origin, QueueContext, ReaderWaker, Request,
+    Seen, mutant,
+};
+
+use crate::recorder::{Recorder, Tape, Track};
+
+/// The layer.
+pub struct Record {
+    base: Arc<dyn Layer>,
+    recorder: Arc<Recorder>,
+}
+
+struct RecordChannel {
+    base: Box<dyn Channel>,
+    recorder: Arc<Recorder>,
+    tapes: Seen<Vec<Arc<Tape>>>,
+    /// Ends the sleep of its thread when a recording begins or ends.
+    _waker: Arc<ReaderWaker>,
+    /// One for each recording.
+    tracks: Vec<Track>,
+    /// Whether the batch that is being submitted has its time.
+    is_fresh: bool,
+}
+
+impl Record {
+    /// Of requests to `base`.
+    pub fn new(base: Arc<dyn Layer>) -> Self {
+        Self { base, recorder: Arc::default() }
+    }
+
+    /// Where recordings begin.
+    pub fn recorder(&self) -> Arc<Recorder> {
+        Arc::clone(&self.recorder)
+    }
+}
+
+impl Layer for Record {
+    fn geometry(&self) -> Geometry {
+        self.base.geometry()
+    }
+
+    fn channel(&self, context: &QueueContext) -> io::Result<Box<dyn Channel>> {
+        let base = self.base.channel(context)?;
+        if context.origin == Origin::Own {
+            // No guest's.
+            return Ok(base);
+        }
+        let recorder = Arc::clone(&self.recorder);
+        let mut channel = RecordChannel {
+            base,
+            // Before it looks for the first time: it hears of all that begin later.
+            _waker: recorder.tapes.wakes(&context.reactor),
+            tapes: Seen::of(&recorder.tapes),
+            recorder,
+            tracks: Vec::new(),
+            is_fresh: false,
+        };
+        channel.change_tracks();
+        Ok(Box::new(channel))
+    }
+}
+
+impl RecordChannel {
+    fn look(&mut self) {
+        if self.tapes.newer(&self.recorder.tapes).is_some() {
+            self.change_tracks();
+        }
+    }
+
+    #[cold]
+    fn change_tracks(&mut self) {
+        let tapes = self.tapes.last();
+        self.tracks.retain(|track| tapes.iter().any(|tape| track.is_of(tape)));
+        for tape in tapes {
+            if !self.tracks.iter().any(|track| track.is_of(tape)) {
+                self.tracks.push(Tape::join(tape));
+            }
+        }
+    }
+
+    fn begin_batch(&mut self) {
+        self.is_fresh = true;
+        self.look();
+        if !self.tracks.is_empty() {
+            let now = Instant::now();
+            self.tracks.iter_mut().for_each(|track| track.begin_batch(now));
+        }
+    }
+}
+
+impl Channel for RecordChannel {
+    fn submit(&mut self, request: Box<Request>) {
+        if !self.is_fresh {
+            self.begin_batch();
+        }
+        self.tracks.iter_mut().for_each(|track| track.record(&request));
+        self.base.submit(request);
+    }
+
+    fn kick(&mut self) {
+        self.is_fresh = false;
+        self.base.kick();
+    }
+
+    fn reap(&mut self, done: &mut Vec<Completion>) {
+        self.base.reap(done);
+        // An idle queue, too, is to let go of a recording that has ended.
+        if !mutant("layers.record.keeps-what-has-ended") {
+            self.look();
+        }
+    }
+
+    fn next_look(&mut self) -> NextLook {
+        // One that began or ended when this thread did not sleep yet has woken nobody.
+        NextLook::now_if(self.tapes.is_old(&self.recorder.tapes)).min(self.base.next_look())
+    }
+
+    fn retire(&mut self) -> bool {
+        self.base.retire()
+    }
+}
+
+#[cfg(test)]
+mod tests;
