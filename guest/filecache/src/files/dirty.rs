@@ -187,22 +187,6 @@ impl Files {
         }
     }
 
-    /// The same for what has a name.
-    pub(super) fn settle_name(
-        &self,
-        folder: &OwnedFd,
-        name: &OsStr,
-        by: &Caller,
-    ) -> Result<Option<Through<'_>>> {
-        if !self.write_back.is_on() {
-            return Ok(None);
-        }
-        let acting = by.act();
-        let seen = source::look(folder, name);
-        drop(acting);
-        seen.map_or(Ok(None), |seen| self.settle(seen.identity))
-    }
-
     /// Does what takes a name away. What had it may be dirty, and stays what its copy is of.
     pub(super) fn take_name(
         &self,

@@ -16,6 +16,7 @@ use crate::files::Files;
 use crate::nodes::Node;
 use crate::source;
 use crate::stamp::Attributes;
+use crate::write_back::Through;
 
 /// A node, and what the kernel is to be told of it.
 pub type Found = (Arc<Node>, Attributes);
@@ -132,6 +133,22 @@ impl Files {
         let anchor = self.nodes.anchor(&node)?;
         let to = readlinkat(anchor, c"", Vec::new())?;
         Ok(std::os::unix::ffi::OsStringExt::from_vec(to.into_bytes()))
+    }
+
+    /// Ends it that writes of what has a name are kept back.
+    fn settle_name(
+        &self,
+        folder: &OwnedFd,
+        name: &OsStr,
+        by: &Caller,
+    ) -> Result<Option<Through<'_>>> {
+        if !self.write_back.is_on() {
+            return Ok(None);
+        }
+        let acting = by.act();
+        let seen = source::look(folder, name);
+        drop(acting);
+        seen.map_or(Ok(None), |seen| self.settle(seen.identity))
     }
 
     /// A folder, for a caller who may reach it: a server that squashes root shows it no folder of
