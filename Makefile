@@ -14,7 +14,7 @@ MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowst
 # Where rustup puts cargo, for the run that has just installed it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: help demo test bench soak stress fuzz mutants install
+.PHONY: help demo test bench evidence soak stress fuzz mutants install
 
 help: ## Show this list
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 17
@@ -42,6 +42,11 @@ bench: ## Measure against qemu-storage-daemon and fio; writes README.md and docs
 	cargo build --release -p flowstone-cli
 	cargo run --release -p flowstone-bench -- --rounds 7 --runtime 1 \
 		--readme README.md --markdown docs/benchmarks.md --json target/bench.json
+
+evidence: ## Measure the tables of docs/evidence again (about 25 min); EVIDENCE="--only NAME" or "--quick"
+	scripts/setup
+	cargo build --release -p flowstone-bench -p flowstone-cli
+	target/release/flowstone-bench evidence $(EVIDENCE)
 
 soak: ## Random long runs of the soak tests; SOAK_MINUTES=10 each
 	scripts/setup --soak

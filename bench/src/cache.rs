@@ -3,11 +3,10 @@
 //! Several traces are those of VMs that share a cache: they are merged so that all of them end
 //! together. A VM's size is its weight.
 
-mod plot;
 mod trace;
 
-use std::collections::HashSet;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
@@ -16,6 +15,7 @@ use flowstone_cache::{BlockId, FREQ_THRESHOLD, Outcome, Policy, PolicyKind, VmSi
 use serde::Serialize;
 
 use self::trace::BLOCK_BYTES;
+use crate::plot::{Axes, draw};
 use crate::size::parse_size;
 
 /// Options.
@@ -106,7 +106,16 @@ pub fn cache(args: &CacheArgs) -> Result<()> {
             lines.push(line);
         }
     }
-    args.plot.as_ref().map_or(Ok(()), |path| plot::draw(path, &lines))
+    args.plot.as_ref().map_or(Ok(()), |path| picture(path, &lines))
+}
+
+fn picture(path: &Path, lines: &[Line]) -> Result<()> {
+    let mut policies: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    for line in lines {
+        let mib = line.bytes as f64 / f64::from(1 << 20);
+        policies.entry(line.policy).or_default().push((mib, line.hit_ratio));
+    }
+    draw(path, &Axes { x: "cache, MiB", y: "hit ratio" }, &policies)
 }
 
 fn print_head(blocks: &[BlockId], footprint: u64, traces: usize) {

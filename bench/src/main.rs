@@ -10,6 +10,7 @@ mod cached;
 mod compact;
 mod compare;
 mod document;
+mod evidence;
 mod filecache;
 mod first_screen;
 mod guest;
@@ -24,6 +25,7 @@ mod noise;
 mod overlay;
 mod pair;
 mod pdc;
+mod plot;
 mod point;
 mod pollers;
 mod qcow2_image;
@@ -88,6 +90,8 @@ enum Command {
     Compact(compact::CompactArgs),
     /// Hit ratios of cache policies on a trace of block requests.
     Cache(cache::CacheArgs),
+    /// What each format does to a drive, table by table, into docs/evidence.
+    Evidence(evidence::EvidenceArgs),
     /// What the guest's file cache would save on a trace of file uses.
     Filecache(filecache::FilecacheArgs),
     /// Reads that the cache answers, and that it does not, beside qemu-storage-daemon over the page
@@ -109,6 +113,7 @@ fn main() -> ExitCode {
         Some(Command::Qcow2(args)) => qcow2_image::qcow2(&args),
         Some(Command::Overlay(args)) => overlay::overlay(&args),
         Some(Command::Cache(args)) => cache::cache(&args),
+        Some(Command::Evidence(args)) => evidence::evidence(&args),
         Some(Command::Filecache(args)) => filecache::filecache(&args),
         Some(Command::Cached(args)) => cached::cached(&args),
         Some(Command::Pdc(args)) => pdc::pdc(&args),

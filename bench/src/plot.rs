@@ -1,4 +1,4 @@
-//! Hit ratio over size, as a picture.
+//! Lines over a logarithmic scale, as a picture.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -7,24 +7,28 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use super::Line;
-
 const PIXELS: (u32, u32) = (720, 440);
 
-/// Draws one line for each policy.
-pub fn draw(path: &Path, lines: &[Line]) -> Result<()> {
-    try_to_draw(path, lines).map_err(|error| anyhow!("{}: {error}", path.display()))
+/// What the axes show.
+pub struct Axes {
+    pub x: &'static str,
+    pub y: &'static str,
 }
 
-fn try_to_draw(path: &Path, lines: &[Line]) -> std::result::Result<(), Box<dyn Error>> {
-    let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-    let sizes = lines.iter().map(|line| mib(line.bytes));
-    let (least, most) = sizes.fold((f64::MAX, 0.0f64), |(min, max), it| (min.min(it), max.max(it)));
-    let highest = lines.iter().map(|line| line.hit_ratio).fold(0.1, f64::max);
-    let mut policies: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    for line in lines {
-        policies.entry(line.policy).or_default().push((mib(line.bytes), line.hit_ratio));
-    }
+/// Draws one line for each name.
+pub fn draw(path: &Path, axes: &Axes, lines: &BTreeMap<&str, Vec<(f64, f64)>>) -> Result<()> {
+    try_to_draw(path, axes, lines).map_err(|error| anyhow!("{}: {error}", path.display()))
+}
+
+fn try_to_draw(
+    path: &Path,
+    axes: &Axes,
+    lines: &BTreeMap<&str, Vec<(f64, f64)>>,
+) -> std::result::Result<(), Box<dyn Error>> {
+    let points = || lines.values().flatten();
+    let (least, most) =
+        points().fold((f64::MAX, 0.0f64), |(min, max), (x, _)| (min.min(*x), max.max(*x)));
+    let highest = points().map(|(_, y)| *y).fold(0.1, f64::max);
     let root = SVGBackend::new(path, PIXELS).into_drawing_area();
     root.fill(&WHITE)?;
     let mut chart = ChartBuilder::on(&root)
@@ -32,14 +36,15 @@ fn try_to_draw(path: &Path, lines: &[Line]) -> std::result::Result<(), Box<dyn E
         .x_label_area_size(44)
         .y_label_area_size(54)
         .build_cartesian_2d((least * 0.9..most * 1.1).log_scale(), 0.0..highest * 1.1)?;
-    chart.configure_mesh().x_desc("cache, MiB").y_desc("hit ratio").draw()?;
-    for (index, (policy, mut points)) in policies.into_iter().enumerate() {
+    chart.configure_mesh().x_desc(axes.x).y_desc(axes.y).draw()?;
+    for (index, (name, points)) in lines.iter().enumerate() {
         let colour = Palette99::pick(index).to_rgba();
+        let mut points = points.clone();
         points.sort_by(|one, other| one.0.total_cmp(&other.0));
         let line = LineSeries::new(points, colour.stroke_width(2)).point_size(3);
         chart
             .draw_series(line)?
-            .label(policy)
+            .label(*name)
             .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
     }
     let mut labels = chart.configure_series_labels();

@@ -1,0 +1,116 @@
+//! `flowstone-bench evidence`: what each format does to a drive, cell by cell, as commands that
+//! anybody can repeat.
+//!
+//! ```text
+//!   tables ──► flowstone replay, two at a time ──► docs/evidence/data/TABLE.json
+//!                                                           └──► pages and pictures
+//! ```
+
+mod data;
+mod pages;
+mod tables;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use serde_json::Value;
+
+use self::data::{Cell, Data};
+use self::tables::{Table, tables};
+
+/// Replays that run at once.
+const AT_ONCE: usize = 2;
+/// Where the pages are.
+const FOLDER: &str = "docs/evidence";
+
+/// Options.
+#[derive(Clone, Debug, Args)]
+pub struct EvidenceArgs {
+    /// Print the tables and their commands, and run nothing
+    #[arg(long)]
+    list: bool,
+    /// This table alone
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    /// Disks of 256 MiB: the figures go to target/evidence and to no page
+    #[arg(long)]
+    quick: bool,
+    /// The command that is run [default: `flowstone` beside this one]
+    #[arg(long, value_name = "PATH")]
+    flowstone: Option<PathBuf>,
+}
+
+/// Runs the subcommand.
+pub fn evidence(args: &EvidenceArgs) -> Result<()> {
+    let is_wanted = |table: &Table| args.only.as_ref().is_none_or(|name| table.name == *name);
+    let wanted: Vec<_> = tables(args.quick).into_iter().filter(is_wanted).collect();
+    let names = || tables(false).iter().map(|table| table.name).collect::<Vec<_>>().join(", ");
+    ensure!(!wanted.is_empty(), "there is no such table; there are {}", names());
+    if args.list {
+        for table in &wanted {
+            println!("{}: {}", table.name, table.title);
+            table.commands().for_each(|command| println!("    {}", command.join(" ")));
+        }
+        return Ok(());
+    }
+    let flowstone = match &args.flowstone {
+        Some(path) => path.clone(),
+        None => std::env::current_exe()?.with_file_name("flowstone"),
+    };
+    let folder = if args.quick { "target/evidence" } else { FOLDER };
+    let folder = Path::new(folder);
+    std::fs::create_dir_all(folder.join("data"))?;
+    let reports = run_all(&flowstone, &wanted)?;
+    for table in &wanted {
+        let cell = |command: Vec<String>| Cell { report: reports[&command].clone(), command };
+        let data = Data { commit: commit(), cells: table.commands().map(cell).collect() };
+        data.write(&folder.join("data").join(format!("{}.json", table.name)))?;
+        println!("### {}\n\n{}", table.title, table.render(&data)?);
+    }
+    if args.quick { Ok(()) } else { pages::update(folder) }
+}
+
+/// Each command once, although several tables may have it.
+fn run_all(flowstone: &Path, tables: &[Table]) -> Result<HashMap<Vec<String>, Value>> {
+    let mut commands: Vec<_> = tables.iter().flat_map(Table::commands).collect();
+    commands.sort();
+    commands.dedup();
+    // Log images take longest.
+    commands.sort_by_key(|command| !command.iter().any(|word| word == "log"));
+    let (next, reports) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
+    let work = || -> Result<()> {
+        while let Some(command) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let report = run(flowstone, command)?;
+            let mut reports = reports.lock().expect("no thread panics here");
+            reports.insert(command.clone(), report);
+            eprintln!("{} of {}: {}", reports.len(), commands.len(), command.join(" "));
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics here"))
+    })?;
+    Ok(reports.into_inner()?)
+}
+
+fn run(flowstone: &Path, command: &[String]) -> Result<Value> {
+    let output = Command::new(flowstone).args(&command[1..]).arg("--json").output();
+    let output = output.with_context(|| format!("run {}", flowstone.display()))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{}: {said}", command.join(" "));
+    Ok(serde_json::from_slice(&output.stdout)?)
+}
+
+/// Of the tree that this is run in.
+fn commit() -> String {
+    let output = Command::new("git").args(["rev-parse", "--short", "HEAD"]).output();
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    text.unwrap_or_default()
+}

@@ -1,0 +1,96 @@
+//! The pages: tables between markers of hand-written text, and pictures.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+
+use super::data::Data;
+use super::tables::{Table, tables};
+use crate::document;
+use crate::plot::{Axes, draw};
+
+/// Which page has which tables.
+const PAGES: [(&str, &[&str]); 3] = [
+    ("wear.md", &["load", "erase-block", "unit", "trim", "spare", "fill", "offset", "collector"]),
+    ("decisions.md", &["segment"]),
+    ("S1.md", &["sata"]),
+];
+
+/// Writes all tables and pictures of what there is data of.
+pub fn update(folder: &Path) -> Result<()> {
+    for (page, name, text) in rendered(folder)? {
+        document::update(&folder.join(page), name, &text)?;
+    }
+    picture(folder)
+}
+
+/// Each table that there is data of: its page, its name and its text.
+pub fn rendered(folder: &Path) -> Result<Vec<(&'static str, &'static str, String)>> {
+    let mut found = Vec::new();
+    for table in tables(false) {
+        let path = folder.join("data").join(format!("{}.json", table.name));
+        let page = PAGES.iter().find(|(_, names)| names.contains(&table.name));
+        if let (Some((page, _)), true) = (page, path.exists()) {
+            let data = Data::read(&path)?;
+            let text = format!(
+                "{}\n\nAt {}: `flowstone-bench evidence --only {}`, `--list` has the commands.",
+                table.render(&data)?.trim_end(),
+                data.commit,
+                table.name
+            );
+            found.push((*page, table.name, text));
+        }
+    }
+    Ok(found)
+}
+
+/// What erase blocks cost.
+fn picture(folder: &Path) -> Result<()> {
+    let path = folder.join("data/erase-block.json");
+    if !path.exists() {
+        return Ok(());
+    }
+    let data = Data::read(&path)?;
+    let table = tables(false).into_iter().find(|table| table.name == "erase-block");
+    let Some(table @ Table { .. }) = table else { return Ok(()) };
+    let mut lines: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
+    let width = table.columns.len();
+    for (index, cell) in data.cells.iter().enumerate() {
+        let (line, column) = (&table.lines[index / width].0, &table.columns[index % width].0);
+        let kib = crate::size::parse_size(column).map_err(anyhow::Error::msg)? as f64 / 1024.0;
+        lines.entry(line).or_default().push((kib, table.value(cell)?));
+    }
+    let axes = Axes { x: "erase block, KiB", y: "total WAF" };
+    draw(&folder.join("erase-block.svg"), &axes, &lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Nobody changes a figure by hand.
+    #[test]
+    fn the_pages_say_what_the_data_says() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");
+        let rendered = rendered(&folder).unwrap();
+        assert_eq!(rendered.len(), tables(false).len(), "a table has no data or no page");
+        for (page, name, text) in rendered {
+            let page = std::fs::read_to_string(folder.join(page)).unwrap();
+            assert!(page.contains(&text), "{name}: run `flowstone-bench evidence --only {name}`");
+        }
+    }
+
+    #[test]
+    fn the_same_replay_is_the_same_command_in_all_tables() {
+        let tables = tables(false);
+        let commands = |name| {
+            let table = tables.iter().find(|table| table.name == name).unwrap();
+            table.commands().collect::<Vec<_>>()
+        };
+        let base = &commands("erase-block")[0];
+        let of = "flowstone replay --fill 0.8 --format raw --generate zipf:0.99 --size 3.2G";
+        assert_eq!(base.join(" "), of);
+        assert!(commands("segment").iter().all(|it| it.contains(&"--segment".to_owned())));
+    }
+}
