@@ -92,10 +92,11 @@ impl Writes {
                 self.places[rank.clamp(1, self.blocks) as usize - 1]
             }
             Generator::HotCold { writes, blocks } => {
-                let hot =
-                    ((f64::from(self.blocks) * blocks / 100.0) as u32).clamp(1, self.blocks - 1);
+                // Each part has a block, and both have the only one.
+                let cold = self.blocks - 1;
+                let hot = ((f64::from(self.blocks) * blocks / 100.0) as u32).min(cold).max(1);
                 let is_hot = self.random.random_bool(writes / 100.0);
-                let ranks = if is_hot { 0..hot } else { hot..self.blocks };
+                let ranks = if is_hot { 0..hot } else { hot.min(cold)..self.blocks };
                 self.places[self.random.random_range(ranks) as usize]
             }
         }
@@ -136,6 +137,14 @@ mod tests {
         assert!((8.0..12.0).contains(&ratio), "{ratio}");
         assert!(counts(Generator::Uniform).iter().all(|count| (50..160).contains(count)));
         assert_eq!(counts(Generator::Sequential), [100; 1000]);
+    }
+
+    #[test]
+    fn a_disk_of_one_block_has_a_hot_part_too() {
+        for generator in ["uniform", "zipf:0.99", "hotcold:50/50", "sequential"] {
+            let mut writes = Writes::new(generator.parse().unwrap(), 1, 1).take(100);
+            assert!(writes.all(|it| it.offset == 0), "{generator}");
+        }
     }
 
     #[test]
