@@ -21,6 +21,8 @@ use crate::report::{Hits, Report};
 const DEPTH_MAX: usize = 1024;
 /// Blocks of more have no number in the model.
 const DISK_BYTES_MAX: u64 = 8 << 40;
+/// A trace that goes on for longer does not count in microseconds.
+const TIME_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Requests on their way while the disk is filled.
 const FILL_DEPTH: usize = 32;
 /// Bytes of a write that fills the disk.
@@ -112,7 +114,8 @@ impl Scene {
     ) -> Result<Before> {
         let blocks = self.disk_bytes / BLOCK_BYTES;
         let warmup = options.warmup.unwrap_or(WARMUP_TURNS * blocks);
-        let all = warmup + ops.unwrap_or(MEASURED_TURNS * blocks);
+        let all = warmup.checked_add(ops.unwrap_or(MEASURED_TURNS * blocks));
+        let all = all.context("--warmup and --ops are too many")?;
         let blocks = u32::try_from(blocks).context("the disk is too large")?;
         ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
         self.set_load(fill(0..self.disk_bytes), Pace::Depth(FILL_DEPTH));
@@ -136,7 +139,8 @@ impl Scene {
         let events = trace.events.iter().filter(|it| !is_present(it));
         let once: Arc<[Event]> = events.copied().flat_map(requests_of).collect();
         ensure!(!once.is_empty(), "the trace has no request");
-        let all = once.len() as u64 * options.passes;
+        let all =
+            (once.len() as u64).checked_mul(options.passes).context("--passes is too many")?;
         let warmup = requests_to(&once, options.passes, options.warmup.unwrap_or(0))?;
         let has_times = once.iter().all(|event| event.at.is_some());
         ensure!(
@@ -147,13 +151,20 @@ impl Scene {
             Timing::Asap => Pace::Depth(options.iodepth),
             Timing::Trace => Pace::Trace { start: self.medium.now(), depth: DEPTH_MAX },
         };
-        let time = length(&once);
+        let times = times(&once);
+        let length = times.end - times.start;
+        ensure!(
+            options.timing == Timing::Asap
+                || length.as_secs_f64() * options.passes as f64 <= TIME_MAX.as_secs_f64(),
+            "the times of the trace are a hundred years apart: they are no microseconds"
+        );
         let passes = (0..options.passes).flat_map(move |pass| {
             let once = Arc::clone(&once);
-            let later = time * u32::try_from(pass).unwrap_or(u32::MAX);
+            let later = length.saturating_mul(u32::try_from(pass).unwrap_or(u32::MAX));
             (0..once.len()).map(move |index| {
                 let event = once[index];
-                Event { at: event.at.map(|at| at + later), ..event }
+                let at = event.at.map(|at| (at - times.start).saturating_add(later));
+                Event { at, ..event }
             })
         });
         self.set_load(passes, pace);
@@ -163,7 +174,7 @@ impl Scene {
     /// Goes on with the load to its end, and returns what there was after so many requests of it.
     fn measure(&mut self, warmup: u64, all: u64, progress: Progress<'_>) -> Result<Before> {
         let first = self.asked().requests;
-        self.medium.run(first + warmup, &mut |done| progress(done - first, all))?;
+        self.medium.run(first.saturating_add(warmup), &mut |done| progress(done - first, all))?;
         let before = Before { asked: self.asked(), counted: self.medium.count() };
         self.medium.run(u64::MAX, &mut |done| progress(done - first, all))?;
         progress(all, all);
@@ -276,9 +287,10 @@ fn requests_to(once: &[Event], passes: u64, writes: u64) -> Result<u64> {
     Ok(writes / of_pass * once.len() as u64 + within.count() as u64)
 }
 
-/// How long a trace goes on.
-fn length(events: &[Event]) -> Duration {
-    events.iter().filter_map(|event| event.at).max().unwrap_or_default()
+/// When a trace begins and ends. Some count from when a machine was started, or from 1970.
+fn times(events: &[Event]) -> Range<Duration> {
+    let at = || events.iter().filter_map(|event| event.at);
+    at().min().unwrap_or_default()..at().max().unwrap_or_default()
 }
 
 /// The log image's options: if no reserve is asked for, the largest with which its file fits.

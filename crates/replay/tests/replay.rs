@@ -183,6 +183,25 @@ fn times_of_a_trace_are_kept_if_that_is_asked_for() {
     assert!((9.9..10.1).contains(&report.seconds), "{report:?}");
 }
 
+/// Some traces count from 1970, and some do not count in microseconds, as those with the file times
+/// of Windows: the time stood still before the second request, for ever.
+#[test]
+fn a_trace_begins_with_its_first_request_whenever_that_was() {
+    let at = |micros| Some(std::time::Duration::from_micros(micros));
+    let replayed = |times: [u64; 2], passes| {
+        let events = times.map(|time| Event { at: at(time), ..event(Kind::Write, 0, 4096) });
+        let options = of_trace(Format::Raw, events.to_vec());
+        let options = ReplayOptions { timing: Timing::Trace, passes, ..options };
+        replay(&options, &mut |_, _| ())
+    };
+    let report = replayed([1_700_000_000_000_000, 1_700_000_005_000_000], 2).unwrap();
+    assert!((9.9..10.1).contains(&report.seconds), "{report:?}");
+    for (last, passes) in [(u64::MAX, 1), (20_000_000_000_000_000, 1), (10_000_000, u64::MAX / 2)] {
+        let said = replayed([0, last], passes).unwrap_err().to_string();
+        assert!(said.contains("a hundred years apart"), "{said}");
+    }
+}
+
 /// A log image puts itself in order while its guest rests; that counts, too.
 #[test]
 fn a_log_image_works_on_in_the_pauses_of_a_trace() {
@@ -210,6 +229,14 @@ fn what_cannot_be_replayed_is_said() {
         (ReplayOptions { size: None, ..raw.clone() }, "give the --size"),
         (ReplayOptions { size: Some(u64::MAX), ..raw.clone() }, "a disk of 16777216 TiB is too"),
         (ReplayOptions { passes: 0, ..raw.clone() }, "--passes is at least 1"),
+        (ReplayOptions { warmup: Some(u64::MAX), ..raw.clone() }, "--warmup and --ops are too"),
+        (
+            ReplayOptions {
+                passes: u64::MAX,
+                ..of_trace(Format::Raw, vec![event(Kind::Write, 0, 8 << 20)])
+            },
+            "--passes is too many",
+        ),
         (ReplayOptions { timing: Timing::Trace, ..raw.clone() }, "a made load has no times"),
         (
             ReplayOptions {
