@@ -2,7 +2,7 @@
 
 use std::cell::{RefCell, RefMut};
 use std::fs;
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::Instant;
 
@@ -142,13 +142,18 @@ fn empty(device: &HostFile, bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The loop device that shows a file, which no lock tells of.
+/// The loop device that shows a file, which no lock tells of. The file may have other names.
 fn loop_device_of(path: &Path) -> Option<String> {
-    let path = path.canonicalize().ok()?;
+    let identity = |path: &Path| {
+        let it = fs::metadata(path).ok()?;
+        let is_device = it.file_type().is_block_device();
+        Some(if is_device { (it.rdev(), None) } else { (it.dev(), Some(it.ino())) })
+    };
+    let ours = identity(path)?;
     let devices = fs::read_dir("/sys/block").ok()?.flatten();
     let shown = |device: &fs::DirEntry| {
         let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
-        Some(Path::new(file.trim_end()) == path)
+        Some(identity(Path::new(file.trim_end()))? == ours)
     };
     let found = devices.into_iter().find(|device| shown(device) == Some(true))?;
     Some(format!("/dev/{}", found.file_name().display()))

@@ -1,6 +1,7 @@
 //! Whole replays: the same each time, as theory has them, and of what traces say.
 
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
@@ -368,4 +369,44 @@ fn a_load_is_put_onto_nothing_that_is_in_use_or_not_empty() {
     assert!(!new.exists(), "what could not be finished is left");
     let said = refused(&onto(folder.path(), Format::Raw, true));
     assert!(said.contains("it is a directory"), "{said}");
+}
+
+/// A loop device takes no lock, and the name that it was given is one of several.
+#[test]
+fn a_load_is_put_onto_no_file_that_a_loop_device_shows_whatever_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let [path, other] = ["it", "other"].map(|name| folder.path().join(name));
+    std::fs::write(&path, [7; 65_536]).unwrap();
+    std::fs::hard_link(&path, &other).unwrap();
+    let Some(_device) = LoopDevice::of(&path) else { return };
+    for path in [path, other] {
+        let said = replay(&onto(&path, Format::Raw, true), &mut |_, _| ()).unwrap_err();
+        assert!(format!("{said:#}").contains("detach it first (losetup -d)"), "{said:#}");
+        assert_eq!(std::fs::read(&path).unwrap(), [7; 65_536]);
+    }
+}
+
+/// A loop device, detached when dropped.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    /// `None`, and says why, where this user may have none.
+    fn of(file: &Path) -> Option<Self> {
+        let made = Command::new("losetup").args(["--find", "--show"]).arg(file).output();
+        let why = match made {
+            Ok(made) if made.status.success() => {
+                return Some(Self(String::from_utf8_lossy(&made.stdout).trim().into()));
+            }
+            Ok(made) => String::from_utf8_lossy(&made.stderr).into_owned(),
+            Err(error) => error.to_string(),
+        };
+        flowstone_testkit::skip(format_args!("no loop device: {why}"));
+        None
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
+    }
 }
