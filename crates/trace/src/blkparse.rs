@@ -45,9 +45,9 @@ impl Lines for Output {
         let at: f64 = seconds.parse().ok().with_context(|| format!("time {seconds:?}"))?;
         let at = Duration::try_from_secs_f64(at).context("that is no time")?;
         let Some(kind) = kind_of(kinds) else { return Ok(None) };
-        let (offset, bytes) = match place {
-            [sector, "+", count, ..] => (sectors(sector)?, sectors(count)?),
-            _ if kind == Kind::Flush => (0, 0),
+        let (kind, offset, bytes) = match place {
+            [sector, "+", count, ..] => (kind, sectors(sector)?, sectors(count)?),
+            _ if kinds.starts_with('F') => (Kind::Flush, 0, 0),
             _ => return Ok(None),
         };
         Ok(Some(Event { at: Some(at), ..Event::new(kind, offset, bytes) }))
@@ -55,7 +55,7 @@ impl Lines for Output {
 }
 
 /// The letters of a request: R, W or D, after an F if a flush comes before it. A flush without data
-/// is `FN` or `F`; what else has no data (`N`) is no request.
+/// is `FN`, `F`, or `FWS` without a sector; what else has no data (`N`) is no request.
 fn kind_of(letters: &str) -> Option<Kind> {
     let without_flush = letters.trim_start_matches('F');
     match without_flush.chars().next() {
@@ -91,6 +91,20 @@ mod tests {
         ] {
             assert_eq!(kind_of(letters), kind, "{letters}");
         }
+    }
+
+    /// Linux makes a flush of a write without data.
+    #[test]
+    fn a_flush_is_one_whatever_else_its_letters_say() {
+        let mut output = Output::default();
+        let mut kinds = |rest: &str| {
+            let event = output.event(&format!("8,0 1 1 0.5 697 Q {rest}")).unwrap();
+            event.map(|event| (event.kind, event.bytes))
+        };
+        assert_eq!(kinds("FWS [jbd2/sda-8]"), Some((Kind::Flush, 0)));
+        assert_eq!(kinds("FN [x]"), Some((Kind::Flush, 0)));
+        assert_eq!(kinds("FWFS 16 + 8 [jbd2/sda-8]"), Some((Kind::Write, 4096)));
+        assert_eq!(kinds("WS [x]"), None);
     }
 
     #[test]
