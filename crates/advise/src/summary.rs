@@ -35,7 +35,8 @@ impl Summary {
         let mut times: Option<(Duration, Duration)> = None;
         for event in &trace.events {
             if event.kind == Kind::Present {
-                *summary.present_bytes.get_or_insert(0) += event.bytes;
+                let present = summary.present_bytes.get_or_insert(0);
+                *present = present.saturating_add(event.bytes);
                 continue;
             }
             if event.kind == Kind::Write {

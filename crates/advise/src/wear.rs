@@ -18,7 +18,8 @@ pub struct Wear {
     /// Programmed by the drive in a day, its own copies among them.
     pub flash_tb_per_day: f64,
     /// Until so much as the endurance that was given has been programmed. A maker's figure counts
-    /// the host's writes, at a WAF of a test of its own: so this is the least.
+    /// the host's writes, at a WAF of a test of its own: so this is the least. Absent if nothing is
+    /// programmed, as that lasts for ever.
     pub years: Option<f64>,
     /// What a year of that costs, of the price that was given.
     pub price_per_year: Option<f64>,
@@ -35,13 +36,15 @@ impl Wear {
     ) -> Self {
         let guest_tb_per_day = written_bytes as f64 / TB / time.as_secs_f64() * DAY;
         let flash_tb_per_day = guest_tb_per_day * total_waf;
+        let is_number = |number: &f64| number.is_finite();
         let years = endurance.map(|endurance| endurance / flash_tb_per_day / DAYS_OF_YEAR);
+        let years = years.filter(is_number);
         Self {
             guest_tb_per_day,
             host_tb_per_day: guest_tb_per_day * host_waf,
             flash_tb_per_day,
             years,
-            price_per_year: price.zip(years).map(|(price, years)| price / years),
+            price_per_year: price.zip(years).map(|(price, years)| price / years).filter(is_number),
         }
     }
 }

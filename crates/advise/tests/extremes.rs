@@ -131,3 +131,29 @@ fn what_cannot_be_advised_on_is_an_error() {
     let said = advise(&trace, &full, &mut |_, _| ()).unwrap_err();
     assert!(said.to_string().starts_with("--fill is a share"), "{said}");
 }
+
+/// What lasts for ever has no years, and what costs more than any money has no price.
+#[test]
+fn figures_are_numbers_or_absent() {
+    let at = |seconds| Some(Duration::from_secs(seconds));
+    let wear = |kind, endurance| {
+        let events = [0, 60].map(|time| Event { at: at(time), ..Event::new(kind, 0, 4096) });
+        let options =
+            AdviseOptions { endurance: Some(endurance), price: Some(1e300), ..options("op=28%") };
+        of(events.to_vec(), &options).wear.expect("it has times")
+    };
+    let idle = wear(Kind::Discard, 600.0);
+    assert_eq!((idle.flash_tb_per_day, idle.years, idle.price_per_year), (0.0, None, None));
+    let busy = wear(Kind::Write, 1e-300);
+    assert!(busy.years.is_some_and(|years| years > 0.0), "{busy:?}");
+    assert_eq!(busy.price_per_year, None);
+}
+
+/// Builds with checks panicked.
+#[test]
+fn a_trace_that_held_more_than_any_disk_is_refused() {
+    let events = [1 << 63, 1 << 63].map(|bytes| Event::new(Kind::Present, 0, bytes));
+    let trace = Trace { events: events.to_vec(), ..Trace::default() };
+    let said = advise(&trace, &options("op=28%"), &mut |_, _| ()).unwrap_err().to_string();
+    assert!(said.contains("is too large"), "{said}");
+}
