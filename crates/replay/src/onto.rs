@@ -159,10 +159,10 @@ fn loop_device_of(path: &Path) -> Option<String> {
     Some(format!("/dev/{}", found.file_name().display()))
 }
 
-/// What this process has sent to storage, in bytes, by the kernel's count (proc(5)); nothing where
+/// What this process has sent to storage, in bytes, by the kernel's count (proc(5)); 0 where
 /// there is no storage, as on tmpfs.
 fn written_by_us() -> Option<u64> {
     let counts = fs::read_to_string("/proc/self/io").ok()?;
     let written = counts.lines().find_map(|line| line.strip_prefix("write_bytes: "))?;
-    written.parse().ok().filter(|bytes| *bytes > 0)
+    written.parse().ok()
 }

@@ -115,6 +115,22 @@ fn a_load_goes_onto_a_file_through_each_engine() {
     assert_eq!(std::fs::read_to_string(place.path("it.raw")).unwrap(), "theirs");
 }
 
+/// A file that is there already is made empty, of which the kernel counts nothing. On tmpfs it
+/// counts nothing at all.
+#[test]
+fn what_comes_to_storage_is_counted_onto_an_old_file_too() {
+    let place = Place::new();
+    std::fs::write(place.path("trace.csv"), "0,W,0,4096\n").unwrap();
+    let is_counted = |more: &[&str]| {
+        let onto = ["replay", "--trace=trace.csv", "--size=4M", "--json", "--onto=it"];
+        let text = place.succeed(&[&onto[..], more].concat());
+        let report: Value = serde_json::from_str(&text).unwrap();
+        report["host_blocks"].is_number()
+    };
+    let is_on_storage = is_counted(&["--format=log"]);
+    assert_eq!(is_counted(&["--format=raw", "--overwrite"]), is_on_storage);
+}
+
 #[test]
 fn advice_is_given_on_a_trace() {
     let place = Place::new();
