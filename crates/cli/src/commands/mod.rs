@@ -29,6 +29,7 @@ const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flow
 
 /// Carries out what was typed. What is served is opened by `opener`.
 pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
+    outlive_size_limits();
     match command {
         Command::Create(args) => create::run(&args),
         Command::Info(args) => info::run(&args),
@@ -48,6 +49,13 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
             GroupCommand::Set(args) => set::group(&args),
         },
     }
+}
+
+/// A file that may not become larger (`RLIMIT_FSIZE`) is an error as a full host is one, and not the
+/// end of all disks.
+fn outlive_size_limits() {
+    // SAFETY: no code of ours runs when an ignored signal comes.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
 }
 
 /// A tool that has nothing left to do but print ends quietly when its reader has gone, as with

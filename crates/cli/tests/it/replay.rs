@@ -1,5 +1,7 @@
 //! `flowstone replay`: what scripts may rely on.
 
+use std::process::Command;
+
 use serde_json::Value;
 
 use crate::fixture::Place;
@@ -129,6 +131,25 @@ fn what_comes_to_storage_is_counted_onto_an_old_file_too() {
     };
     let is_on_storage = is_counted(&["--format=log"]);
     assert_eq!(is_counted(&["--format=raw", "--overwrite"]), is_on_storage);
+}
+
+/// The limit came as a signal that ended a daemon and its disks.
+#[test]
+fn a_file_that_may_not_become_larger_is_an_error() {
+    let place = Place::new();
+    for format in ["raw", "qcow2", "log"] {
+        let onto = format!("--onto={}", place.text(format));
+        let args = ["replay", "--generate=uniform", "--size=64M", "--format", format, &onto];
+        let script = "ulimit -f 10000 && exec \"$0\" \"$@\"";
+        let output = Command::new("sh")
+            .args(["-c", script, env!("CARGO_BIN_EXE_flowstone")])
+            .args(args)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{format}: {said}");
+        assert!(said.lines().last().unwrap().starts_with("flowstone: replay: "), "{said}");
+    }
 }
 
 #[test]
