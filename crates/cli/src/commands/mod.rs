@@ -51,8 +51,8 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
     }
 }
 
-/// A file that may not become larger (`RLIMIT_FSIZE`) is an error as a full host is one, and not the
-/// end of all disks.
+/// A file that may not become larger (`RLIMIT_FSIZE`) is an error as a full host is one, and not
+/// the end of all disks.
 fn outlive_size_limits() {
     // SAFETY: no code of ours runs when an ignored signal comes.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
