@@ -104,8 +104,7 @@ pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) ->
     step(1);
     let log = best_log(&measurement, options)?;
     step(2);
-    let measured = [(Format::Raw, raw), (Format::Qcow2, qcow2), (Format::Log, log)];
-    let format = best(&measured);
+    let measured = vec![(Format::Raw, raw), (Format::Qcow2, qcow2), (Format::Log, log)];
     let mut changes = Vec::new();
     for (name, ssd, is_full) in circumstances {
         let on = |format| measurement.on(format, None, ssd, is_full);
@@ -116,7 +115,9 @@ pub fn advise(trace: &Trace, options: &AdviseOptions, progress: Progress<'_>) ->
     }
     let cache = cache::size(trace);
     step(1);
-    Ok(write(&summary, &measurement, options, &measured, format, changes, cache, trace))
+    let passes = measurement.passes();
+    let findings = Findings { trace, summary, options, passes, measured, changes, cache };
+    Ok(findings.advice())
 }
 
 /// What may be otherwise: the drive, and the disk.
@@ -194,38 +195,44 @@ fn alternatives(measured: &[(Format, Measured)]) -> Vec<Alternative> {
     all
 }
 
-#[expect(clippy::too_many_arguments, reason = "all that has been found out")]
-fn write(
-    summary: &Summary,
-    measurement: &Measurement<'_>,
-    options: &AdviseOptions,
-    measured: &[(Format, Measured)],
-    format: Format,
+/// All that has been found out.
+struct Findings<'trace> {
+    trace: &'trace Trace,
+    summary: Summary,
+    options: &'trace AdviseOptions,
+    /// How often the trace was gone through.
+    passes: u64,
+    measured: Vec<(Format, Measured)>,
     changes: Vec<Change>,
     cache: Option<CacheSize>,
-    trace: &Trace,
-) -> Advice {
-    let chosen = measured.iter().find(|(it, _)| *it == format);
-    let cost = chosen.and_then(|(_, measured)| measured.as_ref().ok()).expect("it was measured");
-    let report = &cost.report;
-    let wafs = (report.host_waf.unwrap_or(0.0), cost.waf());
-    let wear = summary
-        .duration
-        .map(|time| Wear::new(summary.written_bytes, time, wafs, options.endurance, options.price));
-    let is_busy = summary.busiest_second.is_some_and(|rate| rate >= BUSY_RATE);
-    let alternatives = alternatives(measured);
-    Advice {
-        format: format.to_string(),
-        because: reasons(summary, &alternatives, format, cache),
-        alternatives,
-        cache_bytes: cache.map_or(0, |cache| cache.bytes),
-        cache_hit_ratio: cache.map_or(0.0, |cache| cache.hit_ratio),
-        reserve_percent: report.reserve_percent,
-        segment_bytes: report.segment_bytes,
-        pollers: if is_busy { "per-queue" } else { "auto" },
-        wear,
-        changes,
-        unknown: unknown(summary, measurement.passes(), options, trace),
+}
+
+impl Findings<'_> {
+    fn advice(self) -> Advice {
+        let Self { summary, options, measured, cache, .. } = &self;
+        let format = best(measured);
+        let chosen = measured.iter().find(|(it, _)| *it == format);
+        let cost = chosen.and_then(|(_, measured)| measured.as_ref().ok());
+        let cost = cost.expect("raw was measured, and so was what is better");
+        let report = &cost.report;
+        let wafs = (report.host_waf.unwrap_or(0.0), cost.waf());
+        let wear =
+            |time| Wear::new(summary.written_bytes, time, wafs, options.endurance, options.price);
+        let is_busy = summary.busiest_second.is_some_and(|rate| rate >= BUSY_RATE);
+        let alternatives = alternatives(measured);
+        Advice {
+            format: format.to_string(),
+            because: reasons(summary, &alternatives, format, *cache),
+            alternatives,
+            cache_bytes: cache.map_or(0, |cache| cache.bytes),
+            cache_hit_ratio: cache.map_or(0.0, |cache| cache.hit_ratio),
+            reserve_percent: report.reserve_percent,
+            segment_bytes: report.segment_bytes,
+            pollers: if is_busy { "per-queue" } else { "auto" },
+            wear: summary.duration.map(wear),
+            unknown: unknown(summary, self.passes, options, self.trace),
+            changes: self.changes,
+        }
     }
 }
 
@@ -255,6 +262,11 @@ fn reasons(
     reasons.extend(unfit.cloned());
     reasons.push(match cache {
         None => "nothing is read: a cache answers nothing".into(),
+        Some(CacheSize { bytes: 0, next_gain, step_bytes, .. }) => format!(
+            "no size of a cache pays: {} would answer {:.2} % of the blocks read",
+            format_size(step_bytes),
+            next_gain * 100.0
+        ),
         Some(CacheSize { bytes, hit_ratio, next_gain, step_bytes }) => format!(
             "a cache of {} answers {:.1} % of the blocks read; {} more would add {:.2} %",
             format_size(bytes),

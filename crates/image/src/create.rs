@@ -48,6 +48,13 @@ impl ImageOptions {
     }
 }
 
+impl ImageOptions {
+    /// Refuses what a format has no use for.
+    pub fn check(&self, name: &str, format: Format) -> Result<()> {
+        check_options(name, format, self.discard, self.resort)
+    }
+}
+
 /// What can be chosen when an image is made, by format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CreateOptions {
@@ -59,7 +66,7 @@ pub struct CreateOptions {
 
 impl CreateOptions {
     /// Refuses what another format was meant by.
-    fn check(&self, name: &str, format: Format) -> Result<()> {
+    pub fn check(&self, name: &str, format: Format) -> Result<()> {
         let others: [(bool, &str, &'static str); 2] = [
             (
                 format != Format::Log && self.log != LogOptions::default(),

@@ -16,6 +16,7 @@ mod medium;
 mod model;
 mod onto;
 mod options;
+mod plan;
 mod report;
 mod run;
 mod stack;

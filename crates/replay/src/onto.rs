@@ -80,6 +80,13 @@ impl Medium for Host {
 /// Makes the image. What is mounted or in use is refused by its lock.
 fn make(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> {
     let path = &onto.path;
+    // What is there is not lost for an image that cannot be.
+    let name = path.display().to_string();
+    options.create.check(&name, options.format)?;
+    options.image.check(&name, options.format)?;
+    if options.format == Format::Log {
+        options.create.log.file_bytes(&name, disk_bytes)?;
+    }
     let is_new = fs::symlink_metadata(path).is_err();
     if is_new {
         create_sparse(path, 0)?;

@@ -1,37 +1,28 @@
 //! A replay from beginning to end: the drive, the image on it, the load.
 
-use std::ops::{Range, RangeInclusive};
-use std::sync::Arc;
-use std::time::Duration;
+use std::ops::RangeInclusive;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use flowstone_block::format_size;
 use flowstone_image::{CreateOptions, Format, LogOptions};
-use flowstone_trace::{Event, Kind, Trace};
 
-use crate::guest::{Asked, Pace, requests_of};
-use crate::load::{BLOCK_BYTES, Generator, Writes};
+use crate::guest::{Asked, Pace};
+use crate::load::BLOCK_BYTES;
 use crate::medium::{Counted, Medium};
 use crate::model::{Model, NAME};
 use crate::onto::Host;
 use crate::options::{Load, ReplayOptions, Timing};
+use crate::plan::Plan;
 use crate::report::{Hits, Report};
 
 /// Requests on their way at most when the trace says when they come.
 const DEPTH_MAX: usize = 1024;
 /// Blocks of more have no number in the model.
 const DISK_BYTES_MAX: u64 = 8 << 40;
-/// A trace that goes on for longer does not count in microseconds.
-const TIME_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
 /// Requests on their way while the disk is filled.
 const FILL_DEPTH: usize = 32;
-/// Bytes of a write that fills the disk.
-const FILL_BYTES: u64 = 128 << 10;
 /// Reserves that a log image may have, in percent.
 const RESERVES: RangeInclusive<u32> = 3..=74;
-/// A generated load overwrites the disk so often before anything is measured, and so often then.
-const WARMUP_TURNS: u64 = 7;
-const MEASURED_TURNS: u64 = 4;
 
 /// How far a replay has come: so many of so many requests.
 pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
@@ -41,13 +32,14 @@ pub type Progress<'a> = &'a mut dyn FnMut(u64, u64);
 /// # Errors
 /// If the options make no sense together, or something fails that should not.
 pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report> {
-    let mut scene = Scene::set(options)?;
-    let before = match &options.load {
-        Load::Generated(generator, ops) => {
-            scene.run_generated(options, *generator, *ops, progress)?
-        }
-        Load::Trace(trace) => scene.run_trace(options, trace, progress)?,
-    };
+    ensure!(options.fill > 0.0 && options.fill <= 1.0, "--fill is a share of the drive, 0 to 1");
+    let depths = 1..=DEPTH_MAX;
+    ensure!(depths.contains(&options.iodepth), "--iodepth is 1 to {DEPTH_MAX}");
+    ensure!(options.passes > 0, "--passes is at least 1");
+    let disk_bytes = disk_bytes(options)?;
+    let plan = Plan::of(options, disk_bytes)?;
+    let mut scene = Scene::set(options, disk_bytes)?;
+    let before = scene.run(options, plan, progress)?;
     Ok(scene.report(options, &before))
 }
 
@@ -66,15 +58,7 @@ struct Before {
 }
 
 impl Scene {
-    fn set(options: &ReplayOptions) -> Result<Self> {
-        ensure!(
-            options.fill > 0.0 && options.fill <= 1.0,
-            "--fill is a share of the drive, 0 to 1"
-        );
-        let depths = 1..=DEPTH_MAX;
-        ensure!(depths.contains(&options.iodepth), "--iodepth is 1 to {DEPTH_MAX}");
-        ensure!(options.passes > 0, "--passes is at least 1");
-        let disk_bytes = disk_bytes(options)?;
+    fn set(options: &ReplayOptions, disk_bytes: u64) -> Result<Self> {
         let slots = match options.timing {
             Timing::Trace => DEPTH_MAX,
             Timing::Asap => options.iodepth.max(FILL_DEPTH),
@@ -101,74 +85,21 @@ impl Scene {
         Ok(Self { medium, disk_bytes, drive_bytes, log })
     }
 
-    fn set_load(&mut self, load: impl Iterator<Item = Event> + 'static, pace: Pace) {
-        self.medium.guest().set_load(Box::new(load), pace);
-    }
-
-    fn run_generated(
+    /// Returns what there was when the measured part began.
+    fn run(
         &mut self,
         options: &ReplayOptions,
-        generator: Generator,
-        ops: Option<u64>,
+        plan: Plan,
         progress: Progress<'_>,
     ) -> Result<Before> {
-        let blocks = self.disk_bytes / BLOCK_BYTES;
-        let warmup = options.warmup.unwrap_or(WARMUP_TURNS * blocks);
-        let all = warmup.checked_add(ops.unwrap_or(MEASURED_TURNS * blocks));
-        let all = all.context("--warmup and --ops are too many")?;
-        let blocks = u32::try_from(blocks).context("the disk is too large")?;
-        ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
-        self.set_load(fill(0..self.disk_bytes), Pace::Depth(FILL_DEPTH));
+        self.medium.guest().set_load(plan.held, Pace::Depth(FILL_DEPTH));
         self.medium.run(u64::MAX, &mut |_| ())?;
-        let writes = Writes::new(generator, blocks, options.seed).take(all as usize);
-        self.set_load(writes, Pace::Depth(options.iodepth));
-        self.measure(warmup, all, progress)
-    }
-
-    fn run_trace(
-        &mut self,
-        options: &ReplayOptions,
-        trace: &Trace,
-        progress: Progress<'_>,
-    ) -> Result<Before> {
-        let is_present = |event: &Event| event.kind == Kind::Present;
-        let present: Vec<_> = trace.events.iter().filter(|it| is_present(it)).copied().collect();
-        let present = present.into_iter().flat_map(|it| fill(it.offset..it.offset + it.bytes));
-        self.set_load(present, Pace::Depth(FILL_DEPTH));
-        self.medium.run(u64::MAX, &mut |_| ())?;
-        let events = trace.events.iter().filter(|it| !is_present(it));
-        let once: Arc<[Event]> = events.copied().flat_map(requests_of).collect();
-        ensure!(!once.is_empty(), "the trace has no request");
-        let all =
-            (once.len() as u64).checked_mul(options.passes).context("--passes is too many")?;
-        let warmup = requests_to(&once, options.passes, options.warmup.unwrap_or(0))?;
-        let has_times = once.iter().all(|event| event.at.is_some());
-        ensure!(
-            has_times || options.timing == Timing::Asap,
-            "the trace has no times; leave --timing out"
-        );
         let pace = match options.timing {
             Timing::Asap => Pace::Depth(options.iodepth),
             Timing::Trace => Pace::Trace { start: self.medium.now(), depth: DEPTH_MAX },
         };
-        let times = times(&once);
-        let length = times.end - times.start;
-        ensure!(
-            options.timing == Timing::Asap
-                || length.as_secs_f64() * options.passes as f64 <= TIME_MAX.as_secs_f64(),
-            "the times of the trace are a hundred years apart: they are no microseconds"
-        );
-        let passes = (0..options.passes).flat_map(move |pass| {
-            let once = Arc::clone(&once);
-            let later = length.saturating_mul(u32::try_from(pass).unwrap_or(u32::MAX));
-            (0..once.len()).map(move |index| {
-                let event = once[index];
-                let at = event.at.map(|at| (at - times.start).saturating_add(later));
-                Event { at, ..event }
-            })
-        });
-        self.set_load(passes, pace);
-        self.measure(warmup, all, progress)
+        self.medium.guest().set_load(plan.load, pace);
+        self.measure(plan.warmup, plan.requests, progress)
     }
 
     /// Goes on with the load to its end, and returns what there was after so many requests of it.
@@ -254,43 +185,6 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
         format_size(size)
     );
     Ok(size.next_multiple_of(BLOCK_BYTES))
-}
-
-/// Writes that fill a range.
-fn fill(range: Range<u64>) -> impl Iterator<Item = Event> {
-    let end = range.end;
-    range.step_by(FILL_BYTES as usize).map(move |offset| {
-        let bytes = FILL_BYTES.min(end - offset);
-        Event::new(Kind::Write, offset, bytes)
-    })
-}
-
-/// How many requests of a trace it is until there have been so many writes.
-fn requests_to(once: &[Event], passes: u64, writes: u64) -> Result<u64> {
-    if writes == 0 {
-        return Ok(0);
-    }
-    let is_write = |event: &Event| event.kind == Kind::Write;
-    let of_pass = once.iter().filter(|it| is_write(it)).count() as u64;
-    ensure!(
-        writes < of_pass * passes,
-        "--warmup {writes} leaves nothing to measure: there are {} writes; give fewer, or more \
-         --passes",
-        of_pass * passes
-    );
-    let left = writes % of_pass;
-    let mut seen = 0;
-    let within = once.iter().take_while(|event| {
-        seen += u64::from(is_write(event));
-        seen <= left
-    });
-    Ok(writes / of_pass * once.len() as u64 + within.count() as u64)
-}
-
-/// When a trace begins and ends. Some count from when a machine was started, or from 1970.
-fn times(events: &[Event]) -> Range<Duration> {
-    let at = || events.iter().filter_map(|event| event.at);
-    at().min().unwrap_or_default()..at().max().unwrap_or_default()
 }
 
 /// The log image's options: if no reserve is asked for, the largest with which its file fits.

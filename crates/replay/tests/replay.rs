@@ -7,7 +7,7 @@ use std::thread;
 
 use flowstone_cache::PolicyKind;
 use flowstone_fileio::{Access, OpenOptions};
-use flowstone_image::{CreateOptions, Format, LogOptions};
+use flowstone_image::{CreateOptions, Format, LogOptions, ResortLimit};
 use flowstone_replay::{
     CacheOptions, Class, Event, Kind, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace,
     replay,
@@ -338,6 +338,18 @@ fn a_load_can_be_put_onto_a_file() {
     }
 }
 
+type Change = fn(&mut ReplayOptions);
+
+/// What makes no sense, and what is said of it.
+fn wrong_options() -> [(Change, &'static str); 4] {
+    [
+        (|it| it.timing = Timing::Trace, "the trace has no times"),
+        (|it| it.warmup = Some(1000), "leaves nothing to measure"),
+        (|it| it.create.log.segment_bytes = Some(1 << 20), "has no segments"),
+        (|it| it.image.resort = ResortLimit::Bytes(1), "only a log image is put in order"),
+    ]
+}
+
 /// What somebody has is lost only if that was said, and never what somebody uses.
 #[test]
 fn a_load_is_put_onto_nothing_that_is_in_use_or_not_empty() {
@@ -356,6 +368,13 @@ fn a_load_is_put_onto_nothing_that_is_in_use_or_not_empty() {
     }
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "theirs");
     drop(theirs);
+    for (change, why) in wrong_options() {
+        let mut options = onto(&path, Format::Raw, true);
+        change(&mut options);
+        let said = refused(&options);
+        assert!(said.contains(why), "{said}");
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "theirs", "{why}");
+    }
     run(&onto(&path, Format::Log, true));
     let new = folder.path().join("new");
     let impossible = ReplayOptions {

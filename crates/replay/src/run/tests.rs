@@ -4,9 +4,13 @@ use flowstone_block::{BlockingDisk, Sector};
 use flowstone_fileio::FileIo as _;
 use flowstone_image::create_in;
 use flowstone_ssd::{Ssd, SsdOptions};
+use flowstone_trace::{Event, Kind, Trace};
 
 use super::*;
+use crate::guest::requests_of;
 use crate::model::check_memory;
+use crate::options::Load;
+use crate::plan::requests_to;
 
 const DISK: u64 = 8 << 20;
 
@@ -37,7 +41,8 @@ fn contents(format: Format, trace: &Trace) -> Vec<u8> {
     let image = model.image();
     let medium = Box::new(model);
     let mut scene = Scene { medium, disk_bytes: DISK, drive_bytes: None, log: None };
-    scene.run_trace(&options, trace, &mut |_, _| ()).unwrap();
+    let plan = Plan::of(&options, DISK).unwrap();
+    scene.run(&options, plan, &mut |_, _| ()).unwrap();
     let mut bytes = vec![0xaa; DISK as usize];
     let mut disk = BlockingDisk::new(&*image).unwrap();
     for (at, part) in bytes.chunks_mut(64 << 10).enumerate() {

@@ -1,0 +1,130 @@
+//! What is run, and in which parts. All of it is known, and refused where it makes no sense, before
+//! anything is made.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use flowstone_trace::{Event, Kind, Trace};
+
+use crate::guest::requests_of;
+use crate::load::{BLOCK_BYTES, Generator, Writes};
+use crate::options::{Load, ReplayOptions, Timing};
+
+/// Bytes of a write that fills the disk.
+const FILL_BYTES: u64 = 128 << 10;
+/// A generated load overwrites the disk so often before anything is measured, and so often then.
+const WARMUP_TURNS: u64 = 7;
+const MEASURED_TURNS: u64 = 4;
+/// A trace that goes on for longer does not count in microseconds.
+const TIME_MAX: Duration = Duration::from_secs(100 * 366 * 86_400);
+
+type Events = Box<dyn Iterator<Item = Event>>;
+
+/// See the module.
+pub struct Plan {
+    /// Writes of what the disk holds at first.
+    pub held: Events,
+    /// Then this.
+    pub load: Events,
+    /// Requests of the load, and of these those before the measured part.
+    pub requests: u64,
+    /// See above.
+    pub warmup: u64,
+}
+
+impl Plan {
+    pub fn of(options: &ReplayOptions, disk_bytes: u64) -> Result<Self> {
+        match &options.load {
+            Load::Generated(generator, ops) => {
+                Self::generated(options, *generator, *ops, disk_bytes)
+            }
+            Load::Trace(trace) => Self::of_trace(options, trace),
+        }
+    }
+
+    fn generated(
+        options: &ReplayOptions,
+        generator: Generator,
+        ops: Option<u64>,
+        disk_bytes: u64,
+    ) -> Result<Self> {
+        let blocks = disk_bytes / BLOCK_BYTES;
+        let warmup = options.warmup.unwrap_or(WARMUP_TURNS * blocks);
+        let requests = warmup.checked_add(ops.unwrap_or(MEASURED_TURNS * blocks));
+        let requests = requests.context("--warmup and --ops are too many")?;
+        let blocks = u32::try_from(blocks).context("the disk is too large")?;
+        ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
+        let writes = Writes::new(generator, blocks, options.seed).take(requests as usize);
+        let held = Box::new(fill(0..disk_bytes));
+        Ok(Self { held, load: Box::new(writes), requests, warmup })
+    }
+
+    fn of_trace(options: &ReplayOptions, trace: &Trace) -> Result<Self> {
+        let (held, events): (Vec<_>, Vec<_>) =
+            trace.events.iter().copied().partition(|event| event.kind == Kind::Present);
+        let held = held.into_iter().flat_map(|it| fill(it.offset..it.offset + it.bytes));
+        let once: Arc<[Event]> = events.into_iter().flat_map(requests_of).collect();
+        ensure!(!once.is_empty(), "the trace has no request");
+        let passes = options.passes;
+        let requests = (once.len() as u64).checked_mul(passes).context("--passes is too many")?;
+        let warmup = requests_to(&once, passes, options.warmup.unwrap_or(0))?;
+        let has_times = once.iter().all(|event| event.at.is_some());
+        let is_timed = options.timing == Timing::Trace;
+        ensure!(has_times || !is_timed, "the trace has no times; leave --timing out");
+        let times = times(&once);
+        let length = times.end - times.start;
+        ensure!(
+            !is_timed || length.as_secs_f64() * passes as f64 <= TIME_MAX.as_secs_f64(),
+            "the times of the trace are a hundred years apart: they are no microseconds"
+        );
+        let load = (0..passes).flat_map(move |pass| {
+            let once = Arc::clone(&once);
+            let later = length.saturating_mul(u32::try_from(pass).unwrap_or(u32::MAX));
+            (0..once.len()).map(move |index| {
+                let event = once[index];
+                let at = event.at.map(|at| (at - times.start).saturating_add(later));
+                Event { at, ..event }
+            })
+        });
+        Ok(Self { held: Box::new(held), load: Box::new(load), requests, warmup })
+    }
+}
+
+/// Writes that fill a range.
+fn fill(range: Range<u64>) -> impl Iterator<Item = Event> {
+    let end = range.end;
+    range.step_by(FILL_BYTES as usize).map(move |offset| {
+        let bytes = FILL_BYTES.min(end - offset);
+        Event::new(Kind::Write, offset, bytes)
+    })
+}
+
+/// How many requests of a trace it is until there have been so many writes.
+pub fn requests_to(once: &[Event], passes: u64, writes: u64) -> Result<u64> {
+    if writes == 0 {
+        return Ok(0);
+    }
+    let is_write = |event: &Event| event.kind == Kind::Write;
+    let of_pass = once.iter().filter(|it| is_write(it)).count() as u64;
+    ensure!(
+        writes < of_pass * passes,
+        "--warmup {writes} leaves nothing to measure: there are {} writes; give fewer, or more \
+         --passes",
+        of_pass * passes
+    );
+    let left = writes % of_pass;
+    let mut seen = 0;
+    let within = once.iter().take_while(|event| {
+        seen += u64::from(is_write(event));
+        seen <= left
+    });
+    Ok(writes / of_pass * once.len() as u64 + within.count() as u64)
+}
+
+/// When a trace begins and ends. Some count from when a machine was started, or from 1970.
+fn times(events: &[Event]) -> Range<Duration> {
+    let at = || events.iter().filter_map(|event| event.at);
+    at().min().unwrap_or_default()..at().max().unwrap_or_default()
+}
