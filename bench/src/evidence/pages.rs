@@ -69,7 +69,7 @@ fn picture(folder: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// Nobody changes a figure by hand.
+    /// A figure changes with its data, and not by hand.
     #[test]
     fn the_pages_say_what_the_data_says() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/evidence");

@@ -16,7 +16,8 @@ use crate::wear::Wear;
 
 /// Another format than raw is for those who win at least so much by it.
 const WORTH: f64 = 0.95;
-/// A queue with so many requests a second is busy enough for a thread of its own.
+/// A disk with so many requests a second has a thread of its own: a shared poller takes 500,000 or
+/// more in all (docs/benchmarks.md, tmpfs), and others wait for its turns.
 const BUSY_RATE: u64 = 50_000;
 const DAY: Duration = Duration::from_secs(86_400);
 const SEGMENT_BYTES_MAX: u64 = 1 << 30;
@@ -277,7 +278,8 @@ fn reasons(
     });
     if let Some(rate) = summary.busiest_second {
         reasons.push(format!(
-            "the busiest second has {rate} requests; from {BUSY_RATE} on a thread of its own pays"
+            "the busiest second has {rate} requests; a disk with fewer than {BUSY_RATE} may share a \
+             poller"
         ));
     }
     reasons

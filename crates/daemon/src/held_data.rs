@@ -66,7 +66,7 @@ impl HeldData {
     }
 }
 
-/// Tells all ranges, each as long as it is; ends early when nobody listens any more.
+/// Tells all ranges, each as long as it is; ends early when the recording has ended.
 fn walk(image: &dyn Image, tell: &SyncSender<Answer>) -> io::Result<()> {
     let send = |extent| tell.send(Answer::Data(extent)).is_ok();
     let mut run: Option<Extent> = None;

@@ -122,7 +122,7 @@ impl Channel for RecordChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
-        // One that began or ended when this thread did not sleep yet has woken nobody.
+        // One that began or ended when this thread did not sleep yet has woken no thread.
         NextLook::now_if(self.tapes.is_old(&self.recorder.tapes)).min(self.base.next_look())
     }
 

@@ -5,7 +5,7 @@
 //!                            ├──► Recording: in the order of time
 //!  queue ── Track ──► ring ──┘
 //! ```
-//! Each recording has a ring for each queue. A queue waits for nobody: what finds no room in a ring
+//! Each recording has a ring for each queue. A queue never waits: what finds no room in a ring
 //! is counted. What follows from the completion of a request has a later time than that, and comes
 //! after it.
 
@@ -150,7 +150,7 @@ impl Track {
         let recorded = Recorded { at_ns: self.at_ns, op, class, durable };
         let is_lost = self.requests.push(recorded).is_err();
         if is_lost && !mutant("layers.record.counts-no-loss") {
-            // Nobody else adds to it.
+            // No other thread adds to it.
             let lost = self.lost.load(Ordering::Relaxed);
             self.lost.store(lost + 1, Ordering::Relaxed);
         }

@@ -85,7 +85,7 @@ impl Medium for Model {
 
     fn turn(&mut self) -> Result<()> {
         let time = self.ssd.time();
-        self.stack.hear(time.now());
+        self.stack.tell_time(time.now());
         if self.upkeep.is_due() {
             let (guest, time) = (Rc::clone(&self.guest), Arc::clone(time));
             beside(

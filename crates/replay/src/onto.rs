@@ -58,7 +58,7 @@ impl Medium for Host {
 
     fn turn(&mut self) -> Result<()> {
         let now = Instant::now();
-        self.stack.hear(now);
+        self.stack.tell_time(now);
         let mut guest = self.guest.borrow_mut();
         if !guest.turn(now) {
             self.reactor.sleep(|| guest.next_look());

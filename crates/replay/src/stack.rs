@@ -19,7 +19,8 @@ const PERIOD: Duration = Duration::from_millis(500);
 pub struct Stack {
     image: Arc<dyn Image>,
     cache: Option<(Arc<Cached>, Arc<CachedDisk>, Arc<Cache>)>,
-    heard: Instant,
+    /// When it was told last.
+    told: Instant,
 }
 
 impl Stack {
@@ -40,7 +41,7 @@ impl Stack {
             let disk = cached.disk();
             Ok((Arc::new(cached), disk, cache))
         };
-        Ok(Self { image, cache: cache.map(make).transpose()?, heard: now })
+        Ok(Self { image, cache: cache.map(make).transpose()?, told: now })
     }
 
     /// A queue of the disk, and what its thread sleeps in.
@@ -59,13 +60,13 @@ impl Stack {
         &self.image
     }
 
-    /// It is so late.
-    pub fn hear(&mut self, now: Instant) {
+    /// Tells the cache how much time has passed.
+    pub fn tell_time(&mut self, now: Instant) {
         let Some((.., cache)) = &self.cache else { return };
-        let passed = now.saturating_duration_since(self.heard);
+        let passed = now.saturating_duration_since(self.told);
         if passed >= PERIOD {
             cache.pass(passed);
-            self.heard = now;
+            self.told = now;
         }
     }
 

@@ -350,7 +350,7 @@ fn wrong_options() -> [(Change, &'static str); 4] {
     ]
 }
 
-/// What somebody has is lost only if that was said, and never what somebody uses.
+/// A file loses its content only by --overwrite, and never while another process uses it.
 #[test]
 fn a_load_is_put_onto_nothing_that_is_in_use_or_not_empty() {
     let folder = tempfile::tempdir().unwrap();

@@ -86,7 +86,7 @@ impl Trace {
         self.events.iter().map(|event| event.offset + event.bytes).max().unwrap_or(0)
     }
 
-    /// What is missing, for whoever judges by the trace.
+    /// What is missing of it, for messages.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.lost > 0 {

@@ -10,7 +10,7 @@ pub struct Record {
     /// The daemon's control socket
     #[arg(long, value_name = "SOCK")]
     pub control: PathBuf,
-    /// The file to make, which must not exist: CSV, compressed with zstd, for nobody but its owner
+    /// The file to make, which must not exist: CSV, compressed with zstd, for its owner alone
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// For how long [default: until SIGINT or SIGTERM]

@@ -93,7 +93,7 @@ fn writes_before_the_measured_part_are_counted_as_requests_are_made() {
     assert_eq!(requests_to(&once, 2, 7).unwrap(), 8, "a pass, and one part of the next");
 }
 
-/// A queue that goes waits for its discards, which nobody would have carried out any more.
+/// A queue that is dropped waits for its discards, which no turn would have carried out any more.
 #[test]
 fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     let ssd = Ssd::new(2 * DISK, "op=28%,block=128K".parse().unwrap()).unwrap();
@@ -101,7 +101,7 @@ fn a_request_that_fails_ends_the_replay_when_the_others_are_back() {
     create_in(NAME, &file, Format::Raw, DISK, &CreateOptions::default()).unwrap();
     let options = ReplayOptions::new(Load::Trace(Trace::default()), Format::Raw);
     let mut model = Model::open(&options, ssd, file.clone(), DISK, 8).unwrap();
-    // Somebody has cut the file: what lies behind its end cannot be read.
+    // The file has been cut: what lies behind its end cannot be read.
     file.set_size(DISK / 2).unwrap();
     let event = |kind, offset| Event::new(kind, offset, 4096);
     let reads = (0..1000).map(move |_| event(Kind::Read, DISK - 4096));

@@ -25,7 +25,7 @@ const LIST_BYTES: usize = 32 << 10;
 /// A folder that is open.
 pub struct Folder {
     node: Arc<Node>,
-    /// As the caller has opened it: a server may show its list to nobody else.
+    /// As the caller has opened it: a server may show its list to no other user.
     held: OwnedFd,
     caller: Caller,
     /// Locked while it is read, which moves the place in `held`. Who waits has the same folder

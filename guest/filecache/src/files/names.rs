@@ -135,7 +135,8 @@ impl Files {
         Ok(std::os::unix::ffi::OsStringExt::from_vec(to.into_bytes()))
     }
 
-    /// Ends it that writes of what has a name are kept back.
+    /// Brings what is kept back of a file to the source, by its name. From then on it is written
+    /// through, until what is returned is dropped.
     fn settle_name(
         &self,
         folder: &OwnedFd,

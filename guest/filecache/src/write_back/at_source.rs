@@ -1,6 +1,6 @@
 //! Changes that are made at the source from here, beside writers that open a file: what such a one
 //! has seen of the file is the base of its copy, and is old when the file was changed since. The
-//! stamp does not show that, as nobody compares it again before bytes are brought there.
+//! stamp does not show that: it is not compared again before bytes are brought there.
 
 use std::collections::HashMap;
 use std::sync::Mutex;

@@ -55,7 +55,7 @@ impl Maintenance {
         }
     }
 
-    /// Gives back what nobody uses any more, before it sleeps.
+    /// Gives back clusters without users, before it sleeps.
     fn reclaim(&mut self) {
         self.reclaim_limbo();
         self.core.meta().dead = self.dead();
