@@ -86,7 +86,10 @@ fn run_all(flowstone: &Path, tables: &[Table]) -> Result<HashMap<Vec<String>, Va
     let (next, reports) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
     let work = || -> Result<()> {
         while let Some(command) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let report = run(flowstone, command)?;
+            // The other thread takes no more if one fails.
+            let report = run(flowstone, command).inspect_err(|_| {
+                next.store(commands.len(), Ordering::Relaxed);
+            })?;
             let mut reports = reports.lock().expect("no thread panics here");
             reports.insert(command.clone(), report);
             eprintln!("{} of {}: {}", reports.len(), commands.len(), command.join(" "));
