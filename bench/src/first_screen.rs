@@ -3,9 +3,10 @@
 use std::fmt::Write;
 
 use crate::compare::{IdleResult, PointResult, ServerResult};
-use crate::markdown::{Report, thousands};
+use crate::markdown::Report;
 use crate::sample::{Sample, interval};
 use crate::server::Server;
+use crate::size::thousands;
 
 /// Name of a point, and what the first screen calls it.
 const ROWS: [(&str, &str); 13] = [

@@ -9,6 +9,7 @@ use crate::noise::LIMIT_PERCENT;
 use crate::point::Backend;
 use crate::sample::interval;
 use crate::server::Server;
+use crate::size::thousands;
 
 /// Everything a report shows.
 pub struct Report<'a> {
@@ -157,19 +158,6 @@ fn idle_table(text: &mut String, results: &[IdleResult]) {
 
 fn line(text: &mut String, content: &str) {
     writeln!(text, "{content}").expect("writing to a string does not fail");
-}
-
-/// 1234567.8 as 1,234,568.
-pub fn thousands(value: f64) -> String {
-    let digits = format!("{value:.0}");
-    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
-    for (position, digit) in digits.chars().enumerate() {
-        if position > 0 && (digits.len() - position).is_multiple_of(3) {
-            grouped.push(',');
-        }
-        grouped.push(digit);
-    }
-    grouped
 }
 
 #[cfg(test)]

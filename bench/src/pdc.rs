@@ -65,7 +65,8 @@ enum Memory {
     PageCache,
 }
 
-const MEMORIES: [Memory; 3] = [Memory::Ours("default"), Memory::Ours("lru"), Memory::PageCache];
+const MEMORIES: [Memory; 3] =
+    [Memory::Ours("default"), Memory::Ours("multicache"), Memory::PageCache];
 
 /// One measurement.
 #[derive(Clone, Copy, Debug)]

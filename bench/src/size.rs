@@ -1,4 +1,4 @@
-//! Sizes on the command line.
+//! Sizes and counts, as they are written.
 
 /// A number of bytes with an optional k, M or G (powers of 1024).
 pub fn parse_size(text: &str) -> Result<u64, String> {
@@ -10,4 +10,17 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     };
     let number: u64 = digits.parse().map_err(|_| format!("{text:?} is not a size"))?;
     number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// 1234567.8 as 1,234,568.
+pub fn thousands(value: f64) -> String {
+    let digits = format!("{value:.0}");
+    let mut grouped = String::with_capacity(digits.len() * 4 / 3);
+    for (position, digit) in digits.chars().enumerate() {
+        if position > 0 && (digits.len() - position).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
 }

@@ -1,9 +1,8 @@
-//! flowstone.toml(5): the keys are those of the parser, and what they do is the help of `serve`.
+//! flowstone.toml(5): the keys are the options of the structures that the file is read into.
 
-use anyhow::{Context, Result};
-use clap::{Arg, ArgAction, CommandFactory};
-use flowstone_cli::args::Args;
-use flowstone_daemon::keys;
+use clap::{Arg, ArgAction};
+use flowstone_daemon::{DaemonConfig, DiskTable, key_of, keys_of};
+use flowstone_qos::GroupArgs;
 
 const HEAD: &str = ".TH flowstone.toml 5
 .SH NAME
@@ -32,75 +31,45 @@ socket = \"/run/flowstone/vm1.sock\"
 ";
 
 /// The page as roff.
-pub fn page() -> Result<String> {
-    let args = Args::command();
-    let serve = args.find_subcommand("serve").context("there is no `serve`")?;
+pub fn page() -> String {
+    let disk = keys_of::<DiskTable>();
+    let of_disks: Vec<String> = disk.get_arguments().map(key_of).collect();
     let mut page = HEAD.to_owned();
     page += ".SH KEYS BEFORE THE FIRST DISK\n";
-    for key in keys::of_file() {
-        page += &match key {
-            "disk" => paragraph("[[disk]]", "Begins a disk; repeat for several"),
-            "group" => paragraph("[[group]]", "Begins a group of disks that share a limit"),
-            _ if keys::of_disk().contains(&key) => {
-                paragraph(&entry(serve, key)?.0, "For each disk that does not say itself")
-            }
-            _ => of_option(serve, key)?,
-        };
+    page += &paragraph("[[disk]]", "Begins a disk; repeat for several");
+    page += &paragraph("[[group]]", "Begins a group of disks that share a limit");
+    for option in keys_of::<DaemonConfig>().get_arguments() {
+        page += &entry(option);
+        if of_disks.contains(&key_of(option)) && option.get_id() != "cpu_budget" {
+            page += "A disk that does not say itself has the same.\n";
+        }
     }
-    page += ".SH KEYS OF A DISK\nName, socket and one of image and backend are needed.\n";
-    for key in keys::of_disk() {
-        page += &match of_several(key) {
-            Some((value, help)) => paragraph(&format!("{key} = {value}"), help),
-            None => of_option(serve, key)?,
-        };
-    }
+    page += ".SH KEYS OF A DISK\nA socket and one of image and backend are needed.\n";
+    page.extend(disk.get_arguments().map(entry));
     page += ".SH KEYS OF A GROUP\nA name is needed. Disks name it with their key group.\n";
-    for key in keys::of_group() {
-        let (value, help) = of_a_group(key).with_context(|| format!("a group's {key}"))?;
-        page += &paragraph(&format!("{key} = {value}"), help);
-    }
-    Ok(page + EXAMPLE)
-}
-
-/// What a disk has only beside others, which `serve` has no option for.
-fn of_several(key: &str) -> Option<(&'static str, &'static str)> {
-    match key {
-        "group" => Some(("\"NAME\"", "The [[group]] whose limit it shares")),
-        "weight" => Some((
-            "N",
-            "How much the disk gets, beside others, of a device and of its group's limit: 1 to 10000 \
-             [default: 100]",
-        )),
-        _ => None,
-    }
-}
-
-fn of_a_group(key: &str) -> Option<(&'static str, &'static str)> {
-    match key {
-        "name" => Some(("\"NAME\"", "What disks call it")),
-        "iops" => Some(("N", "Requests that its disks may use together in a second")),
-        "bw" => Some(("\"SIZE\"", "Bytes that its disks may use together in a second")),
-        "burst" => Some((
-            "\"TIME\"",
-            "So much of what its disks have not used they may use later, as 2s or 500ms [default: 10ms]",
-        )),
-        _ => None,
-    }
-}
-
-fn of_option(serve: &clap::Command, key: &str) -> Result<String> {
-    let (head, help) = entry(serve, key)?;
-    Ok(paragraph(&head, &help))
+    page.extend(keys_of::<GroupArgs>().get_arguments().map(entry));
+    page + EXAMPLE
 }
 
 /// What a key is set to, and what it does.
-fn entry(serve: &clap::Command, key: &str) -> Result<(String, String)> {
-    let id = key.replace('-', "_");
-    let option = serve.get_arguments().find(|option| option.get_id() == id.as_str());
-    let option = option.with_context(|| format!("`serve` has no option for the key {key}"))?;
+fn entry(option: &Arg) -> String {
     let help = option.get_long_help().or_else(|| option.get_help());
-    let help = help.with_context(|| format!("the option for the key {key} has no help"))?;
-    Ok((format!("{key} = {}", value(option)), help.to_string()))
+    let mut text = help.map(ToString::to_string).unwrap_or_default();
+    let choices = option.get_possible_values();
+    if !matches!(option.get_action(), ArgAction::SetTrue) && !choices.is_empty() {
+        text += ":";
+        for choice in choices {
+            let help = choice.get_help().map(|help| format!(" ({help})")).unwrap_or_default();
+            text += &format!("\n{}{help},", choice.get_name());
+        }
+        text.pop();
+    }
+    if let [default] = option.get_default_values()
+        && !matches!(option.get_action(), ArgAction::SetTrue)
+    {
+        text += &format!(" [default: {}]", default.to_string_lossy());
+    }
+    paragraph(&format!("{} = {}", key_of(option), value(option)), &text)
 }
 
 fn value(option: &Arg) -> String {
@@ -109,7 +78,7 @@ fn value(option: &Arg) -> String {
     match option.get_action() {
         ArgAction::SetTrue => "true | false".into(),
         ArgAction::Append => format!("[\"{name}\", ...]"),
-        _ if name == "N" => name.into(),
+        _ if matches!(name, "N" | "LEVEL") => name.into(),
         _ => format!("\"{name}\""),
     }
 }
@@ -133,19 +102,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_has_every_key_that_the_parser_knows() {
-        let page = page().unwrap();
+    fn the_page_has_every_key_with_its_help() {
+        let page = page();
         let (file, rest) = page.split_once(".SH KEYS OF A DISK").unwrap();
         let (disk, group) = rest.split_once(".SH KEYS OF A GROUP").unwrap();
-        let keys = [(file, keys::of_file()), (disk, keys::of_disk()), (group, keys::of_group())];
-        for (text, keys) in keys {
-            assert!(keys.len() >= 4, "{keys:?}");
-            for key in keys {
-                let wanted = match key {
-                    "disk" | "group" if text == file => format!(".B [[{key}]]"),
-                    _ => format!(".B {} = ", roff(key)),
-                };
-                assert!(text.contains(&wanted), "no {key} in {text}");
+        let [daemon, table, of_group] =
+            [keys_of::<DaemonConfig>(), keys_of::<DiskTable>(), keys_of::<GroupArgs>()];
+        for (text, command) in [(file, daemon), (disk, table), (group, of_group)] {
+            assert!(command.get_arguments().count() >= 4);
+            for option in command.get_arguments() {
+                let key = roff(&key_of(option));
+                assert!(text.contains(&format!(".B {key} = ")), "no {key} in {text}");
+                assert!(option.get_help().is_some(), "{key} has no help");
             }
         }
     }

@@ -33,7 +33,7 @@ pub fn dist(target: &Path) -> Result<()> {
         // A page for the command and one for each subcommand, as `man flowstone-serve` finds them.
         clap_mangen::generate_to(command, &man)?;
     }
-    fs::write(man.join(CONFIG_PAGE), config_page::page()?).context(CONFIG_PAGE)?;
+    fs::write(man.join(CONFIG_PAGE), config_page::page()).context(CONFIG_PAGE)?;
     println!("man pages and completions are in {}", target.display());
     Ok(())
 }

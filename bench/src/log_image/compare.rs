@@ -13,9 +13,8 @@ use super::point::{POINTS, Point};
 use super::run_args::RunArgs;
 use super::settle::{Settle, settle};
 use crate::host::{Host, commit};
-use crate::markdown::thousands;
 use crate::series::{Series, Spread};
-use crate::size::parse_size;
+use crate::size::{parse_size, thousands};
 
 /// Options.
 #[derive(Clone, Debug, Args)]

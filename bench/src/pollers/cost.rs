@@ -7,8 +7,8 @@ use flowstone_testkit::load::Completion;
 
 use super::server::{Disks, Servers, TMPFS, Who};
 use super::{PollersArgs, cpu_percent, cpu_us, interleave, ratios, spread};
-use crate::markdown::thousands;
 use crate::sample::{interval, median};
+use crate::size::thousands;
 
 const WHO: [Who; 6] = [
     Who::Flowstone("auto"),

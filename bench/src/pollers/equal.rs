@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::server::{Disks, Servers, TMPFS, Who};
 use super::{PollersArgs, cpu_us, interleave, plot, ratios, spread};
-use crate::markdown::thousands;
 use crate::sample::median;
+use crate::size::thousands;
 
 const CHOICES: [&str; 3] = ["1", "auto", "per-queue"];
 const DISKS_MAX: usize = 4;

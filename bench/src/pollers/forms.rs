@@ -6,8 +6,8 @@ use anyhow::Result;
 
 use super::server::{Disks, Servers, TMPFS, Who};
 use super::{PollersArgs, cpu_us, interleave, ratios, spread};
-use crate::markdown::thousands;
 use crate::sample::interval;
+use crate::size::thousands;
 
 const FORMS: [&str; 3] = ["fused", "split", "auto"];
 const DEPTHS: [u16; 3] = [1, 32, 128];

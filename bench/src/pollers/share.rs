@@ -7,8 +7,8 @@ use flowstone_testkit::load::Completion;
 
 use super::server::{Disks, Server, Servers, TMPFS, Who};
 use super::{PollersArgs, cpu_us, interleave, ratios, spread};
-use crate::markdown::thousands;
 use crate::sample::interval;
+use crate::size::thousands;
 
 const DISKS: usize = 16;
 const DEPTH: u16 = 4;

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use super::environment::ENVIRONMENTS;
 use super::{IODEPTH, PATTERNS, WRITERS, Who, WritersArgs, key};
 use crate::host::Host;
-use crate::markdown::thousands;
 use crate::series::{Series, Spread};
+use crate::size::thousands;
 
 /// The whole report.
 pub fn render(

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use flowstone_block::{Class, PerQueue};
+use serde::Serialize;
 
 /// Counters of one queue, which alone writes them.
 #[derive(Debug, Default)]
@@ -24,7 +25,7 @@ pub struct QueueCounters {
 }
 
 /// What was counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheCount {
     /// Blocks read from memory.
     pub hits: u64,

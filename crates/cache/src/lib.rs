@@ -5,6 +5,7 @@
 //! [`Policy`] knows numbers of blocks only; `table` what is held where; `frames` the memory;
 //! `channel` what becomes of a request.
 
+mod args;
 mod buckets;
 mod channel;
 mod counters;
@@ -17,15 +18,18 @@ mod names;
 mod policy;
 mod prefetch;
 mod readahead;
+mod report;
 mod shared;
 mod table;
 mod vms;
 
+pub use args::{CacheArgs, CacheConfig, CacheSize};
 pub use counters::{CacheCount, Counters};
 pub use disk::CachedDisk;
 pub use layer::Cached;
 pub use names::{BlockId, Place};
 pub use policy::{FREQ_THRESHOLD, Kept, Outcome, Policy, PolicyKind};
+pub use report::DiskCacheReport;
 pub use shared::Cache;
 pub use table::DiskUse;
 pub use vms::{VmShare, VmSize, Vms};

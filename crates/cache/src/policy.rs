@@ -10,6 +10,8 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::ValueEnum;
+
 use self::adaptive::Adaptive;
 use self::floors::Floors;
 use self::lru::Lru;
@@ -91,20 +93,25 @@ pub trait Policy: Send {
     fn places(&self) -> usize;
 }
 
-/// The policies, by name.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The policies, by name. Three are there to be compared with: a daemon has no use for them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum PolicyKind {
-    /// The rule of MultiCache as its paper has it.
+    /// What is read again soon, and by which VM, as the cache learns it
+    #[default]
+    #[value(name = "default")]
+    Adaptive,
+    /// Access frequency times the VM's weight against a threshold, as MultiCache's paper has it
+    #[value(name = "multicache")]
     MultiCache,
     /// The same with a threshold that does not shrink with the number of VMs.
+    #[value(skip)]
     MultiCacheRelative,
     /// Least recently used.
+    #[value(skip)]
     Lru,
     /// S3-FIFO.
+    #[value(skip)]
     S3Fifo,
-    /// Our own.
-    #[default]
-    Adaptive,
 }
 
 /// Most blocks that one access gives up: the others of the host wait meanwhile.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use flowstone_block::{Class, PerQueue, count};
+use serde::Serialize;
 
 use crate::verdict::{Rule, Verdict};
 
 /// Requests and their bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ClassCount {
     /// Reads.
     pub reads: u64,

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use clap::{Args, value_parser};
 use flowstone_block::{
     Channel, Completion, Extent, Geometry, Layer, NextLook, Op, Origin, Published, QueueContext,
     ReaderWaker, Request, Seen, mutant,
@@ -41,6 +42,16 @@ struct ClassifyChannel {
     /// Whether layout and journals are as the batch that is being submitted found them.
     is_fresh: bool,
     counters: Arc<QueueCounters>,
+}
+
+/// What is known of the guest beforehand.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ClassifyArgs {
+    /// Best-effort priority level, 0 to 7, of the guest's ext4 journal (its mount option
+    /// `journal_ioprio`), by which writes to it are known on encrypted disks
+    #[arg(long, value_name = "LEVEL", default_value_t = 3)]
+    #[arg(value_parser = value_parser!(u8).range(0..=7))]
+    pub journal_ioprio: u8,
 }
 
 impl Classify {

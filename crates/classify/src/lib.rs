@@ -14,15 +14,17 @@ mod lvm;
 mod partitions;
 mod pattern;
 mod recognise;
+mod report;
 mod verdict;
 mod volume;
 mod watcher;
 mod xfs;
 
 pub use counters::{ClassCount, Counters};
-pub use layer::{Classify, DiskClasses};
+pub use layer::{Classify, ClassifyArgs, DiskClasses};
 pub use layout::{Found, Layout, Place};
 pub use recognise::recognise;
+pub use report::{ClassesReport, LayoutReport};
 pub use verdict::{Asked, Rule, Verdict, judge};
 pub use volume::ReadBytes;
 pub use watcher::Pace;

@@ -18,8 +18,8 @@ use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options};
 
 pub use self::advise::Advise;
 pub use self::record::Record;
-pub use self::replay::{Replay, WhenMade};
-pub use self::serve::{Serve, StorageArgs};
+pub use self::replay::{Replay, StorageArgs, WhenMade};
+pub use self::serve::Serve;
 pub use self::set::{Disk, DiskCommand, Group, GroupCommand, SetDisk, SetGroup};
 
 /// Virtual disks for QEMU/KVM guests, served over vhost-user-blk

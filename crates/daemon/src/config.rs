@@ -8,47 +8,34 @@
 //! image = "/var/lib/flowstone/vm1.raw"
 //! socket = "/run/flowstone/vm1.sock"
 //! ```
-//! Keys have the names of the `serve` options, with hyphens or underscores; a key that is not known
-//! is an error, since a misspelt one would silently not do what it says. flowstone.toml(5) lists
-//! them: it is made from these structures and the help of `serve`.
+//! Keys have the names of the `serve` options, with hyphens or underscores, and are read as these
+//! are: an option stands in one structure, that of the stage whose it is, with its help. A key that
+//! is not known is an error, since a misspelt one would silently not do what it says.
 
-mod choices;
-mod file;
-pub mod keys;
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
+mod groups;
 mod label;
-mod source;
-mod text;
+mod table;
 mod vm;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::{Args, value_parser};
 use flowstone_block::{Error, Result};
-use flowstone_fileio::{DirectChoice, EngineChoice};
-use flowstone_image::{DiscardMode, Format};
 use serde::Deserialize;
+use toml::{Spanned, Table};
 
-pub use self::choices::{Backend, Choice, Pdc, Pipeline, PollMode, Resort};
-use self::file::ConfigFile;
+pub use self::groups::Groups;
 use self::label::check_label;
-pub use self::source::Source;
-use self::text::{one_line, optional_text, text_or_default, texts};
+pub use self::table::{key_of, keys_of};
 pub use self::vm::VmSpec;
-use crate::cache_config::CacheConfig;
-use crate::layer_spec::{DetectZeroes, LayerSpec};
-use crate::pollers::PollersConfig;
-use crate::qos_config::{GroupConfig, GroupTable, Limit, Weight, weight};
-use crate::{CpuList, CpuShare, SocketAccess, SocketGroup, SocketMode};
+use crate::pollers::{Pipeline, PollerChoice, PollersConfig};
+use crate::spin::PollMode;
+use crate::stack::{SharedArgs, StackArgs};
+use crate::{CpuList, CpuShare, SocketAccess};
 
-/// Queues that a guest may use unless told otherwise; a queue costs nothing before it is used.
-pub const QUEUES_DEFAULT: u16 = 64;
-/// The vhost-user protocol numbers rings with eight bits, of which crate `vhost` leaves fewer.
-pub const QUEUES_MAX: u16 = 128;
-/// The level at which the journal of ext4 writes, unless it is mounted with another
-/// `journal_ioprio`.
-pub const JOURNAL_IOPRIO_DEFAULT: u8 = 3;
-/// Linux has eight levels.
-pub const JOURNAL_IOPRIO_MAX: u8 = 7;
-const QUEUES_ADVICE: &str = "use 1 to 128 queues";
 /// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
 const SERIAL_BYTES_MAX: usize = 20;
 /// Room for a UUID and more; a name is part of many lines.
@@ -57,140 +44,151 @@ const NAME_BYTES_MAX: usize = 128;
 /// Everything one daemon serves. Each disk in it is valid by itself and beside the others.
 #[derive(Debug, Default)]
 pub struct Config {
-    /// Where the control socket goes; none without it.
-    pub control: Option<PathBuf>,
-    /// Where the file caches of guests connect, and who may; nowhere without it.
-    pub guest_agent: Option<(PathBuf, SocketAccess)>,
-    /// The cache that all disks share; none without it.
-    pub cache: Option<CacheConfig>,
-    /// The threads that run queues.
-    pub pollers: PollersConfig,
+    /// What is of no disk.
+    pub daemon: DaemonConfig,
     /// What disks may use together.
-    pub groups: Vec<GroupConfig>,
+    pub groups: Groups,
     /// The disks.
     pub disks: Vec<DiskConfig>,
     /// Why some disks of the file are not among them.
     pub refused: Vec<Error>,
 }
 
-/// One disk.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
+/// What is of no disk: options of `serve`, and keys before the first `[[disk]]`.
+#[derive(Clone, Debug, Default, Args)]
+pub struct DaemonConfig {
+    /// Answer `stats`, `resize`, `disk` and `group` here
+    #[arg(long, value_name = "SOCK")]
+    pub control: Option<PathBuf>,
+    /// Agree with the file caches of guests on memory here: each QEMU connects a virtio port
+    /// `org.flowstone.guest.0` to it
+    #[arg(long, value_name = "SOCK")]
+    pub guest_agent: Option<PathBuf>,
+    /// What disks share.
+    #[command(flatten)]
+    pub shared: SharedArgs,
+    /// The threads that run queues.
+    #[command(flatten)]
+    pub pollers: PollersConfig,
+    /// Who may connect to the agents' socket, and to those of disks that do not say.
+    #[command(flatten)]
+    pub access: SocketAccess,
+}
+
+/// One disk: options of `serve`, and keys of a `[[disk]]`.
+#[derive(Clone, Debug, Args)]
 pub struct DiskConfig {
-    /// What messages and statistics call it.
-    pub name: String,
-    /// What the guest reads as its serial number; else as much of the name as that can hold.
-    pub serial: Option<String>,
-    /// The image file or block device.
-    pub image: Option<PathBuf>,
-    /// Instead of an image: `null:SIZE` or `mem:SIZE`.
-    #[serde(default, deserialize_with = "optional_text")]
-    pub backend: Option<Backend>,
-    /// The vhost-user socket.
+    /// Name of the disk in messages, statistics and commands; at most 128 bytes [default: from
+    /// IMAGE]
+    #[arg(long)]
+    name: Option<String>,
+    /// Serial number of the disk in the guest; at most 20 bytes [default: the name, or as much of
+    /// it as there is room for]
+    #[arg(long)]
+    serial: Option<String>,
+    /// Listen for the virtual machine monitor here
+    #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
-    /// The group that the socket belongs to.
-    #[serde(default, deserialize_with = "optional_text", rename = "socket-group")]
-    #[serde(alias = "socket_group")]
-    pub socket_group: Option<SocketGroup>,
-    /// Who may connect to the socket.
-    #[serde(default, deserialize_with = "optional_text", rename = "socket-mode")]
-    #[serde(alias = "socket_mode")]
-    pub socket_mode: Option<SocketMode>,
-    /// Image format, if the file's name does not tell.
-    #[serde(default, deserialize_with = "optional_text")]
-    pub format: Option<Format>,
-    /// Most queues a guest may use.
-    #[serde(default = "queues_default")]
+    /// Most queues the guest may use
+    // vhost-user numbers rings with eight bits, of which crate `vhost` leaves fewer. A queue costs
+    // nothing before it is used.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u16).range(1..=128))]
     pub queues: u16,
-    /// CPUs that its queues' threads are pinned to, in turn, where each queue has a thread of its
-    /// own.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub cpus: CpuList,
-    /// What its queues may use of the CPUs.
-    #[serde(default, deserialize_with = "optional_text", rename = "cpu-budget")]
-    #[serde(alias = "cpu_budget")]
-    pub cpu_budget: Option<CpuShare>,
-    /// How many threads a queue runs on.
-    #[serde(default, deserialize_with = "text_or_default")]
+    /// Pin queue threads to these CPUs in turn, e.g. 2-5 or 0,3; not with shared pollers
+    #[arg(long, value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// How many threads a queue runs on
+    #[arg(long, value_name = "FORM", value_enum, default_value_t)]
     pub pipeline: Pipeline,
-    /// When to look for work instead of sleeping.
-    #[serde(default, deserialize_with = "text_or_default")]
+    /// When a queue looks for work instead of sleeping
+    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
     pub poll: PollMode,
-    /// What discards do.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub discard: DiscardMode,
-    /// What becomes of writes that are all zero.
-    #[serde(default, deserialize_with = "text_or_default", rename = "detect-zeroes")]
-    #[serde(alias = "detect_zeroes")]
-    pub detect_zeroes: DetectZeroes,
-    /// The best-effort level of the guest's journal, for disks whose structures cannot be read.
-    #[serde(default = "journal_ioprio_default", rename = "journal-ioprio")]
-    #[serde(alias = "journal_ioprio")]
-    pub journal_ioprio: u8,
-    /// Whether its journals are kept out of caches.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub pdc: Pdc,
-    /// What it may use in a second.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub limit: Limit,
-    /// The group that it shares a limit with.
+    /// Its stages.
+    #[command(flatten)]
+    pub stack: StackArgs,
+    /// The VM that uses the disk, for its share of the cache: name=NAME (disks with the same one
+    /// belong to one VM), cpus=N, memory=SIZE, separated by commas [default: found out from the
+    /// process that connects]
+    #[arg(long, value_name = "PARTS")]
+    pub vm: Option<VmSpec>,
+    /// What it has beside other disks only.
+    #[arg(skip)]
+    pub beside: BesideOthers,
+}
+
+/// What a `[[disk]]` says, and `serve` says of all or has no need of.
+#[derive(Clone, Debug, Default, Args)]
+pub struct BesideOthers {
+    /// The [[group]] whose limit it shares
+    #[arg(long)]
     pub group: Option<String>,
-    /// How much it gets of what disks share, beside others.
-    #[serde(default, deserialize_with = "weight")]
-    pub weight: Weight,
-    /// The VM that uses it, where that is not to be found out.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub vm: VmSpec,
-    /// How requests reach the host file.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub engine: Choice<EngineChoice>,
-    /// Whether to bypass the host's page cache.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub direct: Choice<DirectChoice>,
-    /// What a log image may write in a day to put blocks in order while guests are idle.
-    #[serde(default, deserialize_with = "text_or_default")]
-    pub resort: Resort,
-    /// Refuse writes.
-    #[serde(default)]
-    pub readonly: bool,
-    /// Where backing files may be, besides the directory of the image that names them.
-    #[serde(default, rename = "backing-dirs", alias = "backing_dirs")]
-    pub backing_dirs: Vec<PathBuf>,
-    /// Diagnosis layers, from the lowest up.
-    #[serde(default, deserialize_with = "texts")]
-    pub layers: Vec<LayerSpec>,
+    /// The most CPU time that the disk's queues may use, e.g. 50% of one CPU, or 150% [default: no
+    /// limit]
+    #[arg(long, value_name = "PERCENT")]
+    pub cpu_budget: Option<CpuShare>,
+    /// Who may connect to its socket.
+    #[command(flatten)]
+    pub access: SocketAccess,
+}
+
+/// All keys of a `[[disk]]`.
+#[derive(Debug, Args)]
+pub struct DiskTable {
+    #[command(flatten)]
+    disk: DiskConfig,
+    #[command(flatten)]
+    beside: BesideOthers,
+}
+
+/// A configuration file: the disks are read one by one, so that a mistake in one costs no other.
+#[derive(Deserialize)]
+struct File {
+    #[serde(rename = "group", default)]
+    groups: Vec<Table>,
+    #[serde(rename = "disk", default)]
+    disks: Vec<Spanned<Table>>,
+    #[serde(flatten)]
+    daemon: Table,
 }
 
 /// Why there cannot be such a disk, and what to do.
 struct Refusal {
     why: String,
-    advice: &'static str,
+    advice: String,
+}
+
+impl Refusal {
+    fn new(why: impl Into<String>, advice: impl Into<String>) -> Self {
+        Self { why: why.into(), advice: advice.into() }
+    }
+
+    fn of(self, what: &str) -> Error {
+        Error::invalid(what, self.why, self.advice)
+    }
 }
 
 impl Config {
-    /// Reads a configuration file. A disk that is not valid is among the refused; if none is valid,
-    /// that is an error.
-    pub fn read(path: &Path) -> Result<Self> {
+    /// Reads a configuration file; `typed` are options of [`DaemonConfig`] that win over its keys.
+    /// A disk that is not valid is among the refused; if none is valid, that is an error.
+    pub fn read(path: &Path, typed: &[OsString]) -> Result<Self> {
         let name = format!("configuration {}", path.display());
         let text = std::fs::read_to_string(path)
             .map_err(|error| Error::invalid(&name, error, "check the path"))?;
-        let file: ConfigFile = toml::from_str(&text).map_err(|error| {
+        let file: File = toml::from_str(&text).map_err(|error| {
             let why = one_line(&error.to_string());
             Error::invalid(&name, why, "see `man flowstone.toml` for the keys")
         })?;
-        let cache =
-            file.cache().map_err(|Refusal { why, advice }| Error::invalid(&name, why, advice))?;
-        let pollers = file.pollers();
-        let (control, guest_agent) = (file.control.clone(), file.guest_agent());
-        let mut config = Self { control, guest_agent, cache, pollers, ..Self::default() };
+        let of_file = |refusal: Refusal| refusal.of(&name);
+        let mut config =
+            table::read(&file.daemon, typed).and_then(Self::without_disks).map_err(of_file)?;
         for group in &file.groups {
-            let added = config.add_group(group);
-            added.map_err(|why| Error::invalid(&name, why, "correct the [[group]]"))?;
+            config.groups.add(group).map_err(of_file)?;
         }
         for (index, table) in file.disks.iter().enumerate() {
             let line = text[..table.span().start].matches('\n').count() + 1;
-            let added = file.disk(table).and_then(|disk| config.add(disk));
-            if let Err(Refusal { why, advice }) = added {
+            let read = table::read::<DiskTable>(table.get_ref(), &[]);
+            let disk = read.map(|table| DiskConfig { beside: table.beside, ..table.disk });
+            if let Err(Refusal { why, advice }) = disk.and_then(|disk| config.add(disk)) {
                 let why = format!("disk {} (line {line}): {why}", index + 1);
                 config.refused.push(Error::invalid(&name, why, advice));
             }
@@ -202,130 +200,107 @@ impl Config {
         Err(config.refused.into_iter().next().unwrap_or_else(no_disk))
     }
 
-    /// One disk, beside what is not of a disk.
-    pub fn single(shared: Self, disk: DiskConfig) -> Result<Self> {
-        let mut config = shared;
+    /// One disk.
+    pub fn single(daemon: DaemonConfig, disk: DiskConfig) -> Result<Self> {
+        let config = Self::without_disks(daemon);
+        let config = config.and_then(|mut config| config.add(disk).map(|()| config));
         // Its name may be what is refused.
-        config.add(disk).map_err(|Refusal { why, advice }| Error::invalid("serve", why, advice))?;
-        Ok(config)
+        config.map_err(|refusal| refusal.of("serve"))
+    }
+
+    fn without_disks(daemon: DaemonConfig) -> std::result::Result<Self, Refusal> {
+        daemon.check().map_err(|(why, advice)| Refusal::new(why, advice))?;
+        Ok(Self { daemon, ..Self::default() })
     }
 
     /// One more disk, which must be valid and have nothing that others have.
-    fn add(&mut self, disk: DiskConfig) -> std::result::Result<(), Refusal> {
+    fn add(&mut self, mut disk: DiskConfig) -> std::result::Result<(), Refusal> {
         disk.check()?;
-        let taken = |why| Err(Refusal { why, advice: "choose another one" });
-        let path = disk.socket.display();
-        if self.control.as_ref() == Some(&disk.socket) {
+        disk.beside.access = disk.beside.access.or(self.daemon.access);
+        let taken = |why: String| Err(Refusal::new(why, "choose another one"));
+        let (name, path) = (disk.name(), disk.socket.display());
+        if self.daemon.control.as_ref() == Some(&disk.socket) {
             return taken(format!("{path} is both a disk's socket and the control socket"));
         }
-        if self.guest_agent.as_ref().is_some_and(|(agent, _)| *agent == disk.socket) {
+        if self.daemon.guest_agent.as_ref() == Some(&disk.socket) {
             return taken(format!("{path} is both a disk's socket and that of guests' agents"));
         }
-        if self.disks.iter().any(|other| other.name == disk.name) {
-            return taken(format!("two disks are called `{}`", disk.name));
+        if self.disks.iter().any(|other| other.name() == name) {
+            return taken(format!("two disks are called `{name}`"));
         }
         if self.disks.iter().any(|other| other.socket == disk.socket) {
             return taken(format!("two disks share the socket {path}"));
         }
-        let is_its_group = |group: &GroupConfig| disk.group.as_ref() == Some(&group.name);
-        if let Some(group) = &disk.group
-            && !self.groups.iter().any(is_its_group)
+        if let Some(group) = &disk.beside.group
+            && !self.groups.has(group)
         {
             let why = format!("there is no [[group]] called `{group}`");
-            return Err(Refusal { why, advice: "add it, or leave `group` out" });
+            return Err(Refusal::new(why, "add it, or leave `group` out"));
         }
         self.disks.push(disk);
         Ok(())
     }
+}
 
-    fn add_group(&mut self, table: &GroupTable) -> std::result::Result<(), String> {
-        let group = table.read()?;
-        check_label("name", "group", &group.name, NAME_BYTES_MAX)?;
-        if self.groups.iter().any(|other| other.name == group.name) {
-            return Err(format!("two groups are called `{}`", group.name));
+impl DaemonConfig {
+    /// Says what does not go together, and what to do.
+    pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
+        let PollersConfig { choice, cpus, .. } = &self.pollers;
+        if cpus.is_some() && *choice == PollerChoice::PerQueue {
+            let advice = "give --pollers, or pin the queues of disks by --cpus";
+            return Err(("poller-cpus without shared pollers", advice));
         }
-        self.groups.push(group);
-        Ok(())
+        self.shared.check()
     }
 }
 
 impl DiskConfig {
-    /// A name made from that of an image: as much of it as a disk's name can be.
-    pub fn name_from(image: &Path) -> String {
-        let stem = image.file_stem().unwrap_or("disk".as_ref()).to_string_lossy();
-        let mut name = stem.replace(char::is_control, "_");
+    /// What messages and statistics call it: if nothing is said, as much of its image's name as a
+    /// disk's can be.
+    pub fn name(&self) -> String {
+        if let Some(name) = &self.name {
+            return name.clone();
+        }
+        let stem = self.stack.image.as_deref().and_then(Path::file_stem).unwrap_or("disk".as_ref());
+        let mut name = stem.to_string_lossy().replace(char::is_control, "_");
         name.truncate(name.floor_char_boundary(NAME_BYTES_MAX));
         name
     }
 
     /// What the guest reads as the disk's serial number.
-    pub fn serial(&self) -> &str {
-        let of_name = || &self.name[..self.name.floor_char_boundary(SERIAL_BYTES_MAX)];
-        self.serial.as_deref().unwrap_or_else(of_name)
-    }
-
-    /// A disk with everything left to its default.
-    pub fn new(name: String, socket: PathBuf) -> Self {
-        Self {
-            name,
-            serial: None,
-            image: None,
-            backend: None,
-            socket,
-            socket_group: None,
-            socket_mode: None,
-            format: None,
-            queues: QUEUES_DEFAULT,
-            cpus: CpuList::default(),
-            cpu_budget: None,
-            pipeline: Pipeline::default(),
-            poll: PollMode::default(),
-            discard: DiscardMode::default(),
-            detect_zeroes: DetectZeroes::default(),
-            journal_ioprio: JOURNAL_IOPRIO_DEFAULT,
-            pdc: Pdc::default(),
-            limit: Limit::default(),
-            group: None,
-            weight: Weight::default(),
-            vm: VmSpec::default(),
-            engine: Choice::default(),
-            direct: Choice::default(),
-            resort: Resort::default(),
-            readonly: false,
-            backing_dirs: Vec::new(),
-            layers: Vec::new(),
-        }
+    pub fn serial(&self) -> String {
+        self.serial.clone().unwrap_or_else(|| {
+            let name = self.name();
+            name[..name.floor_char_boundary(SERIAL_BYTES_MAX)].to_owned()
+        })
     }
 
     /// Says what a disk cannot be, whichever others there are.
     fn check(&self) -> std::result::Result<(), Refusal> {
-        let refuse = |why: String, advice| Err(Refusal { why, advice });
-        let unfit = |why| Refusal { why, advice: "choose another one" };
-        check_label("name", "disk", &self.name, NAME_BYTES_MAX).map_err(unfit)?;
-        if let Some(serial) = &self.serial {
-            check_label("serial", "disk", serial, SERIAL_BYTES_MAX).map_err(unfit)?;
-        }
-        if self.queues == 0 || self.queues > QUEUES_MAX {
-            return refuse(format!("{} queues", self.queues), QUEUES_ADVICE);
-        }
-        if self.journal_ioprio > JOURNAL_IOPRIO_MAX {
-            let why = format!("the journal's priority level {}", self.journal_ioprio);
-            return refuse(why, "use a level from 0 to 7");
-        }
-        if self.detect_zeroes == DetectZeroes::Unmap && self.discard != DiscardMode::Deallocate {
-            let why = "zeroes that are unmapped give space back, which its discard mode forbids";
-            return refuse(why.into(), "use --discard deallocate or --detect-zeroes on");
-        }
-        Ok(())
+        let unfit = |why| Refusal::new(why, "choose another one");
+        check_label("name", "disk", &self.name(), NAME_BYTES_MAX).map_err(unfit)?;
+        check_label("serial", "disk", &self.serial(), SERIAL_BYTES_MAX).map_err(unfit)?;
+        self.stack.check().map_err(|(why, advice)| Refusal::new(why, advice))
+    }
+
+    /// A disk with everything left to its default.
+    #[cfg(test)]
+    pub fn new(name: &str, socket: &Path) -> Self {
+        use clap::FromArgMatches;
+        let words = [format!("--name={name}"), format!("--socket={}", socket.display())];
+        let matches = keys_of::<Self>().get_matches_from(words);
+        Self::from_arg_matches(&matches).unwrap()
     }
 }
 
-fn queues_default() -> u16 {
-    QUEUES_DEFAULT
-}
-
-fn journal_ioprio_default() -> u8 {
-    JOURNAL_IOPRIO_DEFAULT
+/// The parser draws a picture of the file; an error is one line.
+fn one_line(text: &str) -> String {
+    let is_drawn = |line: &str| {
+        let in_margin = |letter: char| letter == ' ' || letter.is_ascii_digit();
+        line.trim_start_matches(in_margin).starts_with('|')
+    };
+    let lines = text.lines().filter(|line| !is_drawn(line) && !line.trim().is_empty());
+    lines.collect::<Vec<_>>().join(", ").replace("TOML parse error at ", "")
 }
 
 #[cfg(test)]

@@ -7,13 +7,13 @@ use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount, SizeChange, mutant};
-use flowstone_frontend::SocketAccess;
 use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, HangUp, Server};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
 use crate::config::{DiskConfig, VmSpec};
 use crate::image_probe::ImageProbe;
+use crate::intake::Throttle;
 use crate::pollers::Pollers;
 use crate::runner::{DiskQueues, QueueTable};
 use crate::stack::Stack;
@@ -52,40 +52,41 @@ impl Disk {
         config: DiskConfig,
         pollers: Arc<Pollers>,
     ) -> Result<Self> {
-        let host = |error| Error::host(format!("disk {}", config.name), error, "free resources");
+        let (name, serial) = (config.name(), config.serial());
+        let host = |error| Error::host(format!("disk {name}"), error, "free resources");
         if let Some(image) = &stack.image {
-            info!(disk = config.name, "serving {}", image.serving());
+            info!(disk = name, "serving {}", image.serving());
         }
         let probe = stack.image.clone().map(ImageProbe::new);
         let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
-        let queues = Arc::new(QueueTable::new(config.name.clone()));
+        let queues = Arc::new(QueueTable::new(name.clone()));
         let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
-        let limits = Arc::clone(&stack.limits);
+        let throttle = Throttle(Arc::clone(&stack.limits));
         let device = Arc::clone(&shared);
-        let runner = DiskQueues::new(&config, number, top, limits, pollers, table, device);
+        let runner = DiskQueues::new(&config, number, top, throttle, pollers, table, device);
         let options = DeviceOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),
             queues_max: config.queues,
-            id: config.serial().to_owned(),
+            id: serial.clone(),
         };
         let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| host(e.into()))?);
-        let access = SocketAccess { group: config.socket_group, mode: config.socket_mode };
+        let access = config.beside.access;
         let server = Server::bind(&config.socket, access, options, Box::new(runner))?;
         let hang_up = server.hang_up();
         let thread_stop = Arc::clone(&stop);
         let thread = Builder::new()
-            .name(config.name.clone())
+            .name(name.clone())
             .stack_size(256 << 10)
             .spawn(move || server.run(&thread_stop))
             .map_err(host)?;
         Ok(Self {
             number,
-            vm: config.vm.clone(),
-            serial: config.serial().to_owned(),
-            name: config.name,
-            real_path: config.image.as_deref().and_then(|path| path.canonicalize().ok()),
-            image_path: config.image,
+            vm: config.vm.unwrap_or_default(),
+            serial,
+            name,
+            real_path: config.stack.image.as_deref().and_then(|path| path.canonicalize().ok()),
+            image_path: config.stack.image,
             socket: config.socket,
             stack,
             probe,

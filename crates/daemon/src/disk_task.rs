@@ -13,12 +13,11 @@ use flowstone_block::{
 };
 use flowstone_frontend::vhost_user::{Signal, Taken};
 
-use crate::PollMode;
 use crate::batch::{BATCH_FIRST, Batch};
 use crate::counters::QueueCounters;
 use crate::histogram::add;
 use crate::queue_run::{QueuePart, QueueRun, Work, nanos};
-use crate::spin::{FOR_DISK, SpinBudget};
+use crate::spin::{FOR_DISK, PollMode, SpinBudget};
 
 /// Where the requests of a [`DiskTask`] come from and where their completions go: a queue, or the
 /// half of one that completes.

@@ -6,15 +6,19 @@ use std::sync::Arc;
 use flowstone_block::{Geometry, NextLook, Op, Reactor};
 use flowstone_qos::{Admission, DiskLimits};
 
+/// What the disk of a queue may use, on its way to the thread that takes the queue's requests.
+#[derive(Clone)]
+pub struct Throttle(pub Arc<DiskLimits>);
+
 /// Of one queue, on the thread that takes its requests. Without a limit there is nothing to ask.
 #[derive(Default)]
 pub struct Intake(Option<Admission>);
 
 impl Intake {
     /// Of a queue of a disk that may have a limit, on the thread of this reactor.
-    pub fn new(limits: Option<&Arc<DiskLimits>>, disk: &Geometry, reactor: &Reactor) -> Self {
+    pub fn new(throttle: Option<&Throttle>, disk: &Geometry, reactor: &Reactor) -> Self {
         let (new, zeroes) = (Admission::new, disk.zeroes_are_written);
-        Self(limits.map(|limits| new(Arc::clone(limits), zeroes, reactor)))
+        Self(throttle.map(|throttle| new(Arc::clone(&throttle.0), zeroes, reactor)))
     }
 
     /// Begins a batch, if any of so many chains may be taken. Each batch ends with

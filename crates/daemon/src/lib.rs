@@ -6,10 +6,8 @@
 
 mod back_task;
 mod batch;
-mod cache_config;
 mod cache_report;
 mod chain_ring;
-mod class_report;
 mod config;
 mod control;
 mod counters;
@@ -33,16 +31,13 @@ mod image_probe;
 mod image_report;
 mod intake;
 mod kicks;
-mod layer_spec;
 mod memory_charge;
 mod numa;
 mod numa_report;
 mod open_files;
 mod poller;
 mod pollers;
-mod qos_config;
 mod qos_control;
-mod qos_report;
 mod queue_run;
 mod queue_task;
 mod real_path;
@@ -60,15 +55,12 @@ mod vms;
 #[cfg(test)]
 mod waits;
 
-pub use cache_config::{CacheConfig, CacheSize, PolicyKind};
-pub use config::{
-    Backend, Choice, Config, DiskConfig, Pdc, Pipeline, PollMode, Resort, Source, VmSpec, keys,
-};
+pub use config::{Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of};
 pub use control::{Client, Command};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketAccess, SocketGroup, SocketMode};
-pub use layer_spec::{DetectZeroes, LayerSpec};
-pub use pollers::{PollerChoice, PollersConfig};
-pub use qos_config::{GroupConfig, Limit, Weight};
+pub use pollers::{Pipeline, PollerChoice, PollersConfig};
 pub use serve::serve;
+pub use spin::PollMode;
+pub use stack::{Pdc, PdcArgs};

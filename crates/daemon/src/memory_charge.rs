@@ -14,7 +14,7 @@ use flowstone_frontend::vhost_user::{DeviceShared, Guest, expect_disks};
 use serde::Serialize;
 use tracing::warn;
 
-use crate::config::DiskConfig;
+use crate::config::{DiskConfig, VmSpec};
 use flowstone_memory::reading::{host_memory, memory_limit, number_after};
 
 /// What `stats` says of the daemon's memory.
@@ -49,8 +49,9 @@ impl MemoryReport {
 pub fn prepare(disks: &[DiskConfig]) {
     expect_disks(disks.len(), host_memory().unwrap_or(0));
     // Disks of one VM say the same, or nothing.
-    let mut vms: Vec<_> =
-        disks.iter().map(|disk| (disk.vm.name.clone(), disk.vm.memory_bytes)).collect();
+    let of_vm = |vm: VmSpec| (vm.name, vm.memory_bytes);
+    let vms = disks.iter().map(|disk| disk.vm.clone().unwrap_or_default());
+    let mut vms: Vec<_> = vms.map(of_vm).collect();
     vms.sort_unstable();
     vms.dedup_by(|a, b| a.0.is_some() && a.0 == b.0);
     let all = vms.iter().filter_map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);

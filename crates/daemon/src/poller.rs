@@ -135,7 +135,7 @@ impl Poller {
         let patience = if self.options.is_shared { FOR_DRIVER_SHARED } else { FOR_DRIVER };
         let (depth, reactor) = (QueueDepth(queue.size()), self.reactor.clone());
         let geometry = spec.layer.geometry();
-        let intake = |reactor: &Reactor| Intake::new(spec.limits.as_ref(), &geometry, reactor);
+        let intake = |reactor: &Reactor| Intake::new(spec.throttle.as_ref(), &geometry, reactor);
         if let QueuePart::Front(front) = queue {
             let task = FrontTask::new(*front, &reactor, leave, counters, poll, patience);
             return Ok(Box::new(task.limited(intake(&reactor))));

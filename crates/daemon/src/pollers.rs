@@ -15,6 +15,7 @@ use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use clap::{Args, ValueEnum};
 use flowstone_frontend::vhost_user::VirtQueue;
 
 use self::form_changer::FormChanger;
@@ -24,7 +25,6 @@ pub use self::places::OwnThreads;
 use self::places::Places;
 pub use self::report::PollerReport;
 use crate::CpuList;
-use crate::config::Pipeline;
 use crate::cpu_budget::CpuShare;
 use crate::numa::Topology;
 use crate::poller::QueueSpec;
@@ -59,14 +59,31 @@ impl FromStr for PollerChoice {
     }
 }
 
+/// How many threads a queue runs on (S2.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Pipeline {
+    /// One does everything
+    #[default]
+    Fused,
+    /// One takes requests from the guest, the other one submits and completes them
+    Split,
+    /// The one of them that does more, measured while it runs
+    Auto,
+}
+
 /// What the daemon's threads are to be.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct PollersConfig {
-    /// How many.
+    /// Which threads run queues: per-queue (one for each), N (so many for all queues; these move
+    /// between them by load), auto (as many as the load asks for)
+    #[arg(long = "pollers", id = "pollers", value_name = "N|auto|per-queue")]
+    #[arg(default_value = "per-queue")]
     pub choice: PollerChoice,
-    /// The CPUs that shared ones stay on, in turn.
-    pub cpus: CpuList,
-    /// What the daemon may use of the CPUs.
+    /// Pin shared pollers to these CPUs in turn; with --pollers auto there are as many at most
+    #[arg(long = "poller-cpus", id = "poller_cpus", value_name = "LIST")]
+    pub cpus: Option<CpuList>,
+    /// The most CPU time that the daemon may use, e.g. 50% of one CPU, or 150% [default: no limit]
+    #[arg(long = "cpu-budget", id = "cpu_budget", value_name = "PERCENT")]
     pub budget: Option<CpuShare>,
 }
 

@@ -1,11 +1,10 @@
 //! Limits and weights that are changed while disks run.
 
 use flowstone_block::{Error, Result};
+use flowstone_qos::{GroupReport, Limit, QosReport, Weight};
 use serde_json::{Value, json};
 
 use crate::disk::Disk;
-use crate::qos_config::{Limit, Weight};
-use crate::qos_report::{GroupReport, QosReport};
 use crate::stack::Shared;
 
 impl Disk {

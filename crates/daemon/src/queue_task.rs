@@ -7,13 +7,13 @@ use flowstone_block::sync::atomic::{AtomicBool, Ordering};
 use flowstone_block::{Channel, Completion, NextLook, Outcome, QueueContext, Request};
 use flowstone_frontend::vhost_user::{Signal, Taken, VirtQueue};
 
-use crate::PollMode;
 use crate::batch::Batch;
 use crate::counters::QueueCounters;
 use crate::disk_task::{Chains, Disk, DiskTask};
 use crate::intake::Intake;
 use crate::kicks::Kicks;
 use crate::queue_run::QueuePart;
+use crate::spin::PollMode;
 
 /// See the module.
 pub type QueueTask = DiskTask<WholeQueue>;

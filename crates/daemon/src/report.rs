@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_block::OpKind;
-use flowstone_layers::LayerCounters;
+use flowstone_image::LogState;
 use serde::Serialize;
+use serde_json::{Map, Value};
 
-use crate::cache_report::{CacheReport, DiskCacheReport};
-use crate::class_report::ClassesReport;
+use crate::cache_report::CacheReport;
 use crate::counters::QueueCounters;
 use crate::disk::Disk;
 use crate::disks::{Disks, Failed};
@@ -16,10 +16,9 @@ use crate::failures::FailureReport;
 use crate::guest_agent::Heard;
 use crate::histogram::Snapshot;
 use crate::image_probe::{ImageProbe, PATIENCE};
-use crate::image_report::{DamageReport, DiscardReport, LogReport, SpaceReport};
+use crate::image_report::{DamageReport, DiscardReport, SpaceReport};
 use crate::memory_charge::MemoryReport;
 use crate::pollers::PollerReport;
-use crate::qos_report::{GroupReport, QosReport};
 use crate::vm_report::VmReport;
 use crate::vms;
 
@@ -39,7 +38,7 @@ pub struct Report {
     memory: MemoryReport,
     vms: Vec<VmReport>,
     pollers: Vec<PollerReport>,
-    groups: Vec<GroupReport>,
+    groups: Value,
     disks: Vec<DiskReport>,
 }
 
@@ -63,18 +62,10 @@ struct DiskReport {
     readonly: bool,
     /// Only of log images.
     #[serde(skip_serializing_if = "Option::is_none")]
-    log: Option<LogReport>,
-    /// Writes that were found to be zero; absent where writes are not examined.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    detected_zeroes: Option<DetectedZeroes>,
-    /// Reads and writes by what they carry.
-    classes: ClassesReport,
-    /// Absent without a cache.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cache: Option<DiskCacheReport>,
-    /// What it may use.
+    log: Option<LogState>,
+    /// What the stages above the image have counted.
     #[serde(flatten)]
-    qos: QosReport,
+    stages: Map<String, Value>,
     /// What became of discards; absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     discards: Option<DiscardReport>,
@@ -85,13 +76,6 @@ struct DiskReport {
     errors_by_errno: Vec<FailureReport>,
     total: QueueReport,
     queues: Vec<QueueReport>,
-    layers: Vec<ByKind<LayerReport>>,
-}
-
-#[derive(Serialize)]
-struct DetectedZeroes {
-    requests: u64,
-    bytes: u64,
 }
 
 #[derive(Serialize)]
@@ -137,13 +121,6 @@ struct ByKind<T> {
 }
 
 #[derive(Serialize)]
-struct LayerReport {
-    requests: u64,
-    bytes: u64,
-    errors: u64,
-}
-
-#[derive(Serialize)]
 struct Latency {
     count: u64,
     mean: f64,
@@ -173,7 +150,7 @@ impl Report {
         cache: Option<CacheReport>,
         heard: &[Heard],
         pollers: Vec<PollerReport>,
-        groups: Vec<GroupReport>,
+        groups: Value,
         uptime: Duration,
     ) -> Self {
         let serving = disks.serving();
@@ -212,19 +189,13 @@ impl DiskReport {
             socket: disk.socket.display().to_string(),
             serving: image.map_or_else(|| "no image".into(), |image| image.serving()),
             capacity_bytes: disk.shared.capacity().bytes(),
-            allocated_bytes: space.as_ref().map(|space| space.allocated_bytes),
+            allocated_bytes: space.as_ref().map(|it| it.space.allocated_bytes),
             space,
             stale_s: known.and_then(|known| known.stale).map(|age| age.as_secs_f64()),
             write_through: disk.shared.write_through(),
             readonly: disk.stack.top.geometry().readonly,
-            log: told.log.map(LogReport::from),
-            detected_zeroes: disk.stack.zeroes.as_ref().map(|counters| {
-                let (requests, bytes) = counters.read();
-                DetectedZeroes { requests, bytes }
-            }),
-            classes: ClassesReport::of(&disk.stack.classes),
-            cache: disk.stack.cached.as_deref().map(DiskCacheReport::of),
-            qos: QosReport::of(&disk.stack.limits, &disk.stack.share),
+            log: told.log,
+            stages: disk.stack.figures(),
             discards: image
                 .map(|image| DiscardReport::of(total.requests.discard, image.discards())),
             damage: image.map(|image| DamageReport::from(image.damages())),
@@ -234,7 +205,6 @@ impl DiskReport {
                 .iter()
                 .map(|(index, counters)| QueueReport::of(Some(*index), &[counters]))
                 .collect(),
-            layers: disk.stack.counters.iter().map(|counters| layer_report(counters)).collect(),
         }
     }
 }
@@ -291,11 +261,4 @@ impl Latency {
             max: all.percentile_us(1.0),
         }
     }
-}
-
-fn layer_report(counters: &LayerCounters) -> ByKind<LayerReport> {
-    ByKind::of(|kind| {
-        let (requests, bytes, errors) = counters.read(kind);
-        LayerReport { requests, bytes, errors }
-    })
 }

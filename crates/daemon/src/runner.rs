@@ -7,14 +7,14 @@ use flowstone_block::{Layer, Origin};
 use flowstone_frontend::vhost_user::{DeviceShared, QueueRunner, VirtQueue};
 use tracing::error;
 
-use crate::config::{DiskConfig, Pipeline};
+use crate::config::DiskConfig;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
 use crate::cpus::CpuList;
 use crate::failures::Failures;
+use crate::intake::Throttle;
 use crate::poller::QueueSpec;
-use crate::pollers::{OwnThreads, PlacedQueue, Pollers};
-use crate::qos_config::DiskLimits;
+use crate::pollers::{OwnThreads, Pipeline, PlacedQueue, Pollers};
 use crate::{PollMode, memory_charge};
 
 /// The counters of a disk's queues, by queue number; queues that never ran have none.
@@ -70,7 +70,7 @@ pub struct DiskQueues {
     cpus: CpuList,
     /// What its queues may use of the CPUs, if that is limited.
     budget: Option<Arc<CpuBudget>>,
-    limits: Arc<DiskLimits>,
+    throttle: Throttle,
     pollers: Arc<Pollers>,
     table: Arc<QueueTable>,
     device: Arc<DeviceShared>,
@@ -83,20 +83,20 @@ impl DiskQueues {
         config: &DiskConfig,
         number: u32,
         layer: Arc<dyn Layer>,
-        limits: Arc<DiskLimits>,
+        throttle: Throttle,
         pollers: Arc<Pollers>,
         table: Arc<QueueTable>,
         device: Arc<DeviceShared>,
     ) -> Self {
         Self {
-            name: config.name.clone(),
+            name: config.name(),
             number,
             layer,
             poll: config.poll,
             pipeline: config.pipeline,
-            cpus: config.cpus.clone(),
-            budget: config.cpu_budget.map(|share| Arc::new(CpuBudget::new(share))),
-            limits,
+            cpus: config.cpus.clone().unwrap_or_default(),
+            budget: config.beside.cpu_budget.map(|share| Arc::new(CpuBudget::new(share))),
+            throttle,
             pollers,
             table,
             device,
@@ -123,7 +123,7 @@ impl QueueRunner for DiskQueues {
             counters: self.table.of(index),
             poll: self.poll,
             budget: self.budget.clone(),
-            limits: Some(Arc::clone(&self.limits)),
+            throttle: Some(self.throttle.clone()),
         };
         let own = OwnThreads { name: format!("{}/q{index}", self.name), cpus: self.cpus_of(index) };
         let placed = self.pollers.run(queue, spec, self.pipeline, own)?;

@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result, SizeChange};
 use flowstone_fileio::FileOpener;
-use flowstone_memory::sizer::Limits;
 use serde::Serialize;
 use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -20,7 +19,6 @@ use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
 use crate::cache_report::CacheReport;
-use crate::class_report::LayoutReport;
 use crate::config::{Config, DiskConfig};
 use crate::control::{Answer, Command, ControlServer};
 use crate::disk::Disk;
@@ -30,7 +28,6 @@ use crate::memory_charge;
 use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
-use crate::qos_report::GroupReport;
 use crate::recording::{self, Places};
 use crate::report::Report;
 use crate::resource_monitor::{Caches, ResourceMonitor};
@@ -61,7 +58,7 @@ struct Daemon {
 pub fn serve(config: Config, opener: FileOpener) -> Result<()> {
     open_files::raise_limit(&config.disks);
     memory_charge::prepare(&config.disks);
-    let shared = Shared::new(opener, config.cache, &config.groups)?;
+    let shared = Shared::new(opener, &config.daemon.shared, config.groups.all())?;
     run(config, shared).map_err(name_the_limit)
 }
 
@@ -69,20 +66,17 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2])
         .map_err(|error| Error::host("signals", error, "free resources"))?;
     let start = Instant::now();
-    let pollers = Pollers::new(&config.pollers)
+    let pollers = Pollers::new(&config.daemon.pollers)
         .map_err(|error| Error::host("the pollers", error, "free resources"))?;
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
     for error in &config.refused {
         error!("{error}");
         disks.fail(None, error);
     }
-    let listen = |(path, access): &(PathBuf, _)| GuestAgents::start(path, *access);
-    let guests = config.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
-    let caches = Caches {
-        cache: shared.cache.clone(),
-        limits: config.cache.map_or(Limits::default(), |config| config.limits),
-        guests: guests.clone(),
-    };
+    let listen = |path: &PathBuf| GuestAgents::start(path, config.daemon.access);
+    let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
+    let caches =
+        Caches { cache: shared.cache.clone(), limits: shared.cache_limits, guests: guests.clone() };
     let watch = (caches.cache.is_some() || guests.is_some()).then(|| {
         ResourceMonitor::start(caches, Arc::clone(&disks), start)
             .map_err(|error| Error::host("the resource monitor", error, "free resources"))
@@ -92,7 +86,7 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let daemon = Daemon { start, shared, pollers, disks, guests, resource_monitor, recordings };
     let daemon = Arc::new(daemon);
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
-    let control = match &config.control {
+    let control = match &config.daemon.control {
         None => None,
         Some(path) => Some(start_control(path, &daemon)?),
     };
@@ -150,7 +144,7 @@ impl Daemon {
     fn open(self: &Arc<Self>, configs: Vec<DiskConfig>) -> Result<()> {
         // What is wrong with the only disk is said by the caller, in the last line.
         let report = configs.len() > 1;
-        let begin = |config: DiskConfig| (self.disks.begin(config.name.clone()), config);
+        let begin = |config: DiskConfig| (self.disks.begin(config.name()), config);
         let begun: Vec<_> = configs.into_iter().map(begin).collect();
         let (mut beside, mut left) = (Vec::new(), Vec::new());
         for (number, config) in begun {
@@ -188,7 +182,7 @@ impl Daemon {
         config: DiskConfig,
         report: bool,
     ) -> io::Result<JoinHandle<Result<()>>> {
-        let (daemon, name) = (Arc::clone(self), format!("{}/open", config.name));
+        let (daemon, name) = (Arc::clone(self), format!("{}/open", config.name()));
         Builder::new().name(name).spawn(move || daemon.try_to_open(number, config, report))
     }
 
@@ -202,7 +196,7 @@ impl Daemon {
     /// Opens one more disk and serves it. With `report`, says at once if that fails: other disks
     /// may take long.
     fn try_to_open(&self, number: u32, config: DiskConfig, report: bool) -> Result<()> {
-        let name = config.name.clone();
+        let name = config.name();
         let open = || self.open_disk(number, config).map_err(name_the_limit);
         self.disks.open(number, &name, open).inspect_err(|error| {
             if report {
@@ -213,7 +207,8 @@ impl Daemon {
 
     /// Nothing listens from now on if the daemon is stopping.
     fn open_disk(&self, number: u32, config: DiskConfig) -> Result<()> {
-        let stack = Stack::build(&self.shared, number, &config)?;
+        let group = config.beside.group.as_deref();
+        let stack = Stack::build(&self.shared, number, &config.name(), group, &config.stack)?;
         if !self.disks.begin_start(number) {
             return Ok(());
         }
@@ -239,7 +234,7 @@ impl Daemon {
                 let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
                 let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
                 let pollers = self.pollers.report();
-                let groups = GroupReport::of_all(&self.shared.groups);
+                let groups = self.shared.groups();
                 let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
                 let report =
                     Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
@@ -251,8 +246,7 @@ impl Daemon {
             }
             Command::Layout { disk: name, path } => {
                 let disk = self.disks.find(&format!("layout of {name}"), &name, path.as_deref())?;
-                let report = LayoutReport::of(&disk.stack.classes);
-                Ok(answer(report))
+                Ok(answer(disk.stack.layout()))
             }
             Command::Resize { disk: name, path, bytes, add_bytes } => {
                 let change = size_change(&name, bytes, add_bytes)?;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
 use flowstone_block::Layer;
-use flowstone_fileio::{DirectChoice, EngineChoice, LockPatience, open_host_file};
+use flowstone_fileio::{DirectChoice, EngineChoice, FileArgs, LockPatience, open_host_file};
 use flowstone_frontend::SocketAccess;
 use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, QueueRunner, Server};
 use flowstone_image::{CreateOptions, Format, create};
 use flowstone_testkit::load::{LoadOptions, LoadReport};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::config::{Choice, DiskConfig};
-use crate::stack::{Shared, Stack};
+use crate::config::DiskConfig;
+use crate::stack::{Shared, SharedArgs, Stack};
 
 /// Of each disk.
 pub const QUEUES: u16 = 2;
@@ -28,8 +28,8 @@ pub struct Served {
 
 /// The stack of a disk.
 pub fn layer_of(disk: u32, config: &DiskConfig) -> Arc<dyn Layer> {
-    let of_all = Shared::new(open_host_file, None, &[]).unwrap();
-    Stack::build(&of_all, disk, config).unwrap().top
+    let of_all = Shared::new(open_host_file, &SharedArgs::default(), &[]).unwrap();
+    Stack::build(&of_all, disk, &config.name(), None, &config.stack).unwrap().top
 }
 
 impl Served {
@@ -64,9 +64,9 @@ pub fn disk(dir: &Path, name: &str, engine: EngineChoice, direct: DirectChoice) 
     let format = Format::choose(None, &path).unwrap();
     let patience = LockPatience::NONE;
     create(&path, format, DISK_BYTES, &CreateOptions::default(), patience).unwrap();
-    let mut config = DiskConfig::new(name.into(), dir.join(format!("{name}.sock")));
-    (config.image, config.queues) = (Some(path), QUEUES);
-    (config.engine, config.direct) = (Choice(engine), Choice(direct));
+    let mut config = DiskConfig::new(name, &dir.join(format!("{name}.sock")));
+    (config.stack.image, config.queues) = (Some(path), QUEUES);
+    config.stack.file = FileArgs { engine, direct };
     config
 }
 

@@ -6,7 +6,19 @@
 
 use std::time::Duration;
 
-use crate::PollMode;
+use clap::ValueEnum;
+
+/// When a queue looks for work by itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PollMode {
+    /// While that is worth it
+    #[default]
+    Auto,
+    /// All the time: lowest latency, at the price of a core per queue
+    Always,
+    /// Notifications only
+    Never,
+}
 
 /// A gap while the disk is busy that is longer than this is slept through: about what a sleep and a
 /// wake-up cost, and the time of one access to a fast disk.

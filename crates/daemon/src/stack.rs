@@ -5,24 +5,92 @@
 //! diagnosis layers, the first named lowest. Its limits stand before all of them: what is over a
 //! limit stays in its ring.
 
+mod source;
+
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use clap::Args;
 use flowstone_block::{Error, Layer, Result, SectorCount};
-use flowstone_cache::{Cache, Cached, CachedDisk};
-use flowstone_classify::{Classify, DiskClasses};
-use flowstone_fileio::{FileOpener, FileWrapper};
-use flowstone_image::{Image, ImageOptions, open};
+use flowstone_cache::{Cache, CacheArgs, CacheConfig, Cached, CachedDisk, DiskCacheReport};
+use flowstone_classify::{ClassesReport, Classify, ClassifyArgs, DiskClasses, LayoutReport};
+use flowstone_fileio::{FileArgs, FileOpener, FileWrapper};
+use flowstone_image::{DiscardMode, Format, Image, ImageArgs, ImageOptions, open};
 use flowstone_layers::{
-    Delay, DetectZeroes, Errors, LayerCounters, Log, Mem, Null, Record, Recorder, Stats, Verify,
-    ZeroCounters, Zeroes,
+    DetectZeroes, LayerArgs, LayerCounters, Mem, Null, Record, Recorder, ZeroCounters, ZeroesArgs,
 };
-use flowstone_qos::{Devices, DiskLimits, DiskShare, Group};
+use flowstone_memory::sizer::Limits;
+use flowstone_qos::{
+    Devices, DiskLimits, DiskShare, Group, GroupArgs, GroupReport, QosReport, ShareArgs,
+};
+use serde_json::{Map, Value, json};
 
-use crate::cache_config::CacheConfig;
-use crate::config::{DiskConfig, Pdc, Source};
-use crate::layer_spec::LayerSpec;
-use crate::qos_config::GroupConfig;
+pub use self::source::{Backend, Pdc, PdcArgs, Source};
+
+/// What the stages of a disk are asked for, from the lowest up.
+#[derive(Clone, Debug, Args)]
+pub struct StackArgs {
+    /// The image file or block device
+    pub image: Option<PathBuf>,
+    /// Instead of an image: null:SIZE (does nothing) or mem:SIZE (lost with the daemon)
+    #[arg(long)]
+    pub backend: Option<Backend>,
+    /// Image format, raw, qcow2 or log, if the file's name does not tell
+    #[arg(short, long)]
+    pub format: Option<Format>,
+    /// Refuse writes; several daemons may serve the same image this way
+    #[arg(long)]
+    pub readonly: bool,
+    /// How its file is opened.
+    #[command(flatten)]
+    pub file: FileArgs,
+    /// How the image is opened.
+    #[command(flatten)]
+    pub opened: ImageArgs,
+    /// Detection of zeroes.
+    #[command(flatten)]
+    pub zeroes: ZeroesArgs,
+    /// Journals in caches.
+    #[command(flatten)]
+    pub journals: PdcArgs,
+    /// Classification.
+    #[command(flatten)]
+    pub classify: ClassifyArgs,
+    /// Diagnosis layers.
+    #[command(flatten)]
+    pub layers: LayerArgs,
+    /// What it may use.
+    #[command(flatten)]
+    pub share: ShareArgs,
+}
+
+impl StackArgs {
+    /// Says what does not go together, and what to do.
+    pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
+        let unmaps = self.zeroes.detect_zeroes == DetectZeroes::Unmap;
+        if unmaps && self.opened.discard != DiscardMode::Deallocate {
+            let why = "zeroes that are unmapped give space back, which its discard mode forbids";
+            return Err((why, "use --discard deallocate or --detect-zeroes on"));
+        }
+        Ok(())
+    }
+}
+
+/// What disks are asked to share.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct SharedArgs {
+    /// A cache.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+}
+
+impl SharedArgs {
+    /// Says what does not go together, and what to do.
+    pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
+        self.cache.config().map(|_| ())
+    }
+}
 
 /// What all disks of a daemon share.
 pub struct Shared {
@@ -30,6 +98,8 @@ pub struct Shared {
     pub opener: FileOpener,
     /// Holds blocks of all disks, if there is one.
     pub cache: Option<Arc<Cache>>,
+    /// Between how much and how much that may take, as the host's memory allows.
+    pub cache_limits: Limits,
     /// Disks that share a limit, by name.
     pub groups: BTreeMap<String, Arc<Group>>,
     /// The devices that the files of images are on.
@@ -38,19 +108,29 @@ pub struct Shared {
 
 impl Shared {
     /// Makes the cache, if one was asked for, and the groups.
-    pub fn new(
-        opener: FileOpener,
-        cache: Option<CacheConfig>,
-        groups: &[GroupConfig],
-    ) -> Result<Self> {
-        let group = |it: &GroupConfig| (it.name.clone(), Group::new(it.name.clone(), it.limit));
-        let groups = groups.iter().map(group).collect();
-        let make = |CacheConfig { limits, policy }| {
-            let cache = Cache::new(limits.max, policy);
+    pub fn new(opener: FileOpener, args: &SharedArgs, groups: &[GroupArgs]) -> Result<Self> {
+        let refuse = |(why, advice)| Error::invalid("cache", why, advice);
+        let cache = args.cache.config().map_err(refuse)?;
+        let limits = |config: CacheConfig| Limits { min: config.bytes_min, max: config.bytes_max };
+        let cache_limits = cache.map_or(Limits::default(), limits);
+        let group = |it: &GroupArgs| {
+            let limit = it.limit().map_err(|why| Error::invalid("group", why, "correct it"))?;
+            Ok((it.name.clone(), Group::new(it.name.clone(), limit)))
+        };
+        let groups = groups.iter().map(group).collect::<Result<_>>()?;
+        let make = |config: CacheConfig| {
+            let cache = Cache::new(config.bytes_max, config.policy);
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
         };
         let cache = cache.map(make).transpose()?;
-        Ok(Self { opener, cache, groups, devices: Arc::default() })
+        Ok(Self { opener, cache, cache_limits, groups, devices: Arc::default() })
+    }
+}
+
+impl Shared {
+    /// The groups, in `stats --json`.
+    pub fn groups(&self) -> Value {
+        json!(GroupReport::of_all(&self.groups))
     }
 }
 
@@ -80,35 +160,63 @@ pub struct Stack {
 }
 
 impl Stack {
-    /// Opens everything that `config` names. No other disk of the daemon has its `number`.
-    pub fn build(shared: &Shared, number: u32, config: &DiskConfig) -> Result<Self> {
-        let share = DiskShare::new(Arc::clone(&shared.devices), config.weight);
-        let (base, image) = Self::foundation(shared, &share, config)?;
-        let (base, zeroes) = Self::detect_zeroes(base, config.detect_zeroes);
-        let (base, cached) = Self::cache(base, shared, number, config.pdc);
+    /// Opens everything that `args` name for the disk called `name`, which shares the limit of
+    /// `group`. No other disk of the daemon has its `number`.
+    pub fn build(
+        shared: &Shared,
+        number: u32,
+        name: &str,
+        group: Option<&str>,
+        args: &StackArgs,
+    ) -> Result<Self> {
+        let weight = args.share.weight.unwrap_or_default();
+        let share = DiskShare::new(Arc::clone(&shared.devices), weight);
+        let (base, image) = Self::foundation(shared, &share, name, args)?;
+        let (base, zeroes) = args.zeroes.layer(base);
+        let (base, cached) = Self::cache(base, shared, number, args.journals.pdc);
         let record = Record::new(base);
         let recorder = record.recorder();
-        let limits = Self::limits(shared, config)?;
+        let limits = Self::limits(shared, name, group, args.share)?;
         let paying = Arc::clone(&limits);
         let pace = Arc::new(move |bytes, charges| paying.own_read(bytes, charges));
-        let classify = Classify::paced(Arc::new(record), config.journal_ioprio, pace);
+        let level = args.classify.journal_ioprio;
+        let classify = Classify::paced(Arc::new(record), level, pace);
         let classes = classify.classes();
-        let top = Arc::new(classify);
-        let counters = Vec::new();
-        let mut stack =
-            Self { top, image, zeroes, cached, limits, share, recorder, classes, counters };
-        for spec in &config.layers {
-            stack.add(spec)?;
+        let mut counters = Vec::new();
+        let top = args.layers.stack(Arc::new(classify), &mut counters)?;
+        Ok(Self { top, image, zeroes, cached, limits, share, recorder, classes, counters })
+    }
+
+    /// What its stages have counted, each under its name in `stats --json`.
+    pub fn figures(&self) -> Map<String, Value> {
+        let mut all = Map::new();
+        let mut add = |name: &str, figures: Option<Value>| {
+            figures.and_then(|figures| all.insert(name.to_owned(), figures));
+        };
+        add("detected_zeroes", self.zeroes.as_deref().map(|it| json!(it)));
+        add("cache", self.cached.as_deref().map(|disk| json!(DiskCacheReport::of(disk))));
+        add("classes", Some(json!(ClassesReport::of(&self.classes))));
+        let counters: Vec<&LayerCounters> = self.counters.iter().map(|it| &**it).collect();
+        add("layers", Some(json!(counters)));
+        // These stand beside the others.
+        if let Value::Object(own) = json!(QosReport::of(&self.limits, &self.share)) {
+            all.extend(own);
         }
-        Ok(stack)
+        all
+    }
+
+    /// What has been recognised on the disk.
+    pub fn layout(&self) -> Value {
+        json!(LayoutReport::of(&self.classes))
     }
 
     fn foundation(
         shared: &Shared,
         share: &Arc<DiskShare>,
-        config: &DiskConfig,
+        name: &str,
+        args: &StackArgs,
     ) -> Result<Foundation> {
-        let (top, image): Foundation = match config.source()? {
+        let (top, image): Foundation = match args.source(name)? {
             Source::Null(bytes) => (Arc::new(Null::new(capacity(bytes)?)), None),
             Source::Mem(bytes) => {
                 let mem = Mem::new(capacity(bytes)?)
@@ -118,26 +226,12 @@ impl Stack {
             Source::Image(path, format) => {
                 let share = Arc::clone(share);
                 let wrapper = FileWrapper::new(move |file| share.charge(file));
-                let options = ImageOptions { wrapper, ..config.image_options(shared.opener) };
+                let options = ImageOptions { wrapper, ..args.image_options(shared.opener) };
                 let image: Arc<dyn Image> = Arc::from(open(path, format, options)?);
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }
         };
         Ok((top, image))
-    }
-
-    fn detect_zeroes(
-        base: Arc<dyn Layer>,
-        choice: DetectZeroes,
-    ) -> (Arc<dyn Layer>, Option<Arc<ZeroCounters>>) {
-        let unmap = match choice {
-            DetectZeroes::Off => return (base, None),
-            DetectZeroes::On => false,
-            DetectZeroes::Unmap => true,
-        };
-        let zeroes = Zeroes::new(base, unmap);
-        let counters = zeroes.counters();
-        (Arc::new(zeroes), Some(counters))
     }
 
     fn cache(
@@ -153,34 +247,21 @@ impl Stack {
     }
 
     /// They are there without a limit, too: one may be set later.
-    fn limits(shared: &Shared, config: &DiskConfig) -> Result<Arc<DiskLimits>> {
-        let group = match &config.group {
+    fn limits(
+        shared: &Shared,
+        name: &str,
+        group: Option<&str>,
+        share: ShareArgs,
+    ) -> Result<Arc<DiskLimits>> {
+        let group = match group {
             None => Group::unnamed(),
-            Some(name) => shared.groups.get(name).map(Arc::clone).ok_or_else(|| {
-                let why = format!("there is no group called `{name}`");
-                Error::invalid(format!("disk {}", config.name), why, "add a [[group]]")
+            Some(group) => shared.groups.get(group).map(Arc::clone).ok_or_else(|| {
+                let why = format!("there is no group called `{group}`");
+                Error::invalid(format!("disk {name}"), why, "add a [[group]]")
             })?,
         };
-        Ok(DiskLimits::new(group, config.limit, config.weight))
-    }
-
-    fn add(&mut self, spec: &LayerSpec) -> Result<()> {
-        let base = Arc::clone(&self.top);
-        self.top = match spec {
-            LayerSpec::Delay(range) => Arc::new(Delay::new(base, *range)),
-            LayerSpec::Error(rule) => Arc::new(Errors::new(base, *rule)),
-            LayerSpec::Verify => Arc::new(Verify::new(base)),
-            LayerSpec::Log(path) => Arc::new(Log::new(base, path).map_err(|error| {
-                let what = format!("layer log={}", path.display());
-                Error::host(what, error, "choose a path that you may write")
-            })?),
-            LayerSpec::Stats => {
-                let stats = Stats::new(base);
-                self.counters.push(stats.counters());
-                Arc::new(stats)
-            }
-        };
-        Ok(())
+        let ShareArgs { limit, weight } = share;
+        Ok(DiskLimits::new(group, limit.unwrap_or_default(), weight.unwrap_or_default()))
     }
 }
 

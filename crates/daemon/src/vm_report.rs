@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use flowstone_cache::DiskCacheReport;
 use serde::Serialize;
 
-use crate::cache_report::DiskCacheReport;
 use crate::disk::Disk;
 use crate::guest_agent::Heard;
 use crate::vms::{self, Vm};

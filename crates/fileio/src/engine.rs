@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs::File;
 
+use clap::ValueEnum;
 use flowstone_block::{Error, Result, mutant};
 use io_uring::{IoUring, Probe, opcode};
 use rustix::fs::fstatfs;
@@ -10,14 +11,14 @@ use rustix::fs::fstatfs;
 use crate::file_system::may_ask_a_server;
 
 /// What the operator asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum EngineChoice {
-    /// The best that the host offers for this file.
+    /// The best that the host offers for this file
     #[default]
     Auto,
-    /// io_uring, or fail. Files that a server has are served by threads all the same.
+    /// io_uring, or fail; files that a server has are served by threads all the same
     Uring,
-    /// Threads.
+    /// Threads
     Sync,
 }
 

@@ -32,8 +32,8 @@ pub use engine::{Engine, EngineChoice};
 pub use file_system::may_ask_a_server;
 pub use host_file::HostFile;
 pub use open::{
-    Access, DirectChoice, FileOpener, FileWrapper, LockPatience, OpenOptions, create_sparse,
-    open_host_file,
+    Access, DirectChoice, FileArgs, FileOpener, FileWrapper, LockPatience, OpenOptions,
+    create_sparse, open_host_file,
 };
 pub use request::{FileCompletion, FileOffset, FileOp, FileRequest, MemoryList};
 pub use seam::{FileChannel, FileIo, Punched};

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use clap::{Args, ValueEnum};
 use flowstone_block::{Error, ErrorKind, Result};
 use rustix::fs::{OFlags, fcntl_setfl};
 
@@ -36,15 +37,34 @@ pub enum Access {
 }
 
 /// Whether to bypass the host's page cache.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DirectChoice {
-    /// Bypass it where the file system can.
+    /// Bypass it where the file system can
     #[default]
     Auto,
-    /// Bypass it, or fail.
+    /// Bypass it, or fail
     On,
-    /// Use it.
+    /// Use it
     Off,
+}
+
+/// How the files of images are opened.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct FileArgs {
+    /// How requests reach the host file
+    #[arg(long, value_enum, default_value_t)]
+    pub engine: EngineChoice,
+    /// Bypass the host's page cache
+    #[arg(long, value_enum, default_value_t)]
+    pub direct: DirectChoice,
+}
+
+impl FileArgs {
+    /// To open a file for `access`, with no patience.
+    pub fn options(self, access: Access) -> OpenOptions {
+        let Self { engine, direct } = self;
+        OpenOptions { engine, direct, ..OpenOptions::new(access) }
+    }
 }
 
 /// How long to wait for a lock that another process holds, and how to tell of it. The lock of a

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::str::FromStr;
 
+use clap::Args;
 use flowstone_block::{Errno, Error, Result};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags};
 
@@ -18,11 +19,15 @@ const GROUP_ENTRY_BYTES_MAX: usize = 64 << 20;
 
 /// The group and the mode that a socket is to have; what is not given is left to the system: the
 /// process's group, and 0777 less the umask.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Args)]
 pub struct SocketAccess {
-    /// The group that owns the socket.
+    /// Group of the socket, by name or number: libvirt's QEMU is another user, who must be in it
+    /// [default: that of the daemon]
+    #[arg(long = "socket-group", id = "socket_group", value_name = "GROUP")]
     pub group: Option<SocketGroup>,
-    /// Who may read and write it, which is to connect to it.
+    /// Mode of the socket, in octal; who may write it may connect [default: 0660 with
+    /// --socket-group, else 0777 less the umask]
+    #[arg(long = "socket-mode", id = "socket_mode", value_name = "MODE")]
     pub mode: Option<SocketMode>,
 }
 
@@ -37,6 +42,11 @@ pub struct SocketMode(u32);
 impl SocketAccess {
     /// Its owner only.
     pub const OWNER: Self = Self { group: None, mode: Some(SocketMode(0o600)) };
+
+    /// What is not given here is as in `others`.
+    pub fn or(self, others: Self) -> Self {
+        Self { group: self.group.or(others.group), mode: self.mode.or(others.mode) }
+    }
 
     /// Whether anything is to be changed.
     fn is_given(self) -> bool {

@@ -3,57 +3,21 @@
 
 use std::io;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{
-    Access, BlockingFile, DirectChoice, FileIo, FileOffset, FileOpener, FileWrapper, LockPatience,
-    OpenOptions, create_sparse, open_host_file,
+    Access, BlockingFile, DirectChoice, FileIo, FileOffset, LockPatience, OpenOptions,
+    create_sparse,
 };
 use tracing::warn;
 
 use crate::capacity::valid_capacity;
 use crate::log::{self, LogImage, LogInfo, LogOptions, ResortLimit};
+use crate::options::{ImageOptions, check_options};
 use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format, Image, Space, Upkeep};
-
-/// How to open an image.
-#[derive(Clone, Debug)]
-pub struct ImageOptions {
-    /// How to open its host file.
-    pub file: OpenOptions,
-    /// What opens it.
-    pub opener: FileOpener,
-    /// What stands between it and the image.
-    pub wrapper: FileWrapper,
-    /// What discards do.
-    pub discard: DiscardMode,
-    /// Where the backing file of a qcow2 image may be, besides the directory of the image.
-    pub backing_dirs: Vec<PathBuf>,
-    /// How much the idle-time pass of a log image may write.
-    pub resort: ResortLimit,
-    /// How many images are based on this one, for opening backing files.
-    pub chain_depth: usize,
-}
-
-impl ImageOptions {
-    /// To open the host file like this, with everything else left to its default.
-    pub fn new(file: OpenOptions) -> Self {
-        let discard = DiscardMode::Deallocate;
-        let opener = open_host_file;
-        let resort = ResortLimit::Off;
-        let (wrapper, backing_dirs) = Default::default();
-        Self { file, opener, wrapper, discard, backing_dirs, resort, chain_depth: 0 }
-    }
-}
-
-impl ImageOptions {
-    /// Refuses what a format has no use for.
-    pub fn check(&self, name: &str, format: Format) -> Result<()> {
-        check_options(name, format, self.discard, self.resort)
-    }
-}
 
 /// What can be chosen when an image is made, by format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -248,9 +212,11 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
         }
         Format::Qcow2 => {
             let header = qcow2::read_header(&name, &*file)?;
-            let backing = header.backing.as_ref();
-            let backing =
-                backing.map(|backing| qcow2::open_backing(path, backing, &options)).transpose()?;
+            let backing = header.backing.as_ref().map(|backing| {
+                let (target, format, below) = qcow2::locate_backing(path, backing, &options)?;
+                open(&target, format, below)
+            });
+            let backing = backing.transpose()?;
             let access = options.file.access;
             let memory = remember(path, &*file, access);
             let image = Qcow2Image::open(path, file, backing, options.discard, access, memory)?;
@@ -305,30 +271,6 @@ pub fn open_stepped(
             Ok((Box::new(image), Box::new(upkeep)))
         }
     }
-}
-
-/// Refuses what the format has no use for.
-fn check_options(
-    name: &str,
-    format: Format,
-    discard: DiscardMode,
-    resort: ResortLimit,
-) -> Result<()> {
-    if format != Format::Log && matches!(resort, ResortLimit::Bytes(_)) {
-        let why = "only a log image is put in order while guests are idle";
-        return Err(Error::unsupported(name, why, "leave out --resort"));
-    }
-    let why = match (format, discard) {
-        // It writes elsewhere anyway: space kept for a discarded block would have no use.
-        (Format::Log, DiscardMode::Keep) => {
-            "a log image keeps no space for a discarded block, which it would write elsewhere"
-        }
-        (Format::Qcow2, DiscardMode::Keep) => {
-            "a qcow2 image gives the space of whole clusters back, or keeps it as it is"
-        }
-        _ => return Ok(()),
-    };
-    Err(Error::unsupported(name, why, "use --discard deallocate or ignore, or a raw image"))
 }
 
 /// Space is kept so that writes never meet a full host.

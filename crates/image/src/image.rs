@@ -1,43 +1,30 @@
 //! What every image format can do besides serving requests.
 
 use std::io;
-use std::str::FromStr;
 
+use clap::ValueEnum;
 use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
 use flowstone_fileio::FileIo;
+use serde::Serialize;
 
 use crate::damage::Damages;
 use crate::format::Format;
-use crate::log::LogCosts;
 
 /// What becomes of the space behind a discarded range.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DiscardMode {
-    /// The host gets it back.
+    /// The host gets the space back
     #[default]
     Deallocate,
-    /// The file keeps the space, as zeroes; a device that is an image by itself gets the discard.
-    /// For raw images.
+    /// A raw file stays allocated, and reads as zeroes there; a device that is an image by itself
+    /// gets the discard
     Keep,
-    /// Nothing: the guest is not offered discards at all.
+    /// Guests are not offered discards at all
     Ignore,
 }
 
-impl FromStr for DiscardMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Self, String> {
-        match text {
-            "deallocate" => Ok(Self::Deallocate),
-            "ignore" => Ok(Self::Ignore),
-            "keep" => Ok(Self::Keep),
-            _ => Err(format!("`{text}` is not a discard mode; use deallocate, keep or ignore")),
-        }
-    }
-}
-
 /// How much room an image takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Space {
     /// Size of the virtual disk in bytes.
     pub virtual_bytes: u64,
@@ -48,6 +35,7 @@ pub struct Space {
     pub allocated_bytes: u64,
     /// Bytes of the image that hold nothing of use any more, where its format leaves such behind:
     /// they go back to the host later.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub dead_bytes: Option<u64>,
 }
 
@@ -81,7 +69,7 @@ pub type CompactProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// What became of discards, and of write-zeroes that may give space back, since an image was
 /// opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Discards {
     /// Ranges that came in.
     pub ranges: u64,
@@ -96,11 +84,27 @@ pub struct Discards {
     /// Bytes of their ranges.
     pub punched_bytes: u64,
     /// Bytes that the host has back by them.
+    #[serde(skip)]
     pub reclaimed_bytes: u64,
 }
 
+/// What a log costs besides the blocks that guests write, since the image was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LogCosts {
+    /// Headers of records of all kinds.
+    pub header_blocks: u64,
+    /// Seals at the ends of segments.
+    pub seal_blocks: u64,
+    /// Segments whose live blocks cleaning has copied.
+    pub cleaned_segments: u64,
+    /// Blocks that it has copied, without headers.
+    pub copied_blocks: u64,
+    /// How long it took, without the time that it let guests go first.
+    pub cleaning_seconds: f64,
+}
+
 /// A log image while it is open.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LogState {
     /// Bytes of the disk that are mapped.
     pub live_bytes: u64,
@@ -123,7 +127,10 @@ pub struct LogState {
     pub relocated_blocks: u64,
     /// Of these, leaves and roots of the map, with their headers.
     pub map_blocks: u64,
+    /// Their quotient.
+    pub write_amplification: f64,
     /// What the log has cost besides the blocks of guests.
+    #[serde(flatten)]
     pub costs: LogCosts,
     /// Number of the newest checkpoint.
     pub checkpoint: u64,

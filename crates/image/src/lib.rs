@@ -15,6 +15,7 @@ mod format;
 pub mod fuzzing;
 mod image;
 pub mod log;
+mod options;
 pub mod qcow2;
 pub mod raw;
 mod report;
@@ -28,13 +29,12 @@ mod waits;
 
 pub use check::check;
 pub use convert::convert;
-pub use create::{
-    CreateOptions, ImageInfo, ImageOptions, create, create_in, inspect, open, open_stepped,
-};
+pub use create::{CreateOptions, ImageInfo, create, create_in, inspect, open, open_stepped};
 pub use damage::Damages;
 pub use format::Format;
-pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, LogState, Space};
-pub use log::{LogCosts, LogInfo, LogOptions, ResortLimit};
+pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space};
+pub use log::{LogInfo, LogOptions, ResortLimit};
+pub use options::{ImageArgs, ImageOptions};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};
 pub use sample::{ReadSample, sample_reads};

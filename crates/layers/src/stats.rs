@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use flowstone_block::{
     Channel, Completion, Geometry, Layer, NextLook, OpKind, QueueContext, Request,
 };
+use serde::{Serialize, Serializer};
 
 /// Requests, bytes and errors by kind of operation, indexed by [`OpKind`].
 #[derive(Debug, Default)]
@@ -16,11 +17,30 @@ pub struct LayerCounters {
     errors: [AtomicU64; OpKind::ALL.len()],
 }
 
+/// What has passed of one kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Passed {
+    /// Requests.
+    pub requests: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Those that failed.
+    pub errors: u64,
+}
+
 impl LayerCounters {
-    /// Requests, bytes and errors of a kind so far.
-    pub fn read(&self, kind: OpKind) -> (u64, u64, u64) {
+    /// What has passed of a kind so far.
+    pub fn of(&self, kind: OpKind) -> Passed {
         let get = |counters: &[AtomicU64]| counters[kind as usize].load(Ordering::Relaxed);
-        (get(&self.requests), get(&self.bytes), get(&self.errors))
+        let [requests, bytes, errors] =
+            [&self.requests, &self.bytes, &self.errors].map(|it| get(it));
+        Passed { requests, bytes, errors }
+    }
+}
+
+impl Serialize for LayerCounters {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(OpKind::ALL.map(|kind| (kind.name(), self.of(kind))))
     }
 }
 

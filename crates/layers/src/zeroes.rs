@@ -11,53 +11,56 @@
 //! the buffer while it changes mixes old and new in the same way.
 
 use std::io;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use clap::{Args, ValueEnum};
 use flowstone_block::{
     Channel, Completion, Extent, Geometry, IoVec, Layer, NextLook, Op, QueueContext, Request,
     Token, TokenSource, is_whole,
 };
+use serde::Serialize;
 use slab::Slab;
 
 /// What becomes of writes that are all zero.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum DetectZeroes {
-    /// They are written.
+    /// They are written
     #[default]
     Off,
-    /// They become write-zeroes that keep their space.
+    /// Their range is made zero without moving data, and keeps its space
     On,
-    /// They become write-zeroes that give it back.
+    /// The host gets their space back, too
     Unmap,
 }
 
-impl FromStr for DetectZeroes {
-    type Err = String;
+/// Whether the layer is there.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct ZeroesArgs {
+    /// What becomes of writes that are all zero
+    #[arg(long, value_name = "MODE", value_enum, default_value_t)]
+    pub detect_zeroes: DetectZeroes,
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "off" => Ok(Self::Off),
-            "on" => Ok(Self::On),
-            "unmap" => Ok(Self::Unmap),
-            _ => Err(format!("`{text}` is not a way to detect zeroes; use off, on or unmap")),
+impl ZeroesArgs {
+    /// The layer over `base`, and its counters, if it is asked for.
+    pub fn layer(self, base: Arc<dyn Layer>) -> (Arc<dyn Layer>, Option<Arc<ZeroCounters>>) {
+        if self.detect_zeroes == DetectZeroes::Off {
+            return (base, None);
         }
+        let zeroes = Zeroes::new(base, self.detect_zeroes == DetectZeroes::Unmap);
+        let counters = zeroes.counters();
+        (Arc::new(zeroes), Some(counters))
     }
 }
 
 /// How many writes were found to be zero. Shared by all queues, and touched for those only.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize)]
 pub struct ZeroCounters {
-    requests: AtomicU64,
-    bytes: AtomicU64,
-}
-
-impl ZeroCounters {
-    /// Requests and bytes so far.
-    pub fn read(&self) -> (u64, u64) {
-        (self.requests.load(Ordering::Relaxed), self.bytes.load(Ordering::Relaxed))
-    }
+    /// Writes.
+    pub requests: AtomicU64,
+    /// Their bytes.
+    pub bytes: AtomicU64,
 }
 
 /// The layer.

@@ -5,15 +5,19 @@
 //! disk's host files: at a device for which disks contend, each gets its part. Which of several
 //! queues and disks goes first is one pure structure, [`FairQueue`]. How it works: docs/qos.md.
 
+mod args;
 mod device;
 mod fair_queue;
 mod limit;
 mod limits;
 mod nanoseconds;
+mod report;
 mod weight;
 
+pub use args::{GroupArgs, ShareArgs};
 pub use device::{Devices, DiskShare, SharedFile};
 pub use fair_queue::{DiskKey, FairQueue, QueueKey};
 pub use limit::Limit;
 pub use limits::{Admission, DiskLimits, Group};
+pub use report::{GroupReport, QosReport};
 pub use weight::Weight;

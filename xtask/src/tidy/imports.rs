@@ -36,7 +36,8 @@ pub fn check(sources: &[Source], excused: &List) -> Vec<String> {
         let files = circle.join(" ");
         (files.clone(), format!("import circle: {files}"))
     };
-    let circles: Vec<_> = crates.iter().flat_map(Crate::circles).map(describe).collect();
+    let of_crate = |it: &Crate| [circles(&it.edges()), circles(&it.room_edges())].concat();
+    let circles: Vec<_> = crates.iter().flat_map(of_crate).map(describe).collect();
     let mut complaints = excused.judge(&circles);
     complaints.extend(crates.iter().flat_map(|it| it.meetings(&STRANGERS)));
     complaints
@@ -55,6 +56,9 @@ struct Module {
     paths: Vec<Vec<String>>,
 }
 
+/// What depends on what.
+type Edges = BTreeMap<String, BTreeSet<String>>;
+
 struct Crate {
     modules: BTreeMap<Name, Module>,
 }
@@ -71,12 +75,27 @@ impl Crate {
     }
 
     /// The files that each file depends on.
-    fn edges(&self) -> BTreeMap<&str, BTreeSet<&str>> {
-        let needs = |(name, module)| -> (&str, _) {
-            let module: &Module = module;
-            (&module.file, self.needs(name, module))
+    fn edges(&self) -> Edges {
+        let needs = |(name, module): (&Name, &Module)| {
+            let needed = self.needs(name, module).into_iter().map(str::to_owned);
+            (module.file.clone(), needed.collect())
         };
         self.modules.iter().map(needs).collect()
+    }
+
+    /// The modules of the crate's root that each of them depends on, with all that is in them.
+    fn room_edges(&self) -> Edges {
+        let mut rooms = Edges::new();
+        for (file, needed) in self.edges() {
+            let Some(room) = room(&file) else { continue };
+            let others = needed.iter().filter_map(|file| self::room(file));
+            rooms.entry(room.clone()).or_default().extend(others.filter(|other| *other != room));
+        }
+        // One that depends on nothing is needed, too.
+        for other in rooms.values().flatten().cloned().collect::<Vec<_>>() {
+            rooms.entry(other).or_default();
+        }
+        rooms
     }
 
     /// Files that depend on a file in a folder that theirs may not know.
@@ -85,7 +104,7 @@ impl Crate {
         for (file, others) in self.edges() {
             for (folder, unknown) in strangers.iter().filter(|(it, _)| file.starts_with(it)) {
                 let root = &folder[..folder.find("/src/").map_or(0, |at| at + 5)];
-                let is_unknown = |other: &&&str| {
+                let is_unknown = |other: &&String| {
                     let inside = other.strip_prefix(root).unwrap_or_default();
                     unknown.iter().any(|folder| inside.starts_with(folder))
                 };
@@ -94,29 +113,6 @@ impl Crate {
             }
         }
         found
-    }
-
-    /// Groups of files that depend on each other in a circle.
-    fn circles(&self) -> Vec<Vec<String>> {
-        let edges = self.edges();
-        let reached = |from: &str| {
-            let mut seen = BTreeSet::new();
-            let mut next: Vec<&str> = edges[from].iter().copied().collect();
-            while let Some(file) = next.pop() {
-                if seen.insert(file) {
-                    next.extend(edges[file].iter().copied());
-                }
-            }
-            seen
-        };
-        let reach: BTreeMap<&str, BTreeSet<&str>> =
-            edges.keys().map(|file| (*file, reached(file))).collect();
-        let mut circles = BTreeSet::new();
-        for (file, seen) in reach.iter().filter(|(file, seen)| seen.contains(*file)) {
-            let back = seen.iter().filter(|other| reach[**other].contains(file));
-            circles.insert(back.map(|other| (*other).to_owned()).collect::<Vec<_>>());
-        }
-        circles.into_iter().collect()
     }
 
     /// The files that a module depends on.
@@ -170,6 +166,35 @@ impl Crate {
         let program = at.iter().take(2).cloned().collect::<Name>();
         if at.first().is_some_and(|word| word == "bin") { program } else { Vec::new() }
     }
+}
+
+/// Groups that depend on each other in a circle.
+fn circles(edges: &Edges) -> Vec<Vec<String>> {
+    let reached = |from: &str| {
+        let mut seen = BTreeSet::new();
+        let mut next: Vec<&str> = edges[from].iter().map(String::as_str).collect();
+        while let Some(file) = next.pop() {
+            if seen.insert(file) {
+                next.extend(edges[file].iter().map(String::as_str));
+            }
+        }
+        seen
+    };
+    let reach: BTreeMap<&str, BTreeSet<&str>> =
+        edges.keys().map(|file| (file.as_str(), reached(file))).collect();
+    let mut circles = BTreeSet::new();
+    for (file, seen) in reach.iter().filter(|(file, seen)| seen.contains(*file)) {
+        let back = seen.iter().filter(|other| reach[**other].contains(file));
+        circles.insert(back.map(|other| (*other).to_owned()).collect::<Vec<_>>());
+    }
+    circles.into_iter().collect()
+}
+
+/// The module of the crate's root that a file belongs to; the root and programs belong to none.
+fn room(file: &str) -> Option<String> {
+    let (root, inside) = file.split_once("/src/")?;
+    let (room, _) = inside.split_once('/').unwrap_or((inside.trim_end_matches(".rs"), ""));
+    (!matches!(room, "lib" | "main" | "bin")).then(|| format!("{root}/src/{room}"))
 }
 
 /// `crates/a/src/b/mod.rs` is module `b`, as `crates/a/src/b.rs` is.
@@ -281,7 +306,8 @@ mod tests {
             ("c.rs", "use super::d;\npub struct C;"),
             ("d.rs", "fn f() { crate::b::B; }"),
         ];
-        assert_eq!(circles(&files), ["import circle: a/src/b.rs a/src/c.rs a/src/d.rs"]);
+        let rooms = "import circle: a/src/b a/src/c a/src/d";
+        assert_eq!(circles(&files), ["import circle: a/src/b.rs a/src/c.rs a/src/d.rs", rooms]);
         assert_eq!(circles(&files[..3]), [""; 0]);
     }
 
@@ -322,7 +348,21 @@ mod tests {
         ];
         assert_eq!(circles(&files), [""; 0]);
         let back = [files[0], ("b.rs", "use crate::c; pub struct B;"), files[2]];
-        assert_eq!(circles(&back), ["import circle: a/src/b.rs a/src/c.rs"]);
+        let rooms = "import circle: a/src/b a/src/c";
+        assert_eq!(circles(&back), ["import circle: a/src/b.rs a/src/c.rs", rooms]);
+    }
+
+    #[test]
+    fn folders_that_import_each_other_are_refused_though_their_files_do_not() {
+        let files = [
+            ("b/x.rs", "use crate::c::y::Y;"),
+            ("b/z.rs", "pub struct Z;"),
+            ("c/y.rs", "pub struct Y;"),
+            ("c/w.rs", "use crate::b::z::Z;"),
+            ("b.rs", "mod x; pub mod z;"),
+            ("c.rs", "pub mod y; mod w;"),
+        ];
+        assert_eq!(circles(&files), ["import circle: a/src/b a/src/c"]);
     }
 
     #[test]

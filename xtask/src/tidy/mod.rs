@@ -3,6 +3,7 @@
 //! Each rule reads the tree and says what breaks it, one line for each place. It has a test with a
 //! small bad sample, which it must refuse.
 
+mod anchors;
 mod calls;
 mod clocks;
 mod documents;
@@ -38,6 +39,7 @@ pub fn run(workspace: &Path) -> Result<()> {
         stages::check_wiring(&sources),
         stages::check_fuse(&sources),
         documents::check(workspace)?,
+        anchors::check(workspace)?,
         named_tests::check(workspace, &sources)?,
     ];
     let complaints = complaints.concat();

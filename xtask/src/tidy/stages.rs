@@ -1,14 +1,15 @@
 //! Stages do not name each other: the packages that each may depend on, and, in the daemon, the one
 //! file that names two stages.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use proc_macro2::Ident;
 use serde_json::Value;
-use syn::visit::Visit;
+use syn::visit::{self, Visit};
+use syn::{Item, ItemUse, UseTree, Visibility};
 
 use super::source::Source;
 
@@ -36,7 +37,7 @@ const MAY_KNOW: [(&str, &[&str]); 21] = [
             "frontend", "memory", "trace",
         ],
     ),
-    ("cli", &["block", "fileio", "image", "daemon", "replay", "advise", "trace"]),
+    ("cli", &["block", "fileio", "image", "cache", "qos", "daemon", "replay", "advise", "trace"]),
     ("testkit", &[]),
     ("sim", &["block", "fileio"]),
     ("policy", &[]),
@@ -155,13 +156,30 @@ impl<'ast> Visit<'ast> for Names {
     }
 }
 
-/// Files of the daemon, other than the wiring, that name two stages.
+/// Files of the daemon, other than the wiring, that name two stages: by their crates, or by what a
+/// file of the daemon re-exports of them.
 pub fn check_wiring(sources: &[Source]) -> Vec<String> {
-    let daemon = sources.iter().filter(|source| {
-        source.path.starts_with("crates/daemon/src/") && source.path != WIRING && !source.is_test
-    });
-    let named = daemon.map(|source| {
-        let mut stages = Stages::default();
+    let daemon: Vec<_> = sources
+        .iter()
+        .filter(|it| it.path.starts_with("crates/daemon/src/") && !it.is_test)
+        .collect();
+    let mut exported = BTreeMap::new();
+    for item in daemon.iter().flat_map(|source| &source.file.items) {
+        if let Item::Use(item) = item
+            && !matches!(item.vis, Visibility::Inherited)
+        {
+            let mut names = Vec::new();
+            leaves(&item.tree, &mut names);
+            let stage = STAGES.iter().find(|(it, _)| names.first().is_some_and(|root| root == it));
+            exported.extend(
+                stage.into_iter().flat_map(|(_, stage)| {
+                    names[1..].iter().map(move |name| (name.clone(), *stage))
+                }),
+            );
+        }
+    }
+    let named = daemon.into_iter().filter(|source| source.path != WIRING).map(|source| {
+        let mut stages = Stages { exported: &exported, found: BTreeSet::new() };
         stages.visit_file(&source.file);
         (source, stages.found)
     });
@@ -173,13 +191,39 @@ pub fn check_wiring(sources: &[Source]) -> Vec<String> {
     .collect()
 }
 
+/// The first name of a path, and those that it ends with.
+fn leaves(tree: &UseTree, names: &mut Vec<String>) {
+    match tree {
+        UseTree::Path(path) => {
+            if names.is_empty() {
+                names.push(path.ident.to_string());
+            }
+            leaves(&path.tree, names);
+        }
+        UseTree::Group(group) => group.items.iter().for_each(|tree| leaves(tree, names)),
+        UseTree::Name(name) => names.push(name.ident.to_string()),
+        UseTree::Rename(name) => names.push(name.rename.to_string()),
+        UseTree::Glob(_) => {}
+    }
+}
+
 /// The stages that a file names.
-#[derive(Default)]
-struct Stages {
+struct Stages<'a> {
+    /// Types of stages that are to be had from the daemon itself.
+    exported: &'a BTreeMap<String, &'static str>,
     found: BTreeSet<&'static str>,
 }
 
-impl<'ast> Visit<'ast> for Stages {
+impl<'ast> Visit<'ast> for Stages<'_> {
+    fn visit_item_use(&mut self, item: &'ast ItemUse) {
+        let mut names = Vec::new();
+        leaves(&item.tree, &mut names);
+        if matches!(names.first().map(String::as_str), Some("crate" | "super")) {
+            self.found.extend(names.iter().filter_map(|name| self.exported.get(name)));
+        }
+        visit::visit_item_use(self, item);
+    }
+
     fn visit_ident(&mut self, word: &'ast Ident) {
         self.found.extend(STAGES.iter().filter(|(it, _)| word == it).map(|(_, stage)| stage));
     }
@@ -254,5 +298,15 @@ mod tests {
         assert_eq!(of(WIRING, text), 0);
         let text = "use flowstone_image::Image;\nuse flowstone_fileio::FileIo;";
         assert_eq!(of("crates/daemon/src/report.rs", text), 0);
+    }
+
+    #[test]
+    fn a_stage_that_is_re_exported_is_a_stage() {
+        let parse = |(path, text): &(&str, &str)| Source::parse(path, text).unwrap();
+        let exports = ("crates/daemon/src/lib.rs", "pub use flowstone_qos::{Limit, Weight};");
+        let user = ("crates/daemon/src/a.rs", "use flowstone_image::Image;\nuse crate::Limit;");
+        assert_eq!(check_wiring(&[exports, user].map(|it| parse(&it))).len(), 1);
+        let user = ("crates/daemon/src/a.rs", "use crate::Limit;");
+        assert_eq!(check_wiring(&[exports, user].map(|it| parse(&it))).len(), 0);
     }
 }

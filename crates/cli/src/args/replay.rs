@@ -4,10 +4,13 @@ use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, ValueEnum};
 use flowstone_block::{Error, Result, parse_size};
-use flowstone_image::{CreateOptions, Format};
+use flowstone_cache::CacheArgs;
+use flowstone_daemon::PdcArgs;
+use flowstone_fileio::FileArgs;
+use flowstone_image::{CreateOptions, Format, ImageArgs};
 use flowstone_replay::{Generator, SsdOptions, TrimMode};
 
-use super::{LogArgs, Qcow2Args, StorageArgs};
+use super::{LogArgs, Qcow2Args};
 
 /// Arguments of `replay`.
 #[derive(Debug, ClapArgs)]
@@ -100,12 +103,22 @@ struct CreateArgs {
     qcow2: Qcow2Args,
 }
 
-/// What `--serve-arg` takes.
+/// What `--serve-arg` takes: what a disk's image, and a cache before it, do.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true, disable_help_flag = true)]
-struct ServeArgs {
+pub struct StorageArgs {
+    /// How the image is opened.
     #[command(flatten)]
-    storage: StorageArgs,
+    pub image: ImageArgs,
+    /// How its file is opened.
+    #[command(flatten)]
+    pub file: FileArgs,
+    /// The cache before it.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// What that does with journals.
+    #[command(flatten)]
+    pub journals: PdcArgs,
 }
 
 impl Replay {
@@ -124,7 +137,7 @@ impl Replay {
     pub fn storage(&self) -> Result<StorageArgs> {
         let cache = self.cache.iter().map(|size| format!("--cache={size}"));
         let args: Vec<_> = cache.chain(self.serve_args.iter().cloned()).collect();
-        Ok(parsed::<ServeArgs>("--serve-arg", "serve", &args)?.storage)
+        parsed("--serve-arg", "serve", &args)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args as ClapArgs, Subcommand};
-use flowstone_daemon::{Limit, Weight};
+use flowstone_qos::{Limit, ShareArgs};
 
 /// Arguments of `disk`.
 #[derive(Debug, ClapArgs)]
@@ -27,13 +27,9 @@ pub struct SetDisk {
     /// The daemon's control socket
     #[arg(long, value_name = "SOCK")]
     pub control: PathBuf,
-    /// What the disk may use in a second, in place of the limit it has: iops=N, bw=SIZE,
-    /// burst=TIME, separated by commas, or off
-    #[arg(long, value_name = "PARTS")]
-    pub limit: Option<Limit>,
-    /// How much the disk gets, beside others, of a device and of its group's limit: 1 to 10000
-    #[arg(long, value_name = "N")]
-    pub weight: Option<Weight>,
+    /// What it has from now on in place of what it has.
+    #[command(flatten)]
+    pub share: ShareArgs,
     /// The disk's name or image
     pub disk: PathBuf,
 }

@@ -18,9 +18,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
-use flowstone_daemon::Limit;
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
+use flowstone_qos::Limit;
 
 use crate::args::{Command, DiskCommand, GroupCommand};
 

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::{Error, Result, format_size};
-use flowstone_daemon::{CacheConfig, Pdc};
-use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
+use flowstone_cache::CacheConfig;
+use flowstone_daemon::Pdc;
+use flowstone_fileio::{Access, FileOpener, OpenOptions};
 use flowstone_image::ImageOptions;
 use flowstone_replay::{
     CacheOptions, ClassHits, Hits, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace,
@@ -61,7 +62,7 @@ fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
         format: args.format,
         create: args.create_options()?,
         image: image_options(&storage, opener),
-        cache: storage.cache(None)?.map(|cache| cache_options(cache, &storage)),
+        cache: cache_options(&storage)?,
         onto: args.onto.clone().map(|path| Onto { path, overwrite: args.overwrite }),
         ssd: SsdOptions {
             trim: args.trim.unwrap_or(args.ssd.trim),
@@ -80,27 +81,20 @@ fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
 }
 
 fn image_options(storage: &StorageArgs, opener: FileOpener) -> ImageOptions {
-    let file = OpenOptions {
-        direct: storage.direct.unwrap_or_default().0,
-        dont_cache: storage.pdc != Some(Pdc::Off),
-        engine: storage.engine.unwrap_or_default().0,
-        lock_patience: LockPatience::NONE,
-        ..OpenOptions::new(Access::Write)
-    };
-    ImageOptions {
-        opener,
-        discard: storage.discard.unwrap_or_default(),
-        resort: storage.resort.unwrap_or_default().0,
-        ..ImageOptions::new(file)
-    }
+    let dont_cache = storage.journals.pdc == Pdc::On;
+    let file = OpenOptions { dont_cache, ..storage.file.options(Access::Write) };
+    storage.image.options(file, opener)
 }
 
-fn cache_options(cache: CacheConfig, storage: &StorageArgs) -> CacheOptions {
-    CacheOptions {
-        bytes: cache.limits.max,
-        policy: cache.policy,
-        holds_journals: storage.pdc == Some(Pdc::Off),
-    }
+fn cache_options(storage: &StorageArgs) -> Result<Option<CacheOptions>> {
+    let refuse = |(why, advice)| Error::invalid("cache", why, advice);
+    let cache = storage.cache.config().map_err(refuse)?;
+    let holds_journals = storage.journals.pdc == Pdc::Off;
+    Ok(cache.map(|CacheConfig { bytes_max, policy, .. }| CacheOptions {
+        bytes: bytes_max,
+        policy,
+        holds_journals,
+    }))
 }
 
 fn print(report: &Report) {

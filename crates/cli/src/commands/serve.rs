@@ -1,11 +1,10 @@
 //! `flowstone serve`: from what was typed to what it means.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use flowstone_block::Result;
-use flowstone_daemon::{Config, DiskConfig, PollersConfig, SocketAccess};
+use flowstone_daemon::Config;
 use flowstone_fileio::FileOpener;
 use tracing::level_filters::LevelFilter;
 use tracing::warn;
@@ -18,7 +17,11 @@ const LOG_DEFAULT: &str = "info";
 
 pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
     start_log();
-    flowstone_daemon::serve(config(args)?, opener)?;
+    let config = match args {
+        Serve::Disk(daemon, disk) => Config::single(daemon, *disk)?,
+        Serve::File(file, typed) => Config::read(&file, &typed)?,
+    };
+    flowstone_daemon::serve(config, opener)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -61,56 +64,6 @@ fn log_filter(wanted: &str) -> std::result::Result<EnvFilter, String> {
 fn wants_colours() -> bool {
     let refused = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     std::io::stderr().is_terminal() && !refused
-}
-
-fn config(args: Serve) -> Result<Config> {
-    if let Some(file) = &args.config {
-        return Config::read(file);
-    }
-    let cache = args.storage.cache(args.cache_min)?;
-    let pollers = PollersConfig {
-        choice: args.pollers.unwrap_or_default(),
-        cpus: args.poller_cpus.clone().unwrap_or_default(),
-        budget: args.cpu_budget,
-    };
-    let control = args.control.clone();
-    let access = SocketAccess { group: args.socket_group, mode: args.socket_mode };
-    let guest_agent = args.guest_agent.clone().map(|path| (path, access));
-    let shared = Config { control, guest_agent, cache, pollers, ..Config::default() };
-    Config::single(shared, disk(args))
-}
-
-fn disk(args: Serve) -> DiskConfig {
-    let named_after = |image: &PathBuf| DiskConfig::name_from(image);
-    let default_name = || args.image.as_ref().map_or_else(|| "disk".into(), named_after);
-    let name = args.name.unwrap_or_else(default_name);
-    let socket = args.socket.expect("clap demands --socket where there is no --config");
-    let defaults = DiskConfig::new(name, socket);
-    DiskConfig {
-        serial: args.serial,
-        socket_group: args.socket_group,
-        socket_mode: args.socket_mode,
-        image: args.image,
-        backend: args.backend,
-        format: args.format,
-        queues: args.queues.unwrap_or(defaults.queues),
-        cpus: args.cpus.unwrap_or_default(),
-        pipeline: args.pipeline.unwrap_or_default(),
-        poll: args.poll.unwrap_or_default(),
-        discard: args.storage.discard.unwrap_or_default(),
-        detect_zeroes: args.detect_zeroes.unwrap_or_default(),
-        journal_ioprio: args.journal_ioprio.unwrap_or(defaults.journal_ioprio),
-        pdc: args.storage.pdc.unwrap_or_default(),
-        limit: args.limit.unwrap_or_default(),
-        vm: args.vm.unwrap_or_default(),
-        engine: args.storage.engine.unwrap_or_default(),
-        direct: args.storage.direct.unwrap_or_default(),
-        resort: args.storage.resort.unwrap_or_default(),
-        readonly: args.readonly,
-        backing_dirs: args.backing_dirs,
-        layers: args.layers,
-        ..defaults
-    }
 }
 
 #[cfg(test)]

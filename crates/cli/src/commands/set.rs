@@ -12,8 +12,8 @@ pub fn disk(args: &SetDisk) -> Result<ExitCode> {
     let command = Command::SetDisk {
         disk: args.disk.display().to_string(),
         path: file_meant_by(&args.disk),
-        limit: args.limit.map(|limit| limit.to_string()),
-        weight: args.weight.map(|weight| weight.get()),
+        limit: args.share.limit.map(|limit| limit.to_string()),
+        weight: args.share.weight.map(|weight| weight.get()),
     };
     let now = Client::connect(&args.control)?.run(&command)?;
     only_print_from_now_on();

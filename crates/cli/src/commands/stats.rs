@@ -10,6 +10,8 @@ use serde_json::Value;
 use super::{file_meant_by, limit_text, only_print_from_now_on, print_json};
 use crate::args::Stats;
 
+/// Parts of a disk's report that have lines of their own.
+const TOLD: [&str; 2] = ["limit", "total"];
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
 pub fn run(args: &Stats) -> Result<ExitCode> {
@@ -127,90 +129,41 @@ fn print_vm(vm: &Value) {
     );
 }
 
-/// What the disk takes and gives back.
-fn print_space(space: &Value) {
-    let part = |key: &str, what: &str| {
-        space[key].as_u64().map(|bytes| format!("{} {what}", format_size(bytes)))
-    };
-    let parts = [
-        part("virtual_bytes", "virtual"),
-        part("live_bytes", "live"),
-        part("allocated_bytes", "on host"),
-        part("dead_bytes", "dead"),
-        part("reclaimed_bytes", "reclaimed"),
-    ];
-    println!("  space: {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", "));
-}
-
-/// Discards on their way from the guest to the host.
-fn print_discards(discards: &Value) {
-    let number = |key: &str| discards[key].as_u64().unwrap_or(0);
-    if number("ranges") + number("punches") == 0 {
-        return;
+/// A part of a report in one line: what is not 0, each figure by its name in the JSON.
+fn print_part(title: &str, part: &Value) {
+    let mut figures = Vec::new();
+    collect("", part, &mut figures);
+    if !figures.is_empty() {
+        println!("  {}: {}", title.replace('_', " "), figures.join(", "));
     }
-    println!(
-        "  discards: {} requests, {} ranges ({}), {} waiting; {} runs, {} punches ({})",
-        number("requests"),
-        number("ranges"),
-        format_size(number("bytes")),
-        number("waiting"),
-        number("merged"),
-        number("punches"),
-        format_size(number("punched_bytes")),
-    );
 }
 
-/// What only a log image has.
-fn print_log(log: &Value) {
-    let number = |key: &str| log[key].as_u64().unwrap_or(0);
-    println!(
-        "  map {} of memory, write amplification {:.2}",
-        format_size(number("map_memory_bytes")),
-        log["write_amplification"].as_f64().unwrap_or(0.0),
-    );
-    println!(
-        "  segments: {} used, {} ready, {} dead, at most {}{}",
-        number("segments_used"),
-        number("segments_ready"),
-        number("segments_dead"),
-        number("segments_limit"),
-        if log["full"] == true { "; full: writes are refused" } else { "" },
-    );
-}
-
-/// Reads and writes by what they carry, if anything but data has been seen.
-fn print_classes(classes: &Value) {
-    let count = |class: &str, key: &str| classes[class][key].as_u64().unwrap_or(0);
-    let requests = |class: &str| count(class, "reads") + count(class, "writes");
-    if requests("journal") + requests("metadata") == 0 {
-        return;
+/// The unit stands at the end of a figure's name.
+fn collect(name: &str, value: &Value, figures: &mut Vec<String>) {
+    let words = |name: &str| name.replace('_', " ");
+    let number = value.as_f64().unwrap_or(0.0);
+    match (value, name) {
+        (Value::Object(parts), _) => {
+            let space = if name.is_empty() { "" } else { " " };
+            for (part, value) in parts {
+                collect(&format!("{}{space}{part}", words(name)), value, figures);
+            }
+        }
+        (Value::Bool(true), _) => figures.push(words(name)),
+        (Value::Number(_), _) if number == 0.0 => {}
+        (Value::Number(_), _) => figures.push(match name.rsplit_once('_') {
+            _ if name.ends_with("bytes") => {
+                let bytes = format_size(value.as_u64().unwrap_or(0));
+                format!("{bytes} {}", words(name.trim_end_matches("bytes").trim_end_matches('_')))
+                    .trim_end()
+                    .to_owned()
+            }
+            Some((what, "s" | "seconds")) => format!("{} {number:.1} s", words(what)),
+            _ if value.is_f64() => format!("{} {number:.2}", words(name)),
+            _ => format!("{number} {}", words(name)),
+        }),
+        _ => {}
     }
-    let part = |class: &str| {
-        let (read, written) = (count(class, "bytes_read"), count(class, "bytes_written"));
-        format!(
-            "{class} {} ({} read, {} written)",
-            requests(class),
-            format_size(read),
-            format_size(written)
-        )
-    };
-    println!("  classes: {}", ["journal", "metadata", "data"].map(part).join(", "));
-}
-
-/// What the cache does for the disk.
-fn print_cache(cache: &Value) {
-    let number = |key: &str| cache[key].as_u64().unwrap_or(0);
-    let reads = number("hits") + number("misses");
-    let share = 100.0 * number("hits") as f64 / reads.max(1) as f64;
-    println!(
-        "  cache: {share:.1} % of {reads} blocks read from memory; {} taken in, {} refused, {} given \
-         up, {} passed by; holds {}",
-        number("insertions"),
-        number("refusals"),
-        number("evictions"),
-        number("bypassed"),
-        format_size(number("bytes")),
-    );
 }
 
 /// What the disk may use, if anything limits it.
@@ -233,21 +186,15 @@ fn print_disk(disk: &Value) {
     let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
     let bytes = |key: &str| disk[key].as_u64().map_or_else(|| "-".into(), format_size);
     println!("{}  {}", text("name"), text("serving"));
-    match disk.get("space") {
-        Some(space) => print_space(space),
-        None => println!("  size {}", bytes("capacity_bytes")),
+    if disk.get("space").is_none() {
+        println!("  size {}", bytes("capacity_bytes"));
     }
-    if let Some(log) = disk.get("log") {
-        print_log(log);
-    }
-    if let Some(discards) = disk.get("discards") {
-        print_discards(discards);
-    }
-    print_classes(&disk["classes"]);
     print_limit(disk);
-    if let Some(cache) = disk.get("cache") {
-        print_cache(cache);
-    }
+    let parts = disk.as_object().into_iter().flatten();
+    // The others are told in words of their own.
+    let plain =
+        |(name, part): &(&String, &Value)| part.is_object() && !TOLD.contains(&name.as_str());
+    parts.filter(plain).for_each(|(name, part)| print_part(name, part));
     for reason in disk["errors_by_errno"].as_array().into_iter().flatten() {
         let why = Printable(reason["text"].as_str().unwrap_or("-"));
         println!("  failed: {} requests, {why}", reason["count"]);

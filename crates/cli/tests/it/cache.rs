@@ -48,7 +48,7 @@ fn what_is_read_again_comes_from_memory_on_every_format() {
         let control = place.text("control.sock");
         let said = place.succeed(&["stats", "--control", &control]);
         assert!(said.contains("cache  68 KiB of 8 MiB, default"), "{said}");
-        assert!(said.contains("cache: 97.1 % of 34 blocks read from memory"), "{said}");
+        assert!(said.contains(", 33 hits, 17 insertions, 1 misses"), "{said}");
         drop(client);
         stop(daemon);
         // Nothing was only in memory.
@@ -101,20 +101,21 @@ fn disks_of_a_file_share_one_cache() {
         let socket = place.text(&format!("{name}.sock"));
         format!("[[disk]]\nname = '{name}'\nbackend = 'mem:8M'\nsocket = '{socket}'\n")
     };
-    let head =
-        format!("control = '{}'\ncache = '1M'\ncache_policy = 'lru'\n", place.text("control.sock"));
+    let head = format!("control = '{}'\ncache = '1M'\n", place.text("control.sock"));
     fs::write(place.path("two.toml"), head + &disk("a") + &disk("b")).unwrap();
     let daemon = serve_file(&place, "two.toml");
     let mut clients = ["a", "b"].map(|name| connect(&place, name));
     assert_eq!(clients[0].write(0, &pattern(65536, 1)).unwrap(), Status::Ok);
-    for part in 0..8 {
-        assert_eq!(clients[1].write(part * 512, &pattern(262_144, 2)).unwrap(), Status::Ok);
+    // More than the cache holds, again and again: it earns the room that `a` does not use.
+    for part in (0..8).cycle().take(64) {
+        assert_eq!(clients[1].write(part % 5 * 512, &pattern(262_144, 2)).unwrap(), Status::Ok);
+        read(&mut clients[1], part % 3 * 512, 262_144);
     }
     assert_eq!(read(&mut clients[0], 0, 65536), pattern(65536, 1));
     let stats = place.stats();
     let [a, b] = [0, 1].map(|index| stats["disks"][index]["cache"].clone());
-    assert_eq!([number(&a, "evictions"), number(&a, "misses")], [16, 16], "{a}");
     assert!(number(&b, "bytes") > 700 << 10, "{b}");
+    assert!(number(&a, "bytes") + number(&b, "bytes") <= 1 << 20, "{a} {b}");
     assert!(number(&stats["cache"], "bytes") <= 1 << 20);
     drop(clients);
     stop(daemon);
@@ -159,9 +160,9 @@ fn a_cache_that_cannot_be_is_refused_with_what_to_do() {
     let serve = ["serve", "--socket", "s", "--backend", "mem:1M"];
     for (args, expected) in [
         (&["--cache", "4K"][..], "use a size from 1 MiB to 4 TiB"),
-        (&["--cache", "1M", "--cache-policy", "arc"], "use one of multicache, "),
-        (&["--cache-policy", "lru"], "--cache <SIZE>"),
-        (&["--pdc", "perhaps"], "use on or off"),
+        (&["--cache", "1M", "--cache-policy", "lru"], "[possible values: default, multicache]"),
+        (&["--cache-policy", "multicache"], "without a cache; give --cache"),
+        (&["--pdc", "perhaps"], "[possible values: on, off]"),
     ] {
         let output = place.run(&[&serve[..], args].concat());
         let errors = String::from_utf8(output.stderr).unwrap();

@@ -72,7 +72,7 @@ fn zeroes_are_not_unmapped_where_discards_may_not_be() {
     assert!(!place.path("s.sock").exists());
     let usage = place.run(&[&serve[..4], &["yes", "disk.raw"]].concat());
     assert_eq!(usage.status.code(), Some(2));
-    assert!(String::from_utf8_lossy(&usage.stderr).contains("use off, on or unmap"));
+    assert!(String::from_utf8_lossy(&usage.stderr).contains("[possible values: off, on, unmap]"));
     // Without unmapping there is nothing against it.
     let daemon = place.serve(&["--discard", "ignore", "--detect-zeroes", "on", "disk.raw"]);
     let mut client = place.client();
@@ -163,7 +163,7 @@ fn a_log_image_keeps_no_space_for_what_is_discarded() {
     let usage = place.run(&[&serve[..], &["maybe", "disk.flow"]].concat());
     assert_eq!(usage.status.code(), Some(2));
     let said = String::from_utf8_lossy(&usage.stderr).into_owned();
-    assert!(said.contains("use deallocate, keep or ignore"), "{said}");
+    assert!(said.contains("[possible values: deallocate, keep, ignore]"), "{said}");
     // Space that is unmapped would not be kept.
     place.image("1M");
     let unmap = ["keep", "--detect-zeroes", "unmap", "disk.raw"];
@@ -204,7 +204,7 @@ fn what_is_a_hole_already_is_not_punched_again() {
         assert!(
             place
                 .succeed(&["stats", "--control", &place.text("control.sock")])
-                .contains("discards: 3 requests, 3 ranges")
+                .contains(" 3 ranges, 3 requests")
         );
         stop(daemon);
     }

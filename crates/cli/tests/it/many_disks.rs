@@ -93,8 +93,35 @@ fn a_file_without_a_disk_that_works_is_refused() {
     let file = config(&place, &[("a", &image), ("b", &image)]);
     assert!(place.refused(&["serve", "--config", &file]).contains("no such file"));
     std::fs::write(place.path("flowstone.toml"), "[[disk]]\nnmae = 'a'\n").unwrap();
-    assert!(place.refused(&["serve", "--config", &file]).contains("unknown field `nmae`"));
+    assert!(
+        place
+            .refused(&["serve", "--config", &file])
+            .contains("unknown key `nmae`; did you mean `name`?")
+    );
     assert!(place.refused(&["serve", "--config", "none.toml"]).contains("No such file"));
+}
+
+#[test]
+fn options_that_are_not_of_one_disk_win_over_the_keys_of_the_file() {
+    let place = Place::new();
+    let head = format!("control = {:?}\npollers = 3\n", place.text("elsewhere.sock"));
+    let socket = place.text("a.sock");
+    let disk = format!("[[disk]]\nbackend = 'mem:1M'\nsocket = {socket:?}\n");
+    std::fs::write(place.path("flowstone.toml"), head + &disk).unwrap();
+    let file = place.text("flowstone.toml");
+    let control = place.text("control.sock");
+    let daemon =
+        serve_command(&file, 1).args(["--pollers", "1", "--control", &control]).spawn().unwrap();
+    let mut guest = Client::connect(ClientOptions::new(&socket)).unwrap();
+    assert_eq!(guest.write(0, &[1; 512]).unwrap(), Status::Ok);
+    assert_eq!(place.stats()["pollers"].as_array().map(Vec::len), Some(1));
+    assert_eq!(place.stats()["disks"][0]["name"], "disk", "a file needs to name none");
+    drop(guest);
+    stop(daemon);
+    let refused = place.run(&["serve", "--config", &file, "--queues", "2"]);
+    let errors = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("--queues <N> is of one disk; write it in "), "{errors}");
 }
 
 #[test]
@@ -105,7 +132,7 @@ fn a_mistake_in_the_configuration_of_one_disk_leaves_the_others_alone() {
     let mut daemon = serve(&file, 1);
     let mut good = Client::connect(ClientOptions::new(place.path("good.sock"))).unwrap();
     assert_eq!(good.write(0, &[1; 512]).unwrap(), Status::Ok);
-    let why = "flowstone.toml: disk 1 (line 2): `often` is not a polling mode";
+    let why = "flowstone.toml: disk 1 (line 2): `often` is no choice for `poll`";
     daemon.wait_stderr(why, HANG).unwrap();
     drop(good);
     stop(daemon);

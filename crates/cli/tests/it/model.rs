@@ -123,7 +123,7 @@ fn the_sync_engine_behaves_like_the_model() {
 
 #[test]
 fn a_disk_with_a_cache_behaves_like_the_model() {
-    for policy in ["default", "lru", "multicache"] {
+    for policy in ["default", "multicache"] {
         let cache = ["--cache", "1M", "--cache-policy", policy];
         behaves_like_the_model(&[&cache[..], &["--layer", "verify", "disk.raw"]].concat(), 0);
     }

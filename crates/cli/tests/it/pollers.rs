@@ -292,7 +292,7 @@ fn choices_of_pollers_that_make_no_sense_are_refused() {
         (&["--pollers", "0"], "use a number from 1 to 256, auto or per-queue"),
         (&["--pollers", "many"], "use a number from 1 to 256, auto or per-queue"),
         (&["--poller-cpus", "0"], "--pollers"),
-        (&["--pipeline", "both"], "use fused, split or auto"),
+        (&["--pipeline", "both"], "[possible values: fused, split, auto]"),
         (&["--cpu-budget", "1.5"], "write e.g. 50% or 150%"),
         (&["--cpu-budget", "0%"], "write e.g. 50% or 150%"),
     ];

@@ -80,8 +80,8 @@ fn reports_what_it_takes_and_gives_back(image: &str) {
     }
     assert!(bytes(&discards, "punched_bytes") >= bytes(&space, "reclaimed_bytes"));
     let said = place.succeed(&["stats", "--control", &place.text("control.sock")]);
-    assert!(said.contains("space: 64 MiB virtual, ") && said.contains(" reclaimed"), "{said}");
-    assert!(said.contains("discards: 8 requests, 16 ranges (17 MiB), 0 waiting"), "{said}");
+    assert!(said.contains(" reclaimed, 64 MiB virtual"), "{said}");
+    assert!(said.contains("discards: 17 MiB, ") && said.contains(", 16 ranges, "), "{said}");
     drop(client);
     stop(daemon);
     info_says_the_same(&place, image);

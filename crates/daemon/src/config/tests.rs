@@ -1,13 +1,16 @@
-use flowstone_image::ResortLimit;
+use flowstone_cache::{CacheSize, PolicyKind};
+use flowstone_fileio::EngineChoice;
+use flowstone_image::{Format, ResortLimit};
+use flowstone_layers::DetectZeroes;
 
 use super::*;
-use crate::cache_config::{CacheSize, PolicyKind};
+use crate::stack::{Backend, Pdc, Source};
 
 fn read(text: &str) -> Result<Config> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("flowstone.toml");
     std::fs::write(&path, text).unwrap();
-    Config::read(&path)
+    Config::read(&path, &[])
 }
 
 /// Why the file, or one of its disks, is refused.
@@ -31,8 +34,8 @@ fn a_disk_needs_three_keys_and_the_rest_has_defaults() {
     )
     .unwrap();
     let disk = &config.disks[0];
-    assert_eq!((disk.queues, disk.poll, disk.readonly), (QUEUES_DEFAULT, PollMode::Auto, false));
-    assert!(matches!(disk.source().unwrap(), Source::Image(_, Format::Raw)));
+    assert_eq!((disk.queues, disk.poll, disk.stack.readonly), (64, PollMode::Auto, false));
+    assert!(matches!(disk.stack.source("vm1").unwrap(), Source::Image(_, Format::Raw)));
 }
 
 #[test]
@@ -43,7 +46,7 @@ fn every_key_is_read() {
         guest-agent = "/run/guests.sock"
         cache = "1G"
         cache-min = "256M"
-        cache-policy = "lru"
+        cache-policy = "multicache"
         [[group]]
         name = "web"
         iops = 1000
@@ -79,20 +82,22 @@ fn every_key_is_read() {
         "#,
     )
     .unwrap();
-    let cache = CacheConfig::new(CacheSize(1 << 30), Some(CacheSize(1 << 28)), PolicyKind::Lru);
-    assert_eq!(config.cache, Some(cache.unwrap()));
+    let cache = config.daemon.shared.cache;
+    assert_eq!([cache.cache, cache.cache_min], [1 << 30, 1 << 28].map(|it| Some(CacheSize(it))));
+    assert_eq!(cache.cache_policy, Some(PolicyKind::MultiCache));
     let disk = &config.disks[0];
-    assert_eq!((disk.cpus.for_thread(1), disk.pdc), (Some(3), Pdc::Off));
-    assert_eq!(disk.resort, Resort(ResortLimit::Bytes(20 << 30)));
-    let group =
-        GroupConfig { name: "web".into(), limit: "iops=1000,bw=10M,burst=0.5s".parse().unwrap() };
-    assert_eq!((config.groups, disk.group.as_deref()), (vec![group], Some("web")));
-    assert_eq!((disk.limit, disk.weight.get()), ("iops=300,burst=2s".parse().unwrap(), 250));
-    assert_eq!(config.disks[1].weight.get(), 100);
-    assert_eq!(disk.engine, Choice(EngineChoice::Sync));
-    assert_eq!(disk.layers.len(), 2);
-    assert_eq!(disk.detect_zeroes, DetectZeroes::On);
-    assert!(matches!(config.disks[1].source().unwrap(), Source::Mem(bytes) if bytes == 1 << 30));
+    let (cpus, stack) = (disk.cpus.as_ref().and_then(|it| it.for_thread(1)), &disk.stack);
+    assert_eq!((cpus, stack.journals.pdc), (Some(3), Pdc::Off));
+    assert_eq!(stack.opened.resort, Some(ResortLimit::Bytes(20 << 30)));
+    let [group] = config.groups.all() else { panic!("{:?}", config.groups) };
+    assert_eq!((&*group.name, disk.beside.group.as_deref()), ("web", Some("web")));
+    assert_eq!(group.limit(), "iops=1000,bw=10M,burst=0.5s".parse());
+    assert_eq!(stack.share.limit, "iops=300,burst=2s".parse().ok());
+    assert_eq!(stack.share.weight.map(|weight| weight.get()), Some(250));
+    assert_eq!(stack.file.engine, EngineChoice::Sync);
+    assert_eq!(stack.layers.layers.len(), 2);
+    let scratch = config.disks[1].stack.source("scratch").unwrap();
+    assert!(matches!(scratch, Source::Mem(bytes) if bytes == 1 << 30));
 }
 
 #[test]
@@ -101,12 +106,12 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
     let group = "[[group]]\nname = 'web'\niops = 5\n";
     for (text, expected) in [
         ("", "has no [[disk]]"),
-        ("[[disk]]\nname = 'a'\nsokcet = 's'\n", "unknown field `sokcet`"),
-        ("[[disk]]\nname = 'a'\n", "missing field `socket`"),
+        ("[[disk]]\nname = 'a'\nsokcet = 's'\n", "unknown key `sokcet`; did you mean `socket`?"),
+        ("[[disk]]\nname = 'a'\n", "`socket` is missing"),
         (&format!("{disk}{disk}"), "two disks are called `a`"),
-        (&format!("{disk}poll = 'often'\n"), "`often` is not a polling mode"),
-        (&format!("{disk}poll = 'a|b'\n"), "`a|b` is not a polling mode"),
-        (&format!("{disk}'a|b' = 1\n"), "unknown field `a|b`"),
+        (&format!("{disk}poll = 'often'\n"), "`often` is no choice for `poll`; use one of auto, "),
+        (&format!("{disk}poll = 'a|b'\n"), "`a|b` is no choice for `poll`"),
+        (&format!("{disk}'a|b' = 1\n"), "unknown key `a|b`"),
         (&format!("{disk}layers = ['lag=1ms']\n"), "`lag=1ms` is not a layer"),
         (
             &format!("{disk}resort = '0'\n"),
@@ -115,16 +120,22 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("{disk}limit = 'iops=0'\n"), "`iops=0` is no rate; use 20000"),
         (&format!("{disk}weight = 0\n"), "a weight of 0; use one from 1 to 10000"),
         (&format!("{disk}group = 'web'\n"), "no [[group]] called `web`; add it"),
-        (&format!("[[group]]\nname = 'web'\niosp = 3\n{disk}"), "unknown field `iosp`"),
+        (
+            &format!("[[group]]\nname = 'web'\niosp = 3\n{disk}"),
+            "unknown key `iosp`; did you mean `iops`?",
+        ),
         (&format!("[[group]]\nname = 'web'\nbw = '1x'\n{disk}"), "`bw=1x` is no rate"),
         (&format!("[[group]]\nname = ''\n{disk}"), "the name of a group is empty"),
         (&format!("{group}{group}{disk}"), "two groups are called `web`"),
-        (&format!("{disk}pdc = 'no'\n"), "`no` is not a choice for journals"),
+        (&format!("{disk}pdc = 'no'\n"), "`no` is no choice for `pdc`; use one of on, off"),
         (&format!("cache = '4K'\n{disk}"), "a cache of 4K; use a size from 1 MiB"),
         (&format!("cache = '2M'\ncache-min = '3M'\n{disk}"), "smallest size is larger"),
-        (&format!("cache-min = '3M'\n{disk}"), "without a cache; add cache = SIZE"),
-        (&format!("cache-policy = 'arc'\n{disk}"), "`arc` is not a cache policy"),
-        ("control = 7\n", "invalid type"),
+        (&format!("cache-min = '3M'\n{disk}"), "without a cache; give --cache"),
+        (
+            &format!("cache-policy = 'arc'\n{disk}"),
+            "`arc` is no choice for `cache-policy`; use one of default, multicache",
+        ),
+        ("control = [7]\n", "`control` is [7]; write a string"),
         (&format!("control = 's'\n{disk}"), "both a disk's socket and the control socket"),
         (&format!("guest-agent = 's'\n{disk}"), "both a disk's socket and that of guests' agents"),
     ] {
@@ -136,33 +147,43 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
 
 #[test]
 fn a_disk_has_an_image_or_a_backend() {
-    let mut disk = DiskConfig::new("a".into(), "s".into());
-    assert!(disk.source().is_err());
-    disk.backend = Some(Backend::Null(1 << 30));
-    assert!(disk.source().is_ok());
-    disk.image = Some("a.raw".into());
-    assert!(disk.source().is_err());
+    let mut stack = DiskConfig::new("a", Path::new("s")).stack;
+    assert!(stack.source("a").is_err());
+    stack.backend = Some(Backend::Null(1 << 30));
+    assert!(stack.source("a").is_ok());
+    stack.image = Some("a.raw".into());
+    assert!(stack.source("a").is_err());
 }
 
 #[test]
 fn what_no_disk_can_be_is_refused() {
-    let valid =
-        DiskConfig { backend: Some(Backend::Null(1)), ..DiskConfig::new("a".into(), "s".into()) };
-    for queues in [0, QUEUES_MAX + 1] {
-        let disk = DiskConfig { queues, ..valid.clone() };
-        assert!(
-            Config::single(Config::default(), disk).unwrap_err().to_string().contains("1 to 128")
-        );
+    let disk = "[[disk]]\nname = 'a'\nbackend = 'null:1M'\nsocket = 's'\n";
+    for (more, expected) in [
+        ("queues = 0", "`queues`: 0 is not in 1..=128"),
+        ("queues = 129", "`queues`: 129 is not in 1..=128"),
+        ("journal-ioprio = 8", "`journal-ioprio`: 8 is not in 0..=7"),
+        ("detect-zeroes = 'unmap'\ndiscard = 'keep'", "give space back"),
+        ("readonly = 1", "`readonly` is 1; write true or false"),
+        ("layers = 'stats'", "write a list of strings"),
+    ] {
+        let message = refusal(&format!("{disk}{more}\n"));
+        assert!(message.contains(expected), "{message}");
     }
-    let (detect_zeroes, discard) = (DetectZeroes::Unmap, DiscardMode::Keep);
-    let disk = DiskConfig { detect_zeroes, discard, ..valid.clone() };
-    assert!(
-        Config::single(Config::default(), disk)
-            .unwrap_err()
-            .to_string()
-            .contains("give space back")
-    );
-    assert!(Config::single(Config::default(), valid).is_ok());
+    assert!(read(disk).is_ok());
+}
+
+#[test]
+fn what_is_typed_wins_over_the_keys_of_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("flowstone.toml");
+    let file = "pollers = 4\ncache = '1G'\n[[disk]]\nbackend = 'null:1M'\nsocket = 's'\n";
+    std::fs::write(&path, file).unwrap();
+    let typed = ["--pollers=2", "--cache-policy=multicache"].map(OsString::from);
+    let config = Config::read(&path, &typed).unwrap();
+    assert_eq!(config.daemon.pollers.choice, PollerChoice::Count(2));
+    let cache = config.daemon.shared.cache;
+    assert_eq!(cache.cache, Some(CacheSize(1 << 30)));
+    assert_eq!(cache.cache_policy, Some(PolicyKind::MultiCache));
 }
 
 /// A misspelt key of one disk kept the guests of all others without theirs.
@@ -175,13 +196,13 @@ fn a_mistake_in_one_disk_costs_no_other() {
     let text = ["a", "b", "c", "d"].iter().zip(text).map(|(name, more)| disk(name, more));
     let text = text.collect::<String>() + &disk("b", "") + &disk("e", "");
     let config = read(&text).unwrap();
-    let names: Vec<&str> = config.disks.iter().map(|disk| &*disk.name).collect();
+    let names: Vec<String> = config.disks.iter().map(DiskConfig::name).collect();
     assert_eq!(names, ["b", "e"]);
     let refused: Vec<String> = config.refused.iter().map(ToString::to_string).collect();
     let expected = [
-        "disk 1 (line 1): `often` is not a polling mode",
-        "disk 3 (line 11): 0 queues; use 1 to 128 queues",
-        "disk 4 (line 16): unknown field `sokcet`",
+        "disk 1 (line 1): `often` is no choice for `poll`",
+        "disk 3 (line 11): `queues`: 0 is not in 1..=128",
+        "disk 4 (line 16): unknown key `sokcet`",
         "disk 5 (line 21): two disks are called `b`",
     ];
     assert_eq!(refused.len(), expected.len(), "{refused:?}");
@@ -205,8 +226,10 @@ fn names_that_a_guest_or_a_thread_cannot_have_are_refused() {
         let message = refusal(&disk);
         assert!(message.contains(expected) && !message.contains('\n'), "{message}");
     }
-    assert!(Config::single(Config::default(), DiskConfig::new("a\0".into(), "s".into())).is_err());
-    assert!(Config::single(Config::default(), DiskConfig::new(longest, "s".into())).is_ok());
+    let single =
+        |name: &str| Config::single(DaemonConfig::default(), DiskConfig::new(name, Path::new("s")));
+    assert!(single("a\0").is_err());
+    assert!(single(&longest).is_ok());
 }
 
 #[test]
@@ -219,7 +242,9 @@ fn a_name_made_from_an_image_is_one_that_a_disk_can_have() {
         ("/images/two\nlines.raw", "two_lines"),
         ("/", "disk"),
     ] {
-        assert_eq!(DiskConfig::name_from(Path::new(image)), name);
+        let mut disk = DiskConfig::new("", Path::new("s"));
+        (disk.name, disk.stack.image) = (None, Some(image.into()));
+        assert_eq!(disk.name(), name);
     }
 }
 
@@ -230,29 +255,22 @@ fn a_serial_is_the_name_or_as_much_of_it_as_a_guest_reads() {
         ("6a0a2b3c-8d1e-4f5a-9b6c-7d8e9f0a1b2c", "6a0a2b3c-8d1e-4f5a-9"),
         ("1234567890123456789\u{e9}", "1234567890123456789"),
     ] {
-        assert_eq!(DiskConfig::new(name.into(), "s".into()).serial(), serial);
+        assert_eq!(DiskConfig::new(name, Path::new("s")).serial(), serial);
     }
 }
 
 /// `backing_dirs` stood beside `detect-zeroes`, and each was refused in the other's spelling.
 #[test]
 fn every_key_may_be_spelt_with_hyphens_or_underscores() {
-    for keys in [keys::every_spelling::<ConfigFile>(), keys::every_spelling::<DiskConfig>()] {
-        assert!(keys.contains(&"socket-group"), "{keys:?}");
-        for key in keys {
-            assert!(keys.contains(&&*key.replace('_', "-")), "{key} needs a hyphen");
-            assert!(keys.contains(&&*key.replace('-', "_")), "{key} needs an alias");
-        }
-    }
     let disk = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\n";
     type IsRead = fn(&DiskConfig) -> bool;
     let lines: [(&str, IsRead); 6] = [
-        ("detect_zeroes = 'on'", |disk| disk.detect_zeroes == DetectZeroes::On),
-        ("detect-zeroes = 'on'", |disk| disk.detect_zeroes == DetectZeroes::On),
-        ("backing_dirs = ['/b']", |disk| disk.backing_dirs.len() == 1),
-        ("backing-dirs = ['/b']", |disk| disk.backing_dirs.len() == 1),
-        ("socket_mode = '0600'", |disk| disk.socket_mode.is_some()),
-        ("socket-mode = '0600'", |disk| disk.socket_mode.is_some()),
+        ("detect_zeroes = 'on'", |disk| disk.stack.zeroes.detect_zeroes == DetectZeroes::On),
+        ("detect-zeroes = 'on'", |disk| disk.stack.zeroes.detect_zeroes == DetectZeroes::On),
+        ("backing_dirs = ['/b']", |disk| disk.stack.opened.backing_dirs.len() == 1),
+        ("backing-dirs = ['/b']", |disk| disk.stack.opened.backing_dirs.len() == 1),
+        ("socket_mode = '0600'", |disk| disk.beside.access.mode.is_some()),
+        ("socket-mode = '0600'", |disk| disk.beside.access.mode.is_some()),
     ];
     for (line, is_read) in lines {
         let config = read(&format!("{disk}{line}\n")).unwrap();
@@ -265,9 +283,9 @@ fn a_key_that_is_given_in_both_spellings_is_refused() {
     let disk = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\n";
     let twice = "detect-zeroes = 'on'\ndetect_zeroes = 'off'\n";
     let message = refusal(&format!("{disk}{twice}"));
-    assert!(message.contains("duplicate field `detect-zeroes`"), "{message}");
+    assert!(message.contains("is there in two spellings"), "{message}");
     let message = refusal(&format!("socket-mode = '0600'\nsocket_mode = '0600'\n{disk}"));
-    assert!(message.contains("duplicate field `socket-mode`"), "{message}");
+    assert!(message.contains("is there in two spellings"), "{message}");
 }
 
 #[test]
@@ -289,9 +307,9 @@ fn sockets_are_as_the_file_says_where_their_disks_do_not() {
     )
     .unwrap();
     for (disk, mode) in config.disks.iter().zip(["0600", "0666"]) {
-        assert_eq!(disk.socket_group, Some("7".parse().unwrap()));
-        assert_eq!(disk.socket_mode, Some(mode.parse().unwrap()));
+        assert_eq!(disk.beside.access.group, Some("7".parse().unwrap()));
+        assert_eq!(disk.beside.access.mode, Some(mode.parse().unwrap()));
     }
     let decimal = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\nsocket-mode = 432\n";
-    assert!(refusal(decimal).contains("expected a string"));
+    assert!(refusal(decimal).contains("`socket-mode` is 432; write a string"));
 }

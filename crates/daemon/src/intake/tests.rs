@@ -18,7 +18,8 @@ use crate::spin::FOR_DRIVER;
 fn owing(reactor: &Reactor, requests: usize) -> Arc<DiskLimits> {
     let group = flowstone_qos::Group::unnamed();
     let limits = DiskLimits::new(group, "iops=1".parse().unwrap(), Default::default());
-    let mut intake = Intake::new(Some(&limits), &Held::default().geometry(), reactor);
+    let mut intake =
+        Intake::new(Some(&Throttle(Arc::clone(&limits))), &Held::default().geometry(), reactor);
     intake.spend_answered(requests);
     intake.close(false);
     limits
@@ -33,7 +34,8 @@ struct Run {
 
 fn run(queue: VirtQueue, limits: &Arc<DiskLimits>, reactor: &Reactor, is_split: bool) -> Run {
     let leave = Arc::<AtomicBool>::default();
-    let intake = Intake::new(Some(limits), &Held::default().geometry(), reactor);
+    let intake =
+        Intake::new(Some(&Throttle(Arc::clone(limits))), &Held::default().geometry(), reactor);
     let (told, poll) = (Arc::clone(&leave), PollMode::Auto);
     if is_split {
         let (front, back) = split(queue);

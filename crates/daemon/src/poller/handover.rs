@@ -14,11 +14,11 @@ use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Layer, Origin, Waker, mutant};
 
 use super::counters::PollerCounters;
-use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::CpuBudget;
-use crate::qos_config::DiskLimits;
+use crate::intake::Throttle;
 use crate::queue_run::QueuePart;
+use crate::spin::PollMode;
 
 /// What a queue needs wherever it runs.
 #[derive(Clone)]
@@ -34,7 +34,7 @@ pub struct QueueSpec {
     /// What the queues of its disk may use of the CPUs, if that is limited.
     pub budget: Option<Arc<CpuBudget>>,
     /// What its disk may use, if that is known.
-    pub limits: Option<Arc<DiskLimits>>,
+    pub throttle: Option<Throttle>,
 }
 
 /// A queue on its way to a poller.

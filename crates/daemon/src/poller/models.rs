@@ -26,7 +26,7 @@ fn spec(layer: Arc<dyn Layer>) -> QueueSpec {
         counters: Arc::default(),
         poll: PollMode::Never,
         budget: None,
-        limits: None,
+        throttle: None,
     }
 }
 

@@ -66,7 +66,7 @@ impl QueueRunner for Runner {
             counters: Arc::clone(&self.counters),
             poll: PollMode::Auto,
             budget: None,
-            limits: None,
+            throttle: None,
         };
         let queue = QueuePart::Whole(Box::new(queue));
         let queue = self.shared.pollers[0].assign(queue, spec).map_err(|not_run| not_run.error)?;

@@ -52,17 +52,18 @@ impl Places {
     pub fn new(config: &PollersConfig) -> io::Result<Self> {
         let budget = config.budget.map(|share| Arc::new(ProcessBudget::new(share)));
         let (topology, activity) = (Topology::of_host(), Arc::<Activity>::default());
+        let cpus = config.cpus.clone().unwrap_or_default();
         let shared = |count, spread| {
             let (topology, budget) = (topology.clone(), budget.clone());
             let activity = Arc::clone(&activity);
-            Balancer::start(count, spread, &config.cpus, topology, budget, activity).map(Some)
+            Balancer::start(count, spread, &cpus, topology, budget, activity).map(Some)
         };
         let shared = match config.choice {
             PollerChoice::PerQueue => None,
             PollerChoice::Count(count) => shared(count, Spread::All)?,
             PollerChoice::Auto => {
                 let host = std::thread::available_parallelism().map_or(1, Into::into);
-                let count = if config.cpus.is_empty() { host } else { config.cpus.len() };
+                let count = if cpus.is_empty() { host } else { cpus.len() };
                 shared(count.min(POLLERS_MAX), Spread::AsNeeded)?
             }
         };

@@ -26,7 +26,7 @@ fn spec(disk: &Held) -> QueueSpec {
         counters: Arc::default(),
         poll: PollMode::Always,
         budget: None,
-        limits: None,
+        throttle: None,
     }
 }
 

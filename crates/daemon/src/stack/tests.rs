@@ -8,11 +8,11 @@ use std::time::Duration;
 use flowstone_block::{
     AlignedBuf, Channel, Extent, IoVec, Op, QueueContext, QueueDepth, Request, Sector,
 };
+use flowstone_cache::CacheSize;
 use flowstone_fileio::{DirectChoice, EngineChoice, open_host_file};
 use flowstone_testkit::fuse::FuseHost;
 
 use super::*;
-use crate::cache_config::{CacheSize, PolicyKind};
 use crate::served_disk::disk;
 
 const BLOCK_SECTORS: u64 = 8;
@@ -21,14 +21,15 @@ const BLOCK_BYTES: usize = 4096;
 const READS: usize = 48;
 
 /// With every layer there is, the cache if it is asked for.
-fn build(config: &mut DiskConfig, has_cache: bool) -> Stack {
-    config.layers = ["stats", "verify", "delay=0ms", "error=write:eio:1000000"]
+fn build(args: &mut StackArgs, has_cache: bool) -> Stack {
+    args.layers.layers = ["stats", "verify", "delay=0ms", "error=write:eio:1000000"]
         .map(|spec| spec.parse().unwrap())
         .to_vec();
-    config.detect_zeroes = DetectZeroes::On;
-    let cache = CacheConfig::new(CacheSize(32 << 20), None, PolicyKind::default()).unwrap();
-    let shared = Shared::new(open_host_file, has_cache.then_some(cache), &[]).unwrap();
-    Stack::build(&shared, 0, config).unwrap()
+    args.zeroes.detect_zeroes = DetectZeroes::On;
+    let cache = has_cache.then_some(CacheSize(32 << 20));
+    let cache = CacheArgs { cache, ..CacheArgs::default() };
+    let shared = Shared::new(open_host_file, &SharedArgs { cache }, &[]).unwrap();
+    Stack::build(&shared, 0, "served", None, args).unwrap()
 }
 
 /// What a queue is told, and tells.
@@ -93,7 +94,7 @@ fn no_layer_retires_before_the_host_has_given_everything_back() {
 }
 
 fn ends_in_time(host: &FuseHost, at: &Path, name: &str, has_cache: bool) {
-    let mut config = disk(at, name, EngineChoice::Auto, DirectChoice::Auto);
+    let mut config = disk(at, name, EngineChoice::Auto, DirectChoice::Auto).stack;
     let stack = build(&mut config, has_cache);
     let filled = flowstone_block::BlockingDisk::new(&*stack.top)
         .unwrap()

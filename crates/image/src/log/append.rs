@@ -14,7 +14,6 @@ use flowstone_block::{Clock, Errno, mutant};
 use self::commit_order::{CommitOrder, InFlightRecord};
 pub use self::room::{FULL_RETRY, Full, Want};
 use super::address::{Address, MapEntry};
-use super::costs::LogCosts;
 use super::head::{HeadPlace, Placed, Stamp};
 use super::ids::Sequence;
 use super::map::BlockMap;
@@ -24,6 +23,7 @@ use super::reserve::Opener;
 use super::segments::SegmentTable;
 use super::shape::Shape;
 use super::superblock::Totals;
+use crate::LogCosts;
 use crate::runtime::wakers::QueueWaker;
 
 /// Streams of guest data.
@@ -255,7 +255,7 @@ impl AppendState {
         if self.health != Health::Running {
             return;
         }
-        let dead = self.segments.dead().0;
+        let dead = self.segments.dead_count();
         while let Some(record) = self.order.commit() {
             self.apply(&record, map);
             self.order.recycle(record.entries);
@@ -263,7 +263,7 @@ impl AppendState {
             effects.wake.append(&mut self.watchers);
         }
         // The maintenance worker sleeps longer when nothing is dead.
-        effects.wake_maintenance |= dead == 0 && self.segments.dead().0 > 0;
+        effects.wake_maintenance |= dead == 0 && self.segments.dead_count() > 0;
     }
 
     fn apply(&mut self, record: &InFlightRecord, map: &BlockMap) {

@@ -14,7 +14,6 @@ mod command;
 mod core;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod corrupter;
-mod costs;
 mod create;
 mod disk;
 mod head;
@@ -41,7 +40,6 @@ mod window;
 
 pub use address::{Address, MapEntry};
 pub use check::{check, repair};
-pub use costs::LogCosts;
 pub use create::{LogOptions, create};
 pub use disk::LogImage;
 pub use inspect::{LogInfo, inspect};

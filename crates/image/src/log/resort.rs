@@ -1,7 +1,10 @@
 //! What the idle-time pass that puts blocks in order may write, and what is told of it.
 
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use flowstone_block::parse_size;
 
 /// How long a budget lasts.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -26,6 +29,21 @@ impl ResortLimit {
             Self::Off => 0,
             Self::Tenth => disk / 10,
             Self::Bytes(bytes) => bytes,
+        }
+    }
+}
+
+impl FromStr for ResortLimit {
+    type Err = String;
+
+    /// A size, or `off`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, parse_size(text)) {
+            ("off", _) => Ok(Self::Off),
+            (_, Ok(bytes)) if bytes > 0 => Ok(Self::Bytes(bytes)),
+            _ => {
+                Err(format!("`{text}` is not an amount for a day; use a size such as 20G, or off"))
+            }
         }
     }
 }

@@ -262,6 +262,11 @@ impl SegmentTable {
         self.entry(number).damaged = true;
     }
 
+    /// How many segments are dead.
+    pub fn dead_count(&self) -> u32 {
+        self.dead.len() as u32
+    }
+
     /// Dead segments, and how many of them need no checkpoint.
     pub fn dead(&self) -> (u32, u32) {
         let freeable = self.dead.iter().filter(|number| !self.get(**number).pinned).count();

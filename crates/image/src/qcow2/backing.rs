@@ -6,14 +6,18 @@ use std::path::{Path, PathBuf};
 use flowstone_block::{Error, Result};
 
 use super::header::BackingName;
-use crate::{Format, Image, ImageOptions};
+use crate::{Format, ImageOptions};
 use flowstone_fileio::Access;
 
 /// Images in a chain, the first included.
 pub const CHAIN_MAX: usize = 16;
 
-/// Opens the backing file of the image at `path`, for reading.
-pub fn open(path: &Path, backing: &BackingName, options: &ImageOptions) -> Result<Box<dyn Image>> {
+/// The backing file of the image at `path`, its format, and how it is opened, for reading.
+pub fn locate(
+    path: &Path,
+    backing: &BackingName,
+    options: &ImageOptions,
+) -> Result<(PathBuf, Format, ImageOptions)> {
     let name = path.display().to_string();
     let refuse = |why: String, advice: &'static str| Err(Error::invalid(name.clone(), why, advice));
     let target = match allowed(path, &backing.name, &options.backing_dirs) {
@@ -50,7 +54,7 @@ pub fn open(path: &Path, backing: &BackingName, options: &ImageOptions) -> Resul
     let mut file = options.file;
     file.access = Access::Read;
     let below = ImageOptions { file, chain_depth: options.chain_depth + 1, ..options.clone() };
-    crate::open(&target, format, below)
+    Ok((target, format, below))
 }
 
 /// Why a name is not followed.

@@ -43,7 +43,7 @@ mod survey;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use backing::open as open_backing;
+pub(crate) use backing::locate as locate_backing;
 pub(crate) use check::check;
 pub(crate) use create::create;
 pub use create::{Backing, Qcow2Options};

@@ -12,7 +12,7 @@ use flowstone_block::{
     BlockingDisk, Channel, Completion, Errno, Extent, Geometry, IoVec, Layer, NextLook, Op, OpKind,
     Outcome, QueueContext, QueueDepth, Request, Sector, SectorCount,
 };
-use flowstone_layers::{Delay, Errors, Log, Mem, Stats, Verify};
+use flowstone_layers::{Delay, Errors, Log, Mem, Passed, Stats, Verify};
 
 fn mem() -> Arc<Mem> {
     Arc::new(Mem::new(SectorCount::new(2048)).unwrap())
@@ -78,8 +78,9 @@ fn errors_hit_the_named_operation_at_the_named_rate() {
     assert_eq!(outcomes, [Ok(()), Ok(()), failed, Ok(()), Ok(()), failed]);
     disk.write(Sector::new(0), &mut [0; 512]).unwrap();
     // What failed never reached the disk below.
-    assert_eq!(base.counters().read(OpKind::Flush), (4, 0, 0));
-    assert_eq!(base.counters().read(OpKind::Write), (1, 512, 0));
+    let passed = |kind| base.counters().of(kind);
+    assert_eq!(passed(OpKind::Flush), Passed { requests: 4, bytes: 0, errors: 0 });
+    assert_eq!(passed(OpKind::Write), Passed { requests: 1, bytes: 512, errors: 0 });
 }
 
 #[test]

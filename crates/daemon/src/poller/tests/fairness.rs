@@ -183,7 +183,7 @@ fn spec(disk: u32) -> QueueSpec {
         counters: Arc::default(),
         poll: PollMode::Never,
         budget: None,
-        limits: None,
+        throttle: None,
     }
 }
 

@@ -31,7 +31,7 @@ fn places(choice: PollerChoice) -> Arc<Places> {
 
 fn spec(layer: Arc<dyn Layer>, disk: u32, queue: u16) -> QueueSpec {
     let (counters, origin) = (Arc::default(), Origin::Queue { disk, queue });
-    QueueSpec { layer, origin, counters, poll: PollMode::Auto, budget: None, limits: None }
+    QueueSpec { layer, origin, counters, poll: PollMode::Auto, budget: None, throttle: None }
 }
 
 fn own() -> OwnThreads {
@@ -176,7 +176,7 @@ impl Drop for Over<'_> {
 #[test]
 fn pollers_come_and_go_with_the_load() {
     let (choice, cpus) = (PollerChoice::Auto, "0,0,0".parse().unwrap());
-    let config = PollersConfig { choice, cpus, ..PollersConfig::default() };
+    let config = PollersConfig { choice, cpus: Some(cpus), ..PollersConfig::default() };
     let places = Arc::new(Places::new(&config).unwrap());
     let run = |disk| {
         let (guest, queue) = FakeGuest::new(Asks::Flush);
@@ -560,7 +560,7 @@ fn halves_run_on_two_shared_pollers_after_a_change() {
     let (_guest, queue) = FakeGuest::new(Asks::Flush);
     // Where one is used for as little load as there is.
     let (choice, cpus) = (PollerChoice::Auto, "0,0".parse().unwrap());
-    let config = PollersConfig { choice, cpus, ..PollersConfig::default() };
+    let config = PollersConfig { choice, cpus: Some(cpus), ..PollersConfig::default() };
     let (spec, places) = (eager(Arc::new(NULL)), Arc::new(Places::new(&config).unwrap()));
     let queue = PlacedQueue::run(places, Form::Fused, Box::new(queue), spec, own()).unwrap();
     for _ in 0..3 {

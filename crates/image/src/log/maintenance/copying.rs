@@ -49,7 +49,8 @@ impl Maintenance {
         let outcome = self.copy(lifetime, victim, segment);
         let mut state = self.core.append_state();
         state.costs.cleaned_segments += u64::from(outcome.is_ok());
-        state.costs.cleaning_time += self.core.clock.since(start).saturating_sub(self.waited);
+        let took = self.core.clock.since(start).saturating_sub(self.waited);
+        state.costs.cleaning_seconds += took.as_secs_f64();
         drop(state);
         outcome
     }

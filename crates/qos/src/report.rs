@@ -1,10 +1,11 @@
-//! Limits, groups and weights in `stats --json`.
+//! What is told of limits, groups and weights.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flowstone_qos::{DiskLimits, DiskShare, Group, Limit};
 use serde::Serialize;
+
+use crate::{DiskLimits, DiskShare, Group, Limit};
 
 /// What a disk may use, and what that has cost it.
 #[derive(Serialize)]

@@ -1,24 +1,20 @@
-//! What `stats` says of classes, and `stats --layout` of a disk's structures.
+//! What is told of a disk: its requests by class, and its structures.
 
 use flowstone_block::{Class, SECTOR_BYTES};
-use flowstone_classify::{ClassCount, DiskClasses, Found, Rule};
 use serde::Serialize;
+
+use crate::counters::ClassCount;
+use crate::layer::DiskClasses;
+use crate::layout::Found;
+use crate::verdict::Rule;
 
 /// Reads and writes by class, and by the rule that decided.
 #[derive(Serialize)]
 pub struct ClassesReport {
-    journal: CountReport,
-    metadata: CountReport,
-    data: CountReport,
+    journal: ClassCount,
+    metadata: ClassCount,
+    data: ClassCount,
     rules: RulesReport,
-}
-
-#[derive(Serialize)]
-struct CountReport {
-    reads: u64,
-    writes: u64,
-    bytes_read: u64,
-    bytes_written: u64,
 }
 
 #[derive(Serialize)]
@@ -33,11 +29,10 @@ impl ClassesReport {
     /// As counted so far.
     pub fn of(disk: &DiskClasses) -> Self {
         let counters = disk.counters();
-        let class = |class| CountReport::from(counters.of_class(class));
         Self {
-            journal: class(Class::Journal),
-            metadata: class(Class::Metadata),
-            data: class(Class::Data),
+            journal: counters.of_class(Class::Journal),
+            metadata: counters.of_class(Class::Metadata),
+            data: counters.of_class(Class::Data),
             rules: RulesReport {
                 layout: counters.of_rule(Rule::Layout),
                 hint: counters.of_rule(Rule::Hint),
@@ -45,13 +40,6 @@ impl ClassesReport {
                 none: counters.of_rule(Rule::None),
             },
         }
-    }
-}
-
-impl From<ClassCount> for CountReport {
-    fn from(count: ClassCount) -> Self {
-        let ClassCount { reads, writes, bytes_read, bytes_written } = count;
-        Self { reads, writes, bytes_read, bytes_written }
     }
 }
 

@@ -1,0 +1,86 @@
+//! A cache, as it is asked for.
+
+use std::str::FromStr;
+
+use clap::Args;
+use flowstone_block::{format_size, parse_size};
+
+use crate::{Cache, PolicyKind};
+
+/// Whether there is a cache, and which.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct CacheArgs {
+    /// Keep blocks in memory that are read again, of all disks of the daemon together: SIZE is the
+    /// most that they may take [default: no cache]
+    #[arg(long, value_name = "SIZE")]
+    pub cache: Option<CacheSize>,
+    /// What the cache takes at least: when the host's memory runs short, it becomes smaller
+    /// [default: an eighth of --cache]
+    #[arg(long, value_name = "SIZE")]
+    pub cache_min: Option<CacheSize>,
+    /// What decides which blocks are kept [default: default]
+    #[arg(long, value_name = "NAME", value_enum)]
+    pub cache_policy: Option<PolicyKind>,
+}
+
+/// How large a cache may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSize(pub u64);
+
+/// A cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheConfig {
+    /// What it takes for data at least.
+    pub bytes_min: u64,
+    /// What it takes for data at most.
+    pub bytes_max: u64,
+    /// Decides what is kept.
+    pub policy: PolicyKind,
+}
+
+impl CacheArgs {
+    /// The cache, if there is to be one; or why there cannot be, and what to do.
+    pub fn config(&self) -> Result<Option<CacheConfig>, (&'static str, &'static str)> {
+        let Self { cache, cache_min, cache_policy } = *self;
+        let Some(CacheSize(bytes_max)) = cache else {
+            let says_how = cache_min.is_some() || cache_policy.is_some();
+            let why = "cache-min or cache-policy without a cache";
+            return if says_how { Err((why, "give --cache, or leave them out")) } else { Ok(None) };
+        };
+        let bytes_min = cache_min.map_or((bytes_max / 8).max(Cache::BYTES_MIN), |min| min.0);
+        if bytes_min > bytes_max {
+            let why = "the cache's smallest size is larger than its largest";
+            return Err((why, "use a smaller --cache-min"));
+        }
+        let policy = cache_policy.unwrap_or_default();
+        Ok(Some(CacheConfig { bytes_min, bytes_max, policy }))
+    }
+}
+
+impl FromStr for CacheSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let bytes = parse_size(text)?;
+        let (min, max) = (Cache::BYTES_MIN, Cache::BYTES_MAX);
+        if (min..=max).contains(&bytes) {
+            Ok(Self(bytes))
+        } else {
+            let (min, max) = (format_size(min), format_size(max));
+            Err(format!("a cache of {text}; use a size from {min} to {max}"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_has_a_size_that_makes_sense() {
+        assert_eq!("1G".parse(), Ok(CacheSize(1 << 30)));
+        for text in ["0", "4K", "5T", "much"] {
+            assert!(text.parse::<CacheSize>().is_err(), "{text} was accepted");
+        }
+    }
+}

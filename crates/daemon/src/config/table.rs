@@ -1,0 +1,138 @@
+//! Tables of a configuration file, read as the arguments that their keys are on the command line:
+//! an option stands once, and is checked once.
+
+use std::any::TypeId;
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+
+use clap::error::{ContextKind, ContextValue, Error as ClapError, ErrorKind};
+use clap::{Arg, ArgAction, Args, Command};
+use toml::{Table, Value};
+
+use super::Refusal;
+use crate::SocketMode;
+
+/// What the keys of a table are the options of.
+pub fn keys_of<T: Args>() -> Command {
+    let command = Command::new("table").no_binary_name(true).disable_help_flag(true);
+    let mut command = T::augment_args(command).args_override_self(true);
+    command.build();
+    command
+}
+
+/// The key of an option: as the option is spelt, in the plural where it may be repeated.
+pub fn key_of(option: &Arg) -> String {
+    let plural = option.get_all_aliases().and_then(|aliases| aliases.first().copied());
+    let spelt = plural.or(option.get_long()).unwrap_or(option.get_id().as_str());
+    spelt.to_owned()
+}
+
+/// Reads a table; `typed` are arguments that come after its own, and win.
+pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
+    let mut command = keys_of::<T>();
+    let (mut words, mut positional) = (Vec::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    for (spelt, value) in table {
+        let key = spelt.replace('_', "-");
+        let Some(option) = command.get_arguments().find(|option| key_of(option) == key) else {
+            return Err(unknown(&mut command, spelt));
+        };
+        for value in values(&key, option, value)? {
+            match option.get_long() {
+                Some(name) if value.is_empty() && is_flag(option) => {
+                    words.push(format!("--{name}"));
+                }
+                Some(name) => words.push(format!("--{name}={value}")),
+                None => positional.push(value),
+            }
+        }
+        if !seen.insert(key) {
+            return Err(refusal(format!("`{spelt}` is there in two spellings"), "remove one"));
+        }
+    }
+    let words = words.into_iter().map(OsString::from).chain(typed.iter().cloned());
+    let rest = (!positional.is_empty()).then(|| "--".to_owned()).into_iter().chain(positional);
+    let words: Vec<_> = words.chain(rest.map(OsString::from)).collect();
+    let matches = command.try_get_matches_from_mut(words);
+    let read = matches.and_then(|matches| T::from_arg_matches(&matches));
+    read.map_err(|error| explain(&command, &error))
+}
+
+/// The arguments of `value`, each as its text; of a flag, the empty one if it is set.
+fn values(key: &str, option: &Arg, value: &Value) -> Result<Vec<String>, Refusal> {
+    let expected = |what: &str| refusal(format!("`{key}` is {value}"), format!("write {what}"));
+    match (option.get_action(), value) {
+        (ArgAction::SetTrue, Value::Boolean(set)) => {
+            Ok(set.then(String::new).into_iter().collect())
+        }
+        (ArgAction::SetTrue, _) => Err(expected("true or false")),
+        (ArgAction::Append, Value::Array(list)) => {
+            let text = |it: &Value| it.as_str().map(str::to_owned);
+            let texts: Option<_> = list.iter().map(text).collect();
+            texts.ok_or_else(|| expected("a list of strings"))
+        }
+        (ArgAction::Append, _) => Err(expected("a list of strings")),
+        (_, Value::String(text)) => Ok(vec![text.clone()]),
+        // TOML's octal numbers are not those of chmod: 0660 is none, and 660 is decimal.
+        (_, Value::Integer(number)) if !is_mode(option) => Ok(vec![number.to_string()]),
+        _ => Err(expected("a string")),
+    }
+}
+
+fn is_flag(option: &Arg) -> bool {
+    matches!(option.get_action(), ArgAction::SetTrue)
+}
+
+fn is_mode(option: &Arg) -> bool {
+    option.get_value_parser().type_id() == TypeId::of::<SocketMode>()
+}
+
+fn refusal(why: String, advice: impl Into<String>) -> Refusal {
+    Refusal { why, advice: advice.into() }
+}
+
+/// There is no such key: perhaps another one is meant.
+fn unknown(command: &mut Command, spelt: &str) -> Refusal {
+    let why = format!("unknown key `{spelt}`");
+    let word = format!("--{}", spelt.replace('_', "-"));
+    let error = command.try_get_matches_from_mut([&word]).err();
+    match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedArg)) {
+        Some(ContextValue::String(option)) => {
+            refusal(why, format!("did you mean `{}`?", option.trim_start_matches('-')))
+        }
+        _ => refusal(why, "see `man flowstone.toml` for the keys"),
+    }
+}
+
+/// What the parser of arguments says, as of a key.
+fn explain(command: &Command, error: &ClapError) -> Refusal {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(ContextValue::Strings(texts)) => texts.join(", "),
+        _ => String::new(),
+    };
+    let argument = text(ContextKind::InvalidArg);
+    let name = argument.split(' ').next().unwrap_or_default().trim_start_matches('-');
+    let option = command.get_arguments().find(|option| option.get_long() == Some(name));
+    let key = option.map_or_else(|| name.to_owned(), key_of);
+    let value = text(ContextKind::InvalidValue);
+    match (error.kind(), std::error::Error::source(error)) {
+        (ErrorKind::MissingRequiredArgument, _) => refusal(format!("`{key}` is missing"), "add it"),
+        (ErrorKind::InvalidValue, _) => {
+            let advice = format!("use one of {}", text(ContextKind::ValidValue));
+            refusal(format!("`{value}` is no choice for `{key}`"), advice)
+        }
+        (_, Some(source)) => {
+            let source = source.to_string();
+            match source.split_once("; ") {
+                Some((why, advice)) => refusal(format!("`{key}`: {why}"), advice),
+                None => refusal(format!("`{key}`: {source}"), "correct it"),
+            }
+        }
+        _ => {
+            let text = error.to_string();
+            let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+            refusal(line.to_owned(), "see `man flowstone.toml` for the keys")
+        }
+    }
+}
