@@ -6,52 +6,22 @@
 
 mod free;
 mod ready;
+mod segment;
+mod tally;
 
 use std::collections::{BTreeSet, VecDeque};
 
 use flowstone_block::mutant;
 
 use self::ready::ReadySegments;
+pub use self::segment::{Segment, State};
+use self::tally::Tally;
 use super::address::Address;
 use super::ids::{Incarnation, SegmentId};
-use super::policy::LIFETIME_MAP;
 use super::shape::Shape;
 
-/// The state of a segment.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum State {
-    /// Nothing in it, and perhaps a hole in the host file.
-    #[default]
-    Free,
-    /// Nothing in it, and the host has given it space.
-    Ready,
-    /// Being appended to.
-    Open,
-    /// Full, or given up.
-    Sealed,
-    /// Sealed without live blocks: free after the next checkpoint.
-    Dead,
-}
-
-/// One segment.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Segment {
-    pub state: State,
-    /// Lifetime of what is in it; see `policy`.
-    pub lifetime: u8,
-    /// A block in it could not be read: it stays where it is.
-    pub damaged: bool,
-    /// Only a checkpoint frees it: replay may read it, or would not find what replaced its blocks.
-    pub pinned: bool,
-    /// Blocks in it that the map or the map root names.
-    pub live: u32,
-    /// Names its present use.
-    pub incarnation: Incarnation,
-    /// The log's clock when its blocks were written by a guest, on the mean: copies keep their age.
-    pub birth: u64,
-    /// The log's clock when it was sealed; after a start, `birth`.
-    pub sealed: u64,
-}
+/// How many segments are looked at, at most, while the log's lock is held.
+pub const LOOK_MOST: usize = 64;
 
 /// All segments of an image.
 pub struct SegmentTable {
@@ -64,6 +34,9 @@ pub struct SegmentTable {
     free: VecDeque<SegmentId>,
     ready: ReadySegments,
     dead: Vec<SegmentId>,
+    /// Those that only a checkpoint frees.
+    pinned: BTreeSet<SegmentId>,
+    tally: Tally,
     session: u64,
     incarnations: u32,
 }
@@ -78,6 +51,8 @@ impl SegmentTable {
             free: VecDeque::new(),
             ready: ReadySegments::default(),
             dead: Vec::new(),
+            pinned: BTreeSet::new(),
+            tally: Tally::default(),
             session,
             incarnations: 0,
         }
@@ -87,7 +62,14 @@ impl SegmentTable {
         self.segments.get(segment.index()).copied().unwrap_or_default()
     }
 
-    /// Segments that have been used, with their numbers.
+    /// Up to [`LOOK_MOST`] segments from this one on.
+    pub fn few_from(&self, first: SegmentId) -> impl Iterator<Item = (SegmentId, Segment)> {
+        let few = self.segments.get(first.index()..).unwrap_or_default();
+        (first.get()..).map(SegmentId::new).zip(few.iter().copied()).take(LOOK_MOST)
+    }
+
+    /// Segments that have been used, with their numbers. Not while others wait for the log's lock:
+    /// there may be very many.
     pub fn iter(&self) -> impl Iterator<Item = (SegmentId, Segment)> {
         (0..)
             .map(SegmentId::new)
@@ -98,33 +80,50 @@ impl SegmentTable {
 
     /// Recovery only: puts a segment where the image on disk says it is.
     pub fn set(&mut self, number: SegmentId, segment: Segment) {
-        *self.entry(number) = segment;
+        self.change(number, |it| *it = segment);
     }
 
     /// Recovery only: makes the lists fit the segments, once all have been set and counted.
     pub fn rebuild_lists(&mut self) {
         self.free.clear();
         self.dead.clear();
-        for number in 1..self.segments.len() {
-            let segment = &mut self.segments[number];
-            if segment.state == State::Sealed && segment.live == 0 {
-                segment.state = State::Dead;
-            }
+        for number in SegmentId::range(1..self.segments.len() as u32) {
+            let segment = self.get(number);
             match segment.state {
-                State::Free if number < self.limit as usize => {
-                    self.free.push_back(SegmentId::new(number as u32));
-                }
-                State::Dead => self.dead.push(SegmentId::new(number as u32)),
+                State::Free if number.get() < self.limit => self.free.push_back(number),
+                State::Sealed if segment.live == 0 => self.bury(number),
+                State::Dead => self.dead.push(number),
                 State::Free | State::Ready | State::Open | State::Sealed => {}
             }
         }
     }
 
-    fn entry(&mut self, number: SegmentId) -> &mut Segment {
+    /// Every change of a segment passes here, but for those of its live blocks alone.
+    fn change(&mut self, number: SegmentId, change: impl FnOnce(&mut Segment)) {
         while self.segments.len() <= number.index() {
             self.segments.push(Segment::default());
         }
-        &mut self.segments[number.index()]
+        let segment = &mut self.segments[number.index()];
+        let before = *segment;
+        change(segment);
+        self.tally.change(&before, segment);
+        match (before.pinned, segment.pinned) {
+            (false, true) => drop(self.pinned.insert(number)),
+            (true, false) => drop(self.pinned.remove(&number)),
+            _ => {}
+        }
+    }
+
+    /// More live blocks, or fewer.
+    fn change_live(&mut self, number: SegmentId, change: impl FnOnce(u32) -> u32) -> u32 {
+        let segment = &mut self.segments[number.index()];
+        let before = segment.live;
+        segment.live = change(before);
+        if segment.is_closed() {
+            let closed_live = self.tally.closed_live + u64::from(segment.live);
+            self.tally.closed_live = closed_live - u64::from(before);
+        }
+        segment.live
     }
 
     pub fn limit(&self) -> u32 {
@@ -178,13 +177,13 @@ impl SegmentTable {
     /// The host has given a free segment space, which has not been written since.
     pub fn make_ready(&mut self, number: SegmentId) {
         assert_eq!(self.get(number).state, State::Free, "segment {number} is made ready");
-        self.entry(number).state = State::Ready;
+        self.change(number, |segment| segment.state = State::Ready);
         self.ready.add_fresh(number);
     }
 
     /// An open segment in which nothing is becomes the last of the ready ones.
     pub fn give_back(&mut self, number: SegmentId) {
-        *self.entry(number) = Segment::default();
+        self.change(number, |segment| *segment = Segment::default());
         self.make_ready(number);
     }
 
@@ -193,7 +192,7 @@ impl SegmentTable {
         let surplus = self.ready().saturating_sub(keep);
         let released = self.ready.release(surplus);
         for number in &released {
-            *self.entry(*number) = Segment::default();
+            self.change(*number, |segment| *segment = Segment::default());
         }
         released
     }
@@ -204,13 +203,8 @@ impl SegmentTable {
         // Whatever else goes wrong: two incarnations at once in one segment would lose data.
         assert_eq!(self.get(number).state, State::Ready, "segment {number} is opened");
         let incarnation = self.new_incarnation();
-        *self.entry(number) = Segment {
-            state: State::Open,
-            lifetime,
-            incarnation,
-            pinned: true,
-            ..Segment::default()
-        };
+        let opened = Segment { lifetime, incarnation, pinned: true, ..Segment::default() };
+        self.change(number, |segment| *segment = Segment { state: State::Open, ..opened });
         Some((number, incarnation))
     }
 
@@ -221,27 +215,26 @@ impl SegmentTable {
 
     /// The same for copies of blocks that guests had written by `birth`, on the mean.
     pub fn seal_copies(&mut self, number: SegmentId, clock: u64, birth: u64) {
-        let segment = self.entry(number);
-        assert!(
-            number > SegmentId::SUPERBLOCKS && segment.state == State::Open,
-            "only an open segment is sealed"
-        );
-        (segment.birth, segment.sealed) = (birth, clock);
-        segment.state = State::Sealed;
+        let is_open = self.get(number).state == State::Open;
+        assert!(number > SegmentId::SUPERBLOCKS && is_open, "only an open segment is sealed");
+        self.change(number, |segment| {
+            (segment.birth, segment.sealed) = (birth, clock);
+            segment.state = State::Sealed;
+        });
         self.bury(number);
     }
 
     fn bury(&mut self, number: SegmentId) {
-        let segment = &mut self.segments[number.index()];
+        let segment = self.get(number);
         if segment.live == 0 && segment.state == State::Sealed {
-            segment.state = State::Dead;
+            self.change(number, |segment| segment.state = State::Dead);
             self.dead.push(number);
         }
     }
 
     /// `count` blocks of the segment have become live.
     pub fn gain(&mut self, number: SegmentId, count: u32) {
-        self.entry(number).live += count;
+        self.change_live(number, |live| live + count);
     }
 
     /// A block has died.
@@ -251,15 +244,13 @@ impl SegmentTable {
 
     /// `count` blocks of the segment have died.
     pub fn lose_many(&mut self, number: SegmentId, count: u32) {
-        let segment = &mut self.segments[number.index()];
-        segment.live -= count;
-        if segment.live == 0 {
+        if self.change_live(number, |live| live - count) == 0 {
             self.bury(number);
         }
     }
 
     pub fn mark_damaged(&mut self, number: SegmentId) {
-        self.entry(number).damaged = true;
+        self.change(number, |segment| segment.damaged = true);
     }
 
     /// How many segments are dead.
@@ -267,10 +258,10 @@ impl SegmentTable {
         self.dead.len() as u32
     }
 
-    /// Dead segments, and how many of them need no checkpoint.
+    /// The same, and how many of them need no checkpoint.
     pub fn dead(&self) -> (u32, u32) {
         let freeable = self.dead.iter().filter(|number| !self.get(**number).pinned).count();
-        (self.dead.len() as u32, freeable as u32)
+        (self.dead_count(), freeable as u32)
     }
 
     /// The dead as of now, for a checkpoint that begins now.
@@ -287,19 +278,19 @@ impl SegmentTable {
 
     /// Only a checkpoint frees this segment, from now on.
     pub fn pin(&mut self, number: SegmentId) {
-        self.entry(number).pinned = true;
+        self.change(number, |segment| segment.pinned = true);
     }
 
-    /// Segments that nothing is appended to: a checkpoint that begins now covers them.
-    pub fn closed(&self) -> Vec<SegmentId> {
-        let closed = |segment: &Segment| matches!(segment.state, State::Sealed | State::Dead);
-        self.iter().filter(|(_, segment)| closed(segment)).map(|(number, _)| number).collect()
+    /// Pinned segments that nothing is appended to: a checkpoint that begins now covers them.
+    pub fn pinned_and_closed(&self) -> Vec<SegmentId> {
+        let closed = |number: &SegmentId| self.get(*number).is_closed();
+        self.pinned.iter().copied().filter(closed).collect()
     }
 
     /// The checkpoint that covers these segments is durable.
     pub fn unpin(&mut self, numbers: &[SegmentId]) {
         for number in numbers {
-            self.entry(*number).pinned = false;
+            self.change(*number, |segment| segment.pinned = false);
         }
     }
 
@@ -317,11 +308,12 @@ impl SegmentTable {
         let kept = keep.saturating_sub(self.ready.recycled()).min(numbers.len() as u32);
         let released = numbers.split_off(kept as usize);
         for number in numbers {
-            *self.entry(number) = Segment { state: State::Ready, ..Segment::default() };
+            let ready = Segment { state: State::Ready, ..Segment::default() };
+            self.change(number, |segment| *segment = ready);
             self.ready.add_recycled(number);
         }
         for number in &released {
-            *self.entry(*number) = Segment::default();
+            self.change(*number, |segment| *segment = Segment::default());
         }
         released
     }
@@ -339,36 +331,35 @@ impl SegmentTable {
 
     /// The highest segment that holds something.
     pub fn highest_used(&self) -> SegmentId {
-        let used = self.iter().filter(|(_, segment)| segment.state != State::Free);
-        used.map(|(number, _)| number).last().unwrap_or(SegmentId::SUPERBLOCKS)
+        let highest = self.segments.iter().rposition(|segment| segment.state != State::Free);
+        highest.map_or(SegmentId::SUPERBLOCKS, |number| SegmentId::new(number as u32))
     }
 
     /// Segments that blocks of guests are being appended to.
     pub fn open_for_data(&self) -> u32 {
-        let open =
-            |segment: &Segment| segment.state == State::Open && segment.lifetime != LIFETIME_MAP;
-        self.iter().filter(|(_, segment)| open(segment)).count() as u32
+        self.tally.open_for_data
     }
 
     /// Blocks of closed segments that are not live: old versions, and the headers of records.
     pub fn garbage_blocks(&self) -> u64 {
-        let closed = |segment: &Segment| matches!(segment.state, State::Sealed | State::Dead);
-        let dead = |segment: Segment| u64::from(self.shape.segment_blocks - segment.live);
-        self.iter().filter(|(_, segment)| closed(segment)).map(|(_, segment)| dead(segment)).sum()
+        u64::from(self.tally.closed) * u64::from(self.shape.segment_blocks) - self.tally.closed_live
     }
 
     /// Segments that hold parts of the map.
     pub fn used_for_maps(&self) -> u32 {
-        let holds = |it: &Segment| {
-            it.lifetime == LIFETIME_MAP && matches!(it.state, State::Open | State::Sealed)
-        };
-        self.iter().filter(|(_, segment)| holds(segment)).count() as u32
+        self.tally.maps
     }
 
     /// Segments that hold something, heads included.
     pub fn used(&self) -> u32 {
-        let holds = |state| matches!(state, State::Open | State::Sealed | State::Dead);
-        self.iter().filter(|(_, segment)| holds(segment.state)).count() as u32
+        self.tally.used
+    }
+
+    /// Debug builds: what is counted as segments change is what there is.
+    pub fn audit(&self) {
+        assert_eq!(self.tally, Tally::counted(self.segments.iter().skip(1)), "segments by kind");
+        let pinned = self.iter().filter(|(_, segment)| segment.pinned).map(|(number, _)| number);
+        assert!(pinned.eq(self.pinned.iter().copied()), "pinned segments");
     }
 }
 
@@ -416,7 +407,7 @@ mod tests {
         assert_eq!((table.get(number).state, table.dead().0), (State::Open, 0));
         table.seal(number, 0);
         assert_eq!(table.dead(), (1, 0));
-        table.unpin(&table.closed());
+        table.unpin(&table.pinned_and_closed());
         assert_eq!(table.take_freeable(), [number]);
     }
 

@@ -33,9 +33,9 @@ const HELD_MOST: Duration = Duration::from_millis(1);
 
 /// What a checkpoint frees once it is durable.
 struct Frozen {
-    /// Segments that nothing was being appended to.
+    /// Pinned segments that nothing was being appended to.
     closed: Vec<SegmentId>,
-    /// Those of them without live blocks.
+    /// Segments without live blocks.
     dead: Vec<SegmentId>,
     /// Blocks appended since the checkpoint before.
     appended: u64,
@@ -88,7 +88,7 @@ impl Maintenance {
             }
         }
         let frozen = Frozen {
-            closed: state.segments.closed(),
+            closed: state.segments.pinned_and_closed(),
             dead: state.segments.take_dead(),
             appended: std::mem::take(&mut state.since_checkpoint),
         };
@@ -284,6 +284,7 @@ impl Maintenance {
             return;
         }
         let state = self.core.append_state();
+        state.segments.audit();
         let mut live = std::collections::BTreeMap::new();
         let mut count = |address: Address, blocks: u32| {
             *live.entry(self.core.shape.segment_of(address)).or_insert(0u32) += blocks;

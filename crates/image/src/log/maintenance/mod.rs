@@ -37,7 +37,7 @@ use super::command::Command;
 use super::core::Core;
 use super::ids::Sequence;
 use super::load::LeafPlaces;
-use super::policy::{CostBenefit, LIFETIMES, Lifetimes, VictimPolicy};
+use super::policy::{LIFETIMES, Lifetimes};
 use super::shape::blocks_of_sectors;
 use super::superblock::{RootPlace, Superblock};
 use crate::runtime::inbox::PendingWork;
@@ -75,7 +75,6 @@ pub struct Maintenance {
     /// Places of leaves and roots that the newest superblock still names and the next will not.
     outdated: Vec<(Address, u32)>,
     streams: [Option<AppendStream>; LIFETIMES],
-    policy: Box<dyn VictimPolicy>,
     lifetimes: Lifetimes,
     /// Records written, which numbers them.
     records: u64,
@@ -133,7 +132,6 @@ impl Maintenance {
             resort: Resort::default(),
             outdated: Vec::new(),
             streams: Default::default(),
-            policy: Box::new(CostBenefit),
             lifetimes: Lifetimes::default(),
             records: 0,
             filling: None,

@@ -244,7 +244,7 @@ impl Maintenance {
     /// checkpoint does.
     fn free_sources(&mut self) -> Outcome {
         if mutant("log.resort.frees-without-checkpoint") {
-            let closed = self.core.append_state().segments.closed();
+            let closed = self.core.append_state().segments.pinned_and_closed();
             self.core.append_state().segments.unpin(&closed);
             return self.release_freeable();
         }
@@ -253,14 +253,18 @@ impl Maintenance {
 
     /// The segment with the fewest live blocks, except those that have been put in order.
     fn emptiest(&self) -> Option<(SegmentId, Segment)> {
-        let state = self.core.append_state();
         let fits = |segment: &Segment| {
             segment.state == State::Sealed
                 && !matches!(segment.lifetime, LIFETIME_MAP | LIFETIME_SORTED)
                 && self.is_worth_cleaning(segment)
         };
-        let found = state.segments.iter().filter(|(_, segment)| fits(segment));
-        found.min_by_key(|(_, segment)| segment.live)
+        let mut best = None;
+        self.look_through(|number, segment| {
+            if fits(&segment) && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live) {
+                best = Some((number, segment));
+            }
+        });
+        best
     }
 }
 

@@ -54,7 +54,7 @@ impl Maintenance {
             return None;
         }
         self.seen = state.committed();
-        let gives_back = is_sparse || state.segments.dead().0 > 0 || self.has_surplus(&state);
+        let gives_back = is_sparse || state.segments.dead_count() > 0 || self.has_surplus(&state);
         let wait = if gives_back { RELEASE_TIME } else { QUIET_TIME };
         let pause = (gives_back || state.changed || is_wanted).then(|| now + wait);
         pause.into_iter().chain(resort.filter(|at| *at > now)).min()
@@ -68,7 +68,7 @@ impl Maintenance {
         (self.pipe, self.next) = (None, None);
         let (committed, wanted, dead) = {
             let state = self.core.append_state();
-            (state.committed(), state.changed, state.segments.dead().0)
+            (state.committed(), state.changed, state.segments.dead_count())
         };
         if (wanted && committed == self.seen) || dead > 0 {
             self.try_checkpoint();

@@ -2,8 +2,8 @@
 
 use super::Maintenance;
 use crate::log::ids::SegmentId;
-use crate::log::policy::{Candidate, LIFETIME_MAP};
-use crate::log::segments::{Segment, State};
+use crate::log::policy::{AGE_POWER, Candidate, LIFETIME_MAP};
+use crate::log::segments::{LOOK_MOST, Segment, State};
 
 /// Segments of which no more than one part in so many lives are cleaned while guests are quiet.
 const SPARSE_PART: u32 = 3;
@@ -13,8 +13,7 @@ impl Maintenance {
     /// failed.
     pub fn sparsest(&self) -> Option<(SegmentId, Segment)> {
         let most = self.core.shape.data_blocks_packed() / SPARSE_PART;
-        let state = self.core.append_state();
-        if self.sparse_tried == Some(state.committed()) {
+        if self.sparse_tried == Some(self.core.append_state().committed()) {
             return None;
         }
         let is_sparse = |segment: &Segment| {
@@ -23,8 +22,31 @@ impl Maintenance {
                 && segment.lifetime != LIFETIME_MAP
                 && (1..=most).contains(&segment.live)
         };
-        let sparse = state.segments.iter().filter(|(_, segment)| is_sparse(segment));
-        sparse.min_by_key(|(_, segment)| segment.live)
+        let mut best = None;
+        self.look_through(|number, segment| {
+            if is_sparse(&segment)
+                && best.is_none_or(|(_, it): (_, Segment)| segment.live < it.live)
+            {
+                best = Some((number, segment));
+            }
+        });
+        best
+    }
+
+    /// Shows each segment that has been used, a few under each hold of the log's lock: an image of
+    /// 1 TiB has 32,768. They may have changed when all have been seen, but only this thread frees
+    /// them.
+    pub fn look_through(&self, mut look: impl FnMut(SegmentId, Segment)) {
+        let mut next = 1;
+        loop {
+            let state = self.core.append_state();
+            let few = state.segments.few_from(SegmentId::new(next));
+            let seen = few.map(|(number, segment)| look(number, segment)).count();
+            if seen < LOOK_MOST {
+                return;
+            }
+            next += seen as u32;
+        }
     }
 
     /// The victim with the best score. While a stream is being filled, only victims whose blocks
@@ -36,32 +58,28 @@ impl Maintenance {
     /// The same without the one that is being cleaned.
     pub fn choose_victim_but(&self, except: Option<SegmentId>) -> Option<(SegmentId, Segment)> {
         let blocks = self.core.shape.data_blocks_most();
-        let state = self.core.append_state();
-        let clock = state.clock;
-        let is_usable = |number: SegmentId, segment: &Segment| {
-            Some(number) != except && self.is_worth_cleaning(segment)
-        };
-        let usable = state.segments.iter().filter(|(number, it)| is_usable(*number, it));
-        let scored = usable.map(|found| {
-            let age = clock.saturating_sub(found.1.sealed);
-            let candidate = Candidate { live: found.1.live, blocks, age };
-            (self.policy.score(&candidate), found)
-        });
+        let clock = self.core.append_state().clock;
         let mut best: Option<(f64, (SegmentId, Segment))> = None;
         let mut best_filling: Option<(f64, (SegmentId, Segment))> = None;
-        for (score, found) in scored {
+        self.look_through(|number, segment| {
+            if Some(number) == except || !self.is_worth_cleaning(&segment) {
+                return;
+            }
+            let age = clock.saturating_sub(segment.sealed);
+            let score = Candidate { live: segment.live, blocks, age }.score(AGE_POWER);
+            let found = Some((score, (number, segment)));
             if best.is_none_or(|(top, _)| score > top) {
-                best = Some((score, found));
+                best = found;
             }
             let goes_along = self.filling.is_some_and(|filling| {
                 let mut lifetimes = self.lifetimes;
-                let age = clock.saturating_sub(found.1.birth);
-                lifetimes.lifetime_for(found.1.lifetime, age) == filling
+                let age = clock.saturating_sub(segment.birth);
+                lifetimes.lifetime_for(segment.lifetime, age) == filling
             });
             if goes_along && best_filling.is_none_or(|(top, _)| score > top) {
-                best_filling = Some((score, found));
+                best_filling = found;
             }
-        }
+        });
         let (top, found) = best?;
         match best_filling {
             Some((score, along)) if score * 2.0 >= top => Some(along),
@@ -86,15 +104,14 @@ impl Maintenance {
     /// elsewhere; all at once, since each checkpoint writes a root besides, which in a segment of
     /// its own would win nothing. Returns the segments.
     pub fn outdate_sparse_map(&mut self) -> Vec<SegmentId> {
-        let (sparse, most) = {
-            let state = self.core.append_state();
-            let most = state.reserve(&self.core.map, true).leaves;
-            let of_map = |it: &Segment| it.lifetime == LIFETIME_MAP && self.is_worth_cleaning(it);
-            let sparse = state.segments.iter().filter(|(_, it)| of_map(it));
-            let mut sparse: Vec<(u32, SegmentId)> = sparse.map(|(n, it)| (it.live, n)).collect();
-            sparse.sort_unstable();
-            (sparse, most)
-        };
+        let most = self.core.append_state().reserve(&self.core.map, true).leaves;
+        let mut sparse = Vec::new();
+        self.look_through(|number, segment| {
+            if segment.lifetime == LIFETIME_MAP && self.is_worth_cleaning(&segment) {
+                sparse.push((segment.live, number));
+            }
+        });
+        sparse.sort_unstable();
         let mut chosen = Vec::new();
         for (_, victim) in sparse {
             self.outdate_map_segment(victim);

@@ -395,7 +395,7 @@ impl Model {
 
     fn checkpoint(&mut self) -> Result<(), NoRoom> {
         self.count("checkpoints");
-        let closed = self.state.segments.closed();
+        let closed = self.state.segments.pinned_and_closed();
         let dead = self.state.segments.take_dead();
         let changed = self.map.take_changed(self.blocks);
         let mut outdated = Vec::new();

@@ -29,7 +29,7 @@ impl SegmentTable {
     fn take_new(&mut self, number: SegmentId) -> bool {
         let is_new = number.index() == self.segments.len() && number.get() < self.limit;
         if is_new {
-            self.entry(number);
+            self.change(number, |_| {});
         }
         is_new
     }

@@ -1,6 +1,7 @@
 //! Which segments are on which list, and in which order they are used.
 
 use super::*;
+use crate::log::policy::LIFETIME_MAP;
 
 const SHAPE: Shape = Shape { segment_blocks: 64, reserve_percent: 20, streams: 1 };
 
@@ -125,7 +126,7 @@ fn what_holds_data_and_what_holds_the_map_are_counted_apart() {
     table.lose_many(map, 5);
     assert_eq!((table.open_for_data(), table.used_for_maps(), table.used()), (0, 0, 3));
     assert_eq!(table.garbage_blocks(), 4 + 64 + 64);
-    assert_eq!(table.closed(), [data, copies, map]);
+    assert_eq!(table.pinned_and_closed(), [data, copies, map]);
 }
 
 #[test]
