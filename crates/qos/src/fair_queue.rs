@@ -9,7 +9,7 @@
 //! It knows requests as their costs. The requests themselves wait with their owners, in the same
 //! order, and each owner takes as many as have been granted to its queue.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use slab::Slab;
 
@@ -32,7 +32,16 @@ pub struct FairQueue<T> {
     queues: Slab<Queue<T>>,
     /// The tag of what has gone last; never goes back.
     virtual_time: u128,
+    /// Disks that wait, by their tags.
+    order: BTreeSet<Turn>,
+    /// Those of them that stand apart.
+    apart: BTreeSet<Turn>,
+    /// The weights of disks that wait.
+    waiting_weights: u64,
 }
+
+/// A tag, and whose it is: of equal ones, the older disk's comes first.
+type Turn = (u128, usize);
 
 struct Disk {
     weight: Weight,
@@ -41,6 +50,8 @@ struct Disk {
     turns: VecDeque<usize>,
     /// Whether it has to pay for what has gone already.
     owes: bool,
+    /// See [`FairQueue::set_apart`].
+    apart: bool,
 }
 
 impl Disk {
@@ -68,24 +79,65 @@ struct Queue<T> {
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self { disks: Slab::new(), queues: Slab::new(), virtual_time: 0 }
+        Self {
+            disks: Slab::new(),
+            queues: Slab::new(),
+            virtual_time: 0,
+            order: BTreeSet::new(),
+            apart: BTreeSet::new(),
+            waiting_weights: 0,
+        }
     }
 }
 
 impl<T> FairQueue<T> {
     /// A disk without queues.
     pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
-        DiskKey(self.disks.insert(Disk { weight, tag: 0, turns: VecDeque::new(), owes: false }))
+        let (turns, owes, apart) = Default::default();
+        DiskKey(self.disks.insert(Disk { weight, tag: 0, turns, owes, apart }))
+    }
+
+    /// Changes a disk, and its place among those that wait.
+    fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Disk) -> R) -> R {
+        let disk = &mut self.disks[at];
+        let place = |disk: &Disk| disk.waits().then_some((disk.tag, disk.apart, disk.weight));
+        let before = place(disk);
+        let result = change(disk);
+        let after = place(disk);
+        if before == after {
+            return result;
+        }
+        if let Some((tag, apart, weight)) = before {
+            self.order.remove(&(tag, at));
+            if apart {
+                self.apart.remove(&(tag, at));
+            }
+            self.waiting_weights -= u64::from(weight.get());
+        }
+        if let Some((tag, apart, weight)) = after {
+            self.order.insert((tag, at));
+            if apart {
+                self.apart.insert((tag, at));
+            }
+            self.waiting_weights += u64::from(weight.get());
+        }
+        result
     }
 
     /// A disk whose queues are gone.
     pub fn remove_disk(&mut self, disk: DiskKey) {
+        self.set_owes(disk, false);
         self.disks.remove(disk.0);
     }
 
     /// Changes what a disk gets from now on.
     pub fn set_weight(&mut self, disk: DiskKey, weight: Weight) {
-        self.disks[disk.0].weight = weight;
+        self.change(disk.0, |disk| disk.weight = weight);
+    }
+
+    /// Disks that stand apart are also found by [`next_apart`](Self::next_apart).
+    pub fn set_apart(&mut self, disk: DiskKey, apart: bool) {
+        self.change(disk.0, |disk| disk.apart = apart);
     }
 
     /// What a disk gets.
@@ -111,35 +163,40 @@ impl<T> FairQueue<T> {
         let was_empty = waiting.is_empty();
         waiting.push_back(request);
         if was_empty {
-            let disk = &mut self.disks[*disk];
-            disk.begin_waiting(self.virtual_time);
-            disk.turns.push_back(queue.0);
+            let (disk, now) = (*disk, self.virtual_time);
+            self.change(disk, |disk| {
+                disk.begin_waiting(now);
+                disk.turns.push_back(queue.0);
+            });
         }
     }
 
     /// Says whether a disk has to pay for what has gone already: it has turns for that, and its
     /// requests wait.
     pub fn set_owes(&mut self, disk: DiskKey, owes: bool) {
-        let disk = &mut self.disks[disk.0];
-        if owes {
-            disk.begin_waiting(self.virtual_time);
-        }
-        disk.owes = owes;
+        let now = self.virtual_time;
+        self.change(disk.0, |disk| {
+            if owes {
+                disk.begin_waiting(now);
+            }
+            disk.owes = owes;
+        });
     }
 
     /// The disk whose turn it is, of those that wait and may go.
     pub fn next(&self, may_go: impl Fn(DiskKey) -> bool) -> Option<DiskKey> {
-        let waiting = self.disks.iter().filter(|(_, disk)| disk.waits());
-        let eligible = waiting.filter(|(key, _)| may_go(DiskKey(*key)));
-        eligible.min_by_key(|(_, disk)| disk.tag).map(|(key, _)| DiskKey(key))
+        self.order.iter().map(|(_, disk)| DiskKey(*disk)).find(|disk| may_go(*disk))
     }
 
-    /// How much more than its part a disk has had, beside the one of `others` that waits and has
-    /// had least, as a cost.
-    pub fn lead(&self, disk: DiskKey, others: impl Fn(DiskKey) -> bool) -> u64 {
-        let Disk { tag, weight, .. } = &self.disks[disk.0];
-        let last = self.next(others).map_or(*tag, |last| self.disks[last.0].tag);
-        let lead = tag.saturating_sub(last) * u128::from(weight.get()) / SCALE;
+    /// The same of those that stand apart.
+    pub fn next_apart(&self, may_go: impl Fn(DiskKey) -> bool) -> Option<DiskKey> {
+        self.apart.iter().map(|(_, disk)| DiskKey(*disk)).find(|disk| may_go(*disk))
+    }
+
+    /// How much more than its part a disk has had beside another one that waits, as a cost.
+    pub fn lead(&self, disk: DiskKey, other: DiskKey) -> u64 {
+        let (Disk { tag, weight, .. }, other) = (&self.disks[disk.0], &self.disks[other.0]);
+        let lead = tag.saturating_sub(other.tag) * u128::from(weight.get()) / SCALE;
         u64::try_from(lead).unwrap_or(u64::MAX)
     }
 
@@ -149,31 +206,33 @@ impl<T> FairQueue<T> {
     /// # Panics
     /// If nothing of the disk waits.
     pub fn grant(&mut self, disk: DiskKey, cost: impl FnOnce(&T) -> u64) -> (QueueKey, T) {
-        let at = disk.0;
-        let disk = &mut self.disks[at];
-        let key = disk.turns.pop_front().expect("the caller has asked for a disk that waits");
+        let turns = &self.disks[disk.0].turns;
+        let key = *turns.front().expect("the caller has asked for a disk that waits");
         let queue = &mut self.queues[key];
         let request = queue.waiting.pop_front().expect("a queue in turn has a request");
         queue.granted += 1;
-        if !queue.waiting.is_empty() {
-            disk.turns.push_back(key);
-        }
-        self.pay(DiskKey(at), cost(&request));
+        let (waits, cost) = (!queue.waiting.is_empty(), cost(&request));
+        self.virtual_time = self.virtual_time.max(self.disks[disk.0].tag);
+        self.change(disk.0, |disk| {
+            disk.turns.pop_front();
+            if waits {
+                disk.turns.push_back(key);
+            }
+            disk.tag += disk.tags_of(cost);
+        });
         (QueueKey(key), request)
     }
 
     /// A disk uses its turn for so much of what it owes.
     pub fn pay(&mut self, disk: DiskKey, cost: u64) {
-        let disk = &mut self.disks[disk.0];
         // A disk that had to wait for something of its own may be behind.
-        self.virtual_time = self.virtual_time.max(disk.tag);
-        disk.tag += disk.tags_of(cost);
+        self.virtual_time = self.virtual_time.max(self.disks[disk.0].tag);
+        self.change(disk.0, |disk| disk.tag += disk.tags_of(cost));
     }
 
     /// So much of what has been granted to a disk was not needed.
     pub fn refund(&mut self, disk: DiskKey, cost: u64) {
-        let disk = &mut self.disks[disk.0];
-        disk.tag = disk.tag.saturating_sub(disk.tags_of(cost));
+        self.change(disk.0, |disk| disk.tag = disk.tag.saturating_sub(disk.tags_of(cost)));
     }
 
     /// How many requests of a queue are known: they wait, or have been granted since they were
@@ -191,8 +250,9 @@ impl<T> FairQueue<T> {
     /// Everything that waits in a queue, which is granted nothing for it.
     pub fn take_all(&mut self, queue: QueueKey) -> VecDeque<T> {
         let Queue { disk, waiting, .. } = &mut self.queues[queue.0];
-        self.disks[*disk].turns.retain(|it| *it != queue.0);
-        std::mem::take(waiting)
+        let (disk, waiting) = (*disk, std::mem::take(waiting));
+        self.change(disk, |disk| disk.turns.retain(|it| *it != queue.0));
+        waiting
     }
 
     /// The queues of a disk.
@@ -223,130 +283,10 @@ impl<T> FairQueue<T> {
 
     /// How many requests of the disk's weight go in a round of all disks that wait, about.
     pub fn round(&self, disk: DiskKey) -> u64 {
-        let waiting = self.disks.iter().filter(|(_, disk)| disk.waits());
-        let weights: u64 = waiting.map(|(_, disk)| u64::from(disk.weight.get())).sum();
-        weights.div_ceil(u64::from(self.disks[disk.0].weight.get())).max(1)
+        let weight = u64::from(self.disks[disk.0].weight.get());
+        self.waiting_weights.div_ceil(weight).max(1)
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn weight(weight: u32) -> Weight {
-        Weight::new(weight).unwrap()
-    }
-
-    /// Disks of these weights with a queue each.
-    fn disks(weights: &[u32]) -> (FairQueue<u64>, Vec<(DiskKey, QueueKey)>) {
-        let mut fair = FairQueue::default();
-        let add = |it: &u32| {
-            let disk = fair.add_disk(weight(*it));
-            (disk, fair.add_queue(disk))
-        };
-        let keys = weights.iter().map(add).collect();
-        (fair, keys)
-    }
-
-    fn pop(fair: &mut FairQueue<u64>) -> Option<(DiskKey, QueueKey, u64)> {
-        let disk = fair.next(|_| true)?;
-        let before = fair.virtual_time;
-        let (queue, cost) = fair.grant(disk, |cost| *cost);
-        assert!(fair.virtual_time >= before, "virtual time went back");
-        Some((disk, queue, cost))
-    }
-
-    #[test]
-    fn disks_that_always_wait_get_costs_by_their_weights() {
-        let weights = [100, 100, 300, 50];
-        let (mut fair, keys) = disks(&weights);
-        let mut random = fastrand::Rng::with_seed(7);
-        let mut got = [0; 4];
-        for (_, queue) in &keys {
-            fair.push(*queue, random.u64(1..100));
-        }
-        for _ in 0..100_000 {
-            let (disk, queue, cost) = pop(&mut fair).unwrap();
-            got[disk.0] += cost;
-            fair.push(queue, random.u64(1..100));
-        }
-        let per_weight = [0, 1, 2, 3].map(|at: usize| got[at] as f64 / f64::from(weights[at]));
-        let mean = per_weight.iter().sum::<f64>() / 4.0;
-        for (at, share) in per_weight.iter().enumerate() {
-            assert!((share / mean - 1.0).abs() < 0.001, "disk {at}: {per_weight:?}");
-        }
-    }
-
-    /// However much another one has waiting, and however much that costs.
-    #[test]
-    fn a_disk_that_asks_now_and_then_waits_for_one_request_at_most() {
-        let (mut fair, keys) = disks(&[100, 100]);
-        let ((_, hog), (modest, queue)) = (keys[0], keys[1]);
-        (0..1000).for_each(|_| fair.push(hog, 1 << 20));
-        for round in 0..400 {
-            pop(&mut fair).unwrap();
-            fair.push(queue, 1);
-            let turn = (0..3).position(|_| pop(&mut fair).unwrap().0 == modest);
-            assert!(turn.is_some_and(|turn| turn <= 1), "round {round}: {turn:?}");
-        }
-    }
-
-    #[test]
-    fn a_disk_that_was_idle_gets_nothing_for_that_time() {
-        let (mut fair, keys) = disks(&[100, 100]);
-        (0..1000).for_each(|_| fair.push(keys[0].1, 10));
-        (0..500).for_each(|_| assert!(pop(&mut fair).is_some()));
-        (0..500).for_each(|_| fair.push(keys[1].1, 10));
-        let late = (0..100).filter(|_| pop(&mut fair).unwrap().0 == keys[1].0).count();
-        assert!((49..=51).contains(&late), "{late} of 100");
-    }
-
-    #[test]
-    fn queues_of_a_disk_take_turns_and_keep_their_order() {
-        let mut fair = FairQueue::default();
-        let disk = fair.add_disk(Weight::default());
-        let queues = [0, 1, 2].map(|_| fair.add_queue(disk));
-        // The first one is deep, the others are not.
-        for (at, queue) in [(0, 5), (1, 1), (2, 2)] {
-            (0..queue).for_each(|nth| fair.push(queues[at], at as u64 * 10 + nth));
-        }
-        let order: Vec<u64> = std::iter::from_fn(|| pop(&mut fair).map(|it| it.2)).collect();
-        assert_eq!(order, [0, 10, 20, 1, 21, 2, 3, 4]);
-        assert_eq!(queues.map(|queue| fair.take_granted(queue)), [5, 1, 2]);
-        assert_eq!(queues.map(|queue| fair.take_granted(queue)), [0; 3]);
-    }
-
-    /// With disks that come and go, that may not go at times, and whose weights change.
-    #[test]
-    fn virtual_time_never_goes_back_and_nothing_waits_for_ever() {
-        let mut random = fastrand::Rng::with_seed(3);
-        let (mut fair, keys) = disks(&[1, 100, 10_000, 7]);
-        let mut waiting = [0u64; 4];
-        let mut passed_by = [0; 4];
-        for _ in 0..100_000 {
-            let at = random.usize(0..4);
-            if random.u8(0..3) > 0 && waiting[at] < 8 {
-                fair.push(keys[at].1, random.u64(1..1 << 20));
-                waiting[at] += 1;
-            }
-            if random.u8(0..200) == 0 {
-                fair.set_weight(keys[at].0, weight(random.u32(1..=Weight::MAX)));
-            }
-            let blocked = random.usize(0..8);
-            let Some(disk) = fair.next(|disk| disk.0 != blocked) else { continue };
-            let before = fair.virtual_time;
-            fair.grant(disk, |cost| *cost);
-            assert!(fair.virtual_time >= before);
-            waiting[disk.0] -= 1;
-            for (other, passed) in passed_by.iter_mut().enumerate() {
-                *passed = if other == disk.0 || waiting[other] == 0 { 0 } else { *passed + 1 };
-                assert!(*passed < 50_000, "disk {other} starves");
-            }
-        }
-        for (_, queue) in keys {
-            assert_eq!(fair.take_all(queue).len() as u64, waiting[fair.disk_of(queue).0]);
-            fair.remove_queue(queue);
-        }
-        assert!(fair.next(|_| true).is_none());
-    }
-}
+mod tests;

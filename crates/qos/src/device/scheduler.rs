@@ -46,14 +46,31 @@ const INTERVAL_MAX_NS: u64 = 1_000_000_000;
 const HUNG_NS: u64 = 1_000_000_000;
 /// See the module.
 const STALLED_NS: u64 = 100_000_000;
+/// How old a [`Census`] may be: what it counts changes a thousand times more slowly.
+const CENSUS_NS: u64 = 200_000;
 
 /// See the module.
 #[derive(Default)]
 pub struct Scheduler {
     fair: FairQueue<u64>,
     disks: Slab<DiskState>,
+    census: Census,
+    /// What disks that do not stall have on their way.
+    slots: usize,
+}
+
+/// What is counted over all disks, now and then: so that a grant costs no more where they are many.
+#[derive(Default)]
+struct Census {
+    at: u64,
     /// How many disks are active.
     active: usize,
+    /// How many requests may be on their way while disks contend.
+    depth: usize,
+    /// No disk stalls before.
+    stalls_at: u64,
+    /// Disks have come, gone, become active, or changed their weights since.
+    is_outdated: bool,
 }
 
 /// What a disk has at the device.
@@ -61,6 +78,10 @@ pub struct Scheduler {
 struct DiskState {
     on_their_way: usize,
     waiting: usize,
+    /// As the last census found it, and nothing has come back since.
+    is_stalled: bool,
+    /// As the last census found it.
+    is_counted: bool,
     demand: Demand,
     /// When something came back, or was sent while there was nothing on its way.
     moved_at: u64,
@@ -97,10 +118,6 @@ impl DiskState {
         self.moved_at.saturating_add(STALLED_NS)
     }
 
-    const fn is_stalled(&self, now: u64) -> bool {
-        self.on_their_way > 0 && now >= self.stalls_at()
-    }
-
     fn is_active(&self, now: u64) -> bool {
         let is_served = self.on_their_way > 0 && now.saturating_sub(self.moved_at) < HUNG_NS;
         let active_for = self.active_for.max(ACTIVE_FOR_NS);
@@ -114,17 +131,24 @@ impl Scheduler {
         let at = self.disks.insert(DiskState::default());
         // Both slabs are filled and emptied together, so they give the same places.
         assert!(at == key.0, "a disk has one key");
+        self.fair.set_apart(key, true);
+        self.census.is_outdated = true;
         key
     }
 
     /// A disk whose queues are gone.
     pub fn remove_disk(&mut self, disk: DiskKey) {
-        self.disks.remove(disk.0);
+        let removed = self.disks.remove(disk.0);
+        if !removed.is_stalled {
+            self.slots -= removed.on_their_way;
+        }
         self.fair.remove_disk(disk);
+        self.census.is_outdated = true;
     }
 
     pub fn set_weight(&mut self, disk: DiskKey, weight: Weight) {
         self.fair.set_weight(disk, weight);
+        self.census.is_outdated = true;
     }
 
     pub fn add_queue(&mut self, disk: DiskKey) -> QueueKey {
@@ -138,13 +162,40 @@ impl Scheduler {
 
     /// A disk asks for something. Returns whether disks contend.
     pub fn touch(&mut self, disk: DiskKey, now: u64) -> bool {
-        self.disks[disk.0].asked(now);
-        self.active = self.disks.iter().filter(|(_, disk)| disk.is_active(now)).count();
+        let disk = &mut self.disks[disk.0];
+        disk.asked(now);
+        self.census.is_outdated |= !disk.is_counted;
+        self.count(now);
         self.is_contended()
     }
 
     const fn is_contended(&self) -> bool {
-        self.active > 1
+        self.census.active > 1
+    }
+
+    /// Counts again, if that is due.
+    fn count(&mut self, now: u64) {
+        if self.census.is_outdated || now.saturating_sub(self.census.at) >= CENSUS_NS {
+            self.count_now(now);
+        }
+    }
+
+    fn count_now(&mut self, now: u64) {
+        let mut census = Census { at: now, stalls_at: u64::MAX, ..Census::default() };
+        self.slots = 0;
+        for (_, disk) in &mut self.disks {
+            disk.is_counted = disk.is_active(now);
+            disk.is_stalled = disk.on_their_way > 0 && now >= disk.stalls_at();
+            census.active += usize::from(disk.is_counted);
+            if disk.on_their_way > 0 && !disk.is_stalled {
+                self.slots += disk.on_their_way;
+                census.stalls_at = census.stalls_at.min(disk.stalls_at());
+            }
+        }
+        self.census = census;
+        if self.is_contended() {
+            self.census.depth = self.depth();
+        }
     }
 
     /// A request of so many bytes waits.
@@ -163,8 +214,8 @@ impl Scheduler {
     }
 
     /// How many requests may be on their way while disks contend.
-    fn depth(&self, now: u64) -> usize {
-        let active = || self.disks.iter().filter(|(_, disk)| disk.is_active(now));
+    fn depth(&self) -> usize {
+        let active = || self.disks.iter().filter(|(_, disk)| disk.is_counted);
         let weight = |at| f64::from(self.fair.weight(DiskKey(at)).get());
         let (mut least, mut heaviest) = (f64::MAX, 0.0f64);
         for (at, DiskState { demand, .. }) in active() {
@@ -181,33 +232,51 @@ impl Scheduler {
 
     /// Requests have gone to the device without waiting.
     pub fn sent(&mut self, disk: DiskKey, requests: usize, now: u64) {
-        self.disks[disk.0].sent(requests, now);
+        let state = &mut self.disks[disk.0];
+        state.sent(requests, now);
+        if !state.is_stalled {
+            self.slots += requests;
+        }
+        self.census.stalls_at = self.census.stalls_at.min(state.stalls_at());
+        let is_apart = state.on_their_way == 0;
+        self.fair.set_apart(disk, is_apart);
     }
 
     /// Requests have come back.
     pub fn came_back(&mut self, disk: DiskKey, requests: usize, now: u64) {
-        self.disks[disk.0].came_back(requests, now);
+        let state = &mut self.disks[disk.0];
+        if !std::mem::replace(&mut state.is_stalled, false) {
+            self.slots -= state.on_their_way;
+        }
+        state.came_back(requests, now);
+        self.slots += state.on_their_way;
+        let is_apart = state.on_their_way == 0;
+        self.fair.set_apart(disk, is_apart);
     }
 
     /// Lets everything go that may, and names the queue of each.
     pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
-        let contended = self.is_contended();
-        let depth = if contended { self.depth(now) } else { usize::MAX };
-        let Self { fair, disks, .. } = self;
-        let counted = disks.iter().filter(|(_, disk)| !disk.is_stalled(now));
-        let mut slots: usize = counted.map(|(_, disk)| disk.on_their_way).sum();
-        loop {
-            let lives = |disk: DiskKey| !contended || !disks[disk.0].is_stalled(now);
-            let needs_no_slot =
-                |disk: DiskKey| disks[disk.0].on_their_way == 0 && fair.lead(disk, lives) <= LEAD;
-            let next = if slots >= depth { fair.next(needs_no_slot) } else { fair.next(lives) };
-            let Some(disk) = next else { return };
-            let (queue, _) = fair.grant(disk, |cost| *cost);
-            disks[disk.0].waiting -= 1;
-            disks[disk.0].sent(1, now);
-            slots += 1;
+        self.count(now);
+        while let Some(disk) = self.next() {
+            let (queue, _) = self.fair.grant(disk, |cost| *cost);
+            self.disks[disk.0].waiting -= 1;
+            self.sent(disk, 1, now);
             granted(queue);
         }
+    }
+
+    /// Whose request may go.
+    fn next(&self) -> Option<DiskKey> {
+        let Self { fair, disks, .. } = self;
+        if !self.is_contended() {
+            return fair.next(|_| true);
+        }
+        let first = fair.next(|disk| !disks[disk.0].is_stalled)?;
+        if self.slots < self.census.depth {
+            return Some(first);
+        }
+        // What has nothing on its way needs no slot.
+        fair.next_apart(|disk| fair.lead(disk, first) <= LEAD)
     }
 
     /// How many requests of a queue have been let go since the last call.
@@ -216,10 +285,11 @@ impl Scheduler {
     }
 
     /// When something may go although nothing has come back, if anything of the queue waits.
-    pub fn next_look(&self, queue: QueueKey, now: u64) -> Option<u64> {
+    pub fn next_look(&mut self, queue: QueueKey, now: u64) -> Option<u64> {
         self.fair.first(queue)?;
-        let holding = self.disks.iter().filter(|(_, disk)| disk.on_their_way > 0);
-        holding.map(|(_, disk)| disk.stalls_at()).filter(|at| *at > now).min()
+        self.census.is_outdated |= self.census.stalls_at <= now;
+        self.count(now);
+        Some(self.census.stalls_at).filter(|at| *at < u64::MAX)
     }
 }
 

@@ -3,6 +3,7 @@ use std::collections::BinaryHeap;
 
 use super::*;
 
+mod cost;
 mod depth;
 
 const MS: u64 = 1_000_000;
@@ -183,6 +184,7 @@ fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     assert_eq!(scheduler.take_granted(dead_queue), 0, "it sends nothing more");
     assert!(scheduler.next_look(dead_queue, look).is_some());
     scheduler.came_back(live, rest, look);
+    let look = look + CENSUS_NS;
     assert!(scheduler.next_look(dead_queue, look).is_none(), "what it waits for is its own");
     // With the first that comes back it has its slots again.
     scheduler.came_back(dead, 1, look + MS);
