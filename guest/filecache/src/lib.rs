@@ -36,6 +36,7 @@ pub mod mount_point;
 mod nodes;
 pub mod open_mode;
 mod options;
+mod places;
 mod ranges;
 mod record;
 mod requests;

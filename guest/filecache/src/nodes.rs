@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use flowstone_memory::mutant;
 use rustix::io::{Errno, Result};
 
+use crate::places::{NOWHERE, Places};
 use crate::source::{self, Source};
 use crate::stamp::{Attributes, Identity, Stamp};
 
@@ -82,13 +83,6 @@ impl Node {
         (state.folder, state.name.to_os_string())
     }
 
-    /// It is elsewhere now.
-    pub fn moved(&self, folder: u64, name: &OsStr) {
-        let mut state = self.state();
-        state.folder = folder;
-        state.name = name.into();
-    }
-
     /// Its descriptor, if it keeps one.
     pub fn held(&self) -> Option<Arc<OwnedFd>> {
         self.state().held.clone()
@@ -132,6 +126,7 @@ struct Table {
     mains: HashMap<Identity, u64>,
     /// Of the few files that have one.
     splits: HashMap<Identity, Split>,
+    places: Places,
     next_own: u64,
     next_order: u64,
 }
@@ -164,8 +159,9 @@ impl Nodes {
         root.state().lookups = 1;
         let mains = HashMap::from([(seen.identity, ROOT)]);
         let by_id = HashMap::from([(ROOT, Arc::new(root))]);
-        let table =
-            Table { by_id, mains, splits: HashMap::new(), next_own: OWN_NUMBERS, next_order: 0 };
+        let (splits, places) = (HashMap::new(), Places::default());
+        let next_own = OWN_NUMBERS;
+        let table = Table { by_id, mains, splits, places, next_own, next_order: 0 };
         Ok(Self { table: Mutex::new(table) })
     }
 
@@ -178,30 +174,24 @@ impl Nodes {
         self.table().by_id.get(&id).cloned().ok_or(Errno::STALE)
     }
 
-    /// The nodes of a file: the main one, and the split one if there is one.
-    pub fn of(&self, identity: Identity) -> Vec<Arc<Node>> {
-        let table = self.table();
-        let split = table.splits.get(&identity).map(|it| it.id);
-        let ids = table.mains.get(&identity).copied().into_iter().chain(split);
-        ids.filter_map(|id| table.by_id.get(&id).cloned()).collect()
-    }
-
-    /// The node that was last seen at a place. Goes through all of them.
+    /// The node that was last seen at a place.
     pub fn known_at(&self, folder: u64, name: &OsStr) -> Option<Arc<Node>> {
         let table = self.table();
-        let order = |node: &Arc<Node>| {
-            let state = node.state();
-            (state.folder == folder && *state.name == *name).then_some(state.order)
-        };
-        let there = table.by_id.values().filter_map(|node| Some((order(node)?, node)));
-        there.max_by_key(|(order, _)| *order).map(|(_, node)| node.clone())
+        let there = table.all_at(folder, name);
+        there.max_by_key(|node| node.state().order).cloned()
     }
 
     /// A name is gone. What had it is nowhere, as far as is known.
     pub fn gone(&self, folder: u64, name: &OsStr) {
-        while let Some(node) = self.known_at(folder, name) {
-            node.moved(0, name);
-        }
+        let mut table = self.table();
+        let there: Vec<_> = table.all_at(folder, name).cloned().collect();
+        there.iter().for_each(|node| table.moved(node, NOWHERE, name));
+    }
+
+    /// A file is elsewhere now.
+    pub fn moved(&self, identity: Identity, folder: u64, name: &OsStr) {
+        let mut table = self.table();
+        table.of(identity).iter().for_each(|node| table.moved(node, folder, name));
     }
 
     /// The kernel is told of a file: the node to which its name leads.
@@ -213,13 +203,10 @@ impl Nodes {
         let known = table.by_id.get(&id).cloned();
         let node = known.unwrap_or_else(|| table.insert(id, seen, folder, name));
         table.next_order += 1;
+        table.moved(&node, folder, name);
         let mut state = node.state();
         state.lookups += 1;
         state.order = table.next_order;
-        if node.id != ROOT && (state.folder != folder || *state.name != *name) {
-            state.folder = folder;
-            state.name = name.into();
-        }
         drop(state);
         node
     }
@@ -234,6 +221,7 @@ impl Nodes {
             return;
         }
         table.by_id.remove(&id);
+        table.places.remove(state.folder, &state.name, id);
         // The number of a split node stays its own: the kernel forgets it once while it looks the
         // name up again.
         let is_known = |id: &u64| table.by_id.contains_key(id);
@@ -327,6 +315,34 @@ impl Nodes {
 }
 
 impl Table {
+    /// The nodes of a file: the main one, and the split one if there is one.
+    fn of(&self, identity: Identity) -> Vec<Arc<Node>> {
+        let split = self.splits.get(&identity).map(|it| it.id);
+        let ids = self.mains.get(&identity).copied().into_iter().chain(split);
+        ids.filter_map(|id| self.by_id.get(&id).cloned()).collect()
+    }
+
+    /// The nodes at a place.
+    fn all_at(&self, folder: u64, name: &OsStr) -> impl Iterator<Item = &Arc<Node>> {
+        let maybe = self.places.at(folder, name).filter_map(|id| self.by_id.get(&id));
+        maybe.filter(move |node| {
+            let state = node.state();
+            state.folder == folder && *state.name == *name
+        })
+    }
+
+    /// A node is elsewhere now, if it is not there already.
+    fn moved(&mut self, node: &Node, folder: u64, name: &OsStr) {
+        let mut state = node.state();
+        if node.id == ROOT || (state.folder == folder && *state.name == *name) {
+            return;
+        }
+        self.places.remove(state.folder, &state.name, node.id);
+        self.places.insert(folder, name, node.id);
+        state.folder = folder;
+        state.name = name.into();
+    }
+
     /// The number of a new file: its own, unless that is taken.
     fn new_main(&mut self, seen: &Attributes, folder: u64, name: &OsStr) -> u64 {
         let inode = seen.identity.inode;
@@ -341,6 +357,7 @@ impl Table {
     fn insert(&mut self, id: u64, seen: &Attributes, folder: u64, name: &OsStr) -> Arc<Node> {
         let node = Arc::new(Node::new(id, seen, folder, name));
         self.by_id.insert(id, node.clone());
+        self.places.insert(folder, name, id);
         node
     }
 }

@@ -109,9 +109,7 @@ impl Files {
         let _acting = by.act();
         let Ok(at) = self.nodes.folder(folder) else { return };
         let Ok(seen) = source::look(&at, name) else { return };
-        for node in self.nodes.of(seen.identity) {
-            node.moved(folder, name);
-        }
+        self.nodes.moved(seen.identity, folder, name);
     }
 
     /// Gives something a second name.
