@@ -5,7 +5,6 @@
 //! does not read is not kept.
 
 use std::io::{self, Read};
-use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,22 +12,26 @@ use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, LogBudget, Result, mutant};
-use flowstone_frontend::vhost_user::peer_pid;
+use flowstone_frontend::vhost_user::Peer;
 use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
 use flowstone_memory::message::{
-    self, Grant, LEASE, LINE_BYTES_MAX, Lines, Report, ToGuest, ToHost,
+    self, Grant, LEASE, LINE_BYTES_MAX, Lines, Refusal, Report, ToGuest, ToHost,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use tracing::warn;
 
-/// Guests at once, a thread each; one more is sent away.
+/// Connections at once, a thread each; one more is sent away.
 const GUESTS_MAX: usize = 256;
+/// Of one process. A VM may have several ports, and the host does not know which one its cache has.
+const PORTS_MAX: usize = 4;
 const STACK_BYTES: usize = 128 << 10;
 /// A guest may send a line so often, and as many more as this time has at once.
 const LINE_EVERY: Duration = Duration::from_millis(50);
 const BURST: Duration = Duration::from_secs(1);
+/// Why a guest is not heard.
+const TAKEN: &str = "another port of this VM has its place";
 /// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -42,7 +45,7 @@ pub struct GuestAgents {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Heard {
     /// The process that runs the guest.
-    pub pid: u32,
+    pub peer: Peer,
     /// What it said.
     pub report: Report,
     /// So long ago.
@@ -60,8 +63,11 @@ struct Guests {
 
 struct Guest {
     stream: Arc<UnixStream>,
-    pid: u32,
+    peer: Peer,
+    /// Of the one among the connections of its process that has the VM's place.
     heard: Option<(Instant, Report)>,
+    /// When it was last told that another one has.
+    refused: Option<Instant>,
     grant: Option<(Instant, u64)>,
     /// The rest of a line that it had no room for.
     unsent: Vec<u8>,
@@ -91,15 +97,16 @@ impl GuestAgents {
         let heard = |guest: &Guest| {
             let (at, report) = guest.heard.as_ref()?;
             let grant = guest.grant.map(|(_, bytes)| bytes);
-            Some(Heard { pid: guest.pid, report: report.clone(), age: at.elapsed(), grant })
+            Some(Heard { peer: guest.peer, report: report.clone(), age: at.elapsed(), grant })
         };
         self.guests.lock().iter().filter_map(heard).collect()
     }
 
     /// Tells a guest what it may have, if that is new or a third of the lease is over.
-    pub fn grant(&self, pid: u32, bytes: u64, reason: &str) {
+    pub fn grant(&self, peer: Peer, bytes: u64, reason: &str) {
         let mut guests = self.guests.lock();
-        let Some(guest) = guests.iter_mut().find(|guest| guest.pid == pid) else { return };
+        let is_it = |guest: &&mut Guest| guest.peer == peer && guest.heard.is_some();
+        let Some(guest) = guests.iter_mut().find(is_it) else { return };
         let holds = |(at, granted): (Instant, u64)| granted == bytes && at.elapsed() < LEASE / 3;
         if guest.grant.is_some_and(holds) {
             return;
@@ -116,25 +123,29 @@ impl Guests {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A guest has connected. The same process has one port: an earlier connection is over.
+    /// A guest has connected.
     fn add(&self, stream: UnixStream) -> io::Result<Arc<UnixStream>> {
-        let Some(pid) = peer_pid(&stream) else {
+        let Some(peer) = Peer::of(&stream) else {
             return Err(io::Error::other("its process is in another PID namespace"));
         };
         let mut guests = self.lock();
-        guests.retain(|guest| {
-            let stays = guest.pid != pid;
-            if !stays {
-                let _ = guest.stream.shutdown(Shutdown::Both);
-            }
-            stays
-        });
+        let is_its = |guest: &&Guest| guest.peer == peer && !guest.is_gone();
+        if guests.iter().filter(is_its).count() >= PORTS_MAX {
+            return Err(io::Error::other(format!("its process has {PORTS_MAX} others open")));
+        }
         if guests.len() >= GUESTS_MAX {
             return Err(io::Error::other(format!("{GUESTS_MAX} are being served")));
         }
         let stream = Arc::new(stream);
         let to_listen = Arc::clone(&stream);
-        guests.push(Guest { stream, pid, heard: None, grant: None, unsent: Vec::new() });
+        guests.push(Guest {
+            stream,
+            peer,
+            heard: None,
+            refused: None,
+            grant: None,
+            unsent: Vec::new(),
+        });
         Ok(to_listen)
     }
 
@@ -149,10 +160,26 @@ impl Guests {
         self.lock().retain(|guest| !Arc::ptr_eq(&guest.stream, stream));
     }
 
+    /// A guest has reported. A VM has one place: of several connections, the first one that says
+    /// something has it until it goes, or is silent for a lease. The others stay, and are told so:
+    /// QEMU would connect one that is hung up on again within a second.
     fn heard(&self, stream: &Arc<UnixStream>, report: Report) {
         let mut guests = self.lock();
-        if let Some(guest) = guests.iter_mut().find(|guest| Arc::ptr_eq(&guest.stream, stream)) {
-            guest.heard = Some((Instant::now(), report));
+        let is_it = |guest: &Guest| Arc::ptr_eq(&guest.stream, stream);
+        let Some(peer) = guests.iter().find(|it| is_it(it)).map(|it| it.peer) else { return };
+        let is_other = |guest: &Guest| guest.peer == peer && !is_it(guest);
+        let is_taken = guests.iter().any(|guest| is_other(guest) && guest.has_place());
+        if is_taken && !mutant("daemon.agent.last-one-has-the-place") {
+            let refused = guests.iter_mut().find(|it| is_it(it)).is_some_and(Guest::refuse);
+            drop(guests);
+            if refused {
+                self.complain(&io::Error::other(TAKEN), "a guest's file cache is not heard");
+            }
+            return;
+        }
+        guests.iter_mut().filter(|it| is_other(it)).for_each(Guest::leave_place);
+        if let Some(guest) = guests.iter_mut().find(|it| is_it(it)) {
+            (guest.heard, guest.refused) = (Some((Instant::now(), report)), None);
         }
     }
 
@@ -222,6 +249,33 @@ impl LineBudget {
 }
 
 impl Guest {
+    /// It speaks for its VM.
+    fn has_place(&self) -> bool {
+        self.heard.as_ref().is_some_and(|(at, _)| at.elapsed() < LEASE) && !self.is_gone()
+    }
+
+    /// Another one does from now on.
+    fn leave_place(&mut self) {
+        (self.heard, self.grant) = (None, None);
+    }
+
+    /// Another one does, and it is told so, now and then. Returns whether this is the first time.
+    fn refuse(&mut self) -> bool {
+        self.leave_place();
+        let is_first = self.refused.is_none();
+        if self.refused.is_none_or(|at| at.elapsed() >= LEASE / 3) {
+            self.refused = Some(Instant::now());
+            let refusal = Refusal { reason: TAKEN.to_owned() };
+            self.send(&message::line(&ToGuest::Refused(refusal)));
+        }
+        is_first
+    }
+
+    /// Its end is closed, and its thread has not seen it yet.
+    fn is_gone(&self) -> bool {
+        goes_within(&self.stream, Duration::ZERO).unwrap_or(true)
+    }
+
     /// Sends a line, if there is room for its beginning. One that is begun is ended first.
     fn send(&mut self, line: &[u8]) -> bool {
         if !self.flush() {

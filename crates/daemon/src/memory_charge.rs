@@ -10,7 +10,7 @@ use std::fs;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
 use flowstone_block::{LogBudget, format_size, mutant};
-use flowstone_frontend::vhost_user::{DeviceShared, Guest, expect_disks};
+use flowstone_frontend::vhost_user::{DeviceShared, Guest, Peer, expect_disks};
 use serde::Serialize;
 use tracing::warn;
 
@@ -81,11 +81,11 @@ pub fn guest_starts(disk: u32, device: &Arc<DeviceShared>) {
 
 /// The memory of all guests: of disks by their numbers, the processes that use them, and what these
 /// have handed over. A process may hand the same over for each of its disks.
-pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<u32>, u64)>) -> u64 {
+pub fn guest_bytes_of(disks: impl IntoIterator<Item = (u32, Option<Peer>, u64)>) -> u64 {
     let mut guests = BTreeMap::new();
-    for (number, pid, handed_over) in disks {
-        let alone = pid.is_none().then_some(number);
-        let bytes = guests.entry((pid, alone)).or_insert(0);
+    for (number, peer, handed_over) in disks {
+        let alone = peer.is_none().then_some(number);
+        let bytes = guests.entry((peer, alone)).or_insert(0);
         *bytes = handed_over.max(*bytes);
     }
     guests.values().fold(0, |sum, bytes| sum.saturating_add(*bytes))
@@ -102,8 +102,8 @@ impl Guests {
     fn bytes(&mut self) -> u64 {
         self.devices.retain(|_, device| device.strong_count() > 0);
         let guest = |(disk, device): (&u32, &Weak<DeviceShared>)| {
-            let Guest { monitor_pid, memory_bytes } = device.upgrade()?.guest()?;
-            Some((*disk, monitor_pid, memory_bytes))
+            let Guest { monitor, memory_bytes } = device.upgrade()?.guest()?;
+            Some((*disk, monitor, memory_bytes))
         };
         guest_bytes_of(self.devices.iter().filter_map(guest))
     }

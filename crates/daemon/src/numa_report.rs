@@ -59,7 +59,7 @@ impl NumaReport {
         let advice = guests.iter().map(|vm| {
             let its = homes.iter().filter(|(number, _)| vm.disks.contains(number));
             let home = its.filter_map(|(_, disk)| disk.home).next();
-            advise(&Guest { name: &vm.name, pid: vm.pid, home }, topology)
+            advise(&Guest { name: &vm.name, pid: vm.peer.map(|it| it.pid), home }, topology)
         });
         let advice = advice.collect();
         let node = |it: &Node| NodeReport { node: it.number, cpus: it.cpus.to_string() };

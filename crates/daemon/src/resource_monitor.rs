@@ -147,9 +147,9 @@ impl Watch {
             self.told = self.pool.of_cache();
             cache.set_target(self.told);
         }
-        for (pid, bytes) in self.pool.grants() {
+        for (peer, bytes) in self.pool.grants() {
             let Some(agents) = &self.caches.guests else { break };
-            agents.grant(pid, bytes, self.pool.reason());
+            agents.grant(peer, bytes, self.pool.reason());
         }
         if let Some(change) = &change {
             let to = format_size(change.to);

@@ -56,9 +56,10 @@ impl VmReport {
         let cached = disks.iter().filter(is_its).filter_map(|disk| disk.stack.cached.as_deref());
         let cache = cached.map(DiskCacheReport::of).reduce(|sum, disk| sum + disk);
         let disks = disks.iter().filter(is_its).map(|disk| disk.name.clone()).collect();
-        let of_vm = heard.iter().find(|heard| vm.pid == Some(heard.pid));
+        let of_vm = heard.iter().find(|heard| vm.peer == Some(heard.peer));
         let guest_cache = of_vm.map(GuestCacheReport::of);
-        let Vm { name, pid, cpus, memory_bytes, .. } = vm;
+        let Vm { name, peer, cpus, memory_bytes, .. } = vm;
+        let pid = peer.map(|it| it.pid);
         Self { name, pid, cpus, memory_bytes, weight, disks, cache, guest_cache }
     }
 }

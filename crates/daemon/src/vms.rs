@@ -13,6 +13,7 @@ use std::sync::Arc;
 use flowstone_block::mutant;
 use flowstone_cache::{VmSize, Vms};
 
+pub use self::process::Peer;
 use self::process::Process;
 use crate::config::VmSpec;
 use crate::disk::Disk;
@@ -24,7 +25,7 @@ pub struct Vm {
     /// For people.
     pub name: String,
     /// The process that runs it, if that is known.
-    pub pid: Option<u32>,
+    pub peer: Option<Peer>,
     /// vCPUs.
     pub cpus: u32,
     /// Memory in bytes.
@@ -39,19 +40,15 @@ pub struct Attached {
     number: u32,
     name: String,
     spec: VmSpec,
-    pid: Option<u32>,
+    peer: Option<Peer>,
     memory_bytes: u64,
 }
 
-/// What makes two disks belong to one VM. A process number is used again when its process has
-/// ended.
+/// What makes two disks belong to one VM.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 enum Identity {
     Called(String),
-    Process {
-        pid: u32,
-        start: u64,
-    },
+    Process(Peer),
     /// Nothing is known but the disk.
     Disk(u32),
 }
@@ -64,7 +61,7 @@ pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
             number: disk.number,
             name: disk.name.clone(),
             spec: disk.vm.clone(),
-            pid: guest.monitor_pid,
+            peer: guest.monitor,
             memory_bytes: guest.memory_bytes,
         })
     };
@@ -73,7 +70,7 @@ pub fn attached(disks: &[Arc<Disk>]) -> Vec<Attached> {
 
 /// The memory of the guests.
 pub fn guest_bytes(attached: &[Attached]) -> u64 {
-    guest_bytes_of(attached.iter().map(|disk| (disk.number, disk.pid, disk.memory_bytes)))
+    guest_bytes_of(attached.iter().map(|disk| (disk.number, disk.peer, disk.memory_bytes)))
 }
 
 /// Their VMs.
@@ -90,24 +87,24 @@ pub fn share_out(vms: &[Vm]) -> Vms {
     Vms::new(&sizes, disks)
 }
 
-fn group(attached: &[Attached], look: impl Fn(u32) -> Option<Process>) -> Vec<Vm> {
+fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<Process>) -> Vec<Vm> {
     let mut vms: BTreeMap<Identity, Vm> = BTreeMap::new();
     // To count a process's vCPUs takes a look at each of its descriptors: once, however many disks
     // it has.
     let mut processes = BTreeMap::new();
     for disk in attached {
-        let mut seen = |pid| processes.entry(pid).or_insert_with(|| look(pid)).clone();
-        let process = disk.pid.and_then(&mut seen);
-        let identity = match (&disk.spec.name, disk.pid, &process) {
+        let mut seen = |peer| processes.entry(peer).or_insert_with(|| look(peer)).clone();
+        let process = disk.peer.and_then(&mut seen);
+        let identity = match (&disk.spec.name, disk.peer, &process) {
             (Some(name), ..) => Identity::Called(name.clone()),
-            (None, Some(pid), Some(process)) => Identity::Process { pid, start: process.start },
+            (None, Some(peer), Some(_)) => Identity::Process(peer),
             _ if mutant("daemon.vms.hidden-ones-are-one") => Identity::Disk(0),
             _ => Identity::Disk(disk.number),
         };
         let found = process.unwrap_or_default();
         let vm: &mut Vm = vms.entry(identity).or_insert_with(|| Vm {
             name: disk.spec.name.clone().or(found.name).unwrap_or_else(|| disk.name.clone()),
-            pid: disk.pid,
+            peer: disk.peer,
             cpus: found.cpus.unwrap_or(1),
             memory_bytes: 0,
             disks: Vec::new(),

@@ -30,6 +30,8 @@ pub enum ToHost {
 pub enum ToGuest {
     /// What its cache may have.
     Grant(Grant),
+    /// Its reports are not heard. It may go on: that can change.
+    Refused(Refusal),
 }
 
 /// What the cache of a guest has.
@@ -65,6 +67,13 @@ pub struct Grant {
     /// For so many seconds.
     pub lease_s: u64,
     /// Why, for people.
+    pub reason: String,
+}
+
+/// Why reports are not heard.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// For people.
     pub reason: String,
 }
 

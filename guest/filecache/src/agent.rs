@@ -34,7 +34,8 @@ pub fn start(
     epoch: Duration,
 ) -> io::Result<()> {
     let files = files.clone();
-    let work = move || Agent { budgets, files, port, talk: None, tried: None }.run(epoch);
+    let work =
+        move || Agent { budgets, files, port, talk: None, tried: None, refused: false }.run(epoch);
     Builder::new().name("agent".into()).spawn(work).map(drop)
 }
 
@@ -45,6 +46,8 @@ struct Agent {
     port: Option<PathBuf>,
     talk: Option<Talk>,
     tried: Option<Instant>,
+    /// It was said that the host hears another cache of this VM.
+    refused: bool,
 }
 
 impl Agent {
@@ -75,12 +78,20 @@ impl Agent {
             self.talk = Talk::open(self.port.as_deref());
         }
         let Some(talk) = &mut self.talk else { return };
-        let budgets = &mut self.budgets;
-        let heard = talk.hear(|line| {
-            // A later host may say what this guest does not know.
-            if let Ok(ToGuest::Grant(grant)) = serde_json::from_slice(line) {
+        let (budgets, refused) = (&mut self.budgets, &mut self.refused);
+        let heard = talk.hear(|line| match serde_json::from_slice(line) {
+            Ok(ToGuest::Grant(grant)) => {
                 budgets.granted(&grant, now);
+                *refused = false;
             }
+            Ok(ToGuest::Refused(refusal)) => {
+                // The host says so again and again.
+                if !std::mem::replace(refused, true) {
+                    eprintln!("the host does not hear this cache: {}", refusal.reason);
+                }
+            }
+            // A later host may say what this guest does not know.
+            Err(_) => {}
         });
         if heard.is_err() {
             self.talk = None;

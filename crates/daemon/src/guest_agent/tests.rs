@@ -32,11 +32,11 @@ fn a_guest_says_what_it_has_and_hears_what_it_may_have() {
     assert!(agents.heard().is_empty());
     guest.write_all(&report(7)).unwrap();
     wait_until("its report", || used(&agents) == Some(7));
-    let pid = std::process::id();
-    agents.grant(pid, 5, "memory is short");
+    let peer = Peer::called(std::process::id());
+    agents.grant(peer, 5, "memory is short");
     // It holds still.
-    agents.grant(pid, 5, "memory is short");
-    agents.grant(pid, 6, "there is more");
+    agents.grant(peer, 5, "memory is short");
+    agents.grant(peer, 6, "there is more");
     assert_eq!(agents.heard()[0].grant, Some(6));
     let mut lines = BufReader::new(&guest).lines();
     let first = r#"{"grant":{"bytes":5,"lease_s":30,"reason":"memory is short"}}"#;
@@ -50,14 +50,65 @@ fn a_guest_says_what_it_has_and_hears_what_it_may_have() {
 #[test]
 fn a_guest_that_connects_again_is_one_guest() {
     let (agents, folder) = agents();
+    for used_bytes in 1..50 {
+        let mut guest = connect(&folder);
+        guest.write_all(&report(used_bytes)).unwrap();
+        wait_until("its report", || used(&agents) == Some(used_bytes));
+        assert_eq!(agents.heard().len(), 1);
+    }
+}
+
+/// Two ports of one VM hung up on each other each second, and their caches had a grant in turn.
+#[test]
+fn of_two_ports_of_a_vm_the_first_that_speaks_is_heard_until_it_goes() {
+    let (agents, folder) = agents();
+    // A port that no cache has opened is in nobody's way.
+    let _silent = connect(&folder);
     let mut first = connect(&folder);
     first.write_all(&report(1)).unwrap();
     wait_until("the first report", || used(&agents) == Some(1));
     let mut second = connect(&folder);
+    let mut told = BufReader::new(second.try_clone().unwrap()).lines();
+    second.write_all(&report(2)).unwrap();
+    let refused = r#"{"refused":{"reason":"another port of this VM has its place"}}"#;
+    assert_eq!(told.next().unwrap().unwrap(), refused);
+    agents.grant(Peer::called(std::process::id()), 5, "memory is short");
+    let mut line = String::new();
+    BufReader::new(&first).read_line(&mut line).unwrap();
+    assert!(line.contains("memory is short"), "{line}");
+    assert_eq!((agents.heard().len(), used(&agents)), (1, Some(1)));
+    drop(first);
+    second.write_all(&report(3)).unwrap();
+    wait_until("the second one is heard", || used(&agents) == Some(3));
+    assert_eq!(agents.heard().len(), 1);
+    assert_eq!(agents.heard()[0].grant, None);
+}
+
+/// A cache that has ended leaves its port open.
+#[test]
+fn a_port_that_is_silent_for_a_lease_leaves_its_place_to_another_one() {
+    let (agents, folder) = agents();
+    let (mut first, mut second) = (connect(&folder), connect(&folder));
+    first.write_all(&report(1)).unwrap();
+    wait_until("the first report", || used(&agents) == Some(1));
+    let place = |guest: &mut Guest| guest.heard.as_mut().map(|(at, _)| *at -= LEASE);
+    assert_eq!(agents.guests.lock().iter_mut().filter_map(place).count(), 1);
     second.write_all(&report(2)).unwrap();
     wait_until("the second report", || used(&agents) == Some(2));
     assert_eq!(agents.heard().len(), 1);
-    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the first connection is over");
+}
+
+#[test]
+fn a_process_has_as_many_connections_as_a_vm_may_have_ports() {
+    let (agents, folder) = agents();
+    let ports: Vec<_> = (0..PORTS_MAX).map(|_| connect(&folder)).collect();
+    let mut more = connect(&folder);
+    assert_eq!(more.read(&mut [0; 1]).unwrap(), 0, "it is hung up on");
+    assert_eq!(agents.guests.lock().len(), PORTS_MAX);
+    drop(ports);
+    let mut again = connect(&folder);
+    again.write_all(&report(7)).unwrap();
+    wait_until("its report", || used(&agents) == Some(7));
 }
 
 #[test]
@@ -90,17 +141,19 @@ fn a_guest_that_reads_nothing_is_not_waited_for_and_reads_whole_lines_later() {
     let mut guest = connect(&folder);
     guest.write_all(&report(1)).unwrap();
     wait_until("its report", || used(&agents) == Some(1));
-    let pid = std::process::id();
+    let peer = Peer::called(std::process::id());
     let mut granted = 0;
     while agents.heard()[0].grant == Some(granted) || granted == 0 {
         granted += 1;
-        agents.grant(pid, granted, "there is room");
+        agents.grant(peer, granted, "there is room");
     }
     assert!(agents.guests.lock()[0].unsent.len() < 100);
     drop(agents);
     let mut last = 0;
     for line in BufReader::new(&guest).lines().take(granted as usize - 1) {
-        let ToGuest::Grant(grant) = serde_json::from_str(&line.unwrap()).unwrap();
+        let ToGuest::Grant(grant) = serde_json::from_str(&line.unwrap()).unwrap() else {
+            panic!("it was refused");
+        };
         assert_eq!(grant.bytes, last + 1, "a grant is missing");
         last = grant.bytes;
     }

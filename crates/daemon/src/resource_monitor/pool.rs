@@ -9,6 +9,7 @@ use flowstone_memory::sizer::{Change, Limits, Reading, Reason, Sizer};
 
 use super::grants::{Curve, Member, share_out};
 use crate::guest_agent::Heard;
+use crate::vms::Peer;
 
 /// A guest's cache keeps this part of what it wants, however short memory is.
 const MIN_OF: u64 = 16;
@@ -34,7 +35,7 @@ pub struct Pool {
     /// Of the sector cache; nothing and nothing without one.
     cache: Limits,
     /// The guests that parts were given to.
-    guests: Vec<u32>,
+    guests: Vec<Peer>,
     parts: Vec<u64>,
     shared_at: Duration,
     reason: String,
@@ -78,11 +79,11 @@ impl Pool {
         if let Some(change) = &change {
             self.reason = in_words(change);
         }
-        let pids: Vec<u32> = guests.iter().map(|guest| guest.heard.pid).collect();
-        let is_due = !pids.is_empty() && now - self.shared_at >= REVIEW;
-        if change.is_some() || pids != self.guests || is_due {
+        let peers: Vec<Peer> = guests.iter().map(|guest| guest.heard.peer).collect();
+        let is_due = !peers.is_empty() && now - self.shared_at >= REVIEW;
+        if change.is_some() || peers != self.guests || is_due {
             self.parts = share_out(self.sizer.target(), &members);
-            (self.guests, self.shared_at) = (pids, now);
+            (self.guests, self.shared_at) = (peers, now);
         }
         change
     }
@@ -115,7 +116,7 @@ impl Pool {
     }
 
     /// What each guest may have, by the process that runs it.
-    pub fn grants(&self) -> impl Iterator<Item = (u32, u64)> {
+    pub fn grants(&self) -> impl Iterator<Item = (Peer, u64)> {
         let first = self.parts.len() - self.guests.len();
         self.guests.iter().copied().zip(self.parts[first..].iter().copied())
     }
@@ -182,7 +183,8 @@ mod tests {
             curve: curve.to_vec(),
             ..Report::default()
         };
-        let heard = Heard { pid, report, age: Duration::ZERO, grant: None };
+        let peer = Peer { pid, start: None };
+        let heard = Heard { peer, report, age: Duration::ZERO, grant: None };
         GuestCache { heard, weight, memory_bytes: 1024 * MIB }
     }
 
@@ -202,9 +204,9 @@ mod tests {
                 let reading = Reading { available, total: HOST, waiting: 0.0 };
                 changes +=
                     usize::from(self.pool.decide(self.now, reading, None, &self.guests).is_some());
-                let grants: Vec<(u32, u64)> = self.pool.grants().collect();
-                for (guest, (pid, bytes)) in self.guests.iter_mut().zip(grants) {
-                    assert_eq!(guest.heard.pid, pid);
+                let grants: Vec<(Peer, u64)> = self.pool.grants().collect();
+                for (guest, (peer, bytes)) in self.guests.iter_mut().zip(grants) {
+                    assert_eq!(guest.heard.peer, peer);
                     guest.heard.report.used_bytes = bytes;
                 }
             }

@@ -63,7 +63,7 @@ impl Sharing {
             if heard.age >= LEASE {
                 return None;
             }
-            let number = self.vms.iter().position(|vm| vm.pid == Some(heard.pid))?;
+            let number = self.vms.iter().position(|vm| vm.peer == Some(heard.peer))?;
             let memory_bytes = self.vms[number].memory_bytes;
             Some(GuestCache { heard, weight: self.shared.weight(number), memory_bytes })
         };
@@ -75,6 +75,7 @@ impl Sharing {
 mod tests {
     use std::time::Duration;
 
+    use crate::vms::Peer;
     use flowstone_memory::message::Report;
 
     use super::*;
@@ -84,17 +85,21 @@ mod tests {
     fn a_guest_that_is_silent_for_a_lease_has_no_part() {
         let vm = |pid| Vm {
             name: String::new(),
-            pid: Some(pid),
+            peer: Some(Peer { pid, start: Some(5) }),
             cpus: 1,
             memory_bytes: 1 << 30,
             disks: vec![pid],
         };
         let vms = vec![vm(1), vm(2)];
         let sharing = Sharing { shared: vms::share_out(&vms), vms, ..Sharing::default() };
-        let heard = |pid, age| Heard { pid, report: Report::default(), age, grant: Some(7) };
+        let heard_of = |peer, age| Heard { peer, report: Report::default(), age, grant: Some(7) };
+        let heard = |pid, age| heard_of(Peer { pid, start: Some(5) }, age);
         let second = Duration::from_secs(1);
-        let heard = vec![heard(1, LEASE - second), heard(2, LEASE), heard(3, second)];
-        let pids: Vec<u32> = sharing.guest_caches(heard).iter().map(|it| it.heard.pid).collect();
+        // Its process has ended, and the number is that of the second VM's.
+        let another = heard_of(Peer { pid: 2, start: Some(4) }, second);
+        let heard = vec![heard(1, LEASE - second), heard(2, LEASE), heard(3, second), another];
+        let parts = sharing.guest_caches(heard);
+        let pids: Vec<u32> = parts.iter().map(|it| it.heard.peer.pid).collect();
         assert_eq!(pids, [1]);
     }
 }

@@ -2,15 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use flowstone_block::mutant;
+pub use flowstone_frontend::vhost_user::Peer;
+
 /// What is kept of a VM's name: it is as long as the monitor likes.
 const NAME_CHARS_MAX: usize = 64;
 
 /// A process that runs a VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Process {
-    /// When it started, in clock ticks since the host did: tells it from another one with its
-    /// number.
-    pub start: u64,
     /// vCPUs, if they can be counted.
     pub cpus: Option<u32>,
     /// What its command line calls the VM.
@@ -18,10 +18,12 @@ pub struct Process {
 }
 
 impl Process {
-    /// Nothing if there is none with this number.
-    pub fn look(pid: u32) -> Option<Self> {
-        let proc = PathBuf::from(format!("/proc/{pid}"));
-        let start = start_time(&String::from_utf8_lossy(&std::fs::read(proc.join("stat")).ok()?))?;
+    /// Nothing if it is hidden or has ended, though its number may be another one's by now.
+    pub fn look(peer: Peer) -> Option<Self> {
+        peer.start?;
+        let now = Peer::called(peer.pid);
+        let is_it = now == peer || mutant("daemon.vms.takes-a-number-for-its-process");
+        let proc = is_it.then(|| PathBuf::from(format!("/proc/{}", peer.pid)))?;
         let command = std::fs::read(proc.join("cmdline")).unwrap_or_default();
         let words: Vec<_> = command.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
         let option = |option: &str| {
@@ -32,15 +34,8 @@ impl Process {
         let cpus = kvm_vcpus(&proc).or_else(|| option("-smp").and_then(smp));
         let name = option("-name").and_then(|value| part(value, "guest"));
         let name = name.map(|name| name.chars().take(NAME_CHARS_MAX).collect());
-        Some(Self { start, cpus, name })
+        Some(Self { cpus, name })
     }
-}
-
-/// The 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may hold
-/// anything.
-fn start_time(stat: &str) -> Option<u64> {
-    let (_, after_name) = stat.rsplit_once(')')?;
-    after_name.split_whitespace().nth(19)?.parse().ok()
 }
 
 /// KVM gives the process a descriptor for each vCPU. To see them takes the process's user, or root.
@@ -81,21 +76,23 @@ mod tests {
 
     #[test]
     fn this_process_is_found_and_runs_no_vcpus() {
-        let process = Process::look(std::process::id()).unwrap();
-        assert!(process.start > 0 && process.cpus.is_none() && process.name.is_none());
-        assert_eq!(Process::look(u32::MAX), None);
+        let process = Process::look(Peer::called(std::process::id())).unwrap();
+        assert!(process.cpus.is_none() && process.name.is_none());
+        assert_eq!(Process::look(Peer::called(u32::MAX)), None);
+    }
+
+    /// The process that connected has ended, and its number is this one's: its disks were taken for
+    /// those of this one's VM.
+    #[test]
+    fn a_process_that_has_the_number_of_one_that_ended_is_another_one() {
+        let now = Peer::called(std::process::id());
+        let ended = Peer { start: now.start.map(|ticks| ticks - 1), ..now };
+        assert_eq!(Process::look(ended), None);
     }
 
     #[test]
     fn the_statistics_of_a_vcpu_are_no_vcpu() {
         assert!(is_vcpu("anon_inode:kvm-vcpu:3") && !is_vcpu("anon_inode:kvm-vcpu-stats:3"));
-    }
-
-    #[test]
-    fn the_name_of_a_process_may_look_like_fields() {
-        let stat = "7 (a) 1 2 (b) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9";
-        assert_eq!(start_time(stat), Some(4711));
-        assert_eq!(start_time("7 (a) S 1"), None);
     }
 
     #[test]

@@ -7,12 +7,13 @@ use super::*;
 
 fn disk(number: u32, pid: Option<u32>, spec: &str) -> Attached {
     let spec = spec.parse().unwrap();
-    Attached { number, name: format!("disk{number}"), spec, pid, memory_bytes: 1 << 30 }
+    let peer = pid.map(|pid| Peer { pid, start: Some(5) });
+    Attached { number, name: format!("disk{number}"), spec, peer, memory_bytes: 1 << 30 }
 }
 
-fn process(pid: u32) -> Option<Process> {
+fn process(Peer { pid, .. }: Peer) -> Option<Process> {
     let name = (pid == 7).then(|| "web".to_owned());
-    (pid < 100).then_some(Process { start: 5, cpus: Some(pid), name })
+    (pid < 100).then_some(Process { cpus: Some(pid), name })
 }
 
 fn seen(attached: &[Attached]) -> Vec<(String, u32, u64, Vec<u32>)> {
@@ -36,6 +37,15 @@ fn a_process_that_is_hidden_or_gone_is_as_many_vms_as_it_has_disks() {
     assert_eq!(seen(&disks), expected);
 }
 
+/// A connection may outlive its process, in the hands of a child.
+#[test]
+fn processes_that_had_one_number_after_each_other_are_two_vms() {
+    let earlier = Some(Peer { pid: 7, start: Some(4) });
+    let disks = [disk(0, Some(7), ""), Attached { peer: earlier, ..disk(1, None, "") }];
+    assert_eq!(seen(&disks).len(), 2);
+    assert_eq!(guest_bytes(&disks), 2 << 30);
+}
+
 #[test]
 fn the_configuration_has_the_last_word() {
     let disks = [
@@ -51,7 +61,7 @@ fn the_configuration_has_the_last_word() {
 /// if another one has been handed more.
 #[test]
 fn memory_that_is_configured_of_one_disk_is_that_of_the_vm() {
-    let process = |_| Some(Process { start: 5, cpus: Some(2), name: None });
+    let process = |_| Some(Process { cpus: Some(2), name: None });
     let disks = [disk(0, Some(7), "cpus=1,memory=512M"), disk(1, Some(7), "")];
     let vms = group(&disks, process);
     assert_eq!((vms.len(), vms[0].cpus, vms[0].memory_bytes), (1, 1, 512 << 20));
@@ -95,7 +105,7 @@ fn a_process_whose_name_is_no_utf8_is_found() {
         let comm = std::fs::read(format!("/proc/{}/comm", child.0.id())).unwrap();
         if std::str::from_utf8(&comm).is_err() { Ok(()) } else { Err(comm) }
     });
-    assert!(Process::look(child.0.id()).is_some());
+    assert!(Process::look(Peer::called(child.0.id())).is_some());
 }
 
 /// docs/operating.md bounds what a monitor makes the daemon hold and write; a name is as long as
@@ -108,7 +118,8 @@ fn a_name_is_not_longer_than_that_of_a_disk() {
     let child = Killed(command.spawn().unwrap());
     // Until then it has our name.
     let vms = wait_for("its name", || {
-        let vms = look(&[disk(0, Some(child.0.id()), "")]);
+        let peer = Some(Peer::called(child.0.id()));
+        let vms = look(&[Attached { peer, ..disk(0, None, "") }]);
         if vms[0].name.starts_with('x') { Ok(vms) } else { Err(vms[0].name.clone()) }
     });
     assert!(vms[0].name.len() <= 128, "{} bytes", vms[0].name.len());

@@ -4,9 +4,40 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-/// The process that connected, if it is in our PID namespace. (`rustix` cannot say that it is not:
-/// there the kernel gives 0.)
-pub fn peer_pid(stream: &UnixStream) -> Option<u32> {
+/// A process that has connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// Its number, which another process may have when it has ended. A socket may outlive it, in
+    /// the hands of its children.
+    pub pid: u32,
+    /// When it started, in clock ticks since the host did, if that may be seen: tells it from
+    /// another one with its number.
+    pub start: Option<u64>,
+}
+
+impl Peer {
+    /// The process that connected, if it is in our PID namespace. To be asked at once: the kernel
+    /// keeps its number alone.
+    pub fn of(stream: &UnixStream) -> Option<Self> {
+        peer_pid(stream).map(Self::called)
+    }
+
+    /// The process that has a number now.
+    pub fn called(pid: u32) -> Self {
+        let stat = std::fs::read(format!("/proc/{pid}/stat"));
+        Self { pid, start: stat.ok().and_then(|it| start_time(&String::from_utf8_lossy(&it))) }
+    }
+}
+
+/// The 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may hold
+/// anything.
+fn start_time(stat: &str) -> Option<u64> {
+    let (_, after_name) = stat.rsplit_once(')')?;
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// (`rustix` cannot say that it is in another namespace: there the kernel gives 0.)
+fn peer_pid(stream: &UnixStream) -> Option<u32> {
     let mut peer = MaybeUninit::<libc::ucred>::uninit();
     let mut bytes = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `peer` has room for the `bytes` that the call may write, and both live across it.
@@ -29,6 +60,16 @@ mod tests {
     #[test]
     fn the_peer_of_a_pair_is_this_process() {
         let (stream, _other) = UnixStream::pair().unwrap();
-        assert_eq!(peer_pid(&stream), Some(std::process::id()));
+        let peer = Peer::of(&stream).unwrap();
+        assert_eq!(peer.pid, std::process::id());
+        assert!(peer.start > Some(0));
+        assert_eq!(Peer::called(u32::MAX).start, None, "there is none");
+    }
+
+    #[test]
+    fn the_name_of_a_process_may_look_like_fields() {
+        let stat = "7 (a) 1 2 (b) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 4711 9 9";
+        assert_eq!(start_time(stat), Some(4711));
+        assert_eq!(start_time("7 (a) S 1"), None);
     }
 }

@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use vhost::vhost_user::BackendReqHandler;
 
 use super::device::{Device, DeviceOptions, QueueRunner};
-use super::peer::peer_pid;
+use super::peer::Peer;
 use super::shared::DeviceShared;
 use crate::{BoundSocket, SocketAccess, bind_socket};
 
@@ -119,7 +119,7 @@ impl Server {
         stop: &OwnedFd,
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let watch = stream.try_clone()?;
-        self.shared.set_monitor_pid(peer_pid(&stream));
+        self.shared.set_peer(Peer::of(&stream));
         *self.connection.lock() = Some(stream.try_clone()?);
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
         let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {
@@ -130,7 +130,7 @@ impl Server {
         // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
         // and stopping the queues shows the guest the last completions.
         self.device().disconnect();
-        self.shared.set_monitor_pid(None);
+        self.shared.set_peer(None);
         *self.connection.lock() = None;
         outcome
     }

@@ -4,21 +4,22 @@
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use flowstone_block::{Errno, LogBudget, SectorCount};
 use rustix::net::{SendFlags, send};
 
 use super::memory::GuestMemory;
+use super::peer::Peer;
 
 /// The changeable state of a device.
 #[derive(Debug, Default)]
 pub struct DeviceShared {
     capacity: AtomicU64,
     write_through: AtomicBool,
-    /// The process that is connected; 0 if none is, or if it is not known.
-    monitor_pid: AtomicU32,
+    /// The process that is connected, if one is, and if it is known.
+    peer: Mutex<Option<Peer>>,
     /// The guest's memory that it has handed over.
     guest_memory: Mutex<Weak<GuestMemory>>,
     /// The channel on which the monitor hears of configuration changes.
@@ -31,7 +32,7 @@ pub struct DeviceShared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Guest {
     /// The process that runs it, unless it is hidden from us (in another PID namespace).
-    pub monitor_pid: Option<u32>,
+    pub monitor: Option<Peer>,
     /// Memory that the guest has.
     pub memory_bytes: u64,
 }
@@ -65,13 +66,16 @@ impl DeviceShared {
     /// The guest that uses the disk, if one does.
     pub fn guest(&self) -> Option<Guest> {
         let memory_bytes = self.guest_memory().map_or(0, |memory| memory.bytes());
-        let pid = self.monitor_pid.load(Ordering::Relaxed);
-        let guest = Guest { monitor_pid: (pid != 0).then_some(pid), memory_bytes };
-        (memory_bytes > 0).then_some(guest)
+        let monitor = *self.peer();
+        (memory_bytes > 0).then_some(Guest { monitor, memory_bytes })
     }
 
-    pub(super) fn set_monitor_pid(&self, pid: Option<u32>) {
-        self.monitor_pid.store(pid.unwrap_or(0), Ordering::Relaxed);
+    pub(super) fn set_peer(&self, peer: Option<Peer>) {
+        *self.peer() = peer;
+    }
+
+    fn peer(&self) -> MutexGuard<'_, Option<Peer>> {
+        self.peer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The memory of the guest that uses the disk, while it does.

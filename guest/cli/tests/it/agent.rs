@@ -75,3 +75,17 @@ fn a_host_that_goes_costs_nothing_and_one_that_comes_is_heard() {
     }
     assert_eq!(mount.read("it"), "text");
 }
+
+/// The host hears another port of the same VM.
+#[test]
+fn a_cache_that_the_host_does_not_hear_says_so_once_and_goes_on_reporting() {
+    let Some((mut mount, host)) = connected(&["--epoch", "50ms", "--memory", "8M"]) else { return };
+    for _ in 0..3 {
+        writeln!(&host, r#"{{"refused":{{"reason":"another one is heard"}}}}"#).unwrap();
+    }
+    wait_until("it is said", || mount.daemon().stderr().contains("another one is heard"));
+    grant(&host, 1 << 20, 300);
+    wait_until("the grant is kept", || mount.stat("limit_bytes") == 1 << 20);
+    assert_eq!(mount.daemon().stderr().matches("another one is heard").count(), 1);
+    assert!(BufReader::new(host).lines().next().unwrap().unwrap().contains("report"));
+}
