@@ -79,7 +79,7 @@ impl Folder {
             Call::SetAttr => self.set_attributes(message),
             Call::ReadLink => self.read_link(message.node),
             Call::Open | Call::OpenDir => self.open(message.node),
-            Call::Create => self.create(message),
+            Call::Create | Call::Tmpfile => self.create(message),
             Call::Mkdir | Call::Symlink => self.make(message),
             Call::Unlink | Call::Rmdir => self.remove(message),
             Call::Rename => self.rename(message, 8),
@@ -215,7 +215,11 @@ impl Folder {
     }
 
     fn create(&mut self, message: &Message) -> Outcome {
-        let name = message.name(16);
+        // One without a name has one here, which is hidden.
+        let name = match message.call {
+            Call::Tmpfile => format!(".nameless-{}", message.unique),
+            _ => message.name(16),
+        };
         let path = self.behind.join(self.below(message.node, &name));
         File::options().write(true).create(true).truncate(false).open(&path)?;
         self.belongs(message, &path, message.u32(4))?;

@@ -39,13 +39,14 @@ pub enum Call {
     Fallocate = 43,
     Rename2 = 45,
     Lseek = 46,
+    Tmpfile = 51,
     /// Everything else is not implemented.
     Other = 0,
 }
 
 impl Call {
     /// Each that has a name.
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 29] = [
         Self::Lookup,
         Self::Forget,
         Self::GetAttr,
@@ -74,6 +75,7 @@ impl Call {
         Self::Fallocate,
         Self::Rename2,
         Self::Lseek,
+        Self::Tmpfile,
     ];
 
     /// Whether the kernel expects no answer.

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{self, JoinHandle};
 
 use crate::fixture::{Mount, rest_of, sync};
-use flowstone_testkit::fuse::Call;
+use flowstone_testkit::fuse::{Call, FuseHost};
 use flowstone_testkit::{HANG, TempDir, wait_until};
 
 /// More than the daemon has threads for calls to the source.
@@ -207,6 +207,32 @@ fn a_full_folder_for_copies_costs_no_read() {
         });
     }
     let _ = rustix::mount::unmount(at, rustix::mount::UnmountFlags::DETACH);
+}
+
+/// The disk of the copies fails, and the source was suspect for that.
+#[test]
+fn a_disk_for_copies_that_fails_is_no_trouble_of_the_source() {
+    let folder = TempDir::new().unwrap();
+    let (at, behind) = (folder.path().join("copies"), folder.path().join("behind"));
+    fs::create_dir(&at).unwrap();
+    fs::create_dir(&behind).unwrap();
+    let Some(disk) = FuseHost::mount_or_skip(&at, &behind) else { return };
+    for call in [Call::Tmpfile, Call::Write] {
+        disk.recover();
+        let options = ["--dir", at.to_str().unwrap(), "--size", "64M"];
+        let Some(mount) = Mount::start(&options) else { return };
+        disk.refuse(&[call], libc::EIO);
+        let before = disk.count(call).calls;
+        mount.write_source("it", "text");
+        (0..2).for_each(|_| assert_eq!(mount.read("it"), "text"));
+        // It is copied when it has been seen for two seconds, and nothing else is asked then.
+        wait_until("a copy is tried", || disk.count(call).calls > before);
+        for _ in 0..40 {
+            assert_eq!(mount.stats()["source"], "up", "{call:?}");
+            thread::sleep(std::time::Duration::from_millis(50));
+        }
+        assert_eq!((mount.read("it"), mount.stat("cached_files")), ("text".into(), 0));
+    }
 }
 
 /// A refresh of an open copy hangs in the source, and holds nothing meanwhile that others need.

@@ -145,20 +145,14 @@ impl Files {
         let asking = self.hearing.asks();
         let copied = self.copy_out(task, buffer);
         drop(asking);
-        self.hearing.heard(&copied);
-        let (copied, is_to_come) = match copied {
-            Ok(copied) => {
-                let is_to_come = copied.is_none();
-                (copied, is_to_come)
-            }
-            Err(error) => {
-                // Only the store says so of a read: it has no room for what the policy holds.
-                if matches!(error, Errno::NOSPC | Errno::DQUOT) {
-                    self.copies.drop_file(task.node.identity);
-                }
-                (None, false)
-            }
-        };
+        match &copied {
+            // There is no room for what the policy holds, or the disk fails.
+            Err(Failed::Here) => self.copies.drop_file(task.node.identity),
+            Err(Failed::Source(error)) => self.hearing.heard::<()>(&Err(*error)),
+            Ok(_) => self.hearing.heard(&Ok(())),
+        }
+        let is_to_come = matches!(copied, Ok(None));
+        let copied = copied.ok().flatten();
         if self.copies.end_fill(&fill, copied) {
             self.counters.fills.add(1);
         }
@@ -166,7 +160,11 @@ impl Files {
     }
 
     /// The copy, or nothing if the file is too new, or has changed under it.
-    fn copy_out(&self, task: &Task, buffer: &mut [u8]) -> Result<Option<(File, Attributes)>> {
+    fn copy_out(
+        &self,
+        task: &Task,
+        buffer: &mut [u8],
+    ) -> std::result::Result<Option<(File, Attributes)>, Failed> {
         let acting = task.caller.act();
         let (anchor, seen) = self.nodes.anchor_and_look(&task.node)?;
         if !self.is_settled(&task.node, &seen) {
@@ -178,14 +176,19 @@ impl Files {
         if !self.is_settled(&task.node, &before) {
             return Ok(None);
         }
-        let copy = self.copies.new_file().map_err(errno)?;
-        copy_range_with(&file, &copy, 0, before.stamp.size, buffer)?;
+        let copy = self.copies.new_file().map_err(|_| Failed::Here)?;
+        copy_range_with(&file, &copy, 0, before.stamp.size, buffer).map_err(
+            |failed| match failed {
+                Unfinished::Read(error) => Failed::Source(error),
+                Unfinished::Write(_) => Failed::Here,
+            },
+        )?;
         if !self.source.is_local() {
             // The copy is read from now on: the source's pages would hold the same bytes again.
             let _ = fadvise(&file, 0, None, Advice::DontNeed);
         }
         let after = source::stat(&file)?;
-        let size = copy.metadata().map_err(errno)?.len();
+        let size = copy.metadata().map_err(|_| Failed::Here)?.len();
         let is_whole = after.stamp == before.stamp && size == before.stamp.size;
         Ok(is_whole.then_some((copy, before)))
     }
@@ -200,25 +203,72 @@ impl Files {
     }
 }
 
+/// Why a file was not copied, by the side that says so: a disk of ours that fails says nothing of
+/// the source.
+enum Failed {
+    Source(Errno),
+    Here,
+}
+
+impl From<Errno> for Failed {
+    fn from(error: Errno) -> Self {
+        Self::Source(error)
+    }
+}
+
+/// The file that did not let bytes be copied.
+#[derive(Debug, PartialEq, Eq)]
+enum Unfinished {
+    Read(Errno),
+    Write(Errno),
+}
+
 /// Copies bytes from one file to another, as far as the first one goes.
 pub fn copy_range(from: &File, to: &File, start: u64, end: u64) -> Result<()> {
     let bytes = usize::try_from(end.saturating_sub(start)).unwrap_or(CHUNK).min(CHUNK);
-    copy_range_with(from, to, start, end, &mut vec![0; bytes])
+    copy_range_with(from, to, start, end, &mut vec![0; bytes]).map_err(|failed| match failed {
+        Unfinished::Read(error) | Unfinished::Write(error) => error,
+    })
 }
 
-fn copy_range_with(from: &File, to: &File, start: u64, end: u64, buffer: &mut [u8]) -> Result<()> {
+fn copy_range_with(
+    from: &File,
+    to: &File,
+    start: u64,
+    end: u64,
+    buffer: &mut [u8],
+) -> std::result::Result<(), Unfinished> {
     let mut at = start;
     while at < end {
         let wanted = usize::try_from(end - at).map_or(buffer.len(), |it| it.min(buffer.len()));
         let read = match from.read_at(&mut buffer[..wanted], at).map_err(errno) {
             Err(Errno::INTR) => continue,
-            read => read?,
+            read => read.map_err(Unfinished::Read)?,
         };
         if read == 0 {
             break;
         }
-        to.write_all_at(&buffer[..read], at).map_err(errno)?;
+        let written = to.write_all_at(&buffer[..read], at);
+        written.map_err(|error| Unfinished::Write(errno(error)))?;
         at += read as u64;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_and_one_that_cannot_be_written_are_told_apart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("it");
+        std::fs::write(&path, "text").unwrap();
+        let (reads, writes) = (File::open(&path).unwrap(), File::create(folder.path().join("new")));
+        let writes = writes.unwrap();
+        let copy = |from, to| copy_range_with(from, to, 0, 4, &mut [0; 4]);
+        assert_eq!(copy(&reads, &writes), Ok(()));
+        assert_eq!(copy(&reads, &reads), Err(Unfinished::Write(Errno::BADF)));
+        assert_eq!(copy(&writes, &writes), Err(Unfinished::Read(Errno::BADF)));
+    }
 }
