@@ -31,6 +31,7 @@ mod history_file;
 mod kernel;
 mod kernel_types;
 mod library;
+mod lists;
 mod lock;
 pub mod mount_point;
 mod nodes;

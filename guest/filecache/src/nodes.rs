@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use flowstone_memory::mutant;
 use rustix::io::{Errno, Result};
 
+use crate::lists::Lists;
 use crate::places::{NOWHERE, Places};
 use crate::source::{self, Source};
 use crate::stamp::{Attributes, Identity, Stamp};
@@ -127,6 +128,7 @@ struct Table {
     /// Of the few files that have one.
     splits: HashMap<Identity, Split>,
     places: Places,
+    lists: Lists,
     next_own: u64,
     next_order: u64,
 }
@@ -160,8 +162,8 @@ impl Nodes {
         let mains = HashMap::from([(seen.identity, ROOT)]);
         let by_id = HashMap::from([(ROOT, Arc::new(root))]);
         let (splits, places) = (HashMap::new(), Places::default());
-        let next_own = OWN_NUMBERS;
-        let table = Table { by_id, mains, splits, places, next_own, next_order: 0 };
+        let (lists, next_own) = (Lists::default(), OWN_NUMBERS);
+        let table = Table { by_id, mains, splits, places, lists, next_own, next_order: 0 };
         Ok(Self { table: Mutex::new(table) })
     }
 
@@ -222,6 +224,8 @@ impl Nodes {
         }
         table.by_id.remove(&id);
         table.places.remove(state.folder, &state.name, id);
+        table.lists.forgets_in(state.folder);
+        table.lists.forget(id);
         // The number of a split node stays its own: the kernel forgets it once while it looks the
         // name up again.
         let is_known = |id: &u64| table.by_id.contains_key(id);
@@ -231,6 +235,16 @@ impl Nodes {
             table.mains.remove(&identity);
             table.splits.remove(&identity);
         }
+    }
+
+    /// The kernel was told of files in a folder: see [`Lists::told`].
+    pub fn listed(&self, folder: u64, is_first: bool, names: usize, files: usize) {
+        self.table().lists.told(folder, is_first, names, files, Instant::now());
+    }
+
+    /// Whether the kernel is to keep the list of a folder that it has.
+    pub fn list_serves(&self, folder: u64, window: Duration) -> bool {
+        self.table().lists.serves(folder, window, Instant::now())
     }
 
     /// From now on the file's name leads to a split node.

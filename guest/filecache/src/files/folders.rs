@@ -111,7 +111,7 @@ impl Files {
         node.pages(news.is_settled);
         let entries = Mutex::default();
         let number = self.folders.insert(Arc::new(Folder { node, held, caller, entries }));
-        Ok((number, news.pages_are_good))
+        Ok((number, news.pages_are_good && self.nodes.list_serves(id, self.window)))
     }
 
     /// The entries of an open folder, for those behind a place: read anew from the beginning, and
@@ -133,6 +133,13 @@ impl Files {
         let seen = self.look_between_flushes(|| source::look(&folder.held, name)).ok()?;
         drop(acting);
         Some(self.found(&seen, folder.node.id, name))
+    }
+
+    /// The kernel was told of what some entries lead to, from a place on.
+    pub fn told_entries(&self, number: u64, place: u64, entries: &Entries, files: usize) {
+        if let Ok(folder) = self.folders.get(number) {
+            self.nodes.listed(folder.node.id, place == 0, entries.ends.len(), files);
+        }
     }
 
     /// The kernel was not told of a node after all.

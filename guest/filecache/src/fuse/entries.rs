@@ -35,5 +35,6 @@ pub fn tell(files: &Files, to: &Owed<ReplyDirectoryPlus>, folder: u64, from: u64
             break;
         }
     }
+    files.told_entries(folder, from, &entries, told.0.len());
     Ok(told)
 }
