@@ -17,6 +17,7 @@ mod locks;
 mod modes;
 mod random;
 mod soak;
+mod steps;
 mod trouble;
 mod users;
 mod write_back;

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use flowstone_memory::mutant;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, fchown, openat, unlinkat};
 use rustix::io::{Errno, Result};
 
@@ -29,7 +30,12 @@ impl Files {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         // Never with the set-user-id bit: the bytes are the writer's, and the daemon may make it.
         let mode = Mode::from_raw_mode(u32::from(mode & 0o777));
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let alone = if mutant("guest.conflict.writes-over-another") {
+            OFlags::empty()
+        } else {
+            OFlags::EXCL
+        };
+        let flags = OFlags::WRONLY | OFlags::CREATE | alone | OFlags::CLOEXEC;
         for number in 0..NAMES_MAX {
             let after = if number > 0 { format!("-{number}") } else { String::new() };
             let after = format!(".conflict-{now}{after}");
@@ -50,7 +56,9 @@ impl Files {
             };
             if let Err(error) = copy_whole(&dirty.copy.file, file) {
                 // A half is worse than nothing; the whole is still here.
-                let _ = unlinkat(folder, &beside, AtFlags::empty());
+                if !mutant("guest.conflict.leaves-a-half") {
+                    let _ = unlinkat(folder, &beside, AtFlags::empty());
+                }
                 return Err(error);
             }
             self.counters.conflicts.add(1);

@@ -8,6 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use flowstone_memory::mutant;
 use rustix::fs::{Advice, OFlags, fadvise};
 use rustix::io::{Errno, Result};
 
@@ -147,7 +148,12 @@ impl Files {
         drop(asking);
         match &copied {
             // There is no room for what the policy holds, or the disk fails.
-            Err(Failed::Here) => self.copies.drop_file(task.node.identity),
+            Err(Failed::Here) => {
+                self.copies.drop_file(task.node.identity);
+                if mutant("guest.fill.takes-its-own-trouble-for-the-sources") {
+                    self.hearing.heard::<()>(&Err(Errno::IO));
+                }
+            }
             Err(Failed::Source(error)) => self.hearing.heard::<()>(&Err(*error)),
             Ok(_) => self.hearing.heard(&Ok(())),
         }
@@ -189,7 +195,8 @@ impl Files {
         }
         let after = source::stat(&file)?;
         let size = copy.metadata().map_err(|_| Failed::Here)?.len();
-        let is_whole = after.stamp == before.stamp && size == before.stamp.size;
+        let is_same = after.stamp == before.stamp || mutant("guest.fill.keeps-what-changed");
+        let is_whole = is_same && size == before.stamp.size;
         Ok(is_whole.then_some((copy, before)))
     }
 

@@ -137,7 +137,8 @@ impl Files {
             return None;
         }
         let copy = self.copies.get(node.identity)?;
-        copy.was_checked_within(self.trust).then(|| Look::unchecked(copy)).flatten()
+        let is_near = copy.was_checked_within(self.trust) || mutant("guest.open.trusts-for-ever");
+        is_near.then(|| Look::unchecked(copy)).flatten()
     }
 
     /// Opens a file for reading without asking the source. Nothing if there is no copy that has
@@ -150,7 +151,9 @@ impl Files {
         to: Register<'_>,
     ) -> Option<Result<Opened>> {
         let node = self.nodes.get(id).ok().filter(|_| !writes(flags))?;
-        let copy = self.copies.get(node.identity).filter(|copy| copy.attributes().is_some())?;
+        let copy = self.copies.get(node.identity).filter(|copy| {
+            copy.attributes().is_some() || mutant("guest.trouble.opens-what-was-not-compared")
+        })?;
         let opened = self.finish(node, flags, caller.clone(), Look::unchecked(copy)?, to);
         self.counters.unchecked_opens.add(opened.is_ok().into());
         Some(opened)
