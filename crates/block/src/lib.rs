@@ -34,7 +34,7 @@ pub use geometry::{FILL_BYTES_MAX, Geometry};
 pub use guarded::{Guarded, is_any_broken, is_whole};
 pub use layer::{Channel, Layer, QueueContext, QueueDepth};
 pub use log_budget::LogBudget;
-pub use origin::Origin;
+pub use origin::{Origin, Peer};
 pub use pages::Pages;
 pub use per_queue::{PerQueue, count};
 pub use printable::Printable;

@@ -25,3 +25,14 @@ impl fmt::Display for Origin {
         }
     }
 }
+
+/// A process that has connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Peer {
+    /// Its number, which another process may have when it has ended. A socket may outlive it, in
+    /// the hands of its children.
+    pub pid: u32,
+    /// When it started, in clock ticks since the host did, if that may be seen: tells it from
+    /// another one with its number.
+    pub start: Option<u64>,
+}

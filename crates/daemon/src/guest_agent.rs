@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Builder};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Error, LogBudget, Result, mutant};
-use flowstone_frontend::vhost_user::Peer;
+use flowstone_block::{Error, LogBudget, Peer, Result, mutant};
+use flowstone_frontend::vhost_user::peer_of;
 use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
 use flowstone_memory::message::{
     self, Grant, LEASE, LINE_BYTES_MAX, Lines, Refusal, Report, ToGuest, ToHost,
@@ -125,7 +125,7 @@ impl Guests {
 
     /// A guest has connected.
     fn add(&self, stream: UnixStream) -> io::Result<Arc<UnixStream>> {
-        let Some(peer) = Peer::of(&stream) else {
+        let Some(peer) = peer_of(&stream) else {
             return Err(io::Error::other("its process is in another PID namespace"));
         };
         let mut guests = self.lock();

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
 
-use flowstone_block::{LogBudget, format_size, mutant};
-use flowstone_frontend::vhost_user::{DeviceShared, Guest, Peer, expect_disks};
+use flowstone_block::{LogBudget, Peer, format_size, mutant};
+use flowstone_frontend::vhost_user::{DeviceShared, Guest, expect_disks};
 use serde::Serialize;
 use tracing::warn;
 

@@ -10,10 +10,9 @@ mod process;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use flowstone_block::mutant;
+use flowstone_block::{Peer, mutant};
 use flowstone_cache::{VmSize, Vms};
 
-pub use self::process::Peer;
 use self::process::Process;
 use crate::config::VmSpec;
 use crate::disk::Disk;

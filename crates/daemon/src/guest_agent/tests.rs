@@ -1,5 +1,6 @@
 use std::io::{BufRead, BufReader, Write};
 
+use flowstone_frontend::vhost_user::peer_called;
 use flowstone_testkit::{HANG, wait_until};
 
 use super::*;
@@ -32,7 +33,7 @@ fn a_guest_says_what_it_has_and_hears_what_it_may_have() {
     assert!(agents.heard().is_empty());
     guest.write_all(&report(7)).unwrap();
     wait_until("its report", || used(&agents) == Some(7));
-    let peer = Peer::called(std::process::id());
+    let peer = peer_called(std::process::id());
     agents.grant(peer, 5, "memory is short");
     // It holds still.
     agents.grant(peer, 5, "memory is short");
@@ -72,7 +73,7 @@ fn of_two_ports_of_a_vm_the_first_that_speaks_is_heard_until_it_goes() {
     second.write_all(&report(2)).unwrap();
     let refused = r#"{"refused":{"reason":"another port of this VM has its place"}}"#;
     assert_eq!(told.next().unwrap().unwrap(), refused);
-    agents.grant(Peer::called(std::process::id()), 5, "memory is short");
+    agents.grant(peer_called(std::process::id()), 5, "memory is short");
     let mut line = String::new();
     BufReader::new(&first).read_line(&mut line).unwrap();
     assert!(line.contains("memory is short"), "{line}");
@@ -141,7 +142,7 @@ fn a_guest_that_reads_nothing_is_not_waited_for_and_reads_whole_lines_later() {
     let mut guest = connect(&folder);
     guest.write_all(&report(1)).unwrap();
     wait_until("its report", || used(&agents) == Some(1));
-    let peer = Peer::called(std::process::id());
+    let peer = peer_called(std::process::id());
     let mut granted = 0;
     while agents.heard()[0].grant == Some(granted) || granted == 0 {
         granted += 1;

@@ -3,13 +3,12 @@
 
 use std::time::Duration;
 
-use flowstone_block::format_size;
+use flowstone_block::{Peer, format_size};
 use flowstone_cache::Cache;
 use flowstone_memory::sizer::{Change, Limits, Reading, Reason, Sizer};
 
 use super::grants::{Curve, Member, share_out};
 use crate::guest_agent::Heard;
-use crate::vms::Peer;
 
 /// A guest's cache keeps this part of what it wants, however short memory is.
 const MIN_OF: u64 = 16;

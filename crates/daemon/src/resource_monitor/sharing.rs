@@ -75,10 +75,10 @@ impl Sharing {
 mod tests {
     use std::time::Duration;
 
-    use crate::vms::Peer;
     use flowstone_memory::message::Report;
 
     use super::*;
+    use flowstone_block::Peer;
 
     /// What had been its part stayed so for as long as its VM ran.
     #[test]

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use flowstone_block::Peer;
 use flowstone_block::mutant;
-pub use flowstone_frontend::vhost_user::Peer;
+use flowstone_frontend::vhost_user::peer_called;
 
 /// What is kept of a VM's name: it is as long as the monitor likes.
 const NAME_CHARS_MAX: usize = 64;
@@ -21,7 +22,7 @@ impl Process {
     /// Nothing if it is hidden or has ended, though its number may be another one's by now.
     pub fn look(peer: Peer) -> Option<Self> {
         peer.start?;
-        let now = Peer::called(peer.pid);
+        let now = peer_called(peer.pid);
         let is_it = now == peer || mutant("daemon.vms.takes-a-number-for-its-process");
         let proc = is_it.then(|| PathBuf::from(format!("/proc/{}", peer.pid)))?;
         let command = std::fs::read(proc.join("cmdline")).unwrap_or_default();
@@ -76,16 +77,16 @@ mod tests {
 
     #[test]
     fn this_process_is_found_and_runs_no_vcpus() {
-        let process = Process::look(Peer::called(std::process::id())).unwrap();
+        let process = Process::look(peer_called(std::process::id())).unwrap();
         assert!(process.cpus.is_none() && process.name.is_none());
-        assert_eq!(Process::look(Peer::called(u32::MAX)), None);
+        assert_eq!(Process::look(peer_called(u32::MAX)), None);
     }
 
     /// The process that connected has ended, and its number is this one's: its disks were taken for
     /// those of this one's VM.
     #[test]
     fn a_process_that_has_the_number_of_one_that_ended_is_another_one() {
-        let now = Peer::called(std::process::id());
+        let now = peer_called(std::process::id());
         let ended = Peer { start: now.start.map(|ticks| ticks - 1), ..now };
         assert_eq!(Process::look(ended), None);
     }

@@ -1,6 +1,7 @@
 use std::os::unix::ffi::OsStrExt as _;
 use std::process::{Child, Command};
 
+use flowstone_frontend::vhost_user::peer_called;
 use flowstone_testkit::wait_for;
 
 use super::*;
@@ -105,7 +106,7 @@ fn a_process_whose_name_is_no_utf8_is_found() {
         let comm = std::fs::read(format!("/proc/{}/comm", child.0.id())).unwrap();
         if std::str::from_utf8(&comm).is_err() { Ok(()) } else { Err(comm) }
     });
-    assert!(Process::look(Peer::called(child.0.id())).is_some());
+    assert!(Process::look(peer_called(child.0.id())).is_some());
 }
 
 /// docs/operating.md bounds what a monitor makes the daemon hold and write; a name is as long as
@@ -118,7 +119,7 @@ fn a_name_is_not_longer_than_that_of_a_disk() {
     let child = Killed(command.spawn().unwrap());
     // Until then it has our name.
     let vms = wait_for("its name", || {
-        let peer = Some(Peer::called(child.0.id()));
+        let peer = Some(peer_called(child.0.id()));
         let vms = look(&[Attached { peer, ..disk(0, None, "") }]);
         if vms[0].name.starts_with('x') { Ok(vms) } else { Err(vms[0].name.clone()) }
     });

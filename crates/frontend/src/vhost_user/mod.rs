@@ -19,7 +19,7 @@ mod server;
 mod shared;
 mod vring;
 
-pub use self::peer::Peer;
+pub use self::peer::{peer_called, peer_of};
 pub use device::{DeviceOptions, QueueRunner};
 pub use memory::{GuestMemory, NodePages, expect_disks};
 pub use queue::{

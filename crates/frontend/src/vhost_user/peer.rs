@@ -4,29 +4,18 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 
-/// A process that has connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Peer {
-    /// Its number, which another process may have when it has ended. A socket may outlive it, in
-    /// the hands of its children.
-    pub pid: u32,
-    /// When it started, in clock ticks since the host did, if that may be seen: tells it from
-    /// another one with its number.
-    pub start: Option<u64>,
+use flowstone_block::Peer;
+
+/// The process that connected, if it is in our PID namespace. To be asked at once: the kernel keeps
+/// its number alone.
+pub fn peer_of(stream: &UnixStream) -> Option<Peer> {
+    peer_pid(stream).map(peer_called)
 }
 
-impl Peer {
-    /// The process that connected, if it is in our PID namespace. To be asked at once: the kernel
-    /// keeps its number alone.
-    pub fn of(stream: &UnixStream) -> Option<Self> {
-        peer_pid(stream).map(Self::called)
-    }
-
-    /// The process that has a number now.
-    pub fn called(pid: u32) -> Self {
-        let stat = std::fs::read(format!("/proc/{pid}/stat"));
-        Self { pid, start: stat.ok().and_then(|it| start_time(&String::from_utf8_lossy(&it))) }
-    }
+/// The process that has a number now.
+pub fn peer_called(pid: u32) -> Peer {
+    let stat = std::fs::read(format!("/proc/{pid}/stat"));
+    Peer { pid, start: stat.ok().and_then(|it| start_time(&String::from_utf8_lossy(&it))) }
 }
 
 /// The 22nd field of `/proc/PID/stat` (proc_pid_stat(5)). The second one, in brackets, may hold
@@ -60,10 +49,10 @@ mod tests {
     #[test]
     fn the_peer_of_a_pair_is_this_process() {
         let (stream, _other) = UnixStream::pair().unwrap();
-        let peer = Peer::of(&stream).unwrap();
+        let peer = peer_of(&stream).unwrap();
         assert_eq!(peer.pid, std::process::id());
         assert!(peer.start > Some(0));
-        assert_eq!(Peer::called(u32::MAX).start, None, "there is none");
+        assert_eq!(peer_called(u32::MAX).start, None, "there is none");
     }
 
     #[test]

@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use vhost::vhost_user::BackendReqHandler;
 
 use super::device::{Device, DeviceOptions, QueueRunner};
-use super::peer::Peer;
+use super::peer::peer_of;
 use super::shared::DeviceShared;
 use crate::{BoundSocket, SocketAccess, bind_socket};
 
@@ -119,7 +119,7 @@ impl Server {
         stop: &OwnedFd,
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let watch = stream.try_clone()?;
-        self.shared.set_peer(Peer::of(&stream));
+        self.shared.set_peer(peer_of(&stream));
         *self.connection.lock() = Some(stream.try_clone()?);
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
         let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {

@@ -7,11 +7,10 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use flowstone_block::{Errno, LogBudget, SectorCount};
+use flowstone_block::{Errno, LogBudget, Peer, SectorCount};
 use rustix::net::{SendFlags, send};
 
 use super::memory::GuestMemory;
-use super::peer::Peer;
 
 /// The changeable state of a device.
 #[derive(Debug, Default)]

@@ -1,5 +1,5 @@
-//! What a grant costs where many disks contend: `cargo test --release -p flowstone-qos --lib cost --
-//! --ignored --nocapture`.
+//! What a grant costs where many disks contend:
+//! `cargo test --release -p flowstone-qos --lib cost -- --ignored --nocapture`.
 
 use std::time::Instant;
 
