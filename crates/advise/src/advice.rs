@@ -301,7 +301,10 @@ fn unknown(summary: &Summary, passes: u64, options: &AdviseOptions, trace: &Trac
             summary.present_bytes.is_none(),
             "how full the disk was at the start: the trace does not say".into(),
         ),
-        (summary.duration.is_none(), "TB a day, years and pauses: the trace has no times".into()),
+        (
+            summary.duration.is_none(),
+            "TB a day, years and pauses: the trace has no times, or less than a second".into(),
+        ),
         (
             is_short,
             format!(

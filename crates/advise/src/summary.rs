@@ -5,6 +5,9 @@ use std::time::Duration;
 
 use flowstone_trace::{Event, Kind, Trace};
 
+/// Nothing is said of a day by less than this.
+const DURATION_MIN: Duration = Duration::from_secs(1);
+
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Summary {
@@ -50,7 +53,7 @@ impl Summary {
             }
         }
         summary.blocks_written = written.len() as u64;
-        let duration = times.map(|(first, last)| last - first).filter(|it| !it.is_zero());
+        let duration = times.map(|(first, last)| last - first).filter(|it| *it >= DURATION_MIN);
         summary.duration = duration;
         summary.busiest_second = duration.and_then(|_| seconds.into_values().max());
         summary

@@ -87,6 +87,11 @@ fn make(onto: &Onto, options: &ReplayOptions, disk_bytes: u64) -> Result<()> {
     if options.format == Format::Log {
         options.create.log.file_bytes(&name, disk_bytes)?;
     }
+    let is_device = fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
+    ensure!(
+        !is_device || options.format != Format::Qcow2,
+        "{name} is a block device, where no qcow2 image is made; give a file, or --format raw or log"
+    );
     let is_new = fs::symlink_metadata(path).is_err();
     if is_new {
         create_sparse(path, 0)?;

@@ -405,6 +405,20 @@ fn a_load_is_put_onto_no_file_that_a_loop_device_shows_whatever_its_name() {
     }
 }
 
+/// It was emptied first, and then there was a bare EOPNOTSUPP.
+#[test]
+fn no_qcow2_image_is_put_onto_a_device() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("it");
+    std::fs::write(&path, [7; 65_536]).unwrap();
+    let Some(device) = LoopDevice::of(&path) else { return };
+    let onto = onto(Path::new(&device.0), Format::Qcow2, true);
+    let said = format!("{:#}", replay(&onto, &mut |_, _| ()).unwrap_err());
+    assert!(said.contains("give a file, or --format raw or log"), "{said}");
+    drop(device);
+    assert_eq!(std::fs::read(&path).unwrap(), [7; 65_536]);
+}
+
 /// A loop device, detached when dropped.
 struct LoopDevice(String);
 
