@@ -178,15 +178,15 @@ fn alternatives(measured: &[(Format, Measured)]) -> Vec<Alternative> {
     let alternative = |(format, measured): &(Format, Measured)| {
         let cost = measured.as_ref();
         let report = cost.map(|cost| &cost.report).ok();
-        let is_known = report.is_some_and(|report| report.guest_blocks > 0.0);
+        let is_known = report.is_some_and(|report| report.figures.guest_blocks > 0.0);
         let range = cost.ok().map(|cost| cost.range).filter(|[least, most]| least < most);
         Alternative {
             format: format.to_string(),
             total_waf: cost.ok().filter(|_| is_known).map(Cost::waf),
             range,
-            host_waf: report.and_then(|it| it.host_waf),
-            device_waf: report.and_then(|it| it.device_waf),
-            device_seconds: report.and_then(|it| it.device_seconds),
+            host_waf: report.and_then(|it| it.figures.host_waf),
+            device_waf: report.and_then(|it| it.figures.device_waf),
+            device_seconds: report.and_then(|it| it.figures.device_seconds),
             why_not: cost.err().cloned(),
         }
     };
@@ -216,7 +216,7 @@ impl Findings<'_> {
         let cost = chosen.and_then(|(_, measured)| measured.as_ref().ok());
         let cost = cost.expect("raw was measured, and so was what is better");
         let report = &cost.report;
-        let wafs = (report.host_waf.unwrap_or(0.0), cost.waf());
+        let wafs = (report.figures.host_waf.unwrap_or(0.0), cost.waf());
         let wear =
             |time| Wear::new(summary.written_bytes, time, wafs, options.endurance, options.price);
         let is_busy = summary.busiest_second.is_some_and(|rate| rate >= BUSY_RATE);

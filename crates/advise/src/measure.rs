@@ -114,15 +114,15 @@ impl<'trace> Measurement<'trace> {
             Err(why) => return Ok(Err(format!("{why:#}"))),
         };
         if self.passes == 1 {
-            let waf = once.total_waf.unwrap_or(0.0);
+            let waf = once.figures.total_waf.unwrap_or(0.0);
             return Ok(Ok(Cost { report: once, range: [waf, waf] }));
         }
-        let writes = once.writes;
+        let writes = once.figures.writes;
         let warmup = Some((self.passes - 1) * writes);
         let again = self.run(&ReplayOptions { passes: self.passes, warmup, ..options })?;
-        let mut range = [&once, &again].map(|report| report.total_waf.unwrap_or(0.0));
+        let mut range = [&once, &again].map(|report| report.figures.total_waf.unwrap_or(0.0));
         range.sort_by(f64::total_cmp);
-        let report = if again.total_waf > once.total_waf { again } else { once };
+        let report = if again.figures.total_waf > once.figures.total_waf { again } else { once };
         Ok(Ok(Cost { report, range }))
     }
 

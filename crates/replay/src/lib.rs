@@ -22,8 +22,8 @@ mod run;
 mod stack;
 
 pub use flowstone_ssd::{SsdOptions, TrimMode};
-pub use flowstone_trace::{Class, Event, Kind, Trace, read as read_trace};
+pub use flowstone_trace::{Class, Event, Kind, Phase, Trace, read as read_trace};
 pub use load::Generator;
 pub use options::{CacheOptions, Load, Onto, ReplayOptions, Timing};
-pub use report::{ClassHits, Hits, Report};
+pub use report::{ClassHits, Figures, Hits, PhaseFigures, Report};
 pub use run::replay;

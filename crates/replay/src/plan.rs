@@ -32,6 +32,8 @@ pub struct Plan {
     pub requests: u64,
     /// See above.
     pub warmup: u64,
+    /// Where each phase of a trace begins, in requests of the load.
+    pub phases: Vec<(String, u64)>,
 }
 
 impl Plan {
@@ -58,7 +60,7 @@ impl Plan {
         ensure!(options.timing == Timing::Asap, "a made load has no times; leave --timing out");
         let writes = Writes::new(generator, blocks, options.seed).take(requests as usize);
         let held = Box::new(fill(0..disk_bytes));
-        Ok(Self { held, load: Box::new(writes), requests, warmup })
+        Ok(Self { held, load: Box::new(writes), requests, warmup, phases: Vec::new() })
     }
 
     fn of_trace(options: &ReplayOptions, trace: &Trace) -> Result<Self> {
@@ -68,7 +70,8 @@ impl Plan {
         let once: Arc<[Event]> = events.into_iter().flat_map(requests_of).collect();
         ensure!(!once.is_empty(), "the trace has no request");
         let passes = options.passes;
-        let requests = (once.len() as u64).checked_mul(passes).context("--passes is too many")?;
+        let of_pass = once.len() as u64;
+        let requests = of_pass.checked_mul(passes).context("--passes is too many")?;
         let warmup = requests_to(&once, passes, options.warmup.unwrap_or(0))?;
         let has_times = once.iter().all(|event| event.at.is_some());
         let is_timed = options.timing == Timing::Trace;
@@ -88,8 +91,29 @@ impl Plan {
                 Event { at, ..event }
             })
         });
-        Ok(Self { held: Box::new(held), load: Box::new(load), requests, warmup })
+        let phases = phases(trace, passes, of_pass);
+        Ok(Self { held: Box::new(held), load: Box::new(load), requests, warmup, phases })
     }
+}
+
+/// Where phases begin, in requests: each pass has all of them.
+fn phases(trace: &Trace, passes: u64, of_pass: u64) -> Vec<(String, u64)> {
+    if trace.phases.is_empty() {
+        return Vec::new();
+    }
+    let requests = |event: &Event| match event.kind {
+        Kind::Present => 0,
+        _ => requests_of(*event).count() as u64,
+    };
+    let (mut at, mut sum) = (0, 0);
+    let once = trace.phases.iter().map(|phase| {
+        sum += trace.events[at..phase.first].iter().map(requests).sum::<u64>();
+        at = phase.first;
+        (phase.name.clone(), sum)
+    });
+    let once: Vec<_> = once.collect();
+    let of = |pass: u64| once.iter().map(move |(name, at)| (name.clone(), pass * of_pass + at));
+    (0..passes).flat_map(of).collect()
 }
 
 /// Writes that fill a range.

@@ -40,10 +40,10 @@ impl Hits {
     }
 }
 
-/// Of the measured part. Blocks are of 4 KiB: bytes / 4096. What only a model knows is absent of a
+/// Of a part of the load. Blocks are of 4 KiB: bytes / 4096. What only a model knows is absent of a
 /// file or a device.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Report {
+pub struct Figures {
     /// Written by the guest.
     pub guest_blocks: f64,
     /// Written to the image's file; onto a file or a device what the kernel says that this process
@@ -59,10 +59,6 @@ pub struct Report {
     pub total_waf: Option<f64>,
     /// Erase blocks that were erased.
     pub erases: Option<u64>,
-    /// How often an erase block has been erased since the drive was new: the mean, and the most.
-    pub erases_mean: Option<f64>,
-    /// See above.
-    pub erases_most: Option<u32>,
     /// Calls that gave space of the file back.
     pub punches: u64,
     /// Requests of the guest, of each kind.
@@ -77,12 +73,34 @@ pub struct Report {
     pub discards: u64,
     /// Writes that went on where the one before had ended, in percent.
     pub sequential_percent: f64,
-    /// Reads that a cache was asked for, if there was one.
-    pub hits: Option<Hits>,
     /// Seconds that the drive was at work.
     pub device_seconds: Option<f64>,
     /// Seconds that passed for the guest.
     pub seconds: f64,
+}
+
+/// Of a phase of a trace, by name.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PhaseFigures {
+    /// As the trace has it.
+    pub name: String,
+    /// Until the next phase began: what was still to be written or given back then counts there.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// Of the measured part, and what was replayed.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// Of all that was measured.
+    #[serde(flatten)]
+    pub figures: Figures,
+    /// How often an erase block has been erased since the drive was new: the mean, and the most.
+    pub erases_mean: Option<f64>,
+    /// See above.
+    pub erases_most: Option<u32>,
+    /// Reads that a cache was asked for, if there was one.
+    pub hits: Option<Hits>,
     /// The image's format.
     pub format: String,
     /// The guest's disk, in bytes.
@@ -95,4 +113,7 @@ pub struct Report {
     pub segment_bytes: Option<u64>,
     /// What the load was drawn by.
     pub seed: u64,
+    /// Of each phase that the trace names, in its order.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub phases: Vec<PhaseFigures>,
 }

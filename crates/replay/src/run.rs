@@ -13,7 +13,7 @@ use crate::model::{Model, NAME};
 use crate::onto::Host;
 use crate::options::{Load, ReplayOptions, Timing};
 use crate::plan::Plan;
-use crate::report::{Hits, Report};
+use crate::report::{Figures, Hits, PhaseFigures, Report};
 
 /// Requests on their way at most when the trace says when they come.
 const DEPTH_MAX: usize = 1024;
@@ -39,8 +39,8 @@ pub fn replay(options: &ReplayOptions, progress: Progress<'_>) -> Result<Report>
     let disk_bytes = disk_bytes(options)?;
     let plan = Plan::of(options, disk_bytes)?;
     let mut scene = Scene::set(options, disk_bytes)?;
-    let before = scene.run(options, plan, progress)?;
-    Ok(scene.report(options, &before))
+    let begins = scene.run(options, plan, progress)?;
+    Ok(scene.report(options, &begins))
 }
 
 /// The image and its guest.
@@ -51,10 +51,16 @@ struct Scene {
     log: Option<LogOptions>,
 }
 
-/// What there was when the measured part began.
-struct Before {
+/// What there was at some moment.
+struct Moment {
     asked: Asked,
     counted: Counted,
+}
+
+/// What there was when the measured part began, and each phase of it.
+struct Begins {
+    all: Moment,
+    phases: Vec<(String, Moment)>,
 }
 
 impl Scene {
@@ -85,13 +91,12 @@ impl Scene {
         Ok(Self { medium, disk_bytes, drive_bytes, log })
     }
 
-    /// Returns what there was when the measured part began.
     fn run(
         &mut self,
         options: &ReplayOptions,
         plan: Plan,
         progress: Progress<'_>,
-    ) -> Result<Before> {
+    ) -> Result<Begins> {
         self.medium.guest().set_load(plan.held, Pace::Depth(FILL_DEPTH));
         self.medium.run(u64::MAX, &mut |_| ())?;
         let pace = match options.timing {
@@ -99,26 +104,73 @@ impl Scene {
             Timing::Trace => Pace::Trace { start: self.medium.now(), depth: DEPTH_MAX },
         };
         self.medium.guest().set_load(plan.load, pace);
-        self.measure(plan.warmup, plan.requests, progress)
+        self.measure(plan.warmup, plan.requests, plan.phases, progress)
     }
 
-    /// Goes on with the load to its end, and returns what there was after so many requests of it.
-    fn measure(&mut self, warmup: u64, all: u64, progress: Progress<'_>) -> Result<Before> {
+    /// Goes on with the load to its end; what comes before so many requests of it is not measured.
+    fn measure(
+        &mut self,
+        warmup: u64,
+        all: u64,
+        phases: Vec<(String, u64)>,
+        progress: Progress<'_>,
+    ) -> Result<Begins> {
         let first = self.asked().requests;
-        self.medium.run(first.saturating_add(warmup), &mut |done| progress(done - first, all))?;
-        let before = Before { asked: self.asked(), counted: self.medium.count() };
-        self.medium.run(u64::MAX, &mut |done| progress(done - first, all))?;
-        progress(all, all);
-        Ok(before)
+        let mut progress = |done: u64| progress(done - first, all);
+        self.medium.run(first.saturating_add(warmup), &mut progress)?;
+        let mut begins = Begins { all: self.moment(), phases: Vec::new() };
+        for (name, at) in phases {
+            // One that has begun in the part that is not measured is not measured, either.
+            if at >= warmup {
+                self.medium.run(first + at, &mut progress)?;
+                begins.phases.push((name, self.moment()));
+            }
+        }
+        self.medium.run(u64::MAX, &mut progress)?;
+        progress(first + all);
+        Ok(begins)
+    }
+
+    fn moment(&self) -> Moment {
+        Moment { asked: self.asked(), counted: self.medium.count() }
     }
 
     fn asked(&self) -> Asked {
         self.medium.guest().asked()
     }
 
-    fn report(&self, options: &ReplayOptions, before: &Before) -> Report {
-        let asked = self.asked().since(&before.asked);
-        let (counted, earlier) = (self.medium.count(), &before.counted);
+    fn report(&self, options: &ReplayOptions, begins: &Begins) -> Report {
+        let end = self.moment();
+        let unit_bytes = options.ssd.unit_bytes;
+        let ends = begins.phases.iter().skip(1).map(|(_, moment)| moment).chain([&end]);
+        let phases = begins.phases.iter().zip(ends);
+        let phases = phases.map(|((name, begin), end)| PhaseFigures {
+            name: name.clone(),
+            figures: begin.figures(end, unit_bytes),
+        });
+        let (counted, earlier) = (&end.counted, &begins.all.counted);
+        let erases = self.medium.erases();
+        Report {
+            figures: begins.all.figures(&end, unit_bytes),
+            phases: phases.collect(),
+            erases_mean: erases.map(|(mean, _)| mean),
+            erases_most: erases.map(|(_, most)| most),
+            hits: counted.hits.zip(earlier.hits).map(|(now, earlier)| Hits::since(now, earlier)),
+            format: options.format.to_string(),
+            disk_bytes: self.disk_bytes,
+            drive_bytes: self.drive_bytes,
+            reserve_percent: self.log.and_then(|log| log.reserve_percent),
+            segment_bytes: self.log.and_then(|log| log.segment_bytes),
+            seed: options.seed,
+        }
+    }
+}
+
+impl Moment {
+    /// Of what came until then.
+    fn figures(&self, end: &Self, unit_bytes: u64) -> Figures {
+        let asked = end.asked.since(&self.asked);
+        let (counted, earlier) = (&end.counted, &self.counted);
         let blocks = |bytes: u64| bytes as f64 / BLOCK_BYTES as f64;
         let per = |one: f64, other: f64| (other > 0.0).then(|| one / other);
         let drive = counted.drive.zip(earlier.drive);
@@ -128,9 +180,8 @@ impl Scene {
         // What is written and never comes to a file lies in memory: there is nothing to count.
         let written = written.map(|(now, earlier)| now - earlier).filter(|bytes| *bytes > 0);
         let host = written.map(blocks);
-        let device = flash.map(|it| blocks((it.written + it.copied) * options.ssd.unit_bytes));
-        let erases = self.medium.erases();
-        Report {
+        let device = flash.map(|it| blocks((it.written + it.copied) * unit_bytes));
+        Figures {
             guest_blocks: guest,
             host_blocks: host,
             device_blocks: device,
@@ -138,8 +189,6 @@ impl Scene {
             device_waf: device.zip(host).and_then(|(device, host)| per(device, host)),
             total_waf: device.and_then(|device| per(device, guest)),
             erases: flash.map(|it| it.erased),
-            erases_mean: erases.map(|(mean, _)| mean),
-            erases_most: erases.map(|(_, most)| most),
             punches: counted.punches - earlier.punches,
             requests: asked.requests,
             reads: asked.reads,
@@ -148,15 +197,8 @@ impl Scene {
             discards: asked.discards,
             sequential_percent: per(asked.in_sequence as f64 * 100.0, asked.writes as f64)
                 .unwrap_or_default(),
-            hits: counted.hits.zip(earlier.hits).map(|(now, earlier)| Hits::since(now, earlier)),
             device_seconds: drive.map(|(now, earlier)| now.busy_since(&earlier).as_secs_f64()),
             seconds: counted.at.duration_since(earlier.at).as_secs_f64(),
-            format: options.format.to_string(),
-            disk_bytes: self.disk_bytes,
-            drive_bytes: self.drive_bytes,
-            reserve_percent: self.log.and_then(|log| log.reserve_percent),
-            segment_bytes: self.log.and_then(|log| log.segment_bytes),
-            seed: options.seed,
         }
     }
 }

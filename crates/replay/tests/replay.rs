@@ -9,8 +9,8 @@ use flowstone_cache::PolicyKind;
 use flowstone_fileio::{Access, OpenOptions};
 use flowstone_image::{CreateOptions, Format, LogOptions, ResortLimit};
 use flowstone_replay::{
-    CacheOptions, Class, Event, Kind, Load, Onto, ReplayOptions, Report, SsdOptions, Timing, Trace,
-    replay,
+    CacheOptions, Class, Event, Kind, Load, Onto, Phase, ReplayOptions, Report, SsdOptions, Timing,
+    Trace, replay,
 };
 
 const MIB: u64 = 1 << 20;
@@ -70,9 +70,12 @@ fn writes_in_place_cost_a_drive_what_another_simulator_says() {
         let warmup = Some(7 * 131_072);
         let options = ReplayOptions { size, fill: 0.8, warmup, ..options(Format::Raw, load) };
         let report = run(&options);
-        let total = report.total_waf.unwrap();
+        let total = report.figures.total_waf.unwrap();
         assert!((expected * 0.97..expected * 1.03).contains(&total), "{total} for {expected}");
-        assert_eq!((report.host_waf, report.guest_blocks), (Some(1.0), 4.0 * 131_072.0));
+        assert_eq!(
+            (report.figures.host_waf, report.figures.guest_blocks),
+            (Some(1.0), 4.0 * 131_072.0)
+        );
     }
 }
 
@@ -80,7 +83,7 @@ fn writes_in_place_cost_a_drive_what_another_simulator_says() {
 #[test]
 fn a_log_that_is_not_full_costs_its_headers() {
     let report = run(&options(Format::Log, generated("sequential", 20_000)));
-    let (host, device) = (report.host_waf.unwrap(), report.device_waf.unwrap());
+    let (host, device) = (report.figures.host_waf.unwrap(), report.figures.device_waf.unwrap());
     assert!((1.02..1.2).contains(&host), "{report:?}");
     assert!((0.99..1.01).contains(&device), "{report:?}");
 }
@@ -89,9 +92,41 @@ fn a_log_that_is_not_full_costs_its_headers() {
 fn small_units_of_the_host_are_whole_ones_of_the_drive() {
     let ssd: SsdOptions = "unit=16K".parse().unwrap();
     let raw = run(&ReplayOptions { ssd, ..options(Format::Raw, generated("uniform", 60_000)) });
-    assert!(raw.device_waf.unwrap() >= 4.0, "{raw:?}");
+    assert!(raw.figures.device_waf.unwrap() >= 4.0, "{raw:?}");
     let log = run(&ReplayOptions { ssd, ..options(Format::Log, generated("uniform", 60_000)) });
-    assert!(log.device_waf.unwrap() < 2.0, "{log:?}");
+    assert!(log.figures.device_waf.unwrap() < 2.0, "{log:?}");
+}
+
+#[test]
+fn phases_of_a_trace_have_figures_that_add_up() {
+    let mut events = vec![event(Kind::Present, 0, MIB)];
+    events.extend((0..300).map(|at| event(Kind::Write, at % 64 * MIB, 2 * MIB)));
+    events.push(event(Kind::Discard, 0, MIB));
+    let phase = |name: &str, first| Phase { name: name.into(), first };
+    let phases = vec![phase("make", 0), phase("run", 101), phase("run", 151)];
+    let trace = Trace { events, phases, ..Trace::default() };
+    let mut options = of_trace(Format::Raw, Vec::new());
+    options.load = Load::Trace(trace);
+    let report = run(&options);
+    let of = |report: &Report| -> Vec<(String, u64, f64)> {
+        let phases = report.phases.iter();
+        phases.map(|it| (it.name.clone(), it.figures.writes, it.figures.guest_blocks)).collect()
+    };
+    // A write of two MiB is two requests.
+    let of_trace = [
+        ("make".to_owned(), 200, 100.0 * 512.0),
+        ("run".to_owned(), 100, 50.0 * 512.0),
+        ("run".to_owned(), 300, 150.0 * 512.0),
+    ];
+    assert_eq!(of(&report), of_trace);
+    let sum: f64 = report.phases.iter().filter_map(|it| it.figures.device_blocks).sum();
+    assert_eq!(Some(sum), report.figures.device_blocks);
+    assert_eq!(report.phases[2].figures.discards, 1);
+    let twice = run(&ReplayOptions { passes: 2, ..options.clone() });
+    assert_eq!(of(&twice), [of_trace.clone(), of_trace.clone()].concat());
+    // What is not measured begins and ends before the measured part.
+    let later = run(&ReplayOptions { warmup: Some(51), ..options });
+    assert_eq!(of(&later), of_trace[1..]);
 }
 
 /// What the guest gives up is space for the drive, if it hears of it.
@@ -112,8 +147,11 @@ fn discards_of_a_trace_reach_the_drive() {
             ..of_trace(format, events.clone())
         };
         let report = run(&options);
-        assert_eq!((report.discards, report.flushes, report.writes), (1, 1, 40_000));
-        (report.total_waf.unwrap(), report.punches)
+        assert_eq!(
+            (report.figures.discards, report.figures.flushes, report.figures.writes),
+            (1, 1, 40_000)
+        );
+        (report.figures.total_waf.unwrap(), report.figures.punches)
     };
     let ((on, punches), (off, _)) = (total("", Format::Raw), total("trim=off", Format::Raw));
     assert!(on < off && punches == 1, "{on} with trims, {off} without, {punches} punches");
@@ -149,8 +187,11 @@ fn a_qcow2_image_may_take_nearly_all_of_the_drive() {
     let load = generated("uniform", 20_000);
     let options = ReplayOptions { fill: 0.99, warmup: Some(0), ..options(Format::Qcow2, load) };
     let report = run(&options);
-    assert_eq!(report.writes, 20_000);
-    assert!(report.host_blocks.unwrap() < 20_100.0, "its tables beside the blocks: {report:?}");
+    assert_eq!(report.figures.writes, 20_000);
+    assert!(
+        report.figures.host_blocks.unwrap() < 20_100.0,
+        "its tables beside the blocks: {report:?}"
+    );
 }
 
 /// A guest makes several requests of what is too long for one, and memory stays bounded.
@@ -158,7 +199,10 @@ fn a_qcow2_image_may_take_nearly_all_of_the_drive() {
 fn long_requests_fall_into_parts() {
     let events = vec![event(Kind::Write, 512, 5 * MIB), event(Kind::Discard, 0, 64 * MIB)];
     let report = run(&of_trace(Format::Raw, events));
-    assert_eq!((report.writes, report.discards, report.guest_blocks), (5, 1, 5.0 * 256.0));
+    assert_eq!(
+        (report.figures.writes, report.figures.discards, report.figures.guest_blocks),
+        (5, 1, 5.0 * 256.0)
+    );
 }
 
 /// A recorded trace says how large its disk was, which may have grown meanwhile.
@@ -178,10 +222,10 @@ fn times_of_a_trace_are_kept_if_that_is_asked_for() {
     let at = |seconds| Some(std::time::Duration::from_secs(seconds));
     let events = [0, 1, 5].map(|time| Event { at: at(time), ..event(Kind::Write, 0, 4096) });
     let asap = of_trace(Format::Raw, events.to_vec());
-    assert!(run(&asap).seconds < 0.1);
+    assert!(run(&asap).figures.seconds < 0.1);
     let timed = ReplayOptions { timing: Timing::Trace, passes: 2, ..asap };
     let report = run(&timed);
-    assert!((9.9..10.1).contains(&report.seconds), "{report:?}");
+    assert!((9.9..10.1).contains(&report.figures.seconds), "{report:?}");
 }
 
 /// Some traces count from 1970, and some do not count in microseconds, as those with the file times
@@ -196,7 +240,7 @@ fn a_trace_begins_with_its_first_request_whenever_that_was() {
         replay(&options, &mut |_, _| ())
     };
     let report = replayed([1_700_000_000_000_000, 1_700_000_005_000_000], 2).unwrap();
-    assert!((9.9..10.1).contains(&report.seconds), "{report:?}");
+    assert!((9.9..10.1).contains(&report.figures.seconds), "{report:?}");
     for (last, passes) in [(u64::MAX, 1), (20_000_000_000_000_000, 1), (10_000_000, u64::MAX / 2)] {
         let said = replayed([0, last], passes).unwrap_err().to_string();
         assert!(said.contains("a hundred years apart"), "{said}");
@@ -216,8 +260,8 @@ fn a_log_image_works_on_in_the_pauses_of_a_trace() {
         .collect();
     let options = ReplayOptions { timing: Timing::Trace, ..of_trace(Format::Log, events) };
     let report = run(&options);
-    assert!(report.seconds >= 60.0, "{report:?}");
-    assert!(report.punches > 0, "no segment was given back in a minute: {report:?}");
+    assert!(report.figures.seconds >= 60.0, "{report:?}");
+    assert!(report.figures.punches > 0, "no segment was given back in a minute: {report:?}");
 }
 
 #[test]
@@ -293,7 +337,7 @@ fn a_cache_answers_reads_and_gives_the_same_figures_each_time() {
         assert_eq!(one, other);
         let hits = one.hits.expect("there is a cache");
         assert!(hits.data.hit_ratio.unwrap() > 0.4, "{policy:?}: {hits:?}");
-        assert_eq!(hits.data.hits + hits.data.misses, one.reads);
+        assert_eq!(hits.data.hits + hits.data.misses, one.figures.reads);
     }
 }
 
@@ -311,7 +355,7 @@ fn classes_and_durability_of_a_trace_reach_the_image_and_the_cache() {
     assert_eq!((data, metadata, journal), (1, 2, 0), "journals pass by: {hits:?}");
     let durable = (0..100).map(|at| Event { durable: true, ..event(Kind::Write, at * 8192, 4096) });
     let durable = of_trace(Format::Log, durable.collect());
-    let seconds = |options: &ReplayOptions| run(options).device_seconds.unwrap();
+    let seconds = |options: &ReplayOptions| run(options).figures.device_seconds.unwrap();
     let plain = (0..100).map(|at| event(Kind::Write, at * 8192, 4096)).collect();
     assert!(seconds(&durable) > seconds(&of_trace(Format::Log, plain)), "no sync was paid for");
 }
@@ -329,9 +373,16 @@ fn a_load_can_be_put_onto_a_file() {
     for format in Format::ALL {
         let path = folder.path().join(format.name());
         let report = run(&onto(&path, format, false));
-        assert_eq!((report.writes, report.reads, report.guest_blocks), (500, 1, 500.0));
-        let of_model =
-            (report.device_blocks, report.erases, report.device_seconds, report.drive_bytes);
+        assert_eq!(
+            (report.figures.writes, report.figures.reads, report.figures.guest_blocks),
+            (500, 1, 500.0)
+        );
+        let of_model = (
+            report.figures.device_blocks,
+            report.figures.erases,
+            report.figures.device_seconds,
+            report.drive_bytes,
+        );
         assert_eq!(of_model, (None, None, None, None));
         let info = flowstone_image::inspect(&path, format).unwrap();
         assert_eq!(info.space.virtual_bytes, 16 * MIB, "the image stays");

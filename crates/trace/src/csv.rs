@@ -5,6 +5,7 @@
 //! # flowstone-trace 1 size=1073741824 format=raw
 //! timestamp_us,op,offset_bytes,length_bytes,class,durable
 //! 0,P,0,4194304
+//! # phase run 1
 //! 1250,W,8192,4096,journal
 //! 1250,W,65536,4096,data,1
 //! 1391,F,0,0
@@ -12,8 +13,9 @@
 //! # requests=3 lost=12
 //! ```
 //! The lines with `#` are those of `flowstone record`: what the disk was, how many requests are
-//! missing where, and, last, that this is the end. Without the first of them a table is another
-//! program's: what it has from the fifth column on is passed over, as all its remarks are.
+//! missing where, and, last, that this is the end; and of who knows what the guest did, where a
+//! phase of that begins. Without the first of them a table is another program's: what it has from
+//! the fifth column on is passed over, as all its remarks are.
 
 use std::io::{self, Write};
 use std::time::Duration;
@@ -21,10 +23,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::lines::Lines;
-use crate::{Class, Event, Kind, Trace};
+use crate::{Class, Event, Kind, Phase, Trace};
 
 const HEAD: &str = "# flowstone-trace ";
 const VERSION: &str = "1";
+const PHASE: &str = "# phase ";
 const LOST: &str = "# lost=";
 const END: &str = "# requests=";
 const COLUMNS: &str = "timestamp_us,op,offset_bytes,length_bytes,class,durable";
@@ -56,6 +59,8 @@ pub struct Table {
     has_end: bool,
     size: Option<u64>,
     lost: u64,
+    events: usize,
+    phases: Vec<Phase>,
 }
 
 impl Lines for Table {
@@ -86,6 +91,7 @@ impl Lines for Table {
             event.class = class(fields.next().unwrap_or_default())?;
             event.durable = durable(fields.next().unwrap_or_default())?;
         }
+        self.events += 1;
         Ok(Some(event))
     }
 
@@ -95,6 +101,7 @@ impl Lines for Table {
 
     fn end(&self, trace: &mut Trace) {
         (trace.size, trace.lost) = (self.size, self.lost);
+        trace.phases.clone_from(&self.phases);
         trace.is_cut |= self.is_recorded && !self.has_end;
     }
 }
@@ -109,6 +116,8 @@ impl Table {
         if self.is_recorded {
             let lost = line.strip_prefix(LOST).and_then(|count| count.parse::<u64>().ok());
             self.lost = self.lost.saturating_add(lost.unwrap_or(0));
+            let phase = line.strip_prefix(PHASE).map(|name| name.trim().to_owned());
+            self.phases.extend(phase.map(|name| Phase { name, first: self.events }));
             self.has_end |= Totals::of_line(line).is_some();
         }
         Ok(())
@@ -205,6 +214,11 @@ impl<W: Write> Writer<W> {
     pub fn lost(&mut self, requests: u64) -> io::Result<()> {
         self.totals.lost += requests;
         writeln!(self.target, "{LOST}{requests}")
+    }
+
+    /// Says that a phase begins here, whose name is a line.
+    pub fn phase(&mut self, name: &str) -> io::Result<()> {
+        writeln!(self.target, "{PHASE}{name}")
     }
 
     /// Says something to people.

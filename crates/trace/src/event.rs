@@ -67,11 +67,22 @@ impl Event {
     }
 }
 
+/// A part of a trace that has a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// What it is called; several may have the same name.
+    pub name: String,
+    /// The number of the event that it begins with.
+    pub first: usize,
+}
+
 /// All that a disk was asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// In the order of the trace.
     pub events: Vec<Event>,
+    /// Its parts, if it says so, in the same order. Each one ends where the next one begins.
+    pub phases: Vec<Phase>,
     /// Bytes of the disk when the trace began, if the trace says so. It may have grown since.
     pub size: Option<u64>,
     /// Requests that the trace lacks, as it says itself.

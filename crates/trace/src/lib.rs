@@ -17,5 +17,5 @@ mod lines;
 mod read;
 
 pub use csv::{Totals, Writer};
-pub use event::{Class, Event, Kind, Trace};
+pub use event::{Class, Event, Kind, Phase, Trace};
 pub use read::{read, read_from};

@@ -6,7 +6,7 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
-use flowstone_trace::{Class, Event, Kind, Trace, Writer, read};
+use flowstone_trace::{Class, Event, Kind, Phase, Trace, Writer, read};
 
 const KINDS: [Kind; 7] = [
     Kind::Read,
@@ -41,8 +41,13 @@ fn any_trace(seed: u64, events: usize) -> (Trace, Vec<u8>) {
     let mut writer = Writer::begin(&mut text, DISK_BYTES, "raw").unwrap();
     let mut trace = Trace { size: Some(DISK_BYTES), ..Trace::default() };
     let mut at = 0;
-    for _ in 0..events {
+    for number in 0..events {
         at += random.u64(0..10_000_000);
+        if random.u8(0..50) == 0 {
+            let name = format!("run {}", random.u8(0..10));
+            writer.phase(&name).unwrap();
+            trace.phases.push(Phase { name, first: number });
+        }
         let event = any_event(&mut random, at);
         writer.event(&event).unwrap();
         trace.events.push(event);

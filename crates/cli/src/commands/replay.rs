@@ -101,38 +101,38 @@ fn print(report: &Report) {
     let number = |number: Option<f64>| number.map_or_else(|| "?".into(), |it| format!("{it:.0}"));
     let mut rows = vec![
         ("disk", format!("{}, {} image", format_size(report.disk_bytes), report.format)),
-        ("requests", report.requests.to_string()),
+        ("requests", report.figures.requests.to_string()),
         (
             "",
             format!(
                 "{} reads, {} writes ({:.0} % sequential), {} flushes, {} discards",
-                report.reads,
-                report.writes,
-                report.sequential_percent,
-                report.flushes,
-                report.discards
+                report.figures.reads,
+                report.figures.writes,
+                report.figures.sequential_percent,
+                report.figures.flushes,
+                report.figures.discards
             ),
         ),
-        ("written, 4 KiB", format!("{:.0} by the guest", report.guest_blocks)),
+        ("written, 4 KiB", format!("{:.0} by the guest", report.figures.guest_blocks)),
         (
             "",
             format!(
                 "{} to the file, {} host WAF",
-                number(report.host_blocks),
-                ratio(report.host_waf)
+                number(report.figures.host_blocks),
+                ratio(report.figures.host_waf)
             ),
         ),
     ];
     rows.extend(of_drive(report));
-    rows.push(("punches", report.punches.to_string()));
+    rows.push(("punches", report.figures.punches.to_string()));
     rows.extend(report.hits.iter().flat_map(of_cache));
-    rows.push(match report.device_seconds {
+    rows.push(match report.figures.device_seconds {
         Some(busy) => {
-            ("time", format!("{busy:.1} s of the drive's work in {:.1} s", report.seconds))
+            ("time", format!("{busy:.1} s of the drive's work in {:.1} s", report.figures.seconds))
         }
         None => {
-            let rate = report.requests as f64 / report.seconds;
-            ("time", format!("{:.1} s, {rate:.0} requests a second", report.seconds))
+            let rate = report.figures.requests as f64 / report.figures.seconds;
+            ("time", format!("{:.1} s, {rate:.0} requests a second", report.figures.seconds))
         }
     });
     for (name, value) in rows {
@@ -142,19 +142,19 @@ fn print(report: &Report) {
 
 /// What a model of a drive tells.
 fn of_drive(report: &Report) -> Vec<(&'static str, String)> {
-    let (Some(drive), Some(blocks)) = (report.drive_bytes, report.device_blocks) else {
+    let (Some(drive), Some(blocks)) = (report.drive_bytes, report.figures.device_blocks) else {
         return Vec::new();
     };
-    let waf = ratio(report.device_waf);
+    let waf = ratio(report.figures.device_waf);
     vec![
         ("", format!("{blocks:.0} by the drive, {waf} device WAF")),
-        ("total WAF", ratio(report.total_waf)),
+        ("total WAF", ratio(report.figures.total_waf)),
         ("drive", format!("{} for the host", format_size(drive))),
         (
             "erases",
             format!(
                 "{}; of a block, {:.1} on average, {} at most",
-                report.erases.unwrap_or_default(),
+                report.figures.erases.unwrap_or_default(),
                 report.erases_mean.unwrap_or_default(),
                 report.erases_most.unwrap_or_default()
             ),
