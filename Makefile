@@ -14,10 +14,10 @@ MODELLED := -p flowstone-reactor -p flowstone-cache -p flowstone-image -p flowst
 # Where rustup puts cargo, for the run that has just installed it.
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
-.PHONY: help demo test bench evidence soak stress fuzz mutants install
+.PHONY: help demo test bench evidence evidence-guests soak stress fuzz mutants install
 
 help: ## Show this list
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' Makefile | expand -t 17
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
 
 demo: ## Boot a real Linux guest on a flowstone disk and show what happens
 	@scripts/setup
@@ -47,6 +47,11 @@ evidence: ## Measure the tables of docs/evidence again (12 min); EVIDENCE="--onl
 	scripts/setup
 	cargo build --release -p flowstone-bench -p flowstone-cli
 	target/release/flowstone-bench evidence $(EVIDENCE)
+
+evidence-guests: ## Record the guests whose traces some tables of docs/evidence replay (32 min, once)
+	scripts/setup --evidence
+	cargo build --release -p flowstone-bench -p flowstone-cli -p flowstone-vmtest --bins
+	target/release/flowstone-bench evidence --record $(EVIDENCE)
 
 soak: ## Random long runs of the soak tests; SOAK_MINUTES=10 each
 	scripts/setup --soak

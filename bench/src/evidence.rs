@@ -7,7 +7,11 @@
 //! ```
 
 mod data;
+mod guests;
 mod pages;
+mod phases;
+mod record;
+mod table;
 mod tables;
 
 use std::collections::HashMap;
@@ -22,7 +26,8 @@ use clap::Args;
 use serde_json::Value;
 
 use self::data::{Cell, Data};
-use self::tables::{Table, tables};
+use self::table::Table;
+use self::tables::tables;
 
 /// Replays that run at once.
 const AT_ONCE: usize = 2;
@@ -38,6 +43,10 @@ pub struct EvidenceArgs {
     /// This table alone
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+    /// Boot Linux guests and record what they ask their disks for, into target/evidence/traces, for
+    /// the tables that replay that; once is enough (32 min)
+    #[arg(long, conflicts_with_all = ["quick", "flowstone"])]
+    record: bool,
     /// Disks of 256 MiB: the figures go to target/evidence and to no page
     #[arg(long)]
     quick: bool,
@@ -48,6 +57,14 @@ pub struct EvidenceArgs {
 
 /// Runs the subcommand.
 pub fn evidence(args: &EvidenceArgs) -> Result<()> {
+    if args.record {
+        return if args.list {
+            record::list();
+            Ok(())
+        } else {
+            record::record(args.only.as_deref())
+        };
+    }
     let is_wanted = |table: &Table| args.only.as_ref().is_none_or(|name| table.name == *name);
     let wanted: Vec<_> = tables(args.quick).into_iter().filter(is_wanted).collect();
     let names = || tables(false).iter().map(|table| table.name).collect::<Vec<_>>().join(", ");
@@ -66,14 +83,25 @@ pub fn evidence(args: &EvidenceArgs) -> Result<()> {
     let folder = if args.quick { "target/evidence" } else { FOLDER };
     let folder = Path::new(folder);
     std::fs::create_dir_all(folder.join("data"))?;
+    let wanted: Vec<_> = wanted.into_iter().filter(is_recorded).collect();
     let reports = run_all(&flowstone, &wanted)?;
     for table in &wanted {
-        let cell = |command: Vec<String>| Cell { report: reports[&command].clone(), command };
+        let cell = |command: Vec<String>| Cell { report: table.kept(&reports[&command]), command };
         let data = Data { commit: commit(), cells: table.commands().map(cell).collect() };
         data.write(&folder.join("data").join(format!("{}.json", table.name)))?;
         println!("### {}\n\n{}", table.title, table.render(&data)?);
     }
     if args.quick { Ok(()) } else { pages::update(folder) }
+}
+
+/// Whether there are the guests' traces that a table replays; what was measured before stays.
+fn is_recorded(table: &Table) -> bool {
+    let missing = table.traces().find(|trace| !Path::new(trace).exists());
+    if let Some(trace) = &missing {
+        let how = "flowstone-bench evidence --record makes it";
+        eprintln!("{} is left out: there is no {trace} ({how})", table.name);
+    }
+    missing.is_none()
 }
 
 /// Each command once, although several tables may have it.
@@ -83,6 +111,21 @@ fn run_all(flowstone: &Path, tables: &[Table]) -> Result<HashMap<Vec<String>, Va
     commands.dedup();
     // Log images take longest.
     commands.sort_by_key(|command| !command.iter().any(|word| word == "log"));
+    // What takes the time that it takes has the machine for itself.
+    let (alone, together): (Vec<_>, Vec<_>) =
+        commands.into_iter().partition(|command| command.iter().any(|word| word == "--onto"));
+    let mut reports = run_some(flowstone, &together, AT_ONCE)?;
+    reports.extend(run_some(flowstone, &alone, 1)?);
+    // It may never have been there.
+    let _ = std::fs::remove_file(guests::ONTO);
+    Ok(reports)
+}
+
+fn run_some(
+    flowstone: &Path,
+    commands: &[Vec<String>],
+    at_once: usize,
+) -> Result<HashMap<Vec<String>, Value>> {
     let (next, reports) = (AtomicUsize::new(0), Mutex::new(HashMap::new()));
     let work = || -> Result<()> {
         while let Some(command) = commands.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -97,7 +140,7 @@ fn run_all(flowstone: &Path, tables: &[Table]) -> Result<HashMap<Vec<String>, Va
         Ok(())
     };
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let threads: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         threads.into_iter().try_for_each(|thread| thread.join().expect("no thread panics here"))
     })?;
     Ok(reports.into_inner()?)

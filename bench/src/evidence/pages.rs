@@ -6,15 +6,31 @@ use std::path::Path;
 use anyhow::Result;
 
 use super::data::Data;
-use super::tables::{Table, tables};
+use super::table::Table;
+use super::tables::tables;
 use crate::document;
 use crate::plot::{Axes, draw};
 
 /// Which page has which tables.
-const PAGES: [(&str, &[&str]); 3] = [
+const PAGES: [(&str, &[&str]); 4] = [
     ("wear.md", &["load", "erase-block", "unit", "trim", "spare", "fill", "offset", "collector"]),
     ("decisions.md", &["segment"]),
-    ("S1.md", &["sata"]),
+    ("S1.md", &["sata", "files", "files-onto"]),
+    (
+        "S3.md",
+        &[
+            "postmark",
+            "postmark-time",
+            "postmark-runs",
+            "files-runs",
+            "trees",
+            "deletes",
+            "sort",
+            "sort-four",
+            "words",
+            "words-four",
+        ],
+    ),
 ];
 
 /// Writes all tables and pictures of what there is data of.

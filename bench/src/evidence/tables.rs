@@ -3,145 +3,10 @@
 //! The base point is a drive of 4 GiB of which a full disk is 80 %: 7 % over-provisioning, units of
 //! 4 KiB, erase blocks of 512 KiB, TRIM on, zipf .99.
 
-use std::fmt::Write as _;
+use super::guests;
+use super::table::{Shown, Table, column, formats, named};
 
-use anyhow::{Result, ensure};
-
-use super::data::{Cell, Data};
-
-/// What `--ssd` is without being said.
-const DEFAULTS: [(&str, &str); 6] = [
-    ("op", "7%"),
-    ("unit", "4K"),
-    ("block", "512K"),
-    ("trim", "on"),
-    ("gc", "greedy"),
-    ("offset", "0"),
-];
 const BOTH: [&str; 2] = ["raw", "log"];
-
-/// What a cell shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
-    /// The total WAF, and host times device where the image writes more than the guest.
-    Waf,
-    /// Seconds of the drive's work for each GiB that the guest writes.
-    SecondsPerGib,
-}
-
-/// See the module.
-pub struct Table {
-    pub name: &'static str,
-    pub title: &'static str,
-    pub shown: Shown,
-    /// What the columns are of, and each one's arguments.
-    pub columns: Vec<(String, Vec<String>)>,
-    /// The same of the lines.
-    pub lines: Vec<(String, Vec<String>)>,
-    /// Of all.
-    base: Vec<String>,
-}
-
-impl Table {
-    /// A line after the other. Of an option that comes twice the last one counts.
-    pub fn commands(&self) -> impl Iterator<Item = Vec<String>> + '_ {
-        self.lines.iter().flat_map(move |(_, line)| {
-            let of = move |(_, column): &(String, Vec<String>)| {
-                self.command(&[&self.base[..], line, column].concat())
-            };
-            self.columns.iter().map(of)
-        })
-    }
-
-    /// Options by name, so that the same replay is the same command in all tables.
-    fn command(&self, options: &[String]) -> Vec<String> {
-        let mut by_name = std::collections::BTreeMap::new();
-        let mut ssd = std::collections::BTreeMap::new();
-        for option in options {
-            let (name, value) = option.split_once('=').unwrap_or((option, ""));
-            if name == "--ssd" {
-                let properties = value.split(',').filter_map(|it| it.split_once('='));
-                ssd.extend(properties);
-            } else {
-                by_name.insert(name, value);
-            }
-        }
-        let said = ssd.iter().filter(|(name, value)| !DEFAULTS.contains(&(*name, *value)));
-        let ssd = said.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
-        if !ssd.is_empty() {
-            by_name.insert("--ssd", &ssd);
-        }
-        let words = by_name.iter().flat_map(|(name, value)| [*name, *value]);
-        let words = ["flowstone", "replay"].into_iter().chain(words).filter(|it| !it.is_empty());
-        words.map(str::to_owned).collect()
-    }
-
-    /// As Markdown; the least of a column is bold.
-    pub fn render(&self, data: &Data) -> Result<String> {
-        let commands: Vec<_> = self.commands().collect();
-        let measured: Vec<_> = data.cells.iter().map(|cell| cell.command.clone()).collect();
-        ensure!(commands == measured, "the data of {} is of other commands", self.name);
-        let width = self.columns.len();
-        let values = data.cells.iter().map(|cell| self.value(cell)).collect::<Result<Vec<_>>>()?;
-        let least = |column: usize| {
-            values.iter().skip(column).step_by(width).copied().fold(f64::INFINITY, f64::min)
-        };
-        let mut text = String::from("| |");
-        self.columns.iter().for_each(|(name, _)| {
-            let _ = write!(text, " {name} |");
-        });
-        text += "\n|---|";
-        text += &"---|".repeat(width);
-        for (line, (name, _)) in self.lines.iter().enumerate() {
-            let _ = write!(text, "\n| {name} |");
-            for column in 0..width {
-                let at = line * width + column;
-                let is_least = values[at] <= least(column) && self.lines.len() > 1;
-                let mark = if is_least { "**" } else { "" };
-                let shown = self.show(&data.cells[at], values[at])?;
-                let (number, rest) = shown.split_once(' ').unwrap_or((&shown, ""));
-                let gap = if rest.is_empty() { "" } else { " " };
-                let _ = write!(text, " {mark}{number}{mark}{gap}{rest} |");
-            }
-        }
-        Ok(text + "\n")
-    }
-
-    /// What a cell is compared by.
-    pub fn value(&self, cell: &Cell) -> Result<f64> {
-        match self.shown {
-            Shown::Waf => cell.number("total_waf"),
-            Shown::SecondsPerGib => {
-                let gib = cell.number("guest_blocks")? * 4096.0 / f64::from(1 << 30);
-                Ok(cell.number("device_seconds")? / gib)
-            }
-        }
-    }
-
-    fn show(&self, cell: &Cell, value: f64) -> Result<String> {
-        let (host, device) = (cell.number("host_waf")?, cell.number("device_waf")?);
-        Ok(match self.shown {
-            Shown::Waf if host > 1.01 => format!("{value:.2} ({host:.2} x {device:.2})"),
-            Shown::Waf | Shown::SecondsPerGib => format!("{value:.2}"),
-        })
-    }
-}
-
-fn named(names: &[&str], option: impl Fn(&str) -> String) -> Vec<(String, Vec<String>)> {
-    names.iter().map(|name| ((*name).to_owned(), vec![option(name)])).collect()
-}
-
-fn column(name: &str, options: &[&str]) -> (String, Vec<String>) {
-    (name.to_owned(), options.iter().map(|it| (*it).to_owned()).collect())
-}
-
-fn formats(names: &[&str]) -> Vec<(String, Vec<String>)> {
-    named(names, |name| format!("--format={name}"))
-}
-
-fn properties(name: &'static str, values: &[&str]) -> Vec<(String, Vec<String>)> {
-    named(values, |value| format!("--ssd={name}={value}"))
-}
 
 /// How large all is.
 struct Sizes {
@@ -190,6 +55,10 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     tables.extend(of_hosts(&sizes));
     tables.push(segments(&sizes));
     tables.push(sata(&sizes));
+    // What guests were recorded with has the size it has.
+    if !is_quick {
+        tables.extend(guests::tables());
+    }
     tables
 }
 
@@ -303,4 +172,8 @@ fn sata(sizes: &Sizes) -> Table {
         lines: formats(&BOTH),
         base,
     }
+}
+
+fn properties(name: &'static str, values: &[&str]) -> Vec<(String, Vec<String>)> {
+    named(values, |value| format!("--ssd={name}={value}"))
 }

@@ -6,3 +6,7 @@
 //! sockets and its image files.
 
 pub mod framework;
+
+/// The sector that `file-load` reads when a phase begins. Nothing else reads it alone: it lies
+/// between the first superblock of ext4 and the end of its block.
+pub const MARK_SECTOR: u64 = 5;

@@ -121,6 +121,19 @@ impl Daemon {
         }
     }
 
+    /// Records what the disk is asked for from now on, until the recorder is terminated. It prints
+    /// how much that was to `recorder.log` beside the file.
+    pub fn record(&self, output: &Path) -> Result<Child> {
+        let path = |path: &Path| path.display().to_string();
+        let mut args = vec!["record".into(), "--control".into(), path(&self.control)];
+        args.extend([path(&self.image), "--output".into(), path(output)]);
+        let log = output.with_file_name("recorder.log");
+        let mut recorder = Child::spawn(&self.binary, &args, &log)?;
+        // The file is made when the daemon has answered.
+        recorder.wait_until("the first request", START_TIMEOUT, |_| output.exists())?;
+        Ok(recorder)
+    }
+
     /// Gives the disk a new size while it is in use.
     pub fn resize(&self, size: &str) -> Result<()> {
         let (control, image) = (self.control.to_string_lossy(), self.image.to_string_lossy());

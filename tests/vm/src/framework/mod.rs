@@ -21,4 +21,5 @@ pub mod nfs;
 pub mod qemu;
 pub mod qmp;
 pub mod stats;
+pub mod tools;
 pub mod workspace;

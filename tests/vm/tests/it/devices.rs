@@ -2,17 +2,11 @@
 //! there by a daemon of its own: dm-crypt, which takes discards and decrypts whatever is left, so
 //! that what was zeroed and then discarded is not zero any more.
 
-use std::fs::{self, File};
 use std::path::PathBuf;
 
 use anyhow::Result;
 use flowstone_vmtest::framework::lab::Lab;
-use flowstone_vmtest::framework::workspace;
-
-use crate::load::host;
-
-/// Room for the binaries of a debug build.
-const TOOLS_BYTES: u64 = 512 << 20;
+use flowstone_vmtest::framework::{tools, workspace};
 
 /// Makes `/dev/mapper/crypt` of the whole disk, full of noise, and is sure of what it is about.
 const DEVICE: &str = "\
@@ -75,15 +69,9 @@ fn zeroes_stay_zeroes_on_dm_crypt_in_every_format() -> Result<()> {
 
 /// A file system with the binaries that the guest runs.
 pub fn tools_image(lab: &Lab) -> Result<PathBuf> {
-    let (folder, image) = (lab.folder().join("bin"), lab.folder().join("tools.raw"));
-    fs::create_dir(&folder)?;
-    for (name, binary) in
-        [("flowstone", workspace::flowstone()?), ("device-load", workspace::beside("device-load")?)]
-    {
-        fs::copy(binary, folder.join(name))?;
-    }
-    File::create(&image)?.set_len(TOOLS_BYTES)?;
-    let (from, to) = (folder.to_string_lossy(), image.to_string_lossy());
-    host("mkfs.ext4", &["-q", "-F", "-d", &from, &to])?;
-    Ok(image)
+    let files = [
+        ("flowstone", workspace::flowstone()?),
+        ("device-load", workspace::beside("device-load")?),
+    ];
+    tools::tools_image(lab.folder(), &files)
 }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
 use flowstone_vmtest::framework::daemon::flowstone;
+use flowstone_vmtest::framework::tools;
 
 /// Random writes to the raw disk by two jobs, 16 deep each, all read back and checked.
 pub fn verified_load(megabytes_per_job: u32) -> String {
@@ -68,11 +69,5 @@ pub fn write_random(options: &str, from_mib: u32, mib: u32) -> String {
 
 /// Runs a host command that must succeed and returns what it printed.
 pub fn host(program: &str, args: &[&str]) -> Result<String> {
-    // Debian keeps the file system tools out of a user's search path.
-    let path = format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default());
-    let output = Command::new(program).args(args).env("PATH", path).output().context("run")?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{program} {args:?}: {}\n{text}{errors}", output.status);
-    Ok(text)
+    tools::host(Command::new(program).args(args))
 }

@@ -1,0 +1,223 @@
+//! The tables of recorded guests (`flowstone-bench evidence --record`).
+//!
+//! All but the file server's on a drive that was written before, and that hears of what is free
+//! only if the guest mounts with `-o discard`.
+
+use super::phases::OfPhase;
+use super::record::trace_path;
+use super::table::{Shown, Table, column, formats};
+
+const FORMATS: [&str; 3] = ["raw", "qcow2", "log"];
+/// A log image of 1 GiB fits no larger share with a reserve of 18 %.
+const FILL: &str = "--fill=0.7";
+const FULL: &str = "--fill=0.95";
+const LARGE: &str = "--ssd=block=8M";
+/// A guest without `-o discard`: it allocates the same blocks.
+const NO_TRIM: &str = "--serve-arg=--discard=ignore";
+/// 1.5 ms a TRIM.
+const S3_DRIVE: &str = "--ssd=profile=x25m";
+/// Nothing a TRIM.
+const S1_DRIVE: &str = "--ssd=profile=sata2014";
+/// Where the image of a replay at full speed is.
+pub const ONTO: &str = "target/evidence/onto.img";
+
+type Options = Vec<(String, Vec<String>)>;
+
+/// All of them.
+pub fn tables() -> Vec<Table> {
+    vec![
+        Table {
+            columns: spares(&[("TRIM", "--ssd=trim=on"), ("by fstrim", "--ssd=trim=batch:1G")]),
+            lines: formats_full_and_large(),
+            ..of_guest("postmark", "postmark", "Total WAF of Postmark, eight runs", Shown::Waf)
+        },
+        Table {
+            columns: vec![
+                column("X25-M, TRIM", &[S3_DRIVE]),
+                column("X25-M, none", &[S3_DRIVE, NO_TRIM]),
+                column("SATA of 2014, TRIM", &[S1_DRIVE]),
+                column("SATA of 2014, none", &[S1_DRIVE, NO_TRIM]),
+            ],
+            lines: formats_and_full(),
+            ..of_guest(
+                "postmark-time",
+                "postmark",
+                "Seconds that a drive works for each GiB that Postmark writes",
+                Shown::SecondsPerGib,
+            )
+        },
+        postmark_runs(),
+        phases(
+            "trees",
+            "trees",
+            "Seconds that an X25-M works for source trees",
+            OfPhase::Seconds,
+            &[S3_DRIVE, "--timing=trace"],
+        ),
+        deletes(),
+        full("files-runs", "files", "Total WAF of a file server on 95 % of a drive, run by run"),
+        runs("sort", "sort", "Total WAF of an external sort, erase blocks of 8 MiB"),
+        runs("words", "words", "Total WAF of word count, erase blocks of 8 MiB"),
+        four(
+            "sort-four",
+            "sort-four",
+            "Total WAF of four guests that sort on one drive, by erase block",
+        ),
+        four(
+            "words-four",
+            "words-four",
+            "Total WAF of four guests that count words on one drive, by erase block",
+        ),
+        files(),
+        onto(),
+    ]
+}
+
+fn base(trace: &str, more: &[&str]) -> Vec<String> {
+    let mut options = vec![format!("--trace={}", trace_path(trace).display())];
+    options.extend([FILL, "--aged"].iter().chain(more).map(|it| (*it).to_owned()));
+    options
+}
+
+/// A recording by format.
+fn of_guest(name: &'static str, trace: &str, title: &'static str, shown: Shown) -> Table {
+    let (columns, lines, base) = (Vec::new(), formats(&FORMATS), base(trace, &[]));
+    Table { name, title, shown, columns, lines, base }
+}
+
+/// S3's files alone were 80 % of its drive; no log image of that size fits so much of one.
+fn formats_and_full() -> Options {
+    let full = ["raw", "qcow2"].map(|format| {
+        column(&format!("{format}, 95 % of the drive"), &[&format!("--format={format}"), FULL])
+    });
+    [formats(&FORMATS), full.to_vec()].concat()
+}
+
+/// The same, and with erase blocks as large as a segment and more.
+fn formats_full_and_large() -> Options {
+    let large = ["raw", "qcow2", "log"].map(|format| {
+        let line = format!("{format}, erase blocks of 8 MiB");
+        column(&line, &[&format!("--format={format}"), LARGE])
+    });
+    [formats_and_full(), large.to_vec()].concat()
+}
+
+/// With so much flash beyond what the host sees: with TRIM, and without.
+fn spares(trims: &[(&str, &str)]) -> Options {
+    let of = |spare: &'static str| {
+        let trims = trims.iter().chain(&[("none", NO_TRIM)]);
+        let spare_option = format!("--ssd=op={spare}");
+        trims.map(move |(name, option)| {
+            column(&format!("{spare}, {name}"), &[&spare_option, option])
+        })
+    };
+    ["7%", "28%"].into_iter().flat_map(of).collect()
+}
+
+/// Each format with TRIM, and without.
+fn formats_and_trim(names: &[&str]) -> Options {
+    let of = |name: &&str| {
+        let format = format!("--format={name}");
+        [
+            column(&format!("{name}, TRIM"), &[&format]),
+            column(&format!("{name}, none"), &[&format, NO_TRIM]),
+        ]
+    };
+    names.iter().flat_map(of).collect()
+}
+
+fn phases(
+    name: &'static str,
+    trace: &str,
+    title: &'static str,
+    what: OfPhase,
+    more: &[&str],
+) -> Table {
+    let shown = Shown::Phases(what);
+    let lines = vec![column("", &[])];
+    Table {
+        name,
+        title,
+        shown,
+        columns: formats_and_trim(&FORMATS),
+        lines,
+        base: base(trace, more),
+    }
+}
+
+fn runs(name: &'static str, trace: &str, title: &'static str) -> Table {
+    phases(name, trace, title, OfPhase::Waf, &[LARGE])
+}
+
+fn postmark_runs() -> Table {
+    let title = "Total WAF of Postmark, run by run";
+    phases("postmark-runs", "postmark", title, OfPhase::Waf, &[])
+}
+
+/// No log image has so much of a drive.
+fn full(name: &'static str, trace: &str, title: &'static str) -> Table {
+    let columns = formats_and_trim(&["raw", "qcow2"]);
+    Table { columns, ..phases(name, trace, title, OfPhase::Waf, &[FULL]) }
+}
+
+/// Four disks side by side are one raw disk for a drive; of other formats four images are not one.
+fn four(name: &'static str, trace: &str, title: &'static str) -> Table {
+    let of = |block: &'static str| {
+        let option = format!("--ssd=block={block}");
+        [("TRIM", ""), ("none", NO_TRIM)].map(|(trim, more)| {
+            let options: Vec<_> =
+                [option.as_str(), more].into_iter().filter(|it| !it.is_empty()).collect();
+            column(&format!("{block}, {trim}"), &options)
+        })
+    };
+    let columns = ["512K", "8M", "32M"].into_iter().flat_map(of).collect();
+    Table { columns, ..phases(name, trace, title, OfPhase::Waf, &[FULL, "--format=raw"]) }
+}
+
+/// As the requests came, since what comes soon after another is merged with it.
+fn deletes() -> Table {
+    let trace = |name: &str| format!("--trace={}", trace_path(name).display());
+    let of = |name: &str, trace_name: &str| column(name, &[&trace(trace_name)]);
+    Table {
+        columns: vec![
+            of("Postmark", "postmark"),
+            of("file server", "files"),
+            of("source trees", "trees"),
+            of("sort", "sort"),
+        ],
+        base: vec![FILL.into(), "--timing=trace".into()],
+        ..of_guest("deletes", "trees", "TRIMs to the drive for discards of the guest", Shown::Trims)
+    }
+}
+
+/// S1's drive was new, and large.
+fn files() -> Table {
+    let mut base = base("files", &[S1_DRIVE]);
+    base.retain(|option| option != "--aged");
+    Table {
+        columns: vec![column("much room", &["--fill=0.2"]), column("70 % full", &[])],
+        base,
+        ..of_guest(
+            "files",
+            "files",
+            "Seconds that a SATA drive of 2014 works for each GiB that a file server writes",
+            Shown::SecondsPerGib,
+        )
+    }
+}
+
+/// Raw images take minutes each, so there is one round.
+fn onto() -> Table {
+    let trace = format!("--trace={}", trace_path("files").display());
+    Table {
+        columns: vec![column("with its discards", &[]), column("without", &[NO_TRIM])],
+        lines: formats(&["raw", "log"]),
+        base: vec![trace, format!("--onto={ONTO}"), "--overwrite".into()],
+        ..of_guest(
+            "files-onto",
+            "files",
+            "Thousands of the file server's requests a second, onto files of this machine",
+            Shown::Rate,
+        )
+    }
+}

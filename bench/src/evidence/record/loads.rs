@@ -1,0 +1,219 @@
+//! What the guests do.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use flowstone_vmtest::framework::tools::host;
+
+use super::{program, written};
+
+/// Runs in a row, as in S3's figures 6 and 7.
+const RUNS: u32 = 8;
+const DISK: &str = "1G";
+/// Postmark's files: 128 KiB each, the least of the paper's sizes, in nine tenths of the disk's
+/// 940 MiB less the journal's.
+const POSTMARK_FILES: u32 = 5000;
+/// Of the file server, four of five of which are there. They grow to 32 KiB on average, since each
+/// turn appends as much as it creates, and deletes one file: 512 MiB.
+const SERVED_FILES: u32 = 20_000;
+const SERVED_TURNS: u32 = 10_000;
+const SERVED_RUNS: u32 = 5;
+/// Source trees: 70 MiB each in 10,000 files and folders.
+const TREES: u32 = 8;
+const TREE_ROUNDS: u32 = 6;
+/// What ext4 makes of 1 GiB by itself is 65,536.
+const TREE_INODES: u32 = 131_072;
+/// Of lines of about 100 bytes.
+const TEXT_BYTES: usize = 224 << 20;
+const COUNTED_BYTES: usize = 40 << 20;
+
+/// A part of a load.
+pub struct Phase {
+    pub name: String,
+    pub script: String,
+}
+
+/// Files of the host by the name that they have in the guest.
+pub type Tools = Vec<(&'static str, PathBuf)>;
+
+/// A guest and its disk.
+pub struct Recording {
+    pub name: &'static str,
+    pub title: &'static str,
+    pub disk: &'static str,
+    pub phases: Vec<Phase>,
+    /// Whether there is also a trace of four of these guests, side by side.
+    pub is_for_four: bool,
+    /// What the guest needs beside its initramfs.
+    tools: fn(&Path) -> Result<Tools>,
+}
+
+impl Recording {
+    /// Files for the guest's `/tools`.
+    pub fn files(&self, folder: &Path) -> Result<Tools> {
+        (self.tools)(folder)
+    }
+}
+
+/// All of them.
+pub fn recordings() -> Vec<Recording> {
+    vec![
+        Recording {
+            name: "postmark",
+            title: "Postmark, 5,000 files of 128 KiB and twice as many transactions, eight runs",
+            disk: DISK,
+            phases: postmark("discard", RUNS),
+            is_for_four: false,
+            tools: |_| Ok(vec![("postmark", program("postmark")?)]),
+        },
+        Recording {
+            name: "postmark-nodiscard",
+            title: "the same without -o discard, two runs",
+            disk: DISK,
+            phases: postmark("nodiscard", 2),
+            is_for_four: false,
+            tools: |_| Ok(vec![("postmark", program("postmark")?)]),
+        },
+        Recording {
+            name: "files",
+            title: "a file server after filebench's: 8 threads, 20,000 files",
+            disk: DISK,
+            phases: files(),
+            is_for_four: false,
+            tools: |_| Ok(Vec::new()),
+        },
+        Recording {
+            name: "trees",
+            title: "source trees: untar, patch, objects, clean, delete; six rounds",
+            disk: DISK,
+            phases: trees(),
+            is_for_four: false,
+            tools: source_tree,
+        },
+        Recording {
+            name: "sort",
+            title: "an external sort of 224 MiB, eight runs",
+            disk: DISK,
+            phases: sorts("/tools/sort -S 24M -T /mnt /tools/text -o /mnt/out"),
+            is_for_four: true,
+            tools: |folder| text(folder, TEXT_BYTES),
+        },
+        Recording {
+            name: "words",
+            title: "word count of 40 MiB, eight runs",
+            disk: DISK,
+            phases: sorts(
+                "tr -s ' ' '\\n' </tools/text | /tools/sort -S 24M -T /mnt | uniq -c >/mnt/out",
+            ),
+            is_for_four: true,
+            tools: |folder| text(folder, COUNTED_BYTES),
+        },
+    ]
+}
+
+fn phase(name: impl Into<String>, script: impl Into<String>) -> Phase {
+    Phase { name: name.into(), script: script.into() }
+}
+
+/// A new file system.
+fn make(mount: &str) -> Phase {
+    make_with("", mount)
+}
+
+fn make_with(options: &str, mount: &str) -> Phase {
+    phase("make", format!("mkfs.ext4 -q {options} /dev/vda; mount -o {mount} /dev/vda /mnt"))
+}
+
+fn run(number: u32) -> String {
+    format!("run {number}")
+}
+
+fn postmark(mount: &str, runs: u32) -> Vec<Phase> {
+    let (files, transactions) = (POSTMARK_FILES, 2 * POSTMARK_FILES);
+    let script = |seed| {
+        let set = [
+            "location /mnt",
+            "size 131072 131072",
+            &format!("number {files}"),
+            &format!("transactions {transactions}"),
+            "subdirectories 50",
+            "read 4096",
+            "write 4096",
+            "buffering false",
+            &format!("seed {seed}"),
+        ];
+        format!(
+            "printf 'set %s\\n' '{}' >/tmp/set
+             (cat /tmp/set; echo run; echo quit) | /tools/postmark",
+            set.join("' '")
+        )
+    };
+    let runs = (1..=runs).map(|number| phase(run(number), script(number)));
+    [make(mount)].into_iter().chain(runs).collect()
+}
+
+fn files() -> Vec<Phase> {
+    let fill = format!("mkdir /mnt/served; /tools/file-load fill /mnt/served {SERVED_FILES}");
+    let turns = |number| {
+        // The number of turns is also what is drawn by.
+        let turns = SERVED_TURNS + number;
+        phase(run(number), format!("/tools/file-load serve /mnt/served {SERVED_FILES} {turns}"))
+    };
+    let begin = [make("discard"), phase("fill", fill)];
+    begin.into_iter().chain((1..=SERVED_RUNS).map(turns)).collect()
+}
+
+/// Trees one after the other: all are there at first, and each round does a part of everything.
+fn trees() -> Vec<Phase> {
+    let untar = |tree| format!("mkdir /mnt/{tree}; tar -x -C /mnt/{tree} -f /tools/tree.tar");
+    let of = |what: &str, tree| format!("/tools/file-load {what} /mnt/{tree}");
+    let all: Vec<_> = (0..TREES).map(untar).collect();
+    let make = make_with(&format!("-N {TREE_INODES}"), "discard");
+    let mut phases = vec![make, phase("fill", all.join("\n"))];
+    for round in 0..TREE_ROUNDS {
+        let [deleted, patched, compiled] = [0, 3, 5].map(|step| (round + step) % TREES);
+        phases.extend([
+            phase("patch", of("patch", patched)),
+            phase("compile", of("compile", compiled)),
+            phase("clean", of("clean", compiled)),
+            phase("delete", format!("rm -r /mnt/{deleted}")),
+            phase("create", untar(deleted)),
+        ]);
+    }
+    phases
+}
+
+fn sorts(command: &str) -> Vec<Phase> {
+    let script = format!("export LC_ALL=C; rm -f /mnt/out; {command}");
+    let runs = (1..=RUNS).map(|number| phase(run(number), script.clone()));
+    [make("discard")].into_iter().chain(runs).collect()
+}
+
+/// The headers of the guests' kernel: the source tree that `scripts/setup --evidence` brings.
+fn source_tree(folder: &Path) -> Result<Tools> {
+    let trees = std::fs::read_dir("/usr/src").context("/usr/src")?.flatten();
+    let mut trees: Vec<_> = trees.map(|it| it.file_name().display().to_string()).collect();
+    trees.retain(|it| it.starts_with("linux-headers-") && it.ends_with("-common"));
+    trees.sort();
+    let tree = trees.first().context("no linux-headers in /usr/src (scripts/setup --evidence)")?;
+    let tar = folder.join("tree.tar");
+    host(Command::new("tar").args(["-c", "-C", "/usr/src", "-f"]).arg(&tar).arg(tree))?;
+    Ok(vec![("tree.tar", tar)])
+}
+
+/// Lines of words, the same each time. The guest's own `sort` does all in memory.
+fn text(folder: &Path, bytes: usize) -> Result<Tools> {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut text = String::with_capacity(bytes + 200);
+    while text.len() < bytes {
+        for _ in 0..12 {
+            // Few words are frequent, and most are rare.
+            let word = random.u32(..) >> random.u32(8..30);
+            let _ = write!(text, "w{word:x} ");
+        }
+        text.push('\n');
+    }
+    Ok(vec![("text", written(folder, "text", text)?), ("sort", program("sort")?)])
+}

@@ -1,0 +1,185 @@
+//! A table: replays, a line after the other, and what is shown of each.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+
+use anyhow::{Result, ensure};
+use serde_json::Value;
+
+use super::data::{Cell, Data};
+use super::phases::{self, OfPhase};
+
+/// What `--ssd` is without being said.
+const DEFAULTS: [(&str, &str); 6] = [
+    ("op", "7%"),
+    ("unit", "4K"),
+    ("block", "512K"),
+    ("trim", "on"),
+    ("gc", "greedy"),
+    ("offset", "0"),
+];
+/// What S3 measured of a TRIM, whatever its length.
+const TRIM_SECONDS: f64 = 0.0015;
+
+/// What a cell shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// The total WAF, and host times device where the image writes more than the guest.
+    Waf,
+    /// Seconds of the drive's work for each GiB that the guest writes.
+    SecondsPerGib,
+    /// Calls that gave space back, and the guest's discards.
+    Trims,
+    /// Requests that a file of this host took, in thousands a second.
+    Rate,
+    /// A line for each phase of a trace, of all phases with its name.
+    Phases(OfPhase),
+}
+
+/// See the module.
+pub struct Table {
+    pub name: &'static str,
+    pub title: &'static str,
+    pub shown: Shown,
+    /// What the columns are of, and each one's arguments.
+    pub columns: Vec<(String, Vec<String>)>,
+    /// The same of the lines.
+    pub lines: Vec<(String, Vec<String>)>,
+    /// Of all.
+    pub base: Vec<String>,
+}
+
+impl Table {
+    /// A line after the other. Of an option that comes twice the last one counts.
+    pub fn commands(&self) -> impl Iterator<Item = Vec<String>> + '_ {
+        self.lines.iter().flat_map(move |(_, line)| {
+            let of = move |(_, column): &(String, Vec<String>)| {
+                self.command(&[&self.base[..], line, column].concat())
+            };
+            self.columns.iter().map(of)
+        })
+    }
+
+    /// Options by name, so that the same replay is the same command in all tables.
+    fn command(&self, options: &[String]) -> Vec<String> {
+        let mut by_name = std::collections::BTreeMap::new();
+        let mut ssd = std::collections::BTreeMap::new();
+        for option in options {
+            let (name, value) = option.split_once('=').unwrap_or((option, ""));
+            if name == "--ssd" {
+                let properties = value.split(',').filter_map(|it| it.split_once('='));
+                ssd.extend(properties);
+            } else {
+                by_name.insert(name, value);
+            }
+        }
+        let said = ssd.iter().filter(|(name, value)| !DEFAULTS.contains(&(*name, *value)));
+        let ssd = said.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(",");
+        if !ssd.is_empty() {
+            by_name.insert("--ssd", &ssd);
+        }
+        let words = by_name.iter().flat_map(|(name, value)| [*name, *value]);
+        let words = ["flowstone", "replay"].into_iter().chain(words).filter(|it| !it.is_empty());
+        words.map(str::to_owned).collect()
+    }
+
+    /// As Markdown; the best of a column is bold.
+    pub fn render(&self, data: &Data) -> Result<String> {
+        let commands: Vec<_> = self.commands().collect();
+        let measured: Vec<_> = data.cells.iter().map(|cell| cell.command.clone()).collect();
+        ensure!(commands == measured, "the data of {} is of other commands", self.name);
+        if let Shown::Phases(what) = self.shown {
+            return phases::render(&self.columns, data, what);
+        }
+        let width = self.columns.len();
+        let values = data.cells.iter().map(|cell| self.value(cell)).collect::<Result<Vec<_>>>()?;
+        let sign = if self.is_cost() { 1.0 } else { -1.0 };
+        let best = |column: usize| {
+            let of_column = values.iter().skip(column).step_by(width);
+            of_column.map(|value| sign * value).fold(f64::INFINITY, f64::min)
+        };
+        let mut text = String::from("| |");
+        self.columns.iter().for_each(|(name, _)| {
+            let _ = write!(text, " {name} |");
+        });
+        text += "\n|---|";
+        text += &"---|".repeat(width);
+        for (line, (name, _)) in self.lines.iter().enumerate() {
+            let _ = write!(text, "\n| {name} |");
+            for column in 0..width {
+                let at = line * width + column;
+                let is_best = sign * values[at] <= best(column) && self.lines.len() > 1;
+                let mark = if is_best { "**" } else { "" };
+                let shown = self.show(&data.cells[at], values[at])?;
+                let (number, rest) = shown.split_once(' ').unwrap_or((&shown, ""));
+                let gap = if rest.is_empty() { "" } else { " " };
+                let _ = write!(text, " {mark}{number}{mark}{gap}{rest} |");
+            }
+        }
+        Ok(text + "\n")
+    }
+
+    /// What is kept of a report.
+    pub fn kept(&self, report: &Value) -> Value {
+        let mut report = report.clone();
+        match self.shown {
+            Shown::Phases(_) => phases::condense(&mut report),
+            _ => drop(report.as_object_mut().and_then(|it| it.remove("phases"))),
+        }
+        report
+    }
+
+    /// What a cell is compared by.
+    pub fn value(&self, cell: &Cell) -> Result<f64> {
+        match self.shown {
+            Shown::Waf | Shown::Phases(_) => cell.number("total_waf"),
+            Shown::SecondsPerGib => {
+                let gib = cell.number("guest_blocks")? * 4096.0 / f64::from(1 << 30);
+                Ok(cell.number("device_seconds")? / gib)
+            }
+            Shown::Trims => cell.number("punches"),
+            Shown::Rate => Ok(cell.number("requests")? / cell.number("seconds")? / 1000.0),
+        }
+    }
+
+    /// Whether more is less good.
+    fn is_cost(&self) -> bool {
+        self.shown != Shown::Rate
+    }
+
+    fn show(&self, cell: &Cell, value: f64) -> Result<String> {
+        Ok(match self.shown {
+            Shown::Trims => {
+                let discards = cell.number("discards")?;
+                let [merged, each] = [value, discards].map(|count| count * TRIM_SECONDS);
+                format!("{value} for {discards} ({merged:.1} s for {each:.1} s)")
+            }
+            Shown::Waf if cell.number("host_waf")? > 1.01 => {
+                let (host, device) = (cell.number("host_waf")?, cell.number("device_waf")?);
+                format!("{value:.2} ({host:.2} x {device:.2})")
+            }
+            Shown::Rate => format!("{value:.1}"),
+            Shown::Waf | Shown::SecondsPerGib | Shown::Phases(_) => format!("{value:.2}"),
+        })
+    }
+
+    /// The recordings that it replays.
+    pub fn traces(&self) -> impl Iterator<Item = String> {
+        let options = self.commands().flatten().collect::<Vec<_>>();
+        let is_trace = |pair: &[String]| (pair[0] == "--trace").then(|| pair[1].clone());
+        let traces: BTreeSet<_> = options.windows(2).filter_map(is_trace).collect();
+        traces.into_iter()
+    }
+}
+
+pub fn named(names: &[&str], option: impl Fn(&str) -> String) -> Vec<(String, Vec<String>)> {
+    names.iter().map(|name| ((*name).to_owned(), vec![option(name)])).collect()
+}
+
+pub fn column(name: &str, options: &[&str]) -> (String, Vec<String>) {
+    (name.to_owned(), options.iter().map(|it| (*it).to_owned()).collect())
+}
+
+pub fn formats(names: &[&str]) -> Vec<(String, Vec<String>)> {
+    named(names, |name| format!("--format={name}"))
+}

@@ -1,0 +1,218 @@
+//! Runs inside a guest (`flowstone-bench evidence --record`): loads of many files.
+//!
+//! file-load mark DEVICE: reads one sector past the page cache, so that who records the device sees
+//! a phase begin. (busybox's dd takes `iflag=direct` back when its buffer does not lie right.)
+//!
+//! file-load fill FOLDER FILES: makes four of five of so many files.
+//!
+//! file-load serve FOLDER FILES TURNS: eight threads do as filebench's file server does: each turn
+//! makes a file and writes it, appends to one, reads one, deletes one and looks one up. Requests
+//! of 4 KiB, files of 4 to 28 KiB, 16 on average, twenty to a folder.
+//!
+//! file-load patch FOLDER: one file of five is written anew beside itself and takes its own place,
+//! as `patch` does it. file-load compile FOLDER: each source file gets an object file of its size.
+//! file-load clean FOLDER: these are deleted.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{Error, ErrorKind, Read, Write};
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+use flowstone_vmtest::MARK_SECTOR;
+use rustix::fs::OFlags;
+
+const SECTOR_BYTES: usize = 512;
+const REQUEST_BYTES: usize = 4096;
+/// Sizes of files, in requests.
+const SIZES: [u64; 2] = [1, 7];
+const THREADS: u64 = 8;
+const FILES_OF_FOLDER: u64 = 20;
+const OBJECT: &str = "o";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let outcome = match *words {
+        ["mark", device] => mark(Path::new(device)),
+        ["fill", folder, files] => Server::new(folder, files).and_then(|it| it.fill()),
+        ["serve", folder, files, turns] => {
+            Server::new(folder, files).and_then(|it| it.serve(turns.parse()?))
+        }
+        ["patch", folder] => each_file(Path::new(folder), &mut patch),
+        ["compile", folder] => each_file(Path::new(folder), &mut compile),
+        ["clean", folder] => each_file(Path::new(folder), &mut clean),
+        _ => Err(anyhow::anyhow!("usage: see the top of its source")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("file-load: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn mark(device: &Path) -> Result<()> {
+    let mut memory = [0; 2 * SECTOR_BYTES];
+    let start = memory.as_ptr().align_offset(SECTOR_BYTES);
+    let sector = memory.get_mut(start..start + SECTOR_BYTES).context("a whole sector")?;
+    let direct = OFlags::DIRECT.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(direct).open(device)?;
+    Ok(file.read_exact_at(sector, MARK_SECTOR * SECTOR_BYTES as u64)?)
+}
+
+/// A folder of files with numbers, some of which are there.
+struct Server {
+    folder: PathBuf,
+    files: u64,
+}
+
+impl Server {
+    fn new(folder: &str, files: &str) -> Result<Self> {
+        let files = files.parse().context("how many files?")?;
+        ensure!(files >= FILES_OF_FOLDER, "at least {FILES_OF_FOLDER} files");
+        Ok(Self { folder: folder.into(), files })
+    }
+
+    fn fill(&self) -> Result<()> {
+        let mut random = Random(1);
+        for number in 0..self.files {
+            if number % FILES_OF_FOLDER == 0 {
+                fs::create_dir(self.folder_of(number))?;
+            }
+            if number % 5 != 0 {
+                self.create(number, &mut random)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn serve(&self, turns: u64) -> Result<()> {
+        let left = AtomicU64::new(turns);
+        let work = |seed| -> Result<()> {
+            let mut random = Random(seed * 7919 + turns);
+            let more = |left: u64| left.checked_sub(1);
+            while left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok() {
+                self.turn(&mut random)?;
+            }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let threads: Vec<_> =
+                (1..=THREADS).map(|seed| scope.spawn(move || work(seed))).collect();
+            threads.into_iter().try_for_each(|it| it.join().expect("no thread panics"))
+        })
+    }
+
+    fn turn(&self, random: &mut Random) -> Result<()> {
+        // The other threads make and delete files, too: a name that is taken, or gone, is passed
+        // over for the next one.
+        self.any(random, |at, random| self.create(at, random))?;
+        self.any(random, |at, random| {
+            let file = OpenOptions::new().append(true).open(self.path(at))?;
+            write(file, random.among(SIZES))
+        })?;
+        self.any(random, |at, _| {
+            let mut file = File::open(self.path(at))?;
+            while file.read(&mut [0; REQUEST_BYTES])? > 0 {}
+            Ok(())
+        })?;
+        self.any(random, |at, _| Ok(fs::remove_file(self.path(at))?))?;
+        self.any(random, |at, _| Ok(fs::metadata(self.path(at)).map(drop)?))
+    }
+
+    /// Does something with a file for which that can be done.
+    fn any(
+        &self,
+        random: &mut Random,
+        mut act: impl FnMut(u64, &mut Random) -> Result<()>,
+    ) -> Result<()> {
+        let first = random.below(self.files);
+        for step in 0..self.files {
+            let done = act((first + step) % self.files, random);
+            let Err(error) = done else { return Ok(()) };
+            let kind = error.downcast_ref::<Error>().map(Error::kind);
+            if !matches!(kind, Some(ErrorKind::NotFound | ErrorKind::AlreadyExists)) {
+                return Err(error);
+            }
+        }
+        bail!("there is no file for that")
+    }
+
+    fn create(&self, number: u64, random: &mut Random) -> Result<()> {
+        let file = OpenOptions::new().write(true).create_new(true).open(self.path(number))?;
+        write(file, random.among(SIZES))
+    }
+
+    fn folder_of(&self, number: u64) -> PathBuf {
+        self.folder.join(format!("{}", number / FILES_OF_FOLDER))
+    }
+
+    fn path(&self, number: u64) -> PathBuf {
+        self.folder_of(number).join(format!("{number}"))
+    }
+}
+
+fn write(mut file: File, requests: u64) -> Result<()> {
+    for _ in 0..requests {
+        file.write_all(&[0x5a; REQUEST_BYTES])?;
+    }
+    Ok(())
+}
+
+fn each_file(folder: &Path, act: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
+    // What is made here is not met.
+    let entries = fs::read_dir(folder)?.collect::<Result<Vec<_>, _>>()?;
+    for entry in entries {
+        let (kind, path) = (entry.file_type()?, entry.path());
+        if kind.is_dir() {
+            each_file(&path, act)?;
+        } else if kind.is_file() {
+            act(&path).with_context(|| path.display().to_string())?;
+        }
+    }
+    Ok(())
+}
+
+fn patch(path: &Path) -> Result<()> {
+    // By the name, so that each time it is another set in another tree, and the same each time.
+    if path.to_string_lossy().bytes().map(u64::from).sum::<u64>() % 5 != 0 {
+        return Ok(());
+    }
+    let beside = path.with_extension("orig");
+    let text = fs::read(path)?;
+    fs::write(&beside, text)?;
+    Ok(fs::rename(&beside, path)?)
+}
+
+fn compile(path: &Path) -> Result<()> {
+    let bytes = fs::metadata(path)?.len();
+    let mut name = path.as_os_str().to_owned();
+    name.push(format!(".{OBJECT}"));
+    Ok(fs::write(name, vec![0x5a; bytes as usize])?)
+}
+
+fn clean(path: &Path) -> Result<()> {
+    let is_object = path.extension().is_some_and(|extension| extension == OBJECT);
+    if is_object { Ok(fs::remove_file(path)?) } else { Ok(()) }
+}
+
+/// A xorshift generator: the same files each time.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % end
+    }
+
+    fn among(&mut self, [least, most]: [u64; 2]) -> u64 {
+        least + self.below(most + 1 - least)
+    }
+}
