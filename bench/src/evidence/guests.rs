@@ -70,6 +70,7 @@ pub fn tables() -> Vec<Table> {
         ),
         files(),
         onto(),
+        streams(),
     ]
 }
 
@@ -174,17 +175,43 @@ fn four(name: &'static str, trace: &str, title: &'static str) -> Table {
     Table { columns, ..phases(name, trace, title, OfPhase::Waf, &[FULL, "--format=raw"]) }
 }
 
+/// A column for each of four guests.
+fn of_guests() -> Options {
+    let guests = [
+        ("Postmark", "postmark"),
+        ("file server", "files"),
+        ("source trees", "trees"),
+        ("sort", "sort"),
+    ];
+    let of = |(name, trace): (&str, &str)| {
+        column(name, &[&format!("--trace={}", trace_path(trace).display())])
+    };
+    guests.map(of).to_vec()
+}
+
+/// Whether it helps the drive to keep what guests write as metadata apart (S1.2).
+fn streams() -> Table {
+    let base = vec![FILL.into(), "--aged".into(), "--format=log".into()];
+    let line = |name: &str, streams: &str, block: &str| {
+        column(name, &[&format!("--streams={streams}"), block])
+    };
+    Table {
+        columns: of_guests(),
+        lines: vec![
+            line("one", "one", "--ssd=block=512K"),
+            line("split", "split", "--ssd=block=512K"),
+            line("one, erase blocks of 8 MiB", "one", LARGE),
+            line("split, erase blocks of 8 MiB", "split", LARGE),
+        ],
+        base,
+        ..of_guest("streams", "trees", "Total WAF of log images by their streams", Shown::Waf)
+    }
+}
+
 /// As the requests came, since what comes soon after another is merged with it.
 fn deletes() -> Table {
-    let trace = |name: &str| format!("--trace={}", trace_path(name).display());
-    let of = |name: &str, trace_name: &str| column(name, &[&trace(trace_name)]);
     Table {
-        columns: vec![
-            of("Postmark", "postmark"),
-            of("file server", "files"),
-            of("source trees", "trees"),
-            of("sort", "sort"),
-        ],
+        columns: of_guests(),
         base: vec![FILL.into(), "--timing=trace".into()],
         ..of_guest("deletes", "trees", "TRIMs to the drive for discards of the guest", Shown::Trims)
     }

@@ -14,7 +14,7 @@ use crate::plot::{Axes, draw};
 /// Which page has which tables.
 const PAGES: [(&str, &[&str]); 4] = [
     ("wear.md", &["load", "erase-block", "unit", "trim", "spare", "fill", "offset", "collector"]),
-    ("decisions.md", &["segment"]),
+    ("decisions.md", &["segment", "reserve", "streams"]),
     ("S1.md", &["sata", "files", "files-onto"]),
     (
         "S3.md",

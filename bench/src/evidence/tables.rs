@@ -54,6 +54,7 @@ pub fn tables(is_quick: bool) -> Vec<Table> {
     let mut tables = of_drives(&sizes);
     tables.extend(of_hosts(&sizes));
     tables.push(segments(&sizes));
+    tables.push(reserves(&sizes));
     tables.push(sata(&sizes));
     // What guests were recorded with has the size it has.
     if !is_quick {
@@ -155,6 +156,13 @@ fn segments(sizes: &Sizes) -> Table {
         lines: properties("block", &["512K", sizes.large]),
         base,
     }
+}
+
+/// What the image does not reserve the drive has.
+fn reserves(sizes: &Sizes) -> Table {
+    let title = "Total WAF of log images by reserve and erase block, 70 % of the drive, zipf .99";
+    let columns = named(&["10", "15", "20", "23"], |percent| format!("--reserve={percent}"));
+    Table { name: "reserve", title, columns, ..segments(sizes) }
 }
 
 fn sata(sizes: &Sizes) -> Table {
