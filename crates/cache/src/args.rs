@@ -1,5 +1,7 @@
 //! A cache, as it is asked for.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
 use std::str::FromStr;
 
 use clap::Args;

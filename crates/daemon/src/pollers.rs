@@ -1,6 +1,8 @@
 //! The threads that run the queues of all disks: one for each queue, or a few that all queues
 //! share.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
 mod balance;
 mod balancer;
 mod form_changer;

@@ -1,5 +1,7 @@
 //! Who may connect to a unix socket: the group and the mode of its file.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
 use std::ffi::CString;
 use std::io;
 use std::mem::MaybeUninit;

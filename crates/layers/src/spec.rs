@@ -1,5 +1,7 @@
 //! Diagnosis layers, as they are asked for.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;

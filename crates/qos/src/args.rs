@@ -1,5 +1,7 @@
 //! Limits and weights, as they are asked for.
 
+#![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
+
 use clap::Args;
 
 use crate::{Limit, Weight};

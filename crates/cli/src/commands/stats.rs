@@ -138,31 +138,34 @@ fn print_part(title: &str, part: &Value) {
     }
 }
 
-/// The unit stands at the end of a figure's name.
 fn collect(name: &str, value: &Value, figures: &mut Vec<String>) {
-    let words = |name: &str| name.replace('_', " ");
-    let number = value.as_f64().unwrap_or(0.0);
-    match (value, name) {
-        (Value::Object(parts), _) => {
-            let space = if name.is_empty() { "" } else { " " };
+    match value {
+        Value::Object(parts) => {
+            let above = if name.is_empty() { String::new() } else { format!("{name}_") };
             for (part, value) in parts {
-                collect(&format!("{}{space}{part}", words(name)), value, figures);
+                collect(&format!("{above}{part}"), value, figures);
             }
         }
-        (Value::Bool(true), _) => figures.push(words(name)),
-        (Value::Number(_), _) if number == 0.0 => {}
-        (Value::Number(_), _) => figures.push(match name.rsplit_once('_') {
-            _ if name.ends_with("bytes") => {
-                let bytes = format_size(value.as_u64().unwrap_or(0));
-                format!("{bytes} {}", words(name.trim_end_matches("bytes").trim_end_matches('_')))
-                    .trim_end()
-                    .to_owned()
-            }
-            Some((what, "s" | "seconds")) => format!("{} {number:.1} s", words(what)),
-            _ if value.is_f64() => format!("{} {number:.2}", words(name)),
-            _ => format!("{number} {}", words(name)),
-        }),
+        Value::Bool(true) => figures.push(name.replace('_', " ")),
+        Value::Number(number) if number.as_f64() != Some(0.0) => {
+            figures.push(figure(name, value));
+        }
         _ => {}
+    }
+}
+
+/// A figure, by its name and with its unit, which is a word of that: `bytes`, `s` or `seconds`.
+fn figure(name: &str, value: &Value) -> String {
+    let words: Vec<&str> = name.split('_').collect();
+    let is_unit = |word: &&&str| matches!(**word, "bytes" | "s" | "seconds");
+    let what: Vec<&str> = words.iter().filter(|word| !is_unit(word)).copied().collect();
+    let what = if what.is_empty() { words.join(" ") } else { what.join(" ") };
+    let number = value.as_f64().unwrap_or(0.0);
+    match words.iter().find(is_unit) {
+        Some(&"bytes") => format!("{what} {}", format_size(value.as_u64().unwrap_or(0))),
+        Some(_) => format!("{what} {number:.1} s"),
+        None if value.is_f64() => format!("{what} {number:.2}"),
+        None => format!("{what} {value}"),
     }
 }
 

@@ -48,7 +48,7 @@ fn what_is_read_again_comes_from_memory_on_every_format() {
         let control = place.text("control.sock");
         let said = place.succeed(&["stats", "--control", &control]);
         assert!(said.contains("cache  68 KiB of 8 MiB, default"), "{said}");
-        assert!(said.contains(", 33 hits, 17 insertions, 1 misses"), "{said}");
+        assert!(said.contains(", hits 33, insertions 17, misses 1"), "{said}");
         drop(client);
         stop(daemon);
         // Nothing was only in memory.

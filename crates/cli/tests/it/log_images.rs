@@ -53,7 +53,7 @@ fn statistics_tell_what_the_log_does() {
     let appended = log("appended_blocks");
     assert!((201..=400 + log("map_blocks")).contains(&appended), "{appended}");
     let text = place.succeed(&["stats", "--control", &place.text("control.sock")]);
-    assert!(text.contains(" 400 KiB live, ") && text.contains(" segments used, "), "{text}");
+    assert!(text.contains(" live 400 KiB, ") && text.contains(" segments used "), "{text}");
     drop(guest);
     stop(daemon);
     // What was in reserve goes back: two segments that are being filled remain.
