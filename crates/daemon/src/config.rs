@@ -31,7 +31,7 @@ pub use self::groups::Groups;
 use self::label::check_label;
 pub use self::table::{key_of, keys_of};
 pub use self::vm::VmSpec;
-use crate::pollers::{Pipeline, PollerChoice, PollersConfig};
+use crate::pollers::{Pipeline, PollersConfig};
 use crate::spin::PollMode;
 use crate::stack::{SharedArgs, StackArgs};
 use crate::{CpuList, CpuShare, SocketAccess};
@@ -144,7 +144,7 @@ pub struct DiskTable {
 #[derive(Deserialize)]
 struct File {
     #[serde(rename = "group", default)]
-    groups: Vec<Table>,
+    groups: Vec<Spanned<Table>>,
     #[serde(rename = "disk", default)]
     disks: Vec<Spanned<Table>>,
     #[serde(flatten)]
@@ -181,11 +181,14 @@ impl Config {
         let of_file = |refusal: Refusal| refusal.of(&name);
         let mut config =
             table::read(&file.daemon, typed).and_then(Self::without_disks).map_err(of_file)?;
-        for group in &file.groups {
-            config.groups.add(group).map_err(of_file)?;
+        let line_of = |table: &Spanned<Table>| text[..table.span().start].matches('\n').count() + 1;
+        for (index, table) in file.groups.iter().enumerate() {
+            let added = config.groups.add(table.get_ref());
+            let at = |why| format!("group {} (line {}): {why}", index + 1, line_of(table));
+            added.map_err(|it| of_file(Refusal { why: at(it.why), advice: it.advice }))?;
         }
         for (index, table) in file.disks.iter().enumerate() {
-            let line = text[..table.span().start].matches('\n').count() + 1;
+            let line = line_of(table);
             let read = table::read::<DiskTable>(table.get_ref(), &[]);
             let disk = read.map(|table| DiskConfig { beside: table.beside, ..table.disk });
             if let Err(Refusal { why, advice }) = disk.and_then(|disk| config.add(disk)) {
@@ -226,7 +229,8 @@ impl Config {
             return taken(format!("{path} is both a disk's socket and that of guests' agents"));
         }
         if self.disks.iter().any(|other| other.name() == name) {
-            return taken(format!("two disks are called `{name}`"));
+            let why = format!("two disks are called `{name}`");
+            return Err(Refusal::new(why, "give each a `name` of its own"));
         }
         if self.disks.iter().any(|other| other.socket == disk.socket) {
             return taken(format!("two disks share the socket {path}"));
@@ -245,11 +249,6 @@ impl Config {
 impl DaemonConfig {
     /// Says what does not go together, and what to do.
     pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
-        let PollersConfig { choice, cpus, .. } = &self.pollers;
-        if cpus.is_some() && *choice == PollerChoice::PerQueue {
-            let advice = "give --pollers, or pin the queues of disks by --cpus";
-            return Err(("poller-cpus without shared pollers", advice));
-        }
         self.shared.check()
     }
 }

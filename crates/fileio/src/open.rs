@@ -55,7 +55,7 @@ pub struct FileArgs {
     #[arg(long, value_enum, default_value_t)]
     pub engine: EngineChoice,
     /// Bypass the host's page cache
-    #[arg(long, value_enum, default_value_t)]
+    #[arg(long, value_name = "CHOICE", value_enum, default_value_t)]
     pub direct: DirectChoice,
 }
 

@@ -27,7 +27,7 @@ pub struct GroupArgs {
     pub name: String,
     /// Requests that its disks may use together in a second
     #[arg(long, value_name = "N")]
-    iops: Option<String>,
+    iops: Option<u64>,
     /// Bytes that its disks may use together in a second
     #[arg(long, value_name = "SIZE")]
     bw: Option<String>,
@@ -39,6 +39,7 @@ pub struct GroupArgs {
 impl GroupArgs {
     /// What its disks may use together.
     pub fn limit(&self) -> Result<Limit, String> {
-        Limit::of_parts(self.iops.as_deref(), self.bw.as_deref(), self.burst.as_deref())
+        let iops = self.iops.map(|iops| iops.to_string());
+        Limit::of_parts(iops.as_deref(), self.bw.as_deref(), self.burst.as_deref())
     }
 }

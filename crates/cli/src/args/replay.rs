@@ -144,7 +144,9 @@ impl Replay {
 fn parsed<T: Parser>(option: &str, command: &str, args: &[String]) -> Result<T> {
     T::try_parse_from(args).map_err(|error| {
         let text = error.to_string();
-        let why = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+        let why = lines.collect::<Vec<_>>().join(" ");
+        let why = why.trim_start_matches("error: ");
         let advice = "give what decides over an image or a cache; see --help of create and serve";
         Error::invalid(format!("{option} (of `{command}`)"), why.to_owned(), advice)
     })

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
+use flowstone_block::Printable;
 use flowstone_daemon::{DaemonConfig, DiskConfig, keys_of};
 
 /// What is to be served.
@@ -41,18 +42,28 @@ impl Args for Serve {
 
 impl FromArgMatches for Serve {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        let refuse = |kind, why: String| {
+            Self::augment_args(Command::new("flowstone serve")).error(kind, why)
+        };
         let Some(file) = matches.get_one::<PathBuf>("config") else {
             let (daemon, disk) =
                 (DaemonConfig::from_arg_matches(matches)?, DiskConfig::from_arg_matches(matches)?);
-            daemon.check().map_err(|(why, advice)| {
-                Error::raw(ErrorKind::MissingRequiredArgument, format!("{why}; {advice}\n"))
-            })?;
+            let kind = ErrorKind::MissingRequiredArgument;
+            let check = daemon.check();
+            check.map_err(|(why, advice)| refuse(kind, format!("{why}; {advice}")))?;
+            let (pollers, cpus) = (is_given(matches, "pollers"), is_given(matches, "poller_cpus"));
+            if cpus && !pollers {
+                return Err(refuse(kind, "--poller-cpus without --pollers; give both".into()));
+            }
             return Ok(Self::Disk(daemon, Box::new(disk)));
         };
         let of_disk = keys_of::<DiskConfig>();
-        if let Some(option) = of_disk.get_arguments().find(|option| is_typed(matches, option)) {
-            let why = format!("{option} is of one disk; write it in {}\n", file.display());
-            return Err(Error::raw(ErrorKind::ArgumentConflict, why));
+        let typed_of_disk = of_disk.get_arguments().filter(|option| is_typed(matches, option));
+        let names: Vec<String> = typed_of_disk.map(ToString::to_string).collect();
+        if !names.is_empty() {
+            let (names, file) = (names.join(", "), Printable(file.display()));
+            let why = format!("{names}: of one disk; write that in {file}");
+            return Err(refuse(ErrorKind::ArgumentConflict, why));
         }
         Ok(Self::File(file.clone(), typed::<DaemonConfig>(matches)))
     }
@@ -63,8 +74,12 @@ impl FromArgMatches for Serve {
     }
 }
 
+fn is_given(matches: &ArgMatches, id: &str) -> bool {
+    matches.value_source(id) == Some(ValueSource::CommandLine)
+}
+
 fn is_typed(matches: &ArgMatches, option: &Arg) -> bool {
-    matches.value_source(option.get_id().as_str()) == Some(ValueSource::CommandLine)
+    is_given(matches, option.get_id().as_str())
 }
 
 /// The options of `T` that were typed, as they were.

@@ -121,7 +121,7 @@ fn options_that_are_not_of_one_disk_win_over_the_keys_of_the_file() {
     let refused = place.run(&["serve", "--config", &file, "--queues", "2"]);
     let errors = String::from_utf8(refused.stderr).unwrap();
     assert_eq!(refused.status.code(), Some(2), "{errors}");
-    assert!(errors.contains("--queues <N> is of one disk; write it in "), "{errors}");
+    assert!(errors.contains("--queues <N>: of one disk; write that in "), "{errors}");
 }
 
 #[test]

@@ -4,13 +4,17 @@
 use std::any::TypeId;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
+use std::path::PathBuf;
 
 use clap::error::{ContextKind, ContextValue, Error as ClapError, ErrorKind};
 use clap::{Arg, ArgAction, Args, Command};
 use toml::{Table, Value};
 
-use super::Refusal;
-use crate::SocketMode;
+use super::{DaemonConfig, DiskTable, Refusal};
+use crate::{CpuList, SocketMode};
+
+/// As much of a value as an error shows.
+const SHOWN: usize = 60;
 
 /// What the keys of a table are the options of.
 pub fn keys_of<T: Args>() -> Command {
@@ -35,7 +39,7 @@ pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
     for (spelt, value) in table {
         let key = spelt.replace('_', "-");
         let Some(option) = command.get_arguments().find(|option| key_of(option) == key) else {
-            return Err(unknown(&mut command, spelt));
+            return Err(unknown(&mut command, spelt, &key));
         };
         for value in values(&key, option, value)? {
             match option.get_long() {
@@ -60,7 +64,9 @@ pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
 
 /// The arguments of `value`, each as its text; of a flag, the empty one if it is set.
 fn values(key: &str, option: &Arg, value: &Value) -> Result<Vec<String>, Refusal> {
-    let expected = |what: &str| refusal(format!("`{key}` is {value}"), format!("write {what}"));
+    let mut shown = value.to_string();
+    shown.truncate(shown.floor_char_boundary(SHOWN));
+    let expected = |what: &str| refusal(format!("`{key}` is {shown}"), format!("write {what}"));
     match (option.get_action(), value) {
         (ArgAction::SetTrue, Value::Boolean(set)) => {
             Ok(set.then(String::new).into_iter().collect())
@@ -73,9 +79,9 @@ fn values(key: &str, option: &Arg, value: &Value) -> Result<Vec<String>, Refusal
         }
         (ArgAction::Append, _) => Err(expected("a list of strings")),
         (_, Value::String(text)) => Ok(vec![text.clone()]),
-        // TOML's octal numbers are not those of chmod: 0660 is none, and 660 is decimal.
-        (_, Value::Integer(number)) if !is_mode(option) => Ok(vec![number.to_string()]),
-        _ => Err(expected("a string")),
+        (_, Value::Integer(number)) if !is_text(option) => Ok(vec![number.to_string()]),
+        _ if is_text(option) => Err(expected("a string")),
+        _ => Err(expected("a string or a whole number")),
     }
 }
 
@@ -83,8 +89,16 @@ fn is_flag(option: &Arg) -> bool {
     matches!(option.get_action(), ArgAction::SetTrue)
 }
 
-fn is_mode(option: &Arg) -> bool {
-    option.get_value_parser().type_id() == TypeId::of::<SocketMode>()
+/// Whether a number is not what is meant. (TOML's octal numbers are not those of chmod: 0660 is
+/// none, and 660 is decimal. A list of CPUs is no count of them.)
+fn is_text(option: &Arg) -> bool {
+    let texts = [
+        TypeId::of::<String>(),
+        TypeId::of::<PathBuf>(),
+        TypeId::of::<CpuList>(),
+        TypeId::of::<SocketMode>(),
+    ];
+    texts.iter().any(|text| option.get_value_parser().type_id() == *text)
 }
 
 fn refusal(why: String, advice: impl Into<String>) -> Refusal {
@@ -92,15 +106,24 @@ fn refusal(why: String, advice: impl Into<String>) -> Refusal {
 }
 
 /// There is no such key: perhaps another one is meant.
-fn unknown(command: &mut Command, spelt: &str) -> Refusal {
+fn unknown(command: &mut Command, spelt: &str, key: &str) -> Refusal {
     let why = format!("unknown key `{spelt}`");
-    let word = format!("--{}", spelt.replace('_', "-"));
-    let error = command.try_get_matches_from_mut([&word]).err();
-    match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedArg)) {
-        Some(ContextValue::String(option)) => {
-            refusal(why, format!("did you mean `{}`?", option.trim_start_matches('-')))
-        }
-        _ => refusal(why, "see `man flowstone.toml` for the keys"),
+    let has = |command: &Command| command.get_arguments().any(|option| key_of(option) == key);
+    if has(&keys_of::<DiskTable>()) {
+        return refusal(why, "write it below [[disk]]");
+    }
+    if has(&keys_of::<DaemonConfig>()) {
+        return refusal(why, "write it before the first [[disk]]");
+    }
+    let error = command.try_get_matches_from_mut([format!("--{key}")]).err();
+    let near = match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedArg)) {
+        Some(ContextValue::String(option)) => option.trim_start_matches('-'),
+        // As the option is spelt.
+        _ => key,
+    };
+    match command.get_arguments().find(|option| option.get_long() == Some(near)) {
+        Some(option) => refusal(why, format!("did you mean `{}`?", key_of(option))),
+        None => refusal(why, "see `man flowstone.toml` for the keys"),
     }
 }
 
@@ -112,21 +135,22 @@ fn explain(command: &Command, error: &ClapError) -> Refusal {
         _ => String::new(),
     };
     let argument = text(ContextKind::InvalidArg);
-    let name = argument.split(' ').next().unwrap_or_default().trim_start_matches('-');
-    let option = command.get_arguments().find(|option| option.get_long() == Some(name));
-    let key = option.map_or_else(|| name.to_owned(), key_of);
-    let value = text(ContextKind::InvalidValue);
+    let option = command.get_arguments().find(|option| option.to_string() == argument);
+    let key = option.map_or_else(|| argument.clone(), key_of);
+    let (value, choices) = (text(ContextKind::InvalidValue), text(ContextKind::ValidValue));
     match (error.kind(), std::error::Error::source(error)) {
         (ErrorKind::MissingRequiredArgument, _) => refusal(format!("`{key}` is missing"), "add it"),
+        (ErrorKind::InvalidValue, _) if choices.is_empty() => {
+            refusal(format!("`{key}` is empty"), "write something, or leave it out")
+        }
         (ErrorKind::InvalidValue, _) => {
-            let advice = format!("use one of {}", text(ContextKind::ValidValue));
-            refusal(format!("`{value}` is no choice for `{key}`"), advice)
+            refusal(format!("`{value}` is no choice for `{key}`"), format!("use one of {choices}"))
         }
         (_, Some(source)) => {
             let source = source.to_string();
-            match source.split_once("; ") {
+            match source.rsplit_once("; ") {
                 Some((why, advice)) => refusal(format!("`{key}`: {why}"), advice),
-                None => refusal(format!("`{key}`: {source}"), "correct it"),
+                None => refusal(format!("`{key}` is `{value}`: {source}"), "correct it"),
             }
         }
         _ => {

@@ -4,6 +4,7 @@ use flowstone_image::{Format, ResortLimit};
 use flowstone_layers::DetectZeroes;
 
 use super::*;
+use crate::pollers::PollerChoice;
 use crate::stack::{Backend, Pdc, Source};
 
 fn read(text: &str) -> Result<Config> {
@@ -122,7 +123,7 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("{disk}group = 'web'\n"), "no [[group]] called `web`; add it"),
         (
             &format!("[[group]]\nname = 'web'\niosp = 3\n{disk}"),
-            "unknown key `iosp`; did you mean `iops`?",
+            "group 1 (line 1): unknown key `iosp`; did you mean `iops`?",
         ),
         (&format!("[[group]]\nname = 'web'\nbw = '1x'\n{disk}"), "`bw=1x` is no rate"),
         (&format!("[[group]]\nname = ''\n{disk}"), "the name of a group is empty"),
@@ -159,17 +160,37 @@ fn a_disk_has_an_image_or_a_backend() {
 fn what_no_disk_can_be_is_refused() {
     let disk = "[[disk]]\nname = 'a'\nbackend = 'null:1M'\nsocket = 's'\n";
     for (more, expected) in [
-        ("queues = 0", "`queues`: 0 is not in 1..=128"),
-        ("queues = 129", "`queues`: 129 is not in 1..=128"),
-        ("journal-ioprio = 8", "`journal-ioprio`: 8 is not in 0..=7"),
+        ("queues = 0", "`queues` is `0`: 0 is not in 1..=128"),
+        ("queues = 129", "`queues` is `129`: 129 is not in 1..=128"),
+        ("journal-ioprio = 8", "`journal-ioprio` is `8`: 8 is not in 0..=7"),
         ("detect-zeroes = 'unmap'\ndiscard = 'keep'", "give space back"),
         ("readonly = 1", "`readonly` is 1; write true or false"),
         ("layers = 'stats'", "write a list of strings"),
+        ("image = ''", "`image` is empty; write something"),
+        ("backing-dirs = ['']", "`backing-dirs` is empty"),
+        ("queues = 1.5", "`queues` is 1.5; write a string or a whole number"),
+        ("cpus = 3", "`cpus` is 3; write a string"),
+        ("serial = 16", "`serial` is 16; write a string"),
+        ("backing-dirz = []", "unknown key `backing-dirz`; did you mean `backing-dirs`?"),
+        ("layer = []", "unknown key `layer`; did you mean `layers`?"),
+        ("pollers = 2", "unknown key `pollers`; write it before the first [[disk]]"),
+        ("limit = 'a; b'", "`limit`: `a; b` is no part of a limit; use iops=N"),
     ] {
         let message = refusal(&format!("{disk}{more}\n"));
         assert!(message.contains(expected), "{message}");
     }
     assert!(read(disk).is_ok());
+}
+
+/// Its pollers are per-queue, and poller-cpus stand beside.
+#[test]
+fn the_file_of_the_manual_is_served() {
+    let manual = include_str!("../../../../docs/operating.md");
+    let (_, rest) = manual.split_once("## Several disks: `serve --config FILE.toml`").unwrap();
+    let file = rest.split("```").nth(1).unwrap().trim_start_matches("toml");
+    let file = file.replace("libvirt-qemu", "0");
+    let config = read(&file).unwrap();
+    assert_eq!((config.disks.len(), config.refused.len()), (1, 0), "{:?}", config.refused);
 }
 
 #[test]
@@ -201,7 +222,7 @@ fn a_mistake_in_one_disk_costs_no_other() {
     let refused: Vec<String> = config.refused.iter().map(ToString::to_string).collect();
     let expected = [
         "disk 1 (line 1): `often` is no choice for `poll`",
-        "disk 3 (line 11): `queues`: 0 is not in 1..=128",
+        "disk 3 (line 11): `queues` is `0`: 0 is not in 1..=128",
         "disk 4 (line 16): unknown key `sokcet`",
         "disk 5 (line 21): two disks are called `b`",
     ];
