@@ -51,7 +51,7 @@ pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
             }
         }
         if !seen.insert(key) {
-            return Err(refusal(format!("`{spelt}` is there in two spellings"), "remove one"));
+            return Err(Refusal::new(format!("`{spelt}` is there in two spellings"), "remove one"));
         }
     }
     let words = words.into_iter().map(OsString::from).chain(typed.iter().cloned());
@@ -66,7 +66,8 @@ pub fn read<T: Args>(table: &Table, typed: &[OsString]) -> Result<T, Refusal> {
 fn values(key: &str, option: &Arg, value: &Value) -> Result<Vec<String>, Refusal> {
     let mut shown = value.to_string();
     shown.truncate(shown.floor_char_boundary(SHOWN));
-    let expected = |what: &str| refusal(format!("`{key}` is {shown}"), format!("write {what}"));
+    let expected =
+        |what: &str| Refusal::new(format!("`{key}` is {shown}"), format!("write {what}"));
     match (option.get_action(), value) {
         (ArgAction::SetTrue, Value::Boolean(set)) => {
             Ok(set.then(String::new).into_iter().collect())
@@ -101,19 +102,15 @@ fn is_text(option: &Arg) -> bool {
     texts.iter().any(|text| option.get_value_parser().type_id() == *text)
 }
 
-fn refusal(why: String, advice: impl Into<String>) -> Refusal {
-    Refusal { why, advice: advice.into() }
-}
-
 /// There is no such key: perhaps another one is meant.
 fn unknown(command: &mut Command, spelt: &str, key: &str) -> Refusal {
     let why = format!("unknown key `{spelt}`");
     let has = |command: &Command| command.get_arguments().any(|option| key_of(option) == key);
     if has(&keys_of::<DiskTable>()) {
-        return refusal(why, "write it below [[disk]]");
+        return Refusal::new(why, "write it below [[disk]]");
     }
     if has(&keys_of::<DaemonConfig>()) {
-        return refusal(why, "write it before the first [[disk]]");
+        return Refusal::new(why, "write it before the first [[disk]]");
     }
     let error = command.try_get_matches_from_mut([format!("--{key}")]).err();
     let near = match error.as_ref().and_then(|error| error.get(ContextKind::SuggestedArg)) {
@@ -122,8 +119,8 @@ fn unknown(command: &mut Command, spelt: &str, key: &str) -> Refusal {
         _ => key,
     };
     match command.get_arguments().find(|option| option.get_long() == Some(near)) {
-        Some(option) => refusal(why, format!("did you mean `{}`?", key_of(option))),
-        None => refusal(why, "see `man flowstone.toml` for the keys"),
+        Some(option) => Refusal::new(why, format!("did you mean `{}`?", key_of(option))),
+        None => Refusal::new(why, "see `man flowstone.toml` for the keys"),
     }
 }
 
@@ -139,24 +136,27 @@ fn explain(command: &Command, error: &ClapError) -> Refusal {
     let key = option.map_or_else(|| argument.clone(), key_of);
     let (value, choices) = (text(ContextKind::InvalidValue), text(ContextKind::ValidValue));
     match (error.kind(), std::error::Error::source(error)) {
-        (ErrorKind::MissingRequiredArgument, _) => refusal(format!("`{key}` is missing"), "add it"),
+        (ErrorKind::MissingRequiredArgument, _) => {
+            Refusal::new(format!("`{key}` is missing"), "add it")
+        }
         (ErrorKind::InvalidValue, _) if choices.is_empty() => {
-            refusal(format!("`{key}` is empty"), "write something, or leave it out")
+            Refusal::new(format!("`{key}` is empty"), "write something, or leave it out")
         }
-        (ErrorKind::InvalidValue, _) => {
-            refusal(format!("`{value}` is no choice for `{key}`"), format!("use one of {choices}"))
-        }
+        (ErrorKind::InvalidValue, _) => Refusal::new(
+            format!("`{value}` is no choice for `{key}`"),
+            format!("use one of {choices}"),
+        ),
         (_, Some(source)) => {
             let source = source.to_string();
             match source.rsplit_once("; ") {
-                Some((why, advice)) => refusal(format!("`{key}`: {why}"), advice),
-                None => refusal(format!("`{key}` is `{value}`: {source}"), "correct it"),
+                Some((why, advice)) => Refusal::new(format!("`{key}`: {why}"), advice),
+                None => Refusal::new(format!("`{key}` is `{value}`: {source}"), "correct it"),
             }
         }
         _ => {
             let text = error.to_string();
             let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-            refusal(line.to_owned(), "see `man flowstone.toml` for the keys")
+            Refusal::new(line.to_owned(), "see `man flowstone.toml` for the keys")
         }
     }
 }
