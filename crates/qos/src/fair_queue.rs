@@ -40,7 +40,7 @@ pub struct FairQueue<T> {
     waiting_weights: u64,
 }
 
-/// A tag, and whose it is: of equal ones, the older disk's comes first.
+/// A tag, and whose it is: of equal ones, that with the smaller key comes first.
 type Turn = (u128, usize);
 
 struct Disk {

@@ -234,10 +234,10 @@ impl Scheduler {
     pub fn sent(&mut self, disk: DiskKey, requests: usize, now: u64) {
         let state = &mut self.disks[disk.0];
         state.sent(requests, now);
-        if !state.is_stalled {
+        if !state.is_stalled && state.on_their_way > 0 {
             self.slots += requests;
+            self.census.stalls_at = self.census.stalls_at.min(state.stalls_at());
         }
-        self.census.stalls_at = self.census.stalls_at.min(state.stalls_at());
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
     }
