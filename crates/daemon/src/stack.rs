@@ -16,7 +16,9 @@ use flowstone_block::{Error, Layer, Result, SectorCount};
 use flowstone_cache::{Cache, CacheArgs, CacheConfig, Cached, CachedDisk, DiskCacheReport};
 use flowstone_classify::{ClassesReport, Classify, ClassifyArgs, DiskClasses, LayoutReport};
 use flowstone_fileio::{FileArgs, FileOpener, FileWrapper};
-use flowstone_image::{DiscardMode, Format, Image, ImageArgs, ImageOptions, open};
+use flowstone_image::{
+    CopyArgs, CopyMemory, DiscardMode, Format, Image, ImageArgs, ImageOptions, open,
+};
 use flowstone_layers::{
     DetectZeroes, LayerArgs, LayerCounters, Mem, Null, Record, Recorder, ZeroCounters, ZeroesArgs,
 };
@@ -83,6 +85,9 @@ pub struct SharedArgs {
     /// A cache.
     #[command(flatten)]
     pub cache: CacheArgs,
+    /// Memory of cleaners.
+    #[command(flatten)]
+    pub copies: CopyArgs,
 }
 
 impl SharedArgs {
@@ -100,6 +105,8 @@ pub struct Shared {
     pub cache: Option<Arc<Cache>>,
     /// Between how much and how much that may take, as the host's memory allows.
     pub cache_limits: Limits,
+    /// Where log images put copies together.
+    pub copy_memory: CopyMemory,
     /// Disks that share a limit, by name.
     pub groups: BTreeMap<String, Arc<Group>>,
     /// The devices that the files of images are on.
@@ -123,7 +130,8 @@ impl Shared {
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
         };
         let cache = cache.map(make).transpose()?;
-        Ok(Self { opener, cache, cache_limits, groups, devices: Arc::default() })
+        let copy_memory = args.copies.memory();
+        Ok(Self { opener, cache, cache_limits, copy_memory, groups, devices: Arc::default() })
     }
 }
 
@@ -226,7 +234,9 @@ impl Stack {
             Source::Image(path, format) => {
                 let share = Arc::clone(share);
                 let wrapper = FileWrapper::new(move |file| share.charge(file));
-                let options = ImageOptions { wrapper, ..args.image_options(shared.opener) };
+                let copy_memory = shared.copy_memory.clone();
+                let options = args.image_options(shared.opener);
+                let options = ImageOptions { wrapper, copy_memory, ..options };
                 let image: Arc<dyn Image> = Arc::from(open(path, format, options)?);
                 (Arc::clone(&image) as Arc<dyn Layer>, Some(image))
             }

@@ -13,8 +13,8 @@ use flowstone_fileio::{
 use tracing::warn;
 
 use crate::capacity::valid_capacity;
-use crate::log::{self, LogImage, LogInfo, LogOptions, ResortLimit};
-use crate::options::{ImageOptions, check_options};
+use crate::log::{self, LogImage, LogInfo, LogOptions};
+use crate::options::ImageOptions;
 use crate::qcow2::{self, Backing, Qcow2Image, Qcow2Info, Qcow2Options};
 use crate::raw::RawImage;
 use crate::{DiscardMode, Format, Image, Space, Upkeep};
@@ -190,7 +190,7 @@ pub fn inspect(path: &Path, format: Format) -> Result<ImageInfo> {
 /// Opens the image at `path`; [`inspect`] is for images that another process may be writing.
 pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dyn Image>> {
     let name = path.display().to_string();
-    check_options(&name, format, options.discard, options.resort)?;
+    options.check(&name, format)?;
     let file = (options.opener)(path, file_options(path, format, options.file))?;
     let file = options.wrapper.wrap(file);
     if format != Format::Raw && options.file.access == Access::Inspect {
@@ -207,6 +207,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
         }
         Format::Log => {
             let image = LogImage::open(path, file, options.discard, options.file.access)?;
+            image.set_copy_memory(options.copy_memory);
             image.set_resort(options.resort);
             Ok(Box::new(image))
         }
@@ -251,10 +252,10 @@ pub fn open_stepped(
     name: &str,
     file: Box<dyn FileIo>,
     format: Format,
-    discard: DiscardMode,
-    resort: ResortLimit,
+    options: &ImageOptions,
 ) -> Result<(Box<dyn Image>, Box<dyn Upkeep>)> {
-    check_options(name, format, discard, resort)?;
+    options.check(name, format)?;
+    let discard = options.discard;
     match format {
         Format::Raw => {
             let image = RawImage::open(Path::new(name), file, discard, Access::Write)?;
@@ -263,7 +264,8 @@ pub fn open_stepped(
         }
         Format::Log => {
             let (image, upkeep) = LogImage::open_stepped(name.into(), file, discard)?;
-            image.set_resort(resort);
+            image.set_copy_memory(options.copy_memory.clone());
+            image.set_resort(options.resort);
             Ok((Box::new(image), Box::new(upkeep)))
         }
         Format::Qcow2 => {

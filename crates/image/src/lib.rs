@@ -33,8 +33,8 @@ pub use create::{CreateOptions, ImageInfo, create, create_in, inspect, open, ope
 pub use damage::Damages;
 pub use format::Format;
 pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space};
-pub use log::{LogInfo, LogOptions, ResortLimit};
-pub use options::{ImageArgs, ImageOptions};
+pub use log::{CopyMemory, LogInfo, LogOptions, ResortLimit};
+pub use options::{CopyArgs, ImageArgs, ImageOptions};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};
 pub use sample::{ReadSample, sample_reads};

@@ -3,14 +3,15 @@
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::Args;
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{FileOpener, FileWrapper, OpenOptions, open_host_file};
 
 use crate::format::Format;
 use crate::image::DiscardMode;
-use crate::log::ResortLimit;
+use crate::log::{CopyMemory, ResortLimit};
 
 /// What can be chosen when an image is opened.
 #[derive(Clone, Debug, Default, Args)]
@@ -36,6 +37,35 @@ impl ImageArgs {
     }
 }
 
+/// What all log images of a process share.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct CopyArgs {
+    /// Memory in which the cleaners of all log images together put blocks together that they copy:
+    /// with more, copies are written in longer runs, which wears drives with large erase blocks
+    /// less [default: 64M]
+    #[arg(long, value_name = "SIZE")]
+    pub copy_memory: Option<CopyMemorySize>,
+}
+
+impl CopyArgs {
+    /// That memory.
+    pub fn memory(&self) -> CopyMemory {
+        self.copy_memory.map_or_else(CopyMemory::default, |it| CopyMemory::new(it.0))
+    }
+}
+
+/// Bytes for copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyMemorySize(pub u64);
+
+impl FromStr for CopyMemorySize {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        parse_size(text).map(Self)
+    }
+}
+
 /// How to open an image.
 #[derive(Clone, Debug)]
 pub struct ImageOptions {
@@ -51,6 +81,8 @@ pub struct ImageOptions {
     pub backing_dirs: Vec<PathBuf>,
     /// How much the idle-time pass of a log image may write.
     pub resort: ResortLimit,
+    /// Where the cleaner of a log image puts copies together.
+    pub copy_memory: CopyMemory,
     /// How many images are based on this one, for opening backing files.
     pub chain_depth: usize,
 }
@@ -61,36 +93,26 @@ impl ImageOptions {
         let discard = DiscardMode::Deallocate;
         let opener = open_host_file;
         let resort = ResortLimit::Off;
-        let (wrapper, backing_dirs) = Default::default();
-        Self { file, opener, wrapper, discard, backing_dirs, resort, chain_depth: 0 }
+        let (wrapper, backing_dirs, copy_memory) = Default::default();
+        Self { file, opener, wrapper, discard, backing_dirs, resort, copy_memory, chain_depth: 0 }
     }
 
     /// Refuses what a format has no use for.
     pub fn check(&self, name: &str, format: Format) -> Result<()> {
-        check_options(name, format, self.discard, self.resort)
-    }
-}
-
-/// Refuses what the format has no use for.
-pub fn check_options(
-    name: &str,
-    format: Format,
-    discard: DiscardMode,
-    resort: ResortLimit,
-) -> Result<()> {
-    if format != Format::Log && matches!(resort, ResortLimit::Bytes(_)) {
-        let why = "only a log image is put in order while guests are idle";
-        return Err(Error::unsupported(name, why, "leave out --resort"));
-    }
-    let why = match (format, discard) {
-        // It writes elsewhere anyway: space kept for a discarded block would have no use.
-        (Format::Log, DiscardMode::Keep) => {
-            "a log image keeps no space for a discarded block, which it would write elsewhere"
+        if format != Format::Log && matches!(self.resort, ResortLimit::Bytes(_)) {
+            let why = "only a log image is put in order while guests are idle";
+            return Err(Error::unsupported(name, why, "leave out --resort"));
         }
-        (Format::Qcow2, DiscardMode::Keep) => {
-            "a qcow2 image gives the space of whole clusters back, or keeps it as it is"
-        }
-        _ => return Ok(()),
-    };
-    Err(Error::unsupported(name, why, "use --discard deallocate or ignore, or a raw image"))
+        let why = match (format, self.discard) {
+            // It writes elsewhere anyway: space kept for a discarded block would have no use.
+            (Format::Log, DiscardMode::Keep) => {
+                "a log image keeps no space for a discarded block, which it would write elsewhere"
+            }
+            (Format::Qcow2, DiscardMode::Keep) => {
+                "a qcow2 image gives the space of whole clusters back, or keeps it as it is"
+            }
+            _ => return Ok(()),
+        };
+        Err(Error::unsupported(name, why, "use --discard deallocate or ignore, or a raw image"))
+    }
 }

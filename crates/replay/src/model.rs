@@ -58,9 +58,8 @@ impl Model {
         disk_bytes: u64,
         slots: usize,
     ) -> Result<Self> {
-        let (discard, resort) = (options.image.discard, options.image.resort);
         let file = Box::new(file);
-        let (image, upkeep) = open_stepped(NAME, file, options.format, discard, resort)?;
+        let (image, upkeep) = open_stepped(NAME, file, options.format, &options.image)?;
         let stack = Stack::new(image, options.cache, options.seed, ssd.time().now())?;
         let (channel, _) = stack.queue(slots)?;
         let guest = Guest::new(channel, disk_bytes / SECTOR_BYTES, slots);

@@ -7,10 +7,10 @@ use std::thread;
 
 use flowstone_cache::PolicyKind;
 use flowstone_fileio::{Access, OpenOptions};
-use flowstone_image::{CreateOptions, Format, LogOptions, ResortLimit};
+use flowstone_image::{CopyMemory, CreateOptions, Format, LogOptions, ResortLimit};
 use flowstone_replay::{
     CacheOptions, Class, Event, Kind, Load, Onto, Phase, ReplayOptions, Report, SsdOptions, Timing,
-    Trace, replay,
+    Trace, TrimMode, replay,
 };
 
 const MIB: u64 = 1 << 20;
@@ -86,6 +86,22 @@ fn a_log_that_is_not_full_costs_its_headers() {
     let (host, device) = (report.figures.host_waf.unwrap(), report.figures.device_waf.unwrap());
     assert!((1.02..1.2).contains(&host), "{report:?}");
     assert!((0.99..1.01).contains(&device), "{report:?}");
+}
+
+/// Records of guests and of copies that take turns in an erase block die at different times.
+#[test]
+fn copies_in_runs_leave_the_drive_little_to_copy() {
+    let with_memory = |bytes| {
+        let load = generated("zipf:0.99", 150_000);
+        let (size, warmup) = (Some(512 * MIB), Some(250_000));
+        let mut options = ReplayOptions { size, fill: 0.6, warmup, ..options(Format::Log, load) };
+        options.create.log.segment_bytes = Some(8 * MIB);
+        options.ssd.trim = TrimMode::Off;
+        options.image.copy_memory = CopyMemory::new(bytes);
+        run(&options).figures.device_waf.expect("a model tells")
+    };
+    let (none, enough) = (with_memory(0), with_memory(64 << 20));
+    assert!(enough < 1.0 + 0.7 * (none - 1.0), "{enough} with memory, {none} without");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use flowstone_block::{Error, Result, parse_size};
 use flowstone_cache::CacheArgs;
 use flowstone_daemon::PdcArgs;
 use flowstone_fileio::FileArgs;
-use flowstone_image::{CreateOptions, Format, ImageArgs};
+use flowstone_image::{CopyArgs, CreateOptions, Format, ImageArgs};
 use flowstone_replay::{Generator, SsdOptions, TrimMode};
 
 use super::{LogArgs, Qcow2Args};
@@ -113,6 +113,9 @@ pub struct StorageArgs {
     /// How its file is opened.
     #[command(flatten)]
     pub file: FileArgs,
+    /// Memory of its cleaner.
+    #[command(flatten)]
+    pub copies: CopyArgs,
     /// The cache before it.
     #[command(flatten)]
     pub cache: CacheArgs,

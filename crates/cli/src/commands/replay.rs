@@ -83,7 +83,8 @@ fn options(args: &Replay, opener: FileOpener) -> Result<ReplayOptions> {
 fn image_options(storage: &StorageArgs, opener: FileOpener) -> ImageOptions {
     let dont_cache = storage.journals.pdc == Pdc::On;
     let file = OpenOptions { dont_cache, ..storage.file.options(Access::Write) };
-    storage.image.options(file, opener)
+    let copy_memory = storage.copies.memory();
+    ImageOptions { copy_memory, ..storage.image.options(file, opener) }
 }
 
 fn cache_options(storage: &StorageArgs) -> Result<Option<CacheOptions>> {

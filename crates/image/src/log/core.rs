@@ -1,6 +1,6 @@
 //! What the queues of a log image and its maintenance worker share.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, OnceLock, PoisonError};
 
 use flowstone_block::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
@@ -11,6 +11,7 @@ use tracing::error;
 use super::address::{BLOCK_BYTES, BLOCK_SECTORS, MapEntry};
 use super::append::{AppendState, Draft, Effects, Health, Place, PlaceError};
 use super::command::Command;
+use super::copy_memory::CopyMemory;
 use super::ids::Sequence;
 use super::map::{BlockMap, LEAF_BLOCKS};
 use super::record::Codec;
@@ -37,6 +38,10 @@ pub struct Core {
     pub discards: Arc<DiscardCounters>,
     pub damages: DamageList,
     pub resorting: Resorting,
+    /// Where cleaning puts copies together, once the image's owner has said it.
+    pub copy_memory: OnceLock<CopyMemory>,
+    /// Bytes of copies that are written in a row now; 0 while none are made.
+    pub run_bytes: AtomicU64,
     /// In sectors; a live resize changes it.
     capacity: AtomicU64,
     state: Mutex<AppendState>,
@@ -71,6 +76,8 @@ impl Core {
             discards: Arc::default(),
             damages: DamageList::default(),
             resorting: Resorting::default(),
+            copy_memory: OnceLock::new(),
+            run_bytes: AtomicU64::new(0),
             capacity: AtomicU64::new(capacity.get()),
             committed: AtomicU64::new(state.committed().get()),
             health: AtomicU8::new(state.health as u8),

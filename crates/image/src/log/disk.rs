@@ -16,6 +16,7 @@ use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
 use super::append::{AppendState, Head, Health};
 use super::channel::LogChannel;
 use super::command::Command;
+use super::copy_memory::CopyMemory;
 use super::core::Core;
 use super::inspect::log_state;
 use super::load::{Loaded, load};
@@ -62,6 +63,11 @@ impl LogImage {
     pub fn set_resort(&self, limit: ResortLimit) {
         self.core.resorting.set_limit(limit.bytes(self.core.capacity().bytes()));
         self.core.inbox.schedule_pass();
+    }
+
+    /// Where cleaning puts copies together; once, before the first. Else in memory of its own.
+    pub fn set_copy_memory(&self, memory: CopyMemory) {
+        let _ = self.core.copy_memory.set(memory);
     }
 
     /// Whether the block in which a disk of this size ends holds something behind that end, which

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
+use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Result, SECTOR_BYTES};
 use flowstone_fileio::FileIo;
 
@@ -84,6 +85,7 @@ pub fn log_state(core: &Core) -> LogState {
         costs: state.costs,
         checkpoint: state.generation,
         since_checkpoint_blocks: state.since_checkpoint,
+        run_bytes: core.run_bytes.load(Ordering::Relaxed),
         resorted_bytes: core.resorting.written(),
         resort_passes: core.resorting.passes(),
         full: state.writes.full.is_some() || state.restart_full.is_some(),

@@ -11,6 +11,7 @@ mod append;
 mod channel;
 mod check;
 mod command;
+mod copy_memory;
 mod core;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) mod corrupter;
@@ -40,6 +41,7 @@ mod window;
 
 pub use address::{Address, MapEntry};
 pub use check::{check, repair};
+pub use copy_memory::CopyMemory;
 pub use create::{LogOptions, create};
 pub use disk::LogImage;
 pub use inspect::{LogInfo, inspect};

@@ -12,8 +12,8 @@ const ONE: u64 = 256;
 /// The price when the last segment that writes may open is full. Where it is one, half of the room
 /// is left, and cleaning keeps up.
 const PRICE_MOST: u64 = 2 * ONE;
-/// What can be saved up, in blocks: writes come in batches.
-const CREDIT_MOST: i64 = 256 * ONE as i64;
+/// What can be saved up, in blocks: writes come in batches, and so do copies, in runs of 4 MiB.
+const CREDIT_MOST: i64 = 1024 * ONE as i64;
 /// What can be owed. Nothing is won while a checkpoint is made or a victim is chosen.
 const DEBT_MOST: i64 = 128 * ONE as i64;
 

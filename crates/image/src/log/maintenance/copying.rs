@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Outcome, mutant};
 use tracing::warn;
 
@@ -20,9 +21,6 @@ use crate::log::segments::Segment;
 /// How long cleaning waits for guests at once, and how often before the next record.
 const AHEAD_WAIT: Duration = Duration::from_millis(1);
 const AHEAD_WAITS: u32 = 20;
-
-/// Records of copies that are on their way at once.
-const WRITES_MOST: usize = 2;
 
 /// Copies of what is live in one segment.
 struct Copies {
@@ -67,6 +65,8 @@ impl Maintenance {
         self.filling = Some(lifetime);
         let builder = RecordBuilder::new(self.core.shape.record_payload_max());
         let mut pipe = self.pipe.take().map_or_else(|| Pipe::new(&self.core), Ok)?;
+        let run_bytes = pipe.run_bytes(self.core.shape);
+        self.core.run_bytes.store(run_bytes, Ordering::Relaxed);
         let begun = self.next.take().filter(|it| it.is_of(victim, &segment));
         let survey = begun.unwrap_or_else(|| self.survey(&mut pipe, victim, segment));
         let (moves, next) = (Vec::new(), None);
@@ -186,12 +186,20 @@ impl Maintenance {
         let replayable =
             self.streams[usize::from(lifetime)].is_some_and(|stream| stream.replayable);
         let link = if replayable { copies.survey.segment.incarnation.bits() } else { 0 };
-        self.let_guests_go_first();
+        // Between two runs. A run is written without a break.
+        if copies.pipe.writes.is_empty() {
+            self.let_guests_go_first();
+        }
         // All of a segment is in the file, and in the map, before it is sealed.
         let stays = self.stays_in_segment(lifetime, payload)
             || mutant("log.clean.seals-before-copies-are-in");
-        let most = if stays { WRITES_MOST - 1 } else { 0 };
-        while copies.pipe.writes.len() > most {
+        let shape = self.core.shape;
+        let most = if stays { copies.pipe.records_most(shape) - 1 } else { 0 };
+        let must_wait = |pipe: &mut Pipe| {
+            let writes = pipe.writes.len();
+            writes > most || writes > 0 && !pipe.has_memory(shape)
+        };
+        while must_wait(&mut copies.pipe) {
             if copies.pipe.has_first_ended() || !self.survey_next(copies) {
                 self.finish_first(copies)?;
             }

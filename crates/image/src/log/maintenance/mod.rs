@@ -50,8 +50,8 @@ pub use self::turns::QUIET_TIME;
 /// A checkpoint is due after so many times the size of the map: it may write the whole map. And
 /// after at least and at most so much log, in blocks: a start after a crash replays it, half a
 /// gigabyte in a second.
-const INTERVAL_MAPS: u64 = 20;
-const INTERVAL_MIN_BLOCKS: u64 = (256 << 20) / 4096;
+const INTERVAL_MAPS: u64 = 40;
+const INTERVAL_MIN_BLOCKS: u64 = (512 << 20) / 4096;
 const INTERVAL_MAX_BLOCKS: u64 = (4 << 30) / 4096;
 /// The state of the file that the maintenance worker has besides what it shares with the queues.
 pub struct Knowledge {
@@ -86,7 +86,7 @@ pub struct Maintenance {
     waited: Duration,
     /// Blocks on their way from a victim to a stream.
     stage: Stage,
-    /// Reads of victims and writes of copies.
+    /// Reads of victims and writes of copies, and the memory that those may take.
     pipe: Option<Pipe>,
     /// A victim that has been looked at while copies of the one before it were on their way.
     next: Option<Survey>,

@@ -8,11 +8,17 @@ use super::read_ahead::ReadAhead;
 use super::stage::Move;
 use super::stream::AppendStream;
 use super::transfers::{Ticket, Transfers};
+use crate::log::copy_memory::Lent;
 use crate::log::core::Core;
 use crate::log::head::Placed;
 use crate::log::record::Entry;
 use crate::log::record_builder::RecordBuilder;
 use crate::log::shape::Shape;
+
+/// Records that are on their way at once: one is made while the other is written.
+const RECORDS_LEAST: usize = 2;
+/// And no more than fit into the queue beside the reads.
+const RECORDS_MOST: usize = 96;
 
 /// Reads of victims, and writes of copies that are on their way.
 pub struct Pipe {
@@ -20,7 +26,8 @@ pub struct Pipe {
     pub ahead: ReadAhead,
     /// In the order of their places, in one segment.
     pub writes: VecDeque<CopyRecord>,
-    pub spare: Vec<AlignedBuf>,
+    spare: Vec<AlignedBuf>,
+    lent: Lent,
     /// Those of the header that was looked at last.
     pub entries: Vec<Entry>,
 }
@@ -39,7 +46,28 @@ impl Pipe {
         let transfers = Transfers::new(&*core.file)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let (ahead, writes, spare, entries) = Default::default();
-        Ok(Self { transfers, ahead, writes, spare, entries })
+        let lent = core.copy_memory.get_or_init(Default::default).lend();
+        Ok(Self { transfers, ahead, writes, spare, lent, entries })
+    }
+
+    /// Bytes of copies that are written in a row.
+    pub fn run_bytes(&self, shape: Shape) -> u64 {
+        self.lent.run_bytes(shape.segment_bytes())
+    }
+
+    /// How many records of copies are on their way at once: those of a run.
+    pub fn records_most(&self, shape: Shape) -> usize {
+        let record = RecordBuilder::buffer_bytes(shape.record_payload_max());
+        (self.run_bytes(shape) as usize / record).clamp(RECORDS_LEAST, RECORDS_MOST)
+    }
+
+    /// Whether there is memory for another record. If the host has none, a shorter run goes out.
+    pub fn has_memory(&mut self, shape: Shape) -> bool {
+        if self.spare.is_empty() {
+            let bytes = RecordBuilder::buffer_bytes(shape.record_payload_max());
+            self.spare.extend(AlignedBuf::try_zeroed(bytes));
+        }
+        !self.spare.is_empty()
     }
 
     /// Starts to write what a builder has for this place.

@@ -11,23 +11,31 @@ pub struct Move {
     pub old: MapEntry,
 }
 
-/// As many are sorted together. More would lie in longer runs, and takes memory of every image that
-/// is being cleaned: this is 8 MiB, and as much for the victim after it, which is looked through
-/// meanwhile.
-const STAGE_BLOCKS: usize = 2048;
-
 /// See the module.
 #[derive(Default)]
 pub struct Stage {
+    /// As many blocks are sorted together.
+    most: usize,
     moves: Vec<(Move, u32)>,
     /// In the order of their arrival.
     contents: Vec<u8>,
 }
 
 impl Stage {
+    /// Empties it, and has room for so many bytes of blocks from now on, or fewer if the host has no
+    /// memory for them: those of one record at least.
+    pub fn begin(&mut self, bytes: u64) {
+        self.clear();
+        let mut most = (bytes as usize / BLOCK_BYTES).max(ENTRIES_MAX);
+        while most > ENTRIES_MAX && self.contents.try_reserve_exact(most * BLOCK_BYTES).is_err() {
+            most = (most / 2).max(ENTRIES_MAX);
+        }
+        self.most = most;
+    }
+
     /// Whether there is room for the blocks of another record.
     pub const fn has_room(&self) -> bool {
-        self.moves.len() + ENTRIES_MAX <= STAGE_BLOCKS
+        self.moves.len() + ENTRIES_MAX <= self.most
     }
 
     /// Takes a block in.
@@ -60,6 +68,7 @@ mod tests {
     #[test]
     fn blocks_come_out_by_their_lba_with_their_content() {
         let mut stage = Stage::default();
+        stage.begin(1 << 20);
         for round in 0..2u8 {
             for lba in [7u64, 3, 900, 0] {
                 let old = MapEntry::new(Address::new(lba as u32 + 1), 0);
@@ -74,14 +83,24 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_the_host_has_not_got_makes_it_smaller() {
+        let mut stage = Stage::default();
+        stage.begin(1 << 62);
+        assert!(stage.has_room() && stage.most < 1 << 50, "{}", stage.most);
+        stage.begin(0);
+        assert!(stage.has_room(), "a record always fits");
+    }
+
+    #[test]
     fn there_is_an_end_to_what_it_takes() {
         let mut stage = Stage::default();
+        stage.begin(3 * (ENTRIES_MAX * BLOCK_BYTES) as u64);
         let moved = Move { lba: 1, old: MapEntry::UNMAPPED };
         let taken = (0..).find(|_| {
             let has_room = stage.has_room();
             (0..ENTRIES_MAX).for_each(|_| stage.push(moved, &[0; BLOCK_BYTES]));
             !has_room
         });
-        assert_eq!(taken, Some(STAGE_BLOCKS / ENTRIES_MAX));
+        assert_eq!(taken, Some(3));
     }
 }

@@ -51,7 +51,8 @@ impl Maintenance {
     pub fn survey(&mut self, pipe: &mut Pipe, victim: SegmentId, segment: Segment) -> Survey {
         pipe.ahead.begin(&mut pipe.transfers, self.core.shape, (victim, segment.incarnation));
         let mut stage = std::mem::take(&mut self.stage);
-        stage.clear();
+        // Two runs: more is in longer stretches of the disk.
+        stage.begin(2 * pipe.run_bytes(self.core.shape));
         Survey { victim, segment, block: 0, is_done: false, stage, staged: 0, unreadable: 0 }
     }
 

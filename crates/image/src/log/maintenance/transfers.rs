@@ -9,7 +9,7 @@ use flowstone_fileio::{
 use slab::Slab;
 
 /// More than are ever on their way at once.
-const DEPTH: u16 = 32;
+const DEPTH: u16 = 128;
 
 /// See the module. Each ends when it is [waited for](Self::wait).
 pub struct Transfers {

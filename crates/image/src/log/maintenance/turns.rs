@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use flowstone_block::sync::atomic::Ordering;
+
 use super::stage::Stage;
 use super::{Maintenance, Progress};
 use crate::log::append::Health;
@@ -12,6 +14,8 @@ use crate::upkeep::Upkeep;
 pub const QUIET_TIME: Duration = Duration::from_secs(20);
 /// The same where the checkpoint gives space back.
 const RELEASE_TIME: Duration = Duration::from_secs(2);
+/// How long after the last copies their memory is given back.
+const MEMORY_TIME: Duration = Duration::from_secs(5);
 
 impl Maintenance {
     /// Works until it is told to stop, then makes a last checkpoint.
@@ -43,7 +47,7 @@ impl Maintenance {
     /// When to check whether the guest pauses, and at the latest when the idle-time pass has a
     /// budget again.
     pub fn next_pause(&mut self) -> Option<Instant> {
-        let (now, is_sparse) = (self.core.clock.now(), self.sparsest().is_some());
+        let (now, gives_back) = (self.core.clock.now(), self.gives_back());
         let resort = self.next_resort(now);
         let is_wanted = resort.is_some_and(|at| at <= now);
         if is_wanted {
@@ -54,18 +58,40 @@ impl Maintenance {
             return None;
         }
         self.seen = state.committed();
-        let gives_back = is_sparse || state.segments.dead_count() > 0 || self.has_surplus(&state);
-        let wait = if gives_back { RELEASE_TIME } else { QUIET_TIME };
-        let pause = (gives_back || state.changed || is_wanted).then(|| now + wait);
+        let has_memory = self.pipe.is_some();
+        let wait = match (gives_back, has_memory) {
+            (true, _) => RELEASE_TIME,
+            (false, true) => MEMORY_TIME,
+            (false, false) => QUIET_TIME,
+        };
+        let is_due = gives_back || has_memory || state.changed || is_wanted;
+        let pause = is_due.then(|| now + wait);
         pause.into_iter().chain(resort.filter(|at| *at > now)).min()
     }
 
-    /// Does work that was put off: no request came for a while.
-    fn pause(&mut self) {
-        self.clean_sparse();
-        self.resort_if_idle();
+    /// Whether a pause gives space of the host back.
+    fn gives_back(&self) -> bool {
+        let is_sparse = self.sparsest().is_some();
+        let state = self.core.append_state();
+        is_sparse || state.segments.dead_count() > 0 || self.has_surplus(&state)
+    }
+
+    /// Gives back what copies take.
+    pub fn release_memory(&mut self) {
         self.stage = Stage::default();
         (self.pipe, self.next) = (None, None);
+        self.core.run_bytes.store(0, Ordering::Relaxed);
+    }
+
+    /// Does work that was put off: no request came for a while.
+    pub fn pause(&mut self) {
+        if self.pipe.is_some() && !self.gives_back() {
+            // The rest is due later.
+            return self.release_memory();
+        }
+        self.clean_sparse();
+        self.resort_if_idle();
+        self.release_memory();
         let (committed, wanted, dead) = {
             let state = self.core.append_state();
             (state.committed(), state.changed, state.segments.dead_count())

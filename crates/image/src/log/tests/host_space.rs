@@ -1,12 +1,14 @@
 //! How much space of the host the maintenance worker asks for, keeps and gives back.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use flowstone_block::Errno;
+use flowstone_block::sync::atomic::Ordering;
 use flowstone_sim::{Call, Fate, Fault};
 
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
 use crate::log::append::FULL_RETRY;
+use crate::log::copy_memory::CopyMemory;
 use crate::log::disk::prepare;
 use crate::log::maintenance::Progress;
 use crate::log::segments::State;
@@ -62,11 +64,35 @@ fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
     assert!(ready(&fixture) == 0 && !has_surplus(&fixture));
 }
 
+/// Cleaners share it, and a daemon may have many disks.
+#[test]
+fn memory_for_copies_is_taken_when_there_are_some_and_given_back_when_there_are_none() {
+    let memory = CopyMemory::new(1 << 20);
+    let mut fixture = Setup { blocks: 512, ..Setup::default() }.fixture(1);
+    fixture.core.copy_memory.set(memory.clone()).expect("nothing has been copied");
+    let run_bytes = |fixture: &Fixture| fixture.core.run_bytes.load(Ordering::Relaxed);
+    for round in 0..64 {
+        fixture.write_blocks(round % 8 * 64..round % 8 * 64 + 33).unwrap();
+    }
+    assert_eq!(run_bytes(&fixture), 0);
+    let (victim, segment) = fixture.maintenance.choose_victim().expect("old versions");
+    fixture.maintenance(|maintenance| maintenance.clean(victim, segment)).unwrap();
+    assert!(run_bytes(&fixture) > 0);
+    assert_eq!(memory.lend().bytes(), 0, "all of it is lent");
+    fixture.quiet();
+    let since = Instant::now();
+    let pause = fixture.maintenance.next_pause().expect("there is something to give back");
+    assert!(pause.duration_since(since) < Duration::from_secs(10));
+    // What gives space back comes first, and uses it.
+    (0..4).for_each(|_| fixture.maintenance.pause());
+    assert_eq!((run_bytes(&fixture), memory.lend().bytes()), (0, 1 << 20));
+}
+
 /// A part of the image, and no more than is appended between two checkpoints.
 #[test]
 fn a_busy_guest_keeps_an_eighth_of_the_image_or_what_a_checkpoint_frees() {
     for (segment_bytes, segments, pool) in
-        [(SEGMENT_BYTES, 80, 10), (SEGMENT_BYTES, 9, 2), (64 << 20, 200, 4)]
+        [(SEGMENT_BYTES, 80, 10), (SEGMENT_BYTES, 9, 2), (64 << 20, 200, 8)]
     {
         let fixture = Setup { blocks: 4096, segment_bytes, ..Setup::default() }.fixture(1);
         fixture.core.append_state().segments.set_limit(segments);

@@ -90,6 +90,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     fixture.quiet();
     fixture.checkpoint().unwrap();
     fixture.maintenance.trim_reserve();
+    fixture.maintenance.release_memory();
     let hours = |fixture: &mut Fixture| {
         let next = fixture.maintenance.next_pause()?;
         Some(next.duration_since(Instant::now()).as_secs().div_ceil(3600))
@@ -100,6 +101,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
     resort(&mut fixture).unwrap();
     fixture.quiet();
     fixture.maintenance(Maintenance::clean_sparse);
+    fixture.maintenance.release_memory();
     fixture.checkpoint().unwrap();
     fixture.maintenance.trim_reserve();
     assert_eq!(hours(&mut fixture), None);
