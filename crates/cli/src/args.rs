@@ -119,9 +119,14 @@ pub struct Create {
 #[derive(Debug, ClapArgs)]
 pub struct LogArgs {
     /// Log images: size of a segment, the unit in which space is used again: a power of two from
-    /// 256K to 1G [default: 1/512 of the disk, at least 1M and at most 32M]
+    /// 256K to 1G [default: four erase units, if the disk has 128 of those; 1/512 of the disk, at
+    /// least 1M and at most 32M, if that is more]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub segment: Option<u64>,
+    /// Log images: what the drive erases as one, a multiple of 4K up to 1G [default: the larger of
+    /// the device's discard_granularity and optimal_io_size if that is 1M or more, else 32M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub erase_unit: Option<u64>,
     /// Log images: room beyond the size of the disk, in percent of the whole, 3 to 74; with more,
     /// less is copied to win space back [default: 20]
     #[arg(long, value_name = "PCT")]
@@ -198,6 +203,7 @@ impl LogArgs {
     pub fn options(&self) -> LogOptions {
         LogOptions {
             segment_bytes: self.segment,
+            erase_unit_bytes: self.erase_unit,
             reserve_percent: self.reserve,
             split_streams: self.streams == Some(Streams::Split),
         }

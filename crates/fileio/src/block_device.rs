@@ -8,8 +8,9 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::ops::RangeInclusive;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use flowstone_block::{Errno, Outcome};
@@ -17,6 +18,9 @@ use flowstone_block::{Errno, Outcome};
 use crate::FileOffset;
 
 // From linux/fs.h: _IO(0x12, 119) and _IO(0x12, 127). Both take a start and a length in bytes.
+/// Smaller ones are of sectors, pages or stripes; of larger ones no segment is made.
+const ERASE_UNITS: RangeInclusive<u64> = (1 << 20)..=(1 << 30);
+
 const BLKDISCARD: u32 = 0x1277;
 const BLKZEROOUT: u32 = 0x127f;
 
@@ -44,6 +48,41 @@ pub fn discards_to_zeroes(device: &File) -> bool {
     limit().is_some_and(|bytes| bytes > 0)
 }
 
+/// What a device erases as one: what it discards in, or what it is written in best, if that is
+/// large enough to be that. Of a file the device that its file system is on.
+pub fn erase_unit(file: &File) -> Option<u64> {
+    let metadata = file.metadata().ok()?;
+    let is_device = metadata.file_type().is_block_device();
+    let folder = queue_folder(if is_device { metadata.rdev() } else { metadata.dev() })?;
+    let limits = ["discard_granularity", "optimal_io_size"];
+    let largest = limits.iter().filter_map(|name| read_number(&folder.join(name))).max()?;
+    ERASE_UNITS.contains(&largest).then_some(largest / 4096 * 4096)
+}
+
+/// Whether a device takes discards; of a file, whether its file system passes on what it frees.
+pub fn tells_drive(file: &File) -> bool {
+    let Ok(metadata) = file.metadata() else { return false };
+    if metadata.file_type().is_block_device() {
+        let limit = || read_number(&queue_folder(metadata.rdev())?.join("discard_max_bytes"));
+        return limit().is_some_and(|bytes| bytes > 0);
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    passes_discards_on(&mounts, metadata.dev())
+}
+
+/// Whether the file system with this device number is mounted with `discard`, as
+/// proc_pid_mountinfo(5) lists mounts: the third field is the number, the last one the options of
+/// the file system.
+fn passes_discards_on(mounts: &str, device: u64) -> bool {
+    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
+    let is_on = |option: &str| option == "discard" || option.starts_with("discard=");
+    mounts
+        .lines()
+        .filter(|line| line.split(' ').nth(2) == Some(&*number))
+        .filter_map(|line| line.rsplit(' ').next())
+        .any(|options| options.split(',').any(is_on))
+}
+
 /// Where sysfs keeps the limits of a device; a partition has those of its disk.
 fn queue_folder(device: u64) -> Option<PathBuf> {
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -63,5 +102,19 @@ fn range_ioctl(device: &File, request: u32, offset: FileOffset, bytes: u64) -> O
     match unsafe { libc::ioctl(device.as_raw_fd(), request, range.as_ptr()) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_that_passes_discards_on_is_known_by_its_device_number() {
+        let mounts = "29 1 253:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard,errors=ro\n\
+            30 1 253:2 / /srv rw,nodiscard - xfs /dev/vda2 rw,attr2\n\
+            31 1 0:40 / /b rw - btrfs /dev/vdb rw,discard=async,space_cache\n";
+        let on = |major, minor| passes_discards_on(mounts, rustix::fs::makedev(major, minor));
+        assert!(on(253, 1) && !on(253, 2) && on(0, 40) && !on(253, 3));
     }
 }

@@ -88,6 +88,14 @@ impl FileIo for HostFile {
         (!self.is_block_device()).then(|| holes::count_extents(&self.files.file)).flatten()
     }
 
+    fn tells_drive(&self) -> bool {
+        crate::block_device::tells_drive(&self.files.file)
+    }
+
+    fn erase_unit(&self) -> Option<u64> {
+        crate::block_device::erase_unit(&self.files.file)
+    }
+
     fn is_direct(&self) -> bool {
         self.files.direct.is_some()
     }

@@ -41,6 +41,17 @@ pub trait FileIo: Send + Sync {
         None
     }
 
+    /// Whether the drive below hears of space that is given back: a device that takes discards, or
+    /// a file on a file system that passes them on (mounted with `discard`).
+    fn tells_drive(&self) -> bool {
+        false
+    }
+
+    /// What the device below erases as one, in bytes, if it says so.
+    fn erase_unit(&self) -> Option<u64> {
+        None
+    }
+
     /// Whether reads and writes bypass the host's page cache.
     fn is_direct(&self) -> bool {
         false

@@ -59,14 +59,14 @@ pub fn create(
     bytes: u64,
     options: &CreateOptions,
     lock_patience: LockPatience,
-) -> Result<()> {
+) -> Result<Option<String>> {
     let name = format!("create {}", path.display());
     let capacity = valid_capacity(bytes)
         .map_err(|why| Error::invalid(name.clone(), why, "give a --size such as 8G or 512M"))?;
     options.check(&name, format)?;
     match format {
-        Format::Raw => create_sparse(path, capacity.bytes()),
-        Format::Qcow2 => create_qcow2(&name, path, capacity, &options.qcow2),
+        Format::Raw => create_sparse(path, capacity.bytes()).map(|()| None),
+        Format::Qcow2 => create_qcow2(&name, path, capacity, &options.qcow2).map(|()| None),
         Format::Log => create_log(&name, path, capacity, options.log, lock_patience),
     }
 }
@@ -108,7 +108,7 @@ fn create_log(
     capacity: SectorCount,
     options: LogOptions,
     lock_patience: LockPatience,
-) -> Result<()> {
+) -> Result<Option<String>> {
     let on_device = is_block_device(path);
     if !on_device {
         create_sparse(path, log::SUPERBLOCK_AREA_BYTES)?;
@@ -208,6 +208,7 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
         Format::Log => {
             let image = LogImage::open(path, file, options.discard, options.file.access)?;
             image.set_copy_memory(options.copy_memory);
+            image.set_tell(options.tell);
             image.set_resort(options.resort);
             Ok(Box::new(image))
         }
@@ -242,7 +243,7 @@ pub fn create_in(
             .set_size(capacity.bytes())
             .map_err(|error| Error::host(name, error, "check the host's file system")),
         Format::Qcow2 => qcow2::create(name, file, capacity, &options.qcow2),
-        Format::Log => log::create(name, file, capacity, options.log),
+        Format::Log => log::create(name, file, capacity, options.log).map(drop),
     }
 }
 
@@ -265,6 +266,7 @@ pub fn open_stepped(
         Format::Log => {
             let (image, upkeep) = LogImage::open_stepped(name.into(), file, discard)?;
             image.set_copy_memory(options.copy_memory.clone());
+            image.set_tell(options.tell);
             image.set_resort(options.resort);
             Ok((Box::new(image), Box::new(upkeep)))
         }

@@ -23,6 +23,17 @@ pub enum DiscardMode {
     Ignore,
 }
 
+/// When a log image gives back segments in which nothing lives, besides when it is idle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Tell {
+    /// At once where the drive hears of it: on a device that takes discards, or a file system
+    /// mounted with `discard`; else they are written again as they are, which costs the host less
+    #[default]
+    Auto,
+    /// At once, wherever the image is
+    Always,
+}
+
 /// How much room an image takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Space {
@@ -136,6 +147,10 @@ pub struct LogState {
     pub checkpoint: u64,
     /// Blocks appended since.
     pub since_checkpoint_blocks: u64,
+    /// Bytes of segments in which nothing lives and which the host still has as they were.
+    pub untold_dead_bytes: u64,
+    /// Whether such segments are given back at once, so that the drive knows.
+    pub telling: bool,
     /// Bytes of copies that cleaning writes in a row; 0 while it has no memory for them: it has
     /// none to make.
     pub run_bytes: u64,

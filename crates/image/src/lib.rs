@@ -32,8 +32,10 @@ pub use convert::convert;
 pub use create::{CreateOptions, ImageInfo, create, create_in, inspect, open, open_stepped};
 pub use damage::Damages;
 pub use format::Format;
-pub use image::{CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space};
-pub use log::{CopyMemory, LogInfo, LogOptions, ResortLimit};
+pub use image::{
+    CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space, Tell,
+};
+pub use log::{CopyMemory, EraseUnit, LogInfo, LogOptions, ResortLimit};
 pub use options::{CopyArgs, ImageArgs, ImageOptions};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};

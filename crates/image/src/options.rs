@@ -10,7 +10,7 @@ use flowstone_block::{Error, Result, parse_size};
 use flowstone_fileio::{FileOpener, FileWrapper, OpenOptions, open_host_file};
 
 use crate::format::Format;
-use crate::image::DiscardMode;
+use crate::image::{DiscardMode, Tell};
 use crate::log::{CopyMemory, ResortLimit};
 
 /// What can be chosen when an image is opened.
@@ -19,6 +19,10 @@ pub struct ImageArgs {
     /// What discards do
     #[arg(long, value_name = "MODE", value_enum, default_value_t)]
     pub discard: DiscardMode,
+    /// Whether a log image gives dead segments back at once, so that the drive need not copy what
+    /// is in them
+    #[arg(long, value_enum, default_value_t)]
+    pub tell: Tell,
     /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs
     /// while guests are idle, or off [default: a tenth of the disk]
     #[arg(long, value_name = "SIZE_PER_DAY|off")]
@@ -31,9 +35,9 @@ pub struct ImageArgs {
 impl ImageArgs {
     /// To open an image whose host file is opened like this, by `opener`.
     pub fn options(&self, file: OpenOptions, opener: FileOpener) -> ImageOptions {
-        let Self { discard, resort, backing_dirs } = self.clone();
+        let Self { discard, tell, resort, backing_dirs } = self.clone();
         let resort = resort.unwrap_or(ResortLimit::Tenth);
-        ImageOptions { opener, discard, backing_dirs, resort, ..ImageOptions::new(file) }
+        ImageOptions { opener, discard, tell, backing_dirs, resort, ..ImageOptions::new(file) }
     }
 }
 
@@ -77,6 +81,8 @@ pub struct ImageOptions {
     pub wrapper: FileWrapper,
     /// What discards do.
     pub discard: DiscardMode,
+    /// Whether a log image tells the drive what is dead.
+    pub tell: Tell,
     /// Where the backing file of a qcow2 image may be, besides the directory of the image.
     pub backing_dirs: Vec<PathBuf>,
     /// How much the idle-time pass of a log image may write.
@@ -93,8 +99,18 @@ impl ImageOptions {
         let discard = DiscardMode::Deallocate;
         let opener = open_host_file;
         let resort = ResortLimit::Off;
-        let (wrapper, backing_dirs, copy_memory) = Default::default();
-        Self { file, opener, wrapper, discard, backing_dirs, resort, copy_memory, chain_depth: 0 }
+        let (wrapper, tell, backing_dirs, copy_memory) = Default::default();
+        Self {
+            file,
+            opener,
+            wrapper,
+            discard,
+            tell,
+            backing_dirs,
+            resort,
+            copy_memory,
+            chain_depth: 0,
+        }
     }
 
     /// Refuses what a format has no use for.
@@ -102,6 +118,10 @@ impl ImageOptions {
         if format != Format::Log && matches!(self.resort, ResortLimit::Bytes(_)) {
             let why = "only a log image is put in order while guests are idle";
             return Err(Error::unsupported(name, why, "leave out --resort"));
+        }
+        if format != Format::Log && self.tell == Tell::Always {
+            let why = "only a log image has segments that die";
+            return Err(Error::unsupported(name, why, "leave out --tell"));
         }
         let why = match (format, self.discard) {
             // It writes elsewhere anyway: space kept for a discarded block would have no use.

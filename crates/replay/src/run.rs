@@ -79,7 +79,7 @@ impl Scene {
                 let file_bytes =
                     ((disk_bytes as f64 / options.fill).round() as u64).next_multiple_of(unit);
                 let log = match options.format {
-                    Format::Log => log_options(options.create.log, disk_bytes, file_bytes)?,
+                    Format::Log => log_options(options, disk_bytes, file_bytes)?,
                     Format::Raw | Format::Qcow2 => options.create.log,
                 };
                 let create = CreateOptions { log, ..options.create.clone() };
@@ -230,14 +230,15 @@ fn disk_bytes(options: &ReplayOptions) -> Result<u64> {
 }
 
 /// The log image's options: if no reserve is asked for, the largest with which its file fits.
-fn log_options(asked: LogOptions, disk_bytes: u64, file_bytes: u64) -> Result<LogOptions> {
-    let segment_bytes =
-        asked.segment_bytes.unwrap_or_else(|| LogOptions::default_segment_bytes(disk_bytes));
-    let with = |reserve| LogOptions {
-        segment_bytes: Some(segment_bytes),
-        reserve_percent: Some(reserve),
-        ..asked
-    };
+fn log_options(options: &ReplayOptions, disk_bytes: u64, file_bytes: u64) -> Result<LogOptions> {
+    let mut asked = options.create.log;
+    if asked.segment_bytes.is_none() {
+        // As `create` would learn it.
+        asked.erase_unit_bytes.get_or_insert(options.ssd.block_bytes);
+        asked.segment_bytes = Some(asked.segment_bytes_of(disk_bytes));
+        asked.erase_unit_bytes = None;
+    }
+    let with = |reserve| LogOptions { reserve_percent: Some(reserve), ..asked };
     let bytes_with = |reserve| with(reserve).file_bytes(NAME, disk_bytes);
     let fits = |reserve: &u32| bytes_with(*reserve).is_ok_and(|bytes| bytes <= file_bytes);
     let found = match asked.reserve_percent {

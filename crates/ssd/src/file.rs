@@ -30,6 +30,14 @@ impl FileIo for SsdFile {
         Ok(self.place.size())
     }
 
+    fn tells_drive(&self) -> bool {
+        self.shared.state().hears_of_trims()
+    }
+
+    fn erase_unit(&self) -> Option<u64> {
+        Some(self.shared.state().erase_unit())
+    }
+
     fn set_size(&self, bytes: u64) -> io::Result<()> {
         if bytes > self.place.bytes_max() {
             return Err(Errno::NOSPC.into());

@@ -73,6 +73,16 @@ impl State {
         }
     }
 
+    /// Whether it hears of trims, at once.
+    pub fn hears_of_trims(&self) -> bool {
+        self.options.trim == TrimMode::On
+    }
+
+    /// Bytes that are erased as one.
+    pub const fn erase_unit(&self) -> u64 {
+        self.options.block_bytes
+    }
+
     pub fn blocks(&self) -> u32 {
         self.blocks
     }

@@ -130,6 +130,7 @@ impl Replay {
         let CreateArgs { log, qcow2 } = parsed("--create-arg", "create", &self.create_args)?;
         let log = LogArgs {
             segment: self.log.segment.or(log.segment),
+            erase_unit: self.log.erase_unit.or(log.erase_unit),
             reserve: self.log.reserve.or(log.reserve),
             streams: self.log.streams.or(log.streams),
         };

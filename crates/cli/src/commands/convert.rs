@@ -7,7 +7,7 @@ use flowstone_block::Result;
 use flowstone_fileio::Access;
 use flowstone_image::{Format, Image, create};
 
-use super::{LOCK_PATIENCE, open_image};
+use super::{LOCK_PATIENCE, open_image, print_notice};
 use crate::args::Convert;
 use crate::progress::bytes_bar;
 
@@ -15,7 +15,9 @@ pub fn run(args: &Convert) -> Result<ExitCode> {
     let source = open_image(&args.source, args.source_format, Access::Read, &args.backing_dirs)?;
     let capacity_bytes = source.geometry().capacity.bytes();
     let format = Format::choose(args.format, &args.target)?;
-    create(&args.target, format, capacity_bytes, &args.options(), LOCK_PATIENCE)?;
+    let options = args.options();
+    let notice = create(&args.target, format, capacity_bytes, &options, LOCK_PATIENCE)?;
+    print_notice(&args.target, notice);
     let copied = fill(&args.target, format, &*source);
     if copied.is_err() {
         // Half a copy must not look like a whole one. It is ours: we have just made it.

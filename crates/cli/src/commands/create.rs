@@ -3,13 +3,15 @@
 use std::process::ExitCode;
 
 use flowstone_block::Result;
-use flowstone_image::Format;
+use flowstone_image::{Format, create};
 
-use super::LOCK_PATIENCE;
+use super::{LOCK_PATIENCE, print_notice};
 use crate::args::Create;
 
 pub fn run(args: &Create) -> Result<ExitCode> {
     let format = Format::choose(args.format, &args.image)?;
-    flowstone_image::create(&args.image, format, args.size, &args.options()?, LOCK_PATIENCE)?;
+    let options = args.options()?;
+    let notice = create(&args.image, format, args.size, &options, LOCK_PATIENCE)?;
+    print_notice(&args.image, notice);
     Ok(ExitCode::SUCCESS)
 }

@@ -54,6 +54,9 @@ impl From<&Qcow2Info> for Qcow2Report {
 #[derive(Serialize)]
 struct LogReport {
     segment_bytes: u64,
+    erase_unit_bytes: Option<u64>,
+    /// option, device or default.
+    erase_unit_from: Option<&'static str>,
     streams: &'static str,
     reserve_percent: u32,
     segments_limit: u32,
@@ -74,6 +77,8 @@ impl From<&LogInfo> for LogReport {
     fn from(log: &LogInfo) -> Self {
         Self {
             segment_bytes: log.segment_bytes,
+            erase_unit_bytes: log.erase_unit.map(|unit| unit.bytes),
+            erase_unit_from: log.erase_unit.map(|unit| unit.source.name()),
             streams: if log.split_streams { "split" } else { "one" },
             reserve_percent: log.reserve_percent,
             segments_limit: log.segments_limit,
@@ -125,6 +130,19 @@ pub fn run(args: &Info) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// What the drive erases as one, how that is known, and whether segments are small for it.
+fn erase_unit_of(log: &LogReport) -> String {
+    let (Some(bytes), Some(from)) = (log.erase_unit_bytes, log.erase_unit_from) else {
+        return "not known to this image; `convert --erase-unit SIZE` makes one that follows it"
+            .into();
+    };
+    let small = match log.segment_bytes < 4 * bytes {
+        true => "; segments are smaller than four of them: a raw image with TRIM is gentler here",
+        false => "",
+    };
+    format!("{} (by {from}){small}", format_size(bytes))
+}
+
 fn print_log(log: &LogReport) {
     println!(
         "segments    {} used, {} free, of {}; {} each",
@@ -133,6 +151,7 @@ fn print_log(log: &LogReport) {
         log.segments_limit,
         format_size(log.segment_bytes),
     );
+    println!("erase unit  {}", erase_unit_of(log));
     println!("layout      streams: {}, reserve: {} %", log.streams, log.reserve_percent);
     if let Some(amplification) = log.write_amplification {
         let percent = |share: Option<f64>| 100.0 * share.unwrap_or(0.0);

@@ -73,6 +73,13 @@ fn file_meant_by(word: &Path) -> Option<PathBuf> {
 }
 
 /// Opens an image for a tool.
+/// Says what is worth knowing of an image that has just been made.
+fn print_notice(image: &Path, notice: Option<String>) {
+    if let Some(notice) = notice {
+        eprintln!("flowstone: {}: {notice}", image.display());
+    }
+}
+
 fn open_image(
     path: &Path,
     format: Option<Format>,

@@ -64,7 +64,8 @@ fn statistics_tell_what_the_log_does() {
 #[test]
 fn a_new_log_image_takes_no_room_and_tells_its_layout() {
     let place = Place::new();
-    let path = place.log_image("1T");
+    place.succeed(&["create", "--size", "1T", "--erase-unit", "8M", "disk.flow"]);
+    let path = place.path("disk.flow");
     let info = place.json(&["info", "--json", "disk.flow"]);
     assert_eq!(
         (info["format"].as_str(), info["virtual_bytes"].as_u64()),
@@ -96,6 +97,9 @@ fn layouts_that_cannot_be_are_refused() {
         (&["--segment", "3M", "a.flow"][..], "a power of two"),
         (&["--segment", "128K", "a.flow"], "a power of two"),
         (&["--segment", "2G", "a.flow"], "a power of two"),
+        (&["--erase-unit", "2K", "a.flow"], "a multiple of 4K"),
+        (&["--erase-unit", "2G", "a.flow"], "a multiple of 4K"),
+        (&["--erase-unit", "8M", "a.raw"], "a raw image has no segments"),
         (&["--reserve", "2", "a.flow"], "a reserve is 3 to 74 percent"),
         (&["--reserve", "75", "a.flow"], "a reserve is 3 to 74 percent"),
         (&["--segment", "4M", "a.raw"], "a raw image has no segments"),
@@ -113,6 +117,51 @@ fn layouts_that_cannot_be_are_refused() {
     assert_eq!(
         place.run(&["create", "--size", "1G", "--streams", "x", "a.flow"]).status.code(),
         Some(2)
+    );
+}
+
+#[test]
+fn segments_follow_what_the_drive_erases() {
+    let place = Place::new();
+    let made = |image: &str, options: &[&str]| {
+        let output = place.run(&[&["create"], options, &[image]].concat());
+        assert!(output.status.success(), "{output:?}");
+        let log = place.json(&["info", "--json", image])["log"].clone();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let unit = (log["erase_unit_bytes"].as_u64(), log["erase_unit_from"].as_str());
+        assert_eq!(unit.0.is_some(), unit.1.is_some());
+        (log["segment_bytes"].as_u64().unwrap() >> 20, unit.0.unwrap() >> 20, said)
+    };
+    let (segment, unit, said) = made("a.flow", &["--size", "100G", "--erase-unit", "24M"]);
+    assert_eq!((segment, unit, &*said), (128, 24, ""));
+    let text = place.succeed(&["info", "a.flow"]);
+    assert!(text.contains("24 MiB (by option)\n"), "{text}");
+    // The disk is small for it: both commands say what that costs.
+    let (segment, unit, said) = made("b.flow", &["--size", "1G", "--erase-unit", "24M"]);
+    assert_eq!((segment, unit), (8, 24));
+    assert!(said.contains("b.flow: segments of 8 MiB") && said.lines().count() == 1, "{said}");
+    let text = place.succeed(&["info", "b.flow"]);
+    assert!(text.contains("a raw image with TRIM is gentler"), "{text}");
+    // What is asked for by name is taken, or refused.
+    let options = ["--size", "1G", "--erase-unit", "2M", "--segment", "4M"];
+    assert_eq!(made("c.flow", &options).0, 4);
+    let refused = place.refused(&[
+        "create",
+        "--size",
+        "1G",
+        "--erase-unit",
+        "2M",
+        "--segment",
+        "1M",
+        "d.flow",
+    ]);
+    assert!(refused.contains("no multiple of the --erase-unit"), "{refused}");
+    // An image that exists becomes one that follows.
+    place.succeed(&["convert", "--erase-unit", "1M", "c.flow", "e.flow"]);
+    let log = &place.json(&["info", "--json", "e.flow"])["log"];
+    assert_eq!(
+        (&log["erase_unit_from"], &log["segment_bytes"]),
+        (&"option".into(), &(4 << 20).into())
     );
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use flowstone_block::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use flowstone_block::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use flowstone_block::sync::{Mutex, MutexGuard};
 use flowstone_block::{Clock, Outcome, Sector, SectorCount, mutant};
 use flowstone_fileio::FileIo;
@@ -40,6 +40,8 @@ pub struct Core {
     pub resorting: Resorting,
     /// Where cleaning puts copies together, once the image's owner has said it.
     pub copy_memory: OnceLock<CopyMemory>,
+    /// Whether dead segments are given back at once.
+    pub telling: AtomicBool,
     /// Bytes of copies that are written in a row now; 0 while none are made.
     pub run_bytes: AtomicU64,
     /// In sectors; a live resize changes it.
@@ -77,6 +79,7 @@ impl Core {
             damages: DamageList::default(),
             resorting: Resorting::default(),
             copy_memory: OnceLock::new(),
+            telling: AtomicBool::new(false),
             run_bytes: AtomicU64::new(0),
             capacity: AtomicU64::new(capacity.get()),
             committed: AtomicU64::new(state.committed().get()),

@@ -6,6 +6,7 @@ use flowstone_block::{AlignedBuf, Error, Result, SectorCount};
 use flowstone_fileio::{BlockingFile, FileIo};
 
 use super::address::BLOCK_BYTES;
+use super::erase_unit::{ERASE_UNIT_BYTES, EraseUnit};
 use super::head::HeadPlace;
 use super::ids::{Incarnation, SegmentId, Sequence};
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
@@ -14,9 +15,12 @@ use super::superblock::{Superblock, Totals};
 /// What can be chosen when a log image is made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LogOptions {
-    /// Bytes of a segment: a power of two, 256 KiB to 1 GiB. By default 1/512 of the disk, at
-    /// least 1 MiB and at most 32 MiB.
+    /// Bytes of a segment: a power of two, 256 KiB to 1 GiB. By default four times what the drive
+    /// erases as one, if the disk has at least 128 of those; and 1/512 of the disk, at least 1 MiB
+    /// and at most 32 MiB, if that is more.
     pub segment_bytes: Option<u64>,
+    /// What the drive erases as one, in bytes; by default what it says, else 32 MiB.
+    pub erase_unit_bytes: Option<u64>,
     /// Room beyond the size of the disk, in percent of the whole; default 20.
     pub reserve_percent: Option<u32>,
     /// Whether metadata has a stream of its own; default no.
@@ -24,9 +28,10 @@ pub struct LogOptions {
 }
 
 impl LogOptions {
-    /// Bytes of a segment of a disk of so many bytes, if nothing else is asked for.
-    pub fn default_segment_bytes(bytes: u64) -> u64 {
-        Shape::default_segment_bytes(bytes)
+    /// Bytes of a segment of a disk of so many bytes.
+    pub fn segment_bytes_of(&self, bytes: u64) -> u64 {
+        let unit = EraseUnit::choose(self.erase_unit_bytes, None);
+        self.segment_bytes.unwrap_or_else(|| Shape::default_segment_bytes(bytes, unit))
     }
 
     /// The most bytes that the file takes of an image of a disk of so many bytes.
@@ -39,12 +44,21 @@ impl LogOptions {
     /// none.
     fn shape(&self, name: &str, bytes: u64) -> Result<(Shape, u32)> {
         let invalid = |why, advice: &'static str| Err(Error::invalid(name, why, advice));
-        let default = || Shape::default_segment_bytes(bytes);
-        let segment_bytes = self.segment_bytes.unwrap_or_else(default);
+        let segment_bytes = self.segment_bytes_of(bytes);
         let fits = SEGMENT_BYTES.contains(&segment_bytes) || segment_bytes == SEGMENT_BYTES.end;
         if !segment_bytes.is_power_of_two() || !fits {
             let why = "a segment is a power of two from 256K to 1G";
             return invalid(why, "give a --segment such as 32M");
+        }
+        if let Some(unit) = self.erase_unit_bytes {
+            if !ERASE_UNIT_BYTES.contains(&unit) || !unit.is_multiple_of(4096) {
+                let why = "an erase unit is a multiple of 4K, up to 1G";
+                return invalid(why, "give an --erase-unit such as 32M");
+            }
+            if self.segment_bytes.is_some() && !segment_bytes.is_multiple_of(unit) {
+                let why = "the --segment is no multiple of the --erase-unit";
+                return invalid(why, "give one that is four times as large, or leave it out");
+            }
         }
         let reserve_percent = self.reserve_percent.unwrap_or(RESERVE_DEFAULT_PERCENT);
         if !RESERVE_PERCENT.contains(&reserve_percent) {
@@ -68,20 +82,32 @@ impl LogOptions {
     }
 }
 
-/// Writes an empty log image into `file`, which reads as zeroes.
+/// Writes an empty log image into `file`, which reads as zeroes. Returns what that costs the drive,
+/// if its segments are small for it.
 pub fn create(
     name: &str,
     file: &dyn FileIo,
     capacity: SectorCount,
     options: LogOptions,
-) -> Result<()> {
+) -> Result<Option<String>> {
+    options.shape(name, capacity.bytes())?;
+    let unit = EraseUnit::choose(options.erase_unit_bytes, file.erase_unit());
+    let options = LogOptions { erase_unit_bytes: Some(unit.bytes), ..options };
+    let segment_bytes = Some(options.segment_bytes_of(capacity.bytes()));
+    let options = LogOptions { segment_bytes, erase_unit_bytes: None, ..options };
     let (shape, segments) = options.shape(name, capacity.bytes())?;
     let host = |error: io::Error| Error::host(name, error, "check the host's file system");
-    let superblock = first_superblock(shape, segments, capacity).map_err(host)?;
-    write(file, &superblock).map_err(host)
+    let superblock = first_superblock(shape, segments, capacity, unit).map_err(host)?;
+    write(file, &superblock).map_err(host)?;
+    Ok(unit.warning(shape.segment_bytes()))
 }
 
-fn first_superblock(shape: Shape, segments: u32, capacity: SectorCount) -> io::Result<Superblock> {
+fn first_superblock(
+    shape: Shape,
+    segments: u32,
+    capacity: SectorCount,
+    unit: EraseUnit,
+) -> io::Result<Superblock> {
     let mut identity = [0; 16];
     std::fs::File::open("/dev/urandom")?.read_exact(&mut identity)?;
     let mut superblock = Superblock {
@@ -102,6 +128,7 @@ fn first_superblock(shape: Shape, segments: u32, capacity: SectorCount) -> io::R
         totals: Totals::default(),
         heads: Default::default(),
         root: Default::default(),
+        erase_unit: Some(unit),
     };
     for stream in 0..shape.streams {
         superblock.heads[stream as usize] = HeadPlace {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{
     BlockingDisk, Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES,
     Sector, SectorCount, mutant,
@@ -28,7 +29,7 @@ use super::shape::blocks_of;
 use crate::capacity::valid_capacity;
 use crate::runtime::worker;
 use crate::{
-    CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, LogState, Space,
+    CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, LogState, Space, Tell,
 };
 
 /// An open log image.
@@ -63,6 +64,12 @@ impl LogImage {
     pub fn set_resort(&self, limit: ResortLimit) {
         self.core.resorting.set_limit(limit.bytes(self.core.capacity().bytes()));
         self.core.inbox.schedule_pass();
+    }
+
+    /// When the drive is told of dead segments.
+    pub fn set_tell(&self, tell: Tell) {
+        let telling = tell == Tell::Always || self.core.file.tells_drive();
+        self.core.telling.store(telling, Ordering::Relaxed);
     }
 
     /// Where cleaning puts copies together; once, before the first. Else in memory of its own.

@@ -9,6 +9,7 @@ use flowstone_fileio::FileIo;
 
 use super::address::BLOCK_BYTES;
 use super::core::Core;
+use super::erase_unit::EraseUnit;
 use super::slots::{newest, read_slots, shape_of};
 use crate::image::LogState;
 
@@ -19,6 +20,8 @@ pub struct LogInfo {
     pub virtual_bytes: u64,
     /// Bytes of a segment.
     pub segment_bytes: u64,
+    /// What the drive erases as one; `None` in an image of an earlier version.
+    pub erase_unit: Option<EraseUnit>,
     /// Room beyond the size of the disk, in percent of the whole.
     pub reserve_percent: u32,
     /// Whether metadata has a stream of its own.
@@ -85,6 +88,8 @@ pub fn log_state(core: &Core) -> LogState {
         costs: state.costs,
         checkpoint: state.generation,
         since_checkpoint_blocks: state.since_checkpoint,
+        untold_dead_bytes: u64::from(state.segments.untold()) * core.shape.segment_bytes(),
+        telling: core.telling.load(Ordering::Relaxed),
         run_bytes: core.run_bytes.load(Ordering::Relaxed),
         resorted_bytes: core.resorting.written(),
         resort_passes: core.resorting.passes(),
@@ -102,6 +107,7 @@ pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
     Ok(LogInfo {
         virtual_bytes: superblock.capacity_sectors * SECTOR_BYTES,
         segment_bytes: shape_of(superblock).segment_bytes(),
+        erase_unit: superblock.erase_unit,
         reserve_percent: superblock.reserve_percent,
         split_streams: superblock.streams > 1,
         segments_limit: superblock.segments,

@@ -253,6 +253,12 @@ impl SegmentTable {
         self.change(number, |segment| segment.damaged = true);
     }
 
+    /// Those in which nothing lives and whose host space has old content: the drive takes it for
+    /// live.
+    pub fn untold(&self) -> u32 {
+        self.dead_count() + self.ready.recycled()
+    }
+
     /// How many segments are dead.
     pub fn dead_count(&self) -> u32 {
         self.dead.len() as u32

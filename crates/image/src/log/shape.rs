@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::address::{Address, BLOCK_BYTES, BLOCK_SECTORS};
+use super::erase_unit::EraseUnit;
 use super::ids::SegmentId;
 use super::map::LEAF_BLOCKS;
 use super::record::LEAF_ON_DISK_BLOCKS;
@@ -18,6 +19,8 @@ pub const RESERVE_PERCENT: Range<u32> = 3..75;
 const SEGMENT_DEFAULT_MAX: u64 = 32 << 20;
 /// A disk has at least this many default segments, so that cleaning has something to choose from.
 const SEGMENTS_PER_DISK: u64 = 512;
+/// And this many, however large the drive's erase units are.
+const SEGMENTS_LEAST: u64 = 128;
 /// Open heads, the outputs of cleaning, and what they need to go on when space is short.
 const SPARE_SEGMENTS: u64 = 12;
 /// Besides heads, trims and the map: what the cleaner keeps, its output and the map's, and a little
@@ -149,10 +152,14 @@ impl Shape {
         leaves / leaves_per_segment + if last <= usable { 1 } else { 2 }
     }
 
-    /// The segment size to use when none is asked for.
-    pub fn default_segment_bytes(capacity_bytes: u64) -> u64 {
+    /// The segment size to use when none is asked for: one that follows the drive's erase units, as
+    /// far as the disk has enough of those.
+    pub fn default_segment_bytes(capacity_bytes: u64, unit: EraseUnit) -> u64 {
         let wanted = (capacity_bytes / SEGMENTS_PER_DISK).clamp(1 << 20, SEGMENT_DEFAULT_MAX);
-        let mut bytes = wanted.next_power_of_two().min(SEGMENT_DEFAULT_MAX);
+        let wanted = wanted.next_power_of_two().min(SEGMENT_DEFAULT_MAX);
+        let most = 1 << (capacity_bytes / SEGMENTS_LEAST).max(1).ilog2();
+        let follows = unit.segment_bytes().min(most).min(SEGMENT_BYTES.end);
+        let mut bytes = wanted.max(follows);
         while bytes < SEGMENT_BYTES.end && !Self::fits_disk(bytes, capacity_bytes) {
             bytes *= 2;
         }
@@ -200,6 +207,7 @@ mod tests {
 
     #[test]
     fn default_segments_grow_with_the_disk_up_to_a_point() {
+        let small = EraseUnit::choose(Some(4096), None);
         for (capacity, segment) in [
             (512, 1 << 20),
             (GIB, 2 << 20),
@@ -207,7 +215,25 @@ mod tests {
             (100 * GIB, 32 << 20),
             (1024 * GIB, 32 << 20),
         ] {
-            assert_eq!(Shape::default_segment_bytes(capacity), segment, "{capacity}");
+            assert_eq!(Shape::default_segment_bytes(capacity, small), segment, "{capacity}");
+        }
+    }
+
+    #[test]
+    fn default_segments_follow_erase_units_where_the_disk_has_enough_of_them() {
+        for (capacity, unit, segment) in [
+            (64 << 20, 32 << 20, 1 << 20),
+            (GIB, 32 << 20, 8 << 20),
+            (10 * GIB, 32 << 20, 64 << 20),
+            (16 * GIB, 32 << 20, 128 << 20),
+            (100 * GIB, 32 << 20, 128 << 20),
+            (100 * GIB, 24 << 20, 128 << 20),
+            (100 * GIB, 1 << 20, 32 << 20),
+            (1024 * GIB, 1 << 30, GIB),
+        ] {
+            let unit = EraseUnit::choose(Some(unit), None);
+            let chosen = Shape::default_segment_bytes(capacity, unit);
+            assert_eq!(chosen, segment, "{capacity} {unit:?}");
         }
     }
 

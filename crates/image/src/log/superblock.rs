@@ -4,6 +4,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::address::{Address, BLOCK_BYTES};
+use super::erase_unit::EraseUnit;
 use super::head::HeadPlace;
 use super::ids::{Incarnation, SegmentId, Sequence};
 
@@ -69,6 +70,8 @@ pub struct Superblock {
     pub totals: Totals,
     pub heads: [HeadPlace; HEADS],
     pub root: RootPlace,
+    /// What segments follow; `None` in an image of an earlier version.
+    pub erase_unit: Option<EraseUnit>,
 }
 
 /// Why a slot cannot be used.
@@ -163,7 +166,7 @@ impl Superblock {
         raw.written_at = self.written_at.into();
         raw.next_sequence = self.next_sequence.get().into();
         raw.clock = self.clock.into();
-        raw.totals = self.totals.encode();
+        raw.totals = self.totals.encode(EraseUnit::encode(self.erase_unit));
         raw.heads = self.heads.map(RawHead::from);
         raw.roots[0] = self.root.into();
         raw.checksum = checksum(&raw).into();
@@ -207,6 +210,7 @@ impl Superblock {
             totals: Totals::decode(&raw.totals),
             heads: raw.heads.map(HeadPlace::from),
             root: raw.roots[0].into(),
+            erase_unit: EraseUnit::decode(raw.totals[6].get()),
         };
         let kind = raw.roots[0].kind.get();
         if raw.root_count.get() != 1 || kind != ROOT_OF_DISK {
@@ -242,7 +246,7 @@ fn checksum(raw: &Raw) -> u32 {
 }
 
 impl Totals {
-    fn encode(self) -> [U64; 8] {
+    fn encode(self, erase_unit: u64) -> [U64; 8] {
         [
             self.appended_blocks,
             self.relocated_blocks,
@@ -250,7 +254,7 @@ impl Totals {
             self.discarded_sectors,
             self.live_blocks,
             self.used_segments,
-            0,
+            erase_unit,
             0,
         ]
         .map(U64::new)

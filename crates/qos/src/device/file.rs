@@ -47,6 +47,14 @@ impl FileIo for SharedFile {
         self.file.is_direct()
     }
 
+    fn erase_unit(&self) -> Option<u64> {
+        self.file.erase_unit()
+    }
+
+    fn tells_drive(&self) -> bool {
+        self.file.tells_drive()
+    }
+
     fn takes_discards(&self) -> bool {
         self.file.takes_discards()
     }

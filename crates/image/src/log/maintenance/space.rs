@@ -7,6 +7,7 @@
 
 use std::time::{Duration, Instant};
 
+use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{Errno, Outcome, mutant};
 use flowstone_fileio::FileOp;
 use tracing::warn;
@@ -226,7 +227,11 @@ impl Maintenance {
 
     /// How many freed segments are kept for use as they are while guests write. Those that were
     /// never written do not count: they must not displace the others.
+    /// None, where the drive hears of those that are given back: it copies less.
     pub fn recycled_kept_in_use(&self) -> u32 {
+        if self.core.telling.load(Ordering::Relaxed) {
+            return 0;
+        }
         let state = self.core.append_state();
         let pool = self.interval() as u32 / self.core.shape.segment_blocks;
         let pool = pool.min(state.segments.limit() / POOL_SHARE).max(READY_KEPT);

@@ -119,6 +119,7 @@ impl Setup {
         let disk = SimDisk::new(SUPERBLOCK_AREA_BYTES);
         let options = LogOptions {
             segment_bytes: Some(self.segment_bytes),
+            erase_unit_bytes: None,
             reserve_percent: self.reserve,
             split_streams: self.split,
         };

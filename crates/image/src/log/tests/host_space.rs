@@ -10,6 +10,7 @@ use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
 use crate::log::append::FULL_RETRY;
 use crate::log::copy_memory::CopyMemory;
 use crate::log::disk::prepare;
+use crate::log::inspect::log_state;
 use crate::log::maintenance::Progress;
 use crate::log::segments::State;
 
@@ -62,6 +63,28 @@ fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
     assert_eq!(ready(&fixture), enough);
     fixture.maintenance.release_reserve();
     assert!(ready(&fixture) == 0 && !has_surplus(&fixture));
+}
+
+/// Where the drive hears of it, nothing that is dead is kept for the next writes: the drive would
+/// copy it. Elsewhere what is written again as it is costs the host less.
+#[test]
+fn dead_segments_are_given_back_at_once_where_the_drive_hears_of_it() {
+    for telling in [false, true] {
+        let mut fixture = Setup { blocks: 4096, ..Setup::default() }.fixture(1);
+        fixture.core.telling.store(telling, Ordering::Relaxed);
+        for _ in 0..12 {
+            fixture.write_blocks(0..48).unwrap();
+        }
+        let dead = fixture.core.append_state().segments.dead_count();
+        assert!(dead > 4, "{dead}");
+        assert_eq!(log_state(&fixture.core).untold_dead_bytes, u64::from(dead) * SEGMENT_BYTES);
+        fixture.checkpoint().unwrap();
+        let state = log_state(&fixture.core);
+        assert_eq!(state.telling, telling);
+        assert_eq!(state.untold_dead_bytes == 0, telling, "{state:?}");
+        let punched = fixture.core.discards.read(fixture.core.file.punched()).merged;
+        assert_eq!(punched > 0, telling);
+    }
 }
 
 /// Cleaners share it, and a daemon may have many disks.
