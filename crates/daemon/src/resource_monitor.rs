@@ -3,7 +3,8 @@
 //!
 //! Twice a second it reads how much memory there is, for the host and for the daemon's memory
 //! cgroups, and how long processes waited for some; a [`Pool`] decides. Every decision is logged
-//! and kept for `stats`. It tells the cache, too, which VMs there are, whenever that changes.
+//! and kept for `stats`. It tells the cache and the devices, too, which VMs there are, whenever that
+//! changes; where there is no cache to size, that is all.
 
 #[cfg(test)]
 mod beside_a_scan;
@@ -136,6 +137,9 @@ impl Watch {
             if let Some(vms) = vms {
                 cache.set_vms(vms);
             }
+        }
+        if cache.is_none() && self.caches.guests.is_none() {
+            return None;
         }
         let heard = self.caches.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
         let guests = self.sharing.guest_caches(heard);

@@ -170,7 +170,7 @@ impl Stack {
         args: &StackArgs,
     ) -> Result<Self> {
         let weight = args.share.weight.unwrap_or_default();
-        let share = DiskShare::new(Arc::clone(&shared.devices), weight);
+        let share = DiskShare::new(Arc::clone(&shared.devices), number, weight);
         let (base, image) = Self::foundation(shared, &share, name, args)?;
         let (base, zeroes) = args.zeroes.layer(base);
         let (base, cached) = Self::cache(base, shared, number, args.journals.pdc);

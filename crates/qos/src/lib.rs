@@ -15,7 +15,7 @@ mod report;
 mod weight;
 
 pub use args::{GroupArgs, ShareArgs};
-pub use device::{Devices, DiskShare, SharedFile};
+pub use device::{DeviceVm, Devices, DiskShare, SharedFile};
 pub use fair_queue::{DiskKey, FairQueue, QueueKey};
 pub use limit::Limit;
 pub use limits::{Admission, DiskLimits, Group};

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Clock, QueueContext, QueueDepth, Reactor, TimeSource};
 use flowstone_fileio::{FileIo, FileOffset, MemoryList};
 
-use super::super::share::{Devices, DiskShare};
+use super::super::share::{DeviceVm, Devices, DiskShare};
 use super::*;
 use crate::Weight;
 
@@ -118,7 +118,7 @@ fn devices() -> (Arc<Devices>, Arc<AtomicU64>) {
 
 impl Queue {
     fn new(devices: &Arc<Devices>) -> Self {
-        let share = DiskShare::new(Arc::clone(devices), Weight::default());
+        let share = DiskShare::new(Arc::clone(devices), 0, Weight::default());
         let host = Host::default();
         let context = QueueContext::alone(QueueDepth(256)).unwrap();
         let channel = share.charge(Box::new(host.clone())).channel(&context).unwrap();
@@ -157,8 +157,9 @@ fn a_disk_alone_sends_everything_at_once_and_in_order() {
     assert_eq!(queue.share.held_back().0, 0);
 }
 
+/// A sync waits for its turn, and goes before what else of its disk waits.
 #[test]
-fn while_two_contend_requests_wait_and_syncs_do_not() {
+fn while_two_contend_requests_and_syncs_wait() {
     let (devices, clock) = devices();
     let (mut hog, mut modest) = (Queue::new(&devices), Queue::new(&devices));
     hog.submit(0..100);
@@ -168,20 +169,56 @@ fn while_two_contend_requests_wait_and_syncs_do_not() {
     hog.submit(100..120);
     assert_eq!(hog.host.below().len(), 100);
     hog.sync(999);
-    assert_eq!(hog.host.below().last(), Some(&999));
+    assert_eq!(hog.host.below().len(), 100, "what it has there is more than its slots");
     clock.fetch_add(1_000_000, Ordering::Relaxed);
     // What it has there above its slots has to come back first.
     hog.complete(80);
-    assert_eq!(hog.host.below().len(), 21);
-    hog.complete(21);
-    assert!(hog.host.below().len() >= 15, "{:?}", hog.host.below());
+    assert_eq!(hog.host.below().len(), 20);
+    hog.complete(6);
+    assert!(hog.host.below()[14..].starts_with(&[999, 100]), "{:?}", hog.host.below());
     modest.complete(1);
     while hog.back.len() < 121 {
         hog.complete(hog.host.below().len());
     }
+    assert_eq!((hog.share.syncs(), modest.share.syncs()), (1, 0));
     hog.back.retain(|tag| *tag != 999);
     assert_eq!(hog.back, Vec::from_iter(0..120));
-    assert!(hog.share.held_back().0 >= 20 && modest.share.held_back().0 == 0);
+    assert!(hog.share.held_back().0 >= 21 && modest.share.held_back().0 == 0);
+}
+
+/// They may take long: its reads were to go on meanwhile.
+#[test]
+fn syncs_that_are_on_their_way_have_no_slots_and_do_not_stall_their_disk() {
+    let (devices, clock) = devices();
+    let (mut hog, mut other) = (Queue::new(&devices), Queue::new(&devices));
+    hog.submit(0..1);
+    other.submit(0..1);
+    other.complete(1);
+    (900..920).for_each(|tag| other.sync(tag));
+    assert_eq!(other.host.below(), Vec::from_iter(900..920));
+    clock.fetch_add(150_000_000, Ordering::Relaxed);
+    hog.complete(1);
+    hog.submit(1..2);
+    assert_eq!(hog.host.below(), [1]);
+    other.submit(1..2);
+    assert!(other.host.below().contains(&1), "{:?}", other.host.below());
+}
+
+/// What commits the guest's journal goes before its other requests, however many of these wait.
+#[test]
+fn commits_go_before_what_else_waits() {
+    let (devices, _) = devices();
+    let (mut hog, mut other) = (Queue::new(&devices), Queue::new(&devices));
+    other.submit(0..1);
+    hog.submit(0..1);
+    hog.submit(1..60);
+    let sent = hog.host.below().len();
+    let op = FileOp::Write { offset: FileOffset::new(0), bytes: 4096, durable: false };
+    hog.channel.submit(FileRequest::new(op, MemoryList::EMPTY, 777).first(true));
+    hog.channel.kick();
+    assert_eq!(hog.host.below().len(), sent, "it needs a slot");
+    hog.complete(1);
+    assert_eq!(hog.host.below().last(), Some(&777));
 }
 
 /// The slot that one disk gives back is the turn of another, on another thread that sleeps.
@@ -328,12 +365,16 @@ fn nothing_waits_for_ever() {
             let at = random.usize(0..queues.len());
             let (queue, sent) = &mut queues[at];
             match random.u8(0..20) {
-                0..8 => {
+                0..7 => {
                     let count = [1, 1, 2, 30, 100][random.usize(0..5)];
                     if *sent - queue.back.len() < 128 {
                         queue.submit(*sent..*sent + count);
                         *sent += count;
                     }
+                }
+                7 if random.bool() => {
+                    queue.sync(*sent);
+                    *sent += 1;
                 }
                 8..16 => {
                     let below = queue.host.below().len();
@@ -353,6 +394,10 @@ fn nothing_waits_for_ever() {
                     queue.channel.kick();
                 }
                 17 => queue.share.set_weight(Weight::new(random.u32(1..=Weight::MAX)).unwrap()),
+                18 if random.bool() => {
+                    let (id, weight) = (random.u32(0..4), random.u32(1..1000));
+                    queue.share.set_vm(DeviceVm { id, weight });
+                }
                 18 if random.u8(0..5) == 0 => {
                     let (queue, sent) = queues.remove(at);
                     let (host, back) = (queue.host.clone(), queue.back.len());

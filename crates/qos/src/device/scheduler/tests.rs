@@ -1,13 +1,20 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::state::{ACTIVE_FOR_NS, STALLED_NS};
 use super::*;
 
 mod cost;
 mod depth;
+mod vms;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
+
+/// A VM of which nothing is known.
+fn vm(id: u32) -> DeviceVm {
+    DeviceVm { id, weight: DeviceVm::UNKNOWN }
+}
 
 /// A disk that keeps so many requests of so many bytes at a device.
 struct Driver {
@@ -37,8 +44,8 @@ impl Bench {
     fn new(drivers: &[(u32, usize, u64)]) -> Self {
         let mut scheduler = Scheduler::default();
         let make = |(weight, depth, bytes): &(u32, usize, u64)| {
-            let disk = scheduler.add_disk(Weight::new(*weight).unwrap());
-            let (queue, waiting) = (scheduler.add_queue(disk), Default::default());
+            let disk = scheduler.add_disk(vm(0), Weight::new(*weight).unwrap());
+            let (queue, waiting) = (scheduler.add_queue(disk, Rank::Usual), Default::default());
             let (depth, bytes) = (*depth, *bytes);
             let (on_their_way, done, longest_ns) = (0, 0, 0);
             Driver { disk, queue, depth, bytes, waiting, on_their_way, done, longest_ns }
@@ -55,7 +62,7 @@ impl Bench {
             let mut has_new = false;
             while driver.waiting.len() + driver.on_their_way < driver.depth {
                 scheduler.touch(driver.disk, *now);
-                scheduler.push(driver.queue, driver.bytes);
+                scheduler.push(driver.queue, Pending::of_bytes(driver.bytes));
                 driver.waiting.push_back(*now);
                 has_new = true;
             }
@@ -146,22 +153,22 @@ fn a_disk_that_has_asked_for_nothing_for_a_while_holds_nobody_back() {
 #[test]
 fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     let mut scheduler = Scheduler::default();
-    let [(dead, dead_queue), (live, live_queue)] = [(); 2].map(|()| {
-        let disk = scheduler.add_disk(Weight::default());
-        (disk, scheduler.add_queue(disk))
+    let [(dead, dead_queue), (live, live_queue)] = [0, 1].map(|id| {
+        let disk = scheduler.add_disk(vm(id), Weight::default());
+        (disk, scheduler.add_queue(disk, Rank::Usual))
     });
     assert!(!scheduler.touch(dead, SECOND));
     assert!(scheduler.touch(live, SECOND));
-    (0..100).for_each(|_| scheduler.push(dead_queue, 4096));
+    (0..100).for_each(|_| scheduler.push(dead_queue, Pending::of_bytes(4096)));
     scheduler.pushed(dead, SECOND);
     scheduler.advance(SECOND, |_| {});
     assert_eq!(scheduler.take_granted(dead_queue), DEPTH_LEAST);
     // It goes on without a slot, one at a time, until it has had more than its part.
     let now = SECOND + MS;
     // Usually it has one there.
-    scheduler.push(live_queue, 4096);
+    scheduler.push(live_queue, Pending::of_bytes(4096));
     scheduler.pushed(live, now);
-    (1..30).for_each(|_| scheduler.push(live_queue, 4096));
+    (1..30).for_each(|_| scheduler.push(live_queue, Pending::of_bytes(4096)));
     let mut sent = 0;
     loop {
         scheduler.advance(now, |queue| assert_eq!(queue, live_queue));

@@ -1,0 +1,73 @@
+//! How many requests may be at a device while disks contend: as many as weights allow.
+//!
+//! Shares follow the weights as long as something of each disk waits. So the depth is what the disk
+//! that wants least for its weight wants to have at the device, and of each other one as much for
+//! its own weight, a little less in all. A disk's weight here is its part of all: that of its VM,
+//! of which it has its own weight's part among the active disks of the VM.
+//!
+//! It is never less than four for the heaviest disk, fewer for the others, as far as they want
+//! that: sixteen disks with some requests each are to have the device, although one hardly asks.
+//! And for one disk that wants them it is [`DEPTH_LEAST`], of which a lighter one than the heaviest
+//! has its weight's part: the next request of a heavy disk stands behind what is on its way.
+
+use super::Scheduler;
+use crate::DiskKey;
+
+/// So many for one disk, if it is as heavy as any,
+pub const DEPTH_LEAST: usize = 16;
+/// ... and for one that weighs nothing beside others: with fewer a device has nothing to choose
+/// from.
+const DEPTH_LIGHT: f64 = 2.0;
+/// So many for each of the heaviest disks, if it wants them.
+const DEPTH_EACH: f64 = 4.0;
+/// Of the depth at which the disk that wants least would have nothing waiting.
+const BACKLOGGED: f64 = 7.0 / 8.0;
+
+/// What an active disk weighs and wants.
+struct Active {
+    weight: f64,
+    requests: f64,
+    cost: f64,
+}
+
+impl Scheduler {
+    /// See the module.
+    pub(super) fn depth(&self) -> usize {
+        let active = self.active();
+        let heaviest = active.iter().map(|disk| disk.weight).fold(0.0, f64::max);
+        let per_weight = |disk: &Active| disk.requests * disk.cost / disk.weight;
+        let least = active.iter().map(per_weight).fold(f64::MAX, f64::min);
+        let (mut fair, mut each, mut one) = (0.0, 0.0, DEPTH_LIGHT);
+        for Active { weight, requests, cost } in active {
+            fair += least * weight / cost.max(1.0);
+            each += requests.min(DEPTH_EACH * weight / heaviest);
+            // What nothing is known of may want anything.
+            let wanted = if requests > 0.0 { requests } else { f64::MAX };
+            let part = if flowstone_block::mutant("qos.depth.a-floor-for-light-disks") {
+                1.0
+            } else {
+                weight / heaviest
+            };
+            one = wanted.min(DEPTH_LEAST as f64 * part).max(one);
+        }
+        (one as usize).max((BACKLOGGED * fair) as usize).max(each as usize)
+    }
+
+    /// The active disks.
+    fn active(&self) -> Vec<Active> {
+        let counted = || self.disks.iter().filter(|(_, disk)| disk.is_counted);
+        let mut of_vms = vec![0.0; self.vm_places()];
+        for (at, _) in counted() {
+            of_vms[self.fair.vm_of(DiskKey(at)).place()] +=
+                f64::from(self.fair.weight(DiskKey(at)));
+        }
+        let active = counted().map(|(at, disk)| {
+            let vm = self.fair.vm_of(DiskKey(at));
+            let part = f64::from(self.fair.weight(DiskKey(at))) / of_vms[vm.place()];
+            let weight = f64::from(self.fair.vm_weight(vm)) * part;
+            let (requests, cost) = (disk.demand.requests(), disk.demand.cost());
+            Active { weight, requests, cost }
+        });
+        active.collect()
+    }
+}
