@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::format_size;
+use flowstone_block::{format_size, mutant};
 use flowstone_cache::Cache;
 use flowstone_memory::reading::Reader;
 use flowstone_memory::sizer::{Change, Limits};
@@ -134,7 +134,9 @@ impl Watch {
                 // Blocks that were on their way when it became smaller.
                 cache.set_target(target);
             }
-            if let Some(vms) = vms {
+            if let Some(vms) = vms
+                && !mutant("daemon.monitor.cache-hears-of-no-vms")
+            {
                 cache.set_vms(vms);
             }
         }

@@ -119,7 +119,7 @@ impl Shared {
         };
         let groups = groups.iter().map(group).collect::<Result<_>>()?;
         let make = |config: CacheConfig| {
-            let cache = Cache::new(config.bytes_max, config.policy);
+            let cache = Cache::of(&config);
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
         };
         let cache = cache.map(make).transpose()?;

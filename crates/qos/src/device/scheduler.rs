@@ -117,6 +117,8 @@ impl Scheduler {
     /// A disk more is in a VM, which may be new.
     fn join(&mut self, vm: DeviceVm) -> VmKey {
         let Self { fair, vms, .. } = self;
+        let is_one = mutant("qos.scheduler.all-disks-are-one-vms");
+        let vm = if is_one { DeviceVm { id: 0, ..vm } } else { vm };
         let new = || Vm { key: fair.add_vm(vm.weight), disks: 0 };
         let known = vms.entry(vm.id).or_insert_with(new);
         known.disks += 1;
@@ -250,7 +252,7 @@ impl Scheduler {
         while let Some(disk) = self.next() {
             let (queue, request) = self.fair.grant(disk, |request| request.cost);
             self.disks[disk.0].waiting -= 1;
-            if !request.is_sync {
+            if !request.is_sync || mutant("qos.scheduler.syncs-have-slots") {
                 self.sent(disk, 1, now);
             }
             granted(queue);
@@ -265,13 +267,13 @@ impl Scheduler {
         }
         let may_go = |disk: DiskKey| !disks[disk.0].is_stalled;
         let turn = fair.next(Kind::Waiting, may_go)?;
-        let is_in_time = |disk| fair.lead(disk, turn) <= LEAD;
+        let is_bounded = !mutant("qos.scheduler.nothing-is-charged-for-going-ahead");
+        let is_in_time = |disk| !is_bounded || fair.lead(disk, turn) <= LEAD;
         if self.slots < self.census.depth {
             if mutant("qos.scheduler.commits-wait-for-their-turn") {
                 return Some(turn);
             }
-            let is_bounded = !mutant("qos.scheduler.commits-are-not-bounded");
-            let first = |disk| may_go(disk) && (!is_bounded || is_in_time(disk));
+            let first = |disk| may_go(disk) && is_in_time(disk);
             return Some(fair.next(Kind::First, first).unwrap_or(turn));
         }
         // What has nothing on its way needs no slot.

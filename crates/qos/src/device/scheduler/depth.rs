@@ -10,6 +10,8 @@
 //! And for one disk that wants them it is [`DEPTH_LEAST`], of which a lighter one than the heaviest
 //! has its weight's part: the next request of a heavy disk stands behind what is on its way.
 
+use flowstone_block::mutant;
+
 use super::Scheduler;
 use crate::DiskKey;
 
@@ -43,11 +45,8 @@ impl Scheduler {
             each += requests.min(DEPTH_EACH * weight / heaviest);
             // What nothing is known of may want anything.
             let wanted = if requests > 0.0 { requests } else { f64::MAX };
-            let part = if flowstone_block::mutant("qos.depth.a-floor-for-light-disks") {
-                1.0
-            } else {
-                weight / heaviest
-            };
+            let part =
+                if mutant("qos.depth.a-floor-for-light-disks") { 1.0 } else { weight / heaviest };
             one = wanted.min(DEPTH_LEAST as f64 * part).max(one);
         }
         (one as usize).max((BACKLOGGED * fair) as usize).max(each as usize)
