@@ -30,7 +30,7 @@ use slab::Slab;
 
 use flowstone_block::mutant;
 
-use self::depth::DEPTH_LEAST;
+use self::depth::Depth;
 use self::state::DiskState;
 use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
@@ -39,7 +39,7 @@ use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
 /// bytes.
 const REQUEST_BYTES: u64 = 16 << 10;
 /// See the module.
-const LEAD: u64 = DEPTH_LEAST as u64 * REQUEST_BYTES;
+const LEAD: u64 = depth::DEPTH_LEAST as u64 * REQUEST_BYTES;
 /// How old a [`Census`] may be: what it counts changes a thousand times more slowly.
 const CENSUS_NS: u64 = 200_000;
 
@@ -52,6 +52,8 @@ pub struct Scheduler {
     census: Census,
     /// What disks that do not stall have on their way.
     slots: usize,
+    /// What VMs have on their way, by their places.
+    vm_slots: Vec<usize>,
 }
 
 /// A VM that has disks at the device.
@@ -67,7 +69,7 @@ struct Census {
     /// How many disks are active.
     active: usize,
     /// How many requests may be on their way while disks contend.
-    depth: usize,
+    depth: Depth,
     /// No disk stalls before.
     stalls_at: u64,
     /// Disks have come, gone, become active, or changed their weights since.
@@ -191,7 +193,10 @@ impl Scheduler {
     fn count_now(&mut self, now: u64) {
         let mut census = Census { at: now, stalls_at: u64::MAX, ..Census::default() };
         self.slots = 0;
-        for (_, disk) in &mut self.disks {
+        self.vm_slots.clear();
+        self.vm_slots.resize(self.vm_places(), 0);
+        for (at, disk) in &mut self.disks {
+            self.vm_slots[self.fair.vm_of(DiskKey(at)).place()] += disk.on_their_way;
             disk.is_counted = disk.is_active(now);
             disk.is_stalled = disk.on_their_way > 0 && now >= disk.stalls_at();
             census.active += usize::from(disk.is_counted);
@@ -202,7 +207,7 @@ impl Scheduler {
         }
         self.census = census;
         if self.is_contended() {
-            self.census.depth = self.depth();
+            self.census.depth = self.depth(now);
         }
     }
 
@@ -232,6 +237,9 @@ impl Scheduler {
         }
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
+        if let Some(slots) = self.vm_slots.get_mut(self.fair.vm_of(disk).place()) {
+            *slots += requests;
+        }
     }
 
     /// Requests have come back.
@@ -244,6 +252,10 @@ impl Scheduler {
         self.slots += state.on_their_way;
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
+        if let Some(slots) = self.vm_slots.get_mut(self.fair.vm_of(disk).place()) {
+            // Disks that have changed their VM since are counted again before the next one goes.
+            *slots = slots.saturating_sub(requests);
+        }
     }
 
     /// Lets everything go that may, and names the queue of each.
@@ -265,16 +277,18 @@ impl Scheduler {
         if !self.is_contended() {
             return fair.next(Kind::Waiting, |_| true);
         }
-        let may_go = |disk: DiskKey| !disks[disk.0].is_stalled;
-        let turn = fair.next(Kind::Waiting, may_go)?;
+        let is_alive = |disk: DiskKey| !disks[disk.0].is_stalled;
+        let turn = fair.next(Kind::Waiting, is_alive)?;
         let is_bounded = !mutant("qos.scheduler.nothing-is-charged-for-going-ahead");
         let is_in_time = |disk| !is_bounded || fair.lead(disk, turn) <= LEAD;
-        if self.slots < self.census.depth {
-            if mutant("qos.scheduler.commits-wait-for-their-turn") {
-                return Some(turn);
-            }
+        if self.slots < self.census.depth.all {
+            let may_go = |disk| is_alive(disk) && self.has_room(disk);
             let first = |disk| may_go(disk) && is_in_time(disk);
-            return Some(fair.next(Kind::First, first).unwrap_or(turn));
+            let has_first = !mutant("qos.scheduler.commits-wait-for-their-turn");
+            let first = has_first.then(|| fair.next(Kind::First, first)).flatten();
+            if let Some(disk) = first.or_else(|| fair.next(Kind::Waiting, may_go)) {
+                return Some(disk);
+            }
         }
         // What has nothing on its way needs no slot.
         fair.next(Kind::Apart, is_in_time)

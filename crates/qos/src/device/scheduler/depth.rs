@@ -9,6 +9,10 @@
 //! that: sixteen disks with some requests each are to have the device, although one hardly asks.
 //! And for one disk that wants them it is [`DEPTH_LEAST`], of which a lighter one than the heaviest
 //! has its weight's part: the next request of a heavy disk stands behind what is on its way.
+//!
+//! A VM has no more than its part of that while another one is expected to ask again, which has had
+//! something come back just now: completions come in batches, and what a heavy VM's batch leaves
+//! would be a light one's before the heavy one's guest has seen that it may go on.
 
 use flowstone_block::mutant;
 
@@ -27,21 +31,34 @@ const BACKLOGGED: f64 = 7.0 / 8.0;
 
 /// What an active disk weighs and wants.
 struct Active {
+    vm: usize,
     weight: f64,
     requests: f64,
     cost: f64,
 }
 
+/// How many requests may be on their way.
+#[derive(Default)]
+pub struct Depth {
+    /// Of all disks.
+    pub all: usize,
+    /// Of each VM, by its place; those for which there is none have no bound of their own.
+    pub of_vms: Vec<usize>,
+}
+
 impl Scheduler {
     /// See the module.
-    pub(super) fn depth(&self) -> usize {
+    pub(super) fn depth(&self, now: u64) -> Depth {
         let active = self.active();
         let heaviest = active.iter().map(|disk| disk.weight).fold(0.0, f64::max);
         let per_weight = |disk: &Active| disk.requests * disk.cost / disk.weight;
         let least = active.iter().map(per_weight).fold(f64::MAX, f64::min);
         let (mut fair, mut each, mut one) = (0.0, 0.0, DEPTH_LIGHT);
-        for Active { weight, requests, cost } in active {
-            fair += least * weight / cost.max(1.0);
+        let mut of_vms = vec![0.0; self.vm_places()];
+        for Active { vm, weight, requests, cost } in active {
+            let own = BACKLOGGED * least * weight / cost.max(1.0);
+            fair += own;
+            of_vms[vm] += own;
             each += requests.min(DEPTH_EACH * weight / heaviest);
             // What nothing is known of may want anything.
             let wanted = if requests > 0.0 { requests } else { f64::MAX };
@@ -49,7 +66,22 @@ impl Scheduler {
                 if mutant("qos.depth.a-floor-for-light-disks") { 1.0 } else { weight / heaviest };
             one = wanted.min(DEPTH_LEAST as f64 * part).max(one);
         }
-        (one as usize).max((BACKLOGGED * fair) as usize).max(each as usize)
+        let floor = (one as usize).max(each as usize);
+        let is_shared = fair as usize >= floor && self.expected_vms(now) > 1;
+        let part = |fair: f64| fair.ceil() as usize;
+        let is_bounded = is_shared && !mutant("qos.depth.a-batch-is-whoevers-waits");
+        let of_vms = if is_bounded { of_vms.into_iter().map(part).collect() } else { Vec::new() };
+        Depth { all: floor.max(fair as usize), of_vms }
+    }
+
+    /// How many VMs have something at the device, or will have.
+    fn expected_vms(&self, now: u64) -> usize {
+        let expected = self.disks.iter().filter(|(_, disk)| disk.is_expected(now));
+        let mut vms: Vec<_> =
+            expected.map(|(at, _)| self.fair.vm_of(DiskKey(at)).place()).collect();
+        vms.sort_unstable();
+        vms.dedup();
+        vms.len()
     }
 
     /// The active disks.
@@ -65,8 +97,18 @@ impl Scheduler {
             let part = f64::from(self.fair.weight(DiskKey(at))) / of_vms[vm.place()];
             let weight = f64::from(self.fair.vm_weight(vm)) * part;
             let (requests, cost) = (disk.demand.requests(), disk.demand.cost());
-            Active { weight, requests, cost }
+            Active { vm: vm.place(), weight, requests, cost }
         });
         active.collect()
+    }
+
+    /// Whether the VM of a disk has less than its part.
+    pub(super) fn has_room(&self, disk: DiskKey) -> bool {
+        let vm = self.fair.vm_of(disk).place();
+        self.census.depth.of_vms.get(vm).is_none_or(|part| self.slots_of(vm) < *part)
+    }
+
+    fn slots_of(&self, vm: usize) -> usize {
+        self.vm_slots.get(vm).copied().unwrap_or(0)
     }
 }

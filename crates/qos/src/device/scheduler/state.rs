@@ -14,6 +14,9 @@ const HUNG_NS: u64 = 1_000_000_000;
 /// See the scheduler.
 pub const STALLED_NS: u64 = 100_000_000;
 
+/// Who has had something come back asks for more in so long, if it does.
+const EXPECTED_NS: u64 = 1_000_000;
+
 /// What a disk has at the device.
 #[derive(Default)]
 pub struct DiskState {
@@ -57,6 +60,12 @@ impl DiskState {
 
     pub const fn stalls_at(&self) -> u64 {
         self.moved_at.saturating_add(STALLED_NS)
+    }
+
+    /// Whether it has something at the device, or has had something come back just now.
+    pub fn is_expected(&self, now: u64) -> bool {
+        let is_fresh = self.active_at.is_some() && now.saturating_sub(self.moved_at) < EXPECTED_NS;
+        self.on_their_way > 0 || is_fresh
     }
 
     pub fn is_active(&self, now: u64) -> bool {

@@ -1,6 +1,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::depth::DEPTH_LEAST;
 use super::state::{ACTIVE_FOR_NS, STALLED_NS};
 use super::*;
 

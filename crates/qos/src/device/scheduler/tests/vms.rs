@@ -41,6 +41,43 @@ fn vms_have_their_weights_parts_however_many_disks_they_have() {
     assert!(most - least <= most / 20, "{done:?}");
 }
 
+/// Completions of a VM come together, and its guest sees them a little later: what they left was
+/// the light one's, and 4 : 1 was 1.6 : 1.
+#[test]
+fn vms_have_their_parts_though_completions_come_in_batches() {
+    let mut bench = Bench::in_vms(&[(heavy(7), 32, 4096), (vm(8), 32, 4096)]);
+    bench.send();
+    let mut done = [0.0; 2];
+    for round in 0..400 {
+        let at = round % 2;
+        bench.now += 300_000;
+        let (disk, count) = (bench.drivers[at].disk, bench.drivers[at].on_their_way);
+        bench.scheduler.came_back(disk, count, bench.now);
+        bench.drivers[at].on_their_way = 0;
+        done[at] += count as f64;
+        // Before its guest has seen it.
+        let depths = [0, 1].map(|driver: usize| bench.drivers[driver].depth);
+        bench.drivers[at].depth = 0;
+        bench.send();
+        bench.drivers[at].depth = depths[at];
+        bench.send();
+        bench.on_their_way.clear();
+    }
+    assert!((done[0] / done[1] / 4.0 - 1.0).abs() < 0.1, "{done:?}");
+}
+
+/// What a heavy VM leaves when it stops is the light one's soon.
+#[test]
+fn a_light_vm_has_all_of_the_depth_when_the_heavy_one_asks_for_nothing() {
+    let mut bench = Bench::in_vms(&[(heavy(7), 32, 4096), (vm(8), 32, 4096)]);
+    bench.run(SECOND);
+    bench.drivers[0].depth = 0;
+    bench.run(5 * MS);
+    bench.most = 0;
+    bench.run(5 * MS);
+    assert!(bench.most >= 30, "{}", bench.most);
+}
+
 /// It stood behind sixteen of the light one.
 #[test]
 fn a_request_of_a_heavy_vm_stands_behind_its_weights_part_of_the_depth() {
