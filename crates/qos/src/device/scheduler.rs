@@ -54,6 +54,8 @@ pub struct Scheduler {
     slots: usize,
     /// What VMs have on their way, by their places.
     vm_slots: Vec<usize>,
+    /// What VMs have had for their weights, see [`depth`].
+    had: Vec<f64>,
 }
 
 /// A VM that has disks at the device.
@@ -208,6 +210,7 @@ impl Scheduler {
         self.census = census;
         if self.is_contended() {
             self.census.depth = self.depth(now);
+            self.settle_parts(now);
         }
     }
 
@@ -264,6 +267,7 @@ impl Scheduler {
         while let Some(disk) = self.next() {
             let (queue, request) = self.fair.grant(disk, |request| request.cost);
             self.disks[disk.0].waiting -= 1;
+            self.count_part(disk, request.cost);
             if !request.is_sync || mutant("qos.scheduler.syncs-have-slots") {
                 self.sent(disk, 1, now);
             }

@@ -12,11 +12,13 @@
 //!
 //! A VM has no more than its part of that while another one is expected to ask again, which has had
 //! something come back just now: completions come in batches, and what a heavy VM's batch leaves
-//! would be a light one's before the heavy one's guest has seen that it may go on.
+//! would be a light one's before the heavy one's guest has seen that it may go on. Nor does it get
+//! ahead of such a one by more than a [`LEAD`](super::LEAD), counted from when both wanted more than
+//! there is: tags forget what a VM has not had while nothing of it waited.
 
 use flowstone_block::mutant;
 
-use super::Scheduler;
+use super::{LEAD, Scheduler};
 use crate::DiskKey;
 
 /// So many for one disk, if it is as heavy as any,
@@ -67,21 +69,44 @@ impl Scheduler {
             one = wanted.min(DEPTH_LEAST as f64 * part).max(one);
         }
         let floor = (one as usize).max(each as usize);
-        let is_shared = fair as usize >= floor && self.expected_vms(now) > 1;
+        let is_shared = fair as usize >= floor && self.expected_vms(now).len() > 1;
         let part = |fair: f64| fair.ceil() as usize;
         let is_bounded = is_shared && !mutant("qos.depth.a-batch-is-whoevers-waits");
         let of_vms = if is_bounded { of_vms.into_iter().map(part).collect() } else { Vec::new() };
         Depth { all: floor.max(fair as usize), of_vms }
     }
 
-    /// How many VMs have something at the device, or will have.
-    fn expected_vms(&self, now: u64) -> usize {
+    /// The VMs that have something at the device, or will have.
+    fn expected_vms(&self, now: u64) -> Vec<usize> {
         let expected = self.disks.iter().filter(|(_, disk)| disk.is_expected(now));
         let mut vms: Vec<_> =
             expected.map(|(at, _)| self.fair.vm_of(DiskKey(at)).place()).collect();
         vms.sort_unstable();
         vms.dedup();
-        vms.len()
+        vms
+    }
+
+    /// Counts what VMs have had from that on which has had least for its weight. What one has had
+    /// long ago is forgotten.
+    pub(super) fn settle_parts(&mut self, now: u64) {
+        let expected = self.expected_vms(now);
+        self.had.resize(self.vm_places(), 0.0);
+        if self.census.depth.of_vms.is_empty() {
+            return self.had.fill(0.0);
+        }
+        let least = expected.iter().map(|vm| self.had[*vm]).fold(f64::MAX, f64::min);
+        for (vm, had) in self.had.iter_mut().enumerate() {
+            let is_here = expected.binary_search(&vm).is_ok();
+            *had = if is_here { (*had - least).max(0.0) } else { 0.0 };
+        }
+    }
+
+    /// A VM has had something of this cost.
+    pub(super) fn count_part(&mut self, disk: DiskKey, cost: u64) {
+        let vm = self.fair.vm_of(disk);
+        if let Some(had) = self.had.get_mut(vm.place()) {
+            *had += cost as f64 / f64::from(self.fair.vm_weight(vm));
+        }
     }
 
     /// The active disks.
@@ -104,8 +129,12 @@ impl Scheduler {
 
     /// Whether the VM of a disk has less than its part.
     pub(super) fn has_room(&self, disk: DiskKey) -> bool {
-        let vm = self.fair.vm_of(disk).place();
-        self.census.depth.of_vms.get(vm).is_none_or(|part| self.slots_of(vm) < *part)
+        let key = self.fair.vm_of(disk);
+        let vm = key.place();
+        let Some(part) = self.census.depth.of_vms.get(vm) else { return true };
+        let had = self.had.get(vm).copied().unwrap_or(0.0) * f64::from(self.fair.vm_weight(key));
+        let is_level = had <= LEAD as f64 || mutant("qos.depth.vms-get-ahead");
+        self.slots_of(vm) < *part && is_level
     }
 
     fn slots_of(&self, vm: usize) -> usize {
