@@ -31,7 +31,7 @@ use slab::Slab;
 use flowstone_block::mutant;
 
 use self::depth::Depth;
-use self::state::DiskState;
+use self::state::{DiskState, EXPECTED_NS};
 use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
 
@@ -295,7 +295,7 @@ impl Scheduler {
             }
         }
         // What has nothing on its way needs no slot.
-        fair.next(Kind::Apart, is_in_time)
+        fair.next(Kind::Apart, |disk| is_in_time(disk) && self.is_level(disk))
     }
 
     /// How many requests of a queue have been let go since the last call.
@@ -308,7 +308,10 @@ impl Scheduler {
         self.fair.first(queue)?;
         self.census.is_outdated |= self.census.stalls_at <= now;
         self.count(now);
-        Some(self.census.stalls_at).filter(|at| *at < u64::MAX)
+        // A VM that is ahead waits for another one, which may not come.
+        let is_bounded = !self.census.depth.of_vms.is_empty();
+        let expected_until = if is_bounded { now + EXPECTED_NS } else { u64::MAX };
+        Some(self.census.stalls_at.min(expected_until)).filter(|at| *at < u64::MAX)
     }
 }
 

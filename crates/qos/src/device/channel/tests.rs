@@ -407,12 +407,13 @@ fn nothing_waits_for_ever() {
                 _ => queue.complete(0),
             }
         }
-        drain(&mut queues, seed);
+        drain(&mut queues, &clock, seed);
     }
 }
 
-/// Everything comes back, without the time going on by itself.
-fn drain(queues: &mut [(Queue, usize)], seed: u64) {
+/// Everything comes back, without more time than it takes to see that a VM does not go on: what
+/// hangs is waited for longer.
+fn drain(queues: &mut [(Queue, usize)], clock: &AtomicU64, seed: u64) {
     let mut still = 0;
     while queues.iter().any(|(queue, sent)| queue.back.len() < *sent) {
         let mut moved = false;
@@ -432,7 +433,11 @@ fn drain(queues: &mut [(Queue, usize)], seed: u64) {
                 .iter_mut()
                 .any(|(queue, _)| matches!(queue.channel.next_look(), NextLook::At(_)));
             assert!(any_time, "seed {seed}: nothing is looked at again");
-            panic!("seed {seed}: waits for the time only");
+            clock.fetch_add(1_000_000, Ordering::Relaxed);
+            for (queue, _) in queues.iter_mut() {
+                queue.complete(0);
+            }
+            assert!(still < 8, "seed {seed}: waits for the time only");
         }
     }
 }

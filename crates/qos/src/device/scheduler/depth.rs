@@ -127,14 +127,21 @@ impl Scheduler {
         active.collect()
     }
 
-    /// Whether the VM of a disk has less than its part.
+    /// Whether the VM of a disk has less than its part on its way, and is not ahead.
     pub(super) fn has_room(&self, disk: DiskKey) -> bool {
-        let key = self.fair.vm_of(disk);
-        let vm = key.place();
-        let Some(part) = self.census.depth.of_vms.get(vm) else { return true };
-        let had = self.had.get(vm).copied().unwrap_or(0.0) * f64::from(self.fair.vm_weight(key));
-        let is_level = had <= LEAD as f64 || mutant("qos.depth.vms-get-ahead");
-        self.slots_of(vm) < *part && is_level
+        let vm = self.fair.vm_of(disk).place();
+        let part = self.census.depth.of_vms.get(vm);
+        part.is_none_or(|part| self.slots_of(vm) < *part) && self.is_level(disk)
+    }
+
+    /// Whether the VM of a disk is not ahead of one that is expected.
+    pub(super) fn is_level(&self, disk: DiskKey) -> bool {
+        let vm = self.fair.vm_of(disk);
+        let is_bounded = vm.place() < self.census.depth.of_vms.len();
+        let had = self.had.get(vm.place()).copied().unwrap_or(0.0);
+        let lead = had * f64::from(self.fair.vm_weight(vm));
+        let is_level = lead <= LEAD as f64 || mutant("qos.depth.vms-get-ahead");
+        !is_bounded || is_level
     }
 
     fn slots_of(&self, vm: usize) -> usize {

@@ -15,7 +15,7 @@ const HUNG_NS: u64 = 1_000_000_000;
 pub const STALLED_NS: u64 = 100_000_000;
 
 /// Who has had something come back asks for more in so long, if it does.
-const EXPECTED_NS: u64 = 1_000_000;
+pub const EXPECTED_NS: u64 = 1_000_000;
 
 /// What a disk has at the device.
 #[derive(Default)]

@@ -87,7 +87,18 @@ impl Bench {
     fn run(&mut self, time: u64) {
         let end = self.now + time;
         self.send();
-        while let Some(Reverse((at, driver, since))) = self.on_their_way.pop() {
+        loop {
+            let Some(Reverse((at, driver, since))) = self.on_their_way.pop() else {
+                // Nothing will come back: what waits has named a time.
+                let mut waiting = self.drivers.iter().filter(|it| !it.waiting.is_empty());
+                let Some(queue) = waiting.next().map(|it| it.queue) else { return };
+                self.now = self.scheduler.next_look(queue, self.now).unwrap();
+                if self.now > end {
+                    return;
+                }
+                self.send();
+                continue;
+            };
             self.now = at;
             if at > end {
                 return self.on_their_way.push(Reverse((at, driver, since)));
