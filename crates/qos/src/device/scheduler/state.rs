@@ -14,8 +14,9 @@ const HUNG_NS: u64 = 1_000_000_000;
 /// See the scheduler.
 pub const STALLED_NS: u64 = 100_000_000;
 
-/// Who has had something come back asks for more in so long, if it does.
-pub const EXPECTED_NS: u64 = 1_000_000;
+/// Who has had something come back asks for more in so long, if it does: about a slice of a CPU
+/// that its guest, or our thread, may have to wait for.
+pub const EXPECTED_NS: u64 = 4_000_000;
 
 /// What a disk has at the device.
 #[derive(Default)]
