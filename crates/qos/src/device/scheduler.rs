@@ -309,8 +309,7 @@ impl Scheduler {
         self.census.is_outdated |= self.census.stalls_at <= now;
         self.count(now);
         // A VM that is ahead waits for another one, which may not come.
-        let is_bounded = !self.census.depth.of_vms.is_empty();
-        let expected_until = if is_bounded { now + EXPECTED_NS } else { u64::MAX };
+        let expected_until = if self.vms.len() > 1 { now + EXPECTED_NS } else { u64::MAX };
         Some(self.census.stalls_at.min(expected_until)).filter(|at| *at < u64::MAX)
     }
 }

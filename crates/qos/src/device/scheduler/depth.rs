@@ -13,8 +13,8 @@
 //! A VM has no more than its part of that while another one is expected to ask again, which has had
 //! something come back just now: completions come in batches, and what a heavy VM's batch leaves
 //! would be a light one's before the heavy one's guest has seen that it may go on. Nor does it get
-//! ahead of such a one by more than a [`LEAD`](super::LEAD), counted from when both wanted more than
-//! there is: tags forget what a VM has not had while nothing of it waited.
+//! ahead of such a one by more than a [`LEAD`](super::LEAD) of the lightest, counted from when both
+//! wanted more than there is: tags forget what a VM has not had while nothing of it waited.
 
 use flowstone_block::mutant;
 
@@ -46,6 +46,8 @@ pub struct Depth {
     pub all: usize,
     /// Of each VM, by its place; those for which there is none have no bound of their own.
     pub of_vms: Vec<usize>,
+    /// How much more than another one a VM may have had for its weight.
+    pub lead: f64,
 }
 
 impl Scheduler {
@@ -56,8 +58,9 @@ impl Scheduler {
         let per_weight = |disk: &Active| disk.requests * disk.cost / disk.weight;
         let least = active.iter().map(per_weight).fold(f64::MAX, f64::min);
         let (mut fair, mut each, mut one) = (0.0, 0.0, DEPTH_LIGHT);
-        let mut of_vms = vec![0.0; self.vm_places()];
+        let (mut of_vms, mut weights) = (vec![0.0; self.vm_places()], vec![0.0; self.vm_places()]);
         for Active { vm, weight, requests, cost } in active {
+            weights[vm] += weight;
             let own = BACKLOGGED * least * weight / cost.max(1.0);
             fair += own;
             of_vms[vm] += own;
@@ -68,12 +71,13 @@ impl Scheduler {
                 if mutant("qos.depth.a-floor-for-light-disks") { 1.0 } else { weight / heaviest };
             one = wanted.min(DEPTH_LEAST as f64 * part).max(one);
         }
+        let lightest = weights.into_iter().filter(|it| *it > 0.0).fold(f64::MAX, f64::min);
         let floor = (one as usize).max(each as usize);
         let is_shared = fair as usize >= floor && self.expected_vms(now).len() > 1;
         let part = |fair: f64| fair.ceil() as usize;
         let is_bounded = is_shared && !mutant("qos.depth.a-batch-is-whoevers-waits");
         let of_vms = if is_bounded { of_vms.into_iter().map(part).collect() } else { Vec::new() };
-        Depth { all: floor.max(fair as usize), of_vms }
+        Depth { all: floor.max(fair as usize), of_vms, lead: LEAD as f64 / lightest }
     }
 
     /// The VMs that have something at the device, or will have.
@@ -139,8 +143,7 @@ impl Scheduler {
         let vm = self.fair.vm_of(disk);
         let is_bounded = vm.place() < self.census.depth.of_vms.len();
         let had = self.had.get(vm.place()).copied().unwrap_or(0.0);
-        let lead = had * f64::from(self.fair.vm_weight(vm));
-        let is_level = lead <= LEAD as f64 || mutant("qos.depth.vms-get-ahead");
+        let is_level = had <= self.census.depth.lead || mutant("qos.depth.vms-get-ahead");
         !is_bounded || is_level
     }
 

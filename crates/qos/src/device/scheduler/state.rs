@@ -48,7 +48,7 @@ impl DiskState {
     }
 
     pub fn sent(&mut self, requests: usize, now: u64) {
-        if self.on_their_way == 0 {
+        if self.on_their_way == 0 && requests > 0 {
             self.moved_at = now;
         }
         self.on_their_way += requests;
