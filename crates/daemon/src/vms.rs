@@ -42,7 +42,7 @@ impl Vm {
     pub fn device_weight(&self) -> u32 {
         let cpus = if mutant("daemon.vms.device-by-memory-alone") { 1 } else { self.cpus.max(1) };
         let product = u128::from(cpus) * u128::from(self.memory_bytes);
-        let discovered = product * u128::from(DeviceVm::UNKNOWN) >> 30;
+        let discovered = (product * u128::from(DeviceVm::UNKNOWN)) >> 30;
         let discovered = u32::try_from(discovered).unwrap_or(u32::MAX).max(1);
         self.weight.unwrap_or(discovered)
     }
