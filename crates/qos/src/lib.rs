@@ -16,7 +16,7 @@ mod weight;
 
 pub use args::{GroupArgs, ShareArgs};
 pub use device::{DeviceVm, Devices, DiskShare, SharedFile};
-pub use fair_queue::{DiskKey, FairQueue, QueueKey};
+pub use fair_queue::{DiskKey, FairQueue, Kind, QueueKey, Rank, VmKey};
 pub use limit::Limit;
 pub use limits::{Admission, DiskLimits, Group};
 pub use report::{GroupReport, QosReport};
