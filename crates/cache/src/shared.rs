@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use flowstone_block::mutant;
 
-use crate::BLOCK_BYTES;
 use crate::frames::Memory;
 use crate::names::random_key;
 use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
+use crate::{BLOCK_BYTES, CacheConfig};
 
 /// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and
 /// at least so many.
@@ -34,6 +34,8 @@ pub struct Cache {
     target: AtomicU64,
     /// Blocks that are read ahead of a stream at most.
     window_max: AtomicUsize,
+    /// How many VMs it knows of.
+    vms: AtomicUsize,
 }
 
 /// How so many frames are shared out.
@@ -56,17 +58,35 @@ impl Cache {
         Self::with_key(bytes, kind, random_key())
     }
 
+    /// As it is asked for.
+    pub fn of(config: &CacheConfig) -> io::Result<Self> {
+        let CacheConfig { bytes_max, policy, threshold, .. } = *config;
+        Self::make(bytes_max, policy, threshold.0, random_key())
+    }
+
     /// The same each time: `key` decides which blocks the default policy takes for a sample.
     pub fn with_key(bytes: u64, kind: PolicyKind, key: u64) -> io::Result<Self> {
+        Self::make(bytes, kind, FREQ_THRESHOLD, key)
+    }
+
+    fn make(bytes: u64, kind: PolicyKind, threshold: f64, key: u64) -> io::Result<Self> {
         let bytes = bytes.clamp(Self::BYTES_MIN, Self::BYTES_MAX);
         let frames = usize::try_from(bytes).map_err(io::Error::other)? / BLOCK_BYTES;
         let Target { blocks, ahead, .. } = target_of(frames);
-        let policy = kind.build(blocks, FREQ_THRESHOLD, key);
+        let policy = kind.build(blocks, threshold, key);
         let table = Mutex::new(Table::new(policy, frames, ahead));
         let window_max = AtomicUsize::new(ahead / STREAMS_AHEAD);
         let target = AtomicU64::new((frames * BLOCK_BYTES) as u64);
         let memory = Memory::new(frames)?;
-        Ok(Self { memory, table, kind, frames_max: frames, target, window_max })
+        Ok(Self {
+            memory,
+            table,
+            kind,
+            frames_max: frames,
+            target,
+            window_max,
+            vms: AtomicUsize::new(0),
+        })
     }
 
     /// What is held. To be let go of soon: every queue of every disk may need it.
@@ -153,8 +173,14 @@ impl Cache {
         }
     }
 
+    /// How many VMs it knows of.
+    pub fn vms(&self) -> usize {
+        self.vms.load(Ordering::Relaxed)
+    }
+
     /// These are the VMs from now on.
     pub fn set_vms(&self, vms: Vms) {
+        self.vms.store(vms.len(), Ordering::Relaxed);
         self.table().set_vms(&Arc::new(vms));
     }
 

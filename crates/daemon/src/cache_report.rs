@@ -25,6 +25,8 @@ pub struct CacheReport {
     policy: &'static str,
     /// Blocks that the policy remembers without their data.
     ghosts: u64,
+    /// How many VMs it has been told of.
+    vms: usize,
     /// What part of the accesses of late caches of other sizes would have answered; empty while
     /// there were too few.
     curve: Vec<CurvePoint>,
@@ -59,6 +61,7 @@ impl CacheReport {
             resident_bytes: cache.resident_bytes(),
             policy: cache.kind().name(),
             ghosts: cache.ghosts(),
+            vms: cache.vms(),
             curve: curve(cache, max),
             decisions: monitor.decisions().into_iter().map(DecisionReport::from).collect(),
         }

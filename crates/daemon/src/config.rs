@@ -106,9 +106,10 @@ pub struct DiskConfig {
     /// Its stages.
     #[command(flatten)]
     pub stack: StackArgs,
-    /// The VM that uses the disk, for its share of the cache: name=NAME (disks with the same one
-    /// belong to one VM), cpus=N, memory=SIZE, separated by commas [default: found out from the
-    /// process that connects]
+    /// The VM that uses the disk, for its share of the cache and of devices: name=NAME (disks with
+    /// the same one belong to one VM), cpus=N, memory=SIZE, and weight=N for devices alone,
+    /// separated by commas [default: found out from the process that connects; the weight is 100
+    /// for a vCPU with 1 GiB]
     #[arg(long, value_name = "PARTS")]
     pub vm: Option<VmSpec>,
     /// What it has beside other disks only.

@@ -48,7 +48,7 @@ struct Daemon {
     /// The file caches of guests, if they may connect.
     guests: Option<Arc<GuestAgents>>,
     /// Sizes the caches, if there are any.
-    resource_monitor: Option<ResourceMonitor>,
+    resource_monitor: ResourceMonitor,
     recordings: Places,
 }
 
@@ -77,11 +77,8 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
     let caches =
         Caches { cache: shared.cache.clone(), limits: shared.cache_limits, guests: guests.clone() };
-    let watch = (caches.cache.is_some() || guests.is_some()).then(|| {
-        ResourceMonitor::start(caches, Arc::clone(&disks), start)
-            .map_err(|error| Error::host("the resource monitor", error, "free resources"))
-    });
-    let resource_monitor = watch.transpose()?;
+    let resource_monitor = ResourceMonitor::start(caches, Arc::clone(&disks), start)
+        .map_err(|error| Error::host("the resource monitor", error, "free resources"))?;
     let recordings = Places::default();
     let daemon = Daemon { start, shared, pollers, disks, guests, resource_monitor, recordings };
     let daemon = Arc::new(daemon);
@@ -231,8 +228,8 @@ impl Daemon {
     fn execute(&self, command: Command) -> Result<Answer> {
         match command {
             Command::Stats => {
-                let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
-                let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
+                let cache = self.shared.cache.as_deref();
+                let cache = cache.map(|cache| CacheReport::of(cache, &self.resource_monitor));
                 let pollers = self.pollers.report();
                 let groups = self.shared.groups();
                 let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();

@@ -1,4 +1,4 @@
-use flowstone_cache::{CacheSize, PolicyKind};
+use flowstone_cache::{CacheSize, FreqThreshold, PolicyKind};
 use flowstone_fileio::EngineChoice;
 use flowstone_image::{Format, ResortLimit};
 use flowstone_layers::DetectZeroes;
@@ -48,6 +48,7 @@ fn every_key_is_read() {
         cache = "1G"
         cache-min = "256M"
         cache-policy = "multicache"
+        freq-threshold = "0.25"
         [[group]]
         name = "web"
         iops = 1000
@@ -86,6 +87,7 @@ fn every_key_is_read() {
     let cache = config.daemon.shared.cache;
     assert_eq!([cache.cache, cache.cache_min], [1 << 30, 1 << 28].map(|it| Some(CacheSize(it))));
     assert_eq!(cache.cache_policy, Some(PolicyKind::MultiCache));
+    assert_eq!(cache.freq_threshold, Some(FreqThreshold(0.25)));
     let disk = &config.disks[0];
     let (cpus, stack) = (disk.cpus.as_ref().and_then(|it| it.for_thread(1)), &disk.stack);
     assert_eq!((cpus, stack.journals.pdc), (Some(3), Pdc::Off));
@@ -134,7 +136,7 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("cache-min = '3M'\n{disk}"), "without a cache; give --cache"),
         (
             &format!("cache-policy = 'arc'\n{disk}"),
-            "`arc` is no choice for `cache-policy`; use one of default, multicache",
+            "`arc` is no choice for `cache-policy`; use one of default, multicache-count, multicache-weight",
         ),
         ("control = [7]\n", "`control` is [7]; write a string"),
         (&format!("control = 's'\n{disk}"), "both a disk's socket and the control socket"),
