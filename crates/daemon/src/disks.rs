@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Error, Result, mutant};
 use serde::Serialize;
 
+use crate::control::{DiskWord, Refused};
 use crate::disk::Disk;
 use crate::real_path::real_path;
 
@@ -216,8 +217,10 @@ impl Disks {
 
     /// The one disk that an operator means: by its name, or by the path of its image. A word that
     /// fits two is refused: a disk that grew by mistake cannot be shrunk again.
-    pub fn find(&self, what: &str, name: &str, path: Option<&Path>) -> Result<Arc<Disk>> {
-        let path = path.unwrap_or(Path::new(name));
+    pub fn find(&self, what: &str, disk: &DiskWord) -> std::result::Result<Arc<Disk>, Refused> {
+        let what = format!("{what} {}", disk.name);
+        let name = &*disk.name;
+        let path = disk.path.as_deref().unwrap_or(Path::new(name));
         let (served, is_opening) = {
             let table = self.table();
             let is_opening = table.opening().any(|opening| opening == name);
@@ -233,7 +236,7 @@ impl Disks {
             (None, _) if !is_opening => match real_path(path) {
                 Ok(path) => called(&path),
                 Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    return Err(Error::busy(what, error, "give the name of the disk"));
+                    return Err(Error::busy(what, error, "give the name of the disk").into());
                 }
                 Err(_) => (None, None),
             },
@@ -242,15 +245,15 @@ impl Disks {
         match found {
             (Some(disk), None) => Ok(disk),
             (None, _) if is_opening => {
-                Err(Error::busy(what, "it is being opened", "try again later"))
+                Err(Error::busy(what, "it is being opened", "try again later").into())
             }
             (None, _) => {
                 let advice = "see `flowstone stats` for the names";
-                Err(Error::invalid(what, "no disk is called that", advice))
+                Err(Refused::unknown(Error::invalid(what, "no disk is called that", advice)))
             }
             _ => {
                 let advice = "give the whole path of the image";
-                Err(Error::invalid(what, "two disks are called that", advice))
+                Err(Error::invalid(what, "two disks are called that", advice).into())
             }
         }
     }

@@ -56,7 +56,7 @@ mod vms;
 mod waits;
 
 pub use config::{Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of};
-pub use control::{Client, Command};
+pub use control::{Client, Command, DiskChange, DiskWord, Recorded};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketAccess, SocketGroup, SocketMode};

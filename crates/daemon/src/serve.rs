@@ -10,17 +10,17 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Error, Result, SizeChange};
+use flowstone_block::{Errno, Error, Result};
 use flowstone_fileio::FileOpener;
+use flowstone_frontend::SocketAccess;
 use serde::Serialize;
-use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
 use crate::cache_report::CacheReport;
 use crate::config::{Config, DiskConfig};
-use crate::control::{Answer, Command, ControlServer};
+use crate::control::{Answer, Command, ControlServer, Refused};
 use crate::disk::Disk;
 use crate::disks::{Disks, died};
 use crate::guest_agent::GuestAgents;
@@ -115,7 +115,11 @@ fn is_the_end(signal: i32) -> bool {
 
 fn start_control(path: &Path, daemon: &Arc<Daemon>) -> Result<ControlServer> {
     let daemon = Arc::clone(daemon);
-    ControlServer::start(path, Arc::new(move |command| daemon.execute(command)))
+    ControlServer::start(
+        path,
+        SocketAccess::OWNER,
+        Arc::new(move |command| daemon.execute(command)),
+    )
 }
 
 impl Daemon {
@@ -228,7 +232,7 @@ impl Daemon {
         Ok(())
     }
 
-    fn execute(&self, command: Command) -> Result<Answer> {
+    fn execute(&self, command: Command) -> std::result::Result<Answer, Refused> {
         match command {
             Command::Stats => {
                 let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
@@ -244,28 +248,18 @@ impl Daemon {
                 let report = NumaReport::of(&self.disks.serving(), &self.pollers);
                 Ok(answer(report))
             }
-            Command::Layout { disk: name, path } => {
-                let disk = self.disks.find(&format!("layout of {name}"), &name, path.as_deref())?;
-                Ok(answer(disk.stack.layout()))
-            }
-            Command::Resize { disk: name, path, bytes, add_bytes } => {
-                let change = size_change(&name, bytes, add_bytes)?;
-                let disk = self.disks.find(&format!("resize {name}"), &name, path.as_deref())?;
+            Command::Layout(disk) => Ok(self.disks.find("layout of", &disk)?.stack.layout().into()),
+            Command::Change(disk, change) => {
+                let what = if change.size.is_some() { "resize" } else { "disk set" };
+                let disk = self.disks.find(what, &disk)?;
                 // It may take for ever, and nothing but that disk may wait for it.
-                let (capacity, told) = disk.grow(change)?;
-                Ok(json!({ "capacity_bytes": capacity.bytes(), "guest_told": told }).into())
+                Ok(disk.change(&change)?.into())
             }
-            Command::SetDisk { disk: name, path, limit, weight } => {
-                let disk = self.disks.find(&format!("disk set {name}"), &name, path.as_deref())?;
-                disk.set(limit.as_deref(), weight).map(Answer::from)
+            Command::Record { disk, coarse } => {
+                let disk = self.disks.find("record", &disk)?;
+                Ok(recording::begin(&self.recordings, &disk, coarse)?)
             }
-            Command::Record { disk: name, path, coarse } => {
-                let disk = self.disks.find(&format!("record {name}"), &name, path.as_deref())?;
-                recording::begin(&self.recordings, &disk, coarse)
-            }
-            Command::SetGroup { group, limit } => {
-                self.shared.set_group(&group, &limit).map(Answer::from)
-            }
+            Command::SetGroup { group, limit } => Ok(self.shared.set_group(&group, &limit)?.into()),
         }
     }
 
@@ -317,18 +311,6 @@ impl Stop {
 
 fn answer(report: impl Serialize) -> Answer {
     serde_json::to_value(report).expect("a report is plain values").into()
-}
-
-/// What a `resize` command asks for.
-fn size_change(name: &str, bytes: Option<u64>, add_bytes: Option<u64>) -> Result<SizeChange> {
-    match (bytes, add_bytes) {
-        (Some(bytes), None) => Ok(SizeChange::To(bytes)),
-        (None, Some(bytes)) => Ok(SizeChange::Grow(bytes)),
-        _ => {
-            let why = "it needs the new size or the difference";
-            Err(Error::invalid(format!("resize {name}"), why, "send either bytes or add_bytes"))
-        }
-    }
 }
 
 /// An operator who reads "too many open files" has to learn which limit, and how high it is.

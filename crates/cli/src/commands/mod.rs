@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
+use flowstone_daemon::DiskWord;
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
 use flowstone_qos::Limit;
@@ -65,11 +66,11 @@ fn only_print_from_now_on() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Where the file is that a word may mean: it may have the name of a disk, and the daemon, perhaps
-/// in another folder, knows which of them it serves. The daemon follows links: a process that looks
-/// at a file system which does not answer cannot even end.
-fn file_meant_by(word: &Path) -> Option<PathBuf> {
-    std::path::absolute(word).ok()
+/// The disk that a word means: it may be the name of a disk, or of a file in our folder, which may
+/// not be the daemon's; that knows which of them it serves. It is the daemon that follows links: a
+/// process that looks at a file system which does not answer cannot even end.
+fn disk_meant_by(word: &Path) -> DiskWord {
+    DiskWord { name: word.display().to_string(), path: std::path::absolute(word).ok() }
 }
 
 /// Opens an image for a tool.

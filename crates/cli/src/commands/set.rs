@@ -3,18 +3,18 @@
 use std::process::ExitCode;
 
 use flowstone_block::Result;
-use flowstone_daemon::{Client, Command};
+use flowstone_daemon::{Client, Command, DiskChange};
 
-use super::{file_meant_by, limit_text, only_print_from_now_on};
+use super::{disk_meant_by, limit_text, only_print_from_now_on};
 use crate::args::{SetDisk, SetGroup};
 
 pub fn disk(args: &SetDisk) -> Result<ExitCode> {
-    let command = Command::SetDisk {
-        disk: args.disk.display().to_string(),
-        path: file_meant_by(&args.disk),
+    let change = DiskChange {
         limit: args.share.limit.map(|limit| limit.to_string()),
         weight: args.share.weight.map(|weight| weight.get()),
+        ..DiskChange::default()
     };
+    let command = Command::Change(disk_meant_by(&args.disk), change);
     let now = Client::connect(&args.control)?.run(&command)?;
     only_print_from_now_on();
     let name = args.disk.display();
