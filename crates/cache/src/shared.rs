@@ -9,7 +9,7 @@ use flowstone_block::mutant;
 
 use crate::BLOCK_BYTES;
 use crate::frames::Memory;
-use crate::names::random_key;
+use crate::names::{BlockId, random_key};
 use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
@@ -158,6 +158,17 @@ impl Cache {
         self.table().set_vms(&Arc::new(vms));
     }
 
+    /// Drops everything of a disk, whose requests have all come back.
+    pub(crate) fn forget_disk(&self, number: u32) {
+        let end = BlockId::of_disk(number, BlockId::NUMBER_MAX);
+        let mut from = Some(BlockId::of_disk(number, 0));
+        // In steps: other disks may have the lock in between.
+        while let Some(start) = from {
+            from = self.table().forget_some(&self.memory, start..end);
+        }
+        self.table().forget_disk(number);
+    }
+
     /// What is held of a disk.
     pub fn disk(&self, number: u32) -> DiskUse {
         *self.table().disk(number)
@@ -167,7 +178,6 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::BlockId;
 
     /// Two VMs that are alike; each uses so many blocks so often.
     fn use_blocks(cache: &Cache, vm: u32, set: u64, times: u64) {
@@ -207,5 +217,26 @@ mod tests {
         let weighed = cache.weighed_hit_ratio_of(Cache::BYTES_MIN);
         assert_eq!(weighed, cache.hit_ratio_of(Cache::BYTES_MIN));
         assert!(weighed.is_some());
+    }
+
+    /// Each disk that there ever was kept its blocks, and 32 KiB of words.
+    #[test]
+    fn nothing_stays_of_a_disk_that_has_gone() {
+        let cache = shared(PolicyKind::Adaptive);
+        use_blocks(&cache, 1, 50, 2);
+        for block in 0..50 {
+            let block = BlockId::of_disk(1, block);
+            let mut table = cache.table();
+            if let crate::table::Found::Fill(fill) = table.read(&cache.memory, block) {
+                table.end_fill(&cache.memory, fill, true);
+            }
+        }
+        let held = cache.disk(1).blocks;
+        assert!(held > 0 && cache.bytes() == held * BLOCK_BYTES as u64);
+        cache.forget_disk(1);
+        assert_eq!((cache.disk(1), cache.bytes()), (DiskUse::default(), 0));
+        // Its number is as good as new.
+        let found = cache.table().read(&cache.memory, BlockId::of_disk(1, 7));
+        assert!(matches!(found, crate::table::Found::Fill(_)));
     }
 }

@@ -29,7 +29,7 @@ use toml::{Spanned, Table};
 
 pub use self::groups::Groups;
 use self::label::check_label;
-pub use self::table::{key_of, keys_of};
+pub use self::table::{Keys, key_of, keys_of, typed_disk};
 pub use self::vm::VmSpec;
 use crate::pollers::{Pipeline, PollersConfig};
 use crate::spin::PollMode;
@@ -114,6 +114,9 @@ pub struct DiskConfig {
     /// What it has beside other disks only.
     #[arg(skip)]
     pub beside: BesideOthers,
+    /// Its keys as they were written, if it was not typed.
+    #[arg(skip)]
+    pub keys: Keys,
 }
 
 /// What a `[[disk]]` says, and `serve` says of all or has no need of.
@@ -189,8 +192,7 @@ impl Config {
         }
         for (index, table) in file.disks.iter().enumerate() {
             let line = line_of(table);
-            let read = table::read::<DiskTable>(table.get_ref(), &[]);
-            let disk = read.map(|table| DiskConfig { beside: table.beside, ..table.disk });
+            let disk = DiskConfig::read(table.get_ref());
             if let Err(Refusal { why, advice }) = disk.and_then(|disk| config.add(disk)) {
                 let why = format!("disk {} (line {line}): {why}", index + 1);
                 config.refused.push(Error::invalid(&name, why, advice));
@@ -218,16 +220,9 @@ impl Config {
 
     /// One more disk, which must be valid and have nothing that others have.
     fn add(&mut self, mut disk: DiskConfig) -> std::result::Result<(), Refusal> {
-        disk.check()?;
-        disk.beside.access = disk.beside.access.or(self.daemon.access);
+        self.daemon.fit(&mut disk)?;
         let taken = |why: String| Err(Refusal::new(why, "choose another one"));
         let (name, path) = (disk.name(), disk.socket.display());
-        if self.daemon.control.as_ref() == Some(&disk.socket) {
-            return taken(format!("{path} is both a disk's socket and the control socket"));
-        }
-        if self.daemon.guest_agent.as_ref() == Some(&disk.socket) {
-            return taken(format!("{path} is both a disk's socket and that of guests' agents"));
-        }
         if self.disks.iter().any(|other| other.name() == name) {
             let why = format!("two disks are called `{name}`");
             return Err(Refusal::new(why, "give each a `name` of its own"));
@@ -251,9 +246,50 @@ impl DaemonConfig {
     pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
         self.shared.check()
     }
+
+    /// Makes a disk one of this daemon, if that can be whatever others there are.
+    fn fit(&self, disk: &mut DiskConfig) -> std::result::Result<(), Refusal> {
+        disk.check()?;
+        disk.beside.access = disk.beside.access.or(self.access);
+        let taken = |other: &str| {
+            let path = disk.socket.display();
+            let why = format!("{path} is both a disk's socket and {other}");
+            Err(Refusal::new(why, "choose another one"))
+        };
+        if self.control.as_ref() == Some(&disk.socket) {
+            return taken("the control socket");
+        }
+        if self.guest_agent.as_ref() == Some(&disk.socket) {
+            return taken("that of guests' agents");
+        }
+        Ok(())
+    }
+
+    /// The disk that a request for one called `name` describes, by the keys of a `[[disk]]`.
+    pub fn disk(&self, name: &str, mut table: Table) -> Result<DiskConfig> {
+        let what = format!("disk {name}");
+        let mut read = || {
+            let called = table.entry("name").or_insert_with(|| name.into());
+            if called.as_str() != Some(name) {
+                let why = format!("its `name` is {called}");
+                return Err(Refusal::new(why, "leave it out, or ask for that disk"));
+            }
+            let mut disk = DiskConfig::read(&table)?;
+            table::refuse_relative::<DiskTable>(&disk.keys)?;
+            self.fit(&mut disk)?;
+            Ok(disk)
+        };
+        read().map_err(|refusal| refusal.of(&what))
+    }
 }
 
 impl DiskConfig {
+    /// Reads a `[[disk]]`.
+    fn read(table: &Table) -> std::result::Result<Self, Refusal> {
+        let DiskTable { disk, beside } = table::read(table, &[])?;
+        Ok(Self { beside, keys: table::keys::<DiskTable>(table)?, ..disk })
+    }
+
     /// What messages and statistics call it: if nothing is said, as much of its image's name as a
     /// disk's can be.
     pub fn name(&self) -> String {

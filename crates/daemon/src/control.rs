@@ -51,6 +51,19 @@ pub enum Command {
     Numa,
     /// What has been recognised on a disk.
     Layout(DiskWord),
+    /// All disks, whatever has become of them.
+    Disks,
+    /// One disk, and its keys.
+    Show(String),
+    /// Serve one more disk, by the keys of a `[[disk]]`.
+    Add(String, toml::Table),
+    /// Serve a disk no longer.
+    Remove {
+        /// Its name.
+        name: String,
+        /// Whether to hang up on its guest.
+        force: bool,
+    },
     /// Change a disk while its guest runs, all that is given or nothing.
     Change(DiskWord, DiskChange),
     /// Send what a disk is asked for from now on, until the client ends that.

@@ -55,7 +55,14 @@ mod vms;
 #[cfg(test)]
 mod waits;
 
-pub use config::{Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of};
+/// Names the control socket where it is not typed.
+pub const CONTROL_VARIABLE: &str = "FLOWSTONE_CONTROL";
+/// Where the control socket is unless something else is said.
+pub const CONTROL_DEFAULT: &str = "/run/flowstone/control.sock";
+
+pub use config::{
+    Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of, typed_disk,
+};
 pub use control::{Client, Command, DiskChange, DiskWord, Recorded};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;

@@ -3,6 +3,8 @@
 //! No disk waits for another one: they are opened side by side, commands look one up and let go of
 //! the lock, and at the end all stop side by side, each flushed and let go as soon as it can.
 
+mod commands;
+
 use std::error::Error as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -13,23 +15,19 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Errno, Error, Result};
 use flowstone_fileio::FileOpener;
 use flowstone_frontend::SocketAccess;
-use serde::Serialize;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
-use crate::cache_report::CacheReport;
-use crate::config::{Config, DiskConfig};
-use crate::control::{Answer, Command, ControlServer, Refused};
+use crate::config::{Config, DaemonConfig, DiskConfig};
+use crate::control::ControlServer;
 use crate::disk::Disk;
-use crate::disks::{Disks, died};
+use crate::disks::{Begun, Disks, Origin, died};
 use crate::guest_agent::GuestAgents;
 use crate::memory_charge;
-use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
-use crate::recording::{self, Places};
-use crate::report::Report;
+use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};
 
@@ -42,6 +40,7 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 /// What is being served.
 struct Daemon {
     start: Instant,
+    config: DaemonConfig,
     shared: Shared,
     pollers: Arc<Pollers>,
     disks: Arc<Disks>,
@@ -71,7 +70,7 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
     for error in &config.refused {
         error!("{error}");
-        disks.fail(None, error);
+        disks.refuse(error);
     }
     let listen = |path: &PathBuf| GuestAgents::start(path, config.daemon.access);
     let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
@@ -83,10 +82,19 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     });
     let resource_monitor = watch.transpose()?;
     let recordings = Places::default();
-    let daemon = Daemon { start, shared, pollers, disks, guests, resource_monitor, recordings };
-    let daemon = Arc::new(daemon);
+    let of_all = config.daemon;
+    let daemon = Arc::new(Daemon {
+        start,
+        config: of_all,
+        shared,
+        pollers,
+        disks,
+        guests,
+        resource_monitor,
+        recordings,
+    });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
-    let control = match &config.daemon.control {
+    let control = match &daemon.config.control {
         None => None,
         Some(path) => Some(start_control(path, &daemon)?),
     };
@@ -148,8 +156,12 @@ impl Daemon {
     fn open(self: &Arc<Self>, configs: Vec<DiskConfig>) -> Result<()> {
         // What is wrong with the only disk is said by the caller, in the last line.
         let report = configs.len() > 1;
-        let begin = |config: DiskConfig| (self.disks.begin(config.name()), config);
-        let begun: Vec<_> = configs.into_iter().map(begin).collect();
+        let begin = |config: DiskConfig| match self.disks.begin(&config, Origin::File) {
+            Ok(Begun::Opens(number)) => Some((number, config)),
+            // The configuration has each once.
+            Ok(Begun::IsThere) | Err(_) => None,
+        };
+        let begun: Vec<_> = configs.into_iter().filter_map(begin).collect();
         let (mut beside, mut left) = (Vec::new(), Vec::new());
         for (number, config) in begun {
             match self.open_on_a_thread(number, config.clone(), report) {
@@ -232,37 +244,6 @@ impl Daemon {
         Ok(())
     }
 
-    fn execute(&self, command: Command) -> std::result::Result<Answer, Refused> {
-        match command {
-            Command::Stats => {
-                let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
-                let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
-                let pollers = self.pollers.report();
-                let groups = self.shared.groups();
-                let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
-                let report =
-                    Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
-                Ok(answer(report))
-            }
-            Command::Numa => {
-                let report = NumaReport::of(&self.disks.serving(), &self.pollers);
-                Ok(answer(report))
-            }
-            Command::Layout(disk) => Ok(self.disks.find("layout of", &disk)?.stack.layout().into()),
-            Command::Change(disk, change) => {
-                let what = if change.size.is_some() { "resize" } else { "disk set" };
-                let disk = self.disks.find(what, &disk)?;
-                // It may take for ever, and nothing but that disk may wait for it.
-                Ok(disk.change(&change)?.into())
-            }
-            Command::Record { disk, coarse } => {
-                let disk = self.disks.find("record", &disk)?;
-                Ok(recording::begin(&self.recordings, &disk, coarse)?)
-            }
-            Command::SetGroup { group, limit } => Ok(self.shared.set_group(&group, &limit)?.into()),
-        }
-    }
-
     /// Stops every disk, whatever happens to the others; the first error is returned. Nothing if
     /// the daemon has ended already, because no disk can be served.
     fn stop(&self) -> Option<Result<()>> {
@@ -307,10 +288,6 @@ impl Stop {
             Self::Later(disk) => disk.stop(deadline),
         }
     }
-}
-
-fn answer(report: impl Serialize) -> Answer {
-    serde_json::to_value(report).expect("a report is plain values").into()
 }
 
 /// An operator who reads "too many open files" has to learn which limit, and how high it is.

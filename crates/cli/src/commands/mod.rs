@@ -5,12 +5,13 @@ mod check;
 mod compact;
 mod convert;
 mod create;
+mod disk;
+mod group;
 mod info;
 mod record;
 mod replay;
 mod resize;
 mod serve;
-mod set;
 mod stats;
 
 use std::path::{Path, PathBuf};
@@ -23,7 +24,7 @@ use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
 use flowstone_qos::Limit;
 
-use crate::args::{Command, DiskCommand, GroupCommand};
+use crate::args::{Command, GroupCommand};
 
 /// A tool that comes right after the kill of a daemon waits for it as the next daemon would.
 const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flowstone: {what}"));
@@ -43,11 +44,9 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Advise(args) => advise::run(&args),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
-        Command::Disk(args) => match args.command {
-            DiskCommand::Set(args) => set::disk(&args),
-        },
+        Command::Disk(args) => disk::run(args.command),
         Command::Group(args) => match args.command {
-            GroupCommand::Set(args) => set::group(&args),
+            GroupCommand::Set(args) => group::set(&args),
         },
     }
 }

@@ -36,7 +36,7 @@ pub fn run(args: &Record) -> Result<ExitCode> {
     let is_signalled =
         signals().map_err(|error| Error::host("signals", error, "free resources"))?;
     let command = Command::Record { disk: disk_meant_by(&args.disk), coarse: args.coarse };
-    let recorded = Client::connect(&args.control)?.record(&command)?;
+    let recorded = Client::connect(&args.daemon.control)?.record(&command)?;
     let begin = Instant::now();
     let time = args.seconds.map(Duration::from_secs);
     let is_enough = || {

@@ -15,7 +15,7 @@ const TOLD: [&str; 2] = ["limit", "total"];
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
 pub fn run(args: &Stats) -> Result<ExitCode> {
-    let mut daemon = Client::connect(&args.control)?;
+    let mut daemon = Client::connect(&args.daemon.control)?;
     let (command, print): (_, fn(&Value)) = match &args.layout {
         Some(disk) => (layout_of(disk), print_layout),
         None if args.numa => (Command::Numa, print_numa),

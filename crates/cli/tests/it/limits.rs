@@ -240,7 +240,7 @@ fn what_is_no_limit_is_refused_with_what_to_do() {
         ([&serve[..], &["5000"]].concat(), "use iops=N,bw=SIZE,burst=TIME, or off"),
         ([&set[..], &["--limit", "bw=fast"]].concat(), "`bw=fast` is no rate; use bytes"),
         ([&set[..], &["--weight", "0"]].concat(), "a weight of 0; use one from 1 to 10000"),
-        (set.to_vec(), "<--limit <PARTS>|--weight <N>>"),
+        (set.to_vec(), "<--limit <PARTS>|--weight <N>|--size <SIZE>>"),
         (of_group.to_vec(), "--limit <PARTS>"),
     ] {
         let output = place.run(&args);

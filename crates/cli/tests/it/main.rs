@@ -16,6 +16,7 @@ mod guest_memory;
 mod host_file_systems;
 mod host_trouble;
 mod hostile_guest;
+mod hot_disks;
 mod hung_host;
 mod limits;
 mod locks;

@@ -12,6 +12,8 @@ pub type Handler = dyn Fn(Command) -> Result<Answer, Refused> + Send + Sync;
 pub enum Answer {
     /// A document.
     Document(Value),
+    /// A document about what has begun.
+    Begun(Value),
     /// Lines of text, sent as they come about, until they or the client end.
     Lines(Box<dyn FnOnce(Sink, Enough) + Send>),
 }

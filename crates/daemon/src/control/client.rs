@@ -23,6 +23,9 @@ use super::paths::Asked;
 use super::stream::Stream;
 use super::{Command, PATIENCE};
 
+/// How long a host may take to flush a disk.
+const PATIENCE_OF_A_REMOVAL: Duration = Duration::from_secs(3600);
+
 /// A connection to a daemon.
 pub struct Client {
     runtime: Runtime,
@@ -57,12 +60,15 @@ impl Client {
         let body = body.map(|body| body.to_string()).unwrap_or_default();
         let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
         let request = request.body(Either::Left(Full::new(body.into()))).map_err(io::Error::other);
+        // A disk that is removed is flushed first.
+        let is_long = matches!(command, Command::Remove { .. });
+        let patience = if is_long { PATIENCE_OF_A_REMOVAL } else { PATIENCE };
         let answer = request.and_then(|request| {
             let requests = &mut self.requests;
             self.runtime.block_on(async {
-                let response = in_time(requests.send_request(request)).await?;
+                let response = in_time(patience, requests.send_request(request)).await?;
                 let status = response.status();
-                Ok((status, in_time(response.into_body().collect()).await?.to_bytes()))
+                Ok((status, in_time(patience, response.into_body().collect()).await?.to_bytes()))
             })
         });
         let lost = |error| Error::host(self.name.clone(), error, "check that the daemon runs");
@@ -82,7 +88,7 @@ impl Client {
         let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
         let request = request.body(Either::Right(body)).map_err(io::Error::other);
         let response = request.and_then(|request| {
-            self.runtime.block_on(in_time(self.requests.send_request(request)))
+            self.runtime.block_on(in_time(PATIENCE, self.requests.send_request(request)))
         });
         let lost = |error| Error::host(self.name.clone(), error, "check that the daemon runs");
         let response: Response<Incoming> = response.map_err(lost)?;
@@ -128,8 +134,11 @@ impl Recorded {
 }
 
 /// The daemon may not keep us waiting for ever.
-async fn in_time<T>(answer: impl Future<Output = hyper::Result<T>>) -> io::Result<T> {
-    match timeout(PATIENCE, answer).await {
+async fn in_time<T>(
+    patience: Duration,
+    answer: impl Future<Output = hyper::Result<T>>,
+) -> io::Result<T> {
+    match timeout(patience, answer).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(error)) if error.is_incomplete_message() || error.is_canceled() => {
             Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon hung up"))

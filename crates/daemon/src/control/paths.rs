@@ -29,6 +29,13 @@ impl Command {
             Self::Stats => get("/v1/stats"),
             Self::Numa => get("/v1/numa"),
             Self::Layout(disk) => get(&disk.target("/layout", &[])),
+            Self::Disks => get("/v1/disks"),
+            Self::Show(name) => get(&disk_target(name)),
+            Self::Add(name, table) => (Method::PUT, disk_target(name), Some(json!(table))),
+            Self::Remove { name, force } => {
+                let force = if *force { "?force=1" } else { "" };
+                (Method::DELETE, disk_target(name) + force, None)
+            }
             Self::Change(disk, change) => {
                 (Method::PATCH, disk.target("", &[]), Some(change.body()))
             }
@@ -51,6 +58,17 @@ impl Command {
         let command = match (method.as_str(), &path[..]) {
             ("GET", ["v1", "stats"]) => Self::Stats,
             ("GET", ["v1", "numa"]) => Self::Numa,
+            ("GET", ["v1", "disks"]) => Self::Disks,
+            ("GET", ["v1", "disks", name]) => Self::Show(decoded(name)?),
+            ("PUT", ["v1", "disks", name]) => {
+                let keys = serde_json::from_slice(body).map_err(|error| {
+                    refuse(error.to_string(), "send the keys of a [[disk]] as an object of JSON")
+                });
+                Self::Add(decoded(name)?, keys?)
+            }
+            ("DELETE", ["v1", "disks", name]) => {
+                Self::Remove { name: decoded(name)?, force: query.flag("force")? }
+            }
             ("PATCH", ["v1", "disks", name]) => {
                 Self::Change(query.disk(name)?, DiskChange::of(object(body)?)?)
             }
@@ -179,6 +197,10 @@ fn refuse(why: impl Into<String>, advice: &'static str) -> Refused {
     Error::invalid("request", why.into(), advice).into()
 }
 
+fn disk_target(name: &str) -> String {
+    format!("/v1/disks/{}", encoded(name))
+}
+
 fn encoded(name: &str) -> String {
     utf8_percent_encode(name, ENCODED).to_string()
 }
@@ -230,6 +252,9 @@ mod tests {
                 Command::Layout(disk.clone()),
                 Command::Record { disk: disk.clone(), coarse: true },
                 Command::Change(disk, change),
+                Command::Show(name.into()),
+                Command::Add(name.into(), [("image".into(), "/x".into())].into_iter().collect()),
+                Command::Remove { name: name.into(), force: true },
                 Command::SetGroup { group: name.into(), limit: "iops=1".into() },
             ];
             for command in commands {

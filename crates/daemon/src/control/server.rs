@@ -173,6 +173,7 @@ impl Client {
         };
         match tokio::task::spawn_blocking(work).await {
             Ok(Ok(Answer::Document(value))) => sent(StatusCode::OK, JSON, json(&value)),
+            Ok(Ok(Answer::Begun(value))) => sent(StatusCode::ACCEPTED, JSON, json(&value)),
             Ok(Ok(Answer::Lines(lines))) => {
                 let Some(rest) = rest else { return refusal(&died().into()) };
                 let (sink, enough, stream) = stream::answer(rest, patience);

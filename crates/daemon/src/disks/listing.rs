@@ -1,0 +1,73 @@
+//! What operators see of all disks, whatever has become of them.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{Disks, Entry, Failed, Origin, State};
+
+/// One of `disk list`.
+#[derive(Debug, Serialize)]
+pub struct Listed {
+    name: Option<String>,
+    state: &'static str,
+    origin: Origin,
+    socket: Option<String>,
+    image: Option<String>,
+    connected: bool,
+    error: Option<Failed>,
+}
+
+impl Listed {
+    fn of(entry: &Entry) -> Self {
+        let (state, connected) = match &entry.state {
+            State::Opening | State::Starting => ("opening", false),
+            State::Serving(disk) => ("serving", disk.shared.is_connected()),
+            State::Stopping | State::Cancelled => ("stopping", false),
+            State::Failed(_) => ("failed", false),
+        };
+        let config = &entry.config;
+        Self {
+            name: Some(entry.name.clone()),
+            state,
+            origin: entry.origin,
+            socket: Some(config.socket.display().to_string()),
+            image: config.stack.image.as_ref().map(|image| image.display().to_string()),
+            connected,
+            error: entry.failed().cloned(),
+        }
+    }
+
+    /// What is configured and cannot be a disk.
+    fn refused(error: &Failed) -> Self {
+        Self {
+            name: None,
+            state: "failed",
+            origin: Origin::File,
+            socket: None,
+            image: None,
+            connected: false,
+            error: Some(error.clone()),
+        }
+    }
+}
+
+impl Disks {
+    /// All of them.
+    pub fn list(&self) -> Vec<Listed> {
+        let table = self.table();
+        let refused = table.refused.iter().map(Listed::refused);
+        refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
+    }
+
+    /// One of them, with its keys and where each comes from.
+    pub fn show(&self, name: &str) -> Option<Value> {
+        let table = self.table();
+        let (_, entry) = table.visible().find(|(_, entry)| entry.name == name)?;
+        let mut shown = json!(Listed::of(entry));
+        let key = |(key, values): (&String, &Vec<String>)| {
+            (key.clone(), json!({ "value": values.join(","), "origin": entry.origin }))
+        };
+        shown["keys"] = Value::Object(entry.config.keys.iter().map(key).collect::<Map<_, _>>());
+        Some(shown)
+    }
+}

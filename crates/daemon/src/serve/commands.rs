@@ -1,0 +1,118 @@
+//! What clients of the control socket ask for. No lock is held across work.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use flowstone_block::Error;
+use serde::Serialize;
+use serde_json::Value;
+use toml::Table;
+use tracing::{error, info};
+
+use super::{Daemon, STOP_PATIENCE};
+use crate::cache_report::CacheReport;
+use crate::control::{Answer, Command, Refused};
+use crate::disks::{Begun, Origin, Removal};
+use crate::numa_report::NumaReport;
+use crate::recording;
+use crate::report::Report;
+
+impl Daemon {
+    pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
+        match command {
+            Command::Stats => {
+                let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
+                let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
+                let pollers = self.pollers.report();
+                let groups = self.shared.groups();
+                let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
+                let report =
+                    Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
+                Ok(answer(report))
+            }
+            Command::Numa => {
+                let report = NumaReport::of(&self.disks.serving(), &self.pollers);
+                Ok(answer(report))
+            }
+            Command::Layout(disk) => Ok(self.disks.find("layout of", &disk)?.stack.layout().into()),
+            Command::Disks => Ok(answer(self.disks.list())),
+            Command::Show(name) => Ok(self.show(&name)?.into()),
+            Command::Add(name, table) => self.add(&name, table),
+            Command::Remove { name, force } => self.remove(&name, force),
+            Command::Change(disk, change) => {
+                let what = if change.size.is_some() { "resize" } else { "disk set" };
+                let disk = self.disks.find(what, &disk)?;
+                // It may take for ever, and nothing but that disk may wait for it.
+                Ok(disk.change(&change)?.into())
+            }
+            Command::Record { disk, coarse } => {
+                let disk = self.disks.find("record", &disk)?;
+                Ok(recording::begin(&self.recordings, &disk, coarse)?)
+            }
+            Command::SetGroup { group, limit } => Ok(self.shared.set_group(&group, &limit)?.into()),
+        }
+    }
+
+    fn show(&self, name: &str) -> Result<Value, Refused> {
+        self.disks.show(name).ok_or_else(|| {
+            let advice = "see `flowstone disk list` for the names";
+            let what = format!("disk {name}");
+            Refused::unknown(Error::invalid(what, "no disk is called that", advice))
+        })
+    }
+
+    /// Serves one more disk. Its name and socket are taken when this returns; its image is opened
+    /// beside.
+    fn add(self: &Arc<Self>, name: &str, table: Table) -> Result<Answer, Refused> {
+        let config = self.config.disk(name, table)?;
+        if let Some(group) = &config.beside.group
+            && !self.shared.groups.contains_key(group)
+        {
+            let why = format!("there is no group called `{group}`");
+            let what = format!("disk {name}");
+            return Err(Error::invalid(what, why, "leave `group` out, or name another").into());
+        }
+        match self.disks.begin(&config, Origin::Api)? {
+            Begun::IsThere => Ok(self.show(name)?.into()),
+            Begun::Opens(number) => {
+                info!(disk = name, "added");
+                let begun = self.open_on_a_thread(number, config, true);
+                if let Err(error) = begun {
+                    let error = Error::host(format!("disk {name}"), error, "free resources");
+                    return Err(self
+                        .disks
+                        .open(number, name, || Err(error))
+                        .map_or_else(Refused::from, |()| unreachable!("it has failed")));
+                }
+                Ok(Answer::Begun(self.show(name)?))
+            }
+        }
+    }
+
+    /// Serves a disk no longer. When this returns its socket is gone and its image is free.
+    fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
+        let outcome = match self.disks.begin_removal(name, force)? {
+            Removal::Done => Ok(()),
+            Removal::Wait(leaving) => {
+                self.disks.wait_until_gone(leaving);
+                Ok(())
+            }
+            Removal::Stop(number, disk) => {
+                disk.begin_stop();
+                let stopped = disk.stop(Instant::now() + STOP_PATIENCE);
+                self.disks.let_go(number, disk);
+                stopped
+            }
+        };
+        match &outcome {
+            Ok(()) => info!(disk = name, "removed"),
+            Err(error) => error!(disk = name, "removed: {error}"),
+        }
+        outcome?;
+        Ok(serde_json::json!({ "name": name, "removed": true }).into())
+    }
+}
+
+fn answer(report: impl Serialize) -> Answer {
+    serde_json::to_value(report).expect("a report is plain values").into()
+}
