@@ -29,12 +29,12 @@ use toml::{Spanned, Table};
 
 pub use self::groups::Groups;
 use self::label::check_label;
-pub use self::table::{Keys, key_of, keys_of, typed_disk};
+pub use self::table::{Keys, key_of, keys_of, table_of, typed_disk};
 pub use self::vm::VmSpec;
 use crate::pollers::{Pipeline, PollersConfig};
 use crate::spin::PollMode;
 use crate::stack::{SharedArgs, StackArgs};
-use crate::{CpuList, CpuShare, SocketAccess};
+use crate::{CpuList, CpuShare, SocketAccess, SocketGroup, SocketMode};
 
 /// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -57,9 +57,17 @@ pub struct Config {
 /// What is of no disk: options of `serve`, and keys before the first `[[disk]]`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DaemonConfig {
-    /// Answer `stats`, `resize`, `disk` and `group` here
+    /// Answer `stats`, `resize`, `disk` and `group` here [default: FLOWSTONE_CONTROL, else
+    /// /run/flowstone/control.sock if that folder is there]
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
+    /// Who may use that socket.
+    #[command(flatten)]
+    pub control_access: ControlAccess,
+    /// Keep here what is added, set and removed on that socket: it is there after a restart. With
+    /// it a daemon starts without disks, and none that fails ends it
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// Agree with the file caches of guests on memory here: each QEMU connects a virtio port
     /// `org.flowstone.guest.0` to it
     #[arg(long, value_name = "SOCK")]
@@ -73,6 +81,27 @@ pub struct DaemonConfig {
     /// Who may connect to the agents' socket, and to those of disks that do not say.
     #[command(flatten)]
     pub access: SocketAccess,
+}
+
+/// Who may use the control socket, and so do to all disks what it likes.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct ControlAccess {
+    /// Group of the control socket, by name or number [default: only its owner may use it]
+    #[arg(long = "control-group", id = "control_group", value_name = "GROUP")]
+    group: Option<SocketGroup>,
+    /// Mode of the control socket, in octal [default: 0660 with --control-group, else 0600]
+    #[arg(long = "control-mode", id = "control_mode", value_name = "MODE")]
+    mode: Option<SocketMode>,
+}
+
+impl ControlAccess {
+    /// The same of any socket.
+    pub fn of_socket(self) -> SocketAccess {
+        match self {
+            Self { group: None, mode: None } => SocketAccess::OWNER,
+            Self { group, mode } => SocketAccess { group, mode },
+        }
+    }
 }
 
 /// One disk: options of `serve`, and keys of a `[[disk]]`.
@@ -198,7 +227,8 @@ impl Config {
                 config.refused.push(Error::invalid(&name, why, advice));
             }
         }
-        if !config.disks.is_empty() {
+        // With a folder of state others are to be added, or are there from before.
+        if !config.disks.is_empty() || config.daemon.state_dir.is_some() {
             return Ok(config);
         }
         let no_disk = || Error::invalid(&name, "it has no [[disk]]", "add one");
@@ -211,6 +241,11 @@ impl Config {
         let config = config.and_then(|mut config| config.add(disk).map(|()| config));
         // Its name may be what is refused.
         config.map_err(|refusal| refusal.of("serve"))
+    }
+
+    /// None but those that were added before.
+    pub fn empty(daemon: DaemonConfig) -> Result<Self> {
+        Self::without_disks(daemon).map_err(|refusal| refusal.of("serve"))
     }
 
     fn without_disks(daemon: DaemonConfig) -> std::result::Result<Self, Refusal> {

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Error, Result, mutant};
 use serde::Serialize;
 
-use crate::config::DiskConfig;
+use crate::config::{DiskConfig, Keys};
 use crate::control::{DiskWord, Refused};
 use crate::disk::Disk;
 use crate::real_path::real_path;
@@ -259,6 +259,13 @@ impl Disks {
         let table = self.table();
         let failed = table.known.values().filter_map(Entry::failed);
         table.refused.iter().chain(failed).cloned().collect()
+    }
+
+    /// The keys of the disk of this name, as they were written.
+    pub fn keys_of(&self, name: &str) -> Keys {
+        let table = self.table();
+        let entry = table.visible().find(|(_, entry)| entry.name == name);
+        entry.map(|(_, entry)| entry.config.keys.clone()).unwrap_or_default()
     }
 
     /// Those that are served.

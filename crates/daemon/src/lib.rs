@@ -50,6 +50,7 @@ mod serve;
 mod served_disk;
 mod spin;
 mod stack;
+mod state;
 mod vm_report;
 mod vms;
 #[cfg(test)]

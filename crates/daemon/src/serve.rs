@@ -4,22 +4,23 @@
 //! the lock, and at the end all stop side by side, each flushed and let go as soon as it can.
 
 mod commands;
+mod plan;
 
 use std::error::Error as _;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result};
 use flowstone_fileio::FileOpener;
-use flowstone_frontend::SocketAccess;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
-use crate::config::{Config, DaemonConfig, DiskConfig};
+use self::plan::Plan;
+use crate::config::{Config, DaemonConfig, DiskConfig, Groups};
 use crate::control::ControlServer;
 use crate::disk::Disk;
 use crate::disks::{Begun, Disks, Origin, died};
@@ -30,6 +31,8 @@ use crate::pollers::Pollers;
 use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};
+use crate::state::State;
+use crate::{CONTROL_DEFAULT, CONTROL_VARIABLE};
 
 /// How long monitors may take to let go of a daemon that stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
@@ -41,6 +44,7 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 struct Daemon {
     start: Instant,
     config: DaemonConfig,
+    groups: Groups,
     shared: Shared,
     pollers: Arc<Pollers>,
     disks: Arc<Disks>,
@@ -49,6 +53,9 @@ struct Daemon {
     /// Sizes the caches, if there are any.
     resource_monitor: Option<ResourceMonitor>,
     recordings: Places,
+    state: Option<State>,
+    /// Held while disks are added or removed and that is kept: the last request has the last word.
+    changes: Mutex<()>,
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
@@ -68,7 +75,9 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let pollers = Pollers::new(&config.daemon.pollers)
         .map_err(|error| Error::host("the pollers", error, "free resources"))?;
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
-    for error in &config.refused {
+    let state = config.daemon.state_dir.as_deref().map(State::open).transpose()?;
+    let plan = Plan::of(&config, state.as_ref(), &shared);
+    for error in &plan.refused {
         error!("{error}");
         disks.refuse(error);
     }
@@ -86,19 +95,19 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let daemon = Arc::new(Daemon {
         start,
         config: of_all,
+        groups: config.groups,
         shared,
         pollers,
         disks,
         guests,
         resource_monitor,
         recordings,
+        state,
+        changes: Mutex::default(),
     });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
-    let control = match &daemon.config.control {
-        None => None,
-        Some(path) => Some(start_control(path, &daemon)?),
-    };
-    let opener = daemon.open_beside(config.disks, signals.handle())?;
+    let control = start_control(&daemon)?;
+    let opener = daemon.open_beside(plan.disks, signals.handle())?;
     let Some(signal) = signals.forever().find(|signal| is_the_end(*signal)) else {
         // Nothing can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
@@ -121,13 +130,37 @@ fn is_the_end(signal: i32) -> bool {
     false
 }
 
-fn start_control(path: &Path, daemon: &Arc<Daemon>) -> Result<ControlServer> {
-    let daemon = Arc::clone(daemon);
-    ControlServer::start(
-        path,
-        SocketAccess::OWNER,
-        Arc::new(move |command| daemon.execute(command)),
-    )
+/// Where it was asked for, by a variable too; else where clients look for it, if the folder is
+/// there and no other daemon has the place. A folder of state needs one.
+fn start_control(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
+    let variable = std::env::var_os(CONTROL_VARIABLE).filter(|value| !value.is_empty());
+    let asked = daemon.config.control.clone().or_else(|| variable.map(PathBuf::from));
+    let path = asked.clone().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    if asked.is_none() && daemon.state.is_none() && !path.parent().is_some_and(Path::is_dir) {
+        return Ok(None);
+    }
+    let (access, carrier) = (daemon.config.control_access.of_socket(), Arc::clone(daemon));
+    let handler = Arc::new(move |command| carrier.execute(command));
+    match ControlServer::start(&path, access, handler) {
+        Ok(server) => {
+            if daemon.state.is_some() {
+                say_listening(&path);
+            }
+            Ok(Some(server))
+        }
+        Err(error) if asked.is_none() && daemon.state.is_none() => {
+            info!("without a control socket: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The process that started us may not listen; the sockets work all the same.
+fn say_listening(socket: &Path) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "listening on {}", socket.display());
+    let _ = out.flush();
 }
 
 impl Daemon {
@@ -135,7 +168,7 @@ impl Daemon {
     /// none can be served.
     fn open_beside(
         self: &Arc<Self>,
-        configs: Vec<DiskConfig>,
+        configs: Vec<(DiskConfig, Origin)>,
         signals: Handle,
     ) -> Result<JoinHandle<Result<()>>> {
         let daemon = Arc::clone(self);
@@ -153,13 +186,20 @@ impl Daemon {
     }
 
     /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
-    fn open(self: &Arc<Self>, configs: Vec<DiskConfig>) -> Result<()> {
+    fn open(self: &Arc<Self>, configs: Vec<(DiskConfig, Origin)>) -> Result<()> {
         // What is wrong with the only disk is said by the caller, in the last line.
-        let report = configs.len() > 1;
-        let begin = |config: DiskConfig| match self.disks.begin(&config, Origin::File) {
-            Ok(Begun::Opens(number)) => Some((number, config)),
-            // The configuration has each once.
-            Ok(Begun::IsThere) | Err(_) => None,
+        let report = configs.len() > 1 || self.state.is_some();
+        let begin = |(config, origin): (DiskConfig, Origin)| {
+            match self.disks.begin(&config, origin) {
+                Ok(Begun::Opens(number)) => Some((number, config)),
+                // A client was faster.
+                Ok(Begun::IsThere) => None,
+                Err(error) => {
+                    error!("{error}");
+                    self.disks.refuse(&error);
+                    None
+                }
+            }
         };
         let begun: Vec<_> = configs.into_iter().filter_map(begin).collect();
         let (mut beside, mut left) = (Vec::new(), Vec::new());
@@ -182,7 +222,7 @@ impl Daemon {
         };
         ends.extend(beside.into_iter().map(end));
         match ends.into_iter().filter_map(Result::err).last() {
-            Some(error) if self.disks.end_if_empty() => return Err(error),
+            Some(error) if self.state.is_none() && self.disks.end_if_empty() => return Err(error),
             Some(error) if !report => error!("{error}"),
             _ => {}
         }
@@ -229,7 +269,7 @@ impl Daemon {
             return Ok(());
         }
         let disk = Disk::start(stack, number, config, Arc::clone(&self.pollers))?;
-        let socket = disk.socket.display().to_string();
+        let socket = disk.socket.clone();
         if let Err(late) = self.disks.serve(number, disk) {
             late.begin_stop();
             let stopped = late.stop(Instant::now() + STOP_PATIENCE);
@@ -237,10 +277,7 @@ impl Daemon {
             self.disks.give_up(number);
             return stopped;
         }
-        let mut out = io::stdout().lock();
-        // The process that started us may not listen; the sockets work all the same.
-        let _ = writeln!(out, "listening on {socket}");
-        let _ = out.flush();
+        say_listening(&socket);
         Ok(())
     }
 

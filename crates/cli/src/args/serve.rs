@@ -15,6 +15,8 @@ use flowstone_daemon::{DaemonConfig, DiskConfig, keys_of};
 pub enum Serve {
     /// One disk.
     Disk(DaemonConfig, Box<DiskConfig>),
+    /// None but those that were added to a daemon before.
+    Empty(DaemonConfig),
     /// The disks of a file, and what was typed in place of its keys.
     File(PathBuf, Vec<OsString>),
 }
@@ -29,10 +31,18 @@ impl Args for Serve {
                 "Serve the disks of this file; flowstone.toml(5) lists its keys. Options that are \
                  not of one disk win over the file's",
             );
-        let what = ArgGroup::new("what").args(["config", "image", "backend"]).required(true);
+        let what = ArgGroup::new("what").args(["config", "image", "backend"]);
+        // With a folder of state there may be none.
+        let any = ["config", "image", "backend", "state_dir"];
+        let any = ArgGroup::new("any").args(any).required(true).multiple(true);
         DaemonConfig::augment_args(DiskConfig::augment_args(command.arg(config)))
-            .mut_arg("socket", |socket| socket.required(false).required_unless_present("config"))
+            .mut_arg("socket", |socket| {
+                socket.required(false).required_unless_present_any(["config", "state_dir"])
+            })
+            .mut_arg("image", |image| image.requires("socket"))
+            .mut_arg("backend", |backend| backend.requires("socket"))
             .group(what)
+            .group(any)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -46,8 +56,7 @@ impl FromArgMatches for Serve {
             Self::augment_args(Command::new("flowstone serve")).error(kind, why)
         };
         let Some(file) = matches.get_one::<PathBuf>("config") else {
-            let (daemon, disk) =
-                (DaemonConfig::from_arg_matches(matches)?, DiskConfig::from_arg_matches(matches)?);
+            let daemon = DaemonConfig::from_arg_matches(matches)?;
             let kind = ErrorKind::MissingRequiredArgument;
             let check = daemon.check();
             check.map_err(|(why, advice)| refuse(kind, format!("{why}; {advice}")))?;
@@ -55,6 +64,10 @@ impl FromArgMatches for Serve {
             if cpus && !pollers {
                 return Err(refuse(kind, "--poller-cpus without --pollers; give both".into()));
             }
+            if !matches.contains_id("what") {
+                return Ok(Self::Empty(daemon));
+            }
+            let disk = DiskConfig::from_arg_matches(matches)?;
             return Ok(Self::Disk(daemon, Box::new(disk)));
         };
         let of_disk = keys_of::<DiskConfig>();

@@ -20,6 +20,7 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
     give_memory_back();
     let config = match args {
         Serve::Disk(daemon, disk) => Config::single(daemon, *disk)?,
+        Serve::Empty(daemon) => Config::empty(daemon)?,
         Serve::File(file, typed) => Config::read(&file, &typed)?,
     };
     flowstone_daemon::serve(config, opener)?;

@@ -18,6 +18,7 @@ mod host_trouble;
 mod hostile_guest;
 mod hot_disks;
 mod hung_host;
+mod kept_disks;
 mod limits;
 mod locks;
 mod log_images;

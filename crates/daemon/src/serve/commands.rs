@@ -1,21 +1,24 @@
 //! What clients of the control socket ask for. No lock is held across work.
 
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use flowstone_block::Error;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 use toml::Table;
 use tracing::{error, info};
 
 use super::{Daemon, STOP_PATIENCE};
 use crate::cache_report::CacheReport;
-use crate::control::{Answer, Command, Refused};
+use crate::config::{DiskTable, table_of};
+use crate::control::{Answer, Command, DiskChange, Refused};
+use crate::disk::Disk;
 use crate::disks::{Begun, Origin, Removal};
 use crate::numa_report::NumaReport;
 use crate::recording;
 use crate::report::Report;
+use crate::state::{Record, Subject};
 
 impl Daemon {
     pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
@@ -43,22 +46,33 @@ impl Daemon {
                 let what = if change.size.is_some() { "resize" } else { "disk set" };
                 let disk = self.disks.find(what, &disk)?;
                 // It may take for ever, and nothing but that disk may wait for it.
-                Ok(disk.change(&change)?.into())
+                let now = disk.change(&change)?;
+                self.keep_change(&disk, &change)?;
+                Ok(now.into())
             }
             Command::Record { disk, coarse } => {
                 let disk = self.disks.find("record", &disk)?;
                 Ok(recording::begin(&self.recordings, &disk, coarse)?)
             }
-            Command::SetGroup { group, limit } => Ok(self.shared.set_group(&group, &limit)?.into()),
+            Command::SetGroup { group, limit } => {
+                let now = self.shared.set_group(&group, &limit)?;
+                self.keep_group(&group)?;
+                Ok(now.into())
+            }
         }
     }
 
     fn show(&self, name: &str) -> Result<Value, Refused> {
-        self.disks.show(name).ok_or_else(|| {
+        let mut shown = self.disks.show(name).ok_or_else(|| {
             let advice = "see `flowstone disk list` for the names";
             let what = format!("disk {name}");
             Refused::unknown(Error::invalid(what, "no disk is called that", advice))
-        })
+        })?;
+        let record = self.state.as_ref().and_then(|it| it.get(&Subject::Disk(name.to_owned())));
+        for (key, value) in record.unwrap_or_default().set {
+            shown["keys"][key] = json!({ "value": value, "origin": Origin::Api });
+        }
+        Ok(shown)
     }
 
     /// Serves one more disk. Its name and socket are taken when this returns; its image is opened
@@ -72,9 +86,21 @@ impl Daemon {
             let what = format!("disk {name}");
             return Err(Error::invalid(what, why, "leave `group` out, or name another").into());
         }
+        let added = table_of::<DiskTable>(&config.keys);
+        let in_order = self.lock_changes();
         match self.disks.begin(&config, Origin::Api)? {
             Begun::IsThere => Ok(self.show(name)?.into()),
             Begun::Opens(number) => {
+                let keep = |record: &mut Record| {
+                    record.added = Some(added);
+                    record.set.clear();
+                    record.was.clear();
+                };
+                if let Err(error) = self.keep(Subject::Disk(name.to_owned()), keep) {
+                    self.disks.give_up(number);
+                    return Err(error.into());
+                }
+                drop(in_order);
                 info!(disk = name, "added");
                 let begun = self.open_on_a_thread(number, config, true);
                 if let Err(error) = begun {
@@ -89,9 +115,54 @@ impl Daemon {
         }
     }
 
+    fn lock_changes(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps something over the end of the daemon, if there is a folder for it.
+    fn keep(
+        &self,
+        subject: Subject,
+        change: impl FnOnce(&mut Record),
+    ) -> flowstone_block::Result<()> {
+        self.state.as_ref().map_or(Ok(()), |state| state.change(subject, change))
+    }
+
+    /// Keeps what a disk has now of what was changed: of two clients, what the last one has set.
+    fn keep_change(&self, disk: &Disk, change: &DiskChange) -> flowstone_block::Result<()> {
+        if change.limit.is_none() && change.weight.is_none() {
+            return Ok(());
+        }
+        let written = self.disks.keys_of(&disk.name);
+        self.keep(Subject::Disk(disk.name.clone()), |record| {
+            let limits = &disk.stack.limits;
+            let was = |key: &str| written.get(key).map(|values| values.join(","));
+            if change.limit.is_some() {
+                record.set("limit", limits.limit().to_string(), was("limit"));
+            }
+            if change.weight.is_some() {
+                record.set("weight", limits.weight().to_string(), was("weight"));
+            }
+        })
+    }
+
+    fn keep_group(&self, name: &str) -> flowstone_block::Result<()> {
+        let Some(group) = self.shared.groups.get(name) else { return Ok(()) };
+        let was = self.groups.limit_of(name);
+        self.keep(Subject::Group(name.to_owned()), |record| {
+            record.set("limit", group.limit().to_string(), was);
+        })
+    }
+
     /// Serves a disk no longer. When this returns its socket is gone and its image is free.
     fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
-        let outcome = match self.disks.begin_removal(name, force)? {
+        let in_order = self.lock_changes();
+        let removal = self.disks.begin_removal(name, force)?;
+        let forgotten = self.keep(Subject::Disk(name.to_owned()), |record| {
+            *record = Record::of(&record.subject());
+        });
+        drop(in_order);
+        let outcome = match removal {
             Removal::Done => Ok(()),
             Removal::Wait(leaving) => {
                 self.disks.wait_until_gone(leaving);
@@ -108,8 +179,8 @@ impl Daemon {
             Ok(()) => info!(disk = name, "removed"),
             Err(error) => error!(disk = name, "removed: {error}"),
         }
-        outcome?;
-        Ok(serde_json::json!({ "name": name, "removed": true }).into())
+        outcome.and(forgotten)?;
+        Ok(json!({ "name": name, "removed": true }).into())
     }
 }
 
