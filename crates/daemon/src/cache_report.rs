@@ -1,6 +1,7 @@
 //! What `stats` says of the cache.
 
-use flowstone_cache::Cache;
+use flowstone_block::Class;
+use flowstone_cache::{Cache, CacheCount, CachedDisk};
 use serde::Serialize;
 
 use crate::resource_monitor::pool::in_words;
@@ -9,6 +10,17 @@ use flowstone_memory::sizer::{Change, Limits};
 
 /// Points of the miss-ratio curve up to the largest size.
 const CURVE_POINTS: u64 = 8;
+
+/// Blocks of a disk that were read from memory and from below, by class. Takes no lock of the data
+/// path.
+pub fn blocks_read(disk: &CachedDisk) -> impl Iterator<Item = (&'static str, u64, u64)> {
+    [("journal", Class::Journal), ("metadata", Class::Metadata), ("data", Class::Data)]
+        .map(|(name, class)| {
+            let CacheCount { hits, misses } = disk.counters().of_class(class);
+            (name, hits, misses)
+        })
+        .into_iter()
+}
 
 /// The cache that all disks share.
 #[derive(Serialize)]

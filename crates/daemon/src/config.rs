@@ -31,6 +31,7 @@ pub use self::groups::Groups;
 use self::label::check_label;
 pub use self::table::{Keys, key_of, keys_of, table_of, typed_disk};
 pub use self::vm::VmSpec;
+use crate::control::Address;
 use crate::pollers::{Pipeline, PollersConfig};
 use crate::spin::PollMode;
 use crate::stack::{SharedArgs, StackArgs};
@@ -64,6 +65,9 @@ pub struct DaemonConfig {
     /// Who may use that socket.
     #[command(flatten)]
     pub control_access: ControlAccess,
+    /// Answer GET /metrics here, and nothing else: ADDRESS:PORT or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics_listen: Option<Address>,
     /// Keep here what is added, set and removed on that socket: it is there after a restart. With
     /// it a daemon starts without disks, and none that fails ends it
     #[arg(long, value_name = "DIR")]

@@ -9,6 +9,7 @@
 mod answer;
 mod client;
 mod failure;
+mod listener;
 mod paths;
 mod patient;
 mod server;
@@ -22,6 +23,7 @@ use flowstone_block::SizeChange;
 pub use self::answer::{Answer, Handler};
 pub use self::client::{Client, Recorded};
 pub use self::failure::Refused;
+pub use self::listener::Address;
 pub use self::server::ControlServer;
 pub use self::stream::{Enough, Sink};
 
@@ -47,6 +49,8 @@ pub struct DiskWord {
 pub enum Command {
     /// The counters of everything.
     Stats,
+    /// The same as Prometheus reads it.
+    Metrics,
     /// On which NUMA nodes guests' memory and queues are.
     Numa,
     /// What has been recognised on a disk.

@@ -32,6 +32,7 @@ mod image_report;
 mod intake;
 mod kicks;
 mod memory_charge;
+mod metrics;
 mod numa;
 mod numa_report;
 mod open_files;
@@ -64,7 +65,7 @@ pub const CONTROL_DEFAULT: &str = "/run/flowstone/control.sock";
 pub use config::{
     Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of, typed_disk,
 };
-pub use control::{Client, Command, DiskChange, DiskWord, Recorded};
+pub use control::{Address, Client, Command, DiskChange, DiskWord, Recorded};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketAccess, SocketGroup, SocketMode};

@@ -107,13 +107,14 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = start_control(&daemon)?;
+    let metrics = start_metrics(&daemon)?;
     let opener = daemon.open_beside(plan.disks, signals.handle())?;
     let Some(signal) = signals.forever().find(|signal| is_the_end(*signal)) else {
         // Nothing can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
     };
     info!(signal, "stopping");
-    drop(control);
+    drop((control, metrics));
     match daemon.stop() {
         Some(stopped) => stopped,
         None => opener.join().unwrap_or_else(|_| Err(died("opening the disks"))),
@@ -154,6 +155,13 @@ fn start_control(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
         }
         Err(error) => Err(error),
     }
+}
+
+fn start_metrics(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
+    let Some(address) = &daemon.config.metrics_listen else { return Ok(None) };
+    let (access, carrier) = (daemon.config.control_access.of_socket(), Arc::clone(daemon));
+    let handler = Arc::new(move |command| carrier.execute(command));
+    ControlServer::start_metrics(address, access, handler).map(Some)
 }
 
 /// The process that started us may not listen; the sockets work all the same.

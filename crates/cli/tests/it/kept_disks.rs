@@ -1,6 +1,11 @@
 //! What was asked for on the control socket is there after a restart, and after a kill.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::thread::sleep;
+use std::time::Duration;
 
 use flowstone_testkit::process::Ready;
 use flowstone_testkit::{Daemon, DaemonCommand, HANG, wait_for, wait_until};
@@ -144,18 +149,25 @@ fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
 fn a_kill_at_any_moment_loses_nothing_that_was_answered() {
     let place = Place::new();
     let keys = json!({ "backend": "null:1M", "queues": 3 });
-    let mut there = std::collections::BTreeSet::new();
+    let mut there = BTreeSet::new();
     for turn in 0..20 {
-        let mut daemon = keeper(&place, &[], 1 + there.len());
-        let names: Vec<Value> = wait_for("all are served", || {
+        let mut daemon = keeper(&place, &[], 1);
+        let names: BTreeSet<String> = wait_for("all are served", || {
             let all = list(&place);
             let is_over = all.iter().all(|disk| disk["state"] == "serving");
-            if is_over { Ok(all) } else { Err(all) }
+            let name = |disk: &Value| disk["name"].as_str().unwrap().to_owned();
+            if is_over { Ok(all.iter().map(name).collect()) } else { Err(all) }
         });
-        let names: std::collections::BTreeSet<_> =
-            names.iter().map(|disk| disk["name"].as_str().unwrap().to_owned()).collect();
-        assert_eq!(names, there);
-        // The one that is on its way when the daemon is killed.
+        let on_its_way = |name: &&String| !name.starts_with("late");
+        assert_eq!(
+            names.iter().filter(on_its_way).collect::<BTreeSet<_>>(),
+            there.iter().collect()
+        );
+        for late in names.iter().filter(|name| !on_its_way(name)) {
+            // As a whole.
+            assert_eq!(shown(&place, late)["keys"]["queues"]["value"], "3");
+            assert_eq!(ask(&place, "DELETE", &format!("/v1/disks/{late}"), "").0, 200);
+        }
         for step in 0..3 {
             let name = format!("d{}", (turn + step) % 5);
             if there.contains(&name) {
@@ -166,6 +178,12 @@ fn a_kill_at_any_moment_loses_nothing_that_was_answered() {
                 there.insert(name);
             }
         }
+        let late = json!({ "backend": "null:1M", "queues": 3, "socket": place.text("late.sock") });
+        let late = late.to_string();
+        let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
+        let head = format!("PUT /v1/disks/late{turn} HTTP/1.1\r\nhost: x\r\ncontent-length: ");
+        socket.write_all(format!("{head}{}\r\n\r\n{late}", late.len()).as_bytes()).unwrap();
+        sleep(Duration::from_micros(100 * turn));
         daemon.kill().unwrap();
     }
 }

@@ -23,6 +23,7 @@ mod limits;
 mod locks;
 mod log_images;
 mod many_disks;
+mod metrics;
 mod model;
 mod other_boots;
 mod overlaps;

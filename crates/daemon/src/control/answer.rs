@@ -14,6 +14,8 @@ pub enum Answer {
     Document(Value),
     /// A document about what has begun.
     Begun(Value),
+    /// A text of this type.
+    Text(&'static str, String),
     /// Lines of text, sent as they come about, until they or the client end.
     Lines(Box<dyn FnOnce(Sink, Enough) + Send>),
 }

@@ -27,6 +27,7 @@ impl Command {
         let get = |target: &str| (Method::GET, target.to_owned(), None);
         let (method, target, body) = match self {
             Self::Stats => get("/v1/stats"),
+            Self::Metrics => get("/metrics"),
             Self::Numa => get("/v1/numa"),
             Self::Layout(disk) => get(&disk.target("/layout", &[])),
             Self::Disks => get("/v1/disks"),
@@ -57,6 +58,7 @@ impl Command {
         let path: Vec<&str> = uri.path().trim_start_matches('/').split('/').collect();
         let command = match (method.as_str(), &path[..]) {
             ("GET", ["v1", "stats"]) => Self::Stats,
+            ("GET", ["metrics"]) => Self::Metrics,
             ("GET", ["v1", "numa"]) => Self::Numa,
             ("GET", ["v1", "disks"]) => Self::Disks,
             ("GET", ["v1", "disks", name]) => Self::Show(decoded(name)?),

@@ -9,19 +9,19 @@ use std::time::Duration;
 
 use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::rt::TokioIo;
-use tokio::net::UnixStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::{Sleep, sleep};
 
 /// See the module.
-pub struct Patient {
-    stream: TokioIo<UnixStream>,
+pub struct Patient<S> {
+    stream: TokioIo<S>,
     patience: Duration,
     /// Runs while there is no room.
     end: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    pub fn new(stream: UnixStream, patience: Duration) -> Self {
+impl<S> Patient<S> {
+    pub fn new(stream: S, patience: Duration) -> Self {
         Self { stream: TokioIo::new(stream), patience, end: None }
     }
 
@@ -40,7 +40,7 @@ impl Patient {
     }
 }
 
-impl Read for Patient {
+impl<S: AsyncRead + Unpin> Read for Patient<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -50,7 +50,7 @@ impl Read for Patient {
     }
 }
 
-impl Write for Patient {
+impl<S: AsyncWrite + Unpin> Write for Patient<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

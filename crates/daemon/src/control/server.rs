@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::io;
-use std::os::unix::net::UnixListener as StdListener;
+use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -18,13 +18,14 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioTimer;
 use serde::Serialize;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::io::AsyncWriteExt;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 use tracing::warn;
 
 use super::failure::Body;
+use super::listener::{Address, Connection, Listener};
 use super::patient::Patient;
 use super::stream::{self, Stream};
 use super::{Answer, CLIENTS_MAX, Command, Handler, PATIENCE, REQUEST_BYTES_MAX, Refused};
@@ -36,9 +37,9 @@ const IDLE_THREAD: Duration = Duration::from_secs(1);
 
 type Sent = Response<Either<Full<Bytes>, Stream>>;
 
-/// A listening control socket. Dropping it removes the socket.
+/// A listening control socket, or one where only metrics are read. Dropping it removes the socket.
 pub struct ControlServer {
-    _socket: BoundSocket,
+    _socket: Option<BoundSocket>,
 }
 
 impl ControlServer {
@@ -46,50 +47,87 @@ impl ControlServer {
     pub fn start(path: &Path, access: SocketAccess, handler: Arc<Handler>) -> Result<Self> {
         let socket = bind_socket("control socket", path, access)?;
         let name = || format!("control socket {}", path.display());
-        listen(socket.listener(), handler, PATIENCE)
+        let clone = socket.listener().try_clone();
+        clone
+            .and_then(|listener| serve("control", || Listener::unix(listener), handler, PATIENCE))
             .map_err(|error| Error::host(name(), error, "free resources"))?;
-        Ok(Self { _socket: socket })
+        Ok(Self { _socket: Some(socket) })
+    }
+
+    /// Listens at `address` for those who read metrics, and can do nothing else there.
+    pub fn start_metrics(
+        address: &Address,
+        access: SocketAccess,
+        handler: Arc<Handler>,
+    ) -> Result<Self> {
+        let only = move |command: Command| match command {
+            Command::Metrics => handler(command),
+            _ => {
+                let why = "only GET /metrics is answered here";
+                let error = Error::invalid("request", why, "ask on the control socket");
+                Err(Refused::unknown(error))
+            }
+        };
+        let name = format!("metrics socket {address}");
+        let host = |error| Error::host(name.clone(), error, "choose another address");
+        let handler: Arc<Handler> = Arc::new(only);
+        match address {
+            Address::Unix(path) => {
+                let socket = bind_socket("metrics socket", path, access)?;
+                let listener = socket.listener().try_clone().map_err(host)?;
+                serve("metrics", || Listener::unix(listener), handler, PATIENCE).map_err(host)?;
+                Ok(Self { _socket: Some(socket) })
+            }
+            Address::Tcp(address) => {
+                let listener = TcpListener::bind(address).map_err(host)?;
+                serve("metrics", || Listener::tcp(listener), handler, PATIENCE).map_err(host)?;
+                Ok(Self { _socket: None })
+            }
+        }
     }
 }
 
-/// Serves clients on a thread of its own.
-fn listen(listener: &StdListener, handler: Arc<Handler>, patience: Duration) -> io::Result<()> {
-    let listener = listener.try_clone()?;
-    listener.set_nonblocking(true)?;
-    let runtime = runtime()?;
+/// Serves clients on a thread of its own; `listener` is made on that.
+fn serve(
+    name: &str,
+    listener: impl FnOnce() -> io::Result<Listener> + Send + 'static,
+    handler: Arc<Handler>,
+    patience: Duration,
+) -> io::Result<()> {
+    let runtime = runtime(name)?;
     let serve = move || {
         runtime.block_on(async {
-            match UnixListener::from_std(listener) {
+            match listener() {
                 Ok(listener) => accept(listener, handler, patience).await,
                 Err(error) => warn!(%error, "cannot serve control clients"),
             }
         });
     };
-    thread::Builder::new().name("control".into()).spawn(serve)?;
+    thread::Builder::new().name(name.into()).spawn(serve)?;
     Ok(())
 }
 
 /// All connections on the thread that runs it; beside that as many threads as clients.
-fn runtime() -> io::Result<Runtime> {
+fn runtime(name: &str) -> io::Result<Runtime> {
     Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(CLIENTS_MAX)
         .thread_keep_alive(IDLE_THREAD)
-        .thread_name("control")
+        .thread_name(name)
         .build()
 }
 
-async fn accept(listener: UnixListener, handler: Arc<Handler>, patience: Duration) {
+async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
     let places = Arc::new(Semaphore::new(CLIENTS_MAX));
     let mut trouble = LogBudget::new();
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => match Arc::clone(&places).try_acquire_owned() {
+            Ok(stream) => match Arc::clone(&places).try_acquire_owned() {
                 Ok(place) => {
                     let client = Client { handler: Arc::clone(&handler), place: place.into() };
                     tokio::spawn(client.converse(stream, patience));
                 }
-                Err(_) => send_away(&stream),
+                Err(_) => send_away(stream).await,
             },
             Err(error) => {
                 if let Some(unsaid) = trouble.spend() {
@@ -102,7 +140,7 @@ async fn accept(listener: UnixListener, handler: Arc<Handler>, patience: Duratio
 }
 
 /// An answer says why; a client that does not read it is not waited for.
-fn send_away(stream: &UnixStream) {
+async fn send_away(mut stream: Box<dyn Connection>) {
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
     let body = json(&Body::from(&refusal));
@@ -111,8 +149,9 @@ fn send_away(stream: &UnixStream) {
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    // It is new: its buffer is empty.
-    let _ = stream.try_write(&[head.as_bytes(), &body].concat());
+    // It is new: there is room.
+    let answer = [head.as_bytes(), &body].concat();
+    let _ = timeout(Duration::ZERO, stream.write_all(&answer)).await;
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {
@@ -131,7 +170,7 @@ struct Client {
 }
 
 impl Client {
-    async fn converse(self, stream: UnixStream, patience: Duration) {
+    async fn converse(self, stream: Box<dyn Connection>, patience: Duration) {
         let service = service_fn(move |request| {
             let client = self.clone();
             async move { Ok::<_, Infallible>(client.answer(request, patience).await) }
@@ -174,6 +213,9 @@ impl Client {
         match tokio::task::spawn_blocking(work).await {
             Ok(Ok(Answer::Document(value))) => sent(StatusCode::OK, JSON, json(&value)),
             Ok(Ok(Answer::Begun(value))) => sent(StatusCode::ACCEPTED, JSON, json(&value)),
+            Ok(Ok(Answer::Text(kind, text))) => {
+                sent(StatusCode::OK, HeaderValue::from_static(kind), text.into_bytes())
+            }
             Ok(Ok(Answer::Lines(lines))) => {
                 let Some(rest) = rest else { return refusal(&died().into()) };
                 let (sink, enough, stream) = stream::answer(rest, patience);

@@ -59,6 +59,13 @@ impl Disks {
         refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
     }
 
+    /// Their names, and whether each is served.
+    pub fn names(&self) -> Vec<(String, bool)> {
+        let table = self.table();
+        let name = |entry: &Entry| (entry.name.clone(), matches!(entry.state, State::Serving(_)));
+        table.visible().map(|(_, entry)| name(entry)).collect()
+    }
+
     /// One of them, with its keys and where each comes from.
     pub fn show(&self, name: &str) -> Option<Value> {
         let table = self.table();

@@ -16,9 +16,9 @@ use crate::control::{Answer, Command, DiskChange, Refused};
 use crate::disk::Disk;
 use crate::disks::{Begun, Origin, Removal};
 use crate::numa_report::NumaReport;
-use crate::recording;
 use crate::report::Report;
 use crate::state::{Record, Subject};
+use crate::{metrics, recording};
 
 impl Daemon {
     pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
@@ -33,6 +33,7 @@ impl Daemon {
                     Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
                 Ok(answer(report))
             }
+            Command::Metrics => Ok(self.metrics()),
             Command::Numa => {
                 let report = NumaReport::of(&self.disks.serving(), &self.pollers);
                 Ok(answer(report))
@@ -60,6 +61,11 @@ impl Daemon {
                 Ok(now.into())
             }
         }
+    }
+
+    pub(super) fn metrics(&self) -> Answer {
+        let cache = self.shared.cache.as_ref().map(|cache| cache.target_bytes());
+        Answer::Text(metrics::CONTENT_TYPE, metrics::text(&self.disks, cache))
     }
 
     fn show(&self, name: &str) -> Result<Value, Refused> {

@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 
 use flowstone_testkit::{HANG, wait_until};
@@ -11,16 +11,15 @@ use crate::control::Client;
 /// A server that is so patient, and what becomes of commands there.
 struct Place {
     folder: tempfile::TempDir,
-    _listener: StdListener,
 }
 
 impl Place {
     fn new(patience: Duration, handler: impl Fn(Command) -> Value + Send + Sync + 'static) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let listener = StdListener::bind(folder.path().join("control.sock")).unwrap();
+        let listener = UnixListener::bind(folder.path().join("control.sock")).unwrap();
         let handler = move |command| Ok(Answer::from(handler(command)));
-        listen(&listener, Arc::new(handler), patience).unwrap();
-        Self { folder, _listener: listener }
+        serve("control", || Listener::unix(listener), Arc::new(handler), patience).unwrap();
+        Self { folder }
     }
 
     fn path(&self) -> PathBuf {
