@@ -88,6 +88,12 @@ pub enum Command {
     Disk(Disk),
     /// Change a group of disks that are being served
     Group(Group),
+    /// Have a running daemon read its configuration again
+    ///
+    /// New disks are added, disks that are gone are removed unless a guest is attached, limits and
+    /// weights are changed. Prints that, and what stays as it is until a disk is served anew. A
+    /// configuration that cannot be read changes nothing.
+    Reload(Reload),
 }
 
 /// A daemon that is running.
@@ -303,6 +309,17 @@ pub struct Compact {
     pub backing_dirs: Vec<PathBuf>,
     /// The image; it must not be in use
     pub image: PathBuf,
+}
+
+/// Arguments of `reload`.
+#[derive(Debug, ClapArgs)]
+pub struct Reload {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `stats`.

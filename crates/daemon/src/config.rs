@@ -14,6 +14,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
+mod file;
 mod groups;
 mod label;
 mod table;
@@ -24,8 +25,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, value_parser};
 use flowstone_block::{Error, Result};
-use serde::Deserialize;
-use toml::{Spanned, Table};
+use toml::Table;
 
 pub use self::groups::Groups;
 use self::label::check_label;
@@ -53,6 +53,8 @@ pub struct Config {
     pub disks: Vec<DiskConfig>,
     /// Why some disks of the file are not among them.
     pub refused: Vec<Error>,
+    /// What it was read from, and the options that won over its keys.
+    pub source: Option<(PathBuf, Vec<OsString>)>,
 }
 
 /// What is of no disk: options of `serve`, and keys before the first `[[disk]]`.
@@ -176,17 +178,6 @@ pub struct DiskTable {
     beside: BesideOthers,
 }
 
-/// A configuration file: the disks are read one by one, so that a mistake in one costs no other.
-#[derive(Deserialize)]
-struct File {
-    #[serde(rename = "group", default)]
-    groups: Vec<Spanned<Table>>,
-    #[serde(rename = "disk", default)]
-    disks: Vec<Spanned<Table>>,
-    #[serde(flatten)]
-    daemon: Table,
-}
-
 /// Why there cannot be such a disk, and what to do.
 struct Refusal {
     why: String,
@@ -204,41 +195,6 @@ impl Refusal {
 }
 
 impl Config {
-    /// Reads a configuration file; `typed` are options of [`DaemonConfig`] that win over its keys.
-    /// A disk that is not valid is among the refused; if none is valid, that is an error.
-    pub fn read(path: &Path, typed: &[OsString]) -> Result<Self> {
-        let name = format!("configuration {}", path.display());
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::invalid(&name, error, "check the path"))?;
-        let file: File = toml::from_str(&text).map_err(|error| {
-            let why = one_line(&error.to_string());
-            Error::invalid(&name, why, "see `man flowstone.toml` for the keys")
-        })?;
-        let of_file = |refusal: Refusal| refusal.of(&name);
-        let mut config =
-            table::read(&file.daemon, typed).and_then(Self::without_disks).map_err(of_file)?;
-        let line_of = |table: &Spanned<Table>| text[..table.span().start].matches('\n').count() + 1;
-        for (index, table) in file.groups.iter().enumerate() {
-            let added = config.groups.add(table.get_ref());
-            let at = |why| format!("group {} (line {}): {why}", index + 1, line_of(table));
-            added.map_err(|it| of_file(Refusal { why: at(it.why), advice: it.advice }))?;
-        }
-        for (index, table) in file.disks.iter().enumerate() {
-            let line = line_of(table);
-            let disk = DiskConfig::read(table.get_ref());
-            if let Err(Refusal { why, advice }) = disk.and_then(|disk| config.add(disk)) {
-                let why = format!("disk {} (line {line}): {why}", index + 1);
-                config.refused.push(Error::invalid(&name, why, advice));
-            }
-        }
-        // With a folder of state others are to be added, or are there from before.
-        if !config.disks.is_empty() || config.daemon.state_dir.is_some() {
-            return Ok(config);
-        }
-        let no_disk = || Error::invalid(&name, "it has no [[disk]]", "add one");
-        Err(config.refused.into_iter().next().unwrap_or_else(no_disk))
-    }
-
     /// One disk.
     pub fn single(daemon: DaemonConfig, disk: DiskConfig) -> Result<Self> {
         let config = Self::without_disks(daemon);
@@ -365,16 +321,6 @@ impl DiskConfig {
         let matches = keys_of::<Self>().get_matches_from(words);
         Self::from_arg_matches(&matches).unwrap()
     }
-}
-
-/// The parser draws a picture of the file; an error is one line.
-fn one_line(text: &str) -> String {
-    let is_drawn = |line: &str| {
-        let in_margin = |letter: char| letter == ' ' || letter.is_ascii_digit();
-        line.trim_start_matches(in_margin).starts_with('|')
-    };
-    let lines = text.lines().filter(|line| !is_drawn(line) && !line.trim().is_empty());
-    lines.collect::<Vec<_>>().join(", ").replace("TOML parse error at ", "")
 }
 
 #[cfg(test)]

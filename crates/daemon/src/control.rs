@@ -47,6 +47,8 @@ pub struct DiskWord {
 /// What a client can ask for.
 #[derive(Clone, Debug)]
 pub enum Command {
+    /// Read the configuration again.
+    Reload,
     /// The counters of everything.
     Stats,
     /// The same as Prometheus reads it.

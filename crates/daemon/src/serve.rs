@@ -5,8 +5,10 @@
 
 mod commands;
 mod plan;
+mod reload;
 
 use std::error::Error as _;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -45,6 +47,9 @@ struct Daemon {
     start: Instant,
     config: DaemonConfig,
     groups: Groups,
+    /// What can be read again.
+    source: Option<(PathBuf, Vec<OsString>)>,
+    reloading: Mutex<()>,
     shared: Shared,
     pollers: Arc<Pollers>,
     disks: Arc<Disks>,
@@ -96,6 +101,8 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         start,
         config: of_all,
         groups: config.groups,
+        source: config.source,
+        reloading: Mutex::default(),
         shared,
         pollers,
         disks,
@@ -109,7 +116,7 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let control = start_control(&daemon)?;
     let metrics = start_metrics(&daemon)?;
     let opener = daemon.open_beside(plan.disks, signals.handle())?;
-    let Some(signal) = signals.forever().find(|signal| is_the_end(*signal)) else {
+    let Some(signal) = signals.forever().find(|signal| daemon.is_told_to_end(*signal)) else {
         // Nothing can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
     };
@@ -119,16 +126,6 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         Some(stopped) => stopped,
         None => opener.join().unwrap_or_else(|_| Err(died("opening the disks"))),
     }
-}
-
-/// A terminal that closes must not take guests' disks away, and there is nothing to read again; nor
-/// must the signals that other daemons turn their logs with, which end a process that does not take
-/// them.
-fn is_the_end(signal: i32) -> bool {
-    let ignored = [(SIGHUP, "SIGHUP"), (SIGUSR1, "SIGUSR1"), (SIGUSR2, "SIGUSR2")];
-    let Some((_, name)) = ignored.iter().find(|(number, _)| *number == signal) else { return true };
-    info!("{name} has no effect; SIGTERM stops the daemon");
-    false
 }
 
 /// Where it was asked for, by a variable too; else where clients look for it, if the folder is
@@ -172,6 +169,32 @@ fn say_listening(socket: &Path) {
 }
 
 impl Daemon {
+    /// A terminal that closes must not take guests' disks away; nor must the signals that other
+    /// daemons turn their logs with, which end a process that does not take them.
+    fn is_told_to_end(self: &Arc<Self>, signal: i32) -> bool {
+        let name = match signal {
+            SIGHUP if self.source.is_some() => {
+                let daemon = Arc::clone(self);
+                let reload = move || {
+                    if let Err(error) = daemon.reload() {
+                        error!("{error}");
+                    }
+                };
+                // A disk that is removed may take long.
+                if let Err(error) = Builder::new().name("reload".into()).spawn(reload) {
+                    error!(%error, "cannot read the configuration again");
+                }
+                return false;
+            }
+            SIGHUP => "SIGHUP",
+            SIGUSR1 => "SIGUSR1",
+            SIGUSR2 => "SIGUSR2",
+            _ => return true,
+        };
+        info!("{name} has no effect; SIGTERM stops the daemon");
+        false
+    }
+
     /// Opens the disks beside this thread: it has to hear signals meanwhile. Closes `signals` if
     /// none can be served.
     fn open_beside(

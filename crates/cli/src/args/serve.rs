@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
+use clap::{
+    Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser,
+};
 use flowstone_block::Printable;
 use flowstone_daemon::{DaemonConfig, DiskConfig, keys_of};
 
@@ -19,18 +21,26 @@ pub enum Serve {
     Empty(DaemonConfig),
     /// The disks of a file, and what was typed in place of its keys.
     File(PathBuf, Vec<OsString>),
+    /// The same, and nothing is to be served.
+    Check(PathBuf, Vec<OsString>),
 }
 
 impl Args for Serve {
     fn augment_args(command: Command) -> Command {
         let config = Arg::new("config")
             .long("config")
-            .value_name("FILE")
+            .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .help(
-                "Serve the disks of this file; flowstone.toml(5) lists its keys. Options that are \
+                "Serve the disks of this file, or of all *.toml in this folder; flowstone.toml(5) lists its keys. Options that are \
                  not of one disk win over the file's",
             );
+        let check = Arg::new("check")
+            .long("check")
+            .requires("config")
+            .action(ArgAction::SetTrue)
+            .help("Read the configuration, say what is wrong with it, and open nothing");
+        let command = command.arg(check);
         let what = ArgGroup::new("what").args(["config", "image", "backend"]);
         // With a folder of state there may be none.
         let any = ["config", "image", "backend", "state_dir"];
@@ -78,7 +88,9 @@ impl FromArgMatches for Serve {
             let why = format!("{names}: of one disk; write that in {file}");
             return Err(refuse(ErrorKind::ArgumentConflict, why));
         }
-        Ok(Self::File(file.clone(), typed::<DaemonConfig>(matches)))
+        let (file, typed) = (file.clone(), typed::<DaemonConfig>(matches));
+        let is_check = matches.get_flag("check");
+        Ok(if is_check { Self::Check(file, typed) } else { Self::File(file, typed) })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {

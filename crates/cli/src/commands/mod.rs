@@ -9,6 +9,7 @@ mod disk;
 mod group;
 mod info;
 mod record;
+mod reload;
 mod replay;
 mod resize;
 mod serve;
@@ -44,6 +45,7 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Advise(args) => advise::run(&args),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
+        Command::Reload(args) => reload::run(&args),
         Command::Disk(args) => disk::run(args.command),
         Command::Group(args) => match args.command {
             GroupCommand::Set(args) => group::set(&args),

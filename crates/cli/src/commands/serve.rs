@@ -22,9 +22,19 @@ pub fn run(args: Serve, opener: FileOpener) -> Result<ExitCode> {
         Serve::Disk(daemon, disk) => Config::single(daemon, *disk)?,
         Serve::Empty(daemon) => Config::empty(daemon)?,
         Serve::File(file, typed) => Config::read(&file, &typed)?,
+        Serve::Check(file, typed) => return check(Config::read(&file, &typed)?),
     };
     flowstone_daemon::serve(config, opener)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Says what is wrong with a configuration: all of it, so that one run is enough.
+fn check(config: Config) -> Result<ExitCode> {
+    println!("{} disks can be, {} cannot", config.disks.len(), config.refused.len());
+    let mut refused = config.refused.into_iter();
+    let last = refused.next_back();
+    refused.for_each(|error| eprintln!("flowstone: {error}"));
+    last.map_or(Ok(ExitCode::SUCCESS), Err)
 }
 
 /// What is large goes back to the host when it is freed. The C library would learn from the first

@@ -30,6 +30,7 @@ mod overlaps;
 mod pollers;
 mod qcow2;
 mod record;
+mod reload;
 mod replay;
 mod serving;
 mod sockets;

@@ -61,7 +61,7 @@ impl Client {
         let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
         let request = request.body(Either::Left(Full::new(body.into()))).map_err(io::Error::other);
         // A disk that is removed is flushed first.
-        let is_long = matches!(command, Command::Remove { .. });
+        let is_long = matches!(command, Command::Remove { .. } | Command::Reload);
         let patience = if is_long { PATIENCE_OF_A_REMOVAL } else { PATIENCE };
         let answer = request.and_then(|request| {
             let requests = &mut self.requests;

@@ -27,6 +27,7 @@ impl Command {
         let get = |target: &str| (Method::GET, target.to_owned(), None);
         let (method, target, body) = match self {
             Self::Stats => get("/v1/stats"),
+            Self::Reload => (Method::POST, "/v1/reload".into(), None),
             Self::Metrics => get("/metrics"),
             Self::Numa => get("/v1/numa"),
             Self::Layout(disk) => get(&disk.target("/layout", &[])),
@@ -58,6 +59,7 @@ impl Command {
         let path: Vec<&str> = uri.path().trim_start_matches('/').split('/').collect();
         let command = match (method.as_str(), &path[..]) {
             ("GET", ["v1", "stats"]) => Self::Stats,
+            ("POST", ["v1", "reload"]) => Self::Reload,
             ("GET", ["metrics"]) => Self::Metrics,
             ("GET", ["v1", "numa"]) => Self::Numa,
             ("GET", ["v1", "disks"]) => Self::Disks,

@@ -1,9 +1,13 @@
 //! What operators see of all disks, whatever has become of them.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{Disks, Entry, Failed, Origin, State};
+use crate::config::Keys;
 
 /// One of `disk list`.
 #[derive(Debug, Serialize)]
@@ -57,6 +61,23 @@ impl Disks {
         let table = self.table();
         let refused = table.refused.iter().map(Listed::refused);
         refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
+    }
+
+    /// The keys of those that are of the configuration or were added, by name, and whose each is.
+    /// Those that have failed are not among them.
+    pub fn written(&self) -> BTreeMap<String, (Origin, Keys)> {
+        let table = self.table();
+        let lasts = table.visible().filter(|(_, entry)| entry.failed().is_none());
+        let written = |entry: &Entry| (entry.origin, entry.config.keys.clone());
+        lasts.map(|(_, entry)| (entry.name.clone(), written(entry))).collect()
+    }
+
+    /// The keys of a disk are these from now on.
+    pub fn rewrite(&self, name: &str, keys: &Keys) {
+        let mut table = self.table();
+        if let Some(entry) = table.known.values_mut().find(|entry| entry.name == name) {
+            Arc::make_mut(&mut entry.config).keys.clone_from(keys);
+        }
     }
 
     /// Their names, and whether each is served.

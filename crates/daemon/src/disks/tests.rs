@@ -1,5 +1,6 @@
+use std::path::Path;
+
 use super::*;
-use crate::config::DiskConfig;
 
 fn begin(disks: &Disks, name: &str) -> u32 {
     let config = DiskConfig::new(name, Path::new(&format!("/{name}.sock")));

@@ -11,7 +11,7 @@ use tracing::{error, info};
 
 use super::{Daemon, STOP_PATIENCE};
 use crate::cache_report::CacheReport;
-use crate::config::{DiskTable, table_of};
+use crate::config::{DiskConfig, DiskTable, table_of};
 use crate::control::{Answer, Command, DiskChange, Refused};
 use crate::disk::Disk;
 use crate::disks::{Begun, Origin, Removal};
@@ -33,6 +33,7 @@ impl Daemon {
                     Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
                 Ok(answer(report))
             }
+            Command::Reload => Ok(self.reload()?.into()),
             Command::Metrics => Ok(self.metrics()),
             Command::Numa => {
                 let report = NumaReport::of(&self.disks.serving(), &self.pollers);
@@ -108,17 +109,23 @@ impl Daemon {
                 }
                 drop(in_order);
                 info!(disk = name, "added");
-                let begun = self.open_on_a_thread(number, config, true);
-                if let Err(error) = begun {
-                    let error = Error::host(format!("disk {name}"), error, "free resources");
-                    return Err(self
-                        .disks
-                        .open(number, name, || Err(error))
-                        .map_or_else(Refused::from, |()| unreachable!("it has failed")));
-                }
+                self.open_added(name, number, config)?;
                 Ok(Answer::Begun(self.show(name)?))
             }
         }
+    }
+
+    /// Opens a disk beside, whose name and socket are its own by now.
+    pub(super) fn open_added(
+        self: &Arc<Self>,
+        name: &str,
+        number: u32,
+        config: DiskConfig,
+    ) -> flowstone_block::Result<()> {
+        let Err(error) = self.open_on_a_thread(number, config, true) else { return Ok(()) };
+        let error = Error::host(format!("disk {name}"), error, "free resources");
+        // It has failed.
+        self.disks.open(number, name, || Err(error))
     }
 
     fn lock_changes(&self) -> MutexGuard<'_, ()> {
@@ -126,7 +133,7 @@ impl Daemon {
     }
 
     /// Keeps something over the end of the daemon, if there is a folder for it.
-    fn keep(
+    pub(super) fn keep(
         &self,
         subject: Subject,
         change: impl FnOnce(&mut Record),
@@ -161,7 +168,7 @@ impl Daemon {
     }
 
     /// Serves a disk no longer. When this returns its socket is gone and its image is free.
-    fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
+    pub(super) fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
         let in_order = self.lock_changes();
         let removal = self.disks.begin_removal(name, force)?;
         let forgotten = self.keep(Subject::Disk(name.to_owned()), |record| {
