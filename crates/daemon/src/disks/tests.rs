@@ -85,7 +85,7 @@ fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
     assert_eq!([&failed.what, &failed.why], ["/images/vm2.raw", "no such file"]);
 }
 
-/// The failure of the only disk was told to nobody when a signal came just then.
+/// The failure of the only disk was not told when a signal came just then.
 #[test]
 fn a_daemon_ends_because_of_a_signal_or_because_nothing_can_be_served() {
     let [stopped, failed] = [(); 2].map(|()| Disks::default());
