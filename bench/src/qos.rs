@@ -3,6 +3,8 @@
 //!
 //! What is compared takes turns within a round; what counts is the median of the rounds.
 
+mod vms;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -32,7 +34,7 @@ pub struct QosArgs {
     /// Directory of their images, on the file system to be measured.
     #[arg(long, default_value = "target/bench-data")]
     dir: PathBuf,
-    /// Only parts whose name contains this: limits, neighbours, overhead.
+    /// Only parts whose name contains this: limits, neighbours, vms, overhead.
     #[arg(long, default_value = "")]
     only: String,
     /// The flowstone binary [default: FLOWSTONE_BIN, or beside this program].
@@ -65,9 +67,10 @@ pub fn qos(args: &QosArgs) -> Result<()> {
     std::fs::create_dir_all(&args.dir)?;
     let program = args.flowstone.clone().map_or_else(flowstone_binary, Ok)?;
     let bench = Bench { args, program };
-    let parts: [(&str, Part); 3] = [
+    let parts: [(&str, Part); 4] = [
         ("limits", |bench| bench.limits()),
         ("neighbours", |bench| bench.neighbours()),
+        ("vms", |bench| bench.vms()),
         ("overhead", |bench| bench.overhead()),
     ];
     let mut text = String::new();

@@ -37,6 +37,7 @@ pub fn page() -> String {
     let mut page = HEAD.to_owned();
     page += ".SH KEYS BEFORE THE FIRST DISK\n";
     page += &paragraph("[[disk]]", "Begins a disk; repeat for several");
+    page += &paragraph("[defaults]", "Begins keys of all disks that do not say them themselves");
     page += &paragraph("[[group]]", "Begins a group of disks that share a limit");
     for option in keys_of::<DaemonConfig>().get_arguments() {
         page += &entry(option);

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 use flowstone_block::{format_size, parse_size};
 
-use crate::{Cache, PolicyKind};
+use crate::{Cache, FREQ_THRESHOLD, PolicyKind};
 
 /// Whether there is a cache, and which.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -23,6 +23,30 @@ pub struct CacheArgs {
     /// What decides which blocks are kept [default: default]
     #[arg(long, value_name = "NAME", value_enum)]
     pub cache_policy: Option<PolicyKind>,
+    /// What the rules of MultiCache keep: blocks of so many accesses, or of such a weight (accesses
+    /// times the VM's parts of all vCPUs and of all memory); lower it where there are several VMs
+    /// [default: 2]
+    #[arg(long, value_name = "N")]
+    pub freq_threshold: Option<FreqThreshold>,
+}
+
+/// FREQ_THRESHOLD of MultiCache.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FreqThreshold(pub f64);
+
+impl Default for FreqThreshold {
+    fn default() -> Self {
+        Self(FREQ_THRESHOLD)
+    }
+}
+
+impl FromStr for FreqThreshold {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let threshold = text.parse().ok().filter(|it: &f64| it.is_finite() && *it > 0.0);
+        threshold.map(Self).ok_or_else(|| format!("a threshold of {text}; use a number above 0"))
+    }
 }
 
 /// How large a cache may become.
@@ -30,7 +54,7 @@ pub struct CacheArgs {
 pub struct CacheSize(pub u64);
 
 /// A cache.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CacheConfig {
     /// What it takes for data at least.
     pub bytes_min: u64,
@@ -38,12 +62,19 @@ pub struct CacheConfig {
     pub bytes_max: u64,
     /// Decides what is kept.
     pub policy: PolicyKind,
+    /// Of the rules of MultiCache.
+    pub threshold: FreqThreshold,
 }
 
 impl CacheArgs {
     /// The cache, if there is to be one; or why there cannot be, and what to do.
     pub fn config(&self) -> Result<Option<CacheConfig>, (&'static str, &'static str)> {
-        let Self { cache, cache_min, cache_policy } = *self;
+        let Self { cache, cache_min, cache_policy, freq_threshold } = *self;
+        let policy = cache_policy.unwrap_or_default();
+        if freq_threshold.is_some() && !policy.has_threshold() {
+            let why = "freq-threshold without a rule of MultiCache";
+            return Err((why, "choose --cache-policy multicache-weight or multicache-count"));
+        }
         let Some(CacheSize(bytes_max)) = cache else {
             let says_how = cache_min.is_some() || cache_policy.is_some();
             let why = "cache-min or cache-policy without a cache";
@@ -54,8 +85,8 @@ impl CacheArgs {
             let why = "the cache's smallest size is larger than its largest";
             return Err((why, "use a smaller --cache-min"));
         }
-        let policy = cache_policy.unwrap_or_default();
-        Ok(Some(CacheConfig { bytes_min, bytes_max, policy }))
+        let threshold = freq_threshold.unwrap_or_default();
+        Ok(Some(CacheConfig { bytes_min, bytes_max, policy, threshold }))
     }
 }
 
@@ -84,5 +115,19 @@ mod tests {
         for text in ["0", "4K", "5T", "much"] {
             assert!(text.parse::<CacheSize>().is_err(), "{text} was accepted");
         }
+    }
+
+    #[test]
+    fn a_threshold_is_a_number_and_goes_with_a_rule_that_has_one() {
+        assert_eq!("0.5".parse(), Ok(FreqThreshold(0.5)));
+        for text in ["0", "-1", "inf", "NaN", "x", ""] {
+            assert!(text.parse::<FreqThreshold>().is_err(), "{text} was accepted");
+        }
+        let (cache, threshold) = (Some(CacheSize(1 << 30)), Some(FreqThreshold(3.0)));
+        let args = CacheArgs { cache, freq_threshold: threshold, ..CacheArgs::default() };
+        assert!(args.config().unwrap_err().0.contains("without a rule"));
+        let cache_policy = Some(PolicyKind::MultiCacheCount);
+        let config = CacheArgs { cache_policy, ..args }.config().unwrap().unwrap();
+        assert_eq!(config.threshold, FreqThreshold(3.0));
     }
 }

@@ -13,7 +13,7 @@ use crate::table::DiskUse;
 /// A disk as the cache knows it.
 pub struct CachedDisk {
     pub(crate) cache: Arc<Cache>,
-    /// No other disk of the cache has it, ever.
+    /// No other disk of the cache has it while this one is there.
     pub(crate) number: u32,
     pub(crate) holds_journals: bool,
     pub(crate) counters: Counters,
@@ -67,5 +67,12 @@ impl CachedDisk {
     /// What is held of it.
     pub fn held(&self) -> DiskUse {
         self.cache.disk(self.number)
+    }
+}
+
+impl Drop for CachedDisk {
+    /// Another disk may have the number from now on.
+    fn drop(&mut self) {
+        self.cache.forget_disk(self.number);
     }
 }

@@ -23,7 +23,7 @@ mod shared;
 mod table;
 mod vms;
 
-pub use args::{CacheArgs, CacheConfig, CacheSize};
+pub use args::{CacheArgs, CacheConfig, CacheSize, FreqThreshold};
 pub use counters::{CacheCount, Counters};
 pub use disk::CachedDisk;
 pub use layer::Cached;

@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use self::adaptive::Adaptive;
 use self::floors::Floors;
 use self::lru::Lru;
-use self::multicache::{MultiCache, Scale};
+use self::multicache::{MultiCache, Rule};
 use self::s3fifo::{S3Fifo, Shape};
 use crate::names::{BlockId, Place};
 use crate::vms::Vms;
@@ -45,6 +45,11 @@ pub trait Policy: Send {
     /// A block is read or written. What is given up for it is appended to `evicted`; while more is
     /// kept than may be (after [`resize`](Self::resize)), a few blocks at a time.
     fn access(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome;
+
+    /// The same of one that is written, for policies that count reads and writes apart.
+    fn write(&mut self, block: BlockId, evicted: &mut Vec<Kept>) -> Outcome {
+        self.access(block, evicted)
+    }
 
     /// Where a block is kept, if it is.
     fn find(&self, block: BlockId) -> Option<Place>;
@@ -100,8 +105,11 @@ pub enum PolicyKind {
     #[default]
     #[value(name = "default")]
     Adaptive,
-    /// Access frequency times the VM's weight against a threshold, as MultiCache's paper has it
-    #[value(name = "multicache")]
+    /// Accesses against a threshold, the first rule of MultiCache's paper
+    #[value(name = "multicache-count")]
+    MultiCacheCount,
+    /// Accesses times the VM's weight against a threshold, its second rule; also called multicache
+    #[value(name = "multicache-weight", alias = "multicache")]
     MultiCache,
     /// The same with a threshold that does not shrink with the number of VMs.
     #[value(skip)]
@@ -122,13 +130,20 @@ pub const FREQ_THRESHOLD: f64 = 2.0;
 
 impl PolicyKind {
     /// Every policy.
-    pub const ALL: [Self; 5] =
-        [Self::MultiCache, Self::MultiCacheRelative, Self::Lru, Self::S3Fifo, Self::Adaptive];
+    pub const ALL: [Self; 6] = [
+        Self::MultiCacheCount,
+        Self::MultiCache,
+        Self::MultiCacheRelative,
+        Self::Lru,
+        Self::S3Fifo,
+        Self::Adaptive,
+    ];
 
     /// Its name in options and reports.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::MultiCache => "multicache",
+            Self::MultiCacheCount => "multicache-count",
+            Self::MultiCache => "multicache-weight",
             Self::MultiCacheRelative => "multicache-relative",
             Self::Lru => "lru",
             Self::S3Fifo => "s3fifo",
@@ -136,13 +151,19 @@ impl PolicyKind {
         }
     }
 
+    /// Whether it is a rule of MultiCache, which has a threshold.
+    pub const fn has_threshold(self) -> bool {
+        matches!(self, Self::MultiCacheCount | Self::MultiCache | Self::MultiCacheRelative)
+    }
+
     /// A policy that keeps so many blocks; `threshold` is MultiCache's. `key` decides which blocks
     /// the default one takes for a sample: no guest is to know that.
     pub fn build(self, capacity: usize, threshold: f64, key: u64) -> Box<dyn Policy> {
         match self {
-            Self::MultiCache => Box::new(MultiCache::new(capacity, threshold, Scale::Literal)),
+            Self::MultiCacheCount => Box::new(MultiCache::new(capacity, threshold, Rule::Count)),
+            Self::MultiCache => Box::new(MultiCache::new(capacity, threshold, Rule::Weight)),
             Self::MultiCacheRelative => {
-                Box::new(MultiCache::new(capacity, threshold, Scale::Relative))
+                Box::new(MultiCache::new(capacity, threshold, Rule::Relative))
             }
             Self::Lru => Box::new(Lru::new(capacity)),
             Self::S3Fifo => Box::new(S3Fifo::new(capacity, Shape::PAPER)),
@@ -155,6 +176,7 @@ impl FromStr for PolicyKind {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
+        let text = if text == "multicache" { "multicache-weight" } else { text };
         Self::ALL.into_iter().find(|kind| kind.name() == text).ok_or_else(|| {
             let names = Self::ALL.map(Self::name).join(", ");
             format!("`{text}` is not a cache policy; use one of {names}")

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use flowstone_block::mutant;
 
-use crate::BLOCK_BYTES;
 use crate::frames::Memory;
-use crate::names::random_key;
+use crate::names::{BlockId, random_key};
 use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
+use crate::{BLOCK_BYTES, CacheConfig};
 
 /// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and
 /// at least so many.
@@ -34,6 +34,8 @@ pub struct Cache {
     target: AtomicU64,
     /// Blocks that are read ahead of a stream at most.
     window_max: AtomicUsize,
+    /// How many VMs it knows of.
+    vms: AtomicUsize,
 }
 
 /// How so many frames are shared out.
@@ -56,17 +58,35 @@ impl Cache {
         Self::with_key(bytes, kind, random_key())
     }
 
+    /// As it is asked for.
+    pub fn of(config: &CacheConfig) -> io::Result<Self> {
+        let CacheConfig { bytes_max, policy, threshold, .. } = *config;
+        Self::make(bytes_max, policy, threshold.0, random_key())
+    }
+
     /// The same each time: `key` decides which blocks the default policy takes for a sample.
     pub fn with_key(bytes: u64, kind: PolicyKind, key: u64) -> io::Result<Self> {
+        Self::make(bytes, kind, FREQ_THRESHOLD, key)
+    }
+
+    fn make(bytes: u64, kind: PolicyKind, threshold: f64, key: u64) -> io::Result<Self> {
         let bytes = bytes.clamp(Self::BYTES_MIN, Self::BYTES_MAX);
         let frames = usize::try_from(bytes).map_err(io::Error::other)? / BLOCK_BYTES;
         let Target { blocks, ahead, .. } = target_of(frames);
-        let policy = kind.build(blocks, FREQ_THRESHOLD, key);
+        let policy = kind.build(blocks, threshold, key);
         let table = Mutex::new(Table::new(policy, frames, ahead));
         let window_max = AtomicUsize::new(ahead / STREAMS_AHEAD);
         let target = AtomicU64::new((frames * BLOCK_BYTES) as u64);
         let memory = Memory::new(frames)?;
-        Ok(Self { memory, table, kind, frames_max: frames, target, window_max })
+        Ok(Self {
+            memory,
+            table,
+            kind,
+            frames_max: frames,
+            target,
+            window_max,
+            vms: AtomicUsize::new(0),
+        })
     }
 
     /// What is held. To be let go of soon: every queue of every disk may need it.
@@ -153,9 +173,26 @@ impl Cache {
         }
     }
 
+    /// How many VMs it knows of.
+    pub fn vms(&self) -> usize {
+        self.vms.load(Ordering::Relaxed)
+    }
+
     /// These are the VMs from now on.
     pub fn set_vms(&self, vms: Vms) {
+        self.vms.store(vms.len(), Ordering::Relaxed);
         self.table().set_vms(&Arc::new(vms));
+    }
+
+    /// Drops everything of a disk, whose requests have all come back.
+    pub(crate) fn forget_disk(&self, number: u32) {
+        let end = BlockId::of_disk(number, BlockId::NUMBER_MAX);
+        let mut from = Some(BlockId::of_disk(number, 0));
+        // In steps: other disks may have the lock in between.
+        while let Some(start) = from {
+            from = self.table().forget_some(&self.memory, start..end);
+        }
+        self.table().forget_disk(number);
     }
 
     /// What is held of a disk.
@@ -167,7 +204,6 @@ impl Cache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::BlockId;
 
     /// Two VMs that are alike; each uses so many blocks so often.
     fn use_blocks(cache: &Cache, vm: u32, set: u64, times: u64) {
@@ -207,5 +243,26 @@ mod tests {
         let weighed = cache.weighed_hit_ratio_of(Cache::BYTES_MIN);
         assert_eq!(weighed, cache.hit_ratio_of(Cache::BYTES_MIN));
         assert!(weighed.is_some());
+    }
+
+    /// Each disk that there ever was kept its blocks, and 32 KiB of words.
+    #[test]
+    fn nothing_stays_of_a_disk_that_has_gone() {
+        let cache = shared(PolicyKind::Adaptive);
+        use_blocks(&cache, 1, 50, 2);
+        for block in 0..50 {
+            let block = BlockId::of_disk(1, block);
+            let mut table = cache.table();
+            if let crate::table::Found::Fill(fill) = table.read(&cache.memory, block) {
+                table.end_fill(&cache.memory, fill, true);
+            }
+        }
+        let held = cache.disk(1).blocks;
+        assert!(held > 0 && cache.bytes() == held * BLOCK_BYTES as u64);
+        cache.forget_disk(1);
+        assert_eq!((cache.disk(1), cache.bytes()), (DiskUse::default(), 0));
+        // Its number is as good as new.
+        let found = cache.table().read(&cache.memory, BlockId::of_disk(1, 7));
+        assert!(matches!(found, crate::table::Found::Fill(_)));
     }
 }

@@ -225,9 +225,11 @@ impl Table {
         }
     }
 
-    fn access(&mut self, memory: &Memory, block: BlockId) -> Outcome {
+    fn access(&mut self, memory: &Memory, block: BlockId, is_write: bool) -> Outcome {
         self.curve.access(block);
-        let outcome = self.policy.access(block, &mut self.evicted);
+        let Self { policy, evicted, .. } = self;
+        let outcome =
+            if is_write { policy.write(block, evicted) } else { policy.access(block, evicted) };
         let mut evicted = std::mem::take(&mut self.evicted);
         for gone in evicted.drain(..) {
             self.disk(gone.block.disk()).evictions += 1;
@@ -267,7 +269,7 @@ impl Table {
 
     /// A block is about to be read. What is found is to be unpinned, or [ended](Self::end_fill).
     pub fn read(&mut self, memory: &Memory, block: BlockId) -> Found {
-        let place = match self.access(memory, block) {
+        let place = match self.access(memory, block, false) {
             Outcome::Hit(place) => Some(place),
             Outcome::Inserted(place) => {
                 // Its last user has taken its frame away.
@@ -314,7 +316,8 @@ impl Table {
         if !mutant("cache.write.keeps-what-was-read-ahead") {
             self.drop_ahead(memory, block);
         }
-        let (Outcome::Hit(place) | Outcome::Inserted(place)) = self.access(memory, block) else {
+        let (Outcome::Hit(place) | Outcome::Inserted(place)) = self.access(memory, block, true)
+        else {
             return Found::Refused;
         };
         if !mutant("cache.write.keeps-what-was-held") {

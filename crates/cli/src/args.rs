@@ -4,23 +4,26 @@
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
 mod advise;
+mod disk;
+mod group;
 mod record;
 mod replay;
 mod serve;
-mod set;
 
 use std::path::PathBuf;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
+use flowstone_daemon::{CONTROL_DEFAULT, CONTROL_VARIABLE};
 use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options};
 
 pub use self::advise::Advise;
+pub use self::disk::{AddDisk, Disk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
+pub use self::group::{Group, GroupCommand, SetGroup};
 pub use self::record::Record;
 pub use self::replay::{Replay, StorageArgs, WhenMade};
 pub use self::serve::Serve;
-pub use self::set::{Disk, DiskCommand, Group, GroupCommand, SetDisk, SetGroup};
 
 /// Virtual disks for QEMU/KVM guests, served over vhost-user-blk
 ///
@@ -81,10 +84,25 @@ pub enum Command {
     Advise(Advise),
     /// Show what a running daemon has counted
     Stats(Stats),
-    /// Change a disk that is being served
+    /// Add, list, change and remove the disks of a running daemon
     Disk(Disk),
     /// Change a group of disks that are being served
     Group(Group),
+    /// Have a running daemon read its configuration again
+    ///
+    /// New disks are added, disks that are gone are removed unless a guest is attached, limits and
+    /// weights are changed. Prints that, and what stays as it is until a disk is served anew. A
+    /// configuration that cannot be read changes nothing.
+    Reload(Reload),
+}
+
+/// A daemon that is running.
+#[derive(Debug, ClapArgs)]
+pub struct Daemon {
+    /// The daemon's control socket
+    #[arg(long, value_name = "SOCK", env = CONTROL_VARIABLE, hide_env_values = true,
+        default_value = CONTROL_DEFAULT)]
+    pub control: PathBuf,
 }
 
 /// Arguments of `create`.
@@ -299,12 +317,23 @@ pub struct Compact {
     pub image: PathBuf,
 }
 
+/// Arguments of `reload`.
+#[derive(Debug, ClapArgs)]
+pub struct Reload {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `stats`.
 #[derive(Debug, ClapArgs)]
 pub struct Stats {
-    /// The daemon's control socket
-    #[arg(long, value_name = "SOCK")]
-    pub control: PathBuf,
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
     /// Show what has been recognised on a disk: partitions, file systems, journals. DISK is its
     /// name or its image
     #[arg(long, value_name = "DISK")]

@@ -1,6 +1,7 @@
 //! What `stats` says of the cache.
 
-use flowstone_cache::Cache;
+use flowstone_block::Class;
+use flowstone_cache::{Cache, CacheCount, CachedDisk};
 use serde::Serialize;
 
 use crate::resource_monitor::pool::in_words;
@@ -9,6 +10,17 @@ use flowstone_memory::sizer::{Change, Limits};
 
 /// Points of the miss-ratio curve up to the largest size.
 const CURVE_POINTS: u64 = 8;
+
+/// Blocks of a disk that were read from memory and from below, by class. Takes no lock of the data
+/// path.
+pub fn blocks_read(disk: &CachedDisk) -> impl Iterator<Item = (&'static str, u64, u64)> {
+    [("journal", Class::Journal), ("metadata", Class::Metadata), ("data", Class::Data)]
+        .map(|(name, class)| {
+            let CacheCount { hits, misses } = disk.counters().of_class(class);
+            (name, hits, misses)
+        })
+        .into_iter()
+}
 
 /// The cache that all disks share.
 #[derive(Serialize)]
@@ -25,6 +37,8 @@ pub struct CacheReport {
     policy: &'static str,
     /// Blocks that the policy remembers without their data.
     ghosts: u64,
+    /// How many VMs it has been told of.
+    vms: usize,
     /// What part of the accesses of late caches of other sizes would have answered; empty while
     /// there were too few.
     curve: Vec<CurvePoint>,
@@ -59,6 +73,7 @@ impl CacheReport {
             resident_bytes: cache.resident_bytes(),
             policy: cache.kind().name(),
             ghosts: cache.ghosts(),
+            vms: cache.vms(),
             curve: curve(cache, max),
             decisions: monitor.decisions().into_iter().map(DecisionReport::from).collect(),
         }

@@ -14,6 +14,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
+mod file;
 mod groups;
 mod label;
 mod table;
@@ -24,17 +25,17 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, value_parser};
 use flowstone_block::{Error, Result};
-use serde::Deserialize;
-use toml::{Spanned, Table};
+use toml::Table;
 
 pub use self::groups::Groups;
 use self::label::check_label;
-pub use self::table::{key_of, keys_of};
+pub use self::table::{Keys, key_of, keys_of, table_of, typed_disk};
 pub use self::vm::VmSpec;
+use crate::control::Address;
 use crate::pollers::{Pipeline, PollersConfig};
 use crate::spin::PollMode;
 use crate::stack::{SharedArgs, StackArgs};
-use crate::{CpuList, CpuShare, SocketAccess};
+use crate::{CpuList, CpuShare, SocketAccess, SocketGroup, SocketMode};
 
 /// A guest reads this much of a serial number (virtio 1.2, 5.2.6: the device's identity).
 const SERIAL_BYTES_MAX: usize = 20;
@@ -52,14 +53,27 @@ pub struct Config {
     pub disks: Vec<DiskConfig>,
     /// Why some disks of the file are not among them.
     pub refused: Vec<Error>,
+    /// What it was read from, and the options that won over its keys.
+    pub source: Option<(PathBuf, Vec<OsString>)>,
 }
 
 /// What is of no disk: options of `serve`, and keys before the first `[[disk]]`.
 #[derive(Clone, Debug, Default, Args)]
 pub struct DaemonConfig {
-    /// Answer `stats`, `resize`, `disk` and `group` here
+    /// Answer `stats`, `resize`, `disk` and `group` here [default: FLOWSTONE_CONTROL, else
+    /// /run/flowstone/control.sock if that folder is there]
     #[arg(long, value_name = "SOCK")]
     pub control: Option<PathBuf>,
+    /// Who may use that socket.
+    #[command(flatten)]
+    pub control_access: ControlAccess,
+    /// Answer GET /metrics here, and nothing else: ADDRESS:PORT or unix:PATH
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics_listen: Option<Address>,
+    /// Keep here what is added, set and removed on that socket: it is there after a restart. With
+    /// it a daemon starts without disks, and none that fails ends it
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// Agree with the file caches of guests on memory here: each QEMU connects a virtio port
     /// `org.flowstone.guest.0` to it
     #[arg(long, value_name = "SOCK")]
@@ -73,6 +87,27 @@ pub struct DaemonConfig {
     /// Who may connect to the agents' socket, and to those of disks that do not say.
     #[command(flatten)]
     pub access: SocketAccess,
+}
+
+/// Who may use the control socket, and so do to all disks what it likes.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct ControlAccess {
+    /// Group of the control socket, by name or number [default: only its owner may use it]
+    #[arg(long = "control-group", id = "control_group", value_name = "GROUP")]
+    group: Option<SocketGroup>,
+    /// Mode of the control socket, in octal [default: 0660 with --control-group, else 0600]
+    #[arg(long = "control-mode", id = "control_mode", value_name = "MODE")]
+    mode: Option<SocketMode>,
+}
+
+impl ControlAccess {
+    /// The same of any socket.
+    pub fn of_socket(self) -> SocketAccess {
+        match self {
+            Self { group: None, mode: None } => SocketAccess::OWNER,
+            Self { group, mode } => SocketAccess { group, mode },
+        }
+    }
 }
 
 /// One disk: options of `serve`, and keys of a `[[disk]]`.
@@ -106,14 +141,18 @@ pub struct DiskConfig {
     /// Its stages.
     #[command(flatten)]
     pub stack: StackArgs,
-    /// The VM that uses the disk, for its share of the cache: name=NAME (disks with the same one
-    /// belong to one VM), cpus=N, memory=SIZE, separated by commas [default: found out from the
-    /// process that connects]
+    /// The VM that uses the disk, for its share of the cache and of devices: name=NAME (disks with
+    /// the same one belong to one VM), cpus=N, memory=SIZE, and weight=N for devices alone,
+    /// separated by commas [default: found out from the process that connects; the weight is 100
+    /// for a vCPU with 1 GiB]
     #[arg(long, value_name = "PARTS")]
     pub vm: Option<VmSpec>,
     /// What it has beside other disks only.
     #[arg(skip)]
     pub beside: BesideOthers,
+    /// Its keys as they were written, if it was not typed.
+    #[arg(skip)]
+    pub keys: Keys,
 }
 
 /// What a `[[disk]]` says, and `serve` says of all or has no need of.
@@ -140,17 +179,6 @@ pub struct DiskTable {
     beside: BesideOthers,
 }
 
-/// A configuration file: the disks are read one by one, so that a mistake in one costs no other.
-#[derive(Deserialize)]
-struct File {
-    #[serde(rename = "group", default)]
-    groups: Vec<Spanned<Table>>,
-    #[serde(rename = "disk", default)]
-    disks: Vec<Spanned<Table>>,
-    #[serde(flatten)]
-    daemon: Table,
-}
-
 /// Why there cannot be such a disk, and what to do.
 struct Refusal {
     why: String,
@@ -168,47 +196,17 @@ impl Refusal {
 }
 
 impl Config {
-    /// Reads a configuration file; `typed` are options of [`DaemonConfig`] that win over its keys.
-    /// A disk that is not valid is among the refused; if none is valid, that is an error.
-    pub fn read(path: &Path, typed: &[OsString]) -> Result<Self> {
-        let name = format!("configuration {}", path.display());
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Error::invalid(&name, error, "check the path"))?;
-        let file: File = toml::from_str(&text).map_err(|error| {
-            let why = one_line(&error.to_string());
-            Error::invalid(&name, why, "see `man flowstone.toml` for the keys")
-        })?;
-        let of_file = |refusal: Refusal| refusal.of(&name);
-        let mut config =
-            table::read(&file.daemon, typed).and_then(Self::without_disks).map_err(of_file)?;
-        let line_of = |table: &Spanned<Table>| text[..table.span().start].matches('\n').count() + 1;
-        for (index, table) in file.groups.iter().enumerate() {
-            let added = config.groups.add(table.get_ref());
-            let at = |why| format!("group {} (line {}): {why}", index + 1, line_of(table));
-            added.map_err(|it| of_file(Refusal { why: at(it.why), advice: it.advice }))?;
-        }
-        for (index, table) in file.disks.iter().enumerate() {
-            let line = line_of(table);
-            let read = table::read::<DiskTable>(table.get_ref(), &[]);
-            let disk = read.map(|table| DiskConfig { beside: table.beside, ..table.disk });
-            if let Err(Refusal { why, advice }) = disk.and_then(|disk| config.add(disk)) {
-                let why = format!("disk {} (line {line}): {why}", index + 1);
-                config.refused.push(Error::invalid(&name, why, advice));
-            }
-        }
-        if !config.disks.is_empty() {
-            return Ok(config);
-        }
-        let no_disk = || Error::invalid(&name, "it has no [[disk]]", "add one");
-        Err(config.refused.into_iter().next().unwrap_or_else(no_disk))
-    }
-
     /// One disk.
     pub fn single(daemon: DaemonConfig, disk: DiskConfig) -> Result<Self> {
         let config = Self::without_disks(daemon);
         let config = config.and_then(|mut config| config.add(disk).map(|()| config));
         // Its name may be what is refused.
         config.map_err(|refusal| refusal.of("serve"))
+    }
+
+    /// None but those that were added before.
+    pub fn empty(daemon: DaemonConfig) -> Result<Self> {
+        Self::without_disks(daemon).map_err(|refusal| refusal.of("serve"))
     }
 
     fn without_disks(daemon: DaemonConfig) -> std::result::Result<Self, Refusal> {
@@ -218,16 +216,9 @@ impl Config {
 
     /// One more disk, which must be valid and have nothing that others have.
     fn add(&mut self, mut disk: DiskConfig) -> std::result::Result<(), Refusal> {
-        disk.check()?;
-        disk.beside.access = disk.beside.access.or(self.daemon.access);
+        self.daemon.fit(&mut disk)?;
         let taken = |why: String| Err(Refusal::new(why, "choose another one"));
         let (name, path) = (disk.name(), disk.socket.display());
-        if self.daemon.control.as_ref() == Some(&disk.socket) {
-            return taken(format!("{path} is both a disk's socket and the control socket"));
-        }
-        if self.daemon.guest_agent.as_ref() == Some(&disk.socket) {
-            return taken(format!("{path} is both a disk's socket and that of guests' agents"));
-        }
         if self.disks.iter().any(|other| other.name() == name) {
             let why = format!("two disks are called `{name}`");
             return Err(Refusal::new(why, "give each a `name` of its own"));
@@ -251,9 +242,50 @@ impl DaemonConfig {
     pub fn check(&self) -> std::result::Result<(), (&'static str, &'static str)> {
         self.shared.check()
     }
+
+    /// Makes a disk one of this daemon, if that can be whatever others there are.
+    fn fit(&self, disk: &mut DiskConfig) -> std::result::Result<(), Refusal> {
+        disk.check()?;
+        disk.beside.access = disk.beside.access.or(self.access);
+        let taken = |other: &str| {
+            let path = disk.socket.display();
+            let why = format!("{path} is both a disk's socket and {other}");
+            Err(Refusal::new(why, "choose another one"))
+        };
+        if self.control.as_ref() == Some(&disk.socket) {
+            return taken("the control socket");
+        }
+        if self.guest_agent.as_ref() == Some(&disk.socket) {
+            return taken("that of guests' agents");
+        }
+        Ok(())
+    }
+
+    /// The disk that a request for one called `name` describes, by the keys of a `[[disk]]`.
+    pub fn disk(&self, name: &str, mut table: Table) -> Result<DiskConfig> {
+        let what = format!("disk {name}");
+        let mut read = || {
+            let called = table.entry("name").or_insert_with(|| name.into());
+            if called.as_str() != Some(name) {
+                let why = format!("its `name` is {called}");
+                return Err(Refusal::new(why, "leave it out, or ask for that disk"));
+            }
+            let mut disk = DiskConfig::read(&table)?;
+            table::refuse_relative::<DiskTable>(&disk.keys)?;
+            self.fit(&mut disk)?;
+            Ok(disk)
+        };
+        read().map_err(|refusal| refusal.of(&what))
+    }
 }
 
 impl DiskConfig {
+    /// Reads a `[[disk]]`.
+    fn read(table: &Table) -> std::result::Result<Self, Refusal> {
+        let DiskTable { disk, beside } = table::read(table, &[])?;
+        Ok(Self { beside, keys: table::keys::<DiskTable>(table)?, ..disk })
+    }
+
     /// What messages and statistics call it: if nothing is said, as much of its image's name as a
     /// disk's can be.
     pub fn name(&self) -> String {
@@ -290,16 +322,6 @@ impl DiskConfig {
         let matches = keys_of::<Self>().get_matches_from(words);
         Self::from_arg_matches(&matches).unwrap()
     }
-}
-
-/// The parser draws a picture of the file; an error is one line.
-fn one_line(text: &str) -> String {
-    let is_drawn = |line: &str| {
-        let in_margin = |letter: char| letter == ' ' || letter.is_ascii_digit();
-        line.trim_start_matches(in_margin).starts_with('|')
-    };
-    let lines = text.lines().filter(|line| !is_drawn(line) && !line.trim().is_empty());
-    lines.collect::<Vec<_>>().join(", ").replace("TOML parse error at ", "")
 }
 
 #[cfg(test)]

@@ -22,6 +22,8 @@ pub struct QueueCounters {
     pub errors: [AtomicU64; KINDS],
     /// Why they failed, of all queues of the disk.
     pub failures: Arc<Failures>,
+    /// Requests that it has taken and not answered, as of its last turn with work.
+    pub in_flight: AtomicU64,
     /// Requests answered without the disk: identity, unknown types, invalid ranges.
     pub answered: AtomicU64,
     /// Notifications from the driver.

@@ -6,6 +6,7 @@
 //! goes to another thread, or back to the monitor.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use flowstone_block::{
@@ -228,6 +229,7 @@ impl<C: Chains> QueueRun for DiskTask<C> {
         let submitted = self.issue(bytes_max);
         let completed = self.collect_completed();
         let work = Work::sum(submitted, completed)?;
+        self.counters.in_flight.store(self.chains.in_flight() as u64, Ordering::Relaxed);
         if let Some(idle) = self.idle.take() {
             self.spin(idle).learn(work.found - idle.since);
         }

@@ -2,26 +2,30 @@
 //!
 //! Commands look a disk up and let go of the lock: what a disk does then, nothing else waits for.
 
+mod find;
+mod listing;
+mod removal;
+
 use std::collections::BTreeMap;
 use std::error::Error as _;
-use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result, mutant};
 use serde::Serialize;
 
+use crate::config::{DiskConfig, Keys};
 use crate::disk::Disk;
-use crate::real_path::real_path;
+
+pub use self::removal::Removal;
 
 /// The thread that does this has panicked.
 pub fn died(what: &str) -> Error {
     Error::host(what, "its thread has panicked", "report this as a defect")
 }
 
-/// All disks, by their numbers: these are not used again.
+/// All disks, by their numbers. A number is used again when nothing is left of its disk.
 #[derive(Default)]
 pub struct Disks {
     table: Mutex<Table>,
@@ -31,21 +35,32 @@ pub struct Disks {
 
 #[derive(Default)]
 struct Table {
-    known: BTreeMap<u32, State>,
-    failed: Vec<Failed>,
-    next: u32,
+    known: BTreeMap<u32, Entry>,
+    /// What is configured and cannot be a disk.
+    refused: Vec<Failed>,
+    /// How many there have been.
+    count: u64,
     end: Option<End>,
 }
 
-/// A disk that is not served, and why. There are no more of them than are configured.
+/// A disk that is not served, and why.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct Failed {
     /// What is configured; nothing if that is what is wrong.
     pub name: Option<String>,
+    pub kind: &'static str,
     /// What was being done.
     pub what: String,
     pub why: String,
     pub advice: String,
+}
+
+impl Failed {
+    fn of(name: Option<String>, error: &Error) -> Self {
+        let why = error.source().map_or_else(String::new, ToString::to_string);
+        let (what, advice) = (error.what().to_owned(), error.advice().to_owned());
+        Self { name, kind: error.kind().name(), what, why, advice }
+    }
 }
 
 /// What a daemon ends with, whichever comes first.
@@ -57,12 +72,46 @@ enum End {
     NothingToServe,
 }
 
+/// Who has asked for a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// The configuration.
+    File,
+    /// A request on the control socket.
+    Api,
+}
+
+/// What is known of a disk.
+struct Entry {
+    name: String,
+    config: Arc<DiskConfig>,
+    origin: Origin,
+    /// Of all entries that there have been.
+    count: u64,
+    state: State,
+}
+
 enum State {
-    /// Its image waits for a lock, or is being recovered; the disk will have this name.
-    Opening(String),
+    /// Its image waits for a lock, or is being recovered.
+    Opening,
     /// It begins to listen: a guest may be served soon.
-    Starting(String),
+    Starting,
     Serving(Arc<Disk>),
+    /// What is left of it is on its way out.
+    Stopping,
+    Failed(Failed),
+    /// It has been removed while it was opened: its number is in use, and nothing else.
+    Cancelled,
+}
+
+/// What a request for a disk comes to.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// It is to be opened under this number.
+    Opens(u32),
+    /// The same disk is there already.
+    IsThere,
 }
 
 impl Disks {
@@ -70,26 +119,53 @@ impl Disks {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A disk is to be opened. Returns its number.
-    pub fn begin(&self, name: String) -> u32 {
+    /// A disk is to be opened, whose name and socket no other one may have from now on. One that
+    /// has failed may be tried again.
+    pub fn begin(&self, config: &DiskConfig, origin: Origin) -> Result<Begun> {
+        let name = config.name();
         let mut table = self.table();
-        let number = table.next;
-        table.next += 1;
-        table.known.insert(number, State::Opening(name));
-        number
+        let busy = |why: String, advice| Err(Error::busy(format!("disk {name}"), why, advice));
+        if table.end.is_some() {
+            return busy("the daemon is stopping".into(), "ask the next one");
+        }
+        let mut number = table.free_number();
+        for (of, other) in table.visible() {
+            let is_same = !config.keys.is_empty() && other.config.keys == config.keys;
+            match (&other.state, other.name == name) {
+                (State::Failed(_), true) => number = of,
+                (State::Stopping, true) => {
+                    return busy("it is being removed".into(), "try again later");
+                }
+                (_, true) if is_same => return Ok(Begun::IsThere),
+                (_, true) => {
+                    let why = "there is another disk of that name";
+                    return busy(why.into(), "remove that, or choose another name");
+                }
+                (_, false) if other.config.socket == config.socket => {
+                    let why =
+                        format!("disk {} has the socket {}", other.name, config.socket.display());
+                    return busy(why, "choose another one");
+                }
+                (_, false) => {}
+            }
+        }
+        table.count += 1;
+        let (config, count) = (Arc::new(config.clone()), table.count);
+        let entry = Entry { name, config, origin, count, state: State::Opening };
+        table.known.insert(number, entry);
+        Ok(Begun::Opens(number))
     }
 
     /// The disk with this number is about to listen. Returns `false` if that is too late: the
-    /// daemon is stopping.
+    /// daemon is stopping, or the disk has been removed.
     pub fn begin_start(&self, number: u32) -> bool {
         let mut table = self.table();
         if table.end.is_some() {
             return false;
         }
-        if let Some(state) = table.known.get_mut(&number)
-            && let State::Opening(name) = state
-        {
-            *state = State::Starting(std::mem::take(name));
+        match table.known.get_mut(&number) {
+            Some(entry) if matches!(entry.state, State::Opening) => entry.state = State::Starting,
+            _ => return false,
         }
         true
     }
@@ -98,10 +174,13 @@ impl Disks {
     /// stopped, and then [given up](Self::give_up).
     pub fn serve(&self, number: u32, disk: Disk) -> std::result::Result<(), Box<Disk>> {
         let mut table = self.table();
-        if table.end.is_some() {
-            return Err(Box::new(disk));
+        let is_over = table.end.is_some();
+        match table.known.get_mut(&number).map(|entry| &mut entry.state) {
+            Some(state @ State::Starting) if !is_over => {
+                *state = State::Serving(Arc::new(disk));
+            }
+            _ => return Err(Box::new(disk)),
         }
-        table.known.insert(number, State::Serving(Arc::new(disk)));
         drop(table);
         self.settled.notify_all();
         Ok(())
@@ -138,14 +217,27 @@ impl Disks {
         }
     }
 
-    /// Opens the disk with this number and name. One that cannot be opened is given up, also if it
+    /// Opens the disk with this number and name. One that cannot be opened has failed, also if it
     /// panics: the daemon's end waits for disks that start.
     pub fn open(&self, number: u32, name: &str, open: impl FnOnce() -> Result<()>) -> Result<()> {
         let opened = catch_unwind(AssertUnwindSafe(open));
-        opened.unwrap_or_else(|_| Err(died(&format!("disk {name}")))).inspect_err(|error| {
-            self.fail(Some(name.to_owned()), error);
-            self.give_up(number);
-        })
+        let opened = opened.unwrap_or_else(|_| Err(died(&format!("disk {name}"))));
+        let mut table = self.table();
+        match table.known.get_mut(&number).map(|entry| &mut entry.state) {
+            // What was opened of it is gone by now.
+            Some(State::Cancelled | State::Stopping) => {
+                table.known.remove(&number);
+            }
+            Some(state @ (State::Opening | State::Starting)) => {
+                if let Err(error) = &opened {
+                    *state = State::Failed(Failed::of(Some(name.to_owned()), error));
+                }
+            }
+            _ => {}
+        }
+        drop(table);
+        self.settled.notify_all();
+        opened
     }
 
     /// There is no disk with this number: it could not be opened, or has come too late.
@@ -154,16 +246,23 @@ impl Disks {
         self.settled.notify_all();
     }
 
-    /// A disk, with this name if it has one, could not be opened.
-    pub fn fail(&self, name: Option<String>, error: &Error) {
-        let why = error.source().map_or_else(String::new, ToString::to_string);
-        let (what, advice) = (error.what().to_owned(), error.advice().to_owned());
-        self.table().failed.push(Failed { name, what, why, advice });
+    /// Something is configured that cannot be a disk.
+    pub fn refuse(&self, error: &Error) {
+        self.table().refused.push(Failed::of(None, error));
     }
 
     /// Those that could not be opened.
     pub fn failed(&self) -> Vec<Failed> {
-        self.table().failed.clone()
+        let table = self.table();
+        let failed = table.known.values().filter_map(Entry::failed);
+        table.refused.iter().chain(failed).cloned().collect()
+    }
+
+    /// The keys of the disk of this name, as they were written.
+    pub fn keys_of(&self, name: &str) -> Keys {
+        let table = self.table();
+        let entry = table.visible().find(|(_, entry)| entry.name == name);
+        entry.map(|(_, entry)| entry.config.keys.clone()).unwrap_or_default()
     }
 
     /// Those that are served.
@@ -180,7 +279,8 @@ impl Disks {
     /// to stop.
     pub fn end_if_empty(&self) -> bool {
         let mut table = self.table();
-        if table.known.is_empty() && table.end.is_none() {
+        let is_empty = table.known.values().all(|entry| entry.failed().is_some());
+        if is_empty && table.end.is_none() {
             table.end = Some(End::NothingToServe);
         }
         table.end == Some(End::NothingToServe)
@@ -194,7 +294,7 @@ impl Disks {
             return None;
         }
         let served = table.serving().cloned().collect();
-        table.known.retain(|_, state| matches!(state, State::Starting(_)));
+        table.known.retain(|_, it| matches!(it.state, State::Starting | State::Stopping));
         drop(table);
         self.settled.notify_all();
         Some(served)
@@ -213,151 +313,43 @@ impl Disks {
             table = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
+}
 
-    /// The one disk that an operator means: by its name, or by the path of its image. A word that
-    /// fits two is refused: a disk that grew by mistake cannot be shrunk again.
-    pub fn find(&self, what: &str, name: &str, path: Option<&Path>) -> Result<Arc<Disk>> {
-        let path = path.unwrap_or(Path::new(name));
-        let (served, is_opening) = {
-            let table = self.table();
-            let is_opening = table.opening().any(|opening| opening == name);
-            (table.serving().cloned().collect::<Vec<_>>(), is_opening)
-        };
-        // Those that are known by it, before any file system is asked: the disk may be well, and
-        // another one not.
-        let called = |path: &Path| {
-            let mut called = served.iter().filter(|disk| disk.is_called(name, path));
-            (called.next().map(Arc::clone), called.next())
-        };
-        let found = match called(path) {
-            (None, _) if !is_opening => match real_path(path) {
-                Ok(path) => called(&path),
-                Err(error) if error.kind() == ErrorKind::TimedOut => {
-                    return Err(Error::busy(what, error, "give the name of the disk"));
-                }
-                Err(_) => (None, None),
-            },
-            found => found,
-        };
-        match found {
-            (Some(disk), None) => Ok(disk),
-            (None, _) if is_opening => {
-                Err(Error::busy(what, "it is being opened", "try again later"))
-            }
-            (None, _) => {
-                let advice = "see `flowstone stats` for the names";
-                Err(Error::invalid(what, "no disk is called that", advice))
-            }
-            _ => {
-                let advice = "give the whole path of the image";
-                Err(Error::invalid(what, "two disks are called that", advice))
-            }
+impl Entry {
+    fn failed(&self) -> Option<&Failed> {
+        match &self.state {
+            State::Failed(failed) => Some(failed),
+            _ => None,
         }
     }
 }
 
 impl Table {
+    /// The tables of the cache and of VMs are as long as the largest number.
+    fn free_number(&self) -> u32 {
+        (0..).find(|number| !self.known.contains_key(number)).expect("there are fewer disks")
+    }
+
+    /// Those that are there for operators.
+    fn visible(&self) -> impl Iterator<Item = (u32, &Entry)> {
+        let known = self.known.iter().map(|(number, entry)| (*number, entry));
+        known.filter(|(_, entry)| !matches!(entry.state, State::Cancelled))
+    }
+
     fn serving(&self) -> impl Iterator<Item = &Arc<Disk>> {
-        self.known.values().filter_map(|state| match state {
+        self.known.values().filter_map(|entry| match &entry.state {
             State::Serving(disk) => Some(disk),
-            State::Opening(_) | State::Starting(_) => None,
+            _ => None,
         })
     }
 
     fn opening(&self) -> impl Iterator<Item = &str> {
-        self.known.values().filter_map(|state| match state {
-            State::Opening(name) | State::Starting(name) => Some(&**name),
-            State::Serving(_) => None,
+        self.known.values().filter_map(|entry| match entry.state {
+            State::Opening | State::Starting => Some(&*entry.name),
+            _ => None,
         })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// It listened until the process ended, and what a guest wrote was not flushed.
-    #[test]
-    fn a_disk_that_comes_too_late_does_not_start() {
-        let disks = Disks::default();
-        let number = disks.begin("late".into());
-        assert_eq!(disks.opening(), ["late"]);
-        disks.unless_stopping(|| assert!(disks.table.try_lock().is_err(), "it may begin to stop"));
-        assert!(disks.stop().unwrap().is_empty());
-        disks.unless_stopping(|| unreachable!());
-        assert!(!disks.begin_start(number) && !disks.end_if_empty());
-        assert!(disks.opening().is_empty() && disks.serving().is_empty());
-    }
-
-    /// What is about to be said is not said when the daemon stops.
-    #[test]
-    fn who_waits_for_disks_does_not_wait_for_one_that_failed_nor_when_the_daemon_stops() {
-        let disks = Disks::default();
-        let [failed, hung] = ["failed", "hung"].map(|name| disks.begin(name.into()));
-        disks.give_up(failed);
-        std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| disks.wait_for_most(Duration::ZERO));
-            // None is served yet, however late it is.
-            std::thread::sleep(Duration::from_millis(50));
-            assert!(!waiter.is_finished());
-            assert!(disks.stop().unwrap().is_empty());
-            assert_eq!(waiter.join().unwrap(), None);
-        });
-        let disks = Disks::default();
-        let number = disks.begin("hung".into());
-        assert_eq!(number, hung - 1);
-        disks.give_up(number);
-        assert_eq!(disks.wait_for_most(Duration::ZERO), Some(Vec::new()));
-    }
-
-    #[test]
-    fn a_disk_whose_opening_panics_is_not_waited_for() {
-        let disks = Disks::default();
-        let number = disks.begin("dead".into());
-        let opened = disks.open(number, "dead", || {
-            assert!(!disks.begin_start(number), "the mistake");
-            Ok(())
-        });
-        assert!(opened.is_err() && disks.failed().len() == 1);
-        assert!(disks.stop().unwrap().is_empty());
-        disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
-    }
-
-    /// Its socket may lie on a file system that hangs: no lock is held meanwhile.
-    #[test]
-    fn a_disk_that_starts_is_waited_for_at_the_end_and_for_a_while_only() {
-        let disks = Disks::default();
-        let number = disks.begin("slow".into());
-        assert!(disks.begin_start(number));
-        assert_eq!(disks.opening(), ["slow"]);
-        assert!(disks.stop().unwrap().is_empty());
-        disks.wait_for_late_ones(Instant::now() + Duration::from_millis(1));
-        std::thread::scope(|scope| {
-            scope.spawn(|| disks.give_up(number));
-            disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
-        });
-    }
-
-    /// It was nowhere in `stats`, and its line in the log did not name it.
-    #[test]
-    fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
-        let disks = Disks::default();
-        let number = disks.begin("vm2".into());
-        disks.fail(
-            Some("vm2".into()),
-            &Error::invalid("/images/vm2.raw", "no such file", "make it"),
-        );
-        disks.give_up(number);
-        let [failed] = &disks.failed()[..] else { panic!("one disk") };
-        assert_eq!(failed.name.as_deref(), Some("vm2"));
-        assert_eq!([&failed.what, &failed.why], ["/images/vm2.raw", "no such file"]);
-    }
-
-    /// The failure of the only disk was told to nobody when a signal came just then.
-    #[test]
-    fn a_daemon_ends_because_of_a_signal_or_because_nothing_can_be_served() {
-        let [stopped, failed] = [(); 2].map(|()| Disks::default());
-        assert!(stopped.stop().is_some() && !stopped.end_if_empty() && stopped.stop().is_some());
-        assert!(failed.end_if_empty() && failed.stop().is_none() && failed.end_if_empty());
-    }
-}
+mod tests;

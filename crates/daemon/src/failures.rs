@@ -59,6 +59,11 @@ impl Failures {
         }
     }
 
+    /// How many there were for each reason: its number, and its count.
+    pub fn counts(&self) -> Vec<(i32, u64)> {
+        self.met().iter().map(|(errno, met)| (*errno, met.count)).collect()
+    }
+
     /// All reasons, by number.
     pub fn report(&self) -> Vec<FailureReport> {
         let text = |errno| Errno::from_raw_os_error(errno).to_string();

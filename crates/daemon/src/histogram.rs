@@ -105,6 +105,17 @@ impl Snapshot {
         self.buckets.iter().sum()
     }
 
+    /// How many are less than 2^`log2` nanoseconds, 8 at least. Exact: a bucket ends there.
+    pub fn count_below(&self, log2: u32) -> u64 {
+        let octaves = log2.saturating_sub(BUCKETS_PER_OCTAVE_LOG2) as usize;
+        self.buckets.iter().take(octaves * BUCKETS_PER_OCTAVE).sum()
+    }
+
+    /// The sum of all latencies in seconds.
+    pub fn sum_s(&self) -> f64 {
+        self.sum_ns as f64 / 1e9
+    }
+
     /// Their mean in microseconds; 0 if there are none.
     pub fn mean_us(&self) -> f64 {
         match self.count() {
@@ -140,6 +151,20 @@ mod tests {
         }
         assert_eq!(bucket_of(0), bucket_of(8));
         assert_eq!(bucket_of(u64::MAX), BUCKETS - 1);
+    }
+
+    #[test]
+    fn counts_below_powers_of_two_are_exact() {
+        let histogram = Histogram::default();
+        let latencies = [0, 7, 8, 1023, 1024, 1025, 4095, 4096, 1 << 33, u64::MAX >> 8];
+        for nanos in latencies {
+            histogram.record(Duration::from_nanos(nanos));
+        }
+        let snapshot = histogram.snapshot();
+        for log2 in [4, 10, 12, 33, 34] {
+            let below = latencies.iter().filter(|nanos| **nanos < 1 << log2).count() as u64;
+            assert_eq!(snapshot.count_below(log2), below, "{log2}");
+        }
     }
 
     #[test]

@@ -117,6 +117,15 @@ impl ImageProbe {
         self.shared.ask(move || Told { space: image.space().ok(), log: image.log_state() });
     }
 
+    /// What is known, without asking or waiting. It is asked beside if that is older than `age`.
+    pub fn last(&self, age: Duration) -> Told {
+        let last = self.shared.state().last;
+        if last.is_none_or(|(at, _)| at.elapsed() > age) {
+            self.begin();
+        }
+        last.map(|(_, told)| told).unwrap_or_default()
+    }
+
     /// After [`begin`](Self::begin): waits for the answer, until `deadline` at most; for an image
     /// that did not answer the report before this one, not at all.
     pub fn known(&self, deadline: Instant) -> Known {

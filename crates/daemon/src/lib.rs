@@ -32,6 +32,7 @@ mod image_report;
 mod intake;
 mod kicks;
 mod memory_charge;
+mod metrics;
 mod numa;
 mod numa_report;
 mod open_files;
@@ -50,13 +51,21 @@ mod serve;
 mod served_disk;
 mod spin;
 mod stack;
+mod state;
 mod vm_report;
 mod vms;
 #[cfg(test)]
 mod waits;
 
-pub use config::{Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of};
-pub use control::{Client, Command};
+/// Names the control socket where it is not typed.
+pub const CONTROL_VARIABLE: &str = "FLOWSTONE_CONTROL";
+/// Where the control socket is unless something else is said.
+pub const CONTROL_DEFAULT: &str = "/run/flowstone/control.sock";
+
+pub use config::{
+    Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of, typed_disk,
+};
+pub use control::{Address, Client, Command, DiskChange, DiskWord, Recorded};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketAccess, SocketGroup, SocketMode};

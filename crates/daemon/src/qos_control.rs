@@ -4,16 +4,19 @@ use flowstone_block::{Error, Result};
 use flowstone_qos::{GroupReport, Limit, QosReport, Weight};
 use serde_json::{Value, json};
 
+use crate::control::DiskChange;
 use crate::disk::Disk;
 use crate::stack::Shared;
 
 impl Disk {
     /// Changes what is given, all of it or nothing. Returns what holds then.
-    pub fn set(&self, limit: Option<&str>, weight: Option<u32>) -> Result<Value> {
+    pub fn change(&self, change: &DiskChange) -> Result<Value> {
         let what = format!("disk set {}", self.name);
         let refuse = |why| Error::invalid(&what, why, ADVICE);
-        let limit = limit.map(str::parse::<Limit>).transpose().map_err(refuse)?;
-        let weight = weight.map(Weight::new).transpose().map_err(refuse)?;
+        let limit = change.limit.as_deref().map(str::parse::<Limit>).transpose().map_err(refuse)?;
+        let weight = change.weight.map(Weight::new).transpose().map_err(refuse)?;
+        // First: it alone may fail.
+        let grown = change.size.map(|size| self.grow(size)).transpose()?;
         if let Some(limit) = limit {
             self.stack.limits.set_limit(limit);
         }
@@ -21,7 +24,13 @@ impl Disk {
             self.stack.limits.set_weight(weight);
             self.stack.share.set_weight(weight);
         }
-        Ok(json!(QosReport::of(&self.stack.limits, &self.stack.share)))
+        let mut now = json!(QosReport::of(&self.stack.limits, &self.stack.share));
+        now["capacity_bytes"] = json!(self.shared.capacity().bytes());
+        if let Some((capacity, is_told)) = grown {
+            now["capacity_bytes"] = json!(capacity.bytes());
+            now["guest_told"] = json!(is_told);
+        }
+        Ok(now)
     }
 }
 

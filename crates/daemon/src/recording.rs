@@ -1,12 +1,12 @@
-//! `record`: what a disk is asked for, as a trace (crate `trace`), on the connection of the client
-//! that asks for it.
+//! `record`: what a disk is asked for, as a trace (crate `trace`), in the answer to the client that
+//! asks for it.
 //!
 //! ```text
-//! -> {"command":"record","disk":"vm1"}
-//! <- {"ok":{"capacity_bytes":1073741824,"format":"raw"}}
+//! -> POST /v1/disks/vm1/record, transfer-encoding: chunked
+//! <- 200
 //! <- # flowstone-trace 1 size=1073741824 format=raw
 //! <- ...
-//! -> the client shuts its side down
+//! -> the client ends the body of its request
 //! <- # requests=1234 lost=0
 //! ```
 //! All of it happens on the client's thread. A client that reads slowly loses requests; one that
@@ -14,18 +14,15 @@
 
 use std::io::{self, BufWriter};
 use std::iter;
-use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use flowstone_block::{Class, Error, OpKind, Result};
 use flowstone_layers::{Recorded, Recording};
 use flowstone_trace::{self as trace, Event, Kind, Writer};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use serde_json::json;
 use tracing::info;
 
-use crate::control::Answer;
+use crate::control::{Answer, Enough, Sink};
 use crate::disk::Disk;
 use crate::held_data::HeldData;
 
@@ -33,9 +30,9 @@ use crate::held_data::HeldData;
 /// place of a control client.
 const RECORDINGS_MAX: usize = 8;
 /// How often rings are emptied.
-const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
+const TICK: Duration = Duration::from_millis(10);
 /// How often when there were many requests: while they are in the CPU's cache.
-const TICK_OF_MANY: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+const TICK_OF_MANY: Duration = Duration::from_millis(1);
 const MANY: u32 = 500;
 /// Ranges that are told between two looks at the rings.
 const RANGES_MAX: usize = 1024;
@@ -70,18 +67,18 @@ pub fn begin(places: &Places, disk: &Disk, is_coarse: bool) -> Result<Answer> {
         |image| HeldData::of(image, Arc::clone(&place)).map_err(|error| busy(error.to_string())),
     )?;
     let size = disk.stack.top.geometry().capacity.bytes();
-    let (name, answer) = (disk.name.clone(), json!({ "capacity_bytes": size, "format": format }));
+    let name = disk.name.clone();
     let session = Session { recording, held, is_coarse };
-    Ok(Answer::and_then(answer, move |stream| {
+    Ok(Answer::Lines(Box::new(move |client, enough| {
         info!(disk = name, "a recording begins");
-        match session.run(stream, size, &format) {
+        match session.run(client, &enough, size, &format) {
             Ok(trace::Totals { requests, lost }) => {
                 info!(disk = name, requests, lost, "a recording has ended");
             }
             Err(error) => info!(disk = name, %error, "a recording's client has gone"),
         }
         drop(place);
-    }))
+    })))
 }
 
 /// A recording on its way.
@@ -92,13 +89,19 @@ struct Session {
 }
 
 impl Session {
-    fn run(mut self, stream: &UnixStream, size: u64, format: &str) -> io::Result<trace::Totals> {
-        let target = BufWriter::with_capacity(BUFFER_BYTES, stream);
+    fn run(
+        mut self,
+        client: Sink,
+        enough: &Enough,
+        size: u64,
+        format: &str,
+    ) -> io::Result<trace::Totals> {
+        let target = BufWriter::with_capacity(BUFFER_BYTES, client);
         let mut trace = Writer::begin(target, size, format)?;
         let mut tick = TICK;
         loop {
             // Before the rings are emptied: then that was all.
-            let is_over = self.recording.is_over() || has_ended(stream, tick)?;
+            let is_over = self.recording.is_over() || enough.is_said(tick);
             for extent in iter::from_fn(|| self.held.next()).take(RANGES_MAX) {
                 trace.event(&Event::new(Kind::Present, extent.start_bytes(), extent.bytes()))?;
             }
@@ -144,14 +147,4 @@ fn event(recorded: Recorded, is_coarse: bool) -> Event {
     let offset = op.extent().map_or(0, |extent| extent.start_bytes());
     let at = Some(Duration::from_nanos(at_ns));
     Event { at, class, durable, ..Event::new(kind, offset, op.bytes()) }
-}
-
-/// Waits for the client to say that it has enough, or to go, for a moment.
-fn has_ended(stream: &UnixStream, tick: Timespec) -> io::Result<bool> {
-    let mut fds = [PollFd::new(stream, PollFlags::IN)];
-    match poll(&mut fds, Some(&tick)) {
-        Ok(ready) => Ok(ready > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(error) => Err(error.into()),
-    }
 }

@@ -49,6 +49,12 @@ struct DiskReport {
     image: Option<String>,
     socket: String,
     serving: String,
+    /// Absent where there is no image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<String>,
+    connected: bool,
+    connections: u64,
+    in_flight: u64,
     capacity_bytes: u64,
     /// What the image takes on the host; absent where there is no image.
     allocated_bytes: Option<u64>,
@@ -188,6 +194,10 @@ impl DiskReport {
             image: disk.image_path.as_ref().map(|path| path.display().to_string()),
             socket: disk.socket.display().to_string(),
             serving: image.map_or_else(|| "no image".into(), |image| image.serving()),
+            format: image.map(|image| image.format().to_string()),
+            connected: disk.shared.is_connected(),
+            connections: disk.shared.connections(),
+            in_flight: all.iter().map(|queue| queue.in_flight.load(Ordering::Relaxed)).sum(),
             capacity_bytes: disk.shared.capacity().bytes(),
             allocated_bytes: space.as_ref().map(|it| it.space.allocated_bytes),
             space,

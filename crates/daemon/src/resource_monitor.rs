@@ -3,7 +3,8 @@
 //!
 //! Twice a second it reads how much memory there is, for the host and for the daemon's memory
 //! cgroups, and how long processes waited for some; a [`Pool`] decides. Every decision is logged
-//! and kept for `stats`. It tells the cache, too, which VMs there are, whenever that changes.
+//! and kept for `stats`. It tells the cache and the devices, too, which VMs there are, whenever that
+//! changes; where there is no cache to size, that is all.
 
 #[cfg(test)]
 mod beside_a_scan;
@@ -18,7 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::format_size;
+use flowstone_block::{format_size, mutant};
 use flowstone_cache::Cache;
 use flowstone_memory::reading::Reader;
 use flowstone_memory::sizer::{Change, Limits};
@@ -133,9 +134,14 @@ impl Watch {
                 // Blocks that were on their way when it became smaller.
                 cache.set_target(target);
             }
-            if let Some(vms) = vms {
+            if let Some(vms) = vms
+                && !mutant("daemon.monitor.cache-hears-of-no-vms")
+            {
                 cache.set_vms(vms);
             }
+        }
+        if cache.is_none() && self.caches.guests.is_none() {
+            return None;
         }
         let heard = self.caches.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
         let guests = self.sharing.guest_caches(heard);

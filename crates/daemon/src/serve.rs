@@ -3,35 +3,38 @@
 //! No disk waits for another one: they are opened side by side, commands look one up and let go of
 //! the lock, and at the end all stop side by side, each flushed and let go as soon as it can.
 
+mod commands;
+mod plan;
+mod reload;
+
 use std::error::Error as _;
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use flowstone_block::{Errno, Error, Result, SizeChange};
+use flowstone_block::{Errno, Error, Result};
 use flowstone_fileio::FileOpener;
-use serde::Serialize;
-use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
-use crate::cache_report::CacheReport;
-use crate::config::{Config, DiskConfig};
-use crate::control::{Answer, Command, ControlServer};
+use self::plan::Plan;
+use crate::config::{Config, DaemonConfig, DiskConfig, Groups};
+use crate::control::ControlServer;
 use crate::disk::Disk;
-use crate::disks::{Disks, died};
+use crate::disks::{Begun, Disks, Origin, died};
 use crate::guest_agent::GuestAgents;
 use crate::memory_charge;
-use crate::numa_report::NumaReport;
 use crate::open_files;
 use crate::pollers::Pollers;
-use crate::recording::{self, Places};
-use crate::report::Report;
+use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};
+use crate::state::State;
+use crate::{CONTROL_DEFAULT, CONTROL_VARIABLE};
 
 /// How long monitors may take to let go of a daemon that stops.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
@@ -42,14 +45,22 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 /// What is being served.
 struct Daemon {
     start: Instant,
+    config: DaemonConfig,
+    groups: Groups,
+    /// What can be read again.
+    source: Option<(PathBuf, Vec<OsString>)>,
+    reloading: Mutex<()>,
     shared: Shared,
     pollers: Arc<Pollers>,
     disks: Arc<Disks>,
     /// The file caches of guests, if they may connect.
     guests: Option<Arc<GuestAgents>>,
     /// Sizes the caches, if there are any.
-    resource_monitor: Option<ResourceMonitor>,
+    resource_monitor: ResourceMonitor,
     recordings: Places,
+    state: Option<State>,
+    /// Held while disks are added or removed and that is kept: the last request has the last word.
+    changes: Mutex<()>,
 }
 
 /// Serves all disks of `config` until SIGTERM or SIGINT; `opener` opens the files of images. Prints
@@ -69,61 +80,123 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let pollers = Pollers::new(&config.daemon.pollers)
         .map_err(|error| Error::host("the pollers", error, "free resources"))?;
     let (pollers, disks) = (Arc::new(pollers), Arc::<Disks>::default());
-    for error in &config.refused {
+    let state = config.daemon.state_dir.as_deref().map(State::open).transpose()?;
+    let plan = Plan::of(&config, state.as_ref(), &shared);
+    for error in &plan.refused {
         error!("{error}");
-        disks.fail(None, error);
+        disks.refuse(error);
     }
     let listen = |path: &PathBuf| GuestAgents::start(path, config.daemon.access);
     let guests = config.daemon.guest_agent.as_ref().map(listen).transpose()?.map(Arc::new);
     let caches =
         Caches { cache: shared.cache.clone(), limits: shared.cache_limits, guests: guests.clone() };
-    let watch = (caches.cache.is_some() || guests.is_some()).then(|| {
-        ResourceMonitor::start(caches, Arc::clone(&disks), start)
-            .map_err(|error| Error::host("the resource monitor", error, "free resources"))
-    });
-    let resource_monitor = watch.transpose()?;
+    let resource_monitor = ResourceMonitor::start(caches, Arc::clone(&disks), start)
+        .map_err(|error| Error::host("the resource monitor", error, "free resources"))?;
     let recordings = Places::default();
-    let daemon = Daemon { start, shared, pollers, disks, guests, resource_monitor, recordings };
-    let daemon = Arc::new(daemon);
+    let of_all = config.daemon;
+    let daemon = Arc::new(Daemon {
+        start,
+        config: of_all,
+        groups: config.groups,
+        source: config.source,
+        reloading: Mutex::default(),
+        shared,
+        pollers,
+        disks,
+        guests,
+        resource_monitor,
+        recordings,
+        state,
+        changes: Mutex::default(),
+    });
     // First: once a disk listens, a monitor may be served, and then it is too late to fail.
-    let control = match &config.daemon.control {
-        None => None,
-        Some(path) => Some(start_control(path, &daemon)?),
-    };
-    let opener = daemon.open_beside(config.disks, signals.handle())?;
-    let Some(signal) = signals.forever().find(|signal| is_the_end(*signal)) else {
+    let control = start_control(&daemon)?;
+    let metrics = start_metrics(&daemon)?;
+    let opener = daemon.open_beside(plan.disks, signals.handle())?;
+    let Some(signal) = signals.forever().find(|signal| daemon.is_told_to_end(*signal)) else {
         // Nothing can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
     };
     info!(signal, "stopping");
-    drop(control);
+    drop((control, metrics));
     match daemon.stop() {
         Some(stopped) => stopped,
         None => opener.join().unwrap_or_else(|_| Err(died("opening the disks"))),
     }
 }
 
-/// A terminal that closes must not take guests' disks away, and there is nothing to read again; nor
-/// must the signals that other daemons turn their logs with, which end a process that does not take
-/// them.
-fn is_the_end(signal: i32) -> bool {
-    let ignored = [(SIGHUP, "SIGHUP"), (SIGUSR1, "SIGUSR1"), (SIGUSR2, "SIGUSR2")];
-    let Some((_, name)) = ignored.iter().find(|(number, _)| *number == signal) else { return true };
-    info!("{name} has no effect; SIGTERM stops the daemon");
-    false
+/// Where it was asked for, by a variable too; else where clients look for it, if the folder is
+/// there and no other daemon has the place. A folder of state needs one.
+fn start_control(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
+    let variable = std::env::var_os(CONTROL_VARIABLE).filter(|value| !value.is_empty());
+    let asked = daemon.config.control.clone().or_else(|| variable.map(PathBuf::from));
+    let path = asked.clone().unwrap_or_else(|| CONTROL_DEFAULT.into());
+    if asked.is_none() && daemon.state.is_none() && !path.parent().is_some_and(Path::is_dir) {
+        return Ok(None);
+    }
+    let (access, carrier) = (daemon.config.control_access.of_socket(), Arc::clone(daemon));
+    let handler = Arc::new(move |command| carrier.execute(command));
+    match ControlServer::start(&path, access, handler) {
+        Ok(server) => {
+            if daemon.state.is_some() {
+                say_listening(&path);
+            }
+            Ok(Some(server))
+        }
+        Err(error) if asked.is_none() && daemon.state.is_none() => {
+            info!("without a control socket: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
-fn start_control(path: &Path, daemon: &Arc<Daemon>) -> Result<ControlServer> {
-    let daemon = Arc::clone(daemon);
-    ControlServer::start(path, Arc::new(move |command| daemon.execute(command)))
+fn start_metrics(daemon: &Arc<Daemon>) -> Result<Option<ControlServer>> {
+    let Some(address) = &daemon.config.metrics_listen else { return Ok(None) };
+    let (access, carrier) = (daemon.config.control_access.of_socket(), Arc::clone(daemon));
+    let handler = Arc::new(move |command| carrier.execute(command));
+    ControlServer::start_metrics(address, access, handler).map(Some)
+}
+
+/// The process that started us may not listen; the sockets work all the same.
+fn say_listening(socket: &Path) {
+    let mut out = io::stdout().lock();
+    let _ = writeln!(out, "listening on {}", socket.display());
+    let _ = out.flush();
 }
 
 impl Daemon {
+    /// A terminal that closes must not take guests' disks away; nor must the signals that other
+    /// daemons turn their logs with, which end a process that does not take them.
+    fn is_told_to_end(self: &Arc<Self>, signal: i32) -> bool {
+        let name = match signal {
+            SIGHUP if self.source.is_some() => {
+                let daemon = Arc::clone(self);
+                let reload = move || {
+                    if let Err(error) = daemon.reload() {
+                        error!("{error}");
+                    }
+                };
+                // A disk that is removed may take long.
+                if let Err(error) = Builder::new().name("reload".into()).spawn(reload) {
+                    error!(%error, "cannot read the configuration again");
+                }
+                return false;
+            }
+            SIGHUP => "SIGHUP",
+            SIGUSR1 => "SIGUSR1",
+            SIGUSR2 => "SIGUSR2",
+            _ => return true,
+        };
+        info!("{name} has no effect; SIGTERM stops the daemon");
+        false
+    }
+
     /// Opens the disks beside this thread: it has to hear signals meanwhile. Closes `signals` if
     /// none can be served.
     fn open_beside(
         self: &Arc<Self>,
-        configs: Vec<DiskConfig>,
+        configs: Vec<(DiskConfig, Origin)>,
         signals: Handle,
     ) -> Result<JoinHandle<Result<()>>> {
         let daemon = Arc::clone(self);
@@ -141,11 +214,22 @@ impl Daemon {
     }
 
     /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
-    fn open(self: &Arc<Self>, configs: Vec<DiskConfig>) -> Result<()> {
+    fn open(self: &Arc<Self>, configs: Vec<(DiskConfig, Origin)>) -> Result<()> {
         // What is wrong with the only disk is said by the caller, in the last line.
-        let report = configs.len() > 1;
-        let begin = |config: DiskConfig| (self.disks.begin(config.name()), config);
-        let begun: Vec<_> = configs.into_iter().map(begin).collect();
+        let report = configs.len() > 1 || self.state.is_some();
+        let begin = |(config, origin): (DiskConfig, Origin)| {
+            match self.disks.begin(&config, origin) {
+                Ok(Begun::Opens(number)) => Some((number, config)),
+                // A client was faster.
+                Ok(Begun::IsThere) => None,
+                Err(error) => {
+                    error!("{error}");
+                    self.disks.refuse(&error);
+                    None
+                }
+            }
+        };
+        let begun: Vec<_> = configs.into_iter().filter_map(begin).collect();
         let (mut beside, mut left) = (Vec::new(), Vec::new());
         for (number, config) in begun {
             match self.open_on_a_thread(number, config.clone(), report) {
@@ -166,7 +250,7 @@ impl Daemon {
         };
         ends.extend(beside.into_iter().map(end));
         match ends.into_iter().filter_map(Result::err).last() {
-            Some(error) if self.disks.end_if_empty() => return Err(error),
+            Some(error) if self.state.is_none() && self.disks.end_if_empty() => return Err(error),
             Some(error) if !report => error!("{error}"),
             _ => {}
         }
@@ -213,7 +297,7 @@ impl Daemon {
             return Ok(());
         }
         let disk = Disk::start(stack, number, config, Arc::clone(&self.pollers))?;
-        let socket = disk.socket.display().to_string();
+        let socket = disk.socket.clone();
         if let Err(late) = self.disks.serve(number, disk) {
             late.begin_stop();
             let stopped = late.stop(Instant::now() + STOP_PATIENCE);
@@ -221,52 +305,8 @@ impl Daemon {
             self.disks.give_up(number);
             return stopped;
         }
-        let mut out = io::stdout().lock();
-        // The process that started us may not listen; the sockets work all the same.
-        let _ = writeln!(out, "listening on {socket}");
-        let _ = out.flush();
+        say_listening(&socket);
         Ok(())
-    }
-
-    fn execute(&self, command: Command) -> Result<Answer> {
-        match command {
-            Command::Stats => {
-                let cache = self.shared.cache.as_deref().zip(self.resource_monitor.as_ref());
-                let cache = cache.map(|(cache, monitor)| CacheReport::of(cache, monitor));
-                let pollers = self.pollers.report();
-                let groups = self.shared.groups();
-                let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
-                let report =
-                    Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
-                Ok(answer(report))
-            }
-            Command::Numa => {
-                let report = NumaReport::of(&self.disks.serving(), &self.pollers);
-                Ok(answer(report))
-            }
-            Command::Layout { disk: name, path } => {
-                let disk = self.disks.find(&format!("layout of {name}"), &name, path.as_deref())?;
-                Ok(answer(disk.stack.layout()))
-            }
-            Command::Resize { disk: name, path, bytes, add_bytes } => {
-                let change = size_change(&name, bytes, add_bytes)?;
-                let disk = self.disks.find(&format!("resize {name}"), &name, path.as_deref())?;
-                // It may take for ever, and nothing but that disk may wait for it.
-                let (capacity, told) = disk.grow(change)?;
-                Ok(json!({ "capacity_bytes": capacity.bytes(), "guest_told": told }).into())
-            }
-            Command::SetDisk { disk: name, path, limit, weight } => {
-                let disk = self.disks.find(&format!("disk set {name}"), &name, path.as_deref())?;
-                disk.set(limit.as_deref(), weight).map(Answer::from)
-            }
-            Command::Record { disk: name, path, coarse } => {
-                let disk = self.disks.find(&format!("record {name}"), &name, path.as_deref())?;
-                recording::begin(&self.recordings, &disk, coarse)
-            }
-            Command::SetGroup { group, limit } => {
-                self.shared.set_group(&group, &limit).map(Answer::from)
-            }
-        }
     }
 
     /// Stops every disk, whatever happens to the others; the first error is returned. Nothing if
@@ -311,22 +351,6 @@ impl Stop {
         match self {
             Self::Beside(thread) => thread.join().unwrap_or_else(|_| Err(died("stopping a disk"))),
             Self::Later(disk) => disk.stop(deadline),
-        }
-    }
-}
-
-fn answer(report: impl Serialize) -> Answer {
-    serde_json::to_value(report).expect("a report is plain values").into()
-}
-
-/// What a `resize` command asks for.
-fn size_change(name: &str, bytes: Option<u64>, add_bytes: Option<u64>) -> Result<SizeChange> {
-    match (bytes, add_bytes) {
-        (Some(bytes), None) => Ok(SizeChange::To(bytes)),
-        (None, Some(bytes)) => Ok(SizeChange::Grow(bytes)),
-        _ => {
-            let why = "it needs the new size or the difference";
-            Err(Error::invalid(format!("resize {name}"), why, "send either bytes or add_bytes"))
         }
     }
 }

@@ -126,7 +126,7 @@ impl Shared {
         };
         let groups = groups.iter().map(group).collect::<Result<_>>()?;
         let make = |config: CacheConfig| {
-            let cache = Cache::new(config.bytes_max, config.policy);
+            let cache = Cache::of(&config);
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
         };
         let cache = cache.map(make).transpose()?;
@@ -178,7 +178,7 @@ impl Stack {
         args: &StackArgs,
     ) -> Result<Self> {
         let weight = args.share.weight.unwrap_or_default();
-        let share = DiskShare::new(Arc::clone(&shared.devices), weight);
+        let share = DiskShare::new(Arc::clone(&shared.devices), number, weight);
         let (base, image) = Self::foundation(shared, &share, name, args)?;
         let (base, zeroes) = args.zeroes.layer(base);
         let (base, cached) = Self::cache(base, shared, number, args.journals.pdc);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use flowstone_cache::DiskCacheReport;
+use flowstone_qos::DeviceVm;
 use serde::Serialize;
 
 use crate::disk::Disk;
@@ -19,6 +20,8 @@ pub struct VmReport {
     memory_bytes: u64,
     /// Its part of what is shared, of 1.
     weight: f64,
+    /// What it gets of a contended device beside other VMs, as the devices know it.
+    device_weight: u32,
     /// Names of its disks.
     disks: Vec<String>,
     /// What the cache does for them all; absent without a cache.
@@ -55,12 +58,14 @@ impl VmReport {
         let is_its = |disk: &&Arc<Disk>| vm.disks.contains(&disk.number);
         let cached = disks.iter().filter(is_its).filter_map(|disk| disk.stack.cached.as_deref());
         let cache = cached.map(DiskCacheReport::of).reduce(|sum, disk| sum + disk);
+        let known = disks.iter().find(is_its).map(|disk| disk.stack.share.vm().weight);
+        let device_weight = known.unwrap_or(DeviceVm::UNKNOWN);
         let disks = disks.iter().filter(is_its).map(|disk| disk.name.clone()).collect();
         let of_vm = heard.iter().find(|heard| vm.peer == Some(heard.peer));
         let guest_cache = of_vm.map(GuestCacheReport::of);
         let Vm { name, peer, cpus, memory_bytes, .. } = vm;
         let pid = peer.map(|it| it.pid);
-        Self { name, pid, cpus, memory_bytes, weight, disks, cache, guest_cache }
+        Self { name, pid, cpus, memory_bytes, weight, device_weight, disks, cache, guest_cache }
     }
 }
 

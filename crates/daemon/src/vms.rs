@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use flowstone_block::{Peer, mutant};
 use flowstone_cache::{VmSize, Vms};
+use flowstone_qos::DeviceVm;
 
 use self::process::Process;
 use crate::config::VmSpec;
@@ -29,8 +30,22 @@ pub struct Vm {
     pub cpus: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
+    /// What it gets of a device beside others, if that is configured.
+    pub weight: Option<u32>,
     /// Numbers of its disks.
     pub disks: Vec<u32>,
+}
+
+impl Vm {
+    /// What it gets of a device beside others: as configured, or its vCPUs times its memory, of
+    /// which a vCPU and a GiB make 100.
+    pub fn device_weight(&self) -> u32 {
+        let cpus = if mutant("daemon.vms.device-by-memory-alone") { 1 } else { self.cpus.max(1) };
+        let product = u128::from(cpus) * u128::from(self.memory_bytes);
+        let discovered = (product * u128::from(DeviceVm::UNKNOWN)) >> 30;
+        let discovered = u32::try_from(discovered).unwrap_or(u32::MAX).max(1);
+        self.weight.unwrap_or(discovered)
+    }
 }
 
 /// A disk that a guest uses.
@@ -72,6 +87,17 @@ pub fn guest_bytes(attached: &[Attached]) -> u64 {
     guest_bytes_of(attached.iter().map(|disk| (disk.number, disk.peer, disk.memory_bytes)))
 }
 
+/// Tells the devices of disks which VM each belongs to: its number is that of the VM's first disk.
+pub fn set_vms(vms: &[Vm], disks: &[Arc<Disk>]) {
+    for vm in vms {
+        let weight = vm.device_weight();
+        let id = vm.disks.iter().copied().min().unwrap_or_default();
+        for disk in disks.iter().filter(|disk| vm.disks.contains(&disk.number)) {
+            disk.stack.share.set_vm(DeviceVm { id, weight });
+        }
+    }
+}
+
 /// Their VMs.
 pub fn look(attached: &[Attached]) -> Vec<Vm> {
     group(attached, Process::look)
@@ -106,6 +132,7 @@ fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<Process>) -> Vec<V
             peer: disk.peer,
             cpus: found.cpus.unwrap_or(1),
             memory_bytes: 0,
+            weight: None,
             disks: Vec::new(),
         });
         vm.cpus = disk.spec.cpus.unwrap_or(vm.cpus);
@@ -118,6 +145,7 @@ fn group(attached: &[Attached], look: impl Fn(Peer) -> Option<Process>) -> Vec<V
     let mut vms: Vec<Vm> = vms.into_values().collect();
     for vm in &mut vms {
         let of_vm = attached.iter().filter(|disk| vm.disks.contains(&disk.number));
+        vm.weight = of_vm.clone().filter_map(|disk| disk.spec.weight).max();
         let configured = of_vm.filter_map(|disk| disk.spec.memory_bytes).max();
         if !mutant("daemon.vms.handed-over-above-configured") {
             vm.memory_bytes = configured.unwrap_or(vm.memory_bytes);

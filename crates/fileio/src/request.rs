@@ -134,12 +134,15 @@ pub struct FileRequest {
     /// Of reads and writes: the host's page cache is not to keep the data (see `page_cache`). Only
     /// files that are accessed through it take notice.
     pub dont_cache: bool,
+    /// Others wait for it, as for the commit of a journal: where disks contend for a device, it
+    /// goes before what else of its disk and VM waits.
+    pub is_first: bool,
 }
 
 impl FileRequest {
     /// A request whose data the page cache may keep.
     pub const fn new(op: FileOp, memory: MemoryList, tag: usize) -> Self {
-        Self { op, memory, tag, dont_cache: false }
+        Self { op, memory, tag, dont_cache: false, is_first: false }
     }
 
     /// Whether it would write what is not its data: its memory has been taken away, and zeroes lie
@@ -162,6 +165,12 @@ impl FileRequest {
     #[must_use]
     pub const fn dont_cache(self, dont_cache: bool) -> Self {
         Self { dont_cache, ..self }
+    }
+
+    /// The same, with another word on what goes first.
+    #[must_use]
+    pub const fn first(self, is_first: bool) -> Self {
+        Self { is_first, ..self }
     }
 }
 

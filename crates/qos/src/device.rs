@@ -10,4 +10,4 @@ mod scheduler;
 mod share;
 
 pub use file::SharedFile;
-pub use share::{Devices, DiskShare};
+pub use share::{DeviceVm, Devices, DiskShare};

@@ -1,19 +1,37 @@
 //! Which request goes next, of disks that share something.
 //!
-//! Start-time fair queueing (Goyal, Vin, Cheng 1996): each disk has a *tag*, the virtual time at
-//! which its next request begins. The smallest tag goes first and moves on by the cost of the
-//! request over the weight of the disk. A disk that had nothing to ask for begins at the virtual
-//! time of what went last, so it gets its part from then on, and nothing for the time before.
-//! Queues of a disk take turns, a request each.
+//! Start-time fair queueing (Goyal, Vin, Cheng 1996), on two levels: each VM has a *tag*, the
+//! virtual time at which its next request begins, and so has each of its disks among them. The VM
+//! with the smallest tag goes first, and of its disks that with the smallest one; both tags move on
+//! by the cost of the request over the weight of the VM, and of the disk. What had nothing to ask
+//! for begins at the virtual time of what went last, so it gets its part from then on, and nothing
+//! for the time before. Queues of a disk take turns, a request each; those that go first come
+//! before all others of their disk, and are charged like them.
 //!
 //! It knows requests as their costs. The requests themselves wait with their owners, in the same
 //! order, and each owner takes as many as have been granted to its queue.
 
-use std::collections::{BTreeSet, VecDeque};
+mod level;
 
+use std::collections::VecDeque;
+
+use flowstone_block::mutant;
 use slab::Slab;
 
+pub use self::level::Kind;
+use self::level::{Kinds, Level, Place, Share};
 use crate::Weight;
+
+/// A VM in a [`FairQueue`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VmKey(usize);
+
+impl VmKey {
+    /// A small number that no other VM of the queue has.
+    pub const fn place(self) -> usize {
+        self.0
+    }
+}
 
 /// A disk in a [`FairQueue`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,31 +41,41 @@ pub struct DiskKey(pub(crate) usize);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct QueueKey(pub(crate) usize);
 
-/// Virtual time that a cost of 1 takes at weight 1.
-const SCALE: u128 = 1 << 20;
+/// Which of the queues of a disk come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rank {
+    /// Before all others.
+    First,
+    /// When nothing goes first.
+    Usual,
+}
 
 /// See the module. `T` is what is known of a request.
 pub struct FairQueue<T> {
+    vms: Slab<Vm>,
     disks: Slab<Disk>,
     queues: Slab<Queue<T>>,
-    /// The tag of what has gone last; never goes back.
-    virtual_time: u128,
-    /// Disks that wait, by their tags.
-    order: BTreeSet<Turn>,
-    /// Those of them that stand apart.
-    apart: BTreeSet<Turn>,
-    /// The weights of disks that wait.
-    waiting_weights: u64,
+    /// The VMs.
+    top: Level,
 }
 
-/// A tag, and whose it is: of equal ones, that with the smaller key comes first.
-type Turn = (u128, usize);
+struct Vm {
+    share: Share,
+    /// Its disks.
+    level: Level,
+}
+
+impl Vm {
+    fn place(&self) -> Place {
+        (self.share, self.level.kinds())
+    }
+}
 
 struct Disk {
-    weight: Weight,
-    tag: u128,
-    /// Its queues that have requests waiting, the next one first.
-    turns: VecDeque<usize>,
+    vm: usize,
+    share: Share,
+    /// Its queues that have requests waiting, by rank, the next one first.
+    turns: [VecDeque<usize>; 2],
     /// Whether it has to pay for what has gone already.
     owes: bool,
     /// See [`FairQueue::set_apart`].
@@ -56,72 +84,112 @@ struct Disk {
 
 impl Disk {
     fn waits(&self) -> bool {
-        self.owes || !self.turns.is_empty()
+        self.owes || self.turns.iter().any(|turns| !turns.is_empty())
     }
 
-    /// Before something of it waits.
-    fn begin_waiting(&mut self, virtual_time: u128) {
+    fn place(&self) -> Place {
         if !self.waits() {
-            self.tag = self.tag.max(virtual_time);
+            return (self.share, Kinds::default());
         }
-    }
-
-    fn tags_of(&self, cost: u64) -> u128 {
-        u128::from(cost) * SCALE / u128::from(self.weight.get())
+        let is_first = !self.turns[Rank::First as usize].is_empty();
+        let kinds = Kinds::default().with(Kind::Waiting, true).with(Kind::Apart, self.apart);
+        (self.share, kinds.with(Kind::First, is_first))
     }
 }
 
 struct Queue<T> {
     disk: usize,
+    rank: Rank,
     waiting: VecDeque<T>,
     granted: usize,
 }
 
 impl<T> Default for FairQueue<T> {
     fn default() -> Self {
-        Self {
-            disks: Slab::new(),
-            queues: Slab::new(),
-            virtual_time: 0,
-            order: BTreeSet::new(),
-            apart: BTreeSet::new(),
-            waiting_weights: 0,
-        }
+        let (vms, disks, queues) = (Slab::new(), Slab::new(), Slab::new());
+        Self { vms, disks, queues, top: Level::default() }
     }
 }
 
 impl<T> FairQueue<T> {
-    /// A disk without queues.
-    pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
-        let (turns, owes, apart) = Default::default();
-        DiskKey(self.disks.insert(Disk { weight, tag: 0, turns, owes, apart }))
+    /// A VM without disks. At most 2^32 - 1 is a weight, and 1 the least.
+    pub fn add_vm(&mut self, weight: u32) -> VmKey {
+        VmKey(self.vms.insert(Vm { share: Share::new(weight), level: Level::default() }))
     }
 
-    /// Changes a disk, and its place among those that wait.
-    fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Disk) -> R) -> R {
-        let disk = &mut self.disks[at];
-        let place = |disk: &Disk| disk.waits().then_some((disk.tag, disk.apart, disk.weight));
-        let before = place(disk);
-        let result = change(disk);
-        let after = place(disk);
-        if before == after {
-            return result;
+    /// A VM whose disks are gone.
+    pub fn remove_vm(&mut self, vm: VmKey) {
+        self.vms.remove(vm.0);
+    }
+
+    /// Changes what a VM gets from now on.
+    pub fn set_vm_weight(&mut self, vm: VmKey, weight: u32) {
+        let Self { vms, top, .. } = self;
+        let before = vms[vm.0].place();
+        vms[vm.0].share.weight = weight;
+        top.moved(vm.0, before, vms[vm.0].place());
+    }
+
+    /// What a VM gets.
+    pub fn vm_weight(&self, vm: VmKey) -> u32 {
+        self.vms[vm.0].share.weight
+    }
+
+    /// The VM of a disk.
+    pub fn vm_of(&self, disk: DiskKey) -> VmKey {
+        VmKey(self.disks[disk.0].vm)
+    }
+
+    /// A disk without queues.
+    pub fn add_disk(&mut self, vm: VmKey, weight: Weight) -> DiskKey {
+        let (turns, owes, apart) = Default::default();
+        let share = Share::new(weight.get());
+        DiskKey(self.disks.insert(Disk { vm: vm.0, share, turns, owes, apart }))
+    }
+
+    /// Changes a disk and the share of its VM, and their places among those that wait.
+    fn change<R>(&mut self, at: usize, change: impl FnOnce(&mut Disk, &mut Share) -> R) -> R {
+        let Self { vms, disks, top, .. } = self;
+        let disk = &mut disks[at];
+        let vm = &mut vms[disk.vm];
+        let (before, vm_before) = (disk.place(), vm.place());
+        let result = change(disk, &mut vm.share);
+        if before.1.is_none() && disk.waits() {
+            disk.share.tag = disk.share.tag.max(vm.level.virtual_time);
         }
-        if let Some((tag, apart, weight)) = before {
-            self.order.remove(&(tag, at));
-            if apart {
-                self.apart.remove(&(tag, at));
-            }
-            self.waiting_weights -= u64::from(weight.get());
+        vm.level.moved(at, before, disk.place());
+        if vm_before.1.is_none() && !vm.level.kinds().is_none() {
+            vm.share.tag = vm.share.tag.max(top.virtual_time);
         }
-        if let Some((tag, apart, weight)) = after {
-            self.order.insert((tag, at));
-            if apart {
-                self.apart.insert((tag, at));
-            }
-            self.waiting_weights += u64::from(weight.get());
-        }
+        top.moved(disk.vm, vm_before, vm.place());
         result
+    }
+
+    /// Something of a disk goes at its tag, and costs so much.
+    fn charge(&mut self, at: usize, cost: u64, change: impl FnOnce(&mut Disk)) {
+        let Disk { vm, share, .. } = &self.disks[at];
+        self.top.gone(self.vms[*vm].share.tag);
+        self.vms[*vm].level.gone(share.tag);
+        self.change(at, |disk, vm| {
+            change(disk);
+            disk.share.charge(cost);
+            if !mutant("qos.fair.vms-go-free") {
+                vm.charge(cost);
+            }
+        });
+    }
+
+    /// A disk belongs to another VM from now on. It begins there as one that had nothing to ask
+    /// for.
+    pub fn move_disk(&mut self, disk: DiskKey, vm: VmKey) {
+        let waited = self.change(disk.0, |disk, _| {
+            (std::mem::take(&mut disk.turns), std::mem::take(&mut disk.owes))
+        });
+        self.disks[disk.0].vm = vm.0;
+        self.change(disk.0, |disk, _| {
+            disk.share.tag = 0;
+            (disk.turns, disk.owes) = waited;
+        });
     }
 
     /// A disk whose queues are gone.
@@ -132,22 +200,24 @@ impl<T> FairQueue<T> {
 
     /// Changes what a disk gets from now on.
     pub fn set_weight(&mut self, disk: DiskKey, weight: Weight) {
-        self.change(disk.0, |disk| disk.weight = weight);
+        self.change(disk.0, |disk, _| disk.share.weight = weight.get());
     }
 
-    /// Disks that stand apart are also found by [`next_apart`](Self::next_apart).
+    /// Disks that stand apart are also found as [`Kind::Apart`].
     pub fn set_apart(&mut self, disk: DiskKey, apart: bool) {
-        self.change(disk.0, |disk| disk.apart = apart);
+        if self.disks[disk.0].apart != apart {
+            self.change(disk.0, |disk, _| disk.apart = apart);
+        }
     }
 
-    /// What a disk gets.
-    pub fn weight(&self, disk: DiskKey) -> Weight {
-        self.disks[disk.0].weight
+    /// What a disk gets of its VM's part.
+    pub fn weight(&self, disk: DiskKey) -> u32 {
+        self.disks[disk.0].share.weight
     }
 
     /// A queue of a disk.
-    pub fn add_queue(&mut self, disk: DiskKey) -> QueueKey {
-        let queue = Queue { disk: disk.0, waiting: VecDeque::new(), granted: 0 };
+    pub fn add_queue(&mut self, disk: DiskKey, rank: Rank) -> QueueKey {
+        let queue = Queue { disk: disk.0, rank, waiting: VecDeque::new(), granted: 0 };
         QueueKey(self.queues.insert(queue))
     }
 
@@ -159,45 +229,34 @@ impl<T> FairQueue<T> {
 
     /// A request waits, behind those of its queue.
     pub fn push(&mut self, queue: QueueKey, request: T) {
-        let Queue { disk, waiting, .. } = &mut self.queues[queue.0];
-        let was_empty = waiting.is_empty();
+        let Queue { disk, rank, waiting, .. } = &mut self.queues[queue.0];
         waiting.push_back(request);
-        if was_empty {
-            let (disk, now) = (*disk, self.virtual_time);
-            self.change(disk, |disk| {
-                disk.begin_waiting(now);
-                disk.turns.push_back(queue.0);
-            });
+        if waiting.len() == 1 {
+            let (disk, rank) = (*disk, *rank as usize);
+            self.change(disk, |disk, _| disk.turns[rank].push_back(queue.0));
         }
     }
 
     /// Says whether a disk has to pay for what has gone already: it has turns for that, and its
     /// requests wait.
     pub fn set_owes(&mut self, disk: DiskKey, owes: bool) {
-        let now = self.virtual_time;
-        self.change(disk.0, |disk| {
-            if owes {
-                disk.begin_waiting(now);
-            }
-            disk.owes = owes;
-        });
+        self.change(disk.0, |disk, _| disk.owes = owes);
     }
 
-    /// The disk whose turn it is, of those that wait and may go.
-    pub fn next(&self, may_go: impl Fn(DiskKey) -> bool) -> Option<DiskKey> {
-        self.order.iter().map(|(_, disk)| DiskKey(*disk)).find(|disk| may_go(*disk))
+    /// The disk whose turn it is, of those of a kind that may go.
+    pub fn next(&self, kind: Kind, may_go: impl Fn(DiskKey) -> bool) -> Option<DiskKey> {
+        let disks = self.top.turns(kind).flat_map(|vm| self.vms[vm].level.turns(kind));
+        disks.map(DiskKey).find(|disk| may_go(*disk))
     }
 
-    /// The same of those that stand apart.
-    pub fn next_apart(&self, may_go: impl Fn(DiskKey) -> bool) -> Option<DiskKey> {
-        self.apart.iter().map(|(_, disk)| DiskKey(*disk)).find(|disk| may_go(*disk))
-    }
-
-    /// How much more than its part a disk has had beside another one that waits, as a cost.
+    /// How much more than its part a disk's VM, or the disk if they have the same one, has had
+    /// beside another one that waits, as a cost.
     pub fn lead(&self, disk: DiskKey, other: DiskKey) -> u64 {
-        let (Disk { tag, weight, .. }, other) = (&self.disks[disk.0], &self.disks[other.0]);
-        let lead = tag.saturating_sub(other.tag) * u128::from(weight.get()) / SCALE;
-        u64::try_from(lead).unwrap_or(u64::MAX)
+        let (disk, other) = (&self.disks[disk.0], &self.disks[other.0]);
+        if disk.vm == other.vm {
+            return disk.share.lead(other.share);
+        }
+        self.vms[disk.vm].share.lead(self.vms[other.vm].share)
     }
 
     /// Lets the next request of a disk go, which has one waiting. Returns its queue and what is
@@ -206,19 +265,17 @@ impl<T> FairQueue<T> {
     /// # Panics
     /// If nothing of the disk waits.
     pub fn grant(&mut self, disk: DiskKey, cost: impl FnOnce(&T) -> u64) -> (QueueKey, T) {
-        let turns = &self.disks[disk.0].turns;
-        let key = *turns.front().expect("the caller has asked for a disk that waits");
+        let mut turns = self.disks[disk.0].turns.iter().filter_map(VecDeque::front);
+        let key = *turns.next().expect("the caller has asked for a disk that waits");
         let queue = &mut self.queues[key];
         let request = queue.waiting.pop_front().expect("a queue in turn has a request");
         queue.granted += 1;
-        let (waits, cost) = (!queue.waiting.is_empty(), cost(&request));
-        self.virtual_time = self.virtual_time.max(self.disks[disk.0].tag);
-        self.change(disk.0, |disk| {
-            disk.turns.pop_front();
+        let (waits, rank) = (!queue.waiting.is_empty(), queue.rank as usize);
+        self.charge(disk.0, cost(&request), |disk| {
+            disk.turns[rank].pop_front();
             if waits {
-                disk.turns.push_back(key);
+                disk.turns[rank].push_back(key);
             }
-            disk.tag += disk.tags_of(cost);
         });
         (QueueKey(key), request)
     }
@@ -226,13 +283,15 @@ impl<T> FairQueue<T> {
     /// A disk uses its turn for so much of what it owes.
     pub fn pay(&mut self, disk: DiskKey, cost: u64) {
         // A disk that had to wait for something of its own may be behind.
-        self.virtual_time = self.virtual_time.max(self.disks[disk.0].tag);
-        self.change(disk.0, |disk| disk.tag += disk.tags_of(cost));
+        self.charge(disk.0, cost, |_| ());
     }
 
     /// So much of what has been granted to a disk was not needed.
     pub fn refund(&mut self, disk: DiskKey, cost: u64) {
-        self.change(disk.0, |disk| disk.tag = disk.tag.saturating_sub(disk.tags_of(cost)));
+        self.change(disk.0, |disk, vm| {
+            disk.share.refund(cost);
+            vm.refund(cost);
+        });
     }
 
     /// How many requests of a queue are known: they wait, or have been granted since they were
@@ -249,9 +308,9 @@ impl<T> FairQueue<T> {
 
     /// Everything that waits in a queue, which is granted nothing for it.
     pub fn take_all(&mut self, queue: QueueKey) -> VecDeque<T> {
-        let Queue { disk, waiting, .. } = &mut self.queues[queue.0];
-        let (disk, waiting) = (*disk, std::mem::take(waiting));
-        self.change(disk, |disk| disk.turns.retain(|it| *it != queue.0));
+        let Queue { disk, rank, waiting, .. } = &mut self.queues[queue.0];
+        let (disk, rank, waiting) = (*disk, *rank as usize, std::mem::take(waiting));
+        self.change(disk, |disk, _| disk.turns[rank].retain(|it| *it != queue.0));
         waiting
     }
 
@@ -278,13 +337,14 @@ impl<T> FairQueue<T> {
 
     /// How many queues of a disk have requests that wait.
     pub fn waiting_queues(&self, disk: DiskKey) -> usize {
-        self.disks[disk.0].turns.len()
+        self.disks[disk.0].turns.iter().map(VecDeque::len).sum()
     }
 
-    /// How many requests of the disk's weight go in a round of all disks that wait, about.
+    /// How many requests of the disk's weight go in a round of all disks of its VM that wait,
+    /// about.
     pub fn round(&self, disk: DiskKey) -> u64 {
-        let weight = u64::from(self.disks[disk.0].weight.get());
-        self.waiting_weights.div_ceil(weight).max(1)
+        let Disk { vm, share, .. } = &self.disks[disk.0];
+        self.vms[*vm].level.weights().div_ceil(u64::from(share.weight)).max(1)
     }
 }
 

@@ -15,8 +15,8 @@ mod report;
 mod weight;
 
 pub use args::{GroupArgs, ShareArgs};
-pub use device::{Devices, DiskShare, SharedFile};
-pub use fair_queue::{DiskKey, FairQueue, QueueKey};
+pub use device::{DeviceVm, Devices, DiskShare, SharedFile};
+pub use fair_queue::{DiskKey, FairQueue, Kind, QueueKey, Rank, VmKey};
 pub use limit::Limit;
 pub use limits::{Admission, DiskLimits, Group};
 pub use report::{GroupReport, QosReport};

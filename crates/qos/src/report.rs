@@ -19,6 +19,19 @@ pub struct QosReport {
     /// Requests to its files that had to wait for their turn at a contended device.
     held_back: u64,
     held_back_s: f64,
+    device_share: DeviceShareReport,
+}
+
+/// What a disk has had of the devices that its files are on.
+#[derive(Serialize)]
+struct DeviceShareReport {
+    /// Beside the other disks of its VM.
+    weight: u32,
+    /// Requests and syncs that had to wait for their turn.
+    held_back: u64,
+    held_back_s: f64,
+    /// Syncs of its files.
+    syncs: u64,
 }
 
 /// Disks that share a limit.
@@ -50,12 +63,18 @@ impl QosReport {
         let (held_back, held_back_time) = share.held_back();
         Self {
             limit: LimitReport::of(limits.limit()),
-            weight: limits.weight().get(),
+            weight: limits.weight(),
             group: limits.group().map(str::to_owned),
             throttled,
             throttled_s: time.as_secs_f64(),
             held_back,
             held_back_s: held_back_time.as_secs_f64(),
+            device_share: DeviceShareReport {
+                weight: share.weight().get(),
+                held_back,
+                held_back_s: held_back_time.as_secs_f64(),
+                syncs: share.syncs(),
+            },
         }
     }
 }

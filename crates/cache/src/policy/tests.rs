@@ -114,6 +114,7 @@ fn every_policy_has_a_name() {
     for kind in PolicyKind::ALL {
         assert_eq!(kind.name().parse(), Ok(kind));
     }
+    assert_eq!("multicache".parse(), Ok(PolicyKind::MultiCache));
     assert!("arc".parse::<PolicyKind>().unwrap_err().contains("s3fifo, default"));
 }
 
@@ -153,7 +154,7 @@ fn a_scan_does_not_take_the_cache_from_what_is_used() {
 
 #[test]
 fn multicache_keeps_what_reaches_the_threshold() {
-    let mut policy = MultiCache::new(10, 2.0, Scale::Literal);
+    let mut policy = MultiCache::new(10, 2.0, Rule::Weight);
     let became = [7, 7, 7].map(|block| step(&mut policy, block));
     assert_eq!(became, [Became::Refused, Became::Inserted, Became::Hit]);
 }
@@ -161,27 +162,43 @@ fn multicache_keeps_what_reaches_the_threshold() {
 /// Of four VMs one has half of all vCPUs and memory.
 #[test]
 fn a_heavy_vm_is_kept_sooner_and_the_relative_scale_does_not_shrink_with_the_number_of_vms() {
-    let accesses = |scale, sizes: &[u32]| {
-        let mut policy = MultiCache::new(10, 2.0, scale);
+    let accesses = |rule, sizes: &[u32]| {
+        let mut policy = MultiCache::new(10, 2.0, rule);
         policy.set_vms(&Vms::of_sizes(sizes));
         let is_in = |_: &u32| step(&mut policy, 1) == Became::Inserted;
         (1..100).find(is_in)
     };
-    assert_eq!(accesses(Scale::Literal, &[1]), Some(2));
-    assert_eq!(accesses(Scale::Literal, &[1, 1, 1, 1]), Some(32));
-    assert_eq!(accesses(Scale::Literal, &[3, 1, 1, 1]), Some(8));
-    assert_eq!(accesses(Scale::Relative, &[1, 1, 1, 1]), Some(2));
-    assert_eq!(accesses(Scale::Relative, &[3, 1, 1, 1]), Some(1));
-    assert_eq!(accesses(Scale::Relative, &[1, 1, 1, 3]), Some(5));
+    assert_eq!(accesses(Rule::Weight, &[1]), Some(2));
+    assert_eq!(accesses(Rule::Weight, &[1, 1, 1, 1]), Some(32));
+    assert_eq!(accesses(Rule::Weight, &[3, 1, 1, 1]), Some(8));
+    assert_eq!(accesses(Rule::Count, &[3, 1, 1, 1]), Some(2));
+    assert_eq!(accesses(Rule::Relative, &[1, 1, 1, 1]), Some(2));
+    assert_eq!(accesses(Rule::Relative, &[3, 1, 1, 1]), Some(1));
+    assert_eq!(accesses(Rule::Relative, &[1, 1, 1, 3]), Some(5));
 }
 
 /// Counts of blocks that are not kept take bounded room.
 #[test]
 fn multicache_forgets_counts() {
-    let mut policy = MultiCache::new(10, 2.0, Scale::Literal);
-    hits(&mut policy, 0..(1 << 20) + 2);
+    let mut policy = MultiCache::new(10, 2.0, Rule::Weight);
+    hits(&mut policy, 0..1 << 22);
     assert_eq!(step(&mut policy, 1), Became::Refused, "it was counted too long ago");
-    assert_eq!(step(&mut policy, 100), Became::Inserted);
+    assert_eq!(step(&mut policy, (1 << 22) - 1), Became::Inserted);
+    let counted = policy.ghosts();
+    assert!(counted <= 1 << 20, "{counted}");
+}
+
+/// Reads and writes are counted apart, and both are accesses.
+#[test]
+fn multicache_counts_reads_and_writes() {
+    let mut policy = MultiCache::new(10, 3.0, Rule::Count);
+    let mut evicted = Vec::new();
+    let block = BlockId(5);
+    assert_eq!(policy.access(block, &mut evicted), Outcome::Refused);
+    assert_eq!(policy.write(block, &mut evicted), Outcome::Refused);
+    assert!(matches!(policy.write(block, &mut evicted), Outcome::Inserted(_)));
+    assert!(policy.forget(block).is_some());
+    assert_eq!(policy.write(block, &mut evicted), Outcome::Refused);
 }
 
 /// A load that wants another shape than the one before gets it.

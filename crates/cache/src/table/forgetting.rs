@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use flowstone_block::mutant;
 
-use super::Table;
+use super::{Disk, Table};
 use crate::frames::Memory;
 use crate::names::BlockId;
 
@@ -37,5 +37,14 @@ impl Forgetting {
             self.from = table.forget_some(memory, start..self.blocks.end);
         }
         !self.begun || self.from.is_some()
+    }
+}
+
+impl Table {
+    /// Nothing is held of this disk any more, and nothing is remembered.
+    pub fn forget_disk(&mut self, disk: u32) {
+        if let Some(known) = self.disks.get_mut(disk as usize) {
+            *known = Disk::default();
+        }
     }
 }

@@ -4,12 +4,14 @@ use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
 
+use super::Daemon;
+
 /// Arguments of `record`.
 #[derive(Debug, ClapArgs)]
 pub struct Record {
-    /// The daemon's control socket
-    #[arg(long, value_name = "SOCK")]
-    pub control: PathBuf,
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
     /// The file to make, which must not exist: CSV, compressed with zstd, for its owner alone
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 
 use clap::error::ErrorKind;
 use clap::parser::ValueSource;
-use clap::{Arg, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser};
+use clap::{
+    Arg, ArgAction, ArgGroup, ArgMatches, Args, Command, Error, FromArgMatches, value_parser,
+};
 use flowstone_block::Printable;
 use flowstone_daemon::{DaemonConfig, DiskConfig, keys_of};
 
@@ -15,24 +17,42 @@ use flowstone_daemon::{DaemonConfig, DiskConfig, keys_of};
 pub enum Serve {
     /// One disk.
     Disk(DaemonConfig, Box<DiskConfig>),
+    /// None but those that were added to a daemon before.
+    Empty(DaemonConfig),
     /// The disks of a file, and what was typed in place of its keys.
     File(PathBuf, Vec<OsString>),
+    /// The same, and nothing is to be served.
+    Check(PathBuf, Vec<OsString>),
 }
 
 impl Args for Serve {
     fn augment_args(command: Command) -> Command {
         let config = Arg::new("config")
             .long("config")
-            .value_name("FILE")
+            .value_name("PATH")
             .value_parser(value_parser!(PathBuf))
             .help(
-                "Serve the disks of this file; flowstone.toml(5) lists its keys. Options that are \
+                "Serve the disks of this file, or of all *.toml in this folder; flowstone.toml(5) lists its keys. Options that are \
                  not of one disk win over the file's",
             );
-        let what = ArgGroup::new("what").args(["config", "image", "backend"]).required(true);
+        let check = Arg::new("check")
+            .long("check")
+            .requires("config")
+            .action(ArgAction::SetTrue)
+            .help("Read the configuration, say what is wrong with it, and open nothing");
+        let command = command.arg(check);
+        let what = ArgGroup::new("what").args(["config", "image", "backend"]);
+        // With a folder of state there may be none.
+        let any = ["config", "image", "backend", "state_dir"];
+        let any = ArgGroup::new("any").args(any).required(true).multiple(true);
         DaemonConfig::augment_args(DiskConfig::augment_args(command.arg(config)))
-            .mut_arg("socket", |socket| socket.required(false).required_unless_present("config"))
+            .mut_arg("socket", |socket| {
+                socket.required(false).required_unless_present_any(["config", "state_dir"])
+            })
+            .mut_arg("image", |image| image.requires("socket"))
+            .mut_arg("backend", |backend| backend.requires("socket"))
             .group(what)
+            .group(any)
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -46,8 +66,7 @@ impl FromArgMatches for Serve {
             Self::augment_args(Command::new("flowstone serve")).error(kind, why)
         };
         let Some(file) = matches.get_one::<PathBuf>("config") else {
-            let (daemon, disk) =
-                (DaemonConfig::from_arg_matches(matches)?, DiskConfig::from_arg_matches(matches)?);
+            let daemon = DaemonConfig::from_arg_matches(matches)?;
             let kind = ErrorKind::MissingRequiredArgument;
             let check = daemon.check();
             check.map_err(|(why, advice)| refuse(kind, format!("{why}; {advice}")))?;
@@ -55,6 +74,10 @@ impl FromArgMatches for Serve {
             if cpus && !pollers {
                 return Err(refuse(kind, "--poller-cpus without --pollers; give both".into()));
             }
+            if !matches.contains_id("what") {
+                return Ok(Self::Empty(daemon));
+            }
+            let disk = DiskConfig::from_arg_matches(matches)?;
             return Ok(Self::Disk(daemon, Box::new(disk)));
         };
         let of_disk = keys_of::<DiskConfig>();
@@ -65,7 +88,9 @@ impl FromArgMatches for Serve {
             let why = format!("{names}: of one disk; write that in {file}");
             return Err(refuse(ErrorKind::ArgumentConflict, why));
         }
-        Ok(Self::File(file.clone(), typed::<DaemonConfig>(matches)))
+        let (file, typed) = (file.clone(), typed::<DaemonConfig>(matches));
+        let is_check = matches.get_flag("check");
+        Ok(if is_check { Self::Check(file, typed) } else { Self::File(file, typed) })
     }
 
     fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {

@@ -5,12 +5,14 @@ mod check;
 mod compact;
 mod convert;
 mod create;
+mod disk;
+mod group;
 mod info;
 mod record;
+mod reload;
 mod replay;
 mod resize;
 mod serve;
-mod set;
 mod stats;
 
 use std::path::{Path, PathBuf};
@@ -18,11 +20,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use flowstone_block::{Error, Result, SECTOR_BYTES, SectorCount};
+use flowstone_daemon::DiskWord;
 use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
 use flowstone_qos::Limit;
 
-use crate::args::{Command, DiskCommand, GroupCommand};
+use crate::args::{Command, GroupCommand};
 
 /// A tool that comes right after the kill of a daemon waits for it as the next daemon would.
 const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flowstone: {what}"));
@@ -42,11 +45,10 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Advise(args) => advise::run(&args),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
-        Command::Disk(args) => match args.command {
-            DiskCommand::Set(args) => set::disk(&args),
-        },
+        Command::Reload(args) => reload::run(&args),
+        Command::Disk(args) => disk::run(args.command),
         Command::Group(args) => match args.command {
-            GroupCommand::Set(args) => set::group(&args),
+            GroupCommand::Set(args) => group::set(&args),
         },
     }
 }
@@ -65,11 +67,11 @@ fn only_print_from_now_on() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Where the file is that a word may mean: it may have the name of a disk, and the daemon, perhaps
-/// in another folder, knows which of them it serves. The daemon follows links: a process that looks
-/// at a file system which does not answer cannot even end.
-fn file_meant_by(word: &Path) -> Option<PathBuf> {
-    std::path::absolute(word).ok()
+/// The disk that a word means: it may be the name of a disk, or of a file in our folder, which may
+/// not be the daemon's; that knows which of them it serves. It is the daemon that follows links: a
+/// process that looks at a file system which does not answer cannot even end.
+fn disk_meant_by(word: &Path) -> DiskWord {
+    DiskWord { name: word.display().to_string(), path: std::path::absolute(word).ok() }
 }
 
 /// Opens an image for a tool.

@@ -1,10 +1,8 @@
 //! `flowstone record`
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, BufRead, BufReader, ErrorKind, Write};
-use std::net::Shutdown;
+use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -12,19 +10,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result};
-use flowstone_daemon::{Client, Command};
+use flowstone_daemon::{Client, Command, Recorded};
 use flowstone_trace::Totals;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use zstd::Encoder;
 
-use super::{file_meant_by, only_print_from_now_on, print_json};
+use super::{disk_meant_by, only_print_from_now_on, print_json};
 use crate::args::Record;
 
 /// Of the fastest: the guests' host does it.
 const LEVEL: i32 = -3;
-/// What is read at once: as much as there is.
-const READ_BYTES: usize = 256 << 10;
 /// How long a frame grows. What is killed loses no more than the last one.
 const FRAME_TIME: Duration = Duration::from_secs(1);
 /// How often it is asked whether that is enough.
@@ -39,12 +35,8 @@ pub fn run(args: &Record) -> Result<ExitCode> {
     let host = |error| Error::host(what(), error, "the file has what came before");
     let is_signalled =
         signals().map_err(|error| Error::host("signals", error, "free resources"))?;
-    let mut client = Client::connect(&args.control)?;
-    client.run(&Command::Record {
-        disk: args.disk.display().to_string(),
-        path: file_meant_by(&args.disk),
-        coarse: args.coarse,
-    })?;
+    let command = Command::Record { disk: disk_meant_by(&args.disk), coarse: args.coarse };
+    let recorded = Client::connect(&args.daemon.control)?.record(&command)?;
     let begin = Instant::now();
     let time = args.seconds.map(Duration::from_secs);
     let is_enough = || {
@@ -52,7 +44,7 @@ pub fn run(args: &Record) -> Result<ExitCode> {
         is_late || is_signalled.load(Ordering::Relaxed)
     };
     let file = create(&args.output)?;
-    let totals = save(client.into_rest(), file, is_enough).map_err(host)?;
+    let totals = save(recorded, file, is_enough).map_err(host)?;
     let Some(Totals { requests, lost }) = totals else {
         return Err(host(io::Error::new(ErrorKind::UnexpectedEof, "the daemon hung up")));
     };
@@ -85,39 +77,23 @@ fn create(path: &Path) -> Result<File> {
 /// Saves what the daemon sends, until that ends or there is enough. Returns its last line; nothing
 /// if it has not come to that.
 fn save(
-    stream: BufReader<UnixStream>,
+    mut recorded: Recorded,
     file: File,
     is_enough: impl Fn() -> bool,
 ) -> io::Result<Option<Totals>> {
     let mut frames = Frames::new(file)?;
-    // What came with the answer.
-    let mut tail = stream.buffer().to_vec();
-    frames.write(&tail)?;
-    let mut stream = BufReader::with_capacity(READ_BYTES, stream.into_inner());
-    stream.get_ref().set_read_timeout(Some(TICK))?;
+    let mut tail = Vec::new();
     let mut asked_for_end = None;
     while asked_for_end.is_none_or(|at: Instant| at.elapsed() < PATIENCE) {
         if asked_for_end.is_none() && is_enough() {
             asked_for_end = Some(Instant::now());
-            stream.get_ref().shutdown(Shutdown::Write)?;
+            recorded.end();
         }
-        let bytes = match stream.fill_buf() {
-            Ok([]) => break,
-            Ok(bytes) => bytes,
-            Err(error)
-                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-            {
-                &[]
-            }
-            // As if it had ended.
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => break,
-            Err(error) => return Err(error),
-        };
-        frames.write(bytes)?;
+        // An error is as if it had ended.
+        let Ok(Some(bytes)) = recorded.next(TICK) else { break };
+        frames.write(&bytes)?;
         tail.extend_from_slice(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]);
         tail.drain(..tail.len().saturating_sub(TAIL_BYTES));
-        let length = bytes.len();
-        stream.consume(length);
     }
     frames.finish()?;
     let text = String::from_utf8_lossy(&tail);

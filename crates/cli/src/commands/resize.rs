@@ -4,10 +4,10 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use flowstone_block::{Error, ErrorKind, Result, SizeChange, format_size};
-use flowstone_daemon::{Client, Command};
+use flowstone_daemon::{Client, Command, DiskChange};
 use flowstone_fileio::Access;
 
-use super::{file_meant_by, open_image, sector_count};
+use super::{disk_meant_by, open_image, sector_count};
 use crate::args::Resize;
 
 pub fn run(args: &Resize) -> Result<ExitCode> {
@@ -36,12 +36,11 @@ fn resize_image(args: &Resize) -> Result<()> {
 
 fn grow_live(args: &Resize, control: &Path) -> Result<()> {
     let disk = args.image.display().to_string();
-    let path = file_meant_by(&args.image);
-    let command = match args.size {
-        SizeChange::To(bytes) => Command::resize(disk, path, bytes),
-        SizeChange::Grow(bytes) => Command::grow(disk, path, bytes),
-        SizeChange::Shrink(_) => return Err(no_live_shrink(&disk)),
-    };
+    if let SizeChange::Shrink(_) = args.size {
+        return Err(no_live_shrink(&disk));
+    }
+    let change = DiskChange { size: Some(args.size), ..DiskChange::default() };
+    let command = Command::Change(disk_meant_by(&args.image), change);
     let answer = Client::connect(control)?.run(&command)?;
     let seen = match answer["guest_told"].as_bool() {
         Some(true) => "the guest has been told",

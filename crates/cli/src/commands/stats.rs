@@ -7,7 +7,7 @@ use flowstone_block::{Printable, Result, format_size};
 use flowstone_daemon::{Client, Command};
 use serde_json::Value;
 
-use super::{file_meant_by, limit_text, only_print_from_now_on, print_json};
+use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
 use crate::args::Stats;
 
 /// Parts of a disk's report that have lines of their own.
@@ -15,7 +15,7 @@ const TOLD: [&str; 2] = ["limit", "total"];
 const KINDS: [&str; 5] = ["read", "write", "flush", "discard", "write_zeroes"];
 
 pub fn run(args: &Stats) -> Result<ExitCode> {
-    let mut daemon = Client::connect(&args.control)?;
+    let mut daemon = Client::connect(&args.daemon.control)?;
     let (command, print): (_, fn(&Value)) = match &args.layout {
         Some(disk) => (layout_of(disk), print_layout),
         None if args.numa => (Command::Numa, print_numa),
@@ -32,7 +32,7 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
 }
 
 fn layout_of(disk: &str) -> Command {
-    Command::Layout { disk: disk.to_owned(), path: file_meant_by(Path::new(disk)) }
+    Command::Layout(disk_meant_by(Path::new(disk)))
 }
 
 /// What has been recognised, each thing below what it lies in.

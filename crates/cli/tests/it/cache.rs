@@ -135,7 +135,8 @@ fn disks_belong_to_vms_by_the_process_that_connects_and_by_the_configuration() {
     let daemon = serve_file(&place, "vms.toml");
     assert_eq!(place.stats()["vms"], Value::Array(Vec::new()), "nobody is connected");
     let clients = ["a", "b", "c"].map(|name| connect(&place, name));
-    wait_until("the cache hears of VMs", || daemon.stderr().contains("vm=\"heavy\""));
+    wait_until("the cache hears of VMs", || place.stats()["cache"]["vms"] == 2);
+    assert!(daemon.stderr().contains("vm=\"heavy\""));
     let vms = place.stats()["vms"].clone();
     let vms = vms.as_array().unwrap();
     let of =
@@ -160,8 +161,13 @@ fn a_cache_that_cannot_be_is_refused_with_what_to_do() {
     let serve = ["serve", "--socket", "s", "--backend", "mem:1M"];
     for (args, expected) in [
         (&["--cache", "4K"][..], "use a size from 1 MiB to 4 TiB"),
-        (&["--cache", "1M", "--cache-policy", "lru"], "[possible values: default, multicache]"),
+        (
+            &["--cache", "1M", "--cache-policy", "lru"],
+            "[possible values: default, multicache-count, multicache-weight]",
+        ),
         (&["--cache-policy", "multicache"], "without a cache; give --cache"),
+        (&["--cache", "1M", "--freq-threshold", "3"], "freq-threshold without a rule"),
+        (&["--cache", "1M", "--freq-threshold", "0"], "use a number above 0"),
         (&["--pdc", "perhaps"], "[possible values: on, off]"),
     ] {
         let output = place.run(&[&serve[..], args].concat());

@@ -3,6 +3,8 @@
 use flowstone_testkit::process::Daemon;
 use flowstone_testkit::{Client, ClientOptions, DaemonCommand, HANG, skip};
 use rustix::fs::statfs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -128,6 +130,20 @@ impl Place {
         let text = self.succeed(&["stats", "--control", &self.text("control.sock"), "--json"]);
         serde_json::from_str(&text).unwrap()
     }
+}
+
+/// Sends a request to the daemon's control socket, as a program does. Returns status and body.
+pub fn ask(place: &Place, method: &str, target: &str, body: &str) -> (u16, String) {
+    let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
+    socket.set_read_timeout(Some(HANG)).unwrap();
+    let head = format!("{method} {target} HTTP/1.1\r\nhost: flowstone\r\nconnection: close\r\n");
+    let request = format!("{head}content-length: {}\r\n\r\n{body}", body.len());
+    socket.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    socket.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
 }
 
 /// Says that something is over when it is dropped, also by a test that fails, so that threads which

@@ -247,12 +247,17 @@ fn garbage_on_the_socket_is_dropped_and_the_next_driver_served() {
         let _ = stream.read(&mut [0; 16]);
     }
     assert_eq!(place.client().write(0, &[1; 512]).unwrap(), Status::Ok);
-    let mut control = UnixStream::connect(place.path("control.sock")).unwrap();
-    control.write_all(b"{\"command\":\"launch\"}\n").unwrap();
-    let mut answer = [0; 512];
-    let bytes = control.read(&mut answer).unwrap();
-    let answer = std::str::from_utf8(&answer[..bytes]).unwrap();
-    assert!(answer.contains("error") && answer.contains("launch"), "{answer}");
+    for (request, expected) in [
+        ("{\"command\":\"launch\"}\n\n", "HTTP/1.1 400 "),
+        ("POST /launch HTTP/1.1\r\nhost: x\r\n\r\n", "\"POST /launch\""),
+    ] {
+        let mut control = UnixStream::connect(place.path("control.sock")).unwrap();
+        control.write_all(request.as_bytes()).unwrap();
+        control.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        control.read_to_string(&mut answer).unwrap();
+        assert!(answer.contains(expected), "{answer}");
+    }
     stop(daemon);
 }
 
@@ -340,7 +345,7 @@ fn control_clients_that_stall_are_bounded_in_number() {
     let stalled: Vec<UnixStream> = (0..200)
         .map(|_| {
             let mut stream = UnixStream::connect(place.path("control.sock")).unwrap();
-            let _ = stream.write_all(b"{\"comm");
+            let _ = stream.write_all(b"GET /v1/st");
             stream
         })
         .collect();

@@ -4,15 +4,13 @@
 //! if what it lets through took long enough; who gets how much is tested with a clock of its own
 //! (`crates/qos`), and `flowstone-bench qos` measures it.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_testkit::load::{Completion, LoadOptions, run};
 use flowstone_testkit::{Client, ClientOptions, Request, Status};
 
-use crate::fixture::{Over, Place, pattern, stop};
+use crate::fixture::{Over, Place, ask, pattern, stop};
 use crate::many_disks::{config, serve};
 
 /// Has so many requests done, `iodepth` at a time. Returns how long that took, the connection
@@ -242,7 +240,7 @@ fn what_is_no_limit_is_refused_with_what_to_do() {
         ([&serve[..], &["5000"]].concat(), "use iops=N,bw=SIZE,burst=TIME, or off"),
         ([&set[..], &["--limit", "bw=fast"]].concat(), "`bw=fast` is no rate; use bytes"),
         ([&set[..], &["--weight", "0"]].concat(), "a weight of 0; use one from 1 to 10000"),
-        (set.to_vec(), "<--limit <PARTS>|--weight <N>>"),
+        (set.to_vec(), "<--limit <PARTS>|--weight <N>|--size <SIZE>>"),
         (of_group.to_vec(), "--limit <PARTS>"),
     ] {
         let output = place.run(&args);
@@ -255,16 +253,10 @@ fn what_is_no_limit_is_refused_with_what_to_do() {
     let group = [&of_group[..], &["--limit", "off"]].concat();
     assert!(place.refused(&group).contains("group set web: no group is called that; see"));
     // Programs talk to the socket themselves.
-    let mut socket = UnixStream::connect(&control).unwrap();
-    let command = br#"{"command":"set_disk","disk":"disk","limit":"iops=9","weight":0}"#;
-    socket.write_all(&[&command[..], b"\n"].concat()).unwrap();
-    socket.shutdown(std::net::Shutdown::Write).unwrap();
-    let mut answer = String::new();
-    socket.read_to_string(&mut answer).unwrap();
-    assert!(
-        answer.contains(r#""kind":"invalid","what":"disk set disk","why":"a weight of 0;"#),
-        "{answer}"
-    );
+    let (status, answer) =
+        ask(&place, "PATCH", "/v1/disks/disk", r#"{"limit":"iops=9","weight":0}"#);
+    let why = r#""kind":"invalid","what":"disk set disk","why":"a weight of 0;"#;
+    assert!(status == 400 && answer.contains(why), "{status} {answer}");
     assert!(place.disk_stats("disk")["limit"].is_null(), "all of a command or nothing");
     let client = Client::connect(ClientOptions::new(place.path("disk.sock"))).unwrap();
     drop(client);

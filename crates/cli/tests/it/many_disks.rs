@@ -101,6 +101,26 @@ fn a_file_without_a_disk_that_works_is_refused() {
     assert!(place.refused(&["serve", "--config", "none.toml"]).contains("No such file"));
 }
 
+/// All mistakes at once, and nothing is opened.
+#[test]
+fn a_configuration_is_checked_without_opening_anything() {
+    let place = Place::new();
+    let image = format!("image = {:?}", place.text("missing.raw"));
+    let file = config(&place, &[("a", &image), ("b", "backend = 'mem:1M'")]);
+    assert_eq!(
+        place.succeed(&["serve", "--check", "--config", &file]),
+        "2 disks can be, 0 cannot\n"
+    );
+    assert!(!place.path("a.sock").exists() && !place.path("control.sock").exists());
+    let file = config(&place, &[("a", "pol = 1"), ("b", "backend = 'mem:1M'"), ("b", &image)]);
+    let output = place.run(&["serve", "--check", "--config", &file]);
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{errors}");
+    for why in ["disk 1 (line 2): unknown key `pol`", "disk 3 (line 10): two disks are called"] {
+        assert!(errors.contains(why), "{errors}");
+    }
+}
+
 #[test]
 fn options_that_are_not_of_one_disk_win_over_the_keys_of_the_file() {
     let place = Place::new();

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 
@@ -165,14 +164,27 @@ fn a_load_is_recorded_whole_and_replayed_as_it_was() {
     assert_eq!((&report["requests"], &report["disk_bytes"]), (&all.into(), &(64 << 20).into()));
 }
 
-/// A connection on which a recording begins, as programs make it.
+/// A connection on which a recording begins, as programs make it, behind the head of its answer.
 fn by_hand(place: &Place) -> (String, BufReader<UnixStream>) {
     let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
     socket.set_read_timeout(Some(HANG)).unwrap();
-    socket.write_all(b"{\"command\":\"record\",\"disk\":\"disk\"}\n").unwrap();
+    let head = "POST /v1/disks/disk/record HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked";
+    socket.write_all(format!("{head}\r\n\r\n").as_bytes()).unwrap();
     let (mut answer, mut rest) = (String::new(), BufReader::new(socket));
-    rest.read_line(&mut answer).unwrap();
+    while !answer.ends_with("\r\n\r\n") {
+        assert_ne!(rest.read_line(&mut answer).unwrap(), 0, "{answer}");
+    }
     (answer, rest)
+}
+
+/// One chunk of an answer.
+fn chunk(answer: &mut BufReader<UnixStream>) -> String {
+    let mut length = String::new();
+    answer.read_line(&mut length).unwrap();
+    let length = usize::from_str_radix(length.trim(), 16).unwrap();
+    let mut text = vec![0; length + 2];
+    answer.read_exact(&mut text).unwrap();
+    String::from_utf8(text).unwrap().trim_end_matches("\r\n").to_owned()
 }
 
 #[test]
@@ -188,22 +200,23 @@ fn a_trace_begins_with_what_the_disk_is_and_holds() {
         }
         assert_eq!(client.flush().unwrap(), Status::Ok);
         let (answer, mut trace) = by_hand(&place);
-        assert_eq!(
-            answer,
-            format!("{{\"ok\":{{\"capacity_bytes\":67108864,\"format\":\"{format}\"}}}}\n")
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        let beginning = format!(
+            "# flowstone-trace 1 size=67108864 format={format}\n\
+             timestamp_us,op,offset_bytes,length_bytes,class,durable\n\
+             0,P,3145728,2097152\n0,P,41943040,1048576\n"
         );
-        let mut line = || {
-            let mut line = String::new();
-            trace.read_line(&mut line).unwrap();
-            line
-        };
-        assert_eq!(line(), format!("# flowstone-trace 1 size=67108864 format={format}\n"));
-        assert_eq!(line(), "timestamp_us,op,offset_bytes,length_bytes,class,durable\n");
-        assert_eq!([line(), line()], ["0,P,3145728,2097152\n", "0,P,41943040,1048576\n"]);
-        trace.get_ref().shutdown(Shutdown::Write).unwrap();
-        let mut rest = String::new();
-        trace.read_to_string(&mut rest).unwrap();
-        assert!(rest.ends_with("# requests=0 lost=0\n"), "{rest}");
+        let mut text = String::new();
+        while text.len() < beginning.len() {
+            text += &chunk(&mut trace);
+        }
+        assert_eq!(text, beginning);
+        trace.get_mut().write_all(b"0\r\n\r\n").unwrap();
+        while !text.ends_with("# requests=0 lost=0\n") {
+            let part = chunk(&mut trace);
+            assert!(!part.is_empty(), "{text}");
+            text += &part;
+        }
         stop(daemon);
     }
 }
@@ -293,7 +306,7 @@ fn a_recorder_that_is_killed_leaves_what_it_has_and_its_place() {
         killed(&format!("{turn}.zst"));
         wait_for("a place", || {
             let (answer, _gone) = by_hand(&place);
-            if answer.contains("\"ok\"") { Ok(()) } else { Err(answer) }
+            if answer.contains(" 200 ") { Ok(()) } else { Err(answer) }
         });
     }
     stop(daemon);
@@ -347,7 +360,7 @@ fn a_recording_that_cannot_be_is_refused() {
     let others: Vec<_> = (0..RECORDINGS_MAX)
         .map(|_| {
             wait_for("a place", || match by_hand(&place) {
-                (answer, other) if answer.contains("\"ok\"") => Ok(other),
+                (answer, other) if answer.contains(" 200 ") => Ok(other),
                 (answer, _) => Err(answer),
             })
         })

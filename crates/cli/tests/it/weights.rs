@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use flowstone_testkit::load::{Completion, LoadOptions, LoadReport, run};
-use flowstone_testkit::{Daemon, wait_until};
+use flowstone_testkit::{Client, ClientOptions, Daemon, Status, wait_until};
 
 use crate::fixture::{Over, Place, stop};
 use crate::many_disks::{config, serve};
@@ -69,6 +69,44 @@ fn a_hog_waits_and_its_neighbour_does_not_and_alone_nobody_does() {
     let set = ["disk", "set", "--control", &place.text("control.sock"), "hog", "--weight", "10"];
     assert_eq!(place.succeed(&set), "hog: limit off, weight 10\n");
     assert_eq!(place.disk_stats("hog")["weight"], 10);
+    stop(daemon);
+}
+
+/// Both clients are this process; the configuration says whose disks these are.
+#[test]
+fn devices_hear_of_the_vms_that_use_their_disks() {
+    let place = Place::new();
+    let line = |name: &str, vm: &str| {
+        let image = format!("{name}.raw");
+        place.succeed(&["create", "--size", "64M", &image]);
+        let of_vm = "name=of-two,cpus=4,memory=2G";
+        let vm = if vm.is_empty() { of_vm } else { vm };
+        format!("image = {:?}\nvm = {vm:?}\nweight = 300", place.text(&image))
+    };
+    let disks = [("a", ""), ("b", "name=said,cpus=2,memory=1G,weight=250"), ("c", "")];
+    let lines = disks.map(|(name, vm)| (name, line(name, vm)));
+    let disks: Vec<(&str, &str)> = lines.iter().map(|(name, line)| (*name, &**line)).collect();
+    let daemon = serve(&config(&place, &disks), 3);
+    let clients = ["a", "b", "c"].map(|name| {
+        let path = place.path(&format!("{name}.sock"));
+        let mut client = Client::connect(ClientOptions::new(path)).unwrap();
+        assert_eq!(client.write(0, &[7; 4096]).unwrap(), Status::Ok);
+        assert_eq!(client.flush().unwrap(), Status::Ok);
+        client
+    });
+    // Told by the resource monitor, within a second.
+    wait_until("the devices know", || {
+        let vms = place.stats()["vms"].clone();
+        let weight = |name: &str| {
+            let vms = vms.as_array().unwrap();
+            vms.iter().find(|vm| vm["name"] == name).map(|vm| vm["device_weight"].clone())
+        };
+        weight("of-two") == Some(800.into()) && weight("said") == Some(250.into())
+    });
+    let share = place.disk_stats("a")["device_share"].clone();
+    assert_eq!((&share["weight"], &share["held_back"]), (&300.into(), &0.into()));
+    assert!(share["syncs"].as_u64().unwrap() > 0, "{share}");
+    drop(clients);
     stop(daemon);
 }
 

@@ -29,6 +29,12 @@ impl Groups {
         self.0.iter().any(|group| group.name == name)
     }
 
+    /// The limit of one, as it is written.
+    pub fn limit_of(&self, name: &str) -> Option<String> {
+        let group = self.0.iter().find(|group| group.name == name)?;
+        group.limit().ok().map(|limit| limit.to_string())
+    }
+
     /// All of them.
     pub fn all(&self) -> &[GroupArgs] {
         &self.0

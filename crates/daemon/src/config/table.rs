@@ -2,12 +2,13 @@
 //! an option stands once, and is checked once.
 
 use std::any::TypeId;
-use std::collections::BTreeSet;
-use std::ffi::OsString;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
 
 use clap::error::{ContextKind, ContextValue, Error as ClapError, ErrorKind};
-use clap::{Arg, ArgAction, Args, Command};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use toml::{Table, Value};
 
 use super::{DaemonConfig, DiskTable, Refusal};
@@ -29,6 +30,88 @@ pub fn key_of(option: &Arg) -> String {
     let plural = option.get_all_aliases().and_then(|aliases| aliases.first().copied());
     let spelt = plural.or(option.get_long()).unwrap_or(option.get_id().as_str());
     spelt.to_owned()
+}
+
+/// Keys of a table with hyphens, and the arguments that their values are: two tables that say the
+/// same are equal, however it is written.
+pub type Keys = BTreeMap<String, Vec<String>>;
+
+/// The keys of a table that can be read.
+pub fn keys<T: Args>(table: &Table) -> Result<Keys, Refusal> {
+    let command = keys_of::<T>();
+    let mut keys = Keys::new();
+    for (spelt, value) in table {
+        let key = spelt.replace('_', "-");
+        if let Some(option) = command.get_arguments().find(|option| key_of(option) == key) {
+            let values = values(&key, option, value)?;
+            let values =
+                values.into_iter().map(|it| if is_flag(option) { "true".into() } else { it });
+            let values: Vec<String> = values.collect();
+            // A flag that is not set is as if it were not there.
+            if !(values.is_empty() && is_flag(option)) {
+                keys.insert(key, values);
+            }
+        }
+    }
+    Ok(keys)
+}
+
+/// The table of a `[[disk]]` that has been typed as options, as [`DiskTable`] has them. Paths start
+/// at the root: who reads it may be in another folder.
+pub fn typed_disk(matches: &ArgMatches) -> Table {
+    let mut table = Table::new();
+    for option in keys_of::<DiskTable>().get_arguments() {
+        let id = option.get_id().as_str();
+        if matches.value_source(id) != Some(ValueSource::CommandLine) {
+            continue;
+        }
+        let whole = |value: &OsStr| match is_path(option) {
+            true => std::path::absolute(value).unwrap_or_else(|_| value.into()).into_os_string(),
+            false => value.to_owned(),
+        };
+        let values = matches.get_raw(id).into_iter().flatten().map(whole);
+        let mut values = values.map(|value| Value::from(&*value.to_string_lossy()));
+        let value = match option.get_action() {
+            ArgAction::SetTrue => Some(Value::Boolean(true)),
+            ArgAction::Append => Some(Value::Array(values.collect())),
+            _ => values.next(),
+        };
+        value.and_then(|value| table.insert(key_of(option), value));
+    }
+    table
+}
+
+/// A table that is read as these keys.
+pub fn table_of<T: Args>(keys: &Keys) -> Table {
+    let command = keys_of::<T>();
+    let value = |key: &String, values: &Vec<String>| {
+        let option = command.get_arguments().find(|option| key_of(option) == *key);
+        match option.map(|option| (is_flag(option), option.get_action())) {
+            Some((true, _)) => Value::Boolean(true),
+            Some((_, ArgAction::Append)) => values.clone().into(),
+            _ => values.first().cloned().unwrap_or_default().into(),
+        }
+    };
+    keys.iter().map(|(key, values)| (key.clone(), value(key, values))).collect()
+}
+
+/// Paths are to be whole where it is not known in which folder they were typed.
+pub fn refuse_relative<T: Args>(keys: &Keys) -> Result<(), Refusal> {
+    let command = keys_of::<T>();
+    for option in command.get_arguments().filter(|option| is_path(option)) {
+        let key = key_of(option);
+        let values = keys.get(&key).into_iter().flatten();
+        if let Some(path) = values.map(Path::new).find(|path| path.is_relative()) {
+            let why = format!("`{key}` is {}, and to which folder is not known", path.display());
+            return Err(Refusal::new(why, "give it from / on"));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the values of an option are paths.
+pub fn is_path(option: &Arg) -> bool {
+    option.get_value_parser().type_id() == TypeId::of::<PathBuf>()
 }
 
 /// Reads a table; `typed` are arguments that come after its own, and win.

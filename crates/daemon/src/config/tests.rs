@@ -1,4 +1,4 @@
-use flowstone_cache::{CacheSize, PolicyKind};
+use flowstone_cache::{CacheSize, FreqThreshold, PolicyKind};
 use flowstone_fileio::EngineChoice;
 use flowstone_image::{Format, ResortLimit};
 use flowstone_layers::DetectZeroes;
@@ -48,6 +48,7 @@ fn every_key_is_read() {
         cache = "1G"
         cache-min = "256M"
         cache-policy = "multicache"
+        freq-threshold = "0.25"
         [[group]]
         name = "web"
         iops = 1000
@@ -86,6 +87,7 @@ fn every_key_is_read() {
     let cache = config.daemon.shared.cache;
     assert_eq!([cache.cache, cache.cache_min], [1 << 30, 1 << 28].map(|it| Some(CacheSize(it))));
     assert_eq!(cache.cache_policy, Some(PolicyKind::MultiCache));
+    assert_eq!(cache.freq_threshold, Some(FreqThreshold(0.25)));
     let disk = &config.disks[0];
     let (cpus, stack) = (disk.cpus.as_ref().and_then(|it| it.for_thread(1)), &disk.stack);
     assert_eq!((cpus, stack.journals.pdc), (Some(3), Pdc::Off));
@@ -134,7 +136,7 @@ fn what_is_wrong_with_a_file_is_said_in_one_line() {
         (&format!("cache-min = '3M'\n{disk}"), "without a cache; give --cache"),
         (
             &format!("cache-policy = 'arc'\n{disk}"),
-            "`arc` is no choice for `cache-policy`; use one of default, multicache",
+            "`arc` is no choice for `cache-policy`; use one of default, multicache-count, multicache-weight",
         ),
         ("control = [7]\n", "`control` is [7]; write a string"),
         (&format!("control = 's'\n{disk}"), "both a disk's socket and the control socket"),
@@ -333,4 +335,49 @@ fn sockets_are_as_the_file_says_where_their_disks_do_not() {
     }
     let decimal = "[[disk]]\nname = 'a'\nbackend = 'mem:1M'\nsocket = 's'\nsocket-mode = 432\n";
     assert!(refusal(decimal).contains("`socket-mode` is 432; write a string"));
+}
+
+#[test]
+fn a_disk_has_the_defaults_that_it_does_not_say_itself() {
+    let disk = |name: &str, line: &str| {
+        format!(
+            "[[disk]]\nname = '{name}'\nimage = '/{name}.raw'\nsocket = '/{name}.sock'\n{line}\n"
+        )
+    };
+    let defaults = "[defaults]\nqueues = 2\njournal-ioprio = 3\nreadonly = true\n";
+    let own = "queues = 7\njournal_ioprio = 5\nreadonly = false";
+    let config = read(&[defaults, &disk("a", ""), &disk("b", own)].concat()).unwrap();
+    let said = |disk: &DiskConfig| {
+        (disk.queues, disk.stack.readonly, disk.keys.get("journal-ioprio").cloned())
+    };
+    assert_eq!(said(&config.disks[0]), (2, true, Some(vec!["3".into()])));
+    assert_eq!(said(&config.disks[1]), (7, false, Some(vec!["5".into()])));
+    let why = refusal(&["[defaults]\nquues = 2\n", &disk("a", "")].concat());
+    assert!(why.contains("unknown key `quues`; did you mean `queues`?"), "{why}");
+}
+
+#[test]
+fn a_folder_is_read_as_one_file_in_the_order_of_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+    let disk = |name: &str| {
+        format!(
+            "[[disk]]\nname = '{name}'\nbackend = 'null:1M'\nsocket = '/{name}.sock'\ngroup = 'g'\n"
+        )
+    };
+    write("20-b.toml", &disk("b"));
+    write("10-a.toml", &disk("a"));
+    write("30-all.toml", "control = '/c.sock'\n[[group]]\nname = 'g'\niops = 9\n");
+    write("40-no.txt", "nonsense");
+    let config = Config::read(dir.path(), &[]).unwrap();
+    assert_eq!(config.disks.iter().map(DiskConfig::name).collect::<Vec<_>>(), ["a", "b"]);
+    assert_eq!(config.daemon.control, Some("/c.sock".into()));
+    // Each mistake with its file and line.
+    write("50-twice.toml", &format!("\n{}", disk("a")));
+    let config = Config::read(dir.path(), &[]).unwrap();
+    let line = config.refused[0].to_string();
+    assert!(line.contains("50-twice.toml: disk 1 (line 2): two disks are called `a`"), "{line}");
+    write("60-again.toml", "control = '/d.sock'\n");
+    let line = Config::read(dir.path(), &[]).unwrap_err().to_string();
+    assert!(line.contains("60-again.toml: another file has `control`, too; remove one"), "{line}");
 }

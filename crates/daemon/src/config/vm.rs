@@ -6,6 +6,7 @@ use flowstone_block::parse_size;
 
 /// As of a disk.
 const NAME_BYTES_MAX: usize = 128;
+const USE: &str = "name=NAME,cpus=N,memory=SIZE,weight=N";
 
 /// Which VM a disk belongs to, and what that has of the host, where it is not to be found out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,6 +17,8 @@ pub struct VmSpec {
     pub cpus: Option<u32>,
     /// Memory.
     pub memory_bytes: Option<u64>,
+    /// What it gets of the devices that its disks are on, where that is not to follow from these.
+    pub weight: Option<u32>,
 }
 
 impl FromStr for VmSpec {
@@ -25,8 +28,7 @@ impl FromStr for VmSpec {
         let mut spec = Self::default();
         for part in text.split(',').filter(|part| !part.is_empty()) {
             let (key, value) = part.split_once('=').unwrap_or((part, ""));
-            let wrong =
-                || format!("`{part}` says nothing of a VM; use name=NAME,cpus=N,memory=SIZE");
+            let wrong = || format!("`{part}` says nothing of a VM; use {USE}");
             match key {
                 "name"
                     if (1..=NAME_BYTES_MAX).contains(&value.len())
@@ -42,6 +44,10 @@ impl FromStr for VmSpec {
                     let bytes = parse_size(value).ok().filter(|bytes| *bytes > 0);
                     spec.memory_bytes = Some(bytes.ok_or_else(wrong)?);
                 }
+                "weight" => {
+                    let weight = value.parse().ok().filter(|weight| *weight > 0);
+                    spec.weight = Some(weight.ok_or_else(wrong)?);
+                }
                 _ => return Err(wrong()),
             }
         }
@@ -55,12 +61,19 @@ mod tests {
 
     #[test]
     fn a_vm_is_named_and_measured() {
-        let spec = VmSpec { name: Some("web".into()), cpus: Some(4), memory_bytes: Some(8 << 30) };
-        assert_eq!("memory=8G,name=web,cpus=4".parse(), Ok(spec));
+        let spec = VmSpec {
+            name: Some("web".into()),
+            cpus: Some(4),
+            memory_bytes: Some(8 << 30),
+            weight: Some(250),
+        };
+        assert_eq!("memory=8G,name=web,cpus=4,weight=250".parse(), Ok(spec));
         assert_eq!("".parse(), Ok(VmSpec::default()));
-        for text in ["web", "name=", "cpus=0", "cpus=x", "memory=0", "weight=3", "name=a\nb"] {
+        for text in
+            ["web", "name=", "cpus=0", "cpus=x", "memory=0", "weight=0", "weight=x", "name=a\nb"]
+        {
             let why = text.parse::<VmSpec>().unwrap_err();
-            assert!(why.contains("use name=NAME,cpus=N,memory=SIZE"), "{why}");
+            assert!(why.ends_with(USE), "{why}");
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Which VMs share the cache.
+//! Which VMs share the cache and the devices.
 
 use std::sync::Arc;
 
-use flowstone_block::LogBudget;
+use flowstone_block::{LogBudget, mutant};
 use flowstone_cache::Vms;
 use flowstone_memory::message::LEASE;
 use tracing::info;
@@ -49,8 +49,12 @@ impl Sharing {
                 vm = vm.name,
                 cpus = vm.cpus,
                 unsaid,
-                "has a weight of {percent:.0} % in the cache"
+                device_weight = vm.device_weight(),
+                "has a weight of {percent:.0} % of all VMs"
             );
+        }
+        if !mutant("daemon.monitor.devices-hear-of-no-vms") {
+            vms::set_vms(&self.vms, disks);
         }
         self.shared = shared.clone();
         Some(shared)
@@ -88,6 +92,7 @@ mod tests {
             peer: Some(Peer { pid, start: Some(5) }),
             cpus: 1,
             memory_bytes: 1 << 30,
+            weight: None,
             disks: vec![pid],
         };
         let vms = vec![vm(1), vm(2)];

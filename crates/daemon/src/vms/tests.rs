@@ -125,3 +125,19 @@ fn a_name_is_not_longer_than_that_of_a_disk() {
     });
     assert!(vms[0].name.len() <= 128, "{} bytes", vms[0].name.len());
 }
+
+/// A vCPU with a GiB makes 100; what is configured of any of its disks counts instead.
+#[test]
+fn a_vm_weighs_its_vcpus_times_its_memory_at_a_device() {
+    let weights = |disks: &[Attached]| {
+        let mut vms = group(disks, process);
+        vms.sort_by_key(|vm| vm.disks[0]);
+        vms.iter().map(Vm::device_weight).collect::<Vec<_>>()
+    };
+    let two = |spec| [disk(0, Some(7), ""), disk(1, Some(1), spec), disk(2, Some(7), "")];
+    assert_eq!(weights(&two("")), [700, 100]);
+    assert_eq!(weights(&two("cpus=4,memory=512M")), [700, 200]);
+    assert_eq!(weights(&two("memory=64")), [700, 1]);
+    assert_eq!(weights(&two("cpus=4294967295,memory=1T,weight=5")), [700, 5]);
+    assert_eq!(weights(&two("cpus=4294967295,memory=1T")), [700, u32::MAX]);
+}

@@ -119,8 +119,8 @@ impl Server {
         stop: &OwnedFd,
     ) -> std::result::Result<(), Box<dyn std::error::Error>> {
         let watch = stream.try_clone()?;
-        self.shared.set_peer(peer_of(&stream));
         *self.connection.lock() = Some(stream.try_clone()?);
+        self.shared.connected(peer_of(&stream));
         let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&self.device));
         let outcome = self.answer_messages(&watch, &mut handler, stop).map_err(|error| {
             // To be asked before anything is let go.
@@ -130,7 +130,7 @@ impl Server {
         // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
         // and stopping the queues shows the guest the last completions.
         self.device().disconnect();
-        self.shared.set_peer(None);
+        self.shared.disconnected();
         *self.connection.lock() = None;
         outcome
     }

@@ -17,6 +17,9 @@ use super::memory::GuestMemory;
 pub struct DeviceShared {
     capacity: AtomicU64,
     write_through: AtomicBool,
+    /// Whether a monitor is connected, and how often one has been.
+    is_connected: AtomicBool,
+    connections: AtomicU64,
     /// The process that is connected, if one is, and if it is known.
     peer: Mutex<Option<Peer>>,
     /// The guest's memory that it has handed over.
@@ -62,15 +65,34 @@ impl DeviceShared {
         self.write_through.store(on, Ordering::Relaxed);
     }
 
+    /// Whether a monitor is connected.
+    pub fn is_connected(&self) -> bool {
+        self.is_connected.load(Ordering::Relaxed)
+    }
+
+    /// How many have connected so far.
+    pub fn connections(&self) -> u64 {
+        self.connections.load(Ordering::Relaxed)
+    }
+
+    /// A monitor has connected: the process `peer`, if that is known.
+    pub(super) fn connected(&self, peer: Option<Peer>) {
+        *self.peer() = peer;
+        self.connections.fetch_add(1, Ordering::Relaxed);
+        self.is_connected.store(true, Ordering::Relaxed);
+    }
+
+    /// The monitor has gone.
+    pub(super) fn disconnected(&self) {
+        self.is_connected.store(false, Ordering::Relaxed);
+        *self.peer() = None;
+    }
+
     /// The guest that uses the disk, if one does.
     pub fn guest(&self) -> Option<Guest> {
         let memory_bytes = self.guest_memory().map_or(0, |memory| memory.bytes());
         let monitor = *self.peer();
         (memory_bytes > 0).then_some(Guest { monitor, memory_bytes })
-    }
-
-    pub(super) fn set_peer(&self, peer: Option<Peer>) {
-        *self.peer() = peer;
     }
 
     fn peer(&self) -> MutexGuard<'_, Option<Peer>> {

@@ -169,7 +169,8 @@ impl RawChannel {
         let is_journal = request.class == Class::Journal;
         let tag = self.in_flight.insert(request);
         self.durable_write = self.durable_write.or(leads.then_some(tag));
-        self.file.submit(FileRequest::new(op, memory, tag).dont_cache(is_journal));
+        self.file
+            .submit(FileRequest::new(op, memory, tag).dont_cache(is_journal).first(is_journal));
     }
 
     /// Whether the request promises durability that cannot be kept any more.

@@ -1,18 +1,22 @@
 //! One queue's way into a file of a device that disks may contend for.
 //!
 //! While they do not, requests pass: a flag is read for each, and a clock for each batch. While
-//! they do, requests wait here until the scheduler lets them go. A sync never waits: it makes
-//! durable what has completed, and whole queues wait for it.
+//! they do, requests wait here until the scheduler lets them go, in two lanes: what others of the
+//! VM wait for, the commits of its journals and all syncs, and the rest. Requests that are on their
+//! way together have no order, so one lane may overtake the other; a sync makes durable what has
+//! completed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use flowstone_block::{NextLook, Waker};
+use flowstone_block::{NextLook, Waker, mutant};
 use flowstone_fileio::{FileChannel, FileCompletion, FileOp, FileRequest};
 
 use super::gate::DeviceGate;
 use super::member::Member;
+use super::scheduler::{Pending, Scheduler};
 use crate::QueueKey;
+use crate::fair_queue::Rank;
 
 /// A queue at work says so once in this time.
 const TOUCH_NS: u64 = 10_000_000;
@@ -22,25 +26,68 @@ pub struct SharedChannel {
     base: Box<dyn FileChannel>,
     member: Arc<Member>,
     gate: Arc<DeviceGate>,
-    queue: QueueKey,
-    waiting: VecDeque<Waiting>,
-    /// How many of the last ones the scheduler does not know yet.
-    new: usize,
+    lanes: [Lane; 2],
     /// Requests below, and how many of them the scheduler knows.
     on_their_way: usize,
     counted: usize,
-    /// Tags of syncs below, which are not counted: they may take long, and nothing waits for a slot
-    /// of theirs.
+    /// Tags of syncs below, which have no slots: they may take long.
     syncs: Vec<usize>,
     touched_at: Option<u64>,
     /// When to look although nothing has come back, on the scheduler's clock.
     look_at: Option<u64>,
 }
 
+/// What waits of a rank.
+struct Lane {
+    queue: QueueKey,
+    waiting: VecDeque<Waiting>,
+    /// How many of the last ones the scheduler does not know yet.
+    new: usize,
+}
+
 struct Waiting {
     request: FileRequest,
     /// The first look at the scheduler, on its clock.
     since: u64,
+}
+
+impl Lane {
+    const fn new(queue: QueueKey) -> Self {
+        Self { queue, waiting: VecDeque::new(), new: 0 }
+    }
+
+    fn push(&mut self, request: FileRequest) {
+        self.waiting.push_back(Waiting { request, since: 0 });
+        self.new += 1;
+    }
+
+    /// Tells the scheduler of what is new. Returns whether anything is.
+    fn announce(&mut self, scheduler: &mut Scheduler, now: u64) -> bool {
+        let known = self.waiting.len() - self.new;
+        for waiting in self.waiting.range_mut(known..) {
+            waiting.since = now;
+            scheduler.push(self.queue, pending(waiting.request.op));
+        }
+        std::mem::take(&mut self.new) > 0
+    }
+}
+
+/// What a request is to the scheduler.
+const fn pending(op: FileOp) -> Pending {
+    match op {
+        FileOp::Datasync => Pending::SYNC,
+        op => Pending::of_bytes(bytes(op)),
+    }
+}
+
+/// Which lane a request takes.
+fn rank(request: &FileRequest) -> Rank {
+    let is_first = request.is_first || request.op == FileOp::Datasync;
+    if is_first && !mutant("qos.channel.commits-wait-with-the-rest") {
+        Rank::First
+    } else {
+        Rank::Usual
+    }
 }
 
 /// The bytes that a request moves. Changes of a file's map move none.
@@ -59,14 +106,14 @@ const fn bytes(op: FileOp) -> u64 {
 impl SharedChannel {
     pub fn new(base: Box<dyn FileChannel>, member: Arc<Member>, waker: Arc<Waker>) -> Self {
         let gate = DeviceGate::new(waker);
-        let queue = member.device.lock().add_queue(member.key, Arc::clone(&gate));
+        let ranks = [Rank::First, Rank::Usual];
+        let add = |rank| member.device.lock().add_queue(member.key, rank, Arc::clone(&gate));
+        let lanes = ranks.map(|rank| Lane::new(add(rank)));
         Self {
             base,
             member,
             gate,
-            queue,
-            waiting: VecDeque::new(),
-            new: 0,
+            lanes,
             on_their_way: 0,
             counted: 0,
             syncs: Vec::new(),
@@ -76,13 +123,30 @@ impl SharedChannel {
     }
 
     fn send(&mut self, request: FileRequest) {
-        self.on_their_way += 1;
+        if request.op == FileOp::Datasync {
+            self.syncs.push(request.tag);
+            self.member.held_back.count_sync();
+        } else {
+            self.on_their_way += 1;
+        }
         self.base.submit(request);
+    }
+
+    fn has_new(&self) -> bool {
+        self.lanes.iter().any(|lane| lane.new > 0)
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.lanes.iter().any(|lane| !lane.waiting.is_empty())
+    }
+
+    fn queues(&self) -> [QueueKey; 2] {
+        self.lanes.each_ref().map(|lane| lane.queue)
     }
 
     /// Whether the scheduler has to hear of this queue, or this queue of it.
     fn has_news(&self) -> bool {
-        self.new > 0 || self.gate.is_granted() || self.uncounted()
+        self.has_new() || self.gate.is_granted() || self.uncounted()
     }
 
     /// Whether what is on its way is not what the scheduler counts.
@@ -99,17 +163,16 @@ impl SharedChannel {
     /// has.
     fn look(&mut self, now: u64, asks: bool) -> bool {
         let Member { device, key, .. } = &*self.member;
+        let queues = self.queues();
         self.gate.clear();
         let mut state = device.lock();
         if asks {
             device.set_contended(state.scheduler.touch(*key, now));
         }
-        let known = self.waiting.len() - self.new;
-        for waiting in self.waiting.range_mut(known..) {
-            waiting.since = now;
-            state.scheduler.push(self.queue, bytes(waiting.request.op));
+        let mut has_new = false;
+        for lane in &mut self.lanes {
+            has_new |= lane.announce(&mut state.scheduler, now);
         }
-        let has_new = std::mem::take(&mut self.new) > 0;
         let to_count = self.to_count();
         if let Some(more) = to_count.checked_sub(self.counted) {
             state.scheduler.sent(*key, more, now);
@@ -119,20 +182,23 @@ impl SharedChannel {
         if has_new {
             state.scheduler.pushed(*key, now);
         }
-        let others = state.advance(now, self.queue);
-        let granted = state.scheduler.take_granted(self.queue);
-        self.counted = to_count + granted;
-        self.look_at = state.scheduler.next_look(self.queue, now);
+        let others = state.advance(now, queues);
+        let granted = queues.map(|queue| state.scheduler.take_granted(queue));
+        self.look_at = queues.iter().filter_map(|it| state.scheduler.next_look(*it, now)).min();
         drop(state);
         others.iter().for_each(|gate| gate.wake());
-        self.hand_down(granted, now);
-        granted > 0
+        let before = self.on_their_way;
+        (0..self.lanes.len()).for_each(|lane| self.hand_down(lane, granted[lane], now));
+        self.counted = to_count + (self.on_their_way - before);
+        granted.iter().any(|granted| *granted > 0)
     }
 
-    fn hand_down(&mut self, granted: usize, now: u64) {
+    fn hand_down(&mut self, lane: usize, granted: usize, now: u64) {
         let (mut late, mut late_ns) = (0, 0);
         for _ in 0..granted {
-            let Some(Waiting { request, since }) = self.waiting.pop_front() else { return };
+            let Some(Waiting { request, since }) = self.lanes[lane].waiting.pop_front() else {
+                break;
+            };
             if since < now {
                 late += 1;
                 late_ns += now - since;
@@ -161,7 +227,8 @@ impl SharedChannel {
     /// Before a batch goes down.
     fn announce(&mut self) {
         let now = self.member.device.time.now();
-        let has_some = self.new > 0 || self.on_their_way > 0;
+        let is_at_work = self.on_their_way > 0 || !self.syncs.is_empty();
+        let has_some = self.has_new() || is_at_work;
         let asks = has_some && self.touched_at.is_none_or(|at| now.saturating_sub(at) >= TOUCH_NS);
         if asks {
             self.touched_at = Some(now);
@@ -174,15 +241,10 @@ impl SharedChannel {
 
 impl FileChannel for SharedChannel {
     fn submit(&mut self, request: FileRequest) {
-        if request.op == FileOp::Datasync {
-            self.syncs.push(request.tag);
-            return self.base.submit(request);
-        }
-        if self.waiting.is_empty() && !self.member.device.is_contended() {
+        if !self.is_waiting() && !self.member.device.is_contended() {
             return self.send(request);
         }
-        self.waiting.push_back(Waiting { request, since: 0 });
-        self.new += 1;
+        self.lanes[rank(&request) as usize].push(request);
     }
 
     fn kick(&mut self) {
@@ -202,7 +264,7 @@ impl FileChannel for SharedChannel {
     }
 
     fn next_look(&mut self) -> NextLook {
-        if self.new > 0 {
+        if self.has_new() {
             self.announce();
         }
         let own = match self.look_at {
@@ -214,25 +276,31 @@ impl FileChannel for SharedChannel {
     }
 
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.base.is_idle()
+        !self.is_waiting() && self.base.is_idle()
     }
 }
 
 impl Drop for SharedChannel {
     /// Everything that waits goes down, where the drop of the channel below waits for it.
     fn drop(&mut self) {
-        for Waiting { request, .. } in std::mem::take(&mut self.waiting) {
-            self.base.submit(request);
+        for lane in &self.lanes {
+            lane.waiting.iter().for_each(|waiting| self.base.submit(waiting.request));
         }
         self.base.kick();
         let Member { device, key, .. } = &*self.member;
-        let now = device.time.now();
+        let (now, queues) = (device.time.now(), self.queues());
         let mut state = device.lock();
-        let granted = state.scheduler.take_granted(self.queue);
+        // What has been let go meanwhile has slots, without its syncs.
+        let slots = |lane: &Lane| {
+            let granted = state.scheduler.take_granted(lane.queue);
+            let has_slot = |it: &&Waiting| it.request.op != FileOp::Datasync;
+            lane.waiting.iter().take(granted).filter(has_slot).count()
+        };
+        let granted: usize = self.lanes.iter().map(slots).sum();
         state.scheduler.came_back(*key, self.counted + granted, now);
         // Its turns are those of others.
-        state.remove_queue(self.queue);
-        let others = state.advance(now, self.queue);
+        queues.iter().for_each(|queue| state.remove_queue(*queue));
+        let others = state.advance(now, queues);
         drop(state);
         others.iter().for_each(|gate| gate.wake());
     }

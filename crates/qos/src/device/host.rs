@@ -6,8 +6,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::gate::DeviceGate;
 use super::scheduler::Scheduler;
+use crate::fair_queue::Rank;
 use crate::nanoseconds::Nanoseconds;
-use crate::{DiskKey, QueueKey, Weight};
+use crate::{DeviceVm, DiskKey, QueueKey, Weight};
 
 /// See the module.
 pub struct Device {
@@ -27,8 +28,8 @@ pub struct State {
 }
 
 impl State {
-    pub fn add_queue(&mut self, disk: DiskKey, gate: Arc<DeviceGate>) -> QueueKey {
-        let queue = self.scheduler.add_queue(disk);
+    pub fn add_queue(&mut self, disk: DiskKey, rank: Rank, gate: Arc<DeviceGate>) -> QueueKey {
+        let queue = self.scheduler.add_queue(disk, rank);
         self.gates.insert(queue, gate);
         queue
     }
@@ -39,12 +40,12 @@ impl State {
     }
 
     /// Lets go what may go. Returns what is to be woken when the lock is released: other threads
-    /// than that of `own`.
-    pub fn advance(&mut self, now: u64, own: QueueKey) -> Vec<Arc<DeviceGate>> {
+    /// than that of the `own` queues.
+    pub fn advance(&mut self, now: u64, own: [QueueKey; 2]) -> Vec<Arc<DeviceGate>> {
         let Self { scheduler, gates } = self;
         let mut others = Vec::new();
         scheduler.advance(now, |queue| {
-            if queue != own
+            if !own.contains(&queue)
                 && let Some(gate) = gates.get(&queue)
                 && !gate.is_granted()
             {
@@ -76,12 +77,16 @@ impl Device {
         }
     }
 
-    pub fn add_disk(&self, weight: Weight) -> DiskKey {
-        self.lock().scheduler.add_disk(weight)
+    pub fn add_disk(&self, vm: DeviceVm, weight: Weight) -> DiskKey {
+        self.lock().scheduler.add_disk(vm, weight)
     }
 
     pub fn remove_disk(&self, disk: DiskKey) {
         self.lock().scheduler.remove_disk(disk);
+    }
+
+    pub fn set_vm(&self, disk: DiskKey, vm: DeviceVm) {
+        self.lock().scheduler.set_vm(disk, vm);
     }
 
     pub fn set_weight(&self, disk: DiskKey, weight: Weight) {

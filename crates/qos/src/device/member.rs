@@ -20,17 +20,26 @@ impl Drop for Member {
     }
 }
 
-/// Requests of a disk that had to wait for their turn, at any device.
+/// Requests of a disk that had to wait for their turn, and its syncs, at any device.
 #[derive(Default)]
 pub struct HeldBack {
     requests: AtomicU64,
     ns: AtomicU64,
+    syncs: AtomicU64,
 }
 
 impl HeldBack {
     pub fn count(&self, requests: u64, ns: u64) {
         self.requests.fetch_add(requests, Ordering::Relaxed);
         self.ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    pub fn count_sync(&self) {
+        self.syncs.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub fn syncs(&self) -> u64 {
+        self.syncs.load(Ordering::Relaxed)
     }
 
     /// How many, and how long all of them together.

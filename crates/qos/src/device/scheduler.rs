@@ -2,7 +2,8 @@
 //!
 //! Start-time fair queueing with a bounded depth, SFQ(D) (Jin, Chase, Kaur 2004): up to D requests
 //! are on their way, so that the device has something to choose from; of those that wait,
-//! [`FairQueue`] says which goes when one has come back. Two rules besides:
+//! [`FairQueue`] says which goes when one has come back: VMs share the device by their weights, and
+//! the disks of a VM share its part by theirs. Rules besides:
 //!
 //! * A disk with nothing on its way sends at once, without a slot, unless it has had [`LEAD`] more
 //!   than its part: a tag moves when a request is sent, so those with all slots are ahead by as
@@ -10,53 +11,57 @@
 //! * A disk of which nothing has come back for [`STALLED_NS`] holds no slots, and sends nothing
 //!   more until something has: what hangs below one file does not keep others of the same device
 //!   from sending.
+//! * What others of a VM wait for (the commits of its journals and all syncs) goes ahead of its
+//!   turn, unless that VM, or its disk among those of its VM, has had [`LEAD`] more than its part.
+//!   It is charged like anything else: who calls everything a commit gets no more in the end.
+//! * A sync waits for its turn and is charged as a request without bytes, and has no slot while it
+//!   is on its way: it may take long.
 //!
 //! Nothing is held back unless two disks are active.
 //!
-//! Shares follow the weights as long as something of each disk waits. So the depth may be as large
-//! as that allows: what the disk that wants least for its weight wants to have at the device, and
-//! of each other one as much for its own weight, a little less in all. It is never less than
-//! [`DEPTH_LEAST`], and four for the heaviest disk, fewer for the others, as far as they want that:
-//! sixteen disks with some requests each are to have the device, although one hardly asks.
+//! How large D is: [`depth`].
+
+mod depth;
+mod state;
+
+use std::collections::BTreeMap;
 
 use slab::Slab;
 
-use super::demand::Demand;
-use crate::{DiskKey, FairQueue, QueueKey, Weight};
+use flowstone_block::mutant;
 
-/// The depth while disks contend, apart from the first request of each: at least this,
-const DEPTH_LEAST: usize = 16;
-/// ... and so many for the heaviest disk, if it wants them.
-const DEPTH_EACH: f64 = 4.0;
-/// Of the depth at which the disk that wants least would have nothing waiting.
-const BACKLOGGED: f64 = 7.0 / 8.0;
+use self::depth::Depth;
+use self::state::{DiskState, EXPECTED_NS};
+use crate::fair_queue::{Kind, Rank, VmKey};
+use crate::{DeviceVm, DiskKey, FairQueue, QueueKey, Weight};
+
 /// What a request costs besides its bytes: a device takes about as long for it as for so many
 /// bytes.
 const REQUEST_BYTES: u64 = 16 << 10;
 /// See the module.
-const LEAD: u64 = DEPTH_LEAST as u64 * REQUEST_BYTES;
-/// A disk that has asked for nothing in so long is not active, unless something of it is at the
-/// device,
-const ACTIVE_FOR_NS: u64 = 200_000_000;
-/// ... or it asks now and then, at intervals no longer than this: then it is active for twice as
-/// long as its last ones were. Else each of its requests would find all at the device that others
-/// like to have there.
-const INTERVAL_MAX_NS: u64 = 1_000_000_000;
-/// ... which has lately given something of it back.
-const HUNG_NS: u64 = 1_000_000_000;
-/// See the module.
-const STALLED_NS: u64 = 100_000_000;
+const LEAD: u64 = depth::DEPTH_LEAST as u64 * REQUEST_BYTES;
 /// How old a [`Census`] may be: what it counts changes a thousand times more slowly.
 const CENSUS_NS: u64 = 200_000;
 
 /// See the module.
 #[derive(Default)]
 pub struct Scheduler {
-    fair: FairQueue<u64>,
+    fair: FairQueue<Pending>,
     disks: Slab<DiskState>,
+    vms: BTreeMap<u32, Vm>,
     census: Census,
     /// What disks that do not stall have on their way.
     slots: usize,
+    /// What VMs have on their way, by their places.
+    vm_slots: Vec<usize>,
+    /// What VMs have had for their weights, see [`depth`].
+    had: Vec<f64>,
+}
+
+/// A VM that has disks at the device.
+struct Vm {
+    key: VmKey,
+    disks: usize,
 }
 
 /// What is counted over all disks, now and then: so that a grant costs no more where they are many.
@@ -66,68 +71,33 @@ struct Census {
     /// How many disks are active.
     active: usize,
     /// How many requests may be on their way while disks contend.
-    depth: usize,
+    depth: Depth,
     /// No disk stalls before.
     stalls_at: u64,
     /// Disks have come, gone, become active, or changed their weights since.
     is_outdated: bool,
 }
 
-/// What a disk has at the device.
-#[derive(Default)]
-struct DiskState {
-    on_their_way: usize,
-    waiting: usize,
-    /// As the last census found it, and nothing has come back since.
-    is_stalled: bool,
-    /// As the last census found it.
-    is_counted: bool,
-    demand: Demand,
-    /// When something came back, or was sent while there was nothing on its way.
-    moved_at: u64,
-    /// When it asked for something.
-    active_at: Option<u64>,
-    /// For how long it is active then.
-    active_for: u64,
+/// A request that waits.
+#[derive(Clone, Copy)]
+pub struct Pending {
+    cost: u64,
+    is_sync: bool,
 }
 
-impl DiskState {
-    fn asked(&mut self, now: u64) {
-        let interval = self.active_at.replace(now).map_or(u64::MAX, |at| now.saturating_sub(at));
-        self.active_for = match interval {
-            // Looked at every few milliseconds while it is at work: that is no interval, so it ends
-            // slowly.
-            0..=INTERVAL_MAX_NS => (2 * interval).max(self.active_for - self.active_for / 8),
-            _ => 0,
-        };
+impl Pending {
+    /// It moves so many bytes.
+    pub const fn of_bytes(bytes: u64) -> Self {
+        Self { cost: REQUEST_BYTES.saturating_add(bytes), is_sync: false }
     }
 
-    fn sent(&mut self, requests: usize, now: u64) {
-        if self.on_their_way == 0 {
-            self.moved_at = now;
-        }
-        self.on_their_way += requests;
-    }
-
-    fn came_back(&mut self, requests: usize, now: u64) {
-        self.on_their_way -= requests;
-        self.moved_at = now;
-    }
-
-    const fn stalls_at(&self) -> u64 {
-        self.moved_at.saturating_add(STALLED_NS)
-    }
-
-    fn is_active(&self, now: u64) -> bool {
-        let is_served = self.on_their_way > 0 && now.saturating_sub(self.moved_at) < HUNG_NS;
-        let active_for = self.active_for.max(ACTIVE_FOR_NS);
-        is_served || self.active_at.is_some_and(|at| now.saturating_sub(at) < active_for)
-    }
+    pub const SYNC: Self = Self { cost: REQUEST_BYTES, is_sync: true };
 }
 
 impl Scheduler {
-    pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
-        let key = self.fair.add_disk(weight);
+    pub fn add_disk(&mut self, vm: DeviceVm, weight: Weight) -> DiskKey {
+        let vm = self.join(vm);
+        let key = self.fair.add_disk(vm, weight);
         let at = self.disks.insert(DiskState::default());
         // Both slabs are filled and emptied together, so they give the same places.
         assert!(at == key.0, "a disk has one key");
@@ -142,8 +112,49 @@ impl Scheduler {
         if !removed.is_stalled {
             self.slots -= removed.on_their_way;
         }
+        let vm = self.fair.vm_of(disk);
         self.fair.remove_disk(disk);
+        self.leave(vm);
         self.census.is_outdated = true;
+    }
+
+    /// A disk more is in a VM, which may be new.
+    fn join(&mut self, vm: DeviceVm) -> VmKey {
+        let Self { fair, vms, .. } = self;
+        let is_one = mutant("qos.scheduler.all-disks-are-one-vms");
+        let vm = if is_one { DeviceVm { id: 0, ..vm } } else { vm };
+        let new = || Vm { key: fair.add_vm(vm.weight), disks: 0 };
+        let known = vms.entry(vm.id).or_insert_with(new);
+        known.disks += 1;
+        let key = known.key;
+        fair.set_vm_weight(key, vm.weight);
+        key
+    }
+
+    /// A disk has left a VM, which may be gone now.
+    fn leave(&mut self, vm: VmKey) {
+        self.vms.retain(|_, known| {
+            known.disks -= usize::from(known.key == vm);
+            known.disks > 0
+        });
+        if self.vms.values().all(|known| known.key != vm) {
+            self.fair.remove_vm(vm);
+        }
+    }
+
+    /// Says whose disk it is, and what that VM gets from now on.
+    pub fn set_vm(&mut self, disk: DiskKey, vm: DeviceVm) {
+        let (before, now) = (self.fair.vm_of(disk), self.join(vm));
+        if now != before {
+            self.fair.move_disk(disk, now);
+        }
+        self.leave(before);
+        self.census.is_outdated = true;
+    }
+
+    /// Places of VMs are below this.
+    fn vm_places(&self) -> usize {
+        self.vms.values().map(|vm| vm.key.place() + 1).max().unwrap_or(0)
     }
 
     pub fn set_weight(&mut self, disk: DiskKey, weight: Weight) {
@@ -151,8 +162,9 @@ impl Scheduler {
         self.census.is_outdated = true;
     }
 
-    pub fn add_queue(&mut self, disk: DiskKey) -> QueueKey {
-        self.fair.add_queue(disk)
+    /// Queues that go first come before all others of their disk.
+    pub fn add_queue(&mut self, disk: DiskKey, rank: Rank) -> QueueKey {
+        self.fair.add_queue(disk, rank)
     }
 
     pub fn remove_queue(&mut self, queue: QueueKey) {
@@ -183,7 +195,10 @@ impl Scheduler {
     fn count_now(&mut self, now: u64) {
         let mut census = Census { at: now, stalls_at: u64::MAX, ..Census::default() };
         self.slots = 0;
-        for (_, disk) in &mut self.disks {
+        self.vm_slots.clear();
+        self.vm_slots.resize(self.vm_places(), 0);
+        for (at, disk) in &mut self.disks {
+            self.vm_slots[self.fair.vm_of(DiskKey(at)).place()] += disk.on_their_way;
             disk.is_counted = disk.is_active(now);
             disk.is_stalled = disk.on_their_way > 0 && now >= disk.stalls_at();
             census.active += usize::from(disk.is_counted);
@@ -194,40 +209,25 @@ impl Scheduler {
         }
         self.census = census;
         if self.is_contended() {
-            self.census.depth = self.depth();
+            self.census.depth = self.depth(now);
+            self.settle_parts(now);
         }
     }
 
-    /// A request of so many bytes waits.
-    pub fn push(&mut self, queue: QueueKey, bytes: u64) {
-        let cost = REQUEST_BYTES.saturating_add(bytes);
-        self.fair.push(queue, cost);
+    /// A request waits.
+    pub fn push(&mut self, queue: QueueKey, request: Pending) {
+        self.fair.push(queue, request);
         let disk = &mut self.disks[self.fair.disk_of(queue).0];
         disk.waiting += 1;
-        disk.demand.note_cost(cost);
+        if !request.is_sync {
+            disk.demand.note_cost(request.cost);
+        }
     }
 
     /// A batch of a disk's requests has been pushed.
     pub fn pushed(&mut self, disk: DiskKey, now: u64) {
         let disk = &mut self.disks[disk.0];
         disk.demand.note_level(disk.waiting + disk.on_their_way, now);
-    }
-
-    /// How many requests may be on their way while disks contend.
-    fn depth(&self) -> usize {
-        let active = || self.disks.iter().filter(|(_, disk)| disk.is_counted);
-        let weight = |at| f64::from(self.fair.weight(DiskKey(at)).get());
-        let (mut least, mut heaviest) = (f64::MAX, 0.0f64);
-        for (at, DiskState { demand, .. }) in active() {
-            least = least.min(demand.requests() * demand.cost() / weight(at));
-            heaviest = heaviest.max(weight(at));
-        }
-        let (mut fair, mut each) = (0.0, 0.0);
-        for (at, DiskState { demand, .. }) in active() {
-            fair += least * weight(at) / demand.cost().max(1.0);
-            each += demand.requests().min(DEPTH_EACH * weight(at) / heaviest);
-        }
-        DEPTH_LEAST.max((BACKLOGGED * fair) as usize).max(each as usize)
     }
 
     /// Requests have gone to the device without waiting.
@@ -240,6 +240,9 @@ impl Scheduler {
         }
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
+        if let Some(slots) = self.vm_slots.get_mut(self.fair.vm_of(disk).place()) {
+            *slots += requests;
+        }
     }
 
     /// Requests have come back.
@@ -252,15 +255,22 @@ impl Scheduler {
         self.slots += state.on_their_way;
         let is_apart = state.on_their_way == 0;
         self.fair.set_apart(disk, is_apart);
+        if let Some(slots) = self.vm_slots.get_mut(self.fair.vm_of(disk).place()) {
+            // Disks that have changed their VM since are counted again before the next one goes.
+            *slots = slots.saturating_sub(requests);
+        }
     }
 
     /// Lets everything go that may, and names the queue of each.
     pub fn advance(&mut self, now: u64, mut granted: impl FnMut(QueueKey)) {
         self.count(now);
         while let Some(disk) = self.next() {
-            let (queue, _) = self.fair.grant(disk, |cost| *cost);
+            let (queue, request) = self.fair.grant(disk, |request| request.cost);
             self.disks[disk.0].waiting -= 1;
-            self.sent(disk, 1, now);
+            self.count_part(disk, request.cost);
+            if !request.is_sync || mutant("qos.scheduler.syncs-have-slots") {
+                self.sent(disk, 1, now);
+            }
             granted(queue);
         }
     }
@@ -269,14 +279,23 @@ impl Scheduler {
     fn next(&self) -> Option<DiskKey> {
         let Self { fair, disks, .. } = self;
         if !self.is_contended() {
-            return fair.next(|_| true);
+            return fair.next(Kind::Waiting, |_| true);
         }
-        let first = fair.next(|disk| !disks[disk.0].is_stalled)?;
-        if self.slots < self.census.depth {
-            return Some(first);
+        let is_alive = |disk: DiskKey| !disks[disk.0].is_stalled;
+        let turn = fair.next(Kind::Waiting, is_alive)?;
+        let is_bounded = !mutant("qos.scheduler.nothing-is-charged-for-going-ahead");
+        let is_in_time = |disk| !is_bounded || fair.lead(disk, turn) <= LEAD;
+        if self.slots < self.census.depth.all {
+            let may_go = |disk| is_alive(disk) && self.has_room(disk);
+            let first = |disk| may_go(disk) && is_in_time(disk);
+            let has_first = !mutant("qos.scheduler.commits-wait-for-their-turn");
+            let first = has_first.then(|| fair.next(Kind::First, first)).flatten();
+            if let Some(disk) = first.or_else(|| fair.next(Kind::Waiting, may_go)) {
+                return Some(disk);
+            }
         }
         // What has nothing on its way needs no slot.
-        fair.next_apart(|disk| fair.lead(disk, first) <= LEAD)
+        fair.next(Kind::Apart, |disk| is_in_time(disk) && self.is_level(disk))
     }
 
     /// How many requests of a queue have been let go since the last call.
@@ -289,7 +308,9 @@ impl Scheduler {
         self.fair.first(queue)?;
         self.census.is_outdated |= self.census.stalls_at <= now;
         self.count(now);
-        Some(self.census.stalls_at).filter(|at| *at < u64::MAX)
+        // A VM that is ahead waits for another one, which may not come.
+        let expected_until = if self.vms.len() > 1 { now + EXPECTED_NS } else { u64::MAX };
+        Some(self.census.stalls_at.min(expected_until)).filter(|at| *at < u64::MAX)
     }
 }
 

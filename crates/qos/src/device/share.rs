@@ -37,7 +37,21 @@ impl Devices {
     }
 }
 
-/// A disk's weight, wherever its files are.
+/// The VM of a disk, at the devices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceVm {
+    /// Disks with the same number are those of one VM.
+    pub id: u32,
+    /// What it gets beside other VMs, at least 1.
+    pub weight: u32,
+}
+
+impl DeviceVm {
+    /// The weight of one of which nothing is known: a vCPU and a GiB of memory.
+    pub const UNKNOWN: u32 = 100;
+}
+
+/// A disk's weight and VM, wherever its files are.
 pub struct DiskShare {
     devices: Arc<Devices>,
     state: Mutex<State>,
@@ -45,14 +59,17 @@ pub struct DiskShare {
 }
 
 struct State {
+    vm: DeviceVm,
     weight: Weight,
     members: BTreeMap<u64, Weak<Member>>,
 }
 
 impl DiskShare {
-    /// Of a new disk.
-    pub fn new(devices: Arc<Devices>, weight: Weight) -> Arc<Self> {
-        let state = Mutex::new(State { weight, members: BTreeMap::new() });
+    /// Of a new disk, which is alone in its VM until another one is [known](Self::set_vm). No other
+    /// disk has its `number`.
+    pub fn new(devices: Arc<Devices>, number: u32, weight: Weight) -> Arc<Self> {
+        let vm = DeviceVm { id: number, weight: DeviceVm::UNKNOWN };
+        let state = Mutex::new(State { vm, weight, members: BTreeMap::new() });
         Arc::new(Self { devices, state, held_back: Arc::default() })
     }
 
@@ -65,11 +82,11 @@ impl DiskShare {
     pub fn charge(&self, file: Box<dyn FileIo>) -> Box<dyn FileIo> {
         let Some(number) = file.device() else { return file };
         let mut state = self.lock();
-        let weight = state.weight;
+        let (vm, weight) = (state.vm, state.weight);
         let known = state.members.get(&number).and_then(Weak::upgrade);
         let member = known.unwrap_or_else(|| {
             let device = self.devices.get(number);
-            let key = device.add_disk(weight);
+            let key = device.add_disk(vm, weight);
             let held_back = Arc::clone(&self.held_back);
             let member = Arc::new(Member { device, key, held_back });
             state.members.insert(number, Arc::downgrade(&member));
@@ -78,7 +95,29 @@ impl DiskShare {
         Box::new(SharedFile::new(file, member))
     }
 
-    /// Changes what the disk gets of a contended device.
+    /// Says whose disk it is, and what that VM gets of a contended device.
+    pub fn set_vm(&self, vm: DeviceVm) {
+        let mut state = self.lock();
+        if state.vm == vm {
+            return;
+        }
+        state.vm = vm;
+        for member in state.members.values().filter_map(Weak::upgrade) {
+            member.device.set_vm(member.key, vm);
+        }
+    }
+
+    /// Whose disk it is, as far as has been said.
+    pub fn vm(&self) -> DeviceVm {
+        self.lock().vm
+    }
+
+    /// What the disk gets of its VM's part.
+    pub fn weight(&self) -> Weight {
+        self.lock().weight
+    }
+
+    /// Changes what the disk gets of its VM's part of a contended device.
     pub fn set_weight(&self, weight: Weight) {
         let mut state = self.lock();
         state.weight = weight;
@@ -91,5 +130,10 @@ impl DiskShare {
     /// together.
     pub fn held_back(&self) -> (u64, Duration) {
         self.held_back.read()
+    }
+
+    /// How many syncs its files have been asked for.
+    pub fn syncs(&self) -> u64 {
+        self.held_back.syncs()
     }
 }

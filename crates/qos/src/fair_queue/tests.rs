@@ -1,47 +1,63 @@
+use super::level::Kinds;
 use super::*;
 
 fn weight(weight: u32) -> Weight {
     Weight::new(weight).unwrap()
 }
 
-/// Disks of these weights with a queue each.
+/// Disks of these weights with a queue each, all of one VM.
 fn disks(weights: &[u32]) -> (FairQueue<u64>, Vec<(DiskKey, QueueKey)>) {
     let mut fair = FairQueue::default();
+    let vm = fair.add_vm(7);
     let add = |it: &u32| {
-        let disk = fair.add_disk(weight(*it));
-        (disk, fair.add_queue(disk))
+        let disk = fair.add_disk(vm, weight(*it));
+        (disk, fair.add_queue(disk, Rank::Usual))
     };
     let keys = weights.iter().map(add).collect();
     (fair, keys)
 }
 
 fn pop(fair: &mut FairQueue<u64>) -> Option<(DiskKey, QueueKey, u64)> {
-    let disk = fair.next(|_| true)?;
-    let before = fair.virtual_time;
+    let disk = fair.next(Kind::Waiting, |_| true)?;
+    let times = |fair: &FairQueue<u64>| {
+        let vm = &fair.vms[fair.disks[disk.0].vm];
+        (fair.top.virtual_time, vm.level.virtual_time)
+    };
+    let before = times(fair);
     let (queue, cost) = fair.grant(disk, |cost| *cost);
-    assert!(fair.virtual_time >= before, "virtual time went back");
+    let after = times(fair);
+    assert!(after.0 >= before.0 && after.1 >= before.1, "virtual time went back");
     Some((disk, queue, cost))
 }
 
 /// What is kept of those that wait is what there is.
 fn audit(fair: &FairQueue<u64>) {
-    let waiting = || fair.disks.iter().filter(|(_, disk)| disk.waits());
-    let turns: BTreeSet<Turn> = waiting().map(|(at, disk)| (disk.tag, at)).collect();
-    assert_eq!(fair.order, turns);
-    let apart = waiting().filter(|(_, disk)| disk.apart);
-    assert_eq!(fair.apart, apart.map(|(at, disk)| (disk.tag, at)).collect());
-    let weights = waiting().map(|(_, disk)| u64::from(disk.weight.get())).sum();
-    assert_eq!(fair.waiting_weights, weights);
+    let nowhere = (Share::new(1), Kinds::default());
+    let mut top = Level::default();
+    top.virtual_time = fair.top.virtual_time;
+    for (at, vm) in &fair.vms {
+        let mut level = Level::default();
+        level.virtual_time = vm.level.virtual_time;
+        for (disk, state) in fair.disks.iter().filter(|(_, disk)| disk.vm == at) {
+            level.moved(disk, nowhere, state.place());
+        }
+        assert_eq!(vm.level, level);
+        top.moved(at, nowhere, vm.place());
+    }
+    assert_eq!(fair.top, top);
 }
 
 #[test]
 fn those_that_wait_are_known_whatever_happens() {
     let (mut fair, mut keys) = disks(&[100, 1, 10_000, 100, 50]);
+    let vms = [fair.vm_of(keys[0].0), fair.add_vm(1), fair.add_vm(u32::MAX)];
     let mut random = fastrand::Rng::with_seed(11);
     for _ in 0..20_000 {
         let at = random.usize(..keys.len());
         let (disk, queue) = keys[at];
-        match random.u8(..10) {
+        match random.u8(..12) {
+            10 => fair.move_disk(disk, vms[random.usize(..3)]),
+            11 => fair.set_vm_weight(vms[random.usize(..3)], random.u32(1..)),
             0..4 => fair.push(queue, random.u64(1..100)),
             4..7 => drop(pop(&mut fair)),
             7 => fair.refund(disk, random.u64(..50)),
@@ -50,8 +66,9 @@ fn those_that_wait_are_known_whatever_happens() {
             _ => {
                 fair.remove_queue(queue);
                 fair.remove_disk(disk);
-                let disk = fair.add_disk(weight(100));
-                keys[at] = (disk, fair.add_queue(disk));
+                let disk = fair.add_disk(vms[random.usize(..3)], weight(100));
+                let rank = if random.bool() { Rank::First } else { Rank::Usual };
+                keys[at] = (disk, fair.add_queue(disk, rank));
             }
         }
         audit(&fair);
@@ -72,7 +89,7 @@ fn the_disk_whose_turn_it_is_is_found_without_a_look_at_the_others() {
     keys.iter().for_each(|(_, queue)| fair.push(*queue, 10));
     let looks = std::cell::Cell::new(0);
     let may_go = |_| looks.replace(looks.get() + 1) < usize::MAX;
-    assert_eq!(fair.next(may_go), Some(keys[0].0));
+    assert_eq!(fair.next(Kind::Waiting, may_go), Some(keys[0].0));
     assert_eq!(looks.get(), 1);
 }
 
@@ -124,8 +141,9 @@ fn a_disk_that_was_idle_gets_nothing_for_that_time() {
 #[test]
 fn queues_of_a_disk_take_turns_and_keep_their_order() {
     let mut fair = FairQueue::default();
-    let disk = fair.add_disk(Weight::default());
-    let queues = [0, 1, 2].map(|_| fair.add_queue(disk));
+    let vm = fair.add_vm(1);
+    let disk = fair.add_disk(vm, Weight::default());
+    let queues = [0, 1, 2].map(|_| fair.add_queue(disk, Rank::Usual));
     // The first one is deep, the others are not.
     for (at, queue) in [(0, 5), (1, 1), (2, 2)] {
         (0..queue).for_each(|nth| fair.push(queues[at], at as u64 * 10 + nth));
@@ -153,10 +171,13 @@ fn virtual_time_never_goes_back_and_nothing_waits_for_ever() {
             fair.set_weight(keys[at].0, weight(random.u32(1..=Weight::MAX)));
         }
         let blocked = random.usize(0..8);
-        let Some(disk) = fair.next(|disk| disk.0 != blocked) else { continue };
-        let before = fair.virtual_time;
+        let Some(disk) = fair.next(Kind::Waiting, |disk| disk.0 != blocked) else {
+            continue;
+        };
+        let vm = fair.vm_of(disk).place();
+        let before = fair.vms[vm].level.virtual_time;
         fair.grant(disk, |cost| *cost);
-        assert!(fair.virtual_time >= before);
+        assert!(fair.vms[vm].level.virtual_time >= before);
         waiting[disk.0] -= 1;
         for (other, passed) in passed_by.iter_mut().enumerate() {
             *passed = if other == disk.0 || waiting[other] == 0 { 0 } else { *passed + 1 };
@@ -167,5 +188,78 @@ fn virtual_time_never_goes_back_and_nothing_waits_for_ever() {
         assert_eq!(fair.take_all(queue).len() as u64, waiting[fair.disk_of(queue).0]);
         fair.remove_queue(queue);
     }
-    assert!(fair.next(|_| true).is_none());
+    assert!(fair.next(Kind::Waiting, |_| true).is_none());
+}
+
+/// Disks of VMs of these weights with a queue each, in pairs of a VM and a weight.
+fn in_vms(vms: &[u32], disks: &[(usize, u32)]) -> (FairQueue<u64>, Vec<(DiskKey, QueueKey)>) {
+    let mut fair = FairQueue::default();
+    let vms: Vec<VmKey> = vms.iter().map(|weight| fair.add_vm(*weight)).collect();
+    let add = |(vm, own): &(usize, u32)| {
+        let disk = fair.add_disk(vms[*vm], weight(*own));
+        (disk, fair.add_queue(disk, Rank::Usual))
+    };
+    let keys = disks.iter().map(add).collect();
+    (fair, keys)
+}
+
+/// What each disk gets of 100,000 requests while all of them wait.
+fn parts(fair: &mut FairQueue<u64>, keys: &[(DiskKey, QueueKey)]) -> Vec<f64> {
+    keys.iter().for_each(|(_, queue)| fair.push(*queue, 10));
+    let mut got = vec![0.0; keys.len()];
+    for _ in 0..100_000 {
+        let (disk, queue, _) = pop(fair).unwrap();
+        got[disk.0] += 1e-5;
+        fair.push(queue, 10);
+    }
+    got
+}
+
+/// A VM with four disks got four times what one of the same weight with one disk got.
+#[test]
+fn vms_share_by_weight_however_many_disks_they_have() {
+    let disks = [(0, 100), (1, 100), (1, 100), (1, 300), (1, 500)];
+    for weights in [[4, 1], [400, 100], [u32::MAX / 100 * 4, u32::MAX / 100]] {
+        let (mut fair, keys) = in_vms(&weights, &disks);
+        let got = parts(&mut fair, &keys);
+        for (got, expected) in got.iter().zip([0.8, 0.02, 0.02, 0.06, 0.1]) {
+            assert!((got / expected - 1.0).abs() < 0.01, "{got:?}");
+        }
+    }
+}
+
+/// What one of its disks leaves is for the others of the VM, not for all.
+#[test]
+fn a_vm_has_what_its_disks_leave() {
+    let (mut fair, keys) = in_vms(&[1, 1], &[(0, 100), (1, 100), (1, 9900)]);
+    let busy = [keys[0], keys[1]];
+    let got = parts(&mut fair, &busy);
+    assert!((got[0] - 0.5).abs() < 0.001 && (got[1] - 0.5).abs() < 0.001, "{got:?}");
+}
+
+#[test]
+fn a_disk_that_is_found_to_be_of_another_vm_has_its_part_there() {
+    let (mut fair, keys) = in_vms(&[1, 1, 1], &[(0, 100), (1, 100), (2, 100)]);
+    let third = |got: &[f64]| got.iter().all(|it| (it - 1.0 / 3.0).abs() < 0.001);
+    assert!(third(&parts(&mut fair, &keys)));
+    keys.iter().for_each(|(_, queue)| drop(fair.take_all(*queue)));
+    let vm = fair.vm_of(keys[1].0);
+    fair.move_disk(keys[2].0, vm);
+    let got = parts(&mut fair, &keys);
+    assert!((got[0] - 0.5).abs() < 0.001 && (got[2] - 0.25).abs() < 0.001, "{got:?}");
+}
+
+/// They are charged: their disk, and its VM, get no more than without them.
+#[test]
+fn what_goes_first_goes_before_the_rest_of_its_disk() {
+    let mut fair = FairQueue::default();
+    let vm = fair.add_vm(1);
+    let disk = fair.add_disk(vm, Weight::default());
+    let queues = [Rank::Usual, Rank::First].map(|rank| fair.add_queue(disk, rank));
+    (0..3).for_each(|nth| fair.push(queues[0], nth));
+    (10..12).for_each(|nth| fair.push(queues[1], nth));
+    assert_eq!(fair.next(Kind::First, |_| true), Some(disk));
+    let order: Vec<u64> = std::iter::from_fn(|| pop(&mut fair).map(|it| it.2)).collect();
+    assert_eq!(order, [10, 11, 0, 1, 2]);
+    assert_eq!(fair.next(Kind::First, |_| true), None);
 }

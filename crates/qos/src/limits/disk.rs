@@ -49,7 +49,7 @@ impl DiskLimits {
     }
 
     /// How much it gets of what its group may use.
-    pub fn weight(&self) -> Weight {
+    pub fn weight(&self) -> u32 {
         self.group.lock().line.weight(self.key)
     }
 

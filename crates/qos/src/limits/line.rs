@@ -14,6 +14,7 @@ use flowstone_block::mutant;
 use slab::Slab;
 
 use super::budget::{Budget, Cost};
+use crate::fair_queue::{Kind, Rank, VmKey};
 use crate::{DiskKey, FairQueue, Limit, QueueKey, Weight};
 
 /// Requests are let go in steps of so long, where their queue has more than one waiting: each step
@@ -32,9 +33,10 @@ const KNOWN_MAX: usize = 1024;
 const FIRST_BYTES: u64 = 4096;
 
 /// See the module.
-#[derive(Default)]
 pub struct Line {
     group: Budget,
+    /// All disks are those of one VM here: the group is shared by their own weights.
+    vm: VmKey,
     disks: Slab<Disk>,
     queues: Slab<Queue>,
     fair: FairQueue<Cost>,
@@ -64,9 +66,17 @@ pub struct Lease {
     pub counts_bytes: bool,
 }
 
+impl Default for Line {
+    fn default() -> Self {
+        let mut fair = FairQueue::default();
+        let vm = fair.add_vm(1);
+        Self { group: Budget::default(), vm, disks: Slab::new(), queues: Slab::new(), fair }
+    }
+}
+
 impl Line {
     pub fn add_disk(&mut self, weight: Weight) -> DiskKey {
-        let key = self.fair.add_disk(weight);
+        let key = self.fair.add_disk(self.vm, weight);
         let at = self.disks.insert(Disk::default());
         // Both slabs are filled and emptied together, so they give the same places.
         assert!(at == key.0, "a disk has one key");
@@ -80,7 +90,7 @@ impl Line {
     }
 
     pub fn add_queue(&mut self, disk: DiskKey) -> QueueKey {
-        let key = self.fair.add_queue(disk);
+        let key = self.fair.add_queue(disk, Rank::Usual);
         let queue = Queue { mean_bytes: FIRST_BYTES, granted: Cost::default() };
         assert!(self.queues.insert(queue) == key.0, "a queue has one key");
         key
@@ -97,7 +107,7 @@ impl Line {
         self.fair.set_weight(disk, weight);
     }
 
-    pub fn weight(&self, disk: DiskKey) -> Weight {
+    pub fn weight(&self, disk: DiskKey) -> u32 {
         self.fair.weight(disk)
     }
 
@@ -153,11 +163,11 @@ impl Line {
 
     /// Lets everything go that may.
     fn advance(&mut self, now: u64) {
-        let Self { group, disks, queues, fair } = self;
+        let Self { group, disks, queues, fair, vm: _ } = self;
         loop {
             let at = group.ready_at();
             let may_go = |disk: &Disk| !disk.owed.is_zero() || disk.budget.ready_at() <= now;
-            let next = fair.next(|disk| may_go(&disks[disk.0]));
+            let next = fair.next(Kind::Waiting, |disk| may_go(&disks[disk.0]));
             let Some(key) = next.filter(|_| at <= now) else { return };
             // Tokens that nobody has used are no credit while something is owed.
             let owes = disks.iter().any(|(_, disk)| !disk.owed.is_zero());

@@ -127,7 +127,7 @@ impl Reads {
         let tag = self.parts.insert(ReadPart { reading: index, kind: PartKind::Run(run) });
         let op = FileOp::Read { offset, bytes: bytes as u64 };
         let request = FileRequest::new(op, memory, Purpose::Read.tag(tag));
-        queue.file.submit(request.dont_cache(is_journal));
+        queue.file.submit(request.dont_cache(is_journal).first(is_journal));
     }
 
     fn start_single(

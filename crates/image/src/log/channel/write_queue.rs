@@ -269,7 +269,9 @@ impl WriteQueue {
         let tag = Purpose::Record.tag(self.records.insert(record));
         self.being_written += 1;
         let op = FileOp::Write { offset, bytes: bytes as u64, durable: false };
-        queue.file.submit(FileRequest::new(op, memory, tag).dont_cache(only_journal));
+        queue
+            .file
+            .submit(FileRequest::new(op, memory, tag).dont_cache(only_journal).first(only_journal));
     }
 
     pub fn finish_record(&mut self, queue: &mut Queue, index: usize, outcome: Outcome) {

@@ -203,7 +203,8 @@ impl Qcow2Channel {
                 unsafe { MemoryList::new(list) }
             };
             let op = op(FileOffset::new(offset), bytes);
-            self.file.submit(FileRequest::new(op, memory, tag).dont_cache(is_journal));
+            self.file
+                .submit(FileRequest::new(op, memory, tag).dont_cache(is_journal).first(is_journal));
         }
         tag
     }

@@ -1,13 +1,21 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use super::depth::DEPTH_LEAST;
+use super::state::{ACTIVE_FOR_NS, STALLED_NS};
 use super::*;
 
 mod cost;
 mod depth;
+mod vms;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MS;
+
+/// A VM of which nothing is known.
+fn vm(id: u32) -> DeviceVm {
+    DeviceVm { id, weight: DeviceVm::UNKNOWN }
+}
 
 /// A disk that keeps so many requests of so many bytes at a device.
 struct Driver {
@@ -37,8 +45,8 @@ impl Bench {
     fn new(drivers: &[(u32, usize, u64)]) -> Self {
         let mut scheduler = Scheduler::default();
         let make = |(weight, depth, bytes): &(u32, usize, u64)| {
-            let disk = scheduler.add_disk(Weight::new(*weight).unwrap());
-            let (queue, waiting) = (scheduler.add_queue(disk), Default::default());
+            let disk = scheduler.add_disk(vm(0), Weight::new(*weight).unwrap());
+            let (queue, waiting) = (scheduler.add_queue(disk, Rank::Usual), Default::default());
             let (depth, bytes) = (*depth, *bytes);
             let (on_their_way, done, longest_ns) = (0, 0, 0);
             Driver { disk, queue, depth, bytes, waiting, on_their_way, done, longest_ns }
@@ -55,7 +63,7 @@ impl Bench {
             let mut has_new = false;
             while driver.waiting.len() + driver.on_their_way < driver.depth {
                 scheduler.touch(driver.disk, *now);
-                scheduler.push(driver.queue, driver.bytes);
+                scheduler.push(driver.queue, Pending::of_bytes(driver.bytes));
                 driver.waiting.push_back(*now);
                 has_new = true;
             }
@@ -79,7 +87,18 @@ impl Bench {
     fn run(&mut self, time: u64) {
         let end = self.now + time;
         self.send();
-        while let Some(Reverse((at, driver, since))) = self.on_their_way.pop() {
+        loop {
+            let Some(Reverse((at, driver, since))) = self.on_their_way.pop() else {
+                // Nothing will come back: what waits has named a time.
+                let mut waiting = self.drivers.iter().filter(|it| !it.waiting.is_empty());
+                let Some(queue) = waiting.next().map(|it| it.queue) else { return };
+                self.now = self.scheduler.next_look(queue, self.now).unwrap();
+                if self.now > end {
+                    return;
+                }
+                self.send();
+                continue;
+            };
             self.now = at;
             if at > end {
                 return self.on_their_way.push(Reverse((at, driver, since)));
@@ -147,21 +166,21 @@ fn a_disk_that_has_asked_for_nothing_for_a_while_holds_nobody_back() {
 fn a_disk_whose_requests_hang_does_not_keep_others_from_sending() {
     let mut scheduler = Scheduler::default();
     let [(dead, dead_queue), (live, live_queue)] = [(); 2].map(|()| {
-        let disk = scheduler.add_disk(Weight::default());
-        (disk, scheduler.add_queue(disk))
+        let disk = scheduler.add_disk(vm(0), Weight::default());
+        (disk, scheduler.add_queue(disk, Rank::Usual))
     });
     assert!(!scheduler.touch(dead, SECOND));
     assert!(scheduler.touch(live, SECOND));
-    (0..100).for_each(|_| scheduler.push(dead_queue, 4096));
+    (0..100).for_each(|_| scheduler.push(dead_queue, Pending::of_bytes(4096)));
     scheduler.pushed(dead, SECOND);
     scheduler.advance(SECOND, |_| {});
     assert_eq!(scheduler.take_granted(dead_queue), DEPTH_LEAST);
     // It goes on without a slot, one at a time, until it has had more than its part.
     let now = SECOND + MS;
     // Usually it has one there.
-    scheduler.push(live_queue, 4096);
+    scheduler.push(live_queue, Pending::of_bytes(4096));
     scheduler.pushed(live, now);
-    (1..30).for_each(|_| scheduler.push(live_queue, 4096));
+    (1..30).for_each(|_| scheduler.push(live_queue, Pending::of_bytes(4096)));
     let mut sent = 0;
     loop {
         scheduler.advance(now, |queue| assert_eq!(queue, live_queue));

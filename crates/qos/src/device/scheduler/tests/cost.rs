@@ -12,21 +12,21 @@ const WANTED: usize = 8;
 /// Nanoseconds for a request that comes back, one that comes, and one that goes.
 fn cost(disks: usize) -> f64 {
     let mut scheduler = Scheduler::default();
-    let add = |_| {
-        let disk = scheduler.add_disk(Weight::default());
-        (disk, scheduler.add_queue(disk))
+    let add = |id| {
+        let disk = scheduler.add_disk(vm(id as u32), Weight::default());
+        (disk, scheduler.add_queue(disk, Rank::Usual))
     };
     let keys: Vec<(DiskKey, QueueKey)> = (0..disks).map(add).collect();
     let mut now = SECOND;
     for (disk, queue) in &keys {
         scheduler.touch(*disk, now);
-        (0..WANTED).for_each(|_| scheduler.push(*queue, 4096));
+        (0..WANTED).for_each(|_| scheduler.push(*queue, Pending::of_bytes(4096)));
         scheduler.pushed(*disk, now);
     }
     let mut on_their_way = std::collections::VecDeque::new();
     let disk_of = |queue| keys.iter().position(|(_, it)| *it == queue).unwrap();
     scheduler.advance(now, |queue| on_their_way.push_back(queue));
-    let places: std::collections::BTreeMap<QueueKey, usize> =
+    let places: BTreeMap<QueueKey, usize> =
         keys.iter().map(|(_, queue)| (*queue, disk_of(*queue))).collect();
     let begin = Instant::now();
     for _ in 0..GRANTS {
@@ -36,7 +36,7 @@ fn cost(disks: usize) -> f64 {
         let (disk, _) = keys[places[&queue]];
         scheduler.came_back(disk, 1, now);
         scheduler.touch(disk, now);
-        scheduler.push(queue, 4096);
+        scheduler.push(queue, Pending::of_bytes(4096));
         scheduler.pushed(disk, now);
         scheduler.advance(now, |queue| on_their_way.push_back(queue));
         scheduler.take_granted(queue);

@@ -195,9 +195,9 @@ fn a_disk_whose_request_is_at_a_slow_device_is_active() {
 #[test]
 fn a_queue_that_goes_takes_what_waits_with_it() {
     let mut scheduler = Scheduler::default();
-    let disk = scheduler.add_disk(Weight::default());
-    let queues = [(); 2].map(|()| scheduler.add_queue(disk));
-    queues.iter().for_each(|queue| scheduler.push(*queue, 4096));
+    let disk = scheduler.add_disk(vm(0), Weight::default());
+    let queues = [(); 2].map(|()| scheduler.add_queue(disk, Rank::Usual));
+    queues.iter().for_each(|queue| scheduler.push(*queue, Pending::of_bytes(4096)));
     scheduler.remove_queue(queues[0]);
     assert_eq!(scheduler.disks[disk.0].waiting, 1);
     scheduler.advance(SECOND, |_| {});
@@ -208,10 +208,10 @@ fn a_queue_that_goes_takes_what_waits_with_it() {
 #[test]
 fn demand_is_what_waits_and_what_is_with_the_device() {
     let mut scheduler = Scheduler::default();
-    let disk = scheduler.add_disk(Weight::default());
-    let queue = scheduler.add_queue(disk);
+    let disk = scheduler.add_disk(vm(0), Weight::default());
+    let queue = scheduler.add_queue(disk, Rank::Usual);
     scheduler.sent(disk, 7, SECOND);
-    scheduler.push(queue, 4096);
+    scheduler.push(queue, Pending::of_bytes(4096));
     scheduler.pushed(disk, SECOND);
     let demand = &scheduler.disks[disk.0].demand;
     assert_eq!((demand.requests(), demand.cost()), (8.0, (REQUEST_BYTES + 4096) as f64));

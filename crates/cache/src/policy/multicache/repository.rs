@@ -1,0 +1,177 @@
+//! MultiCache's metadata repository: how often sectors have been read, and how often written, in
+//! tables of their own, of a fixed size.
+//!
+//! A sector's address is a chunk of the disk and a segment in it. The hash of the chunk is the key
+//! of an index; under each key there are [`LAMBDA`] metadata tables against collisions, and an
+//! entry of one of them counts the segments of a chunk. A chunk that finds all of them taken takes
+//! the place of the one that was used longest ago.
+
+use crate::names::{BlockId, spread};
+
+/// λ: chunks whose keys are the same and that are counted side by side.
+const LAMBDA: usize = 4;
+/// Segments, blocks of 4 KiB, of a chunk.
+const SEGMENTS: u64 = 8;
+/// No chunk has this address.
+const NONE: u64 = u64::MAX;
+
+/// What is counted of a chunk.
+#[derive(Clone, Copy, Debug)]
+struct Metadata {
+    chunk: u64,
+    /// On the clock of accesses, which goes round.
+    used_at: u32,
+    counts: [u16; SEGMENTS as usize],
+}
+
+const UNUSED: Metadata = Metadata { chunk: NONE, used_at: 0, counts: [0; SEGMENTS as usize] };
+
+/// Accesses of one kind.
+#[derive(Debug)]
+struct Counted {
+    /// By key, those of the λ tables side by side.
+    entries: Vec<[Metadata; LAMBDA]>,
+    /// How many blocks are counted.
+    blocks: usize,
+}
+
+impl Counted {
+    fn new(chunks: usize) -> Self {
+        let keys = chunks.div_ceil(LAMBDA).next_power_of_two();
+        Self { entries: vec![[UNUSED; LAMBDA]; keys], blocks: 0 }
+    }
+
+    fn key(&self, chunk: u64) -> usize {
+        spread(BlockId(chunk), 0) as usize & (self.entries.len() - 1)
+    }
+
+    /// How often the block has been accessed, as far as that is remembered.
+    fn count(&self, block: BlockId) -> u32 {
+        let (chunk, segment) = address(block);
+        let known = self.entries[self.key(chunk)].iter().find(|entry| entry.chunk == chunk);
+        known.map_or(0, |entry| entry.counts[segment].into())
+    }
+
+    /// It is accessed once more. Returns how often it has been.
+    fn add(&mut self, block: BlockId, now: u32) -> u32 {
+        let (chunk, segment) = address(block);
+        let key = self.key(chunk);
+        let entries = &mut self.entries[key];
+        let known = entries.iter().position(|entry| entry.chunk == chunk);
+        let at = known.unwrap_or_else(|| {
+            let age = |entry: &Metadata| match entry.chunk {
+                NONE => u64::MAX,
+                _ => now.wrapping_sub(entry.used_at).into(),
+            };
+            let oldest = (0..LAMBDA).max_by_key(|at| age(&entries[*at])).unwrap_or_default();
+            self.blocks -= entries[oldest].counts.iter().filter(|count| **count > 0).count();
+            entries[oldest] = Metadata { chunk, ..UNUSED };
+            oldest
+        });
+        let entry = &mut entries[at];
+        entry.used_at = now;
+        self.blocks += usize::from(entry.counts[segment] == 0);
+        entry.counts[segment] = entry.counts[segment].saturating_add(1);
+        entry.counts[segment].into()
+    }
+
+    fn forget(&mut self, block: BlockId) {
+        let (chunk, segment) = address(block);
+        let key = self.key(chunk);
+        let known = self.entries[key].iter_mut().find(|entry| entry.chunk == chunk);
+        if let Some(entry) = known {
+            self.blocks -= usize::from(entry.counts[segment] > 0);
+            entry.counts[segment] = 0;
+        }
+    }
+}
+
+/// Chunk and segment.
+const fn address(block: BlockId) -> (u64, usize) {
+    (block.0 / SEGMENTS, (block.0 % SEGMENTS) as usize)
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Repository {
+    reads: Counted,
+    writes: Counted,
+    now: u32,
+}
+
+impl Repository {
+    /// Counts reads of so many chunks at least, and writes of as many.
+    pub fn new(chunks: usize) -> Self {
+        Self { reads: Counted::new(chunks), writes: Counted::new(chunks), now: 0 }
+    }
+
+    /// A block is read. Returns how often it has been accessed.
+    pub fn read(&mut self, block: BlockId) -> u32 {
+        self.now = self.now.wrapping_add(1);
+        self.reads.add(block, self.now) + self.writes.count(block)
+    }
+
+    /// The same of one that is written.
+    pub fn write(&mut self, block: BlockId) -> u32 {
+        self.now = self.now.wrapping_add(1);
+        self.writes.add(block, self.now) + self.reads.count(block)
+    }
+
+    /// Its content is gone, and so are its accesses.
+    pub fn forget(&mut self, block: BlockId) {
+        self.reads.forget(block);
+        self.writes.forget(block);
+    }
+
+    /// How many blocks are counted; one that is read and written counts twice.
+    pub fn len(&self) -> usize {
+        self.reads.blocks + self.writes.blocks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_and_writes_are_counted_apart_and_together() {
+        let mut repository = Repository::new(64);
+        let block = BlockId::of_disk(3, 77);
+        assert_eq!([(); 3].map(|()| repository.read(block)), [1, 2, 3]);
+        assert_eq!(repository.write(block), 4);
+        assert_eq!((repository.reads.count(block), repository.writes.count(block)), (3, 1));
+        // Another segment of the chunk, and the same one of another disk.
+        assert_eq!(repository.read(BlockId::of_disk(3, 78)), 1);
+        assert_eq!(repository.read(BlockId::of_disk(4, 77)), 1);
+        assert_eq!(repository.len(), 4);
+        repository.forget(block);
+        assert_eq!((repository.read(block), repository.len()), (1, 3));
+    }
+
+    /// Reads do not push out what is known of writes, however many there are.
+    #[test]
+    fn each_table_replaces_what_it_has_not_used_for_longest() {
+        let mut repository = Repository::new(64);
+        let chunk = |at| BlockId(at * SEGMENTS);
+        repository.write(chunk(0));
+        repository.read(chunk(0));
+        for at in 1..10_000 {
+            repository.read(chunk(at));
+            if at < 1000 {
+                repository.read(chunk(5000));
+            }
+        }
+        assert_eq!((repository.reads.count(chunk(0)), repository.writes.count(chunk(0))), (0, 1));
+        assert!(repository.len() <= 64 + 1);
+        // λ of the same key are there side by side, and one that is used stays.
+        let mut counted = Counted::new(LAMBDA);
+        assert_eq!(counted.entries.len(), 1);
+        for now in 1..100 {
+            counted.add(chunk(0), 2 * now);
+            counted.add(chunk(now.into()), 2 * now + 1);
+        }
+        assert_eq!(counted.count(chunk(0)), 99);
+        let kept = (1..100).filter(|at| counted.count(chunk(*at)) > 0);
+        assert_eq!(kept.collect::<Vec<_>>(), [97, 98, 99]);
+    }
+}

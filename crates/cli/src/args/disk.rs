@@ -1,0 +1,143 @@
+//! What can be done with the disks of a running daemon.
+
+use std::path::PathBuf;
+
+use clap::{
+    Arg, ArgAction, ArgGroup, ArgMatches, Args as ClapArgs, Command, Error, FromArgMatches,
+    Subcommand,
+};
+use flowstone_block::SizeChange;
+use flowstone_daemon::{DiskTable, typed_disk};
+use flowstone_qos::ShareArgs;
+use toml::Table;
+
+use super::Daemon;
+
+/// Arguments of `disk`.
+#[derive(Debug, ClapArgs)]
+pub struct Disk {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: DiskCommand,
+}
+
+/// The subcommands of `disk`.
+#[derive(Debug, Subcommand)]
+pub enum DiskCommand {
+    /// Serve one more disk; returns when a guest can connect
+    Add(AddDisk),
+    /// List all disks, whatever has become of them
+    List(ListDisks),
+    /// Show one disk: its state, and the keys that it was given
+    Show(ShowDisk),
+    /// Serve a disk no longer; returns when its socket is gone and its image is free
+    Remove(RemoveDisk),
+    /// Change a disk, from now on
+    Set(SetDisk),
+}
+
+/// Arguments of `disk add`.
+#[derive(Debug)]
+pub struct AddDisk {
+    /// The daemon.
+    pub daemon: Daemon,
+    /// Whether to return at once.
+    pub no_wait: bool,
+    /// The disk's name.
+    pub name: String,
+    /// Its keys.
+    pub keys: Table,
+}
+
+impl ClapArgs for AddDisk {
+    fn augment_args(command: Command) -> Command {
+        let no_wait = Arg::new("no_wait")
+            .long("no-wait")
+            .action(ArgAction::SetTrue)
+            .help("Return when its name and socket are taken, before its image is open");
+        let command = Daemon::augment_args(command).arg(no_wait);
+        DiskTable::augment_args(command)
+            .mut_arg("name", |name| {
+                name.required(true).help(
+                    "Name of the disk in messages, statistics and commands; at most 128 bytes",
+                )
+            })
+            .group(ArgGroup::new("what").args(["image", "backend"]).required(true))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+impl FromArgMatches for AddDisk {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
+        Ok(Self {
+            daemon: Daemon::from_arg_matches(matches)?,
+            no_wait: matches.get_flag("no_wait"),
+            name: matches.get_one::<String>("name").cloned().unwrap_or_default(),
+            keys: typed_disk(matches),
+        })
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+/// Arguments of `disk list`.
+#[derive(Debug, ClapArgs)]
+pub struct ListDisks {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Arguments of `disk show`.
+#[derive(Debug, ClapArgs)]
+pub struct ShowDisk {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// The disk's name
+    pub name: String,
+}
+
+/// Arguments of `disk remove`.
+#[derive(Debug, ClapArgs)]
+pub struct RemoveDisk {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// Hang up on its guest, if one is attached; what is in flight is finished first
+    #[arg(long)]
+    pub force: bool,
+    /// The disk's name
+    pub name: String,
+}
+
+/// Arguments of `disk set`.
+#[derive(Debug, ClapArgs)]
+#[command(group(
+    ArgGroup::new("change").required(true).multiple(true).args(["limit", "weight", "size"])
+))]
+pub struct SetDisk {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+    /// What it has from now on in place of what it has.
+    #[command(flatten)]
+    pub share: ShareArgs,
+    /// Its size, e.g. 16G, or +1G for so much more: it only grows
+    #[arg(long, value_name = "SIZE", value_parser = SizeChange::parse)]
+    pub size: Option<SizeChange>,
+    /// The disk's name or image
+    pub disk: PathBuf,
+}

@@ -1,0 +1,125 @@
+//! `flowstone disk`
+
+use std::process::ExitCode;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use flowstone_block::{Error, ErrorKind, Printable, Result, format_size};
+use flowstone_daemon::{Client, Command, DiskChange};
+use serde_json::Value;
+
+use super::{disk_meant_by, limit_text, only_print_from_now_on, print_json};
+use crate::args::{AddDisk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
+
+/// Time between two looks whether a disk is open, at first and at most.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(200);
+/// What takes longer is told.
+const QUIET: Duration = Duration::from_secs(1);
+
+pub fn run(command: DiskCommand) -> Result<ExitCode> {
+    match command {
+        DiskCommand::Add(args) => add(args)?,
+        DiskCommand::List(args) => list(&args)?,
+        DiskCommand::Show(args) => show(&args)?,
+        DiskCommand::Remove(args) => remove(args)?,
+        DiskCommand::Set(args) => set(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn add(args: AddDisk) -> Result<()> {
+    let mut daemon = Client::connect(&args.daemon.control)?;
+    let name = args.name;
+    let mut disk = daemon.run(&Command::Add(name.clone(), args.keys))?;
+    let (begin, mut pause, mut is_told) = (Instant::now(), LOOK_AGAIN, args.no_wait);
+    while disk["state"] == "opening" && !args.no_wait {
+        if !is_told && begin.elapsed() > QUIET {
+            eprintln!("flowstone: {name} is being opened: its image is locked, or recovered");
+            is_told = true;
+        }
+        sleep(pause);
+        pause = (2 * pause).min(LOOK_AGAIN_MAX);
+        disk = daemon.run(&Command::Show(name.clone()))?;
+    }
+    if disk["state"] == "failed" {
+        return Err(error_of(&disk["error"]));
+    }
+    let socket = Printable(disk["socket"].as_str().unwrap_or("-"));
+    let state = disk["state"].as_str().unwrap_or("-");
+    println!("{}: {state}, {socket}", Printable(&name));
+    Ok(())
+}
+
+/// Why a disk is not served.
+fn error_of(error: &Value) -> Error {
+    let text = |key: &str| error[key].as_str().unwrap_or("-").to_owned();
+    let kind = ErrorKind::from_name(&text("kind")).unwrap_or(ErrorKind::Host);
+    Error::new(kind, text("what"), text("why"), text("advice"))
+}
+
+fn list(args: &ListDisks) -> Result<()> {
+    let disks = Client::connect(&args.daemon.control)?.run(&Command::Disks)?;
+    only_print_from_now_on();
+    if args.json {
+        print_json(&disks);
+    } else {
+        disks.as_array().into_iter().flatten().for_each(print_line);
+    }
+    Ok(())
+}
+
+fn print_line(disk: &Value) {
+    let text = |key: &str| Printable(disk[key].as_str().unwrap_or("-").to_owned());
+    let guest = if disk["connected"] == true { "a guest is attached" } else { "no guest" };
+    println!(
+        "{}  {} ({}), {guest}, socket {}, image {}",
+        text("name"),
+        text("state"),
+        text("origin"),
+        text("socket"),
+        text("image")
+    );
+    if disk["error"].is_object() {
+        println!("  {}", error_of(&disk["error"]));
+    }
+}
+
+fn show(args: &ShowDisk) -> Result<()> {
+    let command = Command::Show(args.name.clone());
+    let disk = Client::connect(&args.daemon.control)?.run(&command)?;
+    only_print_from_now_on();
+    if args.json {
+        print_json(&disk);
+        return Ok(());
+    }
+    print_line(&disk);
+    for (key, value) in disk["keys"].as_object().into_iter().flatten() {
+        let text = |part: &str| Printable(value[part].as_str().unwrap_or("-").to_owned());
+        println!("  {key} = {} ({})", text("value"), text("origin"));
+    }
+    Ok(())
+}
+
+fn remove(args: RemoveDisk) -> Result<()> {
+    let command = Command::Remove { name: args.name.clone(), force: args.force };
+    Client::connect(&args.daemon.control)?.run(&command)?;
+    println!("{}: removed", Printable(&args.name));
+    Ok(())
+}
+
+fn set(args: &SetDisk) -> Result<()> {
+    let change = DiskChange {
+        size: args.size,
+        limit: args.share.limit.map(|limit| limit.to_string()),
+        weight: args.share.weight.map(|weight| weight.get()),
+    };
+    let command = Command::Change(disk_meant_by(&args.disk), change);
+    let now = Client::connect(&args.daemon.control)?.run(&command)?;
+    only_print_from_now_on();
+    let size = now["capacity_bytes"].as_u64().filter(|_| args.size.is_some());
+    let size = size.map_or_else(String::new, |size| format!(", size {}", format_size(size)));
+    let (name, limit) = (args.disk.display(), limit_text(&now["limit"]));
+    println!("{name}: limit {limit}, weight {}{size}", now["weight"]);
+    Ok(())
+}

@@ -1,0 +1,189 @@
+//! What was asked for on the control socket is there after a restart, and after a kill.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::thread::sleep;
+use std::time::Duration;
+
+use flowstone_testkit::process::Ready;
+use flowstone_testkit::{Daemon, DaemonCommand, HANG, wait_for, wait_until};
+use serde_json::{Value, json};
+
+use crate::fixture::{Place, ask, stop};
+use crate::hot_disks::{list, listed};
+
+/// A daemon that keeps what it is told; `ready` lines say that it listens, that of its control
+/// socket among them.
+fn keeper(place: &Place, args: &[&str], ready: usize) -> Daemon {
+    keeper_command(place, args).ready(Ready::Listening(ready)).spawn().unwrap()
+}
+
+fn keeper_command(place: &Place, args: &[&str]) -> DaemonCommand {
+    DaemonCommand::new(env!("CARGO_BIN_EXE_flowstone"))
+        .args(["serve", "--control", &place.text("control.sock")])
+        .args(["--state-dir", &place.text("state")])
+        .args(args.iter().copied())
+}
+
+fn put(place: &Place, name: &str, keys: &Value) -> u16 {
+    let mut keys = keys.clone();
+    keys["socket"] = place.text(&format!("{name}.sock")).into();
+    ask(place, "PUT", &format!("/v1/disks/{name}"), &keys.to_string()).0
+}
+
+fn set(place: &Place, what: &str, args: &[&str]) -> String {
+    place.succeed(&[&[what, "set", "--control", &place.text("control.sock")], args].concat())
+}
+
+fn is_serving(place: &Place, name: &str) -> bool {
+    listed(place, name)["state"] == "serving"
+}
+
+fn shown(place: &Place, name: &str) -> Value {
+    let show = ["disk", "show", "--control", &place.text("control.sock"), "--json", name];
+    serde_json::from_str(&place.succeed(&show)).unwrap()
+}
+
+#[test]
+fn a_daemon_begins_without_disks_and_has_them_again_after_a_restart_and_after_a_kill() {
+    let place = Place::new();
+    place.succeed(&["create", "--size", "1M", "a.flow"]);
+    let mut daemon = keeper(&place, &[], 1);
+    assert_eq!(daemon.stdout(), format!("listening on {}\n", place.text("control.sock")));
+    assert!(list(&place).is_empty());
+    assert_eq!(put(&place, "a", &json!({ "image": place.text("a.flow"), "weight": 300 })), 202);
+    wait_until("it is served", || is_serving(&place, "a"));
+    assert_eq!(put(&place, "gone", &json!({ "backend": "null:1M" })), 202);
+    wait_until("it is served", || is_serving(&place, "gone"));
+    assert_eq!(ask(&place, "DELETE", "/v1/disks/gone", "").0, 200);
+    assert_eq!(put(&place, "missing", &json!({ "image": place.text("missing.raw") })), 202);
+    set(&place, "disk", &["a", "--limit", "iops=900"]);
+    // Right behind the answer.
+    daemon.kill().unwrap();
+    let refused = place.run(&["serve", "--control", &place.text("c2"), "--state-dir"]);
+    assert_eq!(refused.status.code(), Some(2));
+    for _ in 0..2 {
+        let mut daemon = keeper(&place, &[], 2);
+        wait_until("it has failed", || listed(&place, "missing")["state"] == "failed");
+        assert_eq!(list(&place).len(), 2);
+        assert!(is_serving(&place, "a"));
+        let stats = place.disk_stats("a");
+        assert_eq!((&stats["weight"], &stats["limit"]["iops"]), (&300.into(), &900.into()));
+        let keys = &shown(&place, "a")["keys"];
+        assert_eq!(keys["weight"], json!({ "value": "300", "origin": "api" }));
+        let second = place.refused(&[
+            "serve",
+            "--control",
+            &place.text("second.sock"),
+            "--state-dir",
+            &place.text("state"),
+        ]);
+        assert!(second.contains("another daemon is using it"), "{second}");
+        daemon.kill().unwrap();
+    }
+}
+
+fn file(place: &Place, weight: &str) -> String {
+    let text = format!(
+        "[[group]]\nname = 'web'\niops = 100\n\
+         [[disk]]\nname = 'a'\nbackend = 'null:1M'\nsocket = '{}'\ngroup = 'web'\n{weight}\n",
+        place.text("a.sock")
+    );
+    fs::write(place.path("flowstone.toml"), text).unwrap();
+    place.text("flowstone.toml")
+}
+
+#[test]
+fn what_was_set_of_a_disk_of_the_file_wins_until_the_file_changes() {
+    let place = Place::new();
+    let config = file(&place, "weight = 100");
+    let daemon = keeper(&place, &["--config", &config], 2);
+    set(&place, "disk", &["a", "--weight", "7"]);
+    set(&place, "group", &["web", "--limit", "iops=50"]);
+    // The file's, and one that is added, of which only one can be.
+    assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
+    stop(daemon);
+    let mut daemon = keeper(&place, &["--config", &config], 3);
+    daemon
+        .wait_stderr("disk a: weight = 7 was set, and wins over the configuration", HANG)
+        .unwrap();
+    let stats = place.stats();
+    assert_eq!(stats["groups"][0]["limit"]["iops"], 50);
+    assert_eq!(place.disk_stats("a")["weight"], 7);
+    assert_eq!(shown(&place, "a")["keys"]["weight"], json!({ "value": "7", "origin": "api" }));
+    assert_eq!(shown(&place, "a")["keys"]["group"], json!({ "value": "web", "origin": "file" }));
+    stop(daemon);
+    let text = file(&place, "weight = 200");
+    let more =
+        format!("[[disk]]\nname = 'b'\nbackend = 'mem:1M'\nsocket = '{}'\n", place.text("b"));
+    fs::write(&text, fs::read_to_string(&text).unwrap() + &more).unwrap();
+    let mut daemon = keeper(&place, &["--config", &config], 3);
+    daemon.wait_stderr("weight has changed in the configuration, which wins", HANG).unwrap();
+    daemon.wait_stderr("it was added before, and the configuration's wins", HANG).unwrap();
+    assert_eq!(place.disk_stats("a")["weight"], 200);
+    assert_eq!(listed(&place, "b")["origin"], "file");
+    stop(daemon);
+}
+
+#[test]
+fn a_file_of_state_that_cannot_be_read_costs_its_disk_alone() {
+    let place = Place::new();
+    let daemon = keeper(&place, &[], 1);
+    assert_eq!(put(&place, "a", &json!({ "backend": "null:1M" })), 202);
+    assert_eq!(put(&place, "b", &json!({ "backend": "null:1M" })), 202);
+    stop(daemon);
+    fs::write(place.path("state/0.toml"), "nonsense").unwrap();
+    let daemon = keeper(&place, &[], 2);
+    assert!(is_serving(&place, "b"));
+    let failed = &list(&place)[0];
+    assert!(failed["error"]["what"].as_str().unwrap().contains("0.toml"), "{failed}");
+    stop(daemon);
+    assert_eq!(fs::read_to_string(place.path("state/0.toml")).unwrap(), "nonsense");
+}
+
+/// Adds and removes disks until it is killed. What was answered is there; what was on its way is
+/// there whole, or not at all.
+#[test]
+fn a_kill_at_any_moment_loses_nothing_that_was_answered() {
+    let place = Place::new();
+    let keys = json!({ "backend": "null:1M", "queues": 3 });
+    let mut there = BTreeSet::new();
+    for turn in 0..20 {
+        let mut daemon = keeper(&place, &[], 1);
+        let names: BTreeSet<String> = wait_for("all are served", || {
+            let all = list(&place);
+            let is_over = all.iter().all(|disk| disk["state"] == "serving");
+            let name = |disk: &Value| disk["name"].as_str().unwrap().to_owned();
+            if is_over { Ok(all.iter().map(name).collect()) } else { Err(all) }
+        });
+        let on_its_way = |name: &&String| !name.starts_with("late");
+        assert_eq!(
+            names.iter().filter(on_its_way).collect::<BTreeSet<_>>(),
+            there.iter().collect()
+        );
+        for late in names.iter().filter(|name| !on_its_way(name)) {
+            // As a whole.
+            assert_eq!(shown(&place, late)["keys"]["queues"]["value"], "3");
+            assert_eq!(ask(&place, "DELETE", &format!("/v1/disks/{late}"), "").0, 200);
+        }
+        for step in 0..3 {
+            let name = format!("d{}", (turn + step) % 5);
+            if there.contains(&name) {
+                assert_eq!(ask(&place, "DELETE", &format!("/v1/disks/{name}"), "").0, 200);
+                there.remove(&name);
+            } else {
+                assert_eq!(put(&place, &name, &keys), 202);
+                there.insert(name);
+            }
+        }
+        let late = json!({ "backend": "null:1M", "queues": 3, "socket": place.text("late.sock") });
+        let late = late.to_string();
+        let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
+        let head = format!("PUT /v1/disks/late{turn} HTTP/1.1\r\nhost: x\r\ncontent-length: ");
+        socket.write_all(format!("{head}{}\r\n\r\n{late}", late.len()).as_bytes()).unwrap();
+        sleep(Duration::from_micros(100 * turn));
+        daemon.kill().unwrap();
+    }
+}

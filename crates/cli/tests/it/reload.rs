@@ -1,0 +1,71 @@
+//! A configuration that is read again while guests run.
+
+use std::fs;
+
+use flowstone_testkit::{Client, ClientOptions, HANG, Status, wait_until};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+use crate::fixture::{Place, stop};
+use crate::hot_disks::{list, listed};
+use crate::many_disks::{config, serve};
+
+fn reload(place: &Place) -> Value {
+    let control = place.text("control.sock");
+    let text = place.succeed(&["reload", "--json", "--control", &control]);
+    serde_json::from_str(&text).unwrap()
+}
+
+const NULL: &str = "backend = 'null:1M'";
+
+#[test]
+fn what_can_be_changed_is_changed_and_the_rest_is_listed() {
+    let place = Place::new();
+    let with = |line: &str| format!("{NULL}\n{line}");
+    let disks = [("a", &*with("weight = 200")), ("used", NULL), ("gone", NULL), ("b", NULL)];
+    let file = config(&place, &disks);
+    let mut daemon = serve(&file, 4);
+    let mut guest = Client::connect(ClientOptions::new(place.path("used.sock"))).unwrap();
+    assert_eq!(guest.write(0, &[1; 512]).unwrap(), Status::Ok);
+    let nothing = json!({
+        "added": [], "removed": [], "changed": [], "needs_restart": [], "kept": [], "refused": [],
+    });
+    assert_eq!(reload(&place), nothing);
+    let a = with("limit = 'iops=9'\nweight = 300\nqueues = 3");
+    config(&place, &[("a", &a), ("b", NULL), ("new", NULL)]);
+    let done = reload(&place);
+    assert_eq!(done["added"], json!(["new"]));
+    assert_eq!(done["removed"], json!(["gone"]));
+    assert_eq!(done["changed"], json!(["a: limit", "a: weight"]));
+    assert_eq!(done["needs_restart"], json!(["a: queues"]));
+    let kept = "used: disk remove used: a guest is attached; ";
+    assert!(done["kept"][0].as_str().unwrap().starts_with(kept), "{done}");
+    wait_until("it is served", || listed(&place, "new")["state"] == "serving");
+    assert!(!place.path("gone.sock").exists());
+    let a = place.disk_stats("a");
+    assert_eq!((&a["limit"]["iops"], &a["weight"]), (&9.into(), &300.into()));
+    assert_eq!(guest.write(0, &[2; 512]).unwrap(), Status::Ok);
+    // It says so as long as it is so.
+    assert_eq!(reload(&place)["needs_restart"], json!(["a: queues"]));
+    drop(guest);
+    wait_until("the guest has gone", || listed(&place, "used")["connected"] == false);
+    // A signal does the same, and a file that cannot be read does nothing.
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, "[[disk]\n").unwrap();
+    daemon.signal(Signal::HUP).unwrap();
+    daemon.wait_stderr("flowstone.toml: ", HANG).unwrap();
+    assert_eq!(list(&place).len(), 4);
+    fs::write(&file, text).unwrap();
+    daemon.signal(Signal::HUP).unwrap();
+    wait_until("it is gone", || listed(&place, "used") == Value::Null);
+    stop(daemon);
+}
+
+#[test]
+fn a_daemon_without_a_file_has_nothing_to_read_again() {
+    let place = Place::new();
+    let daemon = place.serve(&["--backend", "null:1M"]);
+    let refusal = place.refused(&["reload", "--control", &place.text("control.sock")]);
+    assert!(refusal.contains("reload: the daemon was started without --config; use"), "{refusal}");
+    stop(daemon);
+}

@@ -1,0 +1,149 @@
+//! The other end, for the command line tools.
+
+use std::future::Future;
+use std::io;
+use std::path::Path;
+use std::time::Duration;
+
+use flowstone_block::{Error, Result};
+use http_body_util::{BodyExt, Either, Full};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::HOST;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use serde_json::Value;
+use tokio::net::UnixStream;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc::Sender;
+use tokio::time::timeout;
+
+use super::failure::Body;
+use super::paths::Asked;
+use super::stream::Stream;
+use super::{Command, PATIENCE};
+
+/// How long a host may take to flush a disk.
+const PATIENCE_OF_A_REMOVAL: Duration = Duration::from_secs(3600);
+
+/// A connection to a daemon.
+pub struct Client {
+    runtime: Runtime,
+    requests: SendRequest<Either<Full<Bytes>, Stream>>,
+    name: String,
+}
+
+impl Client {
+    /// Connects to a daemon.
+    pub fn connect(path: &Path) -> Result<Self> {
+        let name = format!("control socket {}", path.display());
+        let connect = || -> io::Result<_> {
+            let runtime = Builder::new_current_thread().enable_all().build()?;
+            let requests = runtime.block_on(async {
+                let stream = UnixStream::connect(path).await?;
+                let (requests, connection) =
+                    handshake(TokioIo::new(stream)).await.map_err(io::Error::other)?;
+                tokio::spawn(connection);
+                Ok::<_, io::Error>(requests)
+            })?;
+            Ok((runtime, requests))
+        };
+        let (runtime, requests) = connect().map_err(|error| {
+            Error::invalid(name.clone(), error, "check the path, and that the daemon runs")
+        })?;
+        Ok(Self { runtime, requests, name })
+    }
+
+    /// Sends a command and waits for its answer; an error is the daemon's own.
+    pub fn run(&mut self, command: &Command) -> Result<Value> {
+        let Asked { method, target, body } = command.request();
+        let body = body.map(|body| body.to_string()).unwrap_or_default();
+        let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
+        let request = request.body(Either::Left(Full::new(body.into()))).map_err(io::Error::other);
+        // A disk that is removed is flushed first.
+        let is_long = matches!(command, Command::Remove { .. } | Command::Reload);
+        let patience = if is_long { PATIENCE_OF_A_REMOVAL } else { PATIENCE };
+        let answer = request.and_then(|request| {
+            let requests = &mut self.requests;
+            self.runtime.block_on(async {
+                let response = in_time(patience, requests.send_request(request)).await?;
+                let status = response.status();
+                Ok((status, in_time(patience, response.into_body().collect()).await?.to_bytes()))
+            })
+        });
+        let lost = |error| Error::host(self.name.clone(), error, "check that the daemon runs");
+        let (status, body) = answer.map_err(lost)?;
+        if !status.is_success() {
+            let refused: serde_json::Result<Body> = serde_json::from_slice(&body);
+            let unclear = |_| lost(io::Error::other(format!("the daemon answers {status}")));
+            return Err(refused.map_or_else(unclear, Body::into_error));
+        }
+        serde_json::from_slice(&body).map_err(|error| lost(error.into()))
+    }
+
+    /// Begins to record a disk.
+    pub fn record(mut self, command: &Command) -> Result<Recorded> {
+        let Asked { method, target, .. } = command.request();
+        let (until, body) = Stream::silent();
+        let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
+        let request = request.body(Either::Right(body)).map_err(io::Error::other);
+        let response = request.and_then(|request| {
+            self.runtime.block_on(in_time(PATIENCE, self.requests.send_request(request)))
+        });
+        let lost = |error| Error::host(self.name.clone(), error, "check that the daemon runs");
+        let response: Response<Incoming> = response.map_err(lost)?;
+        let is_begun = response.status().is_success();
+        let mut recorded =
+            Recorded { runtime: self.runtime, body: response.into_body(), until: Some(until) };
+        if is_begun {
+            return Ok(recorded);
+        }
+        let mut text = Vec::new();
+        while let Some(part) = recorded.next(PATIENCE).map_err(lost)? {
+            text.extend_from_slice(&part);
+        }
+        let refused: serde_json::Result<Body> = serde_json::from_slice(&text);
+        Err(refused.map_or_else(|error| lost(error.into()), Body::into_error))
+    }
+}
+
+/// A recording on its way.
+pub struct Recorded {
+    runtime: Runtime,
+    body: Incoming,
+    until: Option<Sender<Bytes>>,
+}
+
+impl Recorded {
+    /// What the daemon has sent; nothing of it if that takes longer than a moment; nothing at all
+    /// at the end.
+    pub fn next(&mut self, moment: Duration) -> io::Result<Option<Bytes>> {
+        let Self { runtime, body, .. } = self;
+        match runtime.block_on(async { timeout(moment, body.frame()).await }) {
+            Err(_) => Ok(Some(Bytes::new())),
+            Ok(None) => Ok(None),
+            Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
+            Ok(Some(Err(error))) => Err(io::Error::other(error)),
+        }
+    }
+
+    /// Tells the daemon that this is enough: it sends the rest.
+    pub fn end(&mut self) {
+        self.until = None;
+    }
+}
+
+/// The daemon may not keep us waiting for ever.
+async fn in_time<T>(
+    patience: Duration,
+    answer: impl Future<Output = hyper::Result<T>>,
+) -> io::Result<T> {
+    match timeout(patience, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(error)) if error.is_incomplete_message() || error.is_canceled() => {
+            Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon hung up"))
+        }
+        Ok(Err(error)) => Err(io::Error::other(error)),
+        Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer")),
+    }
+}

@@ -1,0 +1,98 @@
+//! Errors as they are sent: the parts of an [`Error`], and a status of HTTP that fits.
+
+use std::error::Error as _;
+
+use flowstone_block::{Error, ErrorKind};
+use hyper::StatusCode;
+use serde::{Deserialize, Serialize};
+
+/// Why a command is not carried out.
+#[derive(Debug)]
+pub struct Refused {
+    /// What the client is told.
+    pub error: Error,
+    /// Whether what it names is not there.
+    pub is_unknown: bool,
+}
+
+impl Refused {
+    /// What the client names is not there.
+    pub fn unknown(error: Error) -> Self {
+        Self { error, is_unknown: true }
+    }
+
+    /// The status of its answer.
+    pub fn status(&self) -> StatusCode {
+        if self.is_unknown { StatusCode::NOT_FOUND } else { status_of(self.error.kind()) }
+    }
+}
+
+impl From<Error> for Refused {
+    fn from(error: Error) -> Self {
+        Self { error, is_unknown: false }
+    }
+}
+
+/// As in the table of docs/operating.md.
+fn status_of(kind: ErrorKind) -> StatusCode {
+    match kind {
+        ErrorKind::Busy => StatusCode::CONFLICT,
+        ErrorKind::Invalid => StatusCode::BAD_REQUEST,
+        ErrorKind::Unsupported => StatusCode::NOT_IMPLEMENTED,
+        ErrorKind::NoSpace => StatusCode::INSUFFICIENT_STORAGE,
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// An answer that is an error.
+#[derive(Deserialize, Serialize)]
+pub struct Body {
+    error: Failure,
+}
+
+/// The parts of an [`Error`], so that the other end can show the same line.
+#[derive(Deserialize, Serialize)]
+struct Failure {
+    kind: String,
+    what: String,
+    why: String,
+    advice: String,
+}
+
+impl From<&Error> for Body {
+    fn from(error: &Error) -> Self {
+        Self {
+            error: Failure {
+                kind: error.kind().name().into(),
+                what: error.what().into(),
+                why: error.source().map(ToString::to_string).unwrap_or_default(),
+                advice: error.advice().to_owned(),
+            },
+        }
+    }
+}
+
+impl Body {
+    /// The daemon's error, as it was there.
+    pub fn into_error(self) -> Error {
+        let Failure { kind, what, why, advice } = self.error;
+        let kind = ErrorKind::from_name(&kind).unwrap_or(ErrorKind::Host);
+        Error::new(kind, what, why, advice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The page has a row for each kind, with its status.
+    #[test]
+    fn the_statuses_are_those_of_the_page() {
+        let page = include_str!("../../../../docs/operating.md");
+        for kind in ["busy", "invalid", "unsupported", "damaged", "no_space", "host"] {
+            let status = status_of(ErrorKind::from_name(kind).unwrap()).as_u16();
+            let row = format!("| `{kind}` | {status} |");
+            assert!(page.contains(&row), "{row}");
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The daemon's end of the control socket.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use flowstone_block::{Error, LogBudget, Result};
+use flowstone_frontend::{BoundSocket, SocketAccess, bind_socket};
+use http_body_util::{BodyExt, Either, Full, Limited};
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::{Request, Response, StatusCode};
+use hyper_util::rt::TokioTimer;
+use serde::Serialize;
+use tokio::io::AsyncWriteExt;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+use tracing::warn;
+
+use super::failure::Body;
+use super::listener::{Address, Connection, Listener};
+use super::patient::Patient;
+use super::stream::{self, Stream};
+use super::{Answer, CLIENTS_MAX, Command, Handler, PATIENCE, REQUEST_BYTES_MAX, Refused};
+
+/// How long to wait after a failed accept: what it lacks (descriptors) takes time to come back.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// How long a thread that may wait is kept for the next request.
+const IDLE_THREAD: Duration = Duration::from_secs(1);
+
+type Sent = Response<Either<Full<Bytes>, Stream>>;
+
+/// A listening control socket, or one where only metrics are read. Dropping it removes the socket.
+pub struct ControlServer {
+    _socket: Option<BoundSocket>,
+}
+
+impl ControlServer {
+    /// Listens at `path`, for those whom `access` allows.
+    pub fn start(path: &Path, access: SocketAccess, handler: Arc<Handler>) -> Result<Self> {
+        let socket = bind_socket("control socket", path, access)?;
+        let name = || format!("control socket {}", path.display());
+        let clone = socket.listener().try_clone();
+        clone
+            .and_then(|listener| serve("control", || Listener::unix(listener), handler, PATIENCE))
+            .map_err(|error| Error::host(name(), error, "free resources"))?;
+        Ok(Self { _socket: Some(socket) })
+    }
+
+    /// Listens at `address` for those who read metrics, and can do nothing else there.
+    pub fn start_metrics(
+        address: &Address,
+        access: SocketAccess,
+        handler: Arc<Handler>,
+    ) -> Result<Self> {
+        let only = move |command: Command| match command {
+            Command::Metrics => handler(command),
+            _ => {
+                let why = "only GET /metrics is answered here";
+                let error = Error::invalid("request", why, "ask on the control socket");
+                Err(Refused::unknown(error))
+            }
+        };
+        let name = format!("metrics socket {address}");
+        let host = |error| Error::host(name.clone(), error, "choose another address");
+        let handler: Arc<Handler> = Arc::new(only);
+        match address {
+            Address::Unix(path) => {
+                let socket = bind_socket("metrics socket", path, access)?;
+                let listener = socket.listener().try_clone().map_err(host)?;
+                serve("metrics", || Listener::unix(listener), handler, PATIENCE).map_err(host)?;
+                Ok(Self { _socket: Some(socket) })
+            }
+            Address::Tcp(address) => {
+                let listener = TcpListener::bind(address).map_err(host)?;
+                serve("metrics", || Listener::tcp(listener), handler, PATIENCE).map_err(host)?;
+                Ok(Self { _socket: None })
+            }
+        }
+    }
+}
+
+/// Serves clients on a thread of its own; `listener` is made on that.
+fn serve(
+    name: &str,
+    listener: impl FnOnce() -> io::Result<Listener> + Send + 'static,
+    handler: Arc<Handler>,
+    patience: Duration,
+) -> io::Result<()> {
+    let runtime = runtime(name)?;
+    let serve = move || {
+        runtime.block_on(async {
+            match listener() {
+                Ok(listener) => accept(listener, handler, patience).await,
+                Err(error) => warn!(%error, "cannot serve control clients"),
+            }
+        });
+    };
+    thread::Builder::new().name(name.into()).spawn(serve)?;
+    Ok(())
+}
+
+/// All connections on the thread that runs it; beside that as many threads as clients.
+fn runtime(name: &str) -> io::Result<Runtime> {
+    Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(CLIENTS_MAX)
+        .thread_keep_alive(IDLE_THREAD)
+        .thread_name(name)
+        .build()
+}
+
+async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
+    let places = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let mut trouble = LogBudget::new();
+    loop {
+        match listener.accept().await {
+            Ok(stream) => match Arc::clone(&places).try_acquire_owned() {
+                Ok(place) => {
+                    let client = Client { handler: Arc::clone(&handler), place: place.into() };
+                    tokio::spawn(client.converse(stream, patience));
+                }
+                Err(_) => send_away(stream).await,
+            },
+            Err(error) => {
+                if let Some(unsaid) = trouble.spend() {
+                    warn!(%error, unsaid, "cannot serve a control client");
+                }
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+/// An answer says why; a client that does not read it is not waited for.
+async fn send_away(mut stream: Box<dyn Connection>) {
+    let why = format!("{CLIENTS_MAX} clients are being served");
+    let refusal = Error::busy("control socket", why, "try again later");
+    let body = json(&Body::from(&refusal));
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    // It is new: there is room.
+    let answer = [head.as_bytes(), &body].concat();
+    let _ = timeout(Duration::ZERO, stream.write_all(&answer)).await;
+}
+
+fn json(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec(value).expect("an answer is plain values");
+    text.push(b'\n');
+    text
+}
+
+/// A connection.
+#[derive(Clone)]
+struct Client {
+    handler: Arc<Handler>,
+    /// Held until what it has asked for is done, even if it has gone: so there are no more threads
+    /// that work than clients.
+    place: Arc<OwnedSemaphorePermit>,
+}
+
+impl Client {
+    async fn converse(self, stream: Box<dyn Connection>, patience: Duration) {
+        let service = service_fn(move |request| {
+            let client = self.clone();
+            async move { Ok::<_, Infallible>(client.answer(request, patience).await) }
+        });
+        // An error is the client's: it has gone, was too slow, or does not speak HTTP.
+        let _ = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(patience)
+            .max_buf_size(REQUEST_BYTES_MAX)
+            .serve_connection(Patient::new(stream, patience), service)
+            .await;
+    }
+
+    async fn answer(self, request: Request<Incoming>, patience: Duration) -> Sent {
+        let (head, body) = request.into_parts();
+        // The body of a recording is the time until it ends.
+        let streams = head.method == hyper::Method::POST;
+        let (body, rest) = if streams {
+            (Bytes::new(), Some(body))
+        } else {
+            match whole(body, patience).await {
+                Ok(body) => (body, None),
+                Err(refusal) => return refusal,
+            }
+        };
+        match Command::of(&head.method, &head.uri, &body) {
+            Ok(command) => self.carry_out(command, rest, patience).await,
+            Err(refused) => refusal(&refused),
+        }
+    }
+
+    /// On a thread that may wait.
+    async fn carry_out(self, command: Command, rest: Option<Incoming>, patience: Duration) -> Sent {
+        let (handler, place) = (self.handler, Arc::clone(&self.place));
+        let work = move || {
+            let outcome = handler(command);
+            drop(place);
+            outcome
+        };
+        match tokio::task::spawn_blocking(work).await {
+            Ok(Ok(Answer::Document(value))) => sent(StatusCode::OK, JSON, json(&value)),
+            Ok(Ok(Answer::Begun(value))) => sent(StatusCode::ACCEPTED, JSON, json(&value)),
+            Ok(Ok(Answer::Text(kind, text))) => {
+                sent(StatusCode::OK, HeaderValue::from_static(kind), text.into_bytes())
+            }
+            Ok(Ok(Answer::Lines(lines))) => {
+                let Some(rest) = rest else { return refusal(&died().into()) };
+                let (sink, enough, stream) = stream::answer(rest, patience);
+                let place = self.place;
+                tokio::task::spawn_blocking(move || {
+                    lines(sink, enough);
+                    drop(place);
+                });
+                let mut response = Response::new(Either::Right(stream));
+                response.headers_mut().insert(CONTENT_TYPE, TEXT);
+                response
+            }
+            Ok(Err(refused)) => refusal(&refused),
+            Err(_) => refusal(&died().into()),
+        }
+    }
+}
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
+/// What has been asked for has panicked.
+fn died() -> Error {
+    Error::host("request", "its thread has panicked", "report this as a defect")
+}
+
+/// A body that is not too long and does not take too long.
+async fn whole(body: Incoming, patience: Duration) -> std::result::Result<Bytes, Sent> {
+    let refuse = |status, why: &str, advice: &'static str| {
+        let error = Error::invalid("request", why.to_owned(), advice);
+        sent(status, JSON, json(&Body::from(&error)))
+    };
+    match timeout(patience, Limited::new(body, REQUEST_BYTES_MAX).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(_)) => Err(refuse(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "its body is too long",
+            "send at most 64 KiB",
+        )),
+        Err(_) => {
+            Err(refuse(StatusCode::REQUEST_TIMEOUT, "its body takes too long", "send it whole"))
+        }
+    }
+}
+
+fn refusal(refused: &Refused) -> Sent {
+    sent(refused.status(), JSON, json(&Body::from(&refused.error)))
+}
+
+fn sent(status: StatusCode, kind: HeaderValue, body: Vec<u8>) -> Sent {
+    let mut response = Response::new(Either::Left(Full::new(body.into())));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
+}
+
+#[cfg(test)]
+mod tests;

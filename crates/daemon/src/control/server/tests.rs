@@ -1,0 +1,142 @@
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use flowstone_testkit::{HANG, wait_until};
+use serde_json::Value;
+
+use super::*;
+use crate::control::Client;
+
+/// A server that is so patient, and what becomes of commands there.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(patience: Duration, handler: impl Fn(Command) -> Value + Send + Sync + 'static) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("control.sock")).unwrap();
+        let handler = move |command| Ok(Answer::from(handler(command)));
+        serve("control", || Listener::unix(listener), Arc::new(handler), patience).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("control.sock")
+    }
+
+    fn connect(&self) -> UnixStream {
+        let client = UnixStream::connect(self.path()).unwrap();
+        client.set_read_timeout(Some(HANG)).unwrap();
+        client.set_write_timeout(Some(HANG)).unwrap();
+        client
+    }
+}
+
+fn nothing(_: Command) -> Value {
+    unreachable!("no command")
+}
+
+const IMPATIENT: Duration = Duration::from_millis(100);
+
+#[test]
+fn a_client_that_sends_a_byte_now_and_then_is_hung_up_on() {
+    let place = Place::new(IMPATIENT, nothing);
+    for (beginning, more) in [
+        ("GET /v1/stats HTTP/1.1\r\nx: ", "x"),
+        (
+            "PATCH /v1/disks/d HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n",
+            "1\r\nx\r\n",
+        ),
+    ] {
+        let mut client = place.connect();
+        client.write_all(beginning.as_bytes()).unwrap();
+        wait_until("it is hung up on", || {
+            thread::sleep(Duration::from_millis(5));
+            client.write_all(more.as_bytes()).is_err()
+        });
+    }
+}
+
+#[test]
+fn a_client_that_says_nothing_is_hung_up_on() {
+    let place = Place::new(IMPATIENT, |_| Value::Null);
+    assert_eq!(place.connect().read(&mut [0; 1]).unwrap(), 0);
+    // ... nor after an answer.
+    let mut client = place.connect();
+    client.write_all(b"GET /v1/stats HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+    client.read_to_end(&mut Vec::new()).unwrap();
+}
+
+#[test]
+fn a_client_that_reads_no_answer_is_hung_up_on() {
+    let place = Place::new(IMPATIENT, |_| "x".repeat(1 << 20).into());
+    let mut client = place.connect();
+    wait_until("it is hung up on", || {
+        client.write_all(b"GET /v1/stats HTTP/1.1\r\nhost: x\r\n\r\n").is_err()
+    });
+}
+
+#[test]
+fn a_request_that_does_not_end_is_answered_at_64_kib() {
+    let place = Place::new(HANG, nothing);
+    let (head, body) =
+        ("GET /v1/stats HTTP/1.1\r\nx: ", "PATCH /v1/disks/d HTTP/1.1\r\nhost: x\r\n");
+    let body = format!("{body}transfer-encoding: chunked\r\n\r\n20000\r\n");
+    for (beginning, status) in [(head, "431"), (&body, "413")] {
+        let mut client = place.connect();
+        client.write_all(beginning.as_bytes()).unwrap();
+        // It may be hung up on meanwhile.
+        let _ = client.write_all(&[b'x'; REQUEST_BYTES_MAX + 4096]);
+        let mut answer = [0; 13];
+        client.read_exact(&mut answer[..12]).unwrap();
+        assert!(answer.starts_with(format!("HTTP/1.1 {status}").as_bytes()), "{answer:?}");
+    }
+}
+
+/// More of them than there are places for clients.
+#[test]
+fn a_command_that_panics_ends_its_client_alone() {
+    let place = Place::new(HANG, |command| match command {
+        Command::Stats => panic!("the mistake"),
+        _ => Value::Null,
+    });
+    for _ in 0..=CLIENTS_MAX {
+        let mut dies = Client::connect(&place.path()).unwrap();
+        let error = dies.run(&Command::Stats).unwrap_err();
+        assert!(error.to_string().contains("its thread has panicked"), "{error}");
+    }
+    let free = || {
+        let mut client = Client::connect(&place.path()).unwrap();
+        client.run(&Command::Numa).is_ok()
+    };
+    wait_until("a client is served", free);
+}
+
+/// A client that goes while its command waits for a host would leave its thread to the next one.
+#[test]
+fn a_client_that_has_gone_keeps_its_place_until_its_command_ends() {
+    let gate = Arc::new(std::sync::Mutex::new(()));
+    let closed = gate.lock().unwrap();
+    let waits = Arc::clone(&gate);
+    let place = Place::new(HANG, move |command| {
+        if matches!(command, Command::Stats) {
+            drop(waits.lock());
+        }
+        Value::Null
+    });
+    let mut refused = false;
+    wait_until("all places are taken", || {
+        let mut client = place.connect();
+        client.write_all(b"GET /v1/stats HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let mut answer = [0; 12];
+        refused = client.read_exact(&mut answer).is_ok() && answer.ends_with(b"503");
+        refused
+    });
+    drop(closed);
+    wait_until("a client is served", || {
+        Client::connect(&place.path()).is_ok_and(|mut it| it.run(&Command::Numa).is_ok())
+    });
+}

@@ -1,0 +1,101 @@
+//! An answer that goes on: its sender is a thread that may wait, its receiver the connection.
+
+use std::convert::Infallible;
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::sync::mpsc as blocking;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::{Body, Bytes, Frame, Incoming};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// Parts of an answer that are on their way to a client, beside the one in the making.
+const PARTS_MAX: usize = 2;
+
+/// Where the text of an answer goes. A client that has not read the part before for the patience of
+/// the server is an error.
+pub struct Sink {
+    parts: mpsc::Sender<Bytes>,
+    runtime: Handle,
+    patience: Duration,
+}
+
+/// Disconnected when the client has enough, or has gone.
+pub struct Enough(blocking::Receiver<Infallible>);
+
+/// What a connection sends: the parts, until their sender is dropped.
+pub struct Stream {
+    parts: mpsc::Receiver<Bytes>,
+    /// Of a request without a body: the client has enough when it goes.
+    _enough: Option<blocking::Sender<Infallible>>,
+}
+
+/// The two ends of an answer to a request with this body. A client that sends one has enough when
+/// that ends; another one says so by hanging up.
+pub fn answer(request: Incoming, patience: Duration) -> (Sink, Enough, Stream) {
+    let (sender, parts) = mpsc::channel(PARTS_MAX);
+    let (until, enough) = blocking::channel();
+    let runtime = Handle::current();
+    let until = if request.is_end_stream() {
+        Some(until)
+    } else {
+        runtime.spawn(drain(request, until));
+        None
+    };
+    let sink = Sink { parts: sender, runtime, patience };
+    (sink, Enough(enough), Stream { parts, _enough: until })
+}
+
+/// Reads a body to its end, and then lets go of `until`.
+async fn drain(mut body: Incoming, until: blocking::Sender<Infallible>) {
+    while let Some(Ok(_)) = body.frame().await {}
+    drop(until);
+}
+
+impl Enough {
+    /// Waits for the client to say that it has enough, or to go, for a moment.
+    pub fn is_said(&self, moment: Duration) -> bool {
+        let end = self.0.recv_timeout(moment);
+        matches!(end, Err(blocking::RecvTimeoutError::Disconnected))
+    }
+}
+
+impl Write for Sink {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let part = Bytes::copy_from_slice(bytes);
+        let sent = async { timeout(self.patience, self.parts.send(part)).await };
+        match self.runtime.block_on(sent) {
+            Ok(Ok(())) => Ok(bytes.len()),
+            Ok(Err(_)) => Err(io::ErrorKind::BrokenPipe.into()),
+            Err(_) => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Stream {
+    /// One that nothing is sent on. It ends when the sender is dropped.
+    pub fn silent() -> (mpsc::Sender<Bytes>, Self) {
+        let (sender, parts) = mpsc::channel(1);
+        (sender, Self { parts, _enough: None })
+    }
+}
+
+impl Body for Stream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.parts.poll_recv(context).map(|part| part.map(|part| Ok(Frame::data(part))))
+    }
+}

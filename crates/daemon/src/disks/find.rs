@@ -1,0 +1,57 @@
+//! Which disk an operator means.
+
+use std::io::ErrorKind;
+use std::path::Path;
+use std::sync::Arc;
+
+use flowstone_block::Error;
+
+use super::Disks;
+use crate::control::{DiskWord, Refused};
+use crate::disk::Disk;
+use crate::real_path::real_path;
+
+impl Disks {
+    /// The one disk that an operator means: by its name, or by the path of its image. A word that
+    /// fits two is refused: a disk that grew by mistake cannot be shrunk again.
+    pub fn find(&self, what: &str, disk: &DiskWord) -> Result<Arc<Disk>, Refused> {
+        let what = format!("{what} {}", disk.name);
+        let name = &*disk.name;
+        let path = disk.path.as_deref().unwrap_or(Path::new(name));
+        let (served, is_opening) = {
+            let table = self.table();
+            let is_opening = table.opening().any(|opening| opening == name);
+            (table.serving().cloned().collect::<Vec<_>>(), is_opening)
+        };
+        // Those that are known by it, before any file system is asked: the disk may be well, and
+        // another one not.
+        let called = |path: &Path| {
+            let mut called = served.iter().filter(|disk| disk.is_called(name, path));
+            (called.next().map(Arc::clone), called.next())
+        };
+        let found = match called(path) {
+            (None, _) if !is_opening => match real_path(path) {
+                Ok(path) => called(&path),
+                Err(error) if error.kind() == ErrorKind::TimedOut => {
+                    return Err(Error::busy(what, error, "give the name of the disk").into());
+                }
+                Err(_) => (None, None),
+            },
+            found => found,
+        };
+        match found {
+            (Some(disk), None) => Ok(disk),
+            (None, _) if is_opening => {
+                Err(Error::busy(what, "it is being opened", "try again later").into())
+            }
+            (None, _) => {
+                let advice = "see `flowstone stats` for the names";
+                Err(Refused::unknown(Error::invalid(what, "no disk is called that", advice)))
+            }
+            _ => {
+                let advice = "give the whole path of the image";
+                Err(Error::invalid(what, "two disks are called that", advice).into())
+            }
+        }
+    }
+}

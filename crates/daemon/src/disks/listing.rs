@@ -1,0 +1,101 @@
+//! What operators see of all disks, whatever has become of them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{Disks, Entry, Failed, Origin, State};
+use crate::config::Keys;
+
+/// One of `disk list`.
+#[derive(Debug, Serialize)]
+pub struct Listed {
+    name: Option<String>,
+    state: &'static str,
+    origin: Origin,
+    socket: Option<String>,
+    image: Option<String>,
+    connected: bool,
+    error: Option<Failed>,
+}
+
+impl Listed {
+    fn of(entry: &Entry) -> Self {
+        let (state, connected) = match &entry.state {
+            State::Opening | State::Starting => ("opening", false),
+            State::Serving(disk) => ("serving", disk.shared.is_connected()),
+            State::Stopping | State::Cancelled => ("stopping", false),
+            State::Failed(_) => ("failed", false),
+        };
+        let config = &entry.config;
+        Self {
+            name: Some(entry.name.clone()),
+            state,
+            origin: entry.origin,
+            socket: Some(config.socket.display().to_string()),
+            image: config.stack.image.as_ref().map(|image| image.display().to_string()),
+            connected,
+            error: entry.failed().cloned(),
+        }
+    }
+
+    /// What is configured and cannot be a disk.
+    fn refused(error: &Failed) -> Self {
+        Self {
+            name: None,
+            state: "failed",
+            origin: Origin::File,
+            socket: None,
+            image: None,
+            connected: false,
+            error: Some(error.clone()),
+        }
+    }
+}
+
+impl Disks {
+    /// All of them.
+    pub fn list(&self) -> Vec<Listed> {
+        let table = self.table();
+        let refused = table.refused.iter().map(Listed::refused);
+        refused.chain(table.visible().map(|(_, entry)| Listed::of(entry))).collect()
+    }
+
+    /// The keys of those that are of the configuration or were added, by name, and whose each is.
+    /// Those that have failed are not among them.
+    pub fn written(&self) -> BTreeMap<String, (Origin, Keys)> {
+        let table = self.table();
+        let lasts = table.visible().filter(|(_, entry)| entry.failed().is_none());
+        let written = |entry: &Entry| (entry.origin, entry.config.keys.clone());
+        lasts.map(|(_, entry)| (entry.name.clone(), written(entry))).collect()
+    }
+
+    /// The keys of a disk are these from now on.
+    pub fn rewrite(&self, name: &str, keys: &Keys) {
+        let mut table = self.table();
+        if let Some(entry) = table.known.values_mut().find(|entry| entry.name == name) {
+            Arc::make_mut(&mut entry.config).keys.clone_from(keys);
+        }
+    }
+
+    /// Their names, and whether each is served.
+    pub fn names(&self) -> Vec<(String, bool)> {
+        let table = self.table();
+        let name = |entry: &Entry| (entry.name.clone(), matches!(entry.state, State::Serving(_)));
+        table.visible().map(|(_, entry)| name(entry)).collect()
+    }
+
+    /// One of them, with its keys and where each comes from.
+    pub fn show(&self, name: &str) -> Option<Value> {
+        let table = self.table();
+        let (_, entry) = table.visible().find(|(_, entry)| entry.name == name)?;
+        let mut shown = json!(Listed::of(entry));
+        let key = |(key, values): (&String, &Vec<String>)| {
+            (key.clone(), json!({ "value": values.join(","), "origin": entry.origin }))
+        };
+        shown["keys"] = Value::Object(entry.config.keys.iter().map(key).collect::<Map<_, _>>());
+        Some(shown)
+    }
+}

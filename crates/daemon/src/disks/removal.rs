@@ -1,0 +1,95 @@
+//! A disk leaves: nothing of it stays.
+
+use std::sync::{Arc, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
+
+use flowstone_block::Error;
+
+use super::{Disks, State};
+use crate::control::Refused;
+use crate::disk::Disk;
+
+/// Time between two looks whether others have let go of a disk, at first and at most.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const LOOK_AGAIN_MAX: Duration = Duration::from_millis(100);
+
+/// What is to be done to remove a disk.
+pub enum Removal {
+    /// Nothing: it is gone.
+    Done,
+    /// To stop it, and to [let it go](Disks::let_go) under its number.
+    Stop(u32, Arc<Disk>),
+    /// To [wait](Disks::wait_until_gone) for the thread that stops it.
+    Wait(Leaving),
+}
+
+/// A disk that another thread stops.
+#[derive(Clone, Copy)]
+pub struct Leaving {
+    number: u32,
+    count: u64,
+}
+
+impl Disks {
+    /// The disk of this name is to be removed. One that a monitor is connected to is refused,
+    /// unless that is what is meant by `force`.
+    pub fn begin_removal(&self, name: &str, force: bool) -> Result<Removal, Refused> {
+        let what = || format!("disk remove {name}");
+        let mut table = self.table();
+        let known = table.known.iter_mut();
+        let mut visible = known.filter(|(_, entry)| !matches!(entry.state, State::Cancelled));
+        let Some((&number, entry)) = visible.find(|(_, entry)| entry.name == name) else {
+            let advice = "see `flowstone disk list` for the names";
+            return Err(Refused::unknown(Error::invalid(what(), "no disk is called that", advice)));
+        };
+        let leaving = Leaving { number, count: entry.count };
+        let removal = match &entry.state {
+            State::Serving(disk) if disk.shared.is_connected() && !force => {
+                let why = "a guest is attached";
+                let advice = "detach it, or add --force to hang up on it";
+                return Err(Error::busy(what(), why, advice).into());
+            }
+            State::Serving(disk) => Removal::Stop(number, Arc::clone(disk)),
+            State::Starting | State::Stopping => Removal::Wait(leaving),
+            State::Opening | State::Cancelled | State::Failed(_) => Removal::Done,
+        };
+        match entry.state {
+            State::Opening => entry.state = State::Cancelled,
+            State::Failed(_) => drop(table.known.remove(&number)),
+            _ => entry.state = State::Stopping,
+        }
+        drop(table);
+        self.settled.notify_all();
+        Ok(removal)
+    }
+
+    /// Waits until all others have let go of a disk that has been stopped, and then does so, too:
+    /// its image is free, and its number may be used again.
+    pub fn let_go(&self, number: u32, mut disk: Arc<Disk>) {
+        // A report, the resource monitor or a resize may have it for a moment.
+        let mut pause = LOOK_AGAIN;
+        loop {
+            disk = match Arc::try_unwrap(disk) {
+                Ok(last) => {
+                    drop(last);
+                    return self.give_up(number);
+                }
+                Err(disk) => disk,
+            };
+            sleep(pause);
+            pause = (2 * pause).min(LOOK_AGAIN_MAX);
+        }
+    }
+
+    /// Waits until a disk that leaves has gone.
+    pub fn wait_until_gone(&self, leaving: Leaving) {
+        let mut table = self.table();
+        let is_there = |table: &super::Table| {
+            table.known.get(&leaving.number).is_some_and(|entry| entry.count == leaving.count)
+        };
+        while is_there(&table) {
+            table = self.settled.wait(table).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}

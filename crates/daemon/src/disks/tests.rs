@@ -1,0 +1,94 @@
+use std::path::Path;
+
+use super::*;
+
+fn begin(disks: &Disks, name: &str) -> u32 {
+    let config = DiskConfig::new(name, Path::new(&format!("/{name}.sock")));
+    match disks.begin(&config, Origin::File) {
+        Ok(Begun::Opens(number)) => number,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// It listened until the process ended, and what a guest wrote was not flushed.
+#[test]
+fn a_disk_that_comes_too_late_does_not_start() {
+    let disks = Disks::default();
+    let number = begin(&disks, "late");
+    assert_eq!(disks.opening(), ["late"]);
+    disks.unless_stopping(|| assert!(disks.table.try_lock().is_err(), "it may begin to stop"));
+    assert!(disks.stop().unwrap().is_empty());
+    disks.unless_stopping(|| unreachable!());
+    assert!(!disks.begin_start(number) && !disks.end_if_empty());
+    assert!(disks.opening().is_empty() && disks.serving().is_empty());
+}
+
+/// What is about to be said is not said when the daemon stops.
+#[test]
+fn who_waits_for_disks_does_not_wait_for_one_that_failed_nor_when_the_daemon_stops() {
+    let disks = Disks::default();
+    let [failed, hung] = ["failed", "hung"].map(|name| begin(&disks, name));
+    disks.give_up(failed);
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| disks.wait_for_most(Duration::ZERO));
+        // None is served yet, however late it is.
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!waiter.is_finished());
+        assert!(disks.stop().unwrap().is_empty());
+        assert_eq!(waiter.join().unwrap(), None);
+    });
+    let disks = Disks::default();
+    let number = begin(&disks, "hung");
+    assert_eq!(number, hung - 1);
+    disks.give_up(number);
+    assert_eq!(disks.wait_for_most(Duration::ZERO), Some(Vec::new()));
+}
+
+#[test]
+fn a_disk_whose_opening_panics_is_not_waited_for() {
+    let disks = Disks::default();
+    let number = begin(&disks, "dead");
+    let opened = disks.open(number, "dead", || {
+        assert!(!disks.begin_start(number), "the mistake");
+        Ok(())
+    });
+    assert!(opened.is_err() && disks.failed().len() == 1);
+    assert!(disks.stop().unwrap().is_empty());
+    disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
+}
+
+/// Its socket may lie on a file system that hangs: no lock is held meanwhile.
+#[test]
+fn a_disk_that_starts_is_waited_for_at_the_end_and_for_a_while_only() {
+    let disks = Disks::default();
+    let number = begin(&disks, "slow");
+    assert!(disks.begin_start(number));
+    assert_eq!(disks.opening(), ["slow"]);
+    assert!(disks.stop().unwrap().is_empty());
+    disks.wait_for_late_ones(Instant::now() + Duration::from_millis(1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| disks.give_up(number));
+        disks.wait_for_late_ones(Instant::now() + Duration::from_secs(3600));
+    });
+}
+
+/// It was nowhere in `stats`, and its line in the log did not name it.
+#[test]
+fn a_disk_that_cannot_be_opened_is_known_by_its_name_and_the_reason() {
+    let disks = Disks::default();
+    let number = begin(&disks, "vm2");
+    let opened = disks
+        .open(number, "vm2", || Err(Error::invalid("/images/vm2.raw", "no such file", "make it")));
+    assert!(opened.is_err());
+    let [failed] = &disks.failed()[..] else { panic!("one disk") };
+    assert_eq!(failed.name.as_deref(), Some("vm2"));
+    assert_eq!([&failed.what, &failed.why], ["/images/vm2.raw", "no such file"]);
+}
+
+/// The failure of the only disk was not told when a signal came just then.
+#[test]
+fn a_daemon_ends_because_of_a_signal_or_because_nothing_can_be_served() {
+    let [stopped, failed] = [(); 2].map(|()| Disks::default());
+    assert!(stopped.stop().is_some() && !stopped.end_if_empty() && stopped.stop().is_some());
+    assert!(failed.end_if_empty() && failed.stop().is_none() && failed.end_if_empty());
+}

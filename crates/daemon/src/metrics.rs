@@ -1,0 +1,136 @@
+//! `GET /metrics`: figures of all disks in Prometheus' text format.
+//!
+//! Nothing here touches a file of a disk or takes a lock that work is done under: one host that
+//! does not answer delays no figure of another disk.
+
+mod disk;
+mod families;
+mod process;
+
+use std::collections::BTreeMap;
+
+use prometheus::proto::{
+    Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType, Summary,
+};
+use prometheus::{Encoder, TextEncoder};
+
+use self::families::{ALL, BUILD_INFO, CACHE_TARGET, Family};
+use crate::disks::Disks;
+use crate::histogram::Snapshot;
+
+/// The content type of the text.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Powers of two of nanoseconds at which buckets end: exact ends of our own.
+const ENDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 33];
+
+/// The text of a scrape; the cache may hold so much.
+pub fn text(disks: &Disks, cache_target: Option<u64>) -> String {
+    let mut families = Families::default();
+    families.add(&BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+    process::collect(&mut families);
+    if let Some(bytes) = cache_target {
+        families.add(&CACHE_TARGET, &[], bytes as f64);
+    }
+    disk::collect(disks, &mut families);
+    families.text()
+}
+
+/// What has been collected, by the names of families.
+#[derive(Default)]
+struct Families(BTreeMap<&'static str, Vec<Metric>>);
+
+impl Families {
+    /// One figure of a counter or a gauge.
+    fn add(&mut self, family: &Family, labels: &[(&str, &str)], value: f64) {
+        let mut metric = Metric::from_label(labels.iter().copied().map(label).collect());
+        if family.kind == MetricType::COUNTER {
+            let mut counter = Counter::default();
+            counter.set_value(value);
+            metric.set_counter(counter);
+        } else {
+            let mut gauge = Gauge::default();
+            gauge.set_value(value);
+            metric.set_gauge(gauge);
+        }
+        self.push(family, metric);
+    }
+
+    /// Durations with their buckets.
+    fn histogram(&mut self, family: &Family, labels: &[(&str, &str)], times: &Snapshot) {
+        let bucket = |log2: u32| {
+            let mut bucket = Bucket::default();
+            bucket.set_upper_bound((1u64 << log2) as f64 / 1e9);
+            bucket.set_cumulative_count(times.count_below(log2));
+            bucket
+        };
+        let mut histogram = Histogram::default();
+        histogram.set_bucket(ENDS.into_iter().map(bucket).collect());
+        histogram.set_sample_count(times.count());
+        histogram.set_sample_sum(times.sum_s());
+        let mut metric = Metric::from_label(labels.iter().copied().map(label).collect());
+        metric.set_histogram(histogram);
+        self.push(family, metric);
+    }
+
+    /// Durations without them.
+    fn summary(&mut self, family: &Family, labels: &[(&str, &str)], times: &Snapshot) {
+        let mut summary = Summary::default();
+        summary.set_sample_count(times.count());
+        summary.set_sample_sum(times.sum_s());
+        let mut metric = Metric::from_label(labels.iter().copied().map(label).collect());
+        metric.set_summary(summary);
+        self.push(family, metric);
+    }
+
+    fn push(&mut self, family: &Family, metric: Metric) {
+        self.0.entry(family.name).or_default().push(metric);
+    }
+
+    fn text(mut self) -> String {
+        let family = |family: &&Family| {
+            let mut all = MetricFamily::default();
+            all.set_name(family.name.to_owned());
+            all.set_help(family.help.to_owned());
+            all.set_field_type(family.kind);
+            all.set_metric(self.0.remove(family.name)?);
+            Some(all)
+        };
+        let all: Vec<MetricFamily> = ALL.iter().filter_map(family).collect();
+        debug_assert!(self.0.is_empty(), "a family is not in the list: {:?}", self.0.keys());
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&all, &mut text).expect("no family is empty");
+        String::from_utf8(text).expect("names are text")
+    }
+}
+
+fn label((name, value): (&str, &str)) -> LabelPair {
+    let mut pair = LabelPair::default();
+    pair.set_name(name.to_owned());
+    pair.set_value(value.to_owned());
+    pair
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_every_name_and_no_other() {
+        let page = include_str!("../../../docs/metrics.md");
+        let rows: Vec<&str> = page.lines().filter(|line| line.starts_with("| `")).collect();
+        let row = |it: &&Family| {
+            let kind = format!("{:?}", it.kind).to_lowercase();
+            format!("| `{}` | {kind} | {} | {} |", it.name, it.labels, it.help)
+        };
+        assert_eq!(rows, ALL.iter().map(row).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn a_daemon_without_disks_has_figures_too() {
+        let text = text(&Disks::default(), Some(1 << 20));
+        for line in ["flowstone_build_info{version=", "flowstone_cache_target_bytes 1048576\n"] {
+            assert!(text.contains(line), "{text}");
+        }
+    }
+}

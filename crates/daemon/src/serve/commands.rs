@@ -1,0 +1,202 @@
+//! What clients of the control socket ask for. No lock is held across work.
+
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use flowstone_block::Error;
+use serde::Serialize;
+use serde_json::{Value, json};
+use toml::Table;
+use tracing::{error, info};
+
+use super::{Daemon, STOP_PATIENCE};
+use crate::cache_report::CacheReport;
+use crate::config::{DiskConfig, DiskTable, table_of};
+use crate::control::{Answer, Command, DiskChange, Refused};
+use crate::disk::Disk;
+use crate::disks::{Begun, Origin, Removal};
+use crate::numa_report::NumaReport;
+use crate::report::Report;
+use crate::state::{Record, Subject};
+use crate::{metrics, recording};
+
+impl Daemon {
+    pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
+        match command {
+            Command::Stats => {
+                let cache = self.shared.cache.as_deref();
+                let cache = cache.map(|cache| CacheReport::of(cache, &self.resource_monitor));
+                let pollers = self.pollers.report();
+                let groups = self.shared.groups();
+                let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
+                let report =
+                    Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
+                Ok(answer(report))
+            }
+            Command::Reload => Ok(self.reload()?.into()),
+            Command::Metrics => Ok(self.metrics()),
+            Command::Numa => {
+                let report = NumaReport::of(&self.disks.serving(), &self.pollers);
+                Ok(answer(report))
+            }
+            Command::Layout(disk) => Ok(self.disks.find("layout of", &disk)?.stack.layout().into()),
+            Command::Disks => Ok(answer(self.disks.list())),
+            Command::Show(name) => Ok(self.show(&name)?.into()),
+            Command::Add(name, table) => self.add(&name, table),
+            Command::Remove { name, force } => self.remove(&name, force),
+            Command::Change(disk, change) => {
+                let what = if change.size.is_some() { "resize" } else { "disk set" };
+                let disk = self.disks.find(what, &disk)?;
+                // It may take for ever, and nothing but that disk may wait for it.
+                let now = disk.change(&change)?;
+                self.keep_change(&disk, &change)?;
+                Ok(now.into())
+            }
+            Command::Record { disk, coarse } => {
+                let disk = self.disks.find("record", &disk)?;
+                Ok(recording::begin(&self.recordings, &disk, coarse)?)
+            }
+            Command::SetGroup { group, limit } => {
+                let now = self.shared.set_group(&group, &limit)?;
+                self.keep_group(&group)?;
+                Ok(now.into())
+            }
+        }
+    }
+
+    pub(super) fn metrics(&self) -> Answer {
+        let cache = self.shared.cache.as_ref().map(|cache| cache.target_bytes());
+        Answer::Text(metrics::CONTENT_TYPE, metrics::text(&self.disks, cache))
+    }
+
+    fn show(&self, name: &str) -> Result<Value, Refused> {
+        let mut shown = self.disks.show(name).ok_or_else(|| {
+            let advice = "see `flowstone disk list` for the names";
+            let what = format!("disk {name}");
+            Refused::unknown(Error::invalid(what, "no disk is called that", advice))
+        })?;
+        let record = self.state.as_ref().and_then(|it| it.get(&Subject::Disk(name.to_owned())));
+        for (key, value) in record.unwrap_or_default().set {
+            shown["keys"][key] = json!({ "value": value, "origin": Origin::Api });
+        }
+        Ok(shown)
+    }
+
+    /// Serves one more disk. Its name and socket are taken when this returns; its image is opened
+    /// beside.
+    fn add(self: &Arc<Self>, name: &str, table: Table) -> Result<Answer, Refused> {
+        let config = self.config.disk(name, table)?;
+        if let Some(group) = &config.beside.group
+            && !self.shared.groups.contains_key(group)
+        {
+            let why = format!("there is no group called `{group}`");
+            let what = format!("disk {name}");
+            return Err(Error::invalid(what, why, "leave `group` out, or name another").into());
+        }
+        let added = table_of::<DiskTable>(&config.keys);
+        let in_order = self.lock_changes();
+        match self.disks.begin(&config, Origin::Api)? {
+            Begun::IsThere => Ok(self.show(name)?.into()),
+            Begun::Opens(number) => {
+                let keep = |record: &mut Record| {
+                    record.added = Some(added);
+                    record.set.clear();
+                    record.was.clear();
+                };
+                if let Err(error) = self.keep(Subject::Disk(name.to_owned()), keep) {
+                    self.disks.give_up(number);
+                    return Err(error.into());
+                }
+                drop(in_order);
+                info!(disk = name, "added");
+                self.open_added(name, number, config)?;
+                Ok(Answer::Begun(self.show(name)?))
+            }
+        }
+    }
+
+    /// Opens a disk beside, whose name and socket are its own by now.
+    pub(super) fn open_added(
+        self: &Arc<Self>,
+        name: &str,
+        number: u32,
+        config: DiskConfig,
+    ) -> flowstone_block::Result<()> {
+        let Err(error) = self.open_on_a_thread(number, config, true) else { return Ok(()) };
+        let error = Error::host(format!("disk {name}"), error, "free resources");
+        // It has failed.
+        self.disks.open(number, name, || Err(error))
+    }
+
+    fn lock_changes(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps something over the end of the daemon, if there is a folder for it.
+    pub(super) fn keep(
+        &self,
+        subject: Subject,
+        change: impl FnOnce(&mut Record),
+    ) -> flowstone_block::Result<()> {
+        self.state.as_ref().map_or(Ok(()), |state| state.change(subject, change))
+    }
+
+    /// Keeps what a disk has now of what was changed: of two clients, what the last one has set.
+    fn keep_change(&self, disk: &Disk, change: &DiskChange) -> flowstone_block::Result<()> {
+        if change.limit.is_none() && change.weight.is_none() {
+            return Ok(());
+        }
+        let written = self.disks.keys_of(&disk.name);
+        self.keep(Subject::Disk(disk.name.clone()), |record| {
+            let limits = &disk.stack.limits;
+            let was = |key: &str| written.get(key).map(|values| values.join(","));
+            if change.limit.is_some() {
+                record.set("limit", limits.limit().to_string(), was("limit"));
+            }
+            if change.weight.is_some() {
+                record.set("weight", limits.weight().to_string(), was("weight"));
+            }
+        })
+    }
+
+    fn keep_group(&self, name: &str) -> flowstone_block::Result<()> {
+        let Some(group) = self.shared.groups.get(name) else { return Ok(()) };
+        let was = self.groups.limit_of(name);
+        self.keep(Subject::Group(name.to_owned()), |record| {
+            record.set("limit", group.limit().to_string(), was);
+        })
+    }
+
+    /// Serves a disk no longer. When this returns its socket is gone and its image is free.
+    pub(super) fn remove(&self, name: &str, force: bool) -> Result<Answer, Refused> {
+        let in_order = self.lock_changes();
+        let removal = self.disks.begin_removal(name, force)?;
+        let forgotten = self.keep(Subject::Disk(name.to_owned()), |record| {
+            *record = Record::of(&record.subject());
+        });
+        drop(in_order);
+        let outcome = match removal {
+            Removal::Done => Ok(()),
+            Removal::Wait(leaving) => {
+                self.disks.wait_until_gone(leaving);
+                Ok(())
+            }
+            Removal::Stop(number, disk) => {
+                disk.begin_stop();
+                let stopped = disk.stop(Instant::now() + STOP_PATIENCE);
+                self.disks.let_go(number, disk);
+                stopped
+            }
+        };
+        match &outcome {
+            Ok(()) => info!(disk = name, "removed"),
+            Err(error) => error!(disk = name, "removed: {error}"),
+        }
+        outcome.and(forgotten)?;
+        Ok(json!({ "name": name, "removed": true }).into())
+    }
+}
+
+fn answer(report: impl Serialize) -> Answer {
+    serde_json::to_value(report).expect("a report is plain values").into()
+}

@@ -1,0 +1,82 @@
+//! Which disks a daemon begins with: those of its configuration, and those that were added before.
+
+use flowstone_block::Error;
+use tracing::{info, warn};
+
+use crate::config::{Config, DiskConfig};
+use crate::disks::Origin;
+use crate::stack::Shared;
+use crate::state::{State, Subject};
+
+/// See the module.
+pub struct Plan {
+    pub disks: Vec<(DiskConfig, Origin)>,
+    /// Why some are not among them.
+    pub refused: Vec<Error>,
+}
+
+impl Plan {
+    /// Sets what was set of groups, too.
+    pub fn of(config: &Config, state: Option<&State>, shared: &Shared) -> Self {
+        let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
+        let mut plan = Self { disks: of_file.collect(), refused: Vec::new() };
+        plan.refused.extend(config.refused.iter().map(copy_of));
+        let Some(state) = state else { return plan };
+        plan.refused.extend(state.unreadable().iter().map(copy_of));
+        for record in state.all() {
+            match (record.subject(), record.added) {
+                (Subject::Disk(name), Some(keys)) => plan.add(config, &name, keys),
+                (Subject::Disk(_), None) => {}
+                (Subject::Group(name), _) => set_group(config, state, shared, &name),
+            }
+        }
+        for (disk, _) in &mut plan.disks {
+            if let Err(error) = set_disk(state, disk) {
+                warn!("{error}");
+            }
+        }
+        plan
+    }
+
+    /// A disk that was added before; if the configuration has one of its name, that wins.
+    fn add(&mut self, config: &Config, name: &str, keys: toml::Table) {
+        if self.disks.iter().any(|(disk, _)| disk.name() == name) {
+            return warn!(disk = name, "it was added before, and the configuration's wins");
+        }
+        match config.daemon.disk(name, keys) {
+            Ok(disk) => self.disks.push((disk, Origin::Api)),
+            Err(error) => self.refused.push(error),
+        }
+    }
+}
+
+fn copy_of(error: &Error) -> Error {
+    use std::error::Error as _;
+    let why = error.source().map(ToString::to_string).unwrap_or_default();
+    Error::new(error.kind(), error.what().to_owned(), why, error.advice().to_owned())
+}
+
+/// What was set of a disk is as if it had been written.
+fn set_disk(state: &State, disk: &mut DiskConfig) -> Result<(), Error> {
+    let subject = Subject::Disk(disk.name());
+    let written = |key: &str| disk.keys.get(key).map(|values| values.join(","));
+    let refuse = |why: String| Error::invalid(subject.to_string(), why, "set it again");
+    for (key, value) in state.holds(&subject, written) {
+        match &*key {
+            "limit" => disk.stack.share.limit = Some(value.parse().map_err(refuse)?),
+            "weight" => disk.stack.share.weight = Some(value.parse().map_err(refuse)?),
+            _ => return Err(refuse(format!("`{key}` cannot be set"))),
+        }
+    }
+    Ok(())
+}
+
+fn set_group(config: &Config, state: &State, shared: &Shared, name: &str) {
+    let written = config.groups.limit_of(name);
+    for (_, limit) in state.holds(&Subject::Group(name.to_owned()), |_| written.clone()) {
+        match shared.set_group(name, &limit) {
+            Ok(_) => {}
+            Err(error) => info!("{error}"),
+        }
+    }
+}

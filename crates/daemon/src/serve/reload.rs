@@ -1,0 +1,145 @@
+//! The configuration is read again: what can be done while guests run is done, the rest is listed.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, TryLockError};
+
+use flowstone_block::{Error, Result};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tracing::{error, info};
+
+use super::Daemon;
+use crate::config::{Config, DiskConfig, Keys};
+use crate::control::{DiskChange, DiskWord};
+use crate::disks::{Begun, Origin};
+use crate::state::Subject;
+
+/// Keys that can change while a guest runs.
+const LIVE: [&str; 2] = ["limit", "weight"];
+
+/// What has become of it.
+#[derive(Debug, Default, Serialize)]
+struct Reloaded {
+    added: Vec<String>,
+    removed: Vec<String>,
+    changed: Vec<String>,
+    /// Disks with the keys that have changed and are as before until the disk is served anew.
+    needs_restart: Vec<String>,
+    /// Disks that are not in the configuration any more, and why they are there.
+    kept: Vec<String>,
+    /// Disks of the configuration that cannot be.
+    refused: Vec<String>,
+}
+
+impl Daemon {
+    /// All or nothing for a configuration that cannot be read.
+    pub(super) fn reload(self: &Arc<Self>) -> Result<Value> {
+        let Some((path, typed)) = &self.source else {
+            let why = "the daemon was started without --config";
+            return Err(Error::unsupported("reload", why, "use `flowstone disk`"));
+        };
+        let _alone = match self.reloading.try_lock() {
+            Ok(alone) => alone,
+            Err(TryLockError::Poisoned(alone)) => alone.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                let why = "another reload is on its way";
+                return Err(Error::busy("reload", why, "try again later"));
+            }
+        };
+        let config = Config::read(path, typed)?;
+        let mut done = Reloaded::default();
+        done.refused.extend(config.refused.iter().map(ToString::to_string));
+        self.reload_groups(&config, &mut done);
+        let before = self.disks.written();
+        let names: BTreeSet<String> = config.disks.iter().map(DiskConfig::name).collect();
+        for (name, (origin, _)) in &before {
+            if *origin == Origin::File && !names.contains(name) {
+                match self.remove(name, false) {
+                    Ok(_) => done.removed.push(name.clone()),
+                    Err(refused) => done.kept.push(format!("{name}: {}", refused.error)),
+                }
+            }
+        }
+        for disk in config.disks {
+            let name = disk.name();
+            match before.get(&name) {
+                Some((Origin::Api, _)) => {
+                    done.kept.push(format!("{name}: it was added on the control socket"));
+                }
+                Some((Origin::File, keys)) => self.reload_disk(&disk, keys, &mut done),
+                None => self.reload_new(disk, &mut done),
+            }
+        }
+        info!("read again: {}", json!(done));
+        Ok(json!(done))
+    }
+
+    fn reload_new(self: &Arc<Self>, disk: DiskConfig, done: &mut Reloaded) {
+        let name = disk.name();
+        let begun = self.disks.begin(&disk, Origin::File).and_then(|begun| match begun {
+            Begun::IsThere => Ok(()),
+            Begun::Opens(number) => self.open_added(&name, number, disk),
+        });
+        match begun {
+            Ok(()) => done.added.push(name),
+            Err(error) => done.refused.push(error.to_string()),
+        }
+    }
+
+    fn reload_disk(&self, disk: &DiskConfig, before: &Keys, done: &mut Reloaded) {
+        let name = disk.name();
+        let keys: BTreeSet<&String> = before.keys().chain(disk.keys.keys()).collect();
+        let differ = keys.into_iter().filter(|key| before.get(*key) != disk.keys.get(*key));
+        let (live, others): (Vec<_>, Vec<_>) = differ.partition(|key| LIVE.contains(&key.as_str()));
+        if !others.is_empty() {
+            let keys: Vec<&str> = others.iter().map(|key| key.as_str()).collect();
+            done.needs_restart.push(format!("{name}: {}", keys.join(", ")));
+        }
+        if live.is_empty() {
+            return;
+        }
+        let share = disk.stack.share;
+        let has = |key: &str| live.iter().any(|it| *it == key);
+        let change = DiskChange {
+            size: None,
+            limit: has("limit").then(|| share.limit.unwrap_or_default().to_string()),
+            weight: has("weight").then(|| share.weight.unwrap_or_default().get()),
+        };
+        let word = DiskWord { name: name.clone(), path: None };
+        let found = self.disks.find("reload", &word).map_err(|refused| refused.error);
+        match found.and_then(|found| found.change(&change)) {
+            Err(error) => done.refused.push(error.to_string()),
+            Ok(_) => {
+                let mut keys = before.clone();
+                for key in live {
+                    match disk.keys.get(key) {
+                        Some(value) => keys.insert(key.clone(), value.clone()),
+                        None => keys.remove(key),
+                    };
+                    done.changed.push(format!("{name}: {key}"));
+                    // What was set of it is over.
+                    let forgotten = self.keep(Subject::Disk(name.clone()), |it| it.forget(key));
+                    forgotten.unwrap_or_else(|error| error!("{error}"));
+                }
+                self.disks.rewrite(&name, &keys);
+            }
+        }
+    }
+
+    fn reload_groups(&self, config: &Config, done: &mut Reloaded) {
+        for group in config.groups.all() {
+            let limit = config.groups.limit_of(&group.name);
+            let known = self.shared.groups.get(&group.name);
+            match (known, limit) {
+                (Some(known), Some(limit)) if known.limit().to_string() != limit => {
+                    match self.shared.set_group(&group.name, &limit) {
+                        Ok(_) => done.changed.push(format!("group {}: limit", group.name)),
+                        Err(error) => done.refused.push(error.to_string()),
+                    }
+                }
+                (None, _) => done.needs_restart.push(format!("group {}", group.name)),
+                _ => {}
+            }
+        }
+    }
+}

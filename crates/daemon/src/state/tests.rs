@@ -1,0 +1,64 @@
+use super::*;
+
+fn disk(name: &str) -> Subject {
+    Subject::Disk(name.into())
+}
+
+fn names(state: &State) -> Vec<Subject> {
+    state.all().iter().map(Record::subject).collect()
+}
+
+#[test]
+fn records_are_there_again_whatever_their_disks_are_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state");
+    let subjects = ["..", "a/b", "\"quoted\" = [", &"ü".repeat(64), ""].map(disk).to_vec();
+    let state = State::open(&path).unwrap();
+    for subject in &subjects {
+        let added: toml::Table = [("queues".to_owned(), 4.into())].into_iter().collect();
+        state.change(subject.clone(), |record| record.added = Some(added)).unwrap();
+    }
+    state.change(disk("a/b"), |record| record.added = None).unwrap();
+    let group = Subject::Group("a/b".into());
+    state.change(group.clone(), |record| record.set("limit", "off".into(), None)).unwrap();
+    let before = state.all();
+    assert_eq!(before.len(), subjects.len());
+    assert!(State::open(&path).is_err_and(|it| it.to_string().contains("another daemon is using")));
+    drop(state);
+    let state = State::open(&path).unwrap();
+    assert_eq!(state.all(), before);
+    assert!(names(&state).contains(&group) && !names(&state).contains(&disk("a/b")));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_kept_and_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let (broken, half) = (folder.path().join("0.toml"), folder.path().join("1.new"));
+    fs::write(&broken, "disk = [").unwrap();
+    fs::write(&half, "disk = 'half'").unwrap();
+    let state = State::open(folder.path()).unwrap();
+    let [error] = state.unreadable() else { panic!("one file") };
+    assert!(error.to_string().contains("0.toml: "), "{error}");
+    state.change(disk("a"), |record| record.set("weight", "7".into(), None)).unwrap();
+    assert_eq!(fs::read_to_string(&broken).unwrap(), "disk = [");
+    assert!(folder.path().join("1.toml").exists() && !half.exists());
+}
+
+/// The file wins from the moment that its text changes, and what was set does not come back.
+#[test]
+fn what_was_set_holds_until_the_configuration_changes() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = State::open(folder.path()).unwrap();
+    let set = |record: &mut Record| {
+        record.set("weight", "7".into(), Some("100".into()));
+        record.set("limit", "off".into(), None);
+    };
+    state.change(disk("a"), set).unwrap();
+    let says = |weight: &str| {
+        let weight = weight.to_owned();
+        state.holds(&disk("a"), move |key| (key == "weight").then(|| weight.clone()))
+    };
+    assert_eq!(says("100").len(), 2);
+    assert_eq!(says("200").keys().collect::<Vec<_>>(), ["limit"]);
+    assert_eq!(says("100").keys().collect::<Vec<_>>(), ["limit"]);
+}
