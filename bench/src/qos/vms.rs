@@ -1,7 +1,7 @@
 //! VMs that share a device by their weights.
 //!
-//! The device is the one below `--dir`. Where one is too fast to be what requests wait for, run this
-//! in a cgroup that bounds it (`blkio.throttle.read_iops_device`, `write_iops_device`).
+//! The device is the one below `--dir`. Where one is too fast to be what requests wait for, run
+//! this in a cgroup that bounds it (`blkio.throttle.read_iops_device`, `write_iops_device`).
 
 use std::time::Duration;
 

@@ -2,6 +2,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
+use std::io;
 use std::str::FromStr;
 
 use clap::Args;
@@ -64,6 +65,13 @@ pub struct CacheConfig {
     pub policy: PolicyKind,
     /// Of the rules of MultiCache.
     pub threshold: FreqThreshold,
+}
+
+impl CacheConfig {
+    /// That cache.
+    pub fn make(&self) -> io::Result<Cache> {
+        Cache::with_threshold(self.bytes_max, self.policy, self.threshold.0)
+    }
 }
 
 impl CacheArgs {

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use flowstone_block::mutant;
 
+use crate::BLOCK_BYTES;
 use crate::frames::Memory;
 use crate::names::{BlockId, random_key};
 use crate::policy::{FREQ_THRESHOLD, PolicyKind};
 use crate::table::{DiskUse, Table, Target};
 use crate::vms::Vms;
-use crate::{BLOCK_BYTES, CacheConfig};
 
 /// Frames for blocks on their way in or out, beside those that the policy fills: a part of all, and
 /// at least so many.
@@ -58,10 +58,9 @@ impl Cache {
         Self::with_key(bytes, kind, random_key())
     }
 
-    /// As it is asked for.
-    pub fn of(config: &CacheConfig) -> io::Result<Self> {
-        let CacheConfig { bytes_max, policy, threshold, .. } = *config;
-        Self::make(bytes_max, policy, threshold.0, random_key())
+    /// The same with a threshold for the rules of MultiCache.
+    pub(crate) fn with_threshold(bytes: u64, kind: PolicyKind, threshold: f64) -> io::Result<Self> {
+        Self::make(bytes, kind, threshold, random_key())
     }
 
     /// The same each time: `key` decides which blocks the default policy takes for a sample.

@@ -7,8 +7,7 @@
 //! * A block is filled (by a read, or by what a write carried) only if no other change of it was on
 //!   its way when the fill began, and none has begun since: each change raises a version, which a
 //!   fill remembers.
-//! * Versions are kept for 4,096 groups of blocks of each disk. Two blocks of a group spoil each
-//!   other's fills, and nothing else.
+//! * Versions are kept for 4,096 groups of blocks of each disk. Two blocks of one spoil fills only.
 
 mod ahead;
 mod forgetting;
@@ -32,8 +31,7 @@ use crate::policy::{Kept, Outcome, Policy};
 use crate::prefetch::prefetch;
 use crate::vms::Vms;
 
-/// Groups of a disk's blocks that share a version. No request of fewer blocks meets itself in a
-/// group.
+/// Groups of a disk's blocks that share a version: a shorter request does not meet itself in one.
 const GROUPS: u64 = 4096;
 /// Blocks that are prefetched at once: what the CPU's first cache has room for.
 pub const PREFETCHED_MAX: usize = 32;
@@ -390,8 +388,7 @@ impl Table {
             && let Some(place) = self.policy.find(block)
             && !self.frame(place).is_some()
         {
-            // Another queue may have read it ahead meanwhile. First: a block is marked once.
-            self.drop_ahead(memory, block);
+            self.drop_ahead(memory, block); // First: a block is marked once.
             *self.frame(place) = frame;
             self.count_in(block);
             return true;

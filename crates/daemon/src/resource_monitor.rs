@@ -3,8 +3,8 @@
 //!
 //! Twice a second it reads how much memory there is, for the host and for the daemon's memory
 //! cgroups, and how long processes waited for some; a [`Pool`] decides. Every decision is logged
-//! and kept for `stats`. It tells the cache and the devices, too, which VMs there are, whenever that
-//! changes; where there is no cache to size, that is all.
+//! and kept for `stats`. It tells the cache and the devices, too, which VMs there are, whenever
+//! that changes; where there is no cache to size, that is all.
 
 #[cfg(test)]
 mod beside_a_scan;

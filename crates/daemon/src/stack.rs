@@ -24,7 +24,7 @@ use flowstone_layers::{
 };
 use flowstone_memory::sizer::Limits;
 use flowstone_qos::{
-    Devices, DiskLimits, DiskShare, Group, GroupArgs, GroupReport, QosReport, ShareArgs,
+    DeviceVm, Devices, DiskLimits, DiskShare, Group, GroupArgs, GroupReport, QosReport, ShareArgs,
 };
 use serde_json::{Map, Value, json};
 
@@ -126,7 +126,7 @@ impl Shared {
         };
         let groups = groups.iter().map(group).collect::<Result<_>>()?;
         let make = |config: CacheConfig| {
-            let cache = Cache::of(&config);
+            let cache = config.make();
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
         };
         let cache = cache.map(make).transpose()?;
@@ -141,6 +141,9 @@ impl Shared {
         json!(GroupReport::of_all(&self.groups))
     }
 }
+
+/// What a VM of a vCPU and a GiB of memory gets of a device beside others.
+pub const VM_WEIGHT: u32 = DeviceVm::UNKNOWN;
 
 /// The lowest layer, and the image if it is one.
 type Foundation = (Arc<dyn Layer>, Option<Arc<dyn Image>>);
@@ -211,6 +214,11 @@ impl Stack {
             all.extend(own);
         }
         all
+    }
+
+    /// The VM that uses the disk, at the devices that its files are on.
+    pub fn set_vm(&self, id: u32, weight: u32) {
+        self.share.set_vm(DeviceVm { id, weight });
     }
 
     /// What has been recognised on the disk.

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use flowstone_cache::DiskCacheReport;
-use flowstone_qos::DeviceVm;
 use serde::Serialize;
 
 use crate::disk::Disk;
 use crate::guest_agent::Heard;
+use crate::stack::VM_WEIGHT;
 use crate::vms::{self, Vm};
 
 /// A VM, as its disks show it.
@@ -59,7 +59,7 @@ impl VmReport {
         let cached = disks.iter().filter(is_its).filter_map(|disk| disk.stack.cached.as_deref());
         let cache = cached.map(DiskCacheReport::of).reduce(|sum, disk| sum + disk);
         let known = disks.iter().find(is_its).map(|disk| disk.stack.share.vm().weight);
-        let device_weight = known.unwrap_or(DeviceVm::UNKNOWN);
+        let device_weight = known.unwrap_or(VM_WEIGHT);
         let disks = disks.iter().filter(is_its).map(|disk| disk.name.clone()).collect();
         let of_vm = heard.iter().find(|heard| vm.peer == Some(heard.peer));
         let guest_cache = of_vm.map(GuestCacheReport::of);

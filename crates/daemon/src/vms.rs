@@ -12,12 +12,12 @@ use std::sync::Arc;
 
 use flowstone_block::{Peer, mutant};
 use flowstone_cache::{VmSize, Vms};
-use flowstone_qos::DeviceVm;
 
 use self::process::Process;
 use crate::config::VmSpec;
 use crate::disk::Disk;
 use crate::memory_charge::guest_bytes_of;
+use crate::stack::VM_WEIGHT;
 
 /// A VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,7 +42,7 @@ impl Vm {
     pub fn device_weight(&self) -> u32 {
         let cpus = if mutant("daemon.vms.device-by-memory-alone") { 1 } else { self.cpus.max(1) };
         let product = u128::from(cpus) * u128::from(self.memory_bytes);
-        let discovered = (product * u128::from(DeviceVm::UNKNOWN)) >> 30;
+        let discovered = (product * u128::from(VM_WEIGHT)) >> 30;
         let discovered = u32::try_from(discovered).unwrap_or(u32::MAX).max(1);
         self.weight.unwrap_or(discovered)
     }
@@ -93,7 +93,7 @@ pub fn set_vms(vms: &[Vm], disks: &[Arc<Disk>]) {
         let weight = vm.device_weight();
         let id = vm.disks.iter().copied().min().unwrap_or_default();
         for disk in disks.iter().filter(|disk| vm.disks.contains(&disk.number)) {
-            disk.stack.share.set_vm(DeviceVm { id, weight });
+            disk.stack.set_vm(id, weight);
         }
     }
 }

@@ -8,6 +8,8 @@ mod host;
 mod member;
 mod scheduler;
 mod share;
+mod vm;
 
 pub use file::SharedFile;
-pub use share::{DeviceVm, Devices, DiskShare};
+pub use share::{Devices, DiskShare};
+pub use vm::DeviceVm;

@@ -39,51 +39,50 @@ fn a_disk_needs_three_keys_and_the_rest_has_defaults() {
     assert!(matches!(disk.stack.source("vm1").unwrap(), Source::Image(_, Format::Raw)));
 }
 
+const EVERY_KEY: &str = r#"
+    control = "/run/control.sock"
+    guest-agent = "/run/guests.sock"
+    cache = "1G"
+    cache-min = "256M"
+    cache-policy = "multicache"
+    freq-threshold = "0.25"
+    [[group]]
+    name = "web"
+    iops = 1000
+    bw = "10M"
+    burst = "500ms"
+    [[disk]]
+    name = "vm1"
+    image = "/dev/sdb"
+    format = "raw"
+    socket = "/run/vm1.sock"
+    queues = 4
+    cpus = "2-5"
+    poll = "never"
+    discard = "ignore"
+    serial = "WD-WX12A34"
+    socket-group = "0"
+    socket-mode = "0660"
+    backing-dirs = ["/images"]
+    detect-zeroes = "on"
+    pdc = "off"
+    resort = "20G"
+    limit = "iops=300,burst=2s"
+    group = "web"
+    weight = 250
+    engine = "sync"
+    direct = "off"
+    readonly = true
+    layers = ["verify", "delay=0-5ms"]
+    [[disk]]
+    name = "scratch"
+    backend = "mem:1G"
+    socket = "/run/scratch.sock"
+"#;
+
 #[test]
 fn every_key_is_read() {
-    let config = read(
-        r#"
-        control = "/run/control.sock"
-        guest-agent = "/run/guests.sock"
-        cache = "1G"
-        cache-min = "256M"
-        cache-policy = "multicache"
-        freq-threshold = "0.25"
-        [[group]]
-        name = "web"
-        iops = 1000
-        bw = "10M"
-        burst = "500ms"
-        [[disk]]
-        name = "vm1"
-        image = "/dev/sdb"
-        format = "raw"
-        socket = "/run/vm1.sock"
-        queues = 4
-        cpus = "2-5"
-        poll = "never"
-        discard = "ignore"
-        serial = "WD-WX12A34"
-        socket-group = "0"
-        socket-mode = "0660"
-        backing-dirs = ["/images"]
-        detect-zeroes = "on"
-        pdc = "off"
-        resort = "20G"
-        limit = "iops=300,burst=2s"
-        group = "web"
-        weight = 250
-        engine = "sync"
-        direct = "off"
-        readonly = true
-        layers = ["verify", "delay=0-5ms"]
-        [[disk]]
-        name = "scratch"
-        backend = "mem:1G"
-        socket = "/run/scratch.sock"
-        "#,
-    )
-    .unwrap();
+    let config = read(EVERY_KEY).unwrap();
     let cache = config.daemon.shared.cache;
     assert_eq!([cache.cache, cache.cache_min], [1 << 30, 1 << 28].map(|it| Some(CacheSize(it))));
     assert_eq!(cache.cache_policy, Some(PolicyKind::MultiCache));

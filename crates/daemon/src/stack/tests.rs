@@ -28,7 +28,8 @@ fn build(args: &mut StackArgs, has_cache: bool) -> Stack {
     args.zeroes.detect_zeroes = DetectZeroes::On;
     let cache = has_cache.then_some(CacheSize(32 << 20));
     let cache = CacheArgs { cache, ..CacheArgs::default() };
-    let shared = Shared::new(open_host_file, &SharedArgs { cache }, &[]).unwrap();
+    let shared =
+        Shared::new(open_host_file, &SharedArgs { cache, ..SharedArgs::default() }, &[]).unwrap();
     Stack::build(&shared, 0, "served", None, args).unwrap()
 }
 

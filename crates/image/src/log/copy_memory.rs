@@ -1,16 +1,16 @@
 //! Memory in which cleaning puts copies together, to write them as one run.
 //!
-//! A drive fills an erase block with what comes in a row. Where records of guests and of copies take
-//! turns, each block holds some of both, which die at different times, and the drive has to copy
-//! what is left (`flowstone replay`: 1.3 blocks for one, against 1.0 with runs of 4 MiB on erase
-//! blocks of 512 KiB).
+//! A drive fills an erase block with what comes in a row. Where records of guests and of copies
+//! take turns, each block holds some of both, which die at different times, and the drive has to
+//! copy what is left (`flowstone replay`: 1.3 blocks for one, against 1.0 with runs of 4 MiB on
+//! erase blocks of 512 KiB).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What cleaners share unless told.
 pub const COPY_MEMORY_DEFAULT: u64 = 64 << 20;
-/// One of them takes a quarter, or as much as this: a run of 4 MiB, and its share of what is sorted.
+/// One of them takes a quarter, or as much as this: a run of 4 MiB, and what is sorted for it.
 const ONE_TAKES: u64 = 20 << 20;
 /// A run takes so much of that in so many parts: what is sorted, twice (a victim, and the one after
 /// it), each twice as long as a run; and the run itself.

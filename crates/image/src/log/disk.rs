@@ -7,8 +7,8 @@ use std::thread::JoinHandle;
 
 use flowstone_block::sync::atomic::Ordering;
 use flowstone_block::{
-    BlockingDisk, Channel, Error, Extent, Geometry, Layer, QueueContext, Result, SECTOR_BYTES,
-    Sector, SectorCount, mutant,
+    BlockingDisk, Channel, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
+    SECTOR_BYTES, Sector, SectorCount, mutant,
 };
 use flowstone_fileio::{Access, FileIo};
 use tracing::{error, info};
@@ -98,7 +98,7 @@ impl LogImage {
 
     /// Asks the maintenance worker, and waits for its reply.
     #[cfg(test)]
-    pub(crate) fn ask(&self, command: Command) -> flowstone_block::Outcome {
+    pub(crate) fn ask(&self, command: Command) -> Outcome {
         self.core.inbox.ask(command).wait()
     }
 
@@ -187,10 +187,23 @@ pub fn prepare_loaded(
         Maintenance::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
     maintenance.begin_session().map_err(|errno| host(errno.into()))?;
     if crashed {
-        maintenance.restart().map_err(|errno| host(errno.into()))?;
+        restart(&mut maintenance).map_err(|errno| host(errno.into()))?;
         maintenance.punch_free();
     }
     Ok((core, Some(maintenance.into_knowledge())))
+}
+
+/// Starts new heads after a crash. On a full host it is not known which free segments have space:
+/// all give back what they have, and the host is asked again. Replay has read none of them, and
+/// would not after another power cut.
+fn restart(maintenance: &mut Maintenance) -> Outcome {
+    maintenance.restart().or_else(|errno| {
+        if errno != Errno::NOSPC || mutant("log.open.gives-up-on-a-full-host") {
+            return Err(errno);
+        }
+        maintenance.punch_free();
+        maintenance.restart()
+    })
 }
 
 impl Drop for LogImage {

@@ -82,7 +82,7 @@ impl EraseUnit {
             UnitSource::Device => 2,
             UnitSource::Default => 3,
         };
-        bytes / 4096 | source << 32
+        (bytes / 4096) | (source << 32)
     }
 
     /// The same read back. What a later version says is not known here.

@@ -9,6 +9,7 @@ use flowstone_fileio::FileIo;
 use super::file::SharedFile;
 use super::host::Device;
 use super::member::{HeldBack, Member};
+use super::vm::DeviceVm;
 use crate::Weight;
 use crate::nanoseconds::Nanoseconds;
 
@@ -35,20 +36,6 @@ impl Devices {
             device
         })
     }
-}
-
-/// The VM of a disk, at the devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DeviceVm {
-    /// Disks with the same number are those of one VM.
-    pub id: u32,
-    /// What it gets beside other VMs, at least 1.
-    pub weight: u32,
-}
-
-impl DeviceVm {
-    /// The weight of one of which nothing is known: a vCPU and a GiB of memory.
-    pub const UNKNOWN: u32 = 100;
 }
 
 /// A disk's weight and VM, wherever its files are.

@@ -194,15 +194,19 @@ impl Maintenance {
         }
     }
 
-    /// Gives the host space of free segments back.
+    /// Gives the host space of free segments back: neighbours together, in the order of the file.
     pub fn punch(&mut self, segments: &[SegmentId]) {
-        self.core.discards.count_runs(segments.len());
-        for segment in segments {
-            let offset = self.core.shape.address(*segment, 0).offset();
-            let bytes = self.core.shape.segment_bytes();
+        let mut sorted = segments.to_vec();
+        sorted.sort_unstable();
+        let runs: Vec<_> = sorted.chunk_by(|one, next| next.get() == one.get() + 1).collect();
+        self.core.discards.count_runs(runs.len());
+        for run in runs {
+            let offset = self.core.shape.address(run[0], 0).offset();
+            let bytes = run.len() as u64 * self.core.shape.segment_bytes();
             if let Err(errno) = self.file.run(FileOp::Discard { offset, bytes }) {
-                // It stays free; only its host space is not given back.
-                warn!("{}: cannot punch segment {segment}: {errno}", self.core.name);
+                // They stay free; only their host space is not given back.
+                let (name, count) = (&self.core.name, run.len());
+                warn!("{name}: cannot punch {count} segments from {} on: {errno}", run[0]);
             }
         }
         self.core.append_state().segments.add_free(segments);

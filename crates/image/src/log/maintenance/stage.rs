@@ -22,8 +22,8 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Empties it, and has room for so many bytes of blocks from now on, or fewer if the host has no
-    /// memory for them: those of one record at least.
+    /// Empties it, and has room for so many bytes of blocks from now on, or fewer if the host has
+    /// no memory for them: those of one record at least.
     pub fn begin(&mut self, bytes: u64) {
         self.clear();
         let mut most = (bytes as usize / BLOCK_BYTES).max(ENTRIES_MAX);

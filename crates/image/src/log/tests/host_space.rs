@@ -4,12 +4,15 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::Errno;
 use flowstone_block::sync::atomic::Ordering;
+use flowstone_fileio::{BlockingFile, FileIo, FileOp};
 use flowstone_sim::{Call, Fate, Fault};
 
 use super::fixture::{Fixture, Mix, SEGMENT_BYTES, Setup};
+use super::history_model::HistoryModel;
 use crate::log::append::FULL_RETRY;
 use crate::log::copy_memory::CopyMemory;
 use crate::log::disk::prepare;
+use crate::log::ids::SegmentId;
 use crate::log::inspect::log_state;
 use crate::log::maintenance::Progress;
 use crate::log::segments::State;
@@ -63,6 +66,37 @@ fn space_that_only_a_busy_guest_needs_is_a_surplus_and_given_back() {
     assert_eq!(ready(&fixture), enough);
     fixture.maintenance.release_reserve();
     assert!(ready(&fixture) == 0 && !has_surplus(&fixture));
+}
+
+/// Found by power cuts on a full host: the new heads asked for space in free segments that were
+/// holes, while what there was lay in others, and the image could not be opened.
+#[test]
+fn a_full_host_whose_space_is_in_other_free_segments_keeps_no_image_from_being_opened() {
+    let setup = Setup { blocks: 4096, ..Setup::default() };
+    let mut fixture = setup.fixture(1);
+    for _ in 0..12 {
+        fixture.write_blocks(0..48).unwrap();
+    }
+    fixture.checkpoint().unwrap();
+    fixture.maintenance.release_reserve();
+    let (last, shape) = {
+        let state = fixture.core.append_state();
+        (SegmentId::new(state.segments.limit() - 8), fixture.core.shape)
+    };
+    // Got for writes that never came.
+    let (offset, bytes) = (shape.address(last, 0).offset(), 8 * SEGMENT_BYTES);
+    let mut file = BlockingFile::new(&*fixture.core.file).unwrap();
+    file.run(FileOp::Allocate { offset, bytes }).unwrap();
+    file.sync().unwrap();
+    drop(file);
+    let full = fixture.disk.allocated_bytes().unwrap();
+    let (disk, model) = fixture.abandon();
+    let crashed = disk.crash_at(disk.now(), &mut Fate::everything());
+    crashed.set_capacity(Some(full));
+    let model = HistoryModel::new(model.latest(), model.next_stamp());
+    let mut fixture = Fixture::open(&crashed, setup, model, 1).unwrap();
+    fixture.write_blocks(0..48).unwrap();
+    fixture.check();
 }
 
 /// Where the drive hears of it, nothing that is dead is kept for the next writes: the drive would

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use flowstone_block::{Clock, QueueContext, QueueDepth, Reactor, TimeSource};
 use flowstone_fileio::{FileIo, FileOffset, MemoryList};
 
-use super::super::share::{DeviceVm, Devices, DiskShare};
+use super::super::share::{Devices, DiskShare};
+use super::super::vm::DeviceVm;
 use super::*;
 use crate::Weight;
 
@@ -292,10 +293,8 @@ fn nothing_waits_for_ever() {
         let mut queues: Vec<(Queue, usize)> = Vec::new();
         for _ in 0..400 {
             if random.u8(0..4) == 0 {
-                clock.fetch_add(
-                    [1_000, 100_000, 5_000_000, 150_000_000][random.usize(0..4)],
-                    Ordering::Relaxed,
-                );
+                let ns = [1_000, 100_000, 5_000_000, 150_000_000][random.usize(0..4)];
+                clock.fetch_add(ns, Ordering::Relaxed);
             }
             if queues.len() < 2 || queues.len() < 6 && random.u8(0..40) == 0 {
                 queues.push((Queue::new(&devices), 0));
@@ -316,8 +315,7 @@ fn nothing_waits_for_ever() {
                 }
                 8..16 => {
                     let below = queue.host.below().len();
-                    let count = [below, random.usize(0..=below)][random.usize(0..2)];
-                    queue.complete(count);
+                    queue.complete([below, random.usize(0..=below)][random.usize(0..2)]);
                 }
                 16 => {
                     // A stretch that is looked at before its batch is kicked.
