@@ -8,6 +8,7 @@ use flowstone_block::{Channel, Geometry, Layer, Origin, QueueContext};
 use crate::channel::CachedChannel;
 use crate::counters::Counters;
 use crate::disk::CachedDisk;
+use crate::names::BlockId;
 use crate::shared::Cache;
 
 /// The layer.
@@ -20,6 +21,8 @@ impl Cached {
     /// Reads of `base`, the disk `number` of the daemon, are answered from `cache` where it can.
     /// Journals pass by unless `holds_journals`.
     pub fn new(base: Arc<dyn Layer>, cache: Arc<Cache>, number: u32, holds_journals: bool) -> Self {
+        // A number that does not fit is refused before there is a disk to be forgotten.
+        let _ = BlockId::of_disk(number, 0);
         let disk = CachedDisk { cache, number, holds_journals, counters: Counters::default() };
         Self { base, disk: Arc::new(disk) }
     }

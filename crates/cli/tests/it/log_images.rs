@@ -39,7 +39,7 @@ impl Place {
 #[test]
 fn statistics_tell_what_the_log_does() {
     let place = Place::new();
-    place.log_image("1T");
+    place.succeed(&["create", "--size", "1T", "--erase-unit", "8M", "disk.flow"]);
     let daemon = place.serve(&["disk.flow"]);
     let log = |key: &str| place.stats()["disks"][0]["log"][key].as_u64().unwrap();
     assert!(log("map_memory_bytes") <= 1 << 20, "an empty disk of 1 TiB");
