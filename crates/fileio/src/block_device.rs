@@ -59,28 +59,11 @@ pub fn erase_unit(file: &File) -> Option<u64> {
     ERASE_UNITS.contains(&largest).then_some(largest / 4096 * 4096)
 }
 
-/// Whether a device takes discards; of a file, whether its file system passes on what it frees.
+/// Whether this is a device that takes discards.
 pub fn tells_drive(file: &File) -> bool {
     let Ok(metadata) = file.metadata() else { return false };
-    if metadata.file_type().is_block_device() {
-        let limit = || read_number(&queue_folder(metadata.rdev())?.join("discard_max_bytes"));
-        return limit().is_some_and(|bytes| bytes > 0);
-    }
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    passes_discards_on(&mounts, metadata.dev())
-}
-
-/// Whether the file system with this device number is mounted with `discard`, as
-/// proc_pid_mountinfo(5) lists mounts: the third field is the number, the last one the options of
-/// the file system.
-fn passes_discards_on(mounts: &str, device: u64) -> bool {
-    let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
-    let is_on = |option: &str| option == "discard" || option.starts_with("discard=");
-    mounts
-        .lines()
-        .filter(|line| line.split(' ').nth(2) == Some(&*number))
-        .filter_map(|line| line.rsplit(' ').next())
-        .any(|options| options.split(',').any(is_on))
+    let limit = || read_number(&queue_folder(metadata.rdev())?.join("discard_max_bytes"));
+    metadata.file_type().is_block_device() && limit().is_some_and(|bytes| bytes > 0)
 }
 
 /// Where sysfs keeps the limits of a device; a partition has those of its disk.
@@ -102,19 +85,5 @@ fn range_ioctl(device: &File, request: u32, offset: FileOffset, bytes: u64) -> O
     match unsafe { libc::ioctl(device.as_raw_fd(), request, range.as_ptr()) } {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mount_that_passes_discards_on_is_known_by_its_device_number() {
-        let mounts = "29 1 253:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard,errors=ro\n\
-            30 1 253:2 / /srv rw,nodiscard - xfs /dev/vda2 rw,attr2\n\
-            31 1 0:40 / /b rw - btrfs /dev/vdb rw,discard=async,space_cache\n";
-        let on = |major, minor| passes_discards_on(mounts, rustix::fs::makedev(major, minor));
-        assert!(on(253, 1) && !on(253, 2) && on(0, 40) && !on(253, 3));
     }
 }

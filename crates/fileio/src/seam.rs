@@ -41,8 +41,8 @@ pub trait FileIo: Send + Sync {
         None
     }
 
-    /// Whether the drive below hears of space that is given back: a device that takes discards, or
-    /// a file on a file system that passes them on (mounted with `discard`).
+    /// Whether the drive below hears of space that is given back, and giving it back costs no more
+    /// than that: a device that takes discards. A file has to get its space again.
     fn tells_drive(&self) -> bool {
         false
     }

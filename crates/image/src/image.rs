@@ -26,11 +26,12 @@ pub enum DiscardMode {
 /// When a log image gives back segments in which nothing lives, besides when it is idle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Tell {
-    /// At once where the drive hears of it: on a device that takes discards, or a file system
-    /// mounted with `discard`; else they are written again as they are, which costs the host less
+    /// At once on a device that takes discards; in a file they are written again as they are,
+    /// which costs the host less
     #[default]
     Auto,
-    /// At once, wherever the image is
+    /// At once, in a file, too: on a file system that is mounted with `discard` the drive hears of
+    /// it
     Always,
 }
 
