@@ -1,5 +1,5 @@
 //! The rules of MultiCache (No and Park; S5.6). The paper has two: a sector is kept when p, its
-//! accesses, reach FREQ_THRESHOLD; and, in its Definition 1, when p · u/Σu · v/Σv does, which is
+//! accesses, reach FREQ_THRESHOLD; and, in its Definition 1, when p · u/Σu · v/Σv does, that is
 //! its accesses times the share of its VM of all vCPUs and of all memory. Either holds whether
 //! there is room or not. Accesses are counted in the [`Repository`]. The paper does not say what
 //! makes room; here it is the sector that was used longest ago.

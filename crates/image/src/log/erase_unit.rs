@@ -61,14 +61,12 @@ impl EraseUnit {
     /// What a segment that has fewer of them costs, if this one has.
     pub fn warning(&self, segment_bytes: u64) -> Option<String> {
         let (segment, unit) = (format_size(segment_bytes), format_size(self.bytes));
-        let what = match self.source {
-            UnitSource::Default => "what is erased at once of most drives",
-            UnitSource::Option | UnitSource::Device => "what this drive erases at once",
-        };
+        let known = if self.source == UnitSource::Default { " (assumed)" } else { "" };
         (segment_bytes < UNITS_PER_SEGMENT * self.bytes).then(|| {
             format!(
-                "segments of {segment} are less than four times {what} ({unit}): the drive copies \
-                 more for it than for a raw image with TRIM; docs/evidence/wear.md has how much"
+                "segments of {segment} hold less than four of the drive's erase units of \
+                 {unit}{known}; such a drive copies more for this image than for a raw one with \
+                 TRIM: docs/evidence/wear.md says how much"
             )
         })
     }
