@@ -109,10 +109,12 @@ fn run(config: Config, shared: Shared) -> Result<()> {
         state,
         changes: Mutex::default(),
     });
-    // First: once a disk listens, a monitor may be served, and then it is too late to fail.
+    // Their names and sockets are taken before a client can ask for one, and all are listed.
+    let disks = daemon.begin(plan.disks);
+    // Next: once a disk listens, a monitor may be served, and then it is too late to fail.
     let control = start_control(&daemon)?;
     let metrics = start_metrics(&daemon)?;
-    let opener = daemon.open_beside(plan.disks, signals.handle())?;
+    let opener = daemon.open_beside(disks, signals.handle())?;
     let Some(signal) = signals.forever().find(|signal| daemon.is_told_to_end(*signal)) else {
         // Nothing can be served.
         return opener.join().unwrap_or_else(|_| Err(died("opening the disks")));
@@ -196,12 +198,12 @@ impl Daemon {
     /// none can be served.
     fn open_beside(
         self: &Arc<Self>,
-        configs: Vec<(DiskConfig, Origin)>,
+        begun: Vec<(u32, DiskConfig)>,
         signals: Handle,
     ) -> Result<JoinHandle<Result<()>>> {
         let daemon = Arc::clone(self);
         let open = move || {
-            let opened = daemon.open(configs);
+            let opened = daemon.open(begun);
             if opened.is_err() {
                 signals.close();
             }
@@ -213,23 +215,25 @@ impl Daemon {
             .map_err(|error| Error::host("opening the disks", error, "free resources"))
     }
 
-    /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
-    fn open(self: &Arc<Self>, configs: Vec<(DiskConfig, Origin)>) -> Result<()> {
-        // What is wrong with the only disk is said by the caller, in the last line.
-        let report = configs.len() > 1 || self.state.is_some();
-        let begin = |(config, origin): (DiskConfig, Origin)| {
-            match self.disks.begin(&config, origin) {
-                Ok(Begun::Opens(number)) => Some((number, config)),
-                // A client was faster.
-                Ok(Begun::IsThere) => None,
-                Err(error) => {
-                    error!("{error}");
-                    self.disks.refuse(&error);
-                    None
-                }
+    /// The disks that are to be opened, but for those that have what another one has.
+    fn begin(&self, configs: Vec<(DiskConfig, Origin)>) -> Vec<(u32, DiskConfig)> {
+        let begin = |(config, origin): (DiskConfig, Origin)| match self.disks.begin(&config, origin)
+        {
+            Ok(Begun::Opens(number)) => Some((number, config)),
+            Ok(Begun::IsThere) => None,
+            Err(error) => {
+                error!("{error}");
+                self.disks.refuse(&error);
+                None
             }
         };
-        let begun: Vec<_> = configs.into_iter().filter_map(begin).collect();
+        configs.into_iter().filter_map(begin).collect()
+    }
+
+    /// Opens all disks side by side: one may wait for a lock, or be recovered for a long time.
+    fn open(self: &Arc<Self>, begun: Vec<(u32, DiskConfig)>) -> Result<()> {
+        // What is wrong with the only disk is said by the caller, in the last line.
+        let report = begun.len() > 1 || self.state.is_some();
         let (mut beside, mut left) = (Vec::new(), Vec::new());
         for (number, config) in begun {
             match self.open_on_a_thread(number, config.clone(), report) {
