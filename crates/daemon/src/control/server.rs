@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::TokioTimer;
 use serde::Serialize;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
@@ -119,6 +119,7 @@ fn runtime(name: &str) -> io::Result<Runtime> {
 
 async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
     let places = Arc::new(Semaphore::new(CLIENTS_MAX));
+    let leaving = Arc::new(Semaphore::new(CLIENTS_MAX));
     let mut trouble = LogBudget::new();
     loop {
         match listener.accept().await {
@@ -127,7 +128,7 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
                     let client = Client { handler: Arc::clone(&handler), place: place.into() };
                     tokio::spawn(client.converse(stream, patience));
                 }
-                Err(_) => send_away(stream).await,
+                Err(_) => send_away(stream, Arc::clone(&leaving), patience).await,
             },
             Err(error) => {
                 if let Some(unsaid) = trouble.spend() {
@@ -139,8 +140,10 @@ async fn accept(listener: Listener, handler: Arc<Handler>, patience: Duration) {
     }
 }
 
-/// An answer says why; a client that does not read it is not waited for.
-async fn send_away(mut stream: Box<dyn Connection>) {
+/// An answer says why; a client that does not read it is not waited for. Its request is taken in
+/// for a moment, of so many as `leaving` has room for: a client whose request meets a closed socket
+/// reports that, and not the answer.
+async fn send_away(mut stream: Box<dyn Connection>, leaving: Arc<Semaphore>, patience: Duration) {
     let why = format!("{CLIENTS_MAX} clients are being served");
     let refusal = Error::busy("control socket", why, "try again later");
     let body = json(&Body::from(&refusal));
@@ -152,6 +155,14 @@ async fn send_away(mut stream: Box<dyn Connection>) {
     // It is new: there is room.
     let answer = [head.as_bytes(), &body].concat();
     let _ = timeout(Duration::ZERO, stream.write_all(&answer)).await;
+    let Ok(room) = leaving.try_acquire_owned() else { return };
+    tokio::spawn(async move {
+        let _ = stream.shutdown().await;
+        let mut request = [0; 1024];
+        let take_in = async { while matches!(stream.read(&mut request).await, Ok(1..)) {} };
+        let _ = timeout(patience, take_in).await;
+        drop(room);
+    });
 }
 
 fn json(value: &impl Serialize) -> Vec<u8> {

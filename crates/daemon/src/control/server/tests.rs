@@ -126,15 +126,20 @@ fn a_client_that_has_gone_keeps_its_place_until_its_command_ends() {
         }
         Value::Null
     });
-    let mut refused = false;
+    let request = b"GET /v1/stats HTTP/1.1\r\nhost: x\r\n\r\n";
     wait_until("all places are taken", || {
         let mut client = place.connect();
-        client.write_all(b"GET /v1/stats HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
+        client.write_all(request).unwrap();
         client.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
         let mut answer = [0; 12];
-        refused = client.read_exact(&mut answer).is_ok() && answer.ends_with(b"503");
-        refused
+        client.read_exact(&mut answer).is_ok() && answer.ends_with(b"503")
     });
+    // One that asks late meets no closed socket: it would report that.
+    let (mut late, mut answer) = (place.connect(), Vec::new());
+    late.read_exact(&mut [0; 12]).unwrap();
+    late.write_all(request).unwrap();
+    late.read_to_end(&mut answer).unwrap();
+    assert!(String::from_utf8(answer).unwrap().contains("clients are being served"));
     drop(closed);
     wait_until("a client is served", || {
         Client::connect(&place.path()).is_ok_and(|mut it| it.run(&Command::Numa).is_ok())
