@@ -235,6 +235,36 @@ fn a_disk_for_copies_that_fails_is_no_trouble_of_the_source() {
     }
 }
 
+/// The same disk does not give what was kept back: the source was suspect for that.
+#[test]
+fn a_disk_that_does_not_give_what_was_kept_back_is_no_trouble_of_the_source() {
+    let folder = TempDir::new().unwrap();
+    let (at, behind) = (folder.path().join("copies"), folder.path().join("behind"));
+    fs::create_dir(&at).unwrap();
+    fs::create_dir(&behind).unwrap();
+    let Some(disk) = FuseHost::mount_or_skip(&at, &behind) else { return };
+    let at = at.to_str().unwrap();
+    let keeps = ["--dir", at, "--size", "64M", "--write-back", "1000s,64M", "--lazy-close"];
+    let Some(mount) = Mount::start(&[&keeps[..], &OPTIONS].concat()) else { return };
+    // Less than a page: the kernel has none of it that could be read instead.
+    let mut file = File::create(mount.at("it")).unwrap();
+    file.write_all(b"text").unwrap();
+    assert_eq!(mount.stat("dirty_bytes"), 4);
+    disk.refuse(&[Call::Read], libc::EIO);
+    for _ in 0..12 {
+        // For longer than between two looks at the source, and nothing else is asked meanwhile.
+        for _ in 0..30 {
+            let refused = file.sync_all().unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(libc::EIO));
+            thread::sleep(std::time::Duration::from_millis(10));
+        }
+        assert_eq!(mount.stats()["source"], "up");
+    }
+    disk.recover();
+    file.sync_all().unwrap();
+    assert_eq!(fs::read(mount.source("it")).unwrap(), b"text");
+}
+
 /// A refresh of an open copy hangs in the source, and holds nothing meanwhile that others need.
 #[test]
 fn an_open_copy_that_is_being_compared_is_in_nobodys_way() {

@@ -10,7 +10,6 @@ use flowstone_memory::mutant;
 use rustix::fs::{AtFlags, Gid, Mode, OFlags, Uid, fchown, openat, unlinkat};
 use rustix::io::{Errno, Result};
 
-use super::fill;
 use crate::callers::Caller;
 use crate::errno;
 use crate::files::Files;
@@ -54,7 +53,7 @@ impl Files {
                 Err(Errno::EXIST) => continue,
                 made => File::from(made?),
             };
-            if let Err(error) = copy_whole(&dirty.copy.file, file) {
+            if let Err(error) = self.copy_whole(&dirty.copy.file, file) {
                 // A half is worse than nothing; the whole is still here.
                 if !mutant("guest.conflict.leaves-a-half") {
                     let _ = unlinkat(folder, &beside, AtFlags::empty());
@@ -72,6 +71,11 @@ impl Files {
         }
         Err(Errno::EXIST)
     }
+
+    fn copy_whole(&self, copy: &File, to: File) -> Result<()> {
+        self.copy_to_source(copy, &to, (0, copy.metadata().map_err(errno)?.len()))?;
+        source::close(to)
+    }
 }
 
 /// Makes a file that is another user's, and that no third one may read.
@@ -82,9 +86,4 @@ fn make_for(user: &Caller, folder: &OwnedFd, name: &OsStr, flags: OFlags) -> Res
         let _ = unlinkat(folder, name, AtFlags::empty());
     })?;
     Ok(made)
-}
-
-fn copy_whole(from: &File, to: File) -> Result<()> {
-    fill::copy_range(from, &to, 0, from.metadata().map_err(errno)?.len())?;
-    source::close(to)
 }

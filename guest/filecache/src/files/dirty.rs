@@ -11,7 +11,6 @@ use flowstone_memory::mutant;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, Result};
 
-use super::fill;
 use super::open::Look;
 use crate::callers::Caller;
 use crate::errno;
@@ -341,8 +340,8 @@ impl Files {
             return kept.map(|()| Brought::Beside);
         }
         *is_tried = true;
-        for (start, end) in ranges.iter() {
-            fill::copy_range(&dirty.copy.file, &dirty.file, start, end)?;
+        for range in ranges.iter() {
+            self.copy_to_source(&dirty.copy.file, &dirty.file, range)?;
         }
         Ok(Brought::Written)
     }

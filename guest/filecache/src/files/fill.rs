@@ -230,12 +230,36 @@ enum Unfinished {
     Write(Errno),
 }
 
+impl Unfinished {
+    fn error(self) -> Errno {
+        let (Self::Read(error) | Self::Write(error)) = self;
+        error
+    }
+}
+
+impl Files {
+    /// Brings bytes of a copy to a file of the source. The source has answered just before: a disk
+    /// of ours that does not give the bytes says nothing of it.
+    pub(super) fn copy_to_source(&self, copy: &File, to: &File, range: (u64, u64)) -> Result<()> {
+        copy_range_with(copy, to, range.0, range.1, &mut buffer_for(range)).map_err(|failed| {
+            if matches!(failed, Unfinished::Read(_))
+                && !mutant("guest.write-back.takes-its-own-trouble-for-the-sources")
+            {
+                self.hearing.heard(&Ok(()));
+            }
+            failed.error()
+        })
+    }
+}
+
 /// Copies bytes from one file to another, as far as the first one goes.
 pub fn copy_range(from: &File, to: &File, start: u64, end: u64) -> Result<()> {
-    let bytes = usize::try_from(end.saturating_sub(start)).unwrap_or(CHUNK).min(CHUNK);
-    copy_range_with(from, to, start, end, &mut vec![0; bytes]).map_err(|failed| match failed {
-        Unfinished::Read(error) | Unfinished::Write(error) => error,
-    })
+    let buffer = &mut buffer_for((start, end));
+    copy_range_with(from, to, start, end, buffer).map_err(Unfinished::error)
+}
+
+fn buffer_for((start, end): (u64, u64)) -> Vec<u8> {
+    vec![0; usize::try_from(end.saturating_sub(start)).unwrap_or(CHUNK).min(CHUNK)]
 }
 
 fn copy_range_with(
