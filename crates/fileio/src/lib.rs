@@ -13,6 +13,7 @@ mod descriptor;
 mod direct;
 mod engine;
 mod file_system;
+mod holder;
 mod holes;
 mod host_calls;
 mod host_file;

@@ -11,6 +11,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use flowstone_block::{Error, Result};
 
+/// What to do about a process that uses an image.
+pub const IN_USE: &str = "stop that process, or talk to it through its --control socket";
+
 /// How others may use the file meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
@@ -44,11 +47,9 @@ pub fn lock(file: BorrowedFd<'_>, sharing: Sharing, name: &str) -> Result<()> {
             .and_then(|()| refuse_if_locked(file, QEMU_WRITES)),
     };
     locked.map_err(|error| match error.raw_os_error() {
-        Some(libc::EAGAIN | libc::EACCES) => Error::busy(
-            name,
-            "another process is using this image",
-            "stop that process, or talk to it through its --control socket",
-        ),
+        Some(libc::EAGAIN | libc::EACCES) => {
+            Error::busy(name, "another process is using this image", IN_USE)
+        }
         _ => Error::host(
             format!("lock {name}"),
             error,

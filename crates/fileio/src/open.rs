@@ -18,12 +18,18 @@ use crate::again::{DESCRIPTORS, open_again};
 use crate::descriptor::{Descriptors, FileKind};
 use crate::direct::DirectLimits;
 use crate::file_system::may_ask_a_server;
+use crate::holder::holder;
 use crate::host_file::HostFile;
-use crate::lock::{Sharing, lock};
+use crate::lock::{IN_USE, Sharing, lock};
 use crate::page_cache::PageCache;
 use crate::{Engine, EngineChoice, FileIo};
 
 const LOCK_RETRY: Duration = Duration::from_millis(20);
+/// The last requests of a killed daemon may take so long, on a device that is slow or has much to
+/// do.
+const LAST_REQUESTS: Duration = Duration::from_secs(60);
+/// Looks whether they are done. Each looks at all processes, too.
+const LAST_REQUESTS_RETRY: Duration = Duration::from_millis(500);
 
 /// What the opener is going to do with the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +93,39 @@ impl LockPatience {
         Self { time: Duration::from_secs(5), tell }
     }
 
+    /// Locks a file. When no process is seen that has it open, a killed one has had it, and the
+    /// kernel is not done with its requests: these are waited for longer than a user.
+    fn lock(self, file: &File, sharing: Sharing, name: &str, start: Instant) -> Result<()> {
+        let attempt = || lock(file.as_fd(), sharing, name);
+        let mut locked = self.wait(name, start, attempt);
+        let mut told = false;
+        while let Err(error) = &locked
+            && error.kind() == ErrorKind::Busy
+            && !self.time.is_zero()
+        {
+            if let Some(process) = holder(file) {
+                let why = format!("another process is using this image: {process}");
+                return Err(Error::busy(name, why, IN_USE));
+            }
+            if start.elapsed() > LAST_REQUESTS.max(self.time) {
+                let why = "it is locked, and no process is seen here that has it open";
+                let advice = "look for one in containers and on other hosts, or wait for the \
+                              host's device to end what a killed one has asked for";
+                return Err(Error::busy(name, why, advice));
+            }
+            if !std::mem::replace(&mut told, true) {
+                (self.tell)(&format!(
+                    "{name} is locked, and no process has it open: waiting up to {} s for the \
+                     requests of a killed one",
+                    LAST_REQUESTS.as_secs()
+                ));
+            }
+            std::thread::sleep(LAST_REQUESTS_RETRY);
+            locked = attempt();
+        }
+        locked
+    }
+
     /// Tries again while another user has the file called `name`.
     fn wait<T>(self, name: &str, start: Instant, attempt: impl Fn() -> Result<T>) -> Result<T> {
         let mut told = false;
@@ -144,12 +183,8 @@ impl OpenOptions {
         let kind = kind_of(&metadata, &name)?;
         match self.access {
             Access::Inspect => {}
-            Access::Read => {
-                patience.wait(&name, start, || lock(file.as_fd(), Sharing::Readers, &name))?;
-            }
-            Access::Write => {
-                patience.wait(&name, start, || lock(file.as_fd(), Sharing::Exclusive, &name))?;
-            }
+            Access::Read => patience.lock(&file, Sharing::Readers, &name, start)?,
+            Access::Write => patience.lock(&file, Sharing::Exclusive, &name, start)?,
         }
         let direct = self.go_direct(&file, &name)?;
         let engine = self.engine.resolve(&file)?;

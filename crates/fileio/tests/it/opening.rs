@@ -1,13 +1,18 @@
 //! What is wrong with a path is said in one line that tells what to do.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use flowstone_block::ErrorKind;
-use flowstone_fileio::{Access, FileIo, OpenOptions, create_sparse};
+use flowstone_fileio::{Access, FileIo, LockPatience, OpenOptions, create_sparse};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use tempfile::tempdir;
 
 fn refusal(path: &Path, access: Access) -> String {
@@ -40,6 +45,52 @@ fn a_second_writer_is_kept_out_and_an_inspector_is_not() {
     let one = OpenOptions::new(Access::Read).open(&path).unwrap();
     let other = OpenOptions::new(Access::Read).open(&path).unwrap();
     assert_eq!(one.size().unwrap(), other.size().unwrap());
+}
+
+/// Locks a file as a writer does.
+fn locked(path: &Path) -> File {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    // SAFETY: `flock` is plain data, for which zeroes are a valid value: the whole file.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    // SAFETY: the file is open, and the lock is there during the call.
+    assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) }, 0);
+    file
+}
+
+/// A socket that holds the file in a message which is on its way: no process has it open.
+fn held_by_no_process(file: File) -> UnixStream {
+    let (from, to) = UnixStream::pair().unwrap();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut message = SendAncillaryBuffer::new(&mut space);
+    let files = [file.as_fd()];
+    assert!(message.push(SendAncillaryMessage::ScmRights(&files)));
+    sendmsg(&from, &[IoSlice::new(b"x")], &mut message, SendFlags::empty()).unwrap();
+    to
+}
+
+/// The daemon that took a killed one's place gave up after five seconds: the host's disk was so
+/// busy that the kernel was not done with the requests of the killed one.
+#[test]
+fn a_lock_that_no_process_has_is_waited_for_and_one_that_a_process_has_is_not() {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("disk.raw");
+    create_sparse(&path, 1 << 20).unwrap();
+    let lock_patience = LockPatience { time: Duration::from_millis(1), tell: |_| {} };
+    let options = OpenOptions { lock_patience, ..OpenOptions::new(Access::Write) };
+    let held = locked(&path);
+    let refusal = options.open(&path).err().expect("locked");
+    assert_eq!(refusal.kind(), ErrorKind::Busy);
+    assert!(refusal.to_string().contains(&std::process::id().to_string()), "{refusal}");
+
+    let held = held_by_no_process(held);
+    std::thread::scope(|scope| {
+        let opens = scope.spawn(|| options.open(&path));
+        std::thread::sleep(Duration::from_millis(300));
+        assert!(!opens.is_finished(), "it is locked");
+        drop(held);
+        opens.join().unwrap().unwrap();
+    });
 }
 
 #[test]
