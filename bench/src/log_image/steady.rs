@@ -38,6 +38,10 @@ pub struct SteadyArgs {
     /// How often a disk is overwritten while measuring.
     #[arg(long, default_value_t = 4)]
     measured: u64,
+    /// Measure uniform writes on an image of which this share is live, and nothing else: 0.7, 0.8 or
+    /// 0.9. Of a small disk no image is so full.
+    #[arg(long, value_name = "SHARE", conflicts_with = "only")]
+    live: Option<f64>,
     /// Leave out the load on an image where nothing is cleaned.
     #[arg(long)]
     skip_room: bool,
@@ -117,6 +121,11 @@ const CASES: [Case; 6] = [
     zipf("zipf-80", 20, 1.94),
 ];
 
+/// What `--live` measures.
+const LIVE: [Case; 3] = [uniform("live-70", 0.7), uniform("live-80", 0.8), uniform("live-90", 0.9)];
+/// How far from what `--live` says an image may be.
+const LIVE_ERROR_MAX: f64 = 0.01;
+
 const BLOCK_BYTES: u64 = 4096;
 const FILL_BYTES: u64 = 128 << 10;
 const IODEPTH: u16 = 32;
@@ -125,7 +134,10 @@ const P99_TARGET: f64 = 2.5;
 
 /// Measures what was asked for, and prints the table.
 pub fn measure(args: &SteadyArgs) -> Result<()> {
-    let chosen = args.run.choose(&CASES, |case| case.name)?;
+    let chosen = match args.live {
+        Some(share) => vec![live_case(share)?],
+        None => args.run.choose(&CASES, |case| case.name)?,
+    };
     ensure!(args.measured > 0, "nothing is measured in no overwrites");
     std::fs::create_dir_all(&args.run.dir)?;
     let host = Host::inspect(Vec::new(), &args.run.dir);
@@ -137,6 +149,11 @@ pub fn measure(args: &SteadyArgs) -> Result<()> {
     }
     let marker = if is_memory(&args.run.dir) { "steady" } else { "steady-disk" };
     args.run.publish(marker, &report(args, &host, &series))
+}
+
+fn live_case(share: f64) -> Result<&'static Case> {
+    let is_it = |case: &&Case| matches!(case.fullness, Fullness::Share(it) if it == share);
+    LIVE.iter().find(is_it).context("--live is 0.7, 0.8 or 0.9")
 }
 
 fn is_memory(dir: &Path) -> bool {
@@ -154,6 +171,17 @@ fn one_case(args: &SteadyArgs, case: &Case, series: &mut Series) -> Result<()> {
         }
     };
     let mut disk = Disk::make(args, args.size, &["--reserve".to_owned(), reserve.to_string()])?;
+    if let Some(wanted) = args.live {
+        let there_is = disk.live_share;
+        ensure!(
+            (there_is - wanted).abs() <= LIVE_ERROR_MAX,
+            "of an image of {} MiB {:.1} % are live, not {:.0} %: give a larger --size, or a smaller \
+             --segment",
+            args.size >> 20,
+            there_is * 100.0,
+            wanted * 100.0
+        );
+    }
     series.add(&key(case, "live"), disk.live_share * 100.0);
     disk.fill()?;
     disk.overwrite(case, blocks * args.before)?;
@@ -255,7 +283,7 @@ fn report(args: &SteadyArgs, host: &Host, series: &Series) -> String {
     );
     text += "| load | live % | amplification | headers, seals | maps | copies | model | ratio | target | met | writes/s | p50, ms | p50 ratio | p99, ms | p99 ratio | longest pause, ms |\n";
     text += "|---|---:|---:|---:|---:|---:|---:|---:|---:|---|---:|---:|---:|---:|---:|---:|\n";
-    CASES.iter().for_each(|case| row(&mut text, case, series));
+    CASES.iter().chain(&LIVE).for_each(|case| row(&mut text, case, series));
     write!(text, "\nThe p99 ratio is to be at most {P99_TARGET} in the fullest image.")
         .expect("strings take everything");
     text

@@ -16,7 +16,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use flowstone_block::Result;
 use flowstone_block::{SizeChange, parse_size};
 use flowstone_daemon::{CONTROL_DEFAULT, CONTROL_VARIABLE};
-use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options};
+use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options, Streams};
 
 pub use self::advise::Advise;
 pub use self::disk::{AddDisk, Disk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
@@ -149,9 +149,8 @@ pub struct LogArgs {
     /// less is copied to win space back [default: 20]
     #[arg(long, value_name = "PCT")]
     pub reserve: Option<u32>,
-    /// Log images: put everything into one stream, or split the guest's metadata from its data
-    /// [default: one]
-    #[arg(long, value_name = "STREAMS")]
+    /// Log images: where they put what guests write [default: one]
+    #[arg(long, value_enum)]
     pub streams: Option<Streams>,
 }
 
@@ -207,15 +206,6 @@ impl Convert {
     }
 }
 
-/// Streams of a log image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Streams {
-    /// One for everything.
-    One,
-    /// One for the guest's metadata, one for the rest.
-    Split,
-}
-
 impl LogArgs {
     /// What they mean.
     pub fn options(&self) -> LogOptions {
@@ -223,7 +213,7 @@ impl LogArgs {
             segment_bytes: self.segment,
             erase_unit_bytes: self.erase_unit,
             reserve_percent: self.reserve,
-            split_streams: self.streams == Some(Streams::Split),
+            streams: self.streams.unwrap_or_default(),
         }
     }
 }

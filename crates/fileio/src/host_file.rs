@@ -100,6 +100,10 @@ impl FileIo for HostFile {
         self.files.direct.is_some()
     }
 
+    fn heeds_dont_cache(&self) -> bool {
+        self.files.page_cache.is_some()
+    }
+
     fn discards_to_zeroes(&self) -> bool {
         self.files.discards_to_zeroes()
     }

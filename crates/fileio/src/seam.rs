@@ -57,6 +57,12 @@ pub trait FileIo: Send + Sync {
         false
     }
 
+    /// Whether it keeps out of the host's page cache what is to be kept out of it
+    /// ([`FileRequest::dont_cache`]).
+    fn heeds_dont_cache(&self) -> bool {
+        false
+    }
+
     /// Whether space that is given back reads as zeroes without being written, so that a discard
     /// is a punch. A file's space does; a device's may not (dm-crypt, thin volumes, some SSDs).
     fn discards_to_zeroes(&self) -> bool {

@@ -206,7 +206,8 @@ pub fn open(path: &Path, format: Format, options: ImageOptions) -> Result<Box<dy
             Ok(Box::new(image))
         }
         Format::Log => {
-            let image = LogImage::open(path, file, options.discard, options.file.access)?;
+            let access = options.file.access;
+            let image = LogImage::open(path, file, options.discard, access, options.streams)?;
             image.set_copy_memory(options.copy_memory);
             image.set_tell(options.tell);
             image.set_resort(options.resort);
@@ -264,7 +265,8 @@ pub fn open_stepped(
             Ok((Box::new(image), upkeep))
         }
         Format::Log => {
-            let (image, upkeep) = LogImage::open_stepped(name.into(), file, discard)?;
+            let (image, upkeep) =
+                LogImage::open_stepped(name.into(), file, discard, options.streams)?;
             image.set_copy_memory(options.copy_memory.clone());
             image.set_tell(options.tell);
             image.set_resort(options.resort);

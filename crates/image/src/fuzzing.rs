@@ -84,7 +84,8 @@ struct Scene {
 impl Scene {
     fn open(disk: &SimDisk) -> Self {
         let file = Box::new(disk.clone());
-        let opened = LogImage::open_stepped("small.flow".into(), file, DiscardMode::Deallocate);
+        let opened =
+            LogImage::open_stepped("small.flow".into(), file, DiscardMode::Deallocate, None);
         let (image, maintenance) = opened.expect("a sound image opens");
         let context = QueueContext::alone(QueueDepth(1)).expect("a reactor");
         Self { guest: image.channel(&context).expect("a channel"), maintenance }
@@ -200,7 +201,7 @@ pub const fn blocks() -> u64 {
 
 fn open(disk: &SimDisk) -> flowstone_block::Result<LogImage> {
     let path = Path::new("small.flow");
-    LogImage::open(path, Box::new(disk.clone()), DiscardMode::Deallocate, Access::Write)
+    LogImage::open(path, Box::new(disk.clone()), DiscardMode::Deallocate, Access::Write, None)
 }
 
 /// Puts bytes into a part of an image, and makes all checksums fit again.

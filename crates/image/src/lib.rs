@@ -35,7 +35,7 @@ pub use format::Format;
 pub use image::{
     CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space, Tell,
 };
-pub use log::{CopyMemory, EraseUnit, LogInfo, LogOptions, ResortLimit};
+pub use log::{CopyMemory, EraseUnit, LogInfo, LogOptions, ResortLimit, Streams};
 pub use options::{CopyArgs, ImageArgs, ImageOptions};
 pub use qcow2::{Backing, Qcow2Info, Qcow2Options};
 pub use report::{CheckOptions, CheckProgress, CheckReport};

@@ -11,7 +11,7 @@ use flowstone_fileio::{FileOpener, FileWrapper, OpenOptions, open_host_file};
 
 use crate::format::Format;
 use crate::image::{DiscardMode, Tell};
-use crate::log::{CopyMemory, ResortLimit};
+use crate::log::{CopyMemory, ResortLimit, Streams};
 
 /// What can be chosen when an image is opened.
 #[derive(Clone, Debug, Default, Args)]
@@ -23,6 +23,10 @@ pub struct ImageArgs {
     /// is in them
     #[arg(long, value_enum, default_value_t)]
     pub tell: Tell,
+    /// Where a log image puts what guests write from now on; one that has other streams is changed
+    /// [default: as it is]
+    #[arg(long, value_enum)]
+    pub streams: Option<Streams>,
     /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs
     /// while guests are idle, or off [default: a tenth of the disk]
     #[arg(long, value_name = "SIZE_PER_DAY|off")]
@@ -35,9 +39,17 @@ pub struct ImageArgs {
 impl ImageArgs {
     /// To open an image whose host file is opened like this, by `opener`.
     pub fn options(&self, file: OpenOptions, opener: FileOpener) -> ImageOptions {
-        let Self { discard, tell, resort, backing_dirs } = self.clone();
+        let Self { discard, tell, streams, resort, backing_dirs } = self.clone();
         let resort = resort.unwrap_or(ResortLimit::Tenth);
-        ImageOptions { opener, discard, tell, backing_dirs, resort, ..ImageOptions::new(file) }
+        ImageOptions {
+            opener,
+            discard,
+            tell,
+            streams,
+            backing_dirs,
+            resort,
+            ..ImageOptions::new(file)
+        }
     }
 }
 
@@ -83,6 +95,8 @@ pub struct ImageOptions {
     pub discard: DiscardMode,
     /// Whether a log image tells the drive what is dead.
     pub tell: Tell,
+    /// Which streams a log image is to have, if it is not to keep those it has.
+    pub streams: Option<Streams>,
     /// Where the backing file of a qcow2 image may be, besides the directory of the image.
     pub backing_dirs: Vec<PathBuf>,
     /// How much the idle-time pass of a log image may write.
@@ -99,13 +113,14 @@ impl ImageOptions {
         let discard = DiscardMode::Deallocate;
         let opener = open_host_file;
         let resort = ResortLimit::Off;
-        let (wrapper, tell, backing_dirs, copy_memory) = Default::default();
+        let (wrapper, tell, streams, backing_dirs, copy_memory) = Default::default();
         Self {
             file,
             opener,
             wrapper,
             discard,
             tell,
+            streams,
             backing_dirs,
             resort,
             copy_memory,
@@ -122,6 +137,10 @@ impl ImageOptions {
         if format != Format::Log && self.tell == Tell::Always {
             let why = "only a log image has segments that die";
             return Err(Error::unsupported(name, why, "leave out --tell"));
+        }
+        if format != Format::Log && self.streams.is_some() {
+            let why = "only a log image has streams";
+            return Err(Error::unsupported(name, why, "leave out --streams"));
         }
         let why = match (format, self.discard) {
             // It writes elsewhere anyway: space kept for a discarded block would have no use.

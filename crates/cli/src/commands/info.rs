@@ -79,7 +79,7 @@ impl From<&LogInfo> for LogReport {
             segment_bytes: log.segment_bytes,
             erase_unit_bytes: log.erase_unit.map(|unit| unit.bytes),
             erase_unit_from: log.erase_unit.map(|unit| unit.source.name()),
-            streams: if log.split_streams { "split" } else { "one" },
+            streams: log.streams.name(),
             reserve_percent: log.reserve_percent,
             segments_limit: log.segments_limit,
             segments_used: log.segments_used,

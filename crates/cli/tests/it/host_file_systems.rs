@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use flowstone_testkit::load::{Limit, LoadOptions, run};
-use flowstone_testkit::{Client, Status};
+use flowstone_testkit::{Client, Status, wait_until};
 
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -24,6 +24,11 @@ pub struct Mounted(pub PathBuf);
 impl Mounted {
     /// `None`, and says why, where this user may not mount.
     pub fn make(place: &Place, kind: &str) -> Option<Self> {
+        Self::make_with(place, kind, "loop")
+    }
+
+    /// The same, mounted with these options.
+    fn make_with(place: &Place, kind: &str, options: &str) -> Option<Self> {
         let file = place.path(kind);
         File::create(&file).unwrap().set_len(512 << 20).unwrap();
         let at = place.path(&format!("on-{kind}"));
@@ -31,7 +36,7 @@ impl Mounted {
         let quiet = if kind == "ext4" { "-F" } else { "-f" };
         let program = format!("mkfs.{kind}");
         let made = host_trouble::run(&program, &["-q", quiet, file.to_str().unwrap()]);
-        let mount = ["-o", "loop", file.to_str().unwrap(), at.to_str().unwrap()];
+        let mount = ["-o", options, file.to_str().unwrap(), at.to_str().unwrap()];
         match made.and_then(|()| host_trouble::run("mount", &mount)) {
             Ok(()) => Some(Self(at)),
             Err(why) => {
@@ -80,6 +85,39 @@ fn every_format_on(kind: &str) {
         let left = allocated(&image);
         assert!(left <= EMPTY_BYTES_MAX, "{kind}, {format}: {left} bytes are still on the host");
         place.succeed(&["check", "--data", name]);
+        std::fs::remove_file(image).unwrap();
+    }
+}
+
+/// The last hop: what a guest discards goes through the image and the host's file system to what
+/// that lies on.
+#[test]
+fn what_is_discarded_leaves_the_device_below_a_mount_with_discard() {
+    let place = Place::new();
+    let Some(host) = Mounted::make_with(&place, "ext4", "loop,discard") else { return };
+    let device = place.path("ext4");
+    for format in ["raw", "flow", "qcow2"] {
+        let image = host.0.join(format!("disk.{format}"));
+        let name = image.to_str().unwrap();
+        place.succeed(&["create", "--size", &DISK_BYTES.to_string(), name]);
+        let daemon = place.serve(&[name]);
+        let mut guest = place.client();
+        let data = crate::fixture::pattern(1 << 20, 7);
+        for start in (0..DISK_BYTES / 512).step_by(2048) {
+            assert_eq!(guest.write(start, &data).unwrap(), Status::Ok, "{format}");
+        }
+        assert_eq!(guest.flush().unwrap(), Status::Ok);
+        let full = allocated(&device);
+        assert!(full >= DISK_BYTES, "{format}: {full} bytes");
+        discard_everything(&mut guest);
+        let folder = File::open(&host.0).unwrap();
+        wait_until("the device has the space back", || {
+            // The file system tells the device when it has committed.
+            rustix::fs::syncfs(&folder).unwrap();
+            allocated(&device) <= full - DISK_BYTES * 9 / 10
+        });
+        drop(guest);
+        stop(daemon);
         std::fs::remove_file(image).unwrap();
     }
 }

@@ -82,10 +82,10 @@ fn a_new_log_image_takes_no_room_and_tells_its_layout() {
     );
     assert_eq!(place.run(&["check", "--data", "disk.flow"]).status.code(), Some(0));
 
-    let options = ["--segment", "256K", "--reserve", "3", "--streams", "split"];
+    let options = ["--segment", "256K", "--reserve", "3", "--streams", "class"];
     place.succeed(&[&["create", "--size", "5M", "--format", "log"][..], &options, &["b"]].concat());
     let log = &place.json(&["info", "--json", "--format", "log", "b"])["log"];
-    assert_eq!((&log["segment_bytes"], &log["streams"]), (&(256 << 10).into(), &"split".into()));
+    assert_eq!((&log["segment_bytes"], &log["streams"]), (&(256 << 10).into(), &"class".into()));
     let text = place.succeed(&["info", "disk.flow"]);
     assert!(text.contains("segments    ") && text.contains("closed in order"), "{text}");
 }
@@ -118,6 +118,34 @@ fn layouts_that_cannot_be_are_refused() {
         place.run(&["create", "--size", "1G", "--streams", "x", "a.flow"]).status.code(),
         Some(2)
     );
+}
+
+#[test]
+fn a_log_image_that_exists_gets_other_streams() {
+    let place = Place::new();
+    place.log_image("64M");
+    let streams = || place.json(&["info", "--json", "disk.flow"])["log"]["streams"].clone();
+    for (number, wanted) in (1..).zip(["class", "one", "class"]) {
+        let daemon = place.serve(&["--streams", wanted, "disk.flow"]);
+        let mut guest = place.client();
+        assert_eq!(guest.write(number * 64, &pattern(4096, number as u8)).unwrap(), Status::Ok);
+        drop(guest);
+        stop(daemon);
+        assert_eq!(streams(), wanted);
+    }
+    let daemon = place.serve(&["disk.flow"]);
+    let mut read = vec![0; 4096];
+    for number in 1..4 {
+        assert_eq!(place.client().read(number * 64, &mut read).unwrap(), Status::Ok);
+        assert!(read == pattern(4096, number as u8), "write {number}");
+    }
+    stop(daemon);
+    assert_eq!(streams(), "class", "what is not asked for stays");
+    let readonly = ["serve", "--socket", "s", "--readonly", "--streams", "one", "disk.flow"];
+    assert!(place.refused(&readonly).contains("open for reading only"));
+    place.image("1M");
+    let refusal = place.refused(&["serve", "--socket", "s", "--streams", "class", "disk.raw"]);
+    assert!(refusal.contains("only a log image has streams"), "{refusal}");
 }
 
 #[test]

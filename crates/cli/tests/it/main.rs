@@ -25,6 +25,7 @@ mod log_images;
 mod many_disks;
 mod metrics;
 mod model;
+mod moved_images;
 mod other_boots;
 mod overlaps;
 mod pollers;

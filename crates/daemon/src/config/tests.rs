@@ -1,6 +1,6 @@
 use flowstone_cache::{CacheSize, FreqThreshold, PolicyKind};
 use flowstone_fileio::EngineChoice;
-use flowstone_image::{Format, ResortLimit};
+use flowstone_image::{Format, ResortLimit, Streams};
 use flowstone_layers::DetectZeroes;
 
 use super::*;
@@ -67,6 +67,7 @@ const EVERY_KEY: &str = r#"
     detect-zeroes = "on"
     pdc = "off"
     resort = "20G"
+    streams = "split"
     limit = "iops=300,burst=2s"
     group = "web"
     weight = 250
@@ -91,6 +92,7 @@ fn every_key_is_read() {
     let (cpus, stack) = (disk.cpus.as_ref().and_then(|it| it.for_thread(1)), &disk.stack);
     assert_eq!((cpus, stack.journals.pdc), (Some(3), Pdc::Off));
     assert_eq!(stack.opened.resort, Some(ResortLimit::Bytes(20 << 30)));
+    assert_eq!(stack.opened.streams, Some(Streams::Class));
     let [group] = config.groups.all() else { panic!("{:?}", config.groups) };
     assert_eq!((&*group.name, disk.beside.group.as_deref()), ("web", Some("web")));
     assert_eq!(group.limit(), "iops=1000,bw=10M,burst=0.5s".parse());

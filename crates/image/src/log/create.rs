@@ -10,6 +10,7 @@ use super::erase_unit::{ERASE_UNIT_BYTES, EraseUnit};
 use super::head::HeadPlace;
 use super::ids::{Incarnation, SegmentId, Sequence};
 use super::shape::{RESERVE_DEFAULT_PERCENT, RESERVE_PERCENT, SEGMENT_BYTES, Shape, blocks_of};
+use super::streams::Streams;
 use super::superblock::{Superblock, Totals};
 
 /// What can be chosen when a log image is made.
@@ -23,8 +24,8 @@ pub struct LogOptions {
     pub erase_unit_bytes: Option<u64>,
     /// Room beyond the size of the disk, in percent of the whole; default 20.
     pub reserve_percent: Option<u32>,
-    /// Whether metadata has a stream of its own; default no.
-    pub split_streams: bool,
+    /// Where guests' writes go.
+    pub streams: Streams,
 }
 
 impl LogOptions {
@@ -67,7 +68,7 @@ impl LogOptions {
         let shape = Shape {
             segment_blocks: (segment_bytes / BLOCK_BYTES as u64) as u32,
             reserve_percent,
-            streams: if self.split_streams { 2 } else { 1 },
+            streams: self.streams.count(),
         };
         // As many blocks as addresses can name, with room for the reserve.
         let Some(segments) = shape.segments_for(blocks_of(bytes)) else {

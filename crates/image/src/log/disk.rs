@@ -25,7 +25,8 @@ use super::maintenance::{Knowledge, Maintenance};
 use super::map::LEAF_BLOCKS;
 use super::refusal::LoadError;
 use super::resort::ResortLimit;
-use super::shape::blocks_of;
+use super::shape::{Shape, blocks_of, blocks_of_sectors};
+use super::streams::Streams;
 use crate::capacity::valid_capacity;
 use crate::runtime::worker;
 use crate::{
@@ -41,17 +42,18 @@ pub struct LogImage {
 }
 
 impl LogImage {
-    /// Takes over an open host file. For writing, recovers first what needs it, and starts the
-    /// maintenance worker.
+    /// Takes over an open host file. For writing, recovers first what needs it, gives the image
+    /// other streams if these are asked for, and starts the maintenance worker.
     pub fn open(
         path: &Path,
         file: Box<dyn FileIo>,
         discard: DiscardMode,
         access: Access,
+        streams: Option<Streams>,
     ) -> Result<Self> {
         let name = path.display().to_string();
         let readonly = access != Access::Write;
-        let (core, knowledge) = prepare(name.clone(), file, readonly)?;
+        let (core, knowledge) = prepare(name.clone(), file, readonly, streams)?;
         let mut image = Self { core, discard, readonly, maintenance: None };
         if let Some(knowledge) = knowledge {
             let host = |error| Error::host(name.clone(), error, "free resources");
@@ -107,8 +109,9 @@ impl LogImage {
         name: String,
         file: Box<dyn FileIo>,
         discard: DiscardMode,
+        streams: Option<Streams>,
     ) -> Result<(Self, Maintenance)> {
-        let (core, knowledge) = prepare(name.clone(), file, false)?;
+        let (core, knowledge) = prepare(name.clone(), file, false, streams)?;
         let knowledge = knowledge.expect("an image that is open for writing is known");
         let maintenance = Maintenance::new(Arc::clone(&core), knowledge)
             .map_err(|error| Error::host(name, error, "free resources"))?;
@@ -123,20 +126,26 @@ fn start_maintenance(core: &Arc<Core>, knowledge: Knowledge) -> io::Result<JoinH
 }
 
 /// Loads an image and, for writing, makes it ready: a new session, and after a crash a checkpoint
-/// with fresh heads.
+/// with fresh heads. So it is when the image is to have other streams than it has.
 pub fn prepare(
     name: String,
     file: Box<dyn FileIo>,
     readonly: bool,
+    streams: Option<Streams>,
 ) -> Result<(Arc<Core>, Option<Knowledge>)> {
     let mut loaded = load(&*file).map_err(|error| error.explain(&name))?;
     if let Some(flaw) = loaded.replay.damage.take() {
         return Err(LoadError::Damaged(flaw).explain(&name));
     }
+    if let Some(streams) = streams {
+        let blocks = blocks_of_sectors(loaded.superblock.capacity_sectors);
+        loaded.shape = streams.change(&name, loaded.shape, blocks, readonly)?;
+    }
     prepare_loaded(name, file, loaded, readonly)
 }
 
-/// The same for an image that has been loaded, and whose end is where replay says.
+/// The same for an image that has been loaded, and whose end is where replay says. Its shape says
+/// which streams it is to have.
 pub fn prepare_loaded(
     name: String,
     file: Box<dyn FileIo>,
@@ -153,7 +162,8 @@ pub fn prepare_loaded(
     // whole, and no new one may lead to them.
     let trusts = mutant("log.open.goes-on-at-a-head-where-nothing-was-replayed");
     let is_clean = superblock.clean || trusts && replay.records == 0;
-    let crashed = !is_clean;
+    let is_changed = shape.streams != superblock.streams;
+    let starts_anew = is_changed || !is_clean;
     let mut state = AppendState::new(shape, segments, replay.next_sequence);
     state.clock = superblock.clock + replay.guest_blocks;
     state.totals = superblock.totals;
@@ -162,7 +172,7 @@ pub fn prepare_loaded(
     for (head, place) in state.heads.iter_mut().zip(replay.heads) {
         *head = Head { place, ..Head::default() };
     }
-    if crashed && !readonly {
+    if starts_anew && !readonly {
         state.health = Health::Restarting;
     }
     if replay.records > 0 {
@@ -186,11 +196,23 @@ pub fn prepare_loaded(
     let mut maintenance =
         Maintenance::new(Arc::clone(&core), Knowledge { superblock, leaves }).map_err(host)?;
     maintenance.begin_session().map_err(|errno| host(errno.into()))?;
-    if crashed {
-        restart(&mut maintenance).map_err(|errno| host(errno.into()))?;
+    if starts_anew {
+        restart(&mut maintenance).map_err(|errno| match is_changed {
+            true => no_other_streams(&name, shape, errno),
+            false => host(errno.into()),
+        })?;
         maintenance.punch_free();
     }
     Ok((core, Some(maintenance.into_knowledge())))
+}
+
+/// The image is as it was: nothing that is durable names other streams before they have heads.
+fn no_other_streams(name: &str, shape: Shape, errno: Errno) -> Error {
+    let streams = Streams::of(shape.streams);
+    let bytes = u64::from(shape.streams) * shape.segment_bytes();
+    let advice =
+        format!("free {bytes} bytes on the host for --streams {}, or leave it out", streams.name());
+    Error::host(name, io::Error::from(errno), advice)
 }
 
 /// Starts new heads after a crash. On a full host it is not known which free segments have space:
@@ -333,10 +355,10 @@ impl Image for LogImage {
 
     fn serving(&self) -> String {
         let shape = self.core.shape;
-        let streams = if shape.streams > 1 { "metadata and data streams" } else { "one stream" };
         format!(
-            "log, segments of {} KiB, {streams}, {}",
+            "log, segments of {} KiB, streams {}, {}",
             shape.segment_bytes() / 1024,
+            Streams::of(shape.streams).name(),
             self.core.file.describe()
         )
     }

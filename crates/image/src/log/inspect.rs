@@ -11,6 +11,7 @@ use super::address::BLOCK_BYTES;
 use super::core::Core;
 use super::erase_unit::EraseUnit;
 use super::slots::{newest, read_slots, shape_of};
+use super::streams::Streams;
 use crate::image::LogState;
 
 /// A log image at its newest checkpoint.
@@ -24,8 +25,8 @@ pub struct LogInfo {
     pub erase_unit: Option<EraseUnit>,
     /// Room beyond the size of the disk, in percent of the whole.
     pub reserve_percent: u32,
-    /// Whether metadata has a stream of its own.
-    pub split_streams: bool,
+    /// Where guests' writes go.
+    pub streams: Streams,
     /// Segments that the image may use, the one with the superblocks included.
     pub segments_limit: u32,
     /// Segments in use, the one with the superblocks included.
@@ -109,7 +110,7 @@ pub fn inspect(name: &str, file: &dyn FileIo) -> Result<LogInfo> {
         segment_bytes: shape_of(superblock).segment_bytes(),
         erase_unit: superblock.erase_unit,
         reserve_percent: superblock.reserve_percent,
-        split_streams: superblock.streams > 1,
+        streams: Streams::of(superblock.streams),
         segments_limit: superblock.segments,
         segments_used: totals.used_segments.min(u64::from(superblock.segments) - 1) as u32 + 1,
         live_bytes: totals

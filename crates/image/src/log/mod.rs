@@ -37,6 +37,7 @@ mod root;
 mod segments;
 mod shape;
 mod slots;
+mod streams;
 mod superblock;
 mod window;
 
@@ -49,6 +50,7 @@ pub use erase_unit::{EraseUnit, UnitSource};
 pub use inspect::{LogInfo, inspect};
 pub use map::BlockMap;
 pub use resort::ResortLimit;
+pub use streams::Streams;
 pub use superblock::SUPERBLOCK_AREA_BYTES;
 
 #[cfg(test)]

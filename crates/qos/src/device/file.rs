@@ -47,6 +47,10 @@ impl FileIo for SharedFile {
         self.file.is_direct()
     }
 
+    fn heeds_dont_cache(&self) -> bool {
+        self.file.heeds_dont_cache()
+    }
+
     fn erase_unit(&self) -> Option<u64> {
         self.file.erase_unit()
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use flowstone_testkit::page_cache::resident;
 use flowstone_testkit::truth::{Holds, Truth};
-use flowstone_vmtest::framework::lab::Lab;
+use flowstone_vmtest::framework::lab::{Format, Lab};
 
 /// Many small commits, which go round the journal.
 const COMMITS: &str = "
@@ -62,6 +62,40 @@ fn count_journal(image: &Path) -> (usize, usize) {
         (0..pages.len()).filter(|page| truth.at(*page as u64 * 4096) == Some(Holds::Journal));
     let all: Vec<bool> = journal.map(|page| pages[page]).collect();
     (all.iter().filter(|resident| **resident).count(), all.len())
+}
+
+/// The same of a log image, where each write of a journal has a place of its own: of the blocks that
+/// begin as jbd2's descriptors and commits do.
+fn journal_of_log_in_page_cache(lab: &Lab, name: &str, pdc: &str) -> Result<(usize, usize)> {
+    const JBD2_MAGIC: [u8; 4] = 0xc03b_3998_u32.to_be_bytes();
+    let image = lab.image_of(Format::Log, "128M", &[])?;
+    let mut daemon = lab.serve_as(name, &image, &["--direct", "off", "--pdc", pdc])?;
+    let mut guest = lab.boot(&daemon, 1)?;
+    guest.run("mkfs.ext4 -q -b 4096 -J size=4 /dev/vda")?;
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    guest.run(COMMITS)?;
+    guest.power_off()?;
+    let pages = resident(&image);
+    let bytes = std::fs::read(&image)?;
+    let all =
+        pages.iter().zip(bytes.chunks(4096)).filter(|(_, page)| page.starts_with(&JBD2_MAGIC));
+    let counted =
+        all.fold((0, 0), |(held, all), (resident, _)| (held + usize::from(*resident), all + 1));
+    daemon.terminate()?;
+    std::fs::remove_file(&image)?;
+    Ok(counted)
+}
+
+/// Data and journal of a guest are written at the same time, and shared records.
+#[test]
+fn journals_in_log_images_do_not_stay_in_the_page_cache() -> Result<()> {
+    let Some(lab) = Lab::open_or_skip() else { return Ok(()) };
+    let (with, all) = journal_of_log_in_page_cache(&lab, "with", "on")?;
+    let (without, all_without) = journal_of_log_in_page_cache(&lab, "without", "off")?;
+    println!("log: {with} of {all} with PDC, {without} of {all_without} without");
+    ensure!(all > 700 && without * 2 > all_without, "{without} of {all_without} without PDC");
+    ensure!(with * 10 < all, "{with} of {all} blocks of the journal are in the page cache");
+    Ok(())
 }
 
 #[test]

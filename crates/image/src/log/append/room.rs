@@ -69,7 +69,8 @@ impl AppendState {
             let available = self.segments.ready_or_obtainable();
             let short = !reserve.may_open(Opener::Write, available, self.trim_heads());
             let head = &mut self.heads[stream];
-            head.for_trims = short && self.segments.get(head.place.segment).live == 0;
+            let is_there = !head.place.incarnation.is_none();
+            head.for_trims = short && is_there && self.segments.get(head.place.segment).live == 0;
         }
     }
 

@@ -85,7 +85,7 @@ impl LogChannel {
     pub fn new(core: Arc<Core>, context: &QueueContext, readonly: bool) -> io::Result<Self> {
         let file = core.file.channel(context)?;
         let waker = core.wakers.add(&context.reactor);
-        let writes = WriteQueue::new(core.shape);
+        let writes = WriteQueue::new(core.shape, core.file.heeds_dont_cache());
         Ok(Self {
             queue: Queue { core, waker, file, completed: Vec::new() },
             reads: Reads::default(),

@@ -1,6 +1,6 @@
 //! A record that is being made, in flight, or waiting to commit.
 
-use flowstone_block::{Errno, IoVec};
+use flowstone_block::{Class, Errno, IoVec, mutant};
 
 use super::super::address::{Address, MapEntry};
 use super::super::core::Core;
@@ -70,6 +70,20 @@ impl PendingRecord {
         self.failure = None;
     }
 
+    /// Whether a request of this class may go into it, or into another record: the first one decides
+    /// which stream it is for, and where `journals_apart`, whether it is of a journal alone.
+    pub fn suits(&mut self, class: Class, shape: Shape, journals_apart: bool) -> bool {
+        let stream = stream_of(class, shape);
+        if self.shares.is_empty() || mutant("log.gather.mixes-classes") {
+            self.stream = stream;
+        }
+        let mixes = journals_apart
+            && !self.shares.is_empty()
+            && self.only_journal != (class == Class::Journal)
+            && !mutant("log.gather.mixes-journals-with-others");
+        self.stream == stream && !mixes
+    }
+
     /// Whether it unmaps blocks and brings none.
     pub const fn only_trims(&self) -> bool {
         self.content.payload() == 0
@@ -79,4 +93,9 @@ impl PendingRecord {
     pub fn has_ended(&self, core: &Core) -> bool {
         self.written && (core.has_committed(self.sequence) || core.is_broken())
     }
+}
+
+fn stream_of(class: Class, shape: Shape) -> usize {
+    let metadata = matches!(class, Class::Metadata | Class::Journal);
+    usize::from(metadata && shape.streams > 1)
 }

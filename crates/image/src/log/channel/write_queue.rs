@@ -13,7 +13,7 @@ mod waits;
 
 use std::collections::VecDeque;
 
-use flowstone_block::{Class, Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
+use flowstone_block::{Completion, Errno, Extent, IoVec, Outcome, Request, mutant};
 use flowstone_fileio::{FileOp, FileRequest, MemoryList};
 use slab::Slab;
 
@@ -38,6 +38,8 @@ use super::{Purpose, Queue};
 )]
 pub struct WriteQueue {
     shape: Shape,
+    /// Records of journals alone: the host keeps them out of its page cache.
+    journals_apart: bool,
     requests: Slab<PendingWrite>,
     /// Ready to be put into a record, in order of arrival.
     waiting: VecDeque<usize>,
@@ -69,9 +71,10 @@ enum Step {
 }
 
 impl WriteQueue {
-    pub fn new(shape: Shape) -> Self {
+    pub fn new(shape: Shape, journals_apart: bool) -> Self {
         Self {
             shape,
+            journals_apart,
             requests: Slab::new(),
             waiting: VecDeque::new(),
             left_out: Vec::new(),
@@ -146,7 +149,8 @@ impl WriteQueue {
     }
 
     /// Fills a draft with what waits for the first request's stream, as far as it goes. What waits
-    /// for another stream is left to the next draft, and so is what overlaps it: writes of one
+    /// for another stream is left to the next draft, so are journals beside others where these are
+    /// apart, and so is what overlaps any of it: writes of one
     /// block keep their order. A draft that had to wait takes along what has come meanwhile.
     fn assemble(&mut self, queue: &mut Queue, flushes: &mut Flushes) {
         if self.waiting.is_empty() {
@@ -158,13 +162,10 @@ impl WriteQueue {
         let mut at = 0;
         while let Some(&index) = self.waiting.get(at) {
             let pending = &mut self.requests[index];
-            let stream = stream_of(pending.request.class, self.shape);
-            if record.shares.is_empty() || mutant("log.gather.mixes-classes") {
-                record.stream = stream;
-            }
+            let suits = record.suits(pending.request.class, self.shape, self.journals_apart);
             let overlaps = |other: &Extent| other.overlaps(pending.extent);
             let overtakes = left_out.iter().any(overlaps) && !mutant("log.gather.overtakes");
-            if record.stream != stream || overtakes {
+            if !suits || overtakes {
                 left_out.push(pending.extent);
                 at += 1;
                 continue;
@@ -381,9 +382,4 @@ impl WriteQueue {
             }
         }
     }
-}
-
-fn stream_of(class: Class, shape: Shape) -> usize {
-    let metadata = matches!(class, Class::Metadata | Class::Journal);
-    usize::from(metadata && shape.streams > 1)
 }

@@ -30,7 +30,13 @@ fn repair_disk(disk: &SimDisk) -> CheckReport {
 }
 
 fn open(disk: &SimDisk, access: Access) -> Result<LogImage> {
-    LogImage::open(Path::new("x.flow"), Box::new(disk.clone()), DiscardMode::Deallocate, access)
+    LogImage::open(
+        Path::new("x.flow"),
+        Box::new(disk.clone()),
+        DiscardMode::Deallocate,
+        access,
+        None,
+    )
 }
 
 /// What a guest would find, block by block; `None` where it gets an error.

@@ -99,6 +99,7 @@ impl Maintenance {
             clock: state.clock,
             totals: state.totals,
             heads,
+            streams: self.core.shape.streams,
             ..self.superblock.clone()
         };
         (superblock, frozen)

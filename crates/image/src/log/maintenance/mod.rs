@@ -169,6 +169,9 @@ impl Maintenance {
         let mut superblock = self.superblock.clone();
         superblock.session += u64::from(!mutant("log.session.reuses-incarnations"));
         superblock.clean = false;
+        if mutant("log.streams.named-before-they-have-heads") {
+            superblock.streams = self.core.shape.streams;
+        }
         self.write_superblock(superblock)?;
         self.core.append_state().generation = self.superblock.generation;
         Ok(())

@@ -4,7 +4,7 @@ use flowstone_block::{Errno, Outcome, mutant};
 use tracing::{error, info, warn};
 
 use super::{CheckpointKind, Maintenance, Progress};
-use crate::log::append::{FULL_RETRY, Full, Head, Health};
+use crate::log::append::{FULL_RETRY, Full, Head, Health, STREAMS_MAX};
 use crate::log::head::HeadPlace;
 use crate::log::reserve::Opener;
 use crate::log::segments::State;
@@ -84,24 +84,26 @@ impl Maintenance {
         Ok(())
     }
 
-    /// Nothing is appended any more where a record could not be written.
+    /// Nothing is appended any more where a record could not be written, nor in a stream that the
+    /// image has had and is not to have.
     fn end_heads(&mut self) {
-        let fresh: Vec<bool> =
-            (0..self.core.shape.streams as u8).map(|stream| self.is_fresh(stream)).collect();
+        let fresh: Vec<bool> = (0..STREAMS_MAX as u8).map(|it| self.is_fresh(it)).collect();
         let mut state = self.core.append_state();
         state.forget();
         let clock = state.clock;
         for (stream, fresh) in fresh.into_iter().enumerate() {
-            let segment = state.heads[stream].place.segment;
+            let HeadPlace { segment, incarnation, .. } = state.heads[stream].place;
             if fresh {
                 continue;
             }
             state.heads[stream].for_trims = false;
-            // After a crash they are sealed already.
-            if state.segments.get(segment).state == State::Open {
+            // After a crash they are sealed already; a stream that the image has not had has none.
+            let is_open = state.segments.get(segment).state == State::Open;
+            if !incarnation.is_none() && is_open && !mutant("log.streams.leaves-a-head-open") {
                 state.segments.seal(segment, clock);
             }
         }
+        state.heads[self.core.shape.streams as usize..].fill(Head::default());
     }
 
     /// Whether the head is one that a restart which failed has left, and nothing was written to: to

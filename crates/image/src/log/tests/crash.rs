@@ -47,7 +47,7 @@ pub fn go_on(mut fixture: Fixture, requests: u32) {
 }
 
 /// What is at `moment` must lead to something right, by every fate given.
-fn crash_everywhere(
+pub fn crash_everywhere(
     disk: &SimDisk,
     setup: Setup,
     model: &HistoryModel,

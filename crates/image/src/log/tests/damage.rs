@@ -26,7 +26,7 @@ enum Found {
 
 /// Opens a damaged image both ways. What can be read must be `expected`.
 fn look(disk: &SimDisk, setup: Setup, expected: &[Stamp]) -> Found {
-    let reader = prepare("image".into(), Box::new(disk.clone()), true);
+    let reader = prepare("image".into(), Box::new(disk.clone()), true, None);
     let read_only = match &reader {
         Err(_) => Found::Refused,
         Ok((core, _)) => lacking(&readable_contents(core), expected),

@@ -112,7 +112,7 @@ impl Queue {
 
 fn image(file: &Deadly) -> LogImage {
     let boxed = Box::new(file.clone());
-    LogImage::open(Path::new("image"), boxed, DiscardMode::Deallocate, Access::Write).unwrap()
+    LogImage::open(Path::new("image"), boxed, DiscardMode::Deallocate, Access::Write, None).unwrap()
 }
 
 #[test]

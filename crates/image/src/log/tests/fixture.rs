@@ -31,6 +31,7 @@ use crate::log::ids::SegmentId;
 use crate::log::maintenance::{CheckpointKind, Maintenance, Progress};
 use crate::log::policy::{LIFETIME_MAP, LIFETIMES};
 use crate::log::segments::{Segment, State};
+use crate::log::streams::Streams;
 use crate::log::superblock::SUPERBLOCK_AREA_BYTES;
 use crate::waits::Wait;
 
@@ -109,6 +110,11 @@ impl Default for Setup {
 }
 
 impl Setup {
+    /// Where guests' writes go.
+    pub const fn streams(self) -> Streams {
+        if self.split { Streams::Class } else { Streams::One }
+    }
+
     /// Sectors of the disk.
     pub fn sectors(self) -> u64 {
         self.blocks * BLOCK_SECTORS - self.cut
@@ -121,7 +127,7 @@ impl Setup {
             segment_bytes: Some(self.segment_bytes),
             erase_unit_bytes: None,
             reserve_percent: self.reserve,
-            split_streams: self.split,
+            streams: self.streams(),
         };
         create("image", &disk, SectorCount::new(self.sectors()), options).unwrap();
         without_history(&disk)
@@ -403,7 +409,7 @@ impl Fixture {
     /// Opens for writing what `model` is about.
     pub fn open(disk: &SimDisk, setup: Setup, model: HistoryModel, seed: u64) -> Result<Self> {
         let file = Box::new(Scheduled(disk.clone()));
-        let (core, knowledge) = prepare("image".into(), file, false)?;
+        let (core, knowledge) = prepare("image".into(), file, false, Some(setup.streams()))?;
         let maintenance = Maintenance::new(Arc::clone(&core), knowledge.unwrap()).unwrap();
         let queues = (0..setup.queues).map(|_| queue(&core, false)).collect();
         let guests = Guests {
@@ -713,7 +719,7 @@ pub fn readable_contents(core: &Arc<Core>) -> Vec<Option<Vec<Stamp>>> {
 /// What a read-only open finds on a disk.
 pub fn contents_read_only(disk: &SimDisk) -> Result<Vec<Stamp>> {
     let before = disk.now();
-    let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true)?;
+    let (core, knowledge) = prepare("image".into(), Box::new(disk.clone()), true, None)?;
     assert!(knowledge.is_none());
     let seen = contents(&core);
     assert_eq!(disk.now(), before, "a reader has changed the disk");

@@ -13,10 +13,14 @@ const SPLIT: Setup =
 
 /// Writes blocks with one queue, in requests of alternating classes, all before the queue looks.
 fn write_in_turn(fixture: &Fixture, requests: &[std::ops::Range<u64>]) {
+    write_in_turn_as(fixture, [Class::Metadata, Class::Data], requests);
+}
+
+fn write_in_turn_as(fixture: &Fixture, classes: [Class; 2], requests: &[std::ops::Range<u64>]) {
     let mut guests = fixture.guests();
     for (number, blocks) in requests.iter().enumerate() {
         let sectors = blocks.start * BLOCK_SECTORS..blocks.end * BLOCK_SECTORS;
-        let class = if number % 2 == 0 { Class::Metadata } else { Class::Data };
+        let class = classes[number % 2];
         guests.change_anyway(0, sectors, false, |request| request.class = class);
     }
     guests.kick(0);
@@ -38,6 +42,21 @@ fn a_batch_of_two_classes_is_two_records() {
     assert_eq!(records(&fixture), 2);
     fixture.drain();
     fixture.check();
+}
+
+/// A record is kept out of the page cache as a whole or not at all.
+#[test]
+fn a_journal_has_records_of_its_own_in_either_stream() {
+    for (split, other) in [(false, Class::Data), (true, Class::Metadata)] {
+        let mut fixture = Setup { split, ..SPLIT }.fixture(3);
+        write_in_turn(&fixture, &[0..1, 1..2]);
+        fixture.drain();
+        let requests: Vec<_> = (0..20).map(|number| number * 2..number * 2 + 1).collect();
+        write_in_turn_as(&fixture, [Class::Journal, other], &requests);
+        assert_eq!(records(&fixture), 2);
+        fixture.drain();
+        fixture.check();
+    }
 }
 
 #[test]

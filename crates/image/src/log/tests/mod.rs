@@ -28,6 +28,7 @@ mod rot;
 mod scheduler;
 mod soak;
 mod space;
+mod streams;
 mod threads;
 mod threads_cut;
 mod trims;

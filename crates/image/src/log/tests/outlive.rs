@@ -15,8 +15,14 @@ use crate::log::disk::LogImage;
 use crate::{DiscardMode, Image};
 
 fn open(disk: &SimDisk, access: Access) -> LogImage {
-    LogImage::open(Path::new("image"), Box::new(disk.clone()), DiscardMode::Deallocate, access)
-        .unwrap()
+    LogImage::open(
+        Path::new("image"),
+        Box::new(disk.clone()),
+        DiscardMode::Deallocate,
+        access,
+        None,
+    )
+    .unwrap()
 }
 
 fn stamped(lba: u64, number: u64) -> Vec<u8> {

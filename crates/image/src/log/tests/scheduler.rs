@@ -60,6 +60,10 @@ impl FileIo for Scheduled {
         self.0.block_bytes()
     }
 
+    fn heeds_dont_cache(&self) -> bool {
+        true
+    }
+
     fn describe(&self) -> String {
         self.0.describe()
     }

@@ -101,7 +101,7 @@ fn an_unreadable_block_where_a_durable_record_is_is_never_passed_over() {
             }
             let _tell = Tell(format!("seed {seed}, block {block}"));
             let bad = without_block(&disk, block);
-            let opened = prepare("image".into(), Box::new(bad), true);
+            let opened = prepare("image".into(), Box::new(bad), true, None);
             assert!(opened.is_err() || !needed.contains(&block), "opened without a record");
             let Ok((core, _)) = opened else { continue };
             // What can be read is right; no more than the one block cannot.

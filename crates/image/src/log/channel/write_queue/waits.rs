@@ -12,7 +12,7 @@ impl WriteQueue {
         let Self {
             requests, waiting, conflicted, draft, records, being_written,
             // Memory, and what was seen last.
-            shape: _, left_out: _, device: _, spare: _, recent: _, refused_at: _, conflicts_at: _,
+            shape: _, journals_apart: _, left_out: _, device: _, spare: _, recent: _, refused_at: _, conflicts_at: _,
         } = self;
         let reads = requests.iter().any(|(_, request)| request.partials_missing > 0);
         if reads || *being_written > 0 || !waiting.is_empty() && draft.is_none() {
