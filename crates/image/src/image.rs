@@ -155,7 +155,7 @@ pub struct LogState {
     /// Bytes of copies that cleaning writes in a row; 0 while it has no memory for them: it has
     /// none to make.
     pub run_bytes: u64,
-    /// Bytes that the idle-time pass has written since the image was opened.
+    /// Bytes that the re-sorting pass has written since the image was opened.
     pub resorted_bytes: u64,
     /// How often it has gone through the whole disk.
     pub resort_passes: u64,

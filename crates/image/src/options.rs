@@ -28,7 +28,7 @@ pub struct ImageArgs {
     #[arg(long, value_enum)]
     pub streams: Option<Streams>,
     /// What a log image may write in a day, in bytes, to put blocks in the order of their LBAs
-    /// while guests are idle, or off [default: a tenth of the disk]
+    /// while guests ask for little, or off [default: a tenth of the disk]
     #[arg(long, value_name = "SIZE_PER_DAY|off")]
     pub resort: Option<ResortLimit>,
     /// Follow backing files into this directory too, besides that of the image; repeat for several
@@ -99,7 +99,7 @@ pub struct ImageOptions {
     pub streams: Option<Streams>,
     /// Where the backing file of a qcow2 image may be, besides the directory of the image.
     pub backing_dirs: Vec<PathBuf>,
-    /// How much the idle-time pass of a log image may write.
+    /// How much the re-sorting pass of a log image may write.
     pub resort: ResortLimit,
     /// Where the cleaner of a log image puts copies together.
     pub copy_memory: CopyMemory,
@@ -131,7 +131,7 @@ impl ImageOptions {
     /// Refuses what a format has no use for.
     pub fn check(&self, name: &str, format: Format) -> Result<()> {
         if format != Format::Log && matches!(self.resort, ResortLimit::Bytes(_)) {
-            let why = "only a log image is put in order while guests are idle";
+            let why = "only a log image is put in order";
             return Err(Error::unsupported(name, why, "leave out --resort"));
         }
         if format != Format::Log && self.tell == Tell::Always {

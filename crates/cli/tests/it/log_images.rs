@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use flowstone_image::fuzzing::{Left, Patch, Target, patched, small_image};
-use flowstone_testkit::Status;
 use flowstone_testkit::load::{LoadOptions, run};
+use flowstone_testkit::{HANG, Status};
 use serde_json::Value;
 
 use crate::fixture::{Place, pattern, stop};
@@ -146,6 +146,31 @@ fn a_log_image_that_exists_gets_other_streams() {
     place.image("1M");
     let refusal = place.refused(&["serve", "--socket", "s", "--streams", "class", "disk.raw"]);
     assert!(refusal.contains("only a log image has streams"), "{refusal}");
+}
+
+/// A mounted file system is never silent for long: the pass that puts blocks in order waited for
+/// that, and never ran.
+#[test]
+fn blocks_are_put_in_order_beside_a_guest_that_writes_now_and_then() {
+    let place = Place::new();
+    place.log_image("32M");
+    let daemon = place.serve(&["--resort", "1G", "disk.flow"]);
+    let mut scattered = LoadOptions::new(place.path("disk.sock")).workload("randwrite").iodepth(32);
+    (scattered.client, scattered.seed) = (place.options(), 1);
+    assert_eq!(run(&scattered.ops(16_000)).unwrap().errors, 0);
+    let passes = || place.stats()["disks"][0]["log"]["resort_passes"].as_u64().unwrap();
+    let mut guest = place.client();
+    let start = std::time::Instant::now();
+    while passes() == 0 {
+        assert!(start.elapsed() < 3 * HANG, "no pass has been made");
+        // Where a disk tells what is on it, the classifier would look again each time.
+        assert_eq!(guest.write(40_000, &pattern(4096, 1)).unwrap(), Status::Ok);
+        assert_eq!(guest.flush().unwrap(), Status::Ok);
+        std::thread::sleep(std::time::Duration::from_secs(1));
+    }
+    drop(guest);
+    stop(daemon);
+    place.succeed(&["check", "--data", "disk.flow"]);
 }
 
 #[test]

@@ -62,7 +62,7 @@ impl LogImage {
         Ok(image)
     }
 
-    /// How much the idle-time pass may write, which puts blocks in the order of their LBAs.
+    /// How much the re-sorting pass may write, which puts blocks in the order of their LBAs.
     pub fn set_resort(&self, limit: ResortLimit) {
         self.core.resorting.set_limit(limit.bytes(self.core.capacity().bytes()));
         self.core.inbox.schedule_pass();

@@ -1,7 +1,7 @@
-//! What the idle-time pass that puts blocks in order may write, and what is told of it.
+//! When the pass that puts blocks in order may work and what it may write, and what is told of it.
 
 use std::str::FromStr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_block::parse_size;
@@ -9,7 +9,18 @@ use flowstone_block::parse_size;
 /// How long a budget lasts.
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// How much the idle-time pass of a log image may write to the file in a day, copies, headers and
+/// The pass works beside fewer requests a second.
+const LIGHT_RATE: u32 = 4;
+/// That many may come at once: a commit of a guest's file system is a few.
+const LIGHT_BURST: u32 = 16;
+/// More than light loads are forgotten in this time.
+const FORGETS: Duration = Duration::from_secs(20);
+/// What is asked for often comes in more requests than one: so long after each the pass waits.
+const REST: Duration = Duration::from_millis(200);
+/// Reads that are counted between two looks.
+const READS_MAX: u32 = LIGHT_BURST + LIGHT_RATE * FORGETS.as_secs() as u32;
+
+/// How much the pass of a log image may write to the file in a day, copies, headers and
 /// maps together. It puts blocks that guests have scattered in the order of their LBAs again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ResortLimit {
@@ -53,7 +64,7 @@ impl FromStr for ResortLimit {
 pub struct Resorting {
     /// In bytes per day.
     limit: AtomicU64,
-    read: AtomicBool,
+    reads: AtomicU32,
     written: AtomicU64,
     passes: AtomicU64,
 }
@@ -67,16 +78,21 @@ impl Resorting {
         self.limit.load(Ordering::Relaxed)
     }
 
-    /// A guest reads. Written once for each look, so that queues do not fight for the cache line.
+    /// A guest reads. Written a few times for each look, so that queues do not fight for the cache
+    /// line.
     pub fn note_read(&self) {
-        if !self.read.load(Ordering::Relaxed) {
-            self.read.store(true, Ordering::Relaxed);
+        let reads = self.reads.load(Ordering::Relaxed);
+        if reads < READS_MAX {
+            self.reads.store(reads + 1, Ordering::Relaxed);
         }
     }
 
-    /// Whether guests have read since the last look.
-    pub fn take_read(&self) -> bool {
-        self.read.load(Ordering::Relaxed) && self.read.swap(false, Ordering::Relaxed)
+    /// How often guests have read since the last look, about, and up to [`READS_MAX`].
+    pub fn take_reads(&self) -> u32 {
+        match self.reads.load(Ordering::Relaxed) {
+            0 => 0,
+            _ => self.reads.swap(0, Ordering::Relaxed),
+        }
     }
 
     pub fn add(&self, bytes: u64) {
@@ -95,6 +111,41 @@ impl Resorting {
     /// How often all of the disk has been gone through.
     pub fn passes(&self) -> u64 {
         self.passes.load(Ordering::Relaxed)
+    }
+}
+
+/// What guests ask for: a bucket that leaks as fast as a light load fills it.
+#[derive(Clone, Copy, Debug)]
+pub struct GuestLoad {
+    /// Requests in the bucket, when it was last looked at.
+    level: f64,
+    looked: Instant,
+    /// When guests were last seen to have asked for something.
+    asked: Instant,
+}
+
+impl GuestLoad {
+    /// Nothing is known of what was before.
+    pub const fn unknown(now: Instant) -> Self {
+        Self { level: READS_MAX as f64, looked: now, asked: now }
+    }
+
+    /// Guests have made so many requests since the last look.
+    pub fn look(&mut self, requests: u64, now: Instant) {
+        let leaked = now.saturating_duration_since(self.looked).as_secs_f64() * LIGHT_RATE as f64;
+        let level = (self.level - leaked).max(0.0) + requests as f64;
+        self.level = level.min(READS_MAX.into());
+        self.looked = now;
+        if requests > 0 {
+            self.asked = now;
+        }
+    }
+
+    /// From when on the pass may work, if guests ask for nothing until then.
+    pub fn is_light_at(&self) -> Instant {
+        let excess = (self.level - f64::from(LIGHT_BURST)).max(0.0);
+        let light = self.looked + Duration::from_secs_f64(excess / f64::from(LIGHT_RATE));
+        light.max(self.asked + REST)
     }
 }
 
@@ -172,11 +223,40 @@ mod tests {
     }
 
     #[test]
-    fn a_read_is_seen_once() {
+    fn reads_are_counted_up_to_what_matters() {
         let resorting = Resorting::default();
-        assert!(!resorting.take_read());
-        resorting.note_read();
-        resorting.note_read();
-        assert!(resorting.take_read() && !resorting.take_read());
+        assert_eq!(resorting.take_reads(), 0);
+        (0..3).for_each(|_| resorting.note_read());
+        assert_eq!((resorting.take_reads(), resorting.take_reads()), (3, 0));
+        (0..1000).for_each(|_| resorting.note_read());
+        assert_eq!(resorting.take_reads(), READS_MAX);
+    }
+
+    /// Milliseconds of a minute in which the pass may work beside requests that come so often, the
+    /// first of them after a load that was not light.
+    fn works_beside(requests: u64, each: Duration) -> u128 {
+        let step = Duration::from_millis(10);
+        let start = Instant::now();
+        let (mut load, mut worked, mut next) = (GuestLoad::unknown(start), 0, start);
+        for now in (0..6000).map(|number| start + step * number) {
+            let comes = now >= next;
+            if comes {
+                next += each;
+            }
+            load.look(if comes { requests } else { 0 }, now);
+            worked += u128::from(load.is_light_at() <= now) * step.as_millis();
+        }
+        worked
+    }
+
+    #[test]
+    fn the_pass_works_beside_a_guest_that_asks_now_and_then_and_beside_no_other() {
+        let (seconds, millis) = (Duration::from_secs, Duration::from_millis);
+        let alone = works_beside(1, seconds(1000));
+        assert!((39_900..40_100).contains(&alone), "20 s after a load that was not light: {alone}");
+        assert!(works_beside(6, seconds(5)) > 25_000, "commits of a guest's file system");
+        assert!(works_beside(1, seconds(1)) > 20_000);
+        assert_eq!(works_beside(1, millis(190)), 0, "it never rests");
+        assert_eq!(works_beside(5, seconds(1)), 0, "too many");
     }
 }

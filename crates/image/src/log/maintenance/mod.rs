@@ -104,6 +104,8 @@ pub struct Maintenance {
     sparse_tried: Option<Sequence>,
     /// When there is something to do although nobody has called.
     deadline: Option<Instant>,
+    /// When guests have paused, if they write nothing until then.
+    quiet_at: Option<Instant>,
     /// Why it works.
     called_for: PendingWork,
     /// Whether the last step did anything: then there may be another one.
@@ -147,6 +149,7 @@ impl Maintenance {
             seen: Sequence::default(),
             sparse_tried: None,
             deadline: None,
+            quiet_at: None,
             called_for: PendingWork::default(),
             is_awake: false,
         })

@@ -1,21 +1,20 @@
-//! The idle-time pass: what guests have scattered is put in the order of its LBAs again while they
-//! do nothing, half a segment at a time and up to 8 MiB, so that sequential readers find it in
-//! sequence. It has a budget in bytes per day, and stops when a guest does anything.
+//! The pass that puts what guests have scattered in the order of its LBAs again, half a segment at
+//! a time and up to 8 MiB, so that sequential readers find it in sequence. It works while guests ask
+//! for nothing, or now and then ([`GuestLoad`]), and stops when one asks for anything. It has a
+//! budget in bytes per day.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use flowstone_block::{AlignedBuf, Errno, Outcome, mutant};
 
 use super::compact::moves_most;
 use super::stage::Move;
-use super::turns::QUIET_TIME;
 use super::{CheckpointKind, Maintenance};
 use crate::log::address::BLOCK_BYTES;
-use crate::log::core::Core;
 use crate::log::ids::{SegmentId, Sequence};
 use crate::log::policy::{LIFETIME_MAP, LIFETIME_SORTED};
 use crate::log::reserve::SLACK_SEGMENTS;
-use crate::log::resort::Budget;
+use crate::log::resort::{Budget, GuestLoad};
 use crate::log::segments::{Segment, State};
 
 /// Blocks are rewritten if their runs are shorter than this on average: a read of 128 KiB then
@@ -46,7 +45,10 @@ pub struct Resort {
     used_most: Option<(u32, u64)>,
     /// What guests had written when the last pass ended, if one has.
     done_at: Option<u64>,
-    idle: Idle,
+    /// Since the first look.
+    load: Option<GuestLoad>,
+    /// What had committed at the last look.
+    committed: Sequence,
 }
 
 /// Where the segments for copies come from.
@@ -55,23 +57,6 @@ enum Room {
     Found,
     /// Segments were cleaned: blocks have moved.
     Made,
-}
-
-/// For how long guests have neither read nor written.
-#[derive(Default)]
-struct Idle {
-    since: Option<Instant>,
-    committed: Sequence,
-}
-
-impl Idle {
-    fn look(&mut self, core: &Core, now: Instant) -> Duration {
-        let committed = core.commits();
-        if core.resorting.take_read() || committed != self.committed || self.since.is_none() {
-            (self.since, self.committed) = (Some(now), committed);
-        }
-        self.since.map_or(Duration::ZERO, |since| now.duration_since(since))
-    }
 }
 
 impl Maintenance {
@@ -89,24 +74,30 @@ impl Maintenance {
         wanted.then_some(next)
     }
 
-    /// Starts to wait for idle guests.
-    pub fn look_for_idle(&mut self) -> Duration {
-        self.resort.idle.look(&self.core, self.core.clock.now())
+    /// Looks what guests have asked for since the last look, reads and records that have committed.
+    /// Returns how much it was, and from when on the pass may work if they ask for nothing more.
+    pub fn look_at_guests(&mut self) -> (u64, Instant) {
+        let (now, committed) = (self.core.clock.now(), self.core.commits());
+        let load = self.resort.load.get_or_insert(GuestLoad::unknown(now));
+        let records = committed.since(std::mem::replace(&mut self.resort.committed, committed));
+        let requests = u64::from(self.core.resorting.take_reads()) + records;
+        load.look(requests, now);
+        (requests, load.is_light_at())
     }
 
-    /// Goes on with the pass if guests have been idle for long enough.
-    pub fn resort_if_idle(&mut self) {
-        if !self.wants_resort() || self.look_for_idle() < QUIET_TIME {
+    /// Goes on with the pass if guests ask for little.
+    pub fn resort_if_light(&mut self) {
+        if !self.wants_resort() || self.look_at_guests().1 > self.core.clock.now() {
             return;
         }
         if let Err(errno) = self.resort() {
             // It is tried again when guests have written more.
-            tracing::debug!("{}: the idle-time pass ended: {errno}", self.core.name);
+            tracing::debug!("{}: the pass that puts in order ended: {errno}", self.core.name);
             self.end_pass();
         }
     }
 
-    /// Goes on with the pass until it ends, the budget does, or a guest does anything.
+    /// Goes on with the pass until it ends, the budget does, or a guest asks for anything.
     pub fn resort(&mut self) -> Outcome {
         let used_most = self.used_most();
         let mut buffer = AlignedBuf::zeroed(moves_most(self.sorted_together()) * BLOCK_BYTES);
@@ -178,13 +169,11 @@ impl Maintenance {
         self.resort.done_at = Some(self.core.append_state().clock);
     }
 
-    /// Whether no guest has done anything, nothing else is to be done, and the budget is not used
-    /// up.
+    /// Whether no guest has asked for anything since the last look, nothing else is to be done, and
+    /// the budget is not used up.
     fn may_go_on(&mut self) -> bool {
         let limit = self.core.resorting.limit();
-        let before = self.resort.idle.since;
-        self.look_for_idle();
-        let is_idle = self.resort.idle.since == before || mutant("log.resort.ignores-guests");
+        let is_idle = self.look_at_guests().0 == 0 || mutant("log.resort.ignores-guests");
         let is_paid = self.resort.budget.left(limit, self.core.clock.now()) > 0;
         is_idle
             && (is_paid || mutant("log.resort.ignores-its-budget"))

@@ -39,34 +39,38 @@ impl Maintenance {
             return;
         }
         if self.called_for == PendingWork::default() {
-            self.pause();
+            match self.quiet_at.is_some_and(|at| at <= self.core.clock.now()) {
+                true => self.pause(),
+                false => self.resort_if_light(),
+            }
         }
         self.deadline = self.next_pause();
     }
 
-    /// When to check whether the guest pauses, and at the latest when the idle-time pass has a
-    /// budget again.
+    /// When to check whether the guest pauses; earlier, when the pass that puts blocks in order may
+    /// go on.
     pub fn next_pause(&mut self) -> Option<Instant> {
         let (now, gives_back) = (self.core.clock.now(), self.gives_back());
-        let resort = self.next_resort(now);
-        let is_wanted = resort.is_some_and(|at| at <= now);
-        if is_wanted {
-            self.look_for_idle();
-        }
+        let resort = self.next_resort(now).map(|paid| match paid <= now {
+            true => self.look_at_guests().1,
+            false => paid,
+        });
         let state = self.core.append_state();
         if state.health != Health::Running || self.core.sync.has_failed() {
             return None;
         }
-        self.seen = state.committed();
+        let has_written = std::mem::replace(&mut self.seen, state.committed()) != self.seen;
         let has_memory = self.pipe.is_some();
         let wait = match (gives_back, has_memory) {
             (true, _) => RELEASE_TIME,
             (false, true) => MEMORY_TIME,
             (false, false) => QUIET_TIME,
         };
-        let is_due = gives_back || has_memory || state.changed || is_wanted;
-        let pause = is_due.then(|| now + wait);
-        pause.into_iter().chain(resort.filter(|at| *at > now)).min()
+        let is_due = gives_back || has_memory || state.changed;
+        // Looks at the pass do not put it off.
+        let before = self.quiet_at.filter(|at| *at > now && !has_written);
+        self.quiet_at = is_due.then(|| before.map_or(now + wait, |at| at.min(now + wait)));
+        self.quiet_at.into_iter().chain(resort).min()
     }
 
     /// Whether a pause gives space of the host back.
@@ -90,7 +94,7 @@ impl Maintenance {
             return self.release_memory();
         }
         self.clean_sparse();
-        self.resort_if_idle();
+        self.resort_if_light();
         self.release_memory();
         let (committed, wanted, dead) = {
             let state = self.core.append_state();

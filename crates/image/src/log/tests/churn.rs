@@ -61,7 +61,7 @@ pub fn run(seed: u64, moments: usize) {
         fixture.run(60);
         if round % 3 == 1 {
             fixture.guests().quota = 40;
-            fixture.maintenance(Maintenance::look_for_idle);
+            fixture.maintenance(Maintenance::look_at_guests);
             let _ = fixture.maintenance(Maintenance::resort);
             fixture.run(1);
         }

@@ -71,7 +71,7 @@ fn troubled(seed: u64) -> (Fixture, Moment) {
         }
         if (seed + round) % 9 == 3 {
             fixture.core.resorting.set_limit(1 << 40);
-            fixture.maintenance(Maintenance::look_for_idle);
+            fixture.maintenance(Maintenance::look_at_guests);
             let _ = fixture.maintenance(Maintenance::resort);
         }
         if (seed + round) % 13 == 5 {

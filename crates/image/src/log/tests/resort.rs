@@ -1,4 +1,4 @@
-//! The idle-time pass: what it puts in order, what it may write, and when it stops.
+//! The re-sorting pass: what it puts in order, what it may write, and when it stops.
 
 use std::time::Instant;
 
@@ -26,7 +26,7 @@ fn scattered(seed: u64) -> (Setup, Fixture) {
 }
 
 fn resort(fixture: &mut Fixture) -> Outcome {
-    fixture.maintenance(Maintenance::look_for_idle);
+    fixture.maintenance(Maintenance::look_at_guests);
     fixture.maintenance(Maintenance::resort)
 }
 
@@ -111,7 +111,7 @@ fn a_pass_without_a_budget_goes_on_when_its_day_is_over() {
 fn guests_that_do_anything_stop_it() {
     for reads in [true, false] {
         let (_, mut fixture) = scattered(3);
-        fixture.maintenance(Maintenance::look_for_idle);
+        fixture.maintenance(Maintenance::look_at_guests);
         if reads {
             fixture.read(0..8).unwrap();
         } else {
@@ -295,7 +295,7 @@ fn a_pass_with_breaks_takes_no_more_segments_than_one_without() {
     let (first, mut most) = (used(&fixture), 0);
     for _ in 0..400 {
         fixture.quiet();
-        fixture.maintenance(Maintenance::look_for_idle);
+        fixture.maintenance(Maintenance::look_at_guests);
         let core = std::sync::Arc::clone(&fixture.core);
         with_hook(move || core.resorting.note_read(), || fixture.maintenance.resort()).unwrap();
         most = most.max(used(&fixture));
@@ -313,7 +313,7 @@ fn guests_writes_are_not_charged_to_the_budget() {
     let (_, mut fixture) = scattered(6);
     fixture.quiet();
     let before = fixture.core.append_state().totals;
-    fixture.maintenance(Maintenance::look_for_idle);
+    fixture.maintenance(Maintenance::look_at_guests);
     fixture.guests().mix = Mix { blocks_max: 32, depth: 16, ..Mix::writes(0..3000) };
     fixture.guests().quota = 2000;
     fixture.maintenance(Maintenance::resort).unwrap();
