@@ -38,8 +38,8 @@ pub struct SteadyArgs {
     /// How often a disk is overwritten while measuring.
     #[arg(long, default_value_t = 4)]
     measured: u64,
-    /// Measure uniform writes on an image of which this share is live, and nothing else: 0.7, 0.8 or
-    /// 0.9. Of a small disk no image is so full.
+    /// Measure uniform writes on an image of which this share is live, and nothing else: 0.7, 0.8
+    /// or 0.9. Of a small disk no image is so full.
     #[arg(long, value_name = "SHARE", conflicts_with = "only")]
     live: Option<f64>,
     /// Leave out the load on an image where nothing is cleaned.

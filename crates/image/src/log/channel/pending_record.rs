@@ -70,8 +70,9 @@ impl PendingRecord {
         self.failure = None;
     }
 
-    /// Whether a request of this class may go into it, or into another record: the first one decides
-    /// which stream it is for, and where `journals_apart`, whether it is of a journal alone.
+    /// Whether a request of this class may go into it, or into another record: the first one
+    /// decides which stream it is for, and where `journals_apart`, whether it is of a journal
+    /// alone.
     pub fn suits(&mut self, class: Class, shape: Shape, journals_apart: bool) -> bool {
         let stream = stream_of(class, shape);
         if self.shares.is_empty() || mutant("log.gather.mixes-classes") {

@@ -1,6 +1,6 @@
 //! The pass that puts what guests have scattered in the order of its LBAs again, half a segment at
-//! a time and up to 8 MiB, so that sequential readers find it in sequence. It works while guests ask
-//! for nothing, or now and then ([`GuestLoad`]), and stops when one asks for anything. It has a
+//! a time and up to 8 MiB, so that sequential readers find it in sequence. It works while guests
+//! ask for nothing, or now and then ([`GuestLoad`]), and stops when one asks for anything. It has a
 //! budget in bytes per day.
 
 use std::time::Instant;
