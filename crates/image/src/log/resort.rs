@@ -132,7 +132,8 @@ impl GuestLoad {
 
     /// Guests have made so many requests since the last look.
     pub fn look(&mut self, requests: u64, now: Instant) {
-        let leaked = now.saturating_duration_since(self.looked).as_secs_f64() * LIGHT_RATE as f64;
+        let leaked =
+            now.saturating_duration_since(self.looked).as_secs_f64() * f64::from(LIGHT_RATE);
         let level = (self.level - leaked).max(0.0) + requests as f64;
         self.level = level.min(READS_MAX.into());
         self.looked = now;

@@ -254,14 +254,14 @@ fn a_disk_that_does_not_give_what_was_kept_back_is_no_trouble_of_the_source() {
     for _ in 0..12 {
         // For longer than between two looks at the source, and nothing else is asked meanwhile.
         for _ in 0..30 {
-            let refused = file.sync_all().unwrap_err();
+            let refused = sync(&file).unwrap_err();
             assert_eq!(refused.raw_os_error(), Some(libc::EIO));
             thread::sleep(std::time::Duration::from_millis(10));
         }
         assert_eq!(mount.stats()["source"], "up");
     }
     disk.recover();
-    file.sync_all().unwrap();
+    sync(&file).unwrap();
     assert_eq!(fs::read(mount.source("it")).unwrap(), b"text");
 }
 

@@ -74,6 +74,8 @@ pub struct DiskStats {
     pub allocated_bytes: u64,
     /// What the image takes and has given back; absent without an image.
     pub space: Option<Space>,
+    /// Of a log image.
+    pub log: Option<LogStats>,
     /// What became of discards; absent without an image.
     pub discards: Option<Discards>,
     /// Reads and writes by what they carry.
@@ -84,6 +86,13 @@ pub struct DiskStats {
     pub total: Totals,
     /// Those that the monitor has set up, each of them, in order.
     pub queues: Vec<Totals>,
+}
+
+/// What a log image has done by itself.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct LogStats {
+    /// How often all of it has been put in order.
+    pub resort_passes: u64,
 }
 
 /// Requests by class.

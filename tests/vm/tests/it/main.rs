@@ -14,6 +14,7 @@ mod full_disk;
 mod gives_back;
 mod hint;
 mod hotplug;
+mod in_order;
 mod load;
 mod nfs;
 mod polled;
