@@ -21,7 +21,7 @@ use std::time::Duration;
 use flowstone_block::SizeChange;
 
 pub use self::answer::{Answer, Handler};
-pub use self::client::{Client, Recorded};
+pub use self::client::{Client, Received};
 pub use self::failure::Refused;
 pub use self::listener::Address;
 pub use self::server::ControlServer;
@@ -50,13 +50,18 @@ pub enum Command {
     /// Read the configuration again.
     Reload,
     /// The counters of everything.
-    Stats,
+    Stats {
+        /// Whether with the buckets of durations.
+        buckets: bool,
+    },
     /// The same as Prometheus reads it.
     Metrics,
     /// On which NUMA nodes guests' memory and queues are.
     Numa,
     /// What has been recognised on a disk.
     Layout(DiskWord),
+    /// What happens to disks from now on.
+    Events,
     /// All disks, whatever has become of them.
     Disks,
     /// One disk, and its keys.
@@ -79,6 +84,12 @@ pub enum Command {
         /// Whether times are rounded down to a millisecond.
         coarse: bool,
     },
+    /// All groups of disks.
+    Groups,
+    /// One more group, by the keys of a `[[group]]`.
+    AddGroup(String, toml::Table),
+    /// A group goes that no disk is in.
+    RemoveGroup(String),
     /// Change what the disks of a group may use together.
     SetGroup {
         /// The group's name.

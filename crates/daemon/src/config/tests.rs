@@ -93,7 +93,7 @@ fn every_key_is_read() {
     assert_eq!(stack.opened.resort, Some(ResortLimit::Bytes(20 << 30)));
     let [group] = config.groups.all() else { panic!("{:?}", config.groups) };
     assert_eq!((&*group.name, disk.beside.group.as_deref()), ("web", Some("web")));
-    assert_eq!(group.limit(), "iops=1000,bw=10M,burst=0.5s".parse());
+    assert_eq!(group.together.limit(), "iops=1000,bw=10M,burst=0.5s".parse());
     assert_eq!(stack.share.limit, "iops=300,burst=2s".parse().ok());
     assert_eq!(stack.share.weight.map(|weight| weight.get()), Some(250));
     assert_eq!(stack.file.engine, EngineChoice::Sync);

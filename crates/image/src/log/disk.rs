@@ -29,7 +29,8 @@ use super::shape::blocks_of;
 use crate::capacity::valid_capacity;
 use crate::runtime::worker;
 use crate::{
-    CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, LogState, Space, Tell,
+    CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
+    LogState, Space, Tell,
 };
 
 /// An open log image.
@@ -263,6 +264,10 @@ impl Image for LogImage {
         self.core.damages.get()
     }
 
+    fn watch_damages(&self, watcher: DamageWatcher) {
+        self.core.damages.watch(watcher);
+    }
+
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         let name = format!("resize {}", self.core.name);
         if self.readonly {
@@ -329,6 +334,10 @@ impl Image for LogImage {
 
     fn log_state(&self) -> Option<LogState> {
         Some(log_state(&self.core))
+    }
+
+    fn file(&self) -> &dyn FileIo {
+        &*self.core.file
     }
 
     fn serving(&self) -> String {
