@@ -30,6 +30,7 @@ mod model;
 mod other_boots;
 mod overlaps;
 mod pollers;
+mod prometheus;
 mod qcow2;
 mod record;
 mod reload;
