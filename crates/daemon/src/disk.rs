@@ -15,6 +15,7 @@ use flowstone_frontend::vhost_user::{Connection, DeviceOptions, DeviceShared, Ha
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
+use crate::SocketAccess;
 use crate::config::{DiskConfig, VmSpec};
 use crate::events::{Event, Events};
 use crate::image_probe::ImageProbe;
@@ -132,6 +133,11 @@ impl Disk {
         let seen = || self.vm_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let seen = self.shared.is_connected().then(seen).unwrap_or_default();
         self.vm.name.clone().unwrap_or(seen)
+    }
+
+    /// Says who may connect from now on; a monitor that has connected stays.
+    pub fn set_access(&self, access: SocketAccess) -> Result<()> {
+        access.open(&self.socket, &format!("socket {}", self.socket.display()))
     }
 
     /// Makes the disk larger while its guest runs. Returns how large it is, and whether a guest was

@@ -17,6 +17,8 @@ use crate::state::Subject;
 
 /// Keys that can change while a guest runs.
 const LIVE: [&str; 2] = ["limit", "weight"];
+/// So can these, to something that is said.
+const ACCESS: [&str; 2] = ["socket-group", "socket-mode"];
 /// Why something is left as it is.
 pub(super) const ADDED: &str = "it was added on the control socket";
 
@@ -94,7 +96,12 @@ impl Daemon {
         let name = disk.name();
         let keys: BTreeSet<&String> = before.keys().chain(disk.keys.keys()).collect();
         let differ = keys.into_iter().filter(|key| before.get(*key) != disk.keys.get(*key));
-        let (live, others): (Vec<_>, Vec<_>) = differ.partition(|key| LIVE.contains(&key.as_str()));
+        let access = disk.beside.access;
+        // What the system gave the socket at first is not known any more.
+        let is_said =
+            access.group.is_some() || (access.mode.is_some() && !before.contains_key(ACCESS[0]));
+        let is_live = |key: &str| LIVE.contains(&key) || (is_said && ACCESS.contains(&key));
+        let (live, others): (Vec<_>, Vec<_>) = differ.partition(|key| is_live(key));
         if !others.is_empty() {
             let keys: Vec<&str> = others.iter().map(|key| key.as_str()).collect();
             done.needs_restart.push(format!("{name}: {}", keys.join(", ")));
@@ -111,7 +118,13 @@ impl Daemon {
         };
         let word = DiskWord { name: name.clone(), path: None };
         let found = self.disks.find("reload", &word).map_err(|refused| refused.error);
-        match found.and_then(|found| found.change(&change)) {
+        let changed = found.and_then(|found| {
+            if ACCESS.into_iter().any(has) {
+                found.set_access(access)?;
+            }
+            found.change(&change)
+        });
+        match changed {
             Err(error) => done.refused.push(error.to_string()),
             Ok(_) => {
                 let mut keys = before.clone();
