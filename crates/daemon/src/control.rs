@@ -9,6 +9,8 @@
 mod answer;
 mod client;
 mod failure;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzzing;
 mod listener;
 mod paths;
 mod patient;
@@ -35,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// at most.
 const CLIENTS_MAX: usize = 32;
 
+/// What can be asked for, for programs.
+pub const OPENAPI: &str = include_str!("../../../docs/openapi.json");
+
 /// The disk that a client means.
 #[derive(Clone, Debug)]
 pub struct DiskWord {
@@ -60,6 +65,8 @@ pub enum Command {
     Numa,
     /// What has been recognised on a disk.
     Layout(DiskWord),
+    /// What can be asked for.
+    OpenApi,
     /// What happens to disks from now on.
     Events,
     /// All disks, whatever has become of them.

@@ -69,6 +69,8 @@ pub use config::{
     Config, DaemonConfig, DiskConfig, DiskTable, MetricsBuckets, VmSpec, key_of, keys_of,
     typed_disk,
 };
+#[cfg(any(test, feature = "testing"))]
+pub use control::fuzzing;
 pub use control::{Address, Client, Command, DiskChange, DiskWord, Received};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;

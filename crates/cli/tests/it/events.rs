@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::fixture::{Place, ask, pattern, stop};
 use crate::host_trouble::SmallFileSystem;
+use crate::openapi;
 
 /// One who listens, from now on.
 struct Listener(BufReader<UnixStream>);
@@ -38,7 +39,9 @@ impl Listener {
             assert!(self.0.read_line(&mut line).unwrap() > 0, "the daemon hung up");
             // Between them stand the lengths of chunks.
             if line.starts_with('{') {
-                return serde_json::from_str(&line).unwrap();
+                let event = serde_json::from_str(&line).unwrap();
+                openapi::holds("Event", &event);
+                return event;
             }
         }
     }

@@ -27,6 +27,7 @@ mod log_images;
 mod many_disks;
 mod metrics;
 mod model;
+mod openapi;
 mod other_boots;
 mod overlaps;
 mod pollers;

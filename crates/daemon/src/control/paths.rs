@@ -32,6 +32,7 @@ impl Command {
             Self::Reload => (Method::POST, "/v1/reload".into(), None),
             Self::Metrics => get("/metrics"),
             Self::Numa => get("/v1/numa"),
+            Self::OpenApi => get("/v1/openapi.json"),
             Self::Events => get("/v1/events"),
             Self::Layout(disk) => get(&disk.target("/layout", &[])),
             Self::Disks => get("/v1/disks"),
@@ -67,6 +68,7 @@ impl Command {
             ("POST", ["v1", "reload"]) => Self::Reload,
             ("GET", ["metrics"]) => Self::Metrics,
             ("GET", ["v1", "numa"]) => Self::Numa,
+            ("GET", ["v1", "openapi.json"]) => Self::OpenApi,
             ("GET", ["v1", "events"]) => Self::Events,
             ("GET", ["v1", "disks"]) => Self::Disks,
             ("GET", ["v1", "disks", name]) => Self::Show(decoded(name)?),
@@ -255,64 +257,4 @@ fn nothing_else(keys: &Map<String, Value>) -> Result<(), Refused> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sent(command: &Command) -> Command {
-        let Asked { method, target, body } = command.request();
-        let body = body.map(|body| body.to_string()).unwrap_or_default();
-        Command::of(&method, &target.parse().unwrap(), body.as_bytes()).unwrap()
-    }
-
-    #[test]
-    fn a_command_comes_out_as_it_went_in_whatever_its_disk_is_called() {
-        for name in ["vm1", "a/b", "..", "%2F?#&=+ ", &"ü".repeat(64)] {
-            let path = Some(PathBuf::from("/a folder/ä+%&"));
-            let disk = DiskWord { name: name.into(), path };
-            let size = Some(SizeChange::Grow(512));
-            let change = DiskChange { size, limit: Some("off".into()), weight: Some(7) };
-            let commands = [
-                Command::Stats { buckets: true },
-                Command::Layout(disk.clone()),
-                Command::Record { disk: disk.clone(), coarse: true },
-                Command::Change(disk, change),
-                Command::Show(name.into()),
-                Command::Add(name.into(), [("image".into(), "/x".into())].into_iter().collect()),
-                Command::Remove { name: name.into(), force: true },
-                Command::AddGroup(name.into(), [("iops".into(), 7.into())].into_iter().collect()),
-                Command::RemoveGroup(name.into()),
-                Command::SetGroup { group: name.into(), limit: "iops=1".into() },
-            ];
-            for command in commands {
-                assert_eq!(format!("{:?}", sent(&command)), format!("{command:?}"));
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_not_understood_is_refused() {
-        let asked = |method: &str, target: &str, body: &str| {
-            let method = method.parse().unwrap();
-            let refused = Command::of(&method, &target.parse().unwrap(), body.as_bytes());
-            let refused = refused.expect_err("a refusal");
-            (refused.status().as_u16(), refused.error.to_string())
-        };
-        for (method, target, body, status, why) in [
-            ("GET", "/v2/stats", "", 404, "there is no such request"),
-            ("PUT", "/v1/stats", "", 404, "there is no such request"),
-            ("GET", "/v1/stats?all=1", "", 400, "unknown `all` in the query"),
-            ("PATCH", "/v1/disks/vm1", "{", 400, "send an object of JSON"),
-            ("PATCH", "/v1/disks/vm1", "[]", 400, "send an object of JSON"),
-            ("PATCH", "/v1/disks/vm1", r#"{"wieght":7}"#, 400, "unknown key `wieght`"),
-            ("PATCH", "/v1/disks/vm1", r#"{"weight":-7}"#, 400, "`weight` is no weight"),
-            ("PATCH", "/v1/disks/vm1", r#"{"size":"1GB"}"#, 400, "write e.g. 16G or +1G"),
-            ("PATCH", "/v1/disks/%ff", "{}", 400, "the name is not UTF-8"),
-            ("PATCH", "/v1/groups/web", "{}", 400, "`limit` is missing"),
-            ("PUT", "/v1/groups/web", "[]", 400, "send the keys of a [[group]]"),
-            ("GET", "/v1/disks/vm1/layout?path=vm1.raw", "", 400, "is relative"),
-        ] {
-            let (got, line) = asked(method, target, body);
-            assert!(got == status && line.contains(why), "{target} {body}: {got} {line}");
-        }
-    }
-}
+mod tests;

@@ -12,7 +12,7 @@ use tracing::{error, info};
 use super::{Daemon, STOP_PATIENCE};
 use crate::cache_report::CacheReport;
 use crate::config::{DiskConfig, DiskTable, table_of};
-use crate::control::{Answer, Command, DiskChange, DiskWord, Refused};
+use crate::control::{Answer, Command, DiskChange, DiskWord, OPENAPI, Refused};
 use crate::disk::Disk;
 use crate::disks::{Begun, Removal};
 use crate::events::Event;
@@ -26,6 +26,7 @@ impl Daemon {
     pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
         match command {
             Command::Stats { buckets } => Ok(answer(self.report(buckets))),
+            Command::OpenApi => Ok(Answer::Text("application/json", OPENAPI.into())),
             Command::Events => Ok(Answer::Events(self.disks.events.listen())),
             Command::Reload => Ok(self.reload()?.into()),
             Command::Metrics => Ok(self.metrics()),
