@@ -20,7 +20,7 @@ use flowstone_image::{Backing, CreateOptions, Format, LogOptions, Qcow2Options, 
 
 pub use self::advise::Advise;
 pub use self::disk::{AddDisk, Disk, DiskCommand, ListDisks, RemoveDisk, SetDisk, ShowDisk};
-pub use self::group::{Group, GroupCommand, SetGroup};
+pub use self::group::{AddGroup, Group, GroupCommand, ListGroups, RemoveGroup, SetGroup};
 pub use self::record::Record;
 pub use self::replay::{Replay, StorageArgs, WhenMade};
 pub use self::serve::Serve;
@@ -86,8 +86,14 @@ pub enum Command {
     Stats(Stats),
     /// Add, list, change and remove the disks of a running daemon
     Disk(Disk),
-    /// Change a group of disks that are being served
+    /// Add, list, change and remove groups of disks that share a limit
     Group(Group),
+    /// Show what happens to the disks of a running daemon, until it ends
+    ///
+    /// A line of JSON each time that a disk is added, opening, serving, failed, removed, resized,
+    /// full or damaged, and that a guest has connected or disconnected. If this command does not
+    /// keep up, a line says how many are lost.
+    Events(Events),
     /// Have a running daemon read its configuration again
     ///
     /// New disks are added, disks that are gone are removed unless a guest is attached, limits and
@@ -307,6 +313,14 @@ pub struct Compact {
     pub image: PathBuf,
 }
 
+/// Arguments of `events`.
+#[derive(Debug, ClapArgs)]
+pub struct Events {
+    /// The daemon.
+    #[command(flatten)]
+    pub daemon: Daemon,
+}
+
 /// Arguments of `reload`.
 #[derive(Debug, ClapArgs)]
 pub struct Reload {
@@ -332,6 +346,10 @@ pub struct Stats {
     /// vCPUs should be
     #[arg(long, conflicts_with = "layout")]
     pub numa: bool,
+    /// Print the buckets of durations, too: the end of each that is not empty, and how many are in
+    /// it
+    #[arg(long, requires = "json", conflicts_with_all = ["layout", "numa"])]
+    pub buckets: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

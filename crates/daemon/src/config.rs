@@ -14,6 +14,7 @@
 
 #![allow(rustdoc::broken_intra_doc_links, reason = "in help, brackets mean optional")]
 
+mod buckets;
 mod file;
 mod groups;
 mod label;
@@ -27,7 +28,8 @@ use clap::{Args, value_parser};
 use flowstone_block::{Error, Result};
 use toml::Table;
 
-pub use self::groups::Groups;
+pub use self::buckets::MetricsBuckets;
+pub use self::groups::{Groups, limit_of_group};
 use self::label::check_label;
 pub use self::table::{Keys, key_of, keys_of, table_of, typed_disk};
 pub use self::vm::VmSpec;
@@ -70,6 +72,9 @@ pub struct DaemonConfig {
     /// Answer GET /metrics here, and nothing else: ADDRESS:PORT or unix:PATH
     #[arg(long, value_name = "ADDRESS")]
     pub metrics_listen: Option<Address>,
+    /// How finely durations are told there and in GET /metrics
+    #[arg(long, value_name = "HOW", value_enum, default_value_t)]
+    pub metrics_buckets: MetricsBuckets,
     /// Keep here what is added, set and removed on that socket: it is there after a restart. With
     /// it a daemon starts without disks, and none that fails ends it
     #[arg(long, value_name = "DIR")]
@@ -265,17 +270,13 @@ impl DaemonConfig {
     pub fn disk(&self, name: &str, mut table: Table) -> Result<DiskConfig> {
         let what = format!("disk {name}");
         let mut read = || {
-            let called = table.entry("name").or_insert_with(|| name.into());
-            if called.as_str() != Some(name) {
-                let why = format!("its `name` is {called}");
-                return Err(Refusal::new(why, "leave it out, or ask for that disk"));
-            }
+            table::call(&mut table, name, "disk")?;
             let mut disk = DiskConfig::read(&table)?;
             table::refuse_relative::<DiskTable>(&disk.keys)?;
             self.fit(&mut disk)?;
             Ok(disk)
         };
-        read().map_err(|refusal| refusal.of(&what))
+        read().map_err(|refusal: Refusal| refusal.of(&what))
     }
 }
 

@@ -9,6 +9,8 @@
 mod answer;
 mod client;
 mod failure;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzzing;
 mod listener;
 mod paths;
 mod patient;
@@ -21,7 +23,7 @@ use std::time::Duration;
 use flowstone_block::SizeChange;
 
 pub use self::answer::{Answer, Handler};
-pub use self::client::{Client, Recorded};
+pub use self::client::{Client, Received};
 pub use self::failure::Refused;
 pub use self::listener::Address;
 pub use self::server::ControlServer;
@@ -34,6 +36,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Clients served at once; one more is sent away. Each has one thread that carries out its request
 /// at most.
 const CLIENTS_MAX: usize = 32;
+
+/// What can be asked for, for programs.
+pub const OPENAPI: &str = include_str!("../../../docs/openapi.json");
 
 /// The disk that a client means.
 #[derive(Clone, Debug)]
@@ -50,13 +55,20 @@ pub enum Command {
     /// Read the configuration again.
     Reload,
     /// The counters of everything.
-    Stats,
+    Stats {
+        /// Whether with the buckets of durations.
+        buckets: bool,
+    },
     /// The same as Prometheus reads it.
     Metrics,
     /// On which NUMA nodes guests' memory and queues are.
     Numa,
     /// What has been recognised on a disk.
     Layout(DiskWord),
+    /// What can be asked for.
+    OpenApi,
+    /// What happens to disks from now on.
+    Events,
     /// All disks, whatever has become of them.
     Disks,
     /// One disk, and its keys.
@@ -79,6 +91,12 @@ pub enum Command {
         /// Whether times are rounded down to a millisecond.
         coarse: bool,
     },
+    /// All groups of disks.
+    Groups,
+    /// One more group, by the keys of a `[[group]]`.
+    AddGroup(String, toml::Table),
+    /// A group goes that no disk is in.
+    RemoveGroup(String),
     /// Change what the disks of a group may use together.
     SetGroup {
         /// The group's name.

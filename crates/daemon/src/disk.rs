@@ -1,25 +1,35 @@
 //! One disk being served: its stack, its socket, its queues.
 
+use std::convert::Infallible;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
 use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount, SizeChange, mutant};
-use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, HangUp, Server};
+use flowstone_block::{
+    BlockingDisk, Errno, Error, Op, Result, Sector, SectorCount, SizeChange, mutant,
+};
+use flowstone_frontend::vhost_user::{Connection, DeviceOptions, DeviceShared, HangUp, Server};
 use rustix::event::{EventfdFlags, eventfd};
 use tracing::{info, warn};
 
+use crate::SocketAccess;
 use crate::config::{DiskConfig, VmSpec};
+use crate::events::{Event, Events};
 use crate::image_probe::ImageProbe;
 use crate::intake::Throttle;
 use crate::pollers::Pollers;
 use crate::runner::{DiskQueues, QueueTable};
 use crate::stack::Stack;
 
-/// Time between two looks at a thread that is about to end.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// The thread that serves a disk's monitors.
+struct Serving {
+    thread: JoinHandle<()>,
+    /// Disconnected when the thread has nothing left to do.
+    end: Receiver<Infallible>,
+}
 
 /// A disk that is listening.
 pub struct Disk {
@@ -37,20 +47,24 @@ pub struct Disk {
     pub queues: Arc<QueueTable>,
     /// What is configured of its VM.
     pub vm: VmSpec,
+    /// What the VM that used it last is called.
+    vm_name: Mutex<String>,
     stop: Arc<OwnedFd>,
     hang_up: HangUp,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<Serving>>,
     /// Held while it grows.
     growing: Mutex<()>,
 }
 
 impl Disk {
-    /// Starts listening; `pollers` run its queues. No other disk of the daemon has its `number`.
+    /// Starts listening; `pollers` run its queues, and `events` hears what happens to it. No other
+    /// disk of the daemon has its `number`.
     pub fn start(
         stack: Stack,
         number: u32,
         config: DiskConfig,
         pollers: Arc<Pollers>,
+        events: &Arc<Events>,
     ) -> Result<Self> {
         let (name, serial) = (config.name(), config.serial());
         let host = |error| Error::host(format!("disk {name}"), error, "free resources");
@@ -60,6 +74,7 @@ impl Disk {
         let probe = stack.image.clone().map(ImageProbe::new);
         let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
         let queues = Arc::new(QueueTable::new(name.clone()));
+        tell_events(events, &name, &stack, &shared, &queues);
         let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
         let throttle = Throttle(Arc::clone(&stack.limits));
         let device = Arc::clone(&shared);
@@ -74,15 +89,17 @@ impl Disk {
         let access = config.beside.access;
         let server = Server::bind(&config.socket, access, options, Box::new(runner))?;
         let hang_up = server.hang_up();
-        let thread_stop = Arc::clone(&stop);
-        let thread = Builder::new()
-            .name(name.clone())
-            .stack_size(256 << 10)
-            .spawn(move || server.run(&thread_stop))
-            .map_err(host)?;
+        let (thread_stop, (running, end)) = (Arc::clone(&stop), mpsc::channel());
+        let serve = move || {
+            let _running: Sender<Infallible> = running;
+            server.run(&thread_stop);
+        };
+        let thread = Builder::new().name(name.clone()).stack_size(256 << 10).spawn(serve);
+        let thread = thread.map_err(host)?;
         Ok(Self {
             number,
             vm: config.vm.unwrap_or_default(),
+            vm_name: Mutex::default(),
             serial,
             name,
             real_path: config.stack.image.as_deref().and_then(|path| path.canonicalize().ok()),
@@ -94,7 +111,7 @@ impl Disk {
             queues,
             stop,
             hang_up,
-            thread: Mutex::new(Some(thread)),
+            thread: Mutex::new(Some(Serving { thread, end })),
             growing: Mutex::new(()),
         })
     }
@@ -103,6 +120,24 @@ impl Disk {
     pub fn is_called(&self, name: &str, path: &Path) -> bool {
         let mine = [&self.image_path, &self.real_path];
         self.name == name || mine.into_iter().flatten().any(|mine| mine == path)
+    }
+
+    /// The VM that uses it is called this.
+    pub fn set_vm_name(&self, name: &str) {
+        name.clone_into(&mut self.vm_name.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// What the VM that uses it is called, as it is configured or as was seen when that was looked
+    /// for last: no host is asked.
+    pub fn vm_name(&self) -> String {
+        let seen = || self.vm_name.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let seen = self.shared.is_connected().then(seen).unwrap_or_default();
+        self.vm.name.clone().unwrap_or(seen)
+    }
+
+    /// Says who may connect from now on; a monitor that has connected stays.
+    pub fn set_access(&self, access: SocketAccess) -> Result<()> {
+        access.open(&self.socket, &format!("socket {}", self.socket.display()))
     }
 
     /// Makes the disk larger while its guest runs. Returns how large it is, and whether a guest was
@@ -173,11 +208,10 @@ impl Disk {
         })
     }
 
-    fn join(&self, thread: JoinHandle<()>, deadline: Instant) {
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(LOOK_AGAIN);
-        }
-        if !thread.is_finished() {
+    fn join(&self, serving: Serving, deadline: Instant) {
+        let Serving { thread, end } = serving;
+        let left = deadline.saturating_duration_since(Instant::now());
+        if end.recv_timeout(left) == Err(RecvTimeoutError::Timeout) {
             // It may be in the middle of a message that never ends, or only waiting for a slow
             // host. Then the guest misses the last interrupts, which a queue that starts repeats.
             warn!(disk = self.name, "hanging up on a monitor that does not let go");
@@ -187,4 +221,36 @@ impl Disk {
             warn!(disk = self.name, "the disk's control thread has panicked");
         }
     }
+}
+
+/// Has a disk's parts tell what happens to it.
+fn tell_events(
+    events: &Arc<Events>,
+    name: &str,
+    stack: &Stack,
+    device: &DeviceShared,
+    queues: &QueueTable,
+) {
+    let (mine, disk) = (Arc::clone(events), name.to_owned());
+    device.watch(move |connection| {
+        mine.tell(
+            &disk,
+            match connection {
+                Connection::Made(peer) => Event::Connected { process: peer.map(|peer| peer.pid) },
+                Connection::Ended(reason) => Event::Disconnected { reason },
+            },
+        );
+    });
+    let (mine, disk) = (Arc::clone(events), name.to_owned());
+    queues.failures.watch(Box::new(move |kind, errno| {
+        if matches!(errno, Errno::NOSPC | Errno::DQUOT) {
+            mine.tell(&disk, Event::Full { request: kind.name() });
+        }
+    }));
+    let Some(image) = &stack.image else { return };
+    let (mine, disk) = (Arc::clone(events), name.to_owned());
+    image.watch_damages(Box::new(move |damage| {
+        let lba = damage.lba.map(Sector::get);
+        mine.tell(&disk, Event::Damaged { what: &damage.what, lba, offset: damage.offset });
+    }));
 }

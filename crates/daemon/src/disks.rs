@@ -14,9 +14,12 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result, mutant};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::config::{DiskConfig, Keys};
 use crate::disk::Disk;
+use crate::events::{Event, Events};
+use crate::origin::Origin;
 
 pub use self::removal::Removal;
 
@@ -31,6 +34,8 @@ pub struct Disks {
     table: Mutex<Table>,
     /// Rings when a disk has come to something, or to nothing, and when the daemon stops.
     settled: Condvar,
+    /// Hears what becomes of them.
+    pub events: Arc<Events>,
 }
 
 #[derive(Default)]
@@ -70,16 +75,6 @@ enum End {
     Stop,
     /// No disk could be served.
     NothingToServe,
-}
-
-/// Who has asked for a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Origin {
-    /// The configuration.
-    File,
-    /// A request on the control socket.
-    Api,
 }
 
 /// What is known of a disk.
@@ -151,6 +146,10 @@ impl Disks {
         }
         table.count += 1;
         let (config, count) = (Arc::new(config.clone()), table.count);
+        if !table.known.contains_key(&number) {
+            self.events.tell(&name, Event::Added { origin });
+        }
+        self.events.tell(&name, Event::Opening);
         let entry = Entry { name, config, origin, count, state: State::Opening };
         table.known.insert(number, entry);
         Ok(Begun::Opens(number))
@@ -177,6 +176,8 @@ impl Disks {
         let is_over = table.end.is_some();
         match table.known.get_mut(&number).map(|entry| &mut entry.state) {
             Some(state @ State::Starting) if !is_over => {
+                let socket = disk.socket.display().to_string();
+                self.events.tell(&disk.name, Event::Serving { socket: &socket });
                 *state = State::Serving(Arc::new(disk));
             }
             _ => return Err(Box::new(disk)),
@@ -225,12 +226,12 @@ impl Disks {
         let mut table = self.table();
         match table.known.get_mut(&number).map(|entry| &mut entry.state) {
             // What was opened of it is gone by now.
-            Some(State::Cancelled | State::Stopping) => {
-                table.known.remove(&number);
-            }
+            Some(State::Cancelled | State::Stopping) => self.forget(&mut table, number),
             Some(state @ (State::Opening | State::Starting)) => {
                 if let Err(error) = &opened {
-                    *state = State::Failed(Failed::of(Some(name.to_owned()), error));
+                    let failed = Failed::of(Some(name.to_owned()), error);
+                    self.events.tell(name, Event::Failed { error: json!(failed) });
+                    *state = State::Failed(failed);
                 }
             }
             _ => {}
@@ -242,8 +243,17 @@ impl Disks {
 
     /// There is no disk with this number: it could not be opened, or has come too late.
     pub fn give_up(&self, number: u32) {
-        self.table().known.remove(&number);
+        self.forget(&mut self.table(), number);
         self.settled.notify_all();
+    }
+
+    /// Nothing is left of a disk. One that was removed while it was opened has been gone for all
+    /// others since then.
+    fn forget(&self, table: &mut Table, number: u32) {
+        let entry = table.known.remove(&number);
+        if let Some(entry) = entry.filter(|entry| !matches!(entry.state, State::Cancelled)) {
+            self.events.tell(&entry.name, Event::Removed);
+        }
     }
 
     /// Something is configured that cannot be a disk.

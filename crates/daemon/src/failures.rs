@@ -4,7 +4,7 @@
 //! the way of a request that succeeds.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use flowstone_block::{Errno, LogBudget, OpKind};
 use serde::Serialize;
@@ -16,7 +16,11 @@ pub struct Failures {
     disk: String,
     /// By error number.
     met: Mutex<BTreeMap<i32, Met>>,
+    watcher: OnceLock<Watcher>,
 }
+
+/// Hears of requests that have failed, as often as the log does.
+type Watcher = Box<dyn Fn(OpKind, Errno) + Send + Sync>;
 
 struct Met {
     count: u64,
@@ -34,7 +38,12 @@ pub struct FailureReport {
 impl Failures {
     /// Of the disk with this name.
     pub fn of(disk: String) -> Self {
-        Self { disk, met: Mutex::default() }
+        Self { disk, ..Self::default() }
+    }
+
+    /// `watcher` hears of requests that have failed from now on. The first one stays.
+    pub fn watch(&self, watcher: Watcher) {
+        let _ = self.watcher.set(watcher);
     }
 
     fn met(&self) -> MutexGuard<'_, BTreeMap<i32, Met>> {
@@ -55,6 +64,7 @@ impl Failures {
             && let Some(unsaid) = line
         {
             let (request, advice) = (kind.name(), advice(errno));
+            self.watcher.get().into_iter().for_each(|watcher| watcher(kind, errno));
             error!(disk = self.disk, unsaid, "a guest's {request} failed: {errno}; {advice}");
         }
     }

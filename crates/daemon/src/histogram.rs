@@ -111,6 +111,25 @@ impl Snapshot {
         self.buckets.iter().take(octaves * BUCKETS_PER_OCTAVE).sum()
     }
 
+    /// The end of each bucket that is not empty, in microseconds, and how many are in it.
+    pub fn buckets_us(&self) -> Vec<(f64, u64)> {
+        let all = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
+        all.map(|(bucket, count)| (upper_end(bucket) as f64 / 1000.0, *count)).collect()
+    }
+
+    /// How many are less than the end of each bucket from 2^`from` to 2^`to` nanoseconds, which is
+    /// in nanoseconds.
+    pub fn counts_to(&self, from: u32, to: u32) -> Vec<(u64, u64)> {
+        let octave = |log2: u32| (log2 - BUCKETS_PER_OCTAVE_LOG2) as usize * BUCKETS_PER_OCTAVE;
+        let mut below = self.count_below(from);
+        let mut counts = vec![(1 << from, below)];
+        for bucket in octave(from)..octave(to) {
+            below += self.buckets[bucket];
+            counts.push((upper_end(bucket), below));
+        }
+        counts
+    }
+
     /// The sum of all latencies in seconds.
     pub fn sum_s(&self) -> f64 {
         self.sum_ns as f64 / 1e9
@@ -165,6 +184,14 @@ mod tests {
             let below = latencies.iter().filter(|nanos| **nanos < 1 << log2).count() as u64;
             assert_eq!(snapshot.count_below(log2), below, "{log2}");
         }
+        let counts = snapshot.counts_to(10, 33);
+        assert_eq!(counts.len(), 1 + 23 * BUCKETS_PER_OCTAVE);
+        for (end, count) in counts {
+            let below = latencies.iter().filter(|nanos| **nanos < end).count() as u64;
+            assert_eq!(count, below, "{end}");
+        }
+        let counted: u64 = snapshot.buckets_us().iter().map(|(_, count)| count).sum();
+        assert_eq!(counted, latencies.len() as u64);
     }
 
     #[test]

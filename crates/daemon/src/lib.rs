@@ -16,10 +16,12 @@ mod cpus;
 mod disk;
 mod disk_task;
 mod disks;
+mod events;
 mod failures;
 #[cfg(test)]
 mod fake_guest;
 mod front_task;
+mod groups;
 mod guest_agent;
 mod halves;
 mod held_data;
@@ -36,6 +38,7 @@ mod metrics;
 mod numa;
 mod numa_report;
 mod open_files;
+mod origin;
 mod poller;
 mod pollers;
 mod qos_control;
@@ -63,9 +66,12 @@ pub const CONTROL_VARIABLE: &str = "FLOWSTONE_CONTROL";
 pub const CONTROL_DEFAULT: &str = "/run/flowstone/control.sock";
 
 pub use config::{
-    Config, DaemonConfig, DiskConfig, DiskTable, VmSpec, key_of, keys_of, typed_disk,
+    Config, DaemonConfig, DiskConfig, DiskTable, MetricsBuckets, VmSpec, key_of, keys_of,
+    typed_disk,
 };
-pub use control::{Address, Client, Command, DiskChange, DiskWord, Recorded};
+#[cfg(any(test, feature = "testing"))]
+pub use control::fuzzing;
+pub use control::{Address, Client, Command, DiskChange, DiskWord, Received};
 pub use cpu_budget::CpuShare;
 pub use cpus::CpuList;
 pub use flowstone_frontend::{SocketAccess, SocketGroup, SocketMode};

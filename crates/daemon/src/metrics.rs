@@ -15,6 +15,7 @@ use prometheus::proto::{
 use prometheus::{Encoder, TextEncoder};
 
 use self::families::{ALL, BUILD_INFO, CACHE_TARGET, Family};
+use crate::config::MetricsBuckets;
 use crate::disks::Disks;
 use crate::histogram::Snapshot;
 
@@ -25,8 +26,8 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 const ENDS: [u32; 13] = [10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 33];
 
 /// The text of a scrape; the cache may hold so much.
-pub fn text(disks: &Disks, cache_target: Option<u64>) -> String {
-    let mut families = Families::default();
+pub fn text(disks: &Disks, cache_target: Option<u64>, buckets: MetricsBuckets) -> String {
+    let mut families = Families { buckets, ..Families::default() };
     families.add(&BUILD_INFO, &[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     process::collect(&mut families);
     if let Some(bytes) = cache_target {
@@ -36,9 +37,13 @@ pub fn text(disks: &Disks, cache_target: Option<u64>) -> String {
     families.text()
 }
 
-/// What has been collected, by the names of families.
+/// What has been collected.
 #[derive(Default)]
-struct Families(BTreeMap<&'static str, Vec<Metric>>);
+struct Families {
+    buckets: MetricsBuckets,
+    /// By the names of families.
+    all: BTreeMap<&'static str, Vec<Metric>>,
+}
 
 impl Families {
     /// One figure of a counter or a gauge.
@@ -58,14 +63,18 @@ impl Families {
 
     /// Durations with their buckets.
     fn histogram(&mut self, family: &Family, labels: &[(&str, &str)], times: &Snapshot) {
-        let bucket = |log2: u32| {
+        let bucket = |(end, count): (u64, u64)| {
             let mut bucket = Bucket::default();
-            bucket.set_upper_bound((1u64 << log2) as f64 / 1e9);
-            bucket.set_cumulative_count(times.count_below(log2));
+            bucket.set_upper_bound(end as f64 / 1e9);
+            bucket.set_cumulative_count(count);
             bucket
         };
+        let counts: Vec<(u64, u64)> = match self.buckets {
+            MetricsBuckets::Coarse => ENDS.map(|log2| (1 << log2, times.count_below(log2))).into(),
+            MetricsBuckets::Fine => times.counts_to(ENDS[0], ENDS[ENDS.len() - 1]),
+        };
         let mut histogram = Histogram::default();
-        histogram.set_bucket(ENDS.into_iter().map(bucket).collect());
+        histogram.set_bucket(counts.into_iter().map(bucket).collect());
         histogram.set_sample_count(times.count());
         histogram.set_sample_sum(times.sum_s());
         let mut metric = Metric::from_label(labels.iter().copied().map(label).collect());
@@ -84,7 +93,7 @@ impl Families {
     }
 
     fn push(&mut self, family: &Family, metric: Metric) {
-        self.0.entry(family.name).or_default().push(metric);
+        self.all.entry(family.name).or_default().push(metric);
     }
 
     fn text(mut self) -> String {
@@ -93,11 +102,11 @@ impl Families {
             all.set_name(family.name.to_owned());
             all.set_help(family.help.to_owned());
             all.set_field_type(family.kind);
-            all.set_metric(self.0.remove(family.name)?);
+            all.set_metric(self.all.remove(family.name)?);
             Some(all)
         };
         let all: Vec<MetricFamily> = ALL.iter().filter_map(family).collect();
-        debug_assert!(self.0.is_empty(), "a family is not in the list: {:?}", self.0.keys());
+        debug_assert!(self.all.is_empty(), "not in the list: {:?}", self.all.keys());
         let mut text = Vec::new();
         TextEncoder::new().encode(&all, &mut text).expect("no family is empty");
         String::from_utf8(text).expect("names are text")
@@ -128,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_daemon_without_disks_has_figures_too() {
-        let text = text(&Disks::default(), Some(1 << 20));
+        let text = text(&Disks::default(), Some(1 << 20), MetricsBuckets::default());
         for line in ["flowstone_build_info{version=", "flowstone_cache_target_bytes 1048576\n"] {
             assert!(text.contains(line), "{text}");
         }

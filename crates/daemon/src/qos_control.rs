@@ -1,12 +1,11 @@
 //! Limits and weights that are changed while disks run.
 
 use flowstone_block::{Error, Result};
-use flowstone_qos::{GroupReport, Limit, QosReport, Weight};
+use flowstone_qos::{Limit, QosReport, Weight};
 use serde_json::{Value, json};
 
 use crate::control::DiskChange;
 use crate::disk::Disk;
-use crate::stack::Shared;
 
 impl Disk {
     /// Changes what is given, all of it or nothing. Returns what holds then.
@@ -35,17 +34,3 @@ impl Disk {
 }
 
 const ADVICE: &str = "see `flowstone help disk set`";
-
-impl Shared {
-    /// Changes what the disks of a group may use together. Returns what holds then.
-    pub fn set_group(&self, name: &str, limit: &str) -> Result<Value> {
-        let what = format!("group set {name}");
-        let Some(group) = self.groups.get(name) else {
-            let advice = "see `flowstone stats` for the groups";
-            return Err(Error::invalid(what, "no group is called that", advice));
-        };
-        let limit = limit.parse().map_err(|why: String| Error::invalid(what, why, ADVICE))?;
-        group.set_limit(limit);
-        Ok(json!(GroupReport::of(name, group)))
-    }
-}

@@ -14,7 +14,7 @@ use crate::disk::Disk;
 use crate::disks::{Disks, Failed};
 use crate::failures::FailureReport;
 use crate::guest_agent::Heard;
-use crate::histogram::Snapshot;
+use crate::histogram::{Histogram, Snapshot};
 use crate::image_probe::{ImageProbe, PATIENCE};
 use crate::image_report::{DamageReport, DiscardReport, SpaceReport};
 use crate::memory_charge::MemoryReport;
@@ -52,8 +52,16 @@ struct DiskReport {
     /// Absent where there is no image.
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<String>,
+    /// Whether the file's requests pass the page cache by; absent where there is no image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    direct: Option<bool>,
+    /// How requests reach the file; absent where there is no image.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    engine: Option<String>,
     connected: bool,
     connections: u64,
+    /// What the guest and we have agreed on; none without a guest.
+    features: Vec<&'static str>,
     in_flight: u64,
     capacity_bytes: u64,
     /// What the image takes on the host; absent where there is no image.
@@ -135,6 +143,18 @@ struct Latency {
     p99: f64,
     p999: f64,
     max: f64,
+    /// If asked for: the end of each bucket that is not empty, and how many are in it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    buckets: Option<Vec<(f64, u64)>>,
+}
+
+/// What is wanted of durations.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durations {
+    /// Percentiles.
+    Short,
+    /// Their buckets, too.
+    Buckets,
 }
 
 impl<T> ByKind<T> {
@@ -157,7 +177,7 @@ impl Report {
         heard: &[Heard],
         pollers: Vec<PollerReport>,
         groups: Value,
-        uptime: Duration,
+        (uptime, durations): (Duration, Durations),
     ) -> Self {
         let serving = disks.serving();
         let attached = vms::attached(&serving);
@@ -174,20 +194,20 @@ impl Report {
             version: env!("CARGO_PKG_VERSION"),
             pid: std::process::id(),
             uptime_s: uptime.as_secs_f64(),
-            disks: serving.iter().map(|disk| DiskReport::of(disk, deadline)).collect(),
+            disks: serving.iter().map(|disk| DiskReport::of(disk, deadline, durations)).collect(),
         }
     }
 }
 
 impl DiskReport {
-    fn of(disk: &Disk, deadline: Instant) -> Self {
+    fn of(disk: &Disk, deadline: Instant, durations: Durations) -> Self {
         let queues = disk.queues.all();
         let all: Vec<&QueueCounters> = queues.iter().map(|(_, counters)| &**counters).collect();
         let image = disk.stack.image.as_deref();
         let known = disk.probe.as_ref().map(|probe| probe.known(deadline));
         let told = known.and_then(|known| known.told).unwrap_or_default();
         let space = told.space.zip(image).map(|(space, image)| SpaceReport::of(space, image));
-        let total = QueueReport::of(None, &all);
+        let total = QueueReport::of(None, &all, durations);
         Self {
             name: disk.name.clone(),
             serial: disk.serial.clone(),
@@ -195,8 +215,11 @@ impl DiskReport {
             socket: disk.socket.display().to_string(),
             serving: image.map_or_else(|| "no image".into(), |image| image.serving()),
             format: image.map(|image| image.format().to_string()),
+            direct: image.map(|image| image.file().is_direct()),
+            engine: image.and_then(|image| image.file().engine()).map(|it| it.to_string()),
             connected: disk.shared.is_connected(),
             connections: disk.shared.connections(),
+            features: disk.shared.features(),
             in_flight: all.iter().map(|queue| queue.in_flight.load(Ordering::Relaxed)).sum(),
             capacity_bytes: disk.shared.capacity().bytes(),
             allocated_bytes: space.as_ref().map(|it| it.space.allocated_bytes),
@@ -213,14 +236,14 @@ impl DiskReport {
             total,
             queues: queues
                 .iter()
-                .map(|(index, counters)| QueueReport::of(Some(*index), &[counters]))
+                .map(|(index, counters)| QueueReport::of(Some(*index), &[counters], durations))
                 .collect(),
         }
     }
 }
 
 impl QueueReport {
-    fn of(index: Option<usize>, queues: &[&QueueCounters]) -> Self {
+    fn of(index: Option<usize>, queues: &[&QueueCounters], durations: Durations) -> Self {
         let sum = |counter: &dyn Fn(&QueueCounters) -> &AtomicU64| -> u64 {
             queues.iter().map(|queue| counter(queue).load(Ordering::Relaxed)).sum()
         };
@@ -229,6 +252,9 @@ impl QueueReport {
         let (kicks, calls) = (sum(&|queue| &queue.kicks), sum(&|queue| &queue.calls));
         let per_request = |count: u64| count as f64 / total.max(1) as f64;
         let seconds = |nanos: u64| nanos as f64 / 1e9;
+        let times = |histogram: &dyn Fn(&QueueCounters) -> &Histogram| {
+            Latency::of(queues.iter().map(|queue| histogram(queue).snapshot()), durations)
+        };
         let is_split = queues.iter().any(|queue| queue.is_split.load(Ordering::Relaxed));
         Self {
             index,
@@ -245,12 +271,10 @@ impl QueueReport {
             sleeps: sum(&|queue| &queue.sleeps),
             sleep_s: seconds(sum(&|queue| &queue.sleep_ns)),
             spin_s: seconds(sum(&|queue| &queue.spin_ns)),
-            device_us: ByKind::of(|kind| {
-                Latency::of(queues.iter().map(|queue| queue.device[kind as usize].snapshot()))
-            }),
-            submit_us: Latency::of(queues.iter().map(|queue| queue.submit.snapshot())),
-            publish_us: Latency::of(queues.iter().map(|queue| queue.publish.snapshot())),
-            front_us: Latency::of(queues.iter().map(|queue| queue.front.snapshot())),
+            device_us: ByKind::of(|kind| times(&|queue| &queue.device[kind as usize])),
+            submit_us: times(&|queue| &queue.submit),
+            publish_us: times(&|queue| &queue.publish),
+            front_us: times(&|queue| &queue.front),
             front_sleeps: sum(&|queue| &queue.front_sleeps),
             front_spin_s: seconds(sum(&|queue| &queue.front_spin_ns)),
         }
@@ -258,7 +282,7 @@ impl QueueReport {
 }
 
 impl Latency {
-    fn of(parts: impl Iterator<Item = Snapshot>) -> Self {
+    fn of(parts: impl Iterator<Item = Snapshot>, durations: Durations) -> Self {
         let mut all = Snapshot::default();
         parts.for_each(|part| all.merge(&part));
         Self {
@@ -269,6 +293,7 @@ impl Latency {
             p99: all.percentile_us(0.99),
             p999: all.percentile_us(0.999),
             max: all.percentile_us(1.0),
+            buckets: (durations == Durations::Buckets).then(|| all.buckets_us()),
         }
     }
 }

@@ -4,6 +4,7 @@
 //! the lock, and at the end all stop side by side, each flushed and let go as soon as it can.
 
 mod commands;
+mod groups;
 mod plan;
 mod reload;
 
@@ -22,13 +23,14 @@ use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
 
 use self::plan::Plan;
-use crate::config::{Config, DaemonConfig, DiskConfig, Groups};
+use crate::config::{Config, DaemonConfig, DiskConfig};
 use crate::control::ControlServer;
 use crate::disk::Disk;
-use crate::disks::{Begun, Disks, Origin, died};
+use crate::disks::{Begun, Disks, died};
 use crate::guest_agent::GuestAgents;
 use crate::memory_charge;
 use crate::open_files;
+use crate::origin::Origin;
 use crate::pollers::Pollers;
 use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
@@ -46,7 +48,6 @@ const OPEN_PATIENCE: Duration = Duration::from_secs(10);
 struct Daemon {
     start: Instant,
     config: DaemonConfig,
-    groups: Groups,
     /// What can be read again.
     source: Option<(PathBuf, Vec<OsString>)>,
     reloading: Mutex<()>,
@@ -59,7 +60,8 @@ struct Daemon {
     resource_monitor: ResourceMonitor,
     recordings: Places,
     state: Option<State>,
-    /// Held while disks are added or removed and that is kept: the last request has the last word.
+    /// Held while disks and groups are added or removed and that is kept: the last request has the
+    /// last word.
     changes: Mutex<()>,
 }
 
@@ -97,7 +99,6 @@ fn run(config: Config, shared: Shared) -> Result<()> {
     let daemon = Arc::new(Daemon {
         start,
         config: of_all,
-        groups: config.groups,
         source: config.source,
         reloading: Mutex::default(),
         shared,
@@ -300,7 +301,8 @@ impl Daemon {
         if !self.disks.begin_start(number) {
             return Ok(());
         }
-        let disk = Disk::start(stack, number, config, Arc::clone(&self.pollers))?;
+        let pollers = Arc::clone(&self.pollers);
+        let disk = Disk::start(stack, number, config, pollers, &self.disks.events)?;
         let socket = disk.socket.clone();
         if let Err(late) = self.disks.serve(number, disk) {
             late.begin_stop();

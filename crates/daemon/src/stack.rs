@@ -7,7 +7,6 @@
 
 mod source;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -24,11 +23,12 @@ use flowstone_layers::{
 };
 use flowstone_memory::sizer::Limits;
 use flowstone_qos::{
-    DeviceVm, Devices, DiskLimits, DiskShare, Group, GroupArgs, GroupReport, QosReport, ShareArgs,
+    DeviceVm, Devices, DiskLimits, DiskShare, Group, GroupArgs, QosReport, ShareArgs,
 };
 use serde_json::{Map, Value, json};
 
 pub use self::source::{Backend, Pdc, PdcArgs, Source};
+use crate::groups::GroupTable;
 
 /// What the stages of a disk are asked for, from the lowest up.
 #[derive(Clone, Debug, Args)]
@@ -107,8 +107,8 @@ pub struct Shared {
     pub cache_limits: Limits,
     /// Where log images put copies together.
     pub copy_memory: CopyMemory,
-    /// Disks that share a limit, by name.
-    pub groups: BTreeMap<String, Arc<Group>>,
+    /// Disks that share a limit.
+    pub groups: GroupTable,
     /// The devices that the files of images are on.
     pub devices: Arc<Devices>,
 }
@@ -120,11 +120,7 @@ impl Shared {
         let cache = args.cache.config().map_err(refuse)?;
         let limits = |config: CacheConfig| Limits { min: config.bytes_min, max: config.bytes_max };
         let cache_limits = cache.map_or(Limits::default(), limits);
-        let group = |it: &GroupArgs| {
-            let limit = it.limit().map_err(|why| Error::invalid("group", why, "correct it"))?;
-            Ok((it.name.clone(), Group::new(it.name.clone(), limit)))
-        };
-        let groups = groups.iter().map(group).collect::<Result<_>>()?;
+        let groups = GroupTable::of(groups)?;
         let make = |config: CacheConfig| {
             let cache = config.make();
             cache.map(Arc::new).map_err(|error| Error::host("cache", error, "make it smaller"))
@@ -132,13 +128,6 @@ impl Shared {
         let cache = cache.map(make).transpose()?;
         let copy_memory = args.copies.memory();
         Ok(Self { opener, cache, cache_limits, copy_memory, groups, devices: Arc::default() })
-    }
-}
-
-impl Shared {
-    /// The groups, in `stats --json`.
-    pub fn groups(&self) -> Value {
-        json!(GroupReport::of_all(&self.groups))
     }
 }
 
@@ -273,9 +262,9 @@ impl Stack {
     ) -> Result<Arc<DiskLimits>> {
         let group = match group {
             None => Group::unnamed(),
-            Some(group) => shared.groups.get(group).map(Arc::clone).ok_or_else(|| {
+            Some(group) => shared.groups.get(group).ok_or_else(|| {
                 let why = format!("there is no group called `{group}`");
-                Error::invalid(format!("disk {name}"), why, "add a [[group]]")
+                Error::invalid(format!("disk {name}"), why, "add the group")
             })?,
         };
         let ShareArgs { limit, weight } = share;

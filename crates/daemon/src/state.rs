@@ -5,19 +5,20 @@
 //! what it is to be. Its name is a number, since a disk may be called anything. One daemon at a
 //! time has the folder.
 
+mod folder;
 mod record;
 
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use flowstone_block::{Error, Result};
+use flowstone_block::{Error, Result, mutant};
 use rustix::fs::{FlockOperation, flock};
 use tracing::{info, warn};
 
+use self::folder::{Folder, HostFolder, create};
 pub use self::record::{Record, Subject};
 
 const EXTENSION: &str = "toml";
@@ -27,11 +28,13 @@ const LOCK: &str = "lock";
 
 /// The folder.
 pub struct State {
-    folder: PathBuf,
+    path: PathBuf,
+    folder: Box<dyn Folder>,
     records: Mutex<BTreeMap<Subject, Kept>>,
     /// Files that cannot be read: they are kept.
     unreadable: Vec<Error>,
-    _lock: File,
+    /// Held as long as this lasts.
+    _lock: Option<File>,
 }
 
 /// A record, and the number of its file.
@@ -42,58 +45,46 @@ struct Kept {
 
 impl State {
     /// Takes the folder, which is made if its parent is there, and reads what is in it.
-    pub fn open(folder: &Path) -> Result<Self> {
-        let name = format!("state-dir {}", folder.display());
+    pub fn open(path: &Path) -> Result<Self> {
+        let name = format!("state-dir {}", path.display());
         let host = |error: io::Error| Error::host(name.clone(), error, "choose another folder");
-        match fs::create_dir(folder) {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(host(error)),
-            _ => {}
-        }
-        let lock = create(&folder.join(LOCK)).map_err(host)?;
+        let folder = HostFolder::open(path).map_err(host)?;
+        let lock = create(&path.join(LOCK)).map_err(host)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let why = "another daemon is using it";
             return Err(Error::busy(name, why, "stop that, or choose another folder"));
         }
-        let mut state = Self {
-            folder: folder.to_owned(),
-            records: Mutex::default(),
-            unreadable: Vec::new(),
-            _lock: lock,
-        };
-        state.read().map_err(host)?;
-        Ok(state)
+        Self::read(path, Box::new(folder), Some(lock)).map_err(host)
     }
 
-    fn read(&mut self) -> io::Result<()> {
-        let mut records = BTreeMap::new();
-        for file in fs::read_dir(&self.folder)? {
-            let path = file?.path();
-            let extension = path.extension().and_then(|it| it.to_str()).unwrap_or_default();
-            if extension == NEW {
+    fn read(path: &Path, folder: Box<dyn Folder>, lock: Option<File>) -> io::Result<Self> {
+        let (mut records, mut unreadable) = (BTreeMap::new(), Vec::new());
+        for file in folder.names()? {
+            match file.rsplit_once('.') {
                 // It was not finished, so it was not answered.
-                fs::remove_file(&path)?;
-            }
-            if extension != EXTENSION {
-                continue;
-            }
-            let number = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
-            let text = fs::read_to_string(&path).map_err(|error| error.to_string());
-            let read = text.and_then(|text| Record::read(&text));
-            let read = read.and_then(|record| {
-                let number = number.ok_or("its name is no number")?;
-                let kept = Kept { number, record };
-                let subject = kept.record.subject();
-                let before = records.insert(subject, kept);
-                if before.is_some() { Err("another file is about the same".into()) } else { Ok(()) }
-            });
-            if let Err(why) = read {
-                let name = format!("state of a disk {}", path.display());
-                let advice = "correct it, or remove it and add the disk again";
-                self.unreadable.push(Error::invalid(name, why, advice));
+                Some((_, NEW)) => folder.remove(&file)?,
+                Some((stem, EXTENSION)) => {
+                    let text = folder.read(&file).map_err(|error| error.to_string());
+                    let record = text.and_then(|text| Record::read(&text));
+                    let kept = record.and_then(|record| {
+                        let number = stem.parse().map_err(|_| "its name is no number")?;
+                        Ok(Kept { number, record })
+                    });
+                    let taken = kept.and_then(|kept| {
+                        let before = records.insert(kept.record.subject(), kept);
+                        before.map_or(Ok(()), |_| Err("another file is about the same".into()))
+                    });
+                    if let Err(why) = taken {
+                        let name = format!("state of a disk {}", path.join(&file).display());
+                        let advice = "correct it, or remove it and add the disk again";
+                        unreadable.push(Error::invalid(name, why, advice));
+                    }
+                }
+                _ => {}
             }
         }
-        self.records = Mutex::new(records);
-        Ok(())
+        let (path, records) = (path.to_owned(), Mutex::new(records));
+        Ok(Self { path, folder, records, unreadable, _lock: lock })
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Subject, Kept>> {
@@ -120,17 +111,20 @@ impl State {
     pub fn change(&self, subject: Subject, change: impl FnOnce(&mut Record)) -> Result<()> {
         let mut records = self.records();
         let number = records.get(&subject).map(|kept| kept.number);
-        let number = number.unwrap_or_else(|| self.free_number(&records));
+        let number = number.map_or_else(|| self.free_number(&records), Ok);
         let before = records.get(&subject).map(|kept| kept.record.clone());
         let mut record = before.unwrap_or_else(|| Record::of(&subject));
         change(&mut record);
-        let done = if record.says_nothing() {
-            self.remove(number)
-        } else {
-            self.write(number, &record.text())
-        };
-        done.map_err(|error| {
-            let name = format!("state-dir {}", self.folder.display());
+        let done = number.and_then(|number| {
+            if record.says_nothing() {
+                self.remove(number)
+            } else {
+                self.write(number, &record.text())
+            }
+            .map(|()| number)
+        });
+        let number = done.map_err(|error| {
+            let name = format!("state-dir {}", self.path.display());
             Error::host(name, error, "make room, or make it writable")
         })?;
         if record.says_nothing() {
@@ -141,37 +135,38 @@ impl State {
         Ok(())
     }
 
-    fn free_number(&self, records: &BTreeMap<Subject, Kept>) -> u64 {
+    fn free_number(&self, records: &BTreeMap<Subject, Kept>) -> io::Result<u64> {
+        // A file that cannot be read has one, too.
+        let names = self.folder.names()?;
         let is_free = |number: &u64| {
-            // A file that cannot be read has one, too.
-            records.values().all(|kept| kept.number != *number) && !self.path(*number).exists()
+            records.values().all(|kept| kept.number != *number) && !names.contains(&name(*number))
         };
-        (0..).find(is_free).expect("there are fewer disks")
-    }
-
-    fn path(&self, number: u64) -> PathBuf {
-        self.folder.join(format!("{number}.{EXTENSION}"))
+        Ok((0..).find(is_free).expect("there are fewer disks"))
     }
 
     fn write(&self, number: u64, text: &str) -> io::Result<()> {
-        let (path, new) = (self.path(number), self.folder.join(format!("{number}.{NEW}")));
-        let mut file = create(&new)?;
-        file.write_all(text.as_bytes())?;
-        sync(&file)?;
-        fs::rename(&new, &path)?;
-        self.sync_folder()
+        let new = format!("{number}.{NEW}");
+        self.folder.write(&new, text)?;
+        if !mutant("daemon.state.renames-what-is-not-durable") {
+            self.folder.sync_file(&new)?;
+        }
+        self.folder.rename(&new, &name(number))?;
+        self.sync()
     }
 
     fn remove(&self, number: u64) -> io::Result<()> {
-        match fs::remove_file(self.path(number)) {
+        match self.folder.remove(&name(number)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        self.sync_folder()
+        self.sync()
     }
 
-    fn sync_folder(&self) -> io::Result<()> {
-        sync(&File::open(&self.folder)?)
+    fn sync(&self) -> io::Result<()> {
+        if mutant("daemon.state.answers-before-the-folder-is-durable") {
+            return Ok(());
+        }
+        self.folder.sync()
     }
 
     /// What was set of `subject`, whose keys the configuration has as `written`: the value of each
@@ -204,14 +199,9 @@ impl State {
     }
 }
 
-/// For its owner alone: names of tenants are in it.
-fn create(path: &Path) -> io::Result<File> {
-    OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)
-}
-
-#[expect(clippy::disallowed_methods, reason = "no image is in this folder")]
-fn sync(file: &File) -> io::Result<()> {
-    file.sync_all()
+/// Of a record's file.
+fn name(number: u64) -> String {
+    format!("{number}.{EXTENSION}")
 }
 
 #[cfg(test)]

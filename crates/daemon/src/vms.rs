@@ -87,13 +87,15 @@ pub fn guest_bytes(attached: &[Attached]) -> u64 {
     guest_bytes_of(attached.iter().map(|disk| (disk.number, disk.peer, disk.memory_bytes)))
 }
 
-/// Tells the devices of disks which VM each belongs to: its number is that of the VM's first disk.
+/// Tells disks and their devices which VM each belongs to: its number is that of the VM's first
+/// disk.
 pub fn set_vms(vms: &[Vm], disks: &[Arc<Disk>]) {
     for vm in vms {
         let weight = vm.device_weight();
         let id = vm.disks.iter().copied().min().unwrap_or_default();
         for disk in disks.iter().filter(|disk| vm.disks.contains(&disk.number)) {
             disk.stack.set_vm(id, weight);
+            disk.set_vm_name(&vm.name);
         }
     }
 }

@@ -145,6 +145,10 @@ impl FileIo for HostFile {
         self.files.direct.map_or(512, |limits| limits.offset_bytes.max(512) as u32)
     }
 
+    fn engine(&self) -> Option<Engine> {
+        Some(self.engine)
+    }
+
     fn describe(&self) -> String {
         let cache = if self.is_direct() { "direct I/O" } else { "page cache" };
         format!("{cache}, engine {}", self.engine)

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use flowstone_block::{Clock, NextLook, QueueContext};
 
-use crate::{FileCompletion, FileOffset, FileRequest};
+use crate::{Engine, FileCompletion, FileOffset, FileRequest};
 
 /// Space given back to the host: calls made, and bytes in their ranges. Holes that were holes
 /// before take no call.
@@ -111,6 +111,11 @@ pub trait FileIo: Send + Sync {
 
     /// Smallest unit in which the file can be read and written, in bytes.
     fn block_bytes(&self) -> u32;
+
+    /// How requests reach the file; nothing where they reach no file of the host.
+    fn engine(&self) -> Option<Engine> {
+        None
+    }
 
     /// How the file is accessed, in a few words for an operator.
     fn describe(&self) -> String;

@@ -68,7 +68,7 @@ impl SocketAccess {
 
     /// Opens the bound socket at `path` to those who were asked for. The group comes first: the
     /// mode is never in force for another one.
-    pub(crate) fn open(self, path: &Path, name: &str) -> Result<()> {
+    pub fn open(self, path: &Path, name: &str) -> Result<()> {
         if !self.is_given() {
             return Ok(());
         }

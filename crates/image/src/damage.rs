@@ -1,6 +1,6 @@
 //! Damage of an image: found when it is opened, which is refused then, or met while it is served.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use flowstone_block::{Damage, LogBudget, Sector};
 use flowstone_fileio::FileOffset;
@@ -51,7 +51,13 @@ const RECENT_MAX: usize = 16;
 /// What is known of the damage of one open image. Bounded: a guest may read a damaged block over
 /// and over.
 #[derive(Default)]
-pub struct DamageList(Mutex<List>);
+pub struct DamageList {
+    list: Mutex<List>,
+    watcher: OnceLock<DamageWatcher>,
+}
+
+/// Hears of damage.
+pub type DamageWatcher = Box<dyn Fn(&Damage) + Send + Sync>;
 
 #[derive(Default)]
 struct List {
@@ -63,7 +69,7 @@ impl DamageList {
     /// Remembers a flaw and says so in the log, each place once.
     pub fn add(&self, image: &str, flaw: Flaw) {
         let damage = flaw.in_image(image);
-        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = self.lock();
         list.known.met += 1;
         let recent = &mut list.known.recent;
         if recent.iter().any(|it| (it.lba, it.offset) == (damage.lba, damage.offset)) {
@@ -75,6 +81,7 @@ impl DamageList {
         recent.push(damage.clone());
         let line = list.budget.spend();
         drop(list);
+        self.watcher.get().into_iter().for_each(|watcher| watcher(&damage));
         if let Some(unsaid) = line {
             error!(unsaid, "{image}: {damage}; see `flowstone check`");
         }
@@ -82,7 +89,16 @@ impl DamageList {
 
     /// What is known.
     pub fn get(&self) -> Damages {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).known.clone()
+        self.lock().known.clone()
+    }
+
+    /// `watcher` hears of each place from now on.
+    pub fn watch(&self, watcher: DamageWatcher) {
+        let _ = self.watcher.set(watcher);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,7 +7,7 @@ use flowstone_block::{Extent, Layer, Result, Sector, SectorCount};
 use flowstone_fileio::FileIo;
 use serde::Serialize;
 
-use crate::damage::Damages;
+use crate::damage::{DamageWatcher, Damages};
 use crate::format::Format;
 
 /// What becomes of the space behind a discarded range.
@@ -192,10 +192,17 @@ pub trait Image: Layer {
         Damages::default()
     }
 
+    /// `watcher` hears of each place that is damaged when it is met, on the thread that meets it:
+    /// it must not wait. The first one stays.
+    fn watch_damages(&self, _watcher: DamageWatcher) {}
+
     /// What only a log image can tell.
     fn log_state(&self) -> Option<LogState> {
         None
     }
+
+    /// Its host file.
+    fn file(&self) -> &dyn FileIo;
 
     /// One line on how the image is being served: engine, caching.
     fn serving(&self) -> String;

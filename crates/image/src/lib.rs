@@ -30,7 +30,7 @@ mod waits;
 pub use check::check;
 pub use convert::convert;
 pub use create::{CreateOptions, ImageInfo, create, create_in, inspect, open, open_stepped};
-pub use damage::Damages;
+pub use damage::{DamageWatcher, Damages};
 pub use format::Format;
 pub use image::{
     CompactProgress, DiscardMode, Discards, Image, Layout, LogCosts, LogState, Space, Tell,

@@ -25,6 +25,18 @@ pub struct GroupArgs {
     /// What disks call it
     #[arg(long)]
     pub name: String,
+    /// What they share.
+    #[command(flatten)]
+    pub together: GroupLimitArgs,
+}
+
+/// What the disks of a group may use together, as a whole or in its parts.
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
+pub struct GroupLimitArgs {
+    /// What its disks may use together in a second: iops=N, bw=SIZE, burst=TIME, separated by
+    /// commas, or off
+    #[arg(long, value_name = "PARTS", conflicts_with_all = ["iops", "bw", "burst"])]
+    limit: Option<Limit>,
     /// Requests that its disks may use together in a second
     #[arg(long, value_name = "N")]
     iops: Option<u64>,
@@ -36,9 +48,12 @@ pub struct GroupArgs {
     burst: Option<String>,
 }
 
-impl GroupArgs {
-    /// What its disks may use together.
+impl GroupLimitArgs {
+    /// The limit.
     pub fn limit(&self) -> Result<Limit, String> {
+        if let Some(limit) = self.limit {
+            return Ok(limit);
+        }
         let iops = self.iops.map(|iops| iops.to_string());
         Limit::of_parts(iops.as_deref(), self.bw.as_deref(), self.burst.as_deref())
     }

@@ -14,7 +14,7 @@ mod nanoseconds;
 mod report;
 mod weight;
 
-pub use args::{GroupArgs, ShareArgs};
+pub use args::{GroupArgs, GroupLimitArgs, ShareArgs};
 pub use device::{DeviceVm, Devices, DiskShare, SharedFile};
 pub use fair_queue::{DiskKey, FairQueue, Kind, QueueKey, Rank, VmKey};
 pub use limit::Limit;

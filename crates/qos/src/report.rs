@@ -1,8 +1,5 @@
 //! What is told of limits, groups and weights.
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
 use serde::Serialize;
 
 use crate::{DiskLimits, DiskShare, Group, Limit};
@@ -85,8 +82,8 @@ impl GroupReport {
         Self { name: name.to_owned(), limit: LimitReport::of(group.limit()) }
     }
 
-    /// Of all groups.
-    pub fn of_all(groups: &BTreeMap<String, Arc<Group>>) -> Vec<Self> {
-        groups.iter().map(|(name, group)| Self::of(name, group)).collect()
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 }

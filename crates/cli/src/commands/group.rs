@@ -1,17 +1,73 @@
-//! `flowstone group set`
+//! `flowstone group`
 
 use std::process::ExitCode;
 
-use flowstone_block::Result;
+use flowstone_block::{Error, Printable, Result};
 use flowstone_daemon::{Client, Command};
+use serde_json::Value;
+use toml::Table;
 
-use super::{limit_text, only_print_from_now_on};
-use crate::args::SetGroup;
+use super::{limit_text, only_print_from_now_on, print_json};
+use crate::args::{AddGroup, GroupCommand, ListGroups, RemoveGroup, SetGroup};
 
-pub fn set(args: &SetGroup) -> Result<ExitCode> {
+pub fn run(command: GroupCommand) -> Result<ExitCode> {
+    match command {
+        GroupCommand::Add(args) => add(&args)?,
+        GroupCommand::List(args) => list(&args)?,
+        GroupCommand::Remove(args) => remove(&args)?,
+        GroupCommand::Set(args) => set(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn add(args: &AddGroup) -> Result<()> {
+    let limit = args.together.limit().map_err(|why| {
+        let what = format!("group add {}", args.group);
+        Error::invalid(what, why, "see `flowstone help group add`")
+    })?;
+    let keys: Table = [("limit".to_owned(), limit.to_string().into())].into_iter().collect();
+    let command = Command::AddGroup(args.group.clone(), keys);
+    print_limit(&args.group, &Client::connect(&args.daemon.control)?.run(&command)?);
+    Ok(())
+}
+
+fn set(args: &SetGroup) -> Result<()> {
     let (group, limit) = (args.group.clone(), args.limit.to_string());
     let now = Client::connect(&args.daemon.control)?.run(&Command::SetGroup { group, limit })?;
+    print_limit(&args.group, &now);
+    Ok(())
+}
+
+fn print_limit(name: &str, group: &Value) {
     only_print_from_now_on();
-    println!("{}: limit {}", args.group, limit_text(&now["limit"]));
-    Ok(ExitCode::SUCCESS)
+    println!("{}: limit {}", Printable(name), limit_text(&group["limit"]));
+}
+
+fn remove(args: &RemoveGroup) -> Result<()> {
+    Client::connect(&args.daemon.control)?.run(&Command::RemoveGroup(args.group.clone()))?;
+    println!("{}: removed", Printable(&args.group));
+    Ok(())
+}
+
+fn list(args: &ListGroups) -> Result<()> {
+    let groups = Client::connect(&args.daemon.control)?.run(&Command::Groups)?;
+    only_print_from_now_on();
+    if args.json {
+        print_json(&groups);
+        return Ok(());
+    }
+    for group in groups.as_array().into_iter().flatten() {
+        let text = |key: &str| Printable(group[key].as_str().unwrap_or("-").to_owned());
+        let disks = group["disks"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let disks: Vec<&str> = disks.collect();
+        let disks = if disks.is_empty() { "none".into() } else { disks.join(", ") };
+        let limit = limit_text(&group["limit"]);
+        println!(
+            "{} ({}): limit {limit}, disks {}",
+            text("name"),
+            text("origin"),
+            Printable(disks)
+        );
+    }
+    Ok(())
 }

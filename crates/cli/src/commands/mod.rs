@@ -6,6 +6,7 @@ mod compact;
 mod convert;
 mod create;
 mod disk;
+mod events;
 mod group;
 mod info;
 mod record;
@@ -25,7 +26,7 @@ use flowstone_fileio::{Access, FileOpener, LockPatience, OpenOptions};
 use flowstone_image::{Format, Image, ImageOptions};
 use flowstone_qos::Limit;
 
-use crate::args::{Command, GroupCommand};
+use crate::args::Command;
 
 /// A tool that comes right after the kill of a daemon waits for it as the next daemon would.
 const LOCK_PATIENCE: LockPatience = LockPatience::telling(|what| eprintln!("flowstone: {what}"));
@@ -45,11 +46,10 @@ pub fn run(command: Command, opener: FileOpener) -> Result<ExitCode> {
         Command::Advise(args) => advise::run(&args),
         Command::Serve(args) => serve::run(*args, opener),
         Command::Stats(args) => stats::run(&args),
+        Command::Events(args) => events::run(&args),
         Command::Reload(args) => reload::run(&args),
         Command::Disk(args) => disk::run(args.command),
-        Command::Group(args) => match args.command {
-            GroupCommand::Set(args) => group::set(&args),
-        },
+        Command::Group(args) => group::run(args.command),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use flowstone_block::{Error, Result};
-use flowstone_daemon::{Client, Command, Recorded};
+use flowstone_daemon::{Client, Command, Received};
 use flowstone_trace::Totals;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -77,7 +77,7 @@ fn create(path: &Path) -> Result<File> {
 /// Saves what the daemon sends, until that ends or there is enough. Returns its last line; nothing
 /// if it has not come to that.
 fn save(
-    mut recorded: Recorded,
+    mut recorded: Received,
     file: File,
     is_enough: impl Fn() -> bool,
 ) -> io::Result<Option<Totals>> {

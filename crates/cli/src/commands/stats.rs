@@ -19,7 +19,7 @@ pub fn run(args: &Stats) -> Result<ExitCode> {
     let (command, print): (_, fn(&Value)) = match &args.layout {
         Some(disk) => (layout_of(disk), print_layout),
         None if args.numa => (Command::Numa, print_numa),
-        None => (Command::Stats, print_disks),
+        None => (Command::Stats { buckets: args.buckets }, print_disks),
     };
     let report = daemon.run(&command)?;
     only_print_from_now_on();

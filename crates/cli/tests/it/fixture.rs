@@ -10,6 +10,8 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use tempfile::TempDir;
 
+use crate::openapi;
+
 /// Where a test works.
 pub struct Place {
     pub dir: TempDir,
@@ -128,11 +130,14 @@ impl Place {
     /// What the daemon has counted.
     pub fn stats(&self) -> serde_json::Value {
         let text = self.succeed(&["stats", "--control", &self.text("control.sock"), "--json"]);
-        serde_json::from_str(&text).unwrap()
+        let stats = serde_json::from_str(&text).unwrap();
+        openapi::holds("Stats", &stats);
+        stats
     }
 }
 
-/// Sends a request to the daemon's control socket, as a program does. Returns status and body.
+/// Sends a request to the daemon's control socket, as a program does. Returns status and body, held
+/// against docs/openapi.json.
 pub fn ask(place: &Place, method: &str, target: &str, body: &str) -> (u16, String) {
     let mut socket = UnixStream::connect(place.path("control.sock")).unwrap();
     socket.set_read_timeout(Some(HANG)).unwrap();
@@ -143,6 +148,7 @@ pub fn ask(place: &Place, method: &str, target: &str, body: &str) -> (u16, Strin
     socket.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    openapi::check(method, target, status, body);
     (status, body.to_owned())
 }
 

@@ -9,10 +9,10 @@ use crate::fixture::{Place, pattern, stop};
 
 /// A file system of 4 MiB, unmounted when dropped; `None` (and a line that says why) where this
 /// user may not mount.
-struct SmallFileSystem(PathBuf);
+pub struct SmallFileSystem(pub PathBuf);
 
 impl SmallFileSystem {
-    fn mount(at: PathBuf) -> Option<Self> {
+    pub fn mount(at: PathBuf) -> Option<Self> {
         std::fs::create_dir(&at).unwrap();
         let mounted = run("mount", &["-t", "tmpfs", "-o", "size=4M", "tmpfs", path(&at)]);
         match mounted {

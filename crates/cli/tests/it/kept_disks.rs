@@ -16,7 +16,7 @@ use crate::hot_disks::{list, listed};
 
 /// A daemon that keeps what it is told; `ready` lines say that it listens, that of its control
 /// socket among them.
-fn keeper(place: &Place, args: &[&str], ready: usize) -> Daemon {
+pub fn keeper(place: &Place, args: &[&str], ready: usize) -> Daemon {
     keeper_command(place, args).ready(Ready::Listening(ready)).spawn().unwrap()
 }
 

@@ -23,11 +23,16 @@ fn scrape(place: &Place) -> BTreeMap<String, f64> {
         .collect()
 }
 
-/// Of Debian's package, where scripts/setup puts it, or from the system.
-fn promtool() -> Option<PathBuf> {
-    let ours = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("../tools/promtool");
-    let all = [ours, "promtool".into()];
-    all.into_iter().find(|it| Command::new(it).arg("--version").output().is_ok())
+/// A program of Debian's package, where scripts/setup puts it, or from the system. Says so if it is
+/// nowhere.
+pub fn of_prometheus(name: &str) -> Option<PathBuf> {
+    let ours = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("../tools").join(name);
+    let all = [ours, name.into()];
+    let found = all.into_iter().find(|it| Command::new(it).arg("--version").output().is_ok());
+    if found.is_none() {
+        skip(format_args!("no {name}; scripts/setup --ci"));
+    }
+    found
 }
 
 #[test]
@@ -69,7 +74,12 @@ fn figures_are_those_of_the_guest() {
     assert!(at(&all, "flowstone_cache_hit_blocks_total", r#",class="data""#).is_some());
     assert!(at(&all, "flowstone_requests_total", r#",op="discard""#).is_none());
     let info = all.keys().find(|key| key.starts_with("flowstone_disk_info{")).unwrap();
-    assert!(info.contains(r#"format="log""#) && info.contains(r#"serial="s""#), "{info}");
+    for label in [r#"format="log""#, r#"serial="s""#] {
+        assert!(info.contains(label), "{info}");
+    }
+    let (direct, engine) = (&stats["direct"], stats["engine"].as_str().unwrap());
+    assert!(info.contains(&format!("direct=\"{direct}\",")), "{info}");
+    assert!(info.contains(&format!("engine=\"{engine}\",")), "{info}");
     // The buckets.
     let bucket = |le: &str| {
         at(&all, "flowstone_request_duration_seconds_bucket", &format!("{read},le=\"{le}\""))
@@ -87,7 +97,7 @@ fn figures_are_those_of_the_guest() {
 
 #[test]
 fn promtool_finds_nothing_to_say() {
-    let Some(promtool) = promtool() else { return skip("no promtool; scripts/setup --ci") };
+    let Some(promtool) = of_prometheus("promtool") else { return };
     let place = Place::new();
     place.succeed(&["create", "--size", "64M", "disk.flow"]);
     let daemon = place.serve(&["--cache", "8M", "disk.flow"]);
@@ -115,6 +125,58 @@ fn answer(mut socket: impl Read + Write, request: &str) -> String {
     let mut answer = String::new();
     socket.read_to_string(&mut answer).unwrap();
     answer
+}
+
+/// All buckets that the daemon has, and `stats` shows the same.
+#[test]
+fn buckets_are_as_fine_as_they_are_asked_for() {
+    const OPS: u64 = 3000;
+    let place = Place::new();
+    let args =
+        ["--metrics-buckets", "fine", "--backend", "null:1M", "--name", "a", "--vm", "name=v"];
+    let daemon = place.serve(&args);
+    let options = LoadOptions::new(place.path("disk.sock")).workload("randread").ops(OPS);
+    assert_eq!(run(&options).unwrap().errors, 0);
+    let all = scrape(&place);
+    let buckets = |le: f64| {
+        let key = format!(
+            "flowstone_request_duration_seconds_bucket{{disk=\"a\",op=\"read\",le=\"{le}\"}}"
+        );
+        all.get(&key).copied()
+    };
+    let ends =
+        all.keys().filter(|key| key.starts_with("flowstone_request_duration_seconds_bucket"));
+    assert_eq!(ends.count(), 1 + 23 * 8 + 1);
+    let control = place.text("control.sock");
+    let stats = ["stats", "--control", &control, "--json", "--buckets"];
+    let stats: serde_json::Value = serde_json::from_str(&place.succeed(&stats)).unwrap();
+    let disk = &stats["disks"][0];
+    let times = &disk["total"]["device_us"]["read"];
+    let mut counted = 0.0;
+    for bucket in times["buckets"].as_array().unwrap() {
+        let (end_us, count) = (bucket[0].as_f64().unwrap(), bucket[1].as_f64().unwrap());
+        assert!(count > 0.0, "{times}");
+        counted += count;
+        if (1.024..8_589_934.0).contains(&end_us) {
+            assert_eq!(buckets((end_us * 1e3).round() / 1e9), Some(counted), "{end_us}");
+        }
+    }
+    assert_eq!(Some(counted), times["count"].as_f64());
+    assert!(counted >= OPS as f64);
+    assert!(place.stats()["disks"][0]["total"]["device_us"]["read"].get("buckets").is_none());
+    assert!(
+        all.keys().any(|key| key.starts_with("flowstone_disk_info") && key.contains("vm=\"v\""))
+    );
+    // Without a guest nothing is agreed on; it has no image.
+    assert_eq!(disk["features"], serde_json::json!([]));
+    assert!(disk.get("direct").is_none() && disk.get("engine").is_none(), "{disk}");
+    let guest = place.client();
+    let features = place.disk_stats("a")["features"].clone();
+    for feature in ["version_1", "flush", "event_idx"] {
+        assert!(features.as_array().unwrap().contains(&feature.into()), "{features}");
+    }
+    drop(guest);
+    stop(daemon);
 }
 
 /// A scraper cannot remove disks.

@@ -1,6 +1,7 @@
 //! A configuration that is read again while guests run.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use flowstone_testkit::{Client, ClientOptions, HANG, Status, wait_until};
 use rustix::process::Signal;
@@ -58,6 +59,33 @@ fn what_can_be_changed_is_changed_and_the_rest_is_listed() {
     fs::write(&file, text).unwrap();
     daemon.signal(Signal::HUP).unwrap();
     wait_until("it is gone", || listed(&place, "used") == Value::Null);
+    stop(daemon);
+}
+
+/// The group of a socket that had one by the file cannot be what it would be without.
+#[test]
+fn who_may_connect_changes_while_a_guest_runs() {
+    let place = Place::new();
+    let with = |lines: &str| format!("{NULL}\n{lines}");
+    let own = format!("socket-group = '{}'", rustix::process::getgid().as_raw());
+    let file = config(&place, &[("a", &with("socket-mode = '0600'"))]);
+    let daemon = serve(&file, 1);
+    let mode = || fs::metadata(place.path("a.sock")).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(), 0o600);
+    let mut guest = Client::connect(ClientOptions::new(place.path("a.sock"))).unwrap();
+    for (lines, changed, restart, expected) in [
+        ("socket-mode = '0666'".to_owned(), json!(["a: socket-mode"]), json!([]), 0o666),
+        (own.clone(), json!(["a: socket-group", "a: socket-mode"]), json!([]), 0o660),
+        ("socket-mode = '0600'".into(), json!([]), json!(["a: socket-group, socket-mode"]), 0o660),
+        (format!("{own}\nsocket-mode = '0640'"), json!(["a: socket-mode"]), json!([]), 0o640),
+    ] {
+        config(&place, &[("a", &with(&lines))]);
+        let done = reload(&place);
+        assert_eq!((&done["changed"], &done["needs_restart"]), (&changed, &restart), "{lines}");
+        assert_eq!(mode(), expected, "{lines}");
+    }
+    assert_eq!(guest.write(0, &[1; 512]).unwrap(), Status::Ok);
+    drop(guest);
     stop(daemon);
 }
 

@@ -1,6 +1,7 @@
 //! Groups of disks that share a limit.
 
-use flowstone_qos::GroupArgs;
+use flowstone_block::Result;
+use flowstone_qos::{GroupArgs, Limit};
 use toml::Table;
 
 use super::label::check_label;
@@ -12,13 +13,11 @@ pub struct Groups(Vec<GroupArgs>);
 
 impl Groups {
     /// One more.
-    pub(super) fn add(&mut self, table: &Table) -> Result<(), Refusal> {
-        let group: GroupArgs = table::read(table, &[])?;
-        let correct = |why| Refusal::new(why, "correct the [[group]]");
-        group.limit().map_err(correct)?;
-        check_label("name", "group", &group.name, NAME_BYTES_MAX).map_err(correct)?;
+    pub(super) fn add(&mut self, table: &Table) -> std::result::Result<(), Refusal> {
+        let (group, _) = read(table)?;
         if self.has(&group.name) {
-            return Err(correct(format!("two groups are called `{}`", group.name)));
+            let why = format!("two groups are called `{}`", group.name);
+            return Err(Refusal::new(why, ADVICE));
         }
         self.0.push(group);
         Ok(())
@@ -29,14 +28,24 @@ impl Groups {
         self.0.iter().any(|group| group.name == name)
     }
 
-    /// The limit of one, as it is written.
-    pub fn limit_of(&self, name: &str) -> Option<String> {
-        let group = self.0.iter().find(|group| group.name == name)?;
-        group.limit().ok().map(|limit| limit.to_string())
-    }
-
     /// All of them.
     pub fn all(&self) -> &[GroupArgs] {
         &self.0
     }
+}
+
+const ADVICE: &str = "correct the [[group]]";
+
+fn read(table: &Table) -> std::result::Result<(GroupArgs, Limit), Refusal> {
+    let group: GroupArgs = table::read(table, &[])?;
+    let correct = |why| Refusal::new(why, ADVICE);
+    let limit = group.together.limit().map_err(correct)?;
+    check_label("name", "group", &group.name, NAME_BYTES_MAX).map_err(correct)?;
+    Ok((group, limit))
+}
+
+/// The limit of the group called `name` that the keys of a `[[group]]` describe.
+pub fn limit_of_group(name: &str, mut table: Table) -> Result<Limit> {
+    let read = table::call(&mut table, name, "group").and_then(|()| read(&table));
+    read.map(|(_, limit)| limit).map_err(|refusal| refusal.of(&format!("group {name}")))
 }

@@ -109,6 +109,16 @@ pub fn refuse_relative<T: Args>(keys: &Keys) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// A table is about what is called `name`; it may say so itself.
+pub fn call(table: &mut Table, name: &str, what: &str) -> Result<(), Refusal> {
+    let called = table.entry("name").or_insert_with(|| name.into());
+    if called.as_str() == Some(name) {
+        return Ok(());
+    }
+    let advice = format!("leave it out, or ask for that {what}");
+    Err(Refusal::new(format!("its `name` is {called}"), advice))
+}
+
 /// Whether the values of an option are paths.
 pub fn is_path(option: &Arg) -> bool {
     option.get_value_parser().type_id() == TypeId::of::<PathBuf>()

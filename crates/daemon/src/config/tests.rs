@@ -1,9 +1,12 @@
+use std::collections::BTreeSet;
+
 use flowstone_cache::{CacheSize, FreqThreshold, PolicyKind};
 use flowstone_fileio::EngineChoice;
 use flowstone_image::{Format, ResortLimit, Streams};
 use flowstone_layers::DetectZeroes;
 
 use super::*;
+use crate::control::OPENAPI;
 use crate::pollers::PollerChoice;
 use crate::stack::{Backend, Pdc, Source};
 
@@ -95,13 +98,24 @@ fn every_key_is_read() {
     assert_eq!(stack.opened.streams, Some(Streams::Class));
     let [group] = config.groups.all() else { panic!("{:?}", config.groups) };
     assert_eq!((&*group.name, disk.beside.group.as_deref()), ("web", Some("web")));
-    assert_eq!(group.limit(), "iops=1000,bw=10M,burst=0.5s".parse());
+    assert_eq!(group.together.limit(), "iops=1000,bw=10M,burst=0.5s".parse());
     assert_eq!(stack.share.limit, "iops=300,burst=2s".parse().ok());
     assert_eq!(stack.share.weight.map(|weight| weight.get()), Some(250));
     assert_eq!(stack.file.engine, EngineChoice::Sync);
     assert_eq!(stack.layers.layers.len(), 2);
     let scratch = config.disks[1].stack.source("scratch").unwrap();
     assert!(matches!(scratch, Source::Mem(bytes) if bytes == 1 << 30));
+}
+
+#[test]
+fn the_document_of_the_control_socket_has_the_keys_of_disks_and_groups() {
+    let document: serde_json::Value = serde_json::from_str(OPENAPI).unwrap();
+    let groups = keys_of::<flowstone_qos::GroupArgs>();
+    for (schema, command) in [("DiskKeys", keys_of::<DiskTable>()), ("GroupKeys", groups)] {
+        let keys: BTreeSet<String> = command.get_arguments().map(key_of).collect();
+        let documented = document["components"]["schemas"][schema]["properties"].as_object();
+        assert_eq!(documented.unwrap().keys().cloned().collect::<BTreeSet<_>>(), keys, "{schema}");
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The other end, for the command line tools.
 
+use std::error::Error as _;
 use std::future::Future;
 use std::io;
 use std::path::Path;
@@ -7,7 +8,7 @@ use std::time::Duration;
 
 use flowstone_block::{Error, Result};
 use http_body_util::{BodyExt, Either, Full};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Bytes, Frame, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::header::HOST;
 use hyper::{Request, Response};
@@ -82,24 +83,37 @@ impl Client {
     }
 
     /// Begins to record a disk.
-    pub fn record(mut self, command: &Command) -> Result<Recorded> {
-        let Asked { method, target, .. } = command.request();
+    pub fn record(self, command: &Command) -> Result<Received> {
         let (until, body) = Stream::silent();
+        self.receive(command, Either::Right(body), Some(until))
+    }
+
+    /// Hears what happens to disks from now on.
+    pub fn events(self) -> Result<Received> {
+        self.receive(&Command::Events, Either::Left(Full::default()), None)
+    }
+
+    fn receive(
+        mut self,
+        command: &Command,
+        body: Either<Full<Bytes>, Stream>,
+        until: Option<Sender<Bytes>>,
+    ) -> Result<Received> {
+        let Asked { method, target, .. } = command.request();
         let request = Request::builder().method(method).uri(target).header(HOST, "flowstone");
-        let request = request.body(Either::Right(body)).map_err(io::Error::other);
+        let request = request.body(body).map_err(io::Error::other);
         let response = request.and_then(|request| {
             self.runtime.block_on(in_time(PATIENCE, self.requests.send_request(request)))
         });
         let lost = |error| Error::host(self.name.clone(), error, "check that the daemon runs");
         let response: Response<Incoming> = response.map_err(lost)?;
         let is_begun = response.status().is_success();
-        let mut recorded =
-            Recorded { runtime: self.runtime, body: response.into_body(), until: Some(until) };
+        let mut received = Received { runtime: self.runtime, body: response.into_body(), until };
         if is_begun {
-            return Ok(recorded);
+            return Ok(received);
         }
         let mut text = Vec::new();
-        while let Some(part) = recorded.next(PATIENCE).map_err(lost)? {
+        while let Some(part) = received.next(PATIENCE).map_err(lost)? {
             text.extend_from_slice(&part);
         }
         let refused: serde_json::Result<Body> = serde_json::from_slice(&text);
@@ -107,24 +121,26 @@ impl Client {
     }
 }
 
-/// A recording on its way.
-pub struct Recorded {
+/// An answer that goes on.
+pub struct Received {
     runtime: Runtime,
     body: Incoming,
     until: Option<Sender<Bytes>>,
 }
 
-impl Recorded {
+impl Received {
     /// What the daemon has sent; nothing of it if that takes longer than a moment; nothing at all
     /// at the end.
     pub fn next(&mut self, moment: Duration) -> io::Result<Option<Bytes>> {
         let Self { runtime, body, .. } = self;
-        match runtime.block_on(async { timeout(moment, body.frame()).await }) {
-            Err(_) => Ok(Some(Bytes::new())),
-            Ok(None) => Ok(None),
-            Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
-            Ok(Some(Err(error))) => Err(io::Error::other(error)),
-        }
+        let part = runtime.block_on(async { timeout(moment, body.frame()).await });
+        part.map_or(Ok(Some(Bytes::new())), part_of)
+    }
+
+    /// The same, however long it takes.
+    pub fn wait(&mut self) -> io::Result<Option<Bytes>> {
+        let Self { runtime, body, .. } = self;
+        part_of(runtime.block_on(body.frame()))
     }
 
     /// Tells the daemon that this is enough: it sends the rest.
@@ -133,17 +149,29 @@ impl Recorded {
     }
 }
 
+fn part_of(frame: Option<hyper::Result<Frame<Bytes>>>) -> io::Result<Option<Bytes>> {
+    let frame = frame.transpose().map_err(lost)?;
+    Ok(frame.map(|frame| frame.into_data().unwrap_or_default()))
+}
+
 /// The daemon may not keep us waiting for ever.
 async fn in_time<T>(
     patience: Duration,
     answer: impl Future<Output = hyper::Result<T>>,
 ) -> io::Result<T> {
     match timeout(patience, answer).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(error)) if error.is_incomplete_message() || error.is_canceled() => {
-            Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the daemon hung up"))
-        }
-        Ok(Err(error)) => Err(io::Error::other(error)),
+        Ok(answer) => answer.map_err(lost),
         Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the daemon does not answer")),
     }
+}
+
+fn lost(error: hyper::Error) -> io::Error {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    let kind = source.map(io::Error::kind);
+    let is_closed = matches!(kind, Some(BrokenPipe | ConnectionReset | UnexpectedEof));
+    if is_closed || error.is_incomplete_message() || error.is_canceled() {
+        return io::Error::new(UnexpectedEof, "the daemon hung up");
+    }
+    io::Error::other(error)
 }

@@ -6,6 +6,7 @@ use flowstone_block::{Error, SizeChange};
 use hyper::{Method, Uri};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::{Map, Value, json};
+use toml::Table;
 
 use super::{Command, DiskChange, DiskWord, Refused};
 
@@ -26,10 +27,13 @@ impl Command {
     pub(super) fn request(&self) -> Asked {
         let get = |target: &str| (Method::GET, target.to_owned(), None);
         let (method, target, body) = match self {
-            Self::Stats => get("/v1/stats"),
+            Self::Stats { buckets: false } => get("/v1/stats"),
+            Self::Stats { buckets: true } => get("/v1/stats?buckets=1"),
             Self::Reload => (Method::POST, "/v1/reload".into(), None),
             Self::Metrics => get("/metrics"),
             Self::Numa => get("/v1/numa"),
+            Self::OpenApi => get("/v1/openapi.json"),
+            Self::Events => get("/v1/events"),
             Self::Layout(disk) => get(&disk.target("/layout", &[])),
             Self::Disks => get("/v1/disks"),
             Self::Show(name) => get(&disk_target(name)),
@@ -45,9 +49,11 @@ impl Command {
                 let coarse = if *coarse { &["coarse=1"][..] } else { &[] };
                 (Method::POST, disk.target("/record", coarse), None)
             }
+            Self::Groups => get("/v1/groups"),
+            Self::AddGroup(name, table) => (Method::PUT, group_target(name), Some(json!(table))),
+            Self::RemoveGroup(name) => (Method::DELETE, group_target(name), None),
             Self::SetGroup { group, limit } => {
-                let target = format!("/v1/groups/{}", encoded(group));
-                (Method::PATCH, target, Some(json!({ "limit": limit })))
+                (Method::PATCH, group_target(group), Some(json!({ "limit": limit })))
             }
         };
         Asked { method, target, body }
@@ -58,18 +64,15 @@ impl Command {
         let mut query = Query::of(uri)?;
         let path: Vec<&str> = uri.path().trim_start_matches('/').split('/').collect();
         let command = match (method.as_str(), &path[..]) {
-            ("GET", ["v1", "stats"]) => Self::Stats,
+            ("GET", ["v1", "stats"]) => Self::Stats { buckets: query.flag("buckets")? },
             ("POST", ["v1", "reload"]) => Self::Reload,
             ("GET", ["metrics"]) => Self::Metrics,
             ("GET", ["v1", "numa"]) => Self::Numa,
+            ("GET", ["v1", "openapi.json"]) => Self::OpenApi,
+            ("GET", ["v1", "events"]) => Self::Events,
             ("GET", ["v1", "disks"]) => Self::Disks,
             ("GET", ["v1", "disks", name]) => Self::Show(decoded(name)?),
-            ("PUT", ["v1", "disks", name]) => {
-                let keys = serde_json::from_slice(body).map_err(|error| {
-                    refuse(error.to_string(), "send the keys of a [[disk]] as an object of JSON")
-                });
-                Self::Add(decoded(name)?, keys?)
-            }
+            ("PUT", ["v1", "disks", name]) => Self::Add(decoded(name)?, keys_of("disk", body)?),
             ("DELETE", ["v1", "disks", name]) => {
                 Self::Remove { name: decoded(name)?, force: query.flag("force")? }
             }
@@ -80,6 +83,11 @@ impl Command {
             ("POST", ["v1", "disks", name, "record"]) => {
                 Self::Record { disk: query.disk(name)?, coarse: query.flag("coarse")? }
             }
+            ("GET", ["v1", "groups"]) => Self::Groups,
+            ("PUT", ["v1", "groups", name]) => {
+                Self::AddGroup(decoded(name)?, keys_of("group", body)?)
+            }
+            ("DELETE", ["v1", "groups", name]) => Self::RemoveGroup(decoded(name)?),
             ("PATCH", ["v1", "groups", name]) => {
                 let mut keys = object(body)?;
                 let limit = text(&mut keys, "limit")?;
@@ -205,6 +213,10 @@ fn disk_target(name: &str) -> String {
     format!("/v1/disks/{}", encoded(name))
 }
 
+fn group_target(name: &str) -> String {
+    format!("/v1/groups/{}", encoded(name))
+}
+
 fn encoded(name: &str) -> String {
     utf8_percent_encode(name, ENCODED).to_string()
 }
@@ -212,6 +224,15 @@ fn encoded(name: &str) -> String {
 fn decoded(name: &str) -> Result<String, Refused> {
     let text = percent_decode_str(name).decode_utf8();
     Ok(text.map_err(|_| refuse("the name is not UTF-8", "encode it as UTF-8"))?.into_owned())
+}
+
+/// A body that is a table of the configuration.
+fn keys_of(table: &str, body: &[u8]) -> Result<Table, Refused> {
+    serde_json::from_slice(body).map_err(|error| {
+        let what = format!("request for a {table}");
+        let advice = format!("send the keys of a [[{table}]] as an object of JSON");
+        Error::invalid(what, error, advice).into()
+    })
 }
 
 /// A body that is an object of JSON.
@@ -236,60 +257,4 @@ fn nothing_else(keys: &Map<String, Value>) -> Result<(), Refused> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sent(command: &Command) -> Command {
-        let Asked { method, target, body } = command.request();
-        let body = body.map(|body| body.to_string()).unwrap_or_default();
-        Command::of(&method, &target.parse().unwrap(), body.as_bytes()).unwrap()
-    }
-
-    #[test]
-    fn a_command_comes_out_as_it_went_in_whatever_its_disk_is_called() {
-        for name in ["vm1", "a/b", "..", "%2F?#&=+ ", &"ü".repeat(64)] {
-            let path = Some(PathBuf::from("/a folder/ä+%&"));
-            let disk = DiskWord { name: name.into(), path };
-            let size = Some(SizeChange::Grow(512));
-            let change = DiskChange { size, limit: Some("off".into()), weight: Some(7) };
-            let commands = [
-                Command::Layout(disk.clone()),
-                Command::Record { disk: disk.clone(), coarse: true },
-                Command::Change(disk, change),
-                Command::Show(name.into()),
-                Command::Add(name.into(), [("image".into(), "/x".into())].into_iter().collect()),
-                Command::Remove { name: name.into(), force: true },
-                Command::SetGroup { group: name.into(), limit: "iops=1".into() },
-            ];
-            for command in commands {
-                assert_eq!(format!("{:?}", sent(&command)), format!("{command:?}"));
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_not_understood_is_refused() {
-        let asked = |method: &str, target: &str, body: &str| {
-            let method = method.parse().unwrap();
-            let refused = Command::of(&method, &target.parse().unwrap(), body.as_bytes());
-            let refused = refused.expect_err("a refusal");
-            (refused.status().as_u16(), refused.error.to_string())
-        };
-        for (method, target, body, status, why) in [
-            ("GET", "/v2/stats", "", 404, "there is no such request"),
-            ("PUT", "/v1/stats", "", 404, "there is no such request"),
-            ("GET", "/v1/stats?all=1", "", 400, "unknown `all` in the query"),
-            ("PATCH", "/v1/disks/vm1", "{", 400, "send an object of JSON"),
-            ("PATCH", "/v1/disks/vm1", "[]", 400, "send an object of JSON"),
-            ("PATCH", "/v1/disks/vm1", r#"{"wieght":7}"#, 400, "unknown key `wieght`"),
-            ("PATCH", "/v1/disks/vm1", r#"{"weight":-7}"#, 400, "`weight` is no weight"),
-            ("PATCH", "/v1/disks/vm1", r#"{"size":"1GB"}"#, 400, "write e.g. 16G or +1G"),
-            ("PATCH", "/v1/disks/%ff", "{}", 400, "the name is not UTF-8"),
-            ("PATCH", "/v1/groups/web", "{}", 400, "`limit` is missing"),
-            ("GET", "/v1/disks/vm1/layout?path=vm1.raw", "", 400, "is relative"),
-        ] {
-            let (got, line) = asked(method, target, body);
-            assert!(got == status && line.contains(why), "{target} {body}: {got} {line}");
-        }
-    }
-}
+mod tests;

@@ -227,6 +227,7 @@ impl Client {
             Ok(Ok(Answer::Text(kind, text))) => {
                 sent(StatusCode::OK, HeaderValue::from_static(kind), text.into_bytes())
             }
+            Ok(Ok(Answer::Events(listener))) => streamed(JSON_LINES, listener.into()),
             Ok(Ok(Answer::Lines(lines))) => {
                 let Some(rest) = rest else { return refusal(&died().into()) };
                 let (sink, enough, stream) = stream::answer(rest, patience);
@@ -235,9 +236,7 @@ impl Client {
                     lines(sink, enough);
                     drop(place);
                 });
-                let mut response = Response::new(Either::Right(stream));
-                response.headers_mut().insert(CONTENT_TYPE, TEXT);
-                response
+                streamed(TEXT, stream)
             }
             Ok(Err(refused)) => refusal(&refused),
             Err(_) => refusal(&died().into()),
@@ -246,6 +245,7 @@ impl Client {
 }
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const JSON_LINES: HeaderValue = HeaderValue::from_static("application/x-ndjson");
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
 /// What has been asked for has panicked.
@@ -270,6 +270,12 @@ async fn whole(body: Incoming, patience: Duration) -> std::result::Result<Bytes,
             Err(refuse(StatusCode::REQUEST_TIMEOUT, "its body takes too long", "send it whole"))
         }
     }
+}
+
+fn streamed(kind: HeaderValue, stream: Stream) -> Sent {
+    let mut response = Response::new(Either::Right(stream));
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response
 }
 
 fn refusal(refused: &Refused) -> Sent {

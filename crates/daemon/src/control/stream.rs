@@ -13,6 +13,8 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
+use crate::events::Listener;
+
 /// Parts of an answer that are on their way to a client, beside the one in the making.
 const PARTS_MAX: usize = 2;
 
@@ -27,11 +29,19 @@ pub struct Sink {
 /// Disconnected when the client has enough, or has gone.
 pub struct Enough(blocking::Receiver<Infallible>);
 
-/// What a connection sends: the parts, until their sender is dropped.
+/// What a connection sends.
 pub struct Stream {
-    parts: mpsc::Receiver<Bytes>,
+    source: Source,
     /// Of a request without a body: the client has enough when it goes.
     _enough: Option<blocking::Sender<Infallible>>,
+}
+
+/// Where the text comes from.
+enum Source {
+    /// Parts, until their sender is dropped.
+    Parts(mpsc::Receiver<Bytes>),
+    /// What happens, until the client goes.
+    Events(Listener),
 }
 
 /// The two ends of an answer to a request with this body. A client that sends one has enough when
@@ -47,7 +57,7 @@ pub fn answer(request: Incoming, patience: Duration) -> (Sink, Enough, Stream) {
         None
     };
     let sink = Sink { parts: sender, runtime, patience };
-    (sink, Enough(enough), Stream { parts, _enough: until })
+    (sink, Enough(enough), Stream { source: Source::Parts(parts), _enough: until })
 }
 
 /// Reads a body to its end, and then lets go of `until`.
@@ -84,7 +94,13 @@ impl Stream {
     /// One that nothing is sent on. It ends when the sender is dropped.
     pub fn silent() -> (mpsc::Sender<Bytes>, Self) {
         let (sender, parts) = mpsc::channel(1);
-        (sender, Self { parts, _enough: None })
+        (sender, Self { source: Source::Parts(parts), _enough: None })
+    }
+}
+
+impl From<Listener> for Stream {
+    fn from(listener: Listener) -> Self {
+        Self { source: Source::Events(listener), _enough: None }
     }
 }
 
@@ -96,6 +112,10 @@ impl Body for Stream {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.parts.poll_recv(context).map(|part| part.map(|part| Ok(Frame::data(part))))
+        let part = match &mut self.source {
+            Source::Parts(parts) => parts.poll_recv(context),
+            Source::Events(listener) => listener.poll_lines(context).map(|it| Some(it.into())),
+        };
+        part.map(|part| part.map(|part| Ok(Frame::data(part))))
     }
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{Disks, Entry, Failed, Origin, State};
+use super::{Disks, Entry, Failed, State};
 use crate::config::Keys;
+use crate::origin::Origin;
 
 /// One of `disk list`.
 #[derive(Debug, Serialize)]
@@ -78,6 +79,14 @@ impl Disks {
         if let Some(entry) = table.known.values_mut().find(|entry| entry.name == name) {
             Arc::make_mut(&mut entry.config).keys.clone_from(keys);
         }
+    }
+
+    /// The names of those that are in a group, or are to be, if they are tried again.
+    pub fn of_group(&self, group: &str) -> Vec<String> {
+        let table = self.table();
+        let all = table.visible().map(|(_, entry)| entry);
+        let those = all.filter(|entry| entry.config.beside.group.as_deref() == Some(group));
+        those.map(|entry| entry.name.clone()).collect()
     }
 
     /// Their names, and whether each is served.

@@ -9,6 +9,7 @@ use flowstone_block::Error;
 use super::{Disks, State};
 use crate::control::Refused;
 use crate::disk::Disk;
+use crate::events::Event;
 
 /// Time between two looks whether others have let go of a disk, at first and at most.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -55,8 +56,11 @@ impl Disks {
             State::Opening | State::Cancelled | State::Failed(_) => Removal::Done,
         };
         match entry.state {
-            State::Opening => entry.state = State::Cancelled,
-            State::Failed(_) => drop(table.known.remove(&number)),
+            State::Opening => {
+                entry.state = State::Cancelled;
+                self.events.tell(name, Event::Removed);
+            }
+            State::Failed(_) => self.forget(&mut table, number),
             _ => entry.state = State::Stopping,
         }
         drop(table);

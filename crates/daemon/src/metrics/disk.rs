@@ -59,14 +59,20 @@ impl Figures<'_> {
     fn device(&mut self, disk: &Disk) {
         let image = disk.image_path.as_ref().map(|path| path.display().to_string());
         let format = disk.stack.image.as_ref().map(|image| image.format().to_string());
+        let file = disk.stack.image.as_ref().map(|image| image.file());
+        let direct = file.map(|file| file.is_direct().to_string());
+        let engine = file.and_then(|file| file.engine()).map(|engine| engine.to_string());
         let serving = disk.stack.image.as_ref().map(|image| image.serving());
         let labels = [
             ("disk", self.name),
             ("image", image.as_deref().unwrap_or_default()),
             ("format", format.as_deref().unwrap_or_default()),
+            ("direct", direct.as_deref().unwrap_or_default()),
+            ("engine", engine.as_deref().unwrap_or_default()),
             ("serving", serving.as_deref().unwrap_or_default()),
             ("serial", &disk.serial),
             ("group", disk.stack.limits.group().unwrap_or_default()),
+            ("vm", &disk.vm_name()),
         ];
         self.families.add(&of::DISK_INFO, &labels, 1.0);
         let device = &disk.shared;

@@ -49,7 +49,7 @@ pub const DISK_INFO: Family = Family {
     name: "flowstone_disk_info",
     kind: GAUGE,
     help: "A disk: always 1",
-    labels: "disk, image, format, serving, serial, group",
+    labels: "disk, image, format, direct, engine, serving, serial, group, vm",
 };
 pub const UP: Family = Family {
     name: "flowstone_disk_up",

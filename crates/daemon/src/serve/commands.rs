@@ -12,27 +12,22 @@ use tracing::{error, info};
 use super::{Daemon, STOP_PATIENCE};
 use crate::cache_report::CacheReport;
 use crate::config::{DiskConfig, DiskTable, table_of};
-use crate::control::{Answer, Command, DiskChange, Refused};
+use crate::control::{Answer, Command, DiskChange, DiskWord, OPENAPI, Refused};
 use crate::disk::Disk;
-use crate::disks::{Begun, Origin, Removal};
+use crate::disks::{Begun, Removal};
+use crate::events::Event;
 use crate::numa_report::NumaReport;
-use crate::report::Report;
+use crate::origin::Origin;
+use crate::report::{Durations, Report};
 use crate::state::{Record, Subject};
 use crate::{metrics, recording};
 
 impl Daemon {
     pub(super) fn execute(self: &Arc<Self>, command: Command) -> Result<Answer, Refused> {
         match command {
-            Command::Stats => {
-                let cache = self.shared.cache.as_deref();
-                let cache = cache.map(|cache| CacheReport::of(cache, &self.resource_monitor));
-                let pollers = self.pollers.report();
-                let groups = self.shared.groups();
-                let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
-                let report =
-                    Report::of(&self.disks, cache, &heard, pollers, groups, self.start.elapsed());
-                Ok(answer(report))
-            }
+            Command::Stats { buckets } => Ok(answer(self.report(buckets))),
+            Command::OpenApi => Ok(Answer::Text("application/json", OPENAPI.into())),
+            Command::Events => Ok(Answer::Events(self.disks.events.listen())),
             Command::Reload => Ok(self.reload()?.into()),
             Command::Metrics => Ok(self.metrics()),
             Command::Numa => {
@@ -44,29 +39,47 @@ impl Daemon {
             Command::Show(name) => Ok(self.show(&name)?.into()),
             Command::Add(name, table) => self.add(&name, table),
             Command::Remove { name, force } => self.remove(&name, force),
-            Command::Change(disk, change) => {
-                let what = if change.size.is_some() { "resize" } else { "disk set" };
-                let disk = self.disks.find(what, &disk)?;
-                // It may take for ever, and nothing but that disk may wait for it.
-                let now = disk.change(&change)?;
-                self.keep_change(&disk, &change)?;
-                Ok(now.into())
-            }
+            Command::Change(disk, change) => self.change(&disk, &change),
             Command::Record { disk, coarse } => {
                 let disk = self.disks.find("record", &disk)?;
                 Ok(recording::begin(&self.recordings, &disk, coarse)?)
             }
-            Command::SetGroup { group, limit } => {
-                let now = self.shared.set_group(&group, &limit)?;
-                self.keep_group(&group)?;
-                Ok(now.into())
-            }
+            Command::Groups => Ok(self.list_groups().into()),
+            Command::AddGroup(name, table) => self.add_group(&name, table),
+            Command::RemoveGroup(name) => self.remove_group(&name),
+            Command::SetGroup { group, limit } => self.set_group(&group, &limit),
         }
+    }
+
+    fn report(&self, buckets: bool) -> Report {
+        let cache = self.shared.cache.as_deref();
+        let cache = cache.map(|cache| CacheReport::of(cache, &self.resource_monitor));
+        let (pollers, groups) = (self.pollers.report(), json!(self.shared.groups.report()));
+        let heard = self.guests.as_ref().map(|guests| guests.heard()).unwrap_or_default();
+        let durations = if buckets { Durations::Buckets } else { Durations::Short };
+        let how = (self.start.elapsed(), durations);
+        Report::of(&self.disks, cache, &heard, pollers, groups, how)
+    }
+
+    fn change(&self, disk: &DiskWord, change: &DiskChange) -> Result<Answer, Refused> {
+        let what = if change.size.is_some() { "resize" } else { "disk set" };
+        let disk = self.disks.find(what, disk)?;
+        // It may take for ever, and nothing but that disk may wait for it.
+        let now = disk.change(change)?;
+        if change.size.is_some() {
+            let capacity_bytes = disk.shared.capacity().bytes();
+            self.disks.events.tell(&disk.name, Event::Resized { capacity_bytes });
+        }
+        self.keep_change(&disk, change)?;
+        Ok(now.into())
     }
 
     pub(super) fn metrics(&self) -> Answer {
         let cache = self.shared.cache.as_ref().map(|cache| cache.target_bytes());
-        Answer::Text(metrics::CONTENT_TYPE, metrics::text(&self.disks, cache))
+        Answer::Text(
+            metrics::CONTENT_TYPE,
+            metrics::text(&self.disks, cache, self.config.metrics_buckets),
+        )
     }
 
     fn show(&self, name: &str) -> Result<Value, Refused> {
@@ -86,15 +99,15 @@ impl Daemon {
     /// beside.
     fn add(self: &Arc<Self>, name: &str, table: Table) -> Result<Answer, Refused> {
         let config = self.config.disk(name, table)?;
+        let added = table_of::<DiskTable>(&config.keys);
+        let in_order = self.lock_changes();
         if let Some(group) = &config.beside.group
-            && !self.shared.groups.contains_key(group)
+            && self.shared.groups.get(group).is_none()
         {
             let why = format!("there is no group called `{group}`");
             let what = format!("disk {name}");
             return Err(Error::invalid(what, why, "leave `group` out, or name another").into());
         }
-        let added = table_of::<DiskTable>(&config.keys);
-        let in_order = self.lock_changes();
         match self.disks.begin(&config, Origin::Api)? {
             Begun::IsThere => Ok(self.show(name)?.into()),
             Begun::Opens(number) => {
@@ -128,7 +141,7 @@ impl Daemon {
         self.disks.open(number, name, || Err(error))
     }
 
-    fn lock_changes(&self) -> MutexGuard<'_, ()> {
+    pub(super) fn lock_changes(&self) -> MutexGuard<'_, ()> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -156,14 +169,6 @@ impl Daemon {
             if change.weight.is_some() {
                 record.set("weight", limits.weight().to_string(), was("weight"));
             }
-        })
-    }
-
-    fn keep_group(&self, name: &str) -> flowstone_block::Result<()> {
-        let Some(group) = self.shared.groups.get(name) else { return Ok(()) };
-        let was = self.groups.limit_of(name);
-        self.keep(Subject::Group(name.to_owned()), |record| {
-            record.set("limit", group.limit().to_string(), was);
         })
     }
 

@@ -1,10 +1,10 @@
 //! Which disks a daemon begins with: those of its configuration, and those that were added before.
 
 use flowstone_block::Error;
-use tracing::{info, warn};
+use tracing::warn;
 
 use crate::config::{Config, DiskConfig};
-use crate::disks::Origin;
+use crate::origin::Origin;
 use crate::stack::Shared;
 use crate::state::{State, Subject};
 
@@ -16,7 +16,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Sets what was set of groups, too.
+    /// Makes groups that were added before, and sets what was set of groups, too.
     pub fn of(config: &Config, state: Option<&State>, shared: &Shared) -> Self {
         let of_file = config.disks.iter().map(|disk| (disk.clone(), Origin::File));
         let mut plan = Self { disks: of_file.collect(), refused: Vec::new() };
@@ -27,7 +27,9 @@ impl Plan {
             match (record.subject(), record.added) {
                 (Subject::Disk(name), Some(keys)) => plan.add(config, &name, keys),
                 (Subject::Disk(_), None) => {}
-                (Subject::Group(name), _) => set_group(config, state, shared, &name),
+                (Subject::Group(name), keys) => {
+                    plan.take_group((config, state, shared), &name, keys);
+                }
             }
         }
         for (disk, _) in &mut plan.disks {
@@ -69,14 +71,4 @@ fn set_disk(state: &State, disk: &mut DiskConfig) -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-fn set_group(config: &Config, state: &State, shared: &Shared, name: &str) {
-    let written = config.groups.limit_of(name);
-    for (_, limit) in state.holds(&Subject::Group(name.to_owned()), |_| written.clone()) {
-        match shared.set_group(name, &limit) {
-            Ok(_) => {}
-            Err(error) => info!("{error}"),
-        }
-    }
 }

@@ -11,24 +11,29 @@ use tracing::{error, info};
 use super::Daemon;
 use crate::config::{Config, DiskConfig, Keys};
 use crate::control::{DiskChange, DiskWord};
-use crate::disks::{Begun, Origin};
+use crate::disks::Begun;
+use crate::origin::Origin;
 use crate::state::Subject;
 
 /// Keys that can change while a guest runs.
 const LIVE: [&str; 2] = ["limit", "weight"];
+/// So can these, to something that is said.
+const ACCESS: [&str; 2] = ["socket-group", "socket-mode"];
+/// Why something is left as it is.
+pub(super) const ADDED: &str = "it was added on the control socket";
 
 /// What has become of it.
 #[derive(Debug, Default, Serialize)]
-struct Reloaded {
-    added: Vec<String>,
-    removed: Vec<String>,
-    changed: Vec<String>,
+pub(super) struct Reloaded {
+    pub added: Vec<String>,
+    pub removed: Vec<String>,
+    pub changed: Vec<String>,
     /// Disks with the keys that have changed and are as before until the disk is served anew.
     needs_restart: Vec<String>,
-    /// Disks that are not in the configuration any more, and why they are there.
-    kept: Vec<String>,
-    /// Disks of the configuration that cannot be.
-    refused: Vec<String>,
+    /// Disks and groups that are not in the configuration any more, and why they are there.
+    pub kept: Vec<String>,
+    /// Disks and groups of the configuration that cannot be.
+    pub refused: Vec<String>,
 }
 
 impl Daemon {
@@ -60,16 +65,17 @@ impl Daemon {
                 }
             }
         }
-        for disk in config.disks {
+        for disk in &config.disks {
             let name = disk.name();
             match before.get(&name) {
                 Some((Origin::Api, _)) => {
-                    done.kept.push(format!("{name}: it was added on the control socket"));
+                    done.kept.push(format!("{name}: {ADDED}"));
                 }
-                Some((Origin::File, keys)) => self.reload_disk(&disk, keys, &mut done),
-                None => self.reload_new(disk, &mut done),
+                Some((Origin::File, keys)) => self.reload_disk(disk, keys, &mut done),
+                None => self.reload_new(disk.clone(), &mut done),
             }
         }
+        self.reload_gone_groups(&config, &mut done);
         info!("read again: {}", json!(done));
         Ok(json!(done))
     }
@@ -90,7 +96,12 @@ impl Daemon {
         let name = disk.name();
         let keys: BTreeSet<&String> = before.keys().chain(disk.keys.keys()).collect();
         let differ = keys.into_iter().filter(|key| before.get(*key) != disk.keys.get(*key));
-        let (live, others): (Vec<_>, Vec<_>) = differ.partition(|key| LIVE.contains(&key.as_str()));
+        let access = disk.beside.access;
+        // What the system gave the socket at first is not known any more.
+        let is_said =
+            access.group.is_some() || (access.mode.is_some() && !before.contains_key(ACCESS[0]));
+        let is_live = |key: &str| LIVE.contains(&key) || (is_said && ACCESS.contains(&key));
+        let (live, others): (Vec<_>, Vec<_>) = differ.partition(|key| is_live(key));
         if !others.is_empty() {
             let keys: Vec<&str> = others.iter().map(|key| key.as_str()).collect();
             done.needs_restart.push(format!("{name}: {}", keys.join(", ")));
@@ -107,7 +118,13 @@ impl Daemon {
         };
         let word = DiskWord { name: name.clone(), path: None };
         let found = self.disks.find("reload", &word).map_err(|refused| refused.error);
-        match found.and_then(|found| found.change(&change)) {
+        let changed = found.and_then(|found| {
+            if ACCESS.into_iter().any(has) {
+                found.set_access(access)?;
+            }
+            found.change(&change)
+        });
+        match changed {
             Err(error) => done.refused.push(error.to_string()),
             Ok(_) => {
                 let mut keys = before.clone();
@@ -117,29 +134,16 @@ impl Daemon {
                         None => keys.remove(key),
                     };
                     done.changed.push(format!("{name}: {key}"));
-                    // What was set of it is over.
-                    let forgotten = self.keep(Subject::Disk(name.clone()), |it| it.forget(key));
-                    forgotten.unwrap_or_else(|error| error!("{error}"));
+                    self.forget(Subject::Disk(name.clone()), key);
                 }
                 self.disks.rewrite(&name, &keys);
             }
         }
     }
 
-    fn reload_groups(&self, config: &Config, done: &mut Reloaded) {
-        for group in config.groups.all() {
-            let limit = config.groups.limit_of(&group.name);
-            let known = self.shared.groups.get(&group.name);
-            match (known, limit) {
-                (Some(known), Some(limit)) if known.limit().to_string() != limit => {
-                    match self.shared.set_group(&group.name, &limit) {
-                        Ok(_) => done.changed.push(format!("group {}: limit", group.name)),
-                        Err(error) => done.refused.push(error.to_string()),
-                    }
-                }
-                (None, _) => done.needs_restart.push(format!("group {}", group.name)),
-                _ => {}
-            }
-        }
+    /// What was set of a key is over.
+    pub(super) fn forget(&self, subject: Subject, key: &str) {
+        let forgotten = self.keep(subject, |record| record.forget(key));
+        forgotten.unwrap_or_else(|error| error!("{error}"));
     }
 }

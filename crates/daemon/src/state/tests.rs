@@ -1,3 +1,9 @@
+//! Records on folders of the host, and on one whose power is cut.
+
+mod power;
+
+use std::fs;
+
 use super::*;
 
 fn disk(name: &str) -> Subject {

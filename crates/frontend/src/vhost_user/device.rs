@@ -104,7 +104,7 @@ impl Device {
         self.shared.set_guest_memory(&self.memory);
         self.inflight = None;
         self.write_through_chosen = false;
-        self.apply_cache_mode();
+        self.apply_features();
         self.forget_vrings();
     }
 
@@ -221,9 +221,10 @@ impl Device {
         self.start_all()
     }
 
-    /// Writes go through if the driver has chosen so, or if it could not flush (virtio 1.2,
-    /// section 5.2.6.2).
-    fn apply_cache_mode(&self) {
+    /// Shows which features hold. Writes go through if the driver has chosen so, or if it could not
+    /// flush (virtio 1.2, section 5.2.6.2).
+    fn apply_features(&self) {
+        self.shared.set_features(self.features);
         let can_flush = self.features & (feature::FLUSH | feature::CONFIG_WCE) != 0;
         let negotiated = self.features != 0;
         self.shared.set_write_through(self.write_through_chosen || negotiated && !can_flush);
@@ -253,7 +254,7 @@ impl Device {
 
     fn set_cache_mode(&mut self, write_through: bool) {
         self.write_through_chosen = write_through;
-        self.apply_cache_mode();
+        self.apply_features();
         if let Some(region) = &self.inflight
             && !mutant("frontend.device.forgets-write-through")
         {
@@ -290,7 +291,7 @@ impl VhostUserBackendReqHandlerMut for Device {
     fn reset_device(&mut self) -> Result<()> {
         self.stop_all();
         self.features = 0;
-        self.apply_cache_mode();
+        self.apply_features();
         self.forget_vrings();
         Ok(())
     }
@@ -304,7 +305,7 @@ impl VhostUserBackendReqHandlerMut for Device {
             return Err(Error::FeatureMismatch);
         }
         self.features = features;
-        self.apply_cache_mode();
+        self.apply_features();
         if features & feature::VHOST_USER_PROTOCOL == 0 {
             // Without the protocol there is no message to enable a ring.
             self.vrings.iter_mut().for_each(|vring| vring.enabled = true);
@@ -483,7 +484,7 @@ impl VhostUserBackendReqHandlerMut for Device {
         .map_err(Error::ReqHandlerError)?;
         self.write_through_chosen |= region.write_through();
         region.set_write_through(self.write_through_chosen);
-        self.apply_cache_mode();
+        self.apply_features();
         self.inflight = Some(region);
         Ok(())
     }

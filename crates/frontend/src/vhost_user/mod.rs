@@ -26,7 +26,7 @@ pub use queue::{
     AvailHalf, Finished, QueueFault, Signal, Start, StatusPlace, Taken, UsedHalf, VirtQueue, Work,
 };
 pub use server::{HangUp, Server};
-pub use shared::{DeviceShared, Guest};
+pub use shared::{Connection, DeviceShared, Guest};
 
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;

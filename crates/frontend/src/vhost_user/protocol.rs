@@ -32,6 +32,28 @@ pub mod feature {
     pub const VHOST_USER_PROTOCOL: u64 = 1 << 30;
     /// The device is a modern one.
     pub const VERSION_1: u64 = 1 << 32;
+
+    const NAMES: [(u64, &str); 14] = [
+        (SIZE_MAX, "size_max"),
+        (SEG_MAX, "seg_max"),
+        (RO, "ro"),
+        (BLK_SIZE, "blk_size"),
+        (FLUSH, "flush"),
+        (TOPOLOGY, "topology"),
+        (CONFIG_WCE, "config_wce"),
+        (MQ, "mq"),
+        (DISCARD, "discard"),
+        (WRITE_ZEROES, "write_zeroes"),
+        (INDIRECT_DESC, "indirect_desc"),
+        (EVENT_IDX, "event_idx"),
+        (VHOST_USER_PROTOCOL, "vhost_user_protocol"),
+        (VERSION_1, "version_1"),
+    ];
+
+    /// The standard's names of these bits, of which we offer each.
+    pub fn names(bits: u64) -> Vec<&'static str> {
+        NAMES.iter().filter(|(bit, _)| bits & bit != 0).map(|(_, name)| *name).collect()
+    }
 }
 
 /// Request types.

@@ -130,7 +130,11 @@ impl Server {
         // Before the connection closes: a monitor that sees us gone passes on no more interrupts,
         // and stopping the queues shows the guest the last completions.
         self.device().disconnect();
-        self.shared.disconnected();
+        match &outcome {
+            Ok(()) if is_readable(stop) => self.shared.disconnected("the disk stops"),
+            Ok(()) => self.shared.disconnected("it hung up"),
+            Err(error) => self.shared.disconnected(&error.to_string()),
+        }
         *self.connection.lock() = None;
         outcome
     }
@@ -234,6 +238,11 @@ fn wait_for(fd: BorrowedFd<'_>, stop: &OwnedFd) -> bool {
             return true;
         }
     }
+}
+
+fn is_readable(fd: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::IN)];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// The descriptor of a waiting SET_BACKEND_REQ_FD message, as a duplicate.

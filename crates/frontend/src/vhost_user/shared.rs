@@ -1,22 +1,26 @@
 //! What the control plane and the queues of a device, and the daemon around it, all see: some words
 //! and one socket.
 
+use std::fmt;
 use std::io;
 use std::num::NonZeroU64;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use flowstone_block::{Errno, LogBudget, Peer, SectorCount};
 use rustix::net::{SendFlags, send};
 
 use super::memory::GuestMemory;
+use super::protocol::feature;
 
 /// The changeable state of a device.
 #[derive(Debug, Default)]
 pub struct DeviceShared {
     capacity: AtomicU64,
     write_through: AtomicBool,
+    /// Bits of what has been negotiated.
+    features: AtomicU64,
     /// Whether a monitor is connected, and how often one has been.
     is_connected: AtomicBool,
     connections: AtomicU64,
@@ -28,6 +32,28 @@ pub struct DeviceShared {
     monitor: Mutex<Option<UnixStream>>,
     /// For what guests and monitors can make us say again and again.
     log: Mutex<LogBudget>,
+    watcher: Watcher,
+}
+
+/// What becomes of a disk's connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connection<'a> {
+    /// A monitor has connected: this process, if that is known.
+    Made(Option<Peer>),
+    /// The monitor has gone, for this reason.
+    Ended(&'a str),
+}
+
+/// Hears of connections, once there is one who does.
+#[derive(Default)]
+struct Watcher(OnceLock<Box<Watch>>);
+
+type Watch = dyn Fn(Connection<'_>) + Send + Sync;
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Watcher(is there: {})", self.0.get().is_some())
+    }
 }
 
 /// A guest, as its disk sees it.
@@ -65,6 +91,25 @@ impl DeviceShared {
         self.write_through.store(on, Ordering::Relaxed);
     }
 
+    /// Names of the features that a guest and we have agreed on; none without a guest.
+    pub fn features(&self) -> Vec<&'static str> {
+        feature::names(self.features.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_features(&self, bits: u64) {
+        self.features.store(bits, Ordering::Relaxed);
+    }
+
+    /// `watcher` hears of all connections from now on, on the thread that serves them: it must not
+    /// wait. The first one stays.
+    pub fn watch(&self, watcher: impl Fn(Connection<'_>) + Send + Sync + 'static) {
+        let _ = self.watcher.0.set(Box::new(watcher));
+    }
+
+    fn tell(&self, connection: Connection<'_>) {
+        self.watcher.0.get().into_iter().for_each(|watcher| watcher(connection));
+    }
+
     /// Whether a monitor is connected.
     pub fn is_connected(&self) -> bool {
         self.is_connected.load(Ordering::Relaxed)
@@ -80,12 +125,14 @@ impl DeviceShared {
         *self.peer() = peer;
         self.connections.fetch_add(1, Ordering::Relaxed);
         self.is_connected.store(true, Ordering::Relaxed);
+        self.tell(Connection::Made(peer));
     }
 
     /// The monitor has gone.
-    pub(super) fn disconnected(&self) {
+    pub(super) fn disconnected(&self, reason: &str) {
         self.is_connected.store(false, Ordering::Relaxed);
         *self.peer() = None;
+        self.tell(Connection::Ended(reason));
     }
 
     /// The guest that uses the disk, if one does.

@@ -30,7 +30,8 @@ use super::streams::Streams;
 use crate::capacity::valid_capacity;
 use crate::runtime::worker;
 use crate::{
-    CompactProgress, Damages, DiscardMode, Discards, Format, Image, Layout, LogState, Space, Tell,
+    CompactProgress, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout,
+    LogState, Space, Tell,
 };
 
 /// An open log image.
@@ -285,6 +286,10 @@ impl Image for LogImage {
         self.core.damages.get()
     }
 
+    fn watch_damages(&self, watcher: DamageWatcher) {
+        self.core.damages.watch(watcher);
+    }
+
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         let name = format!("resize {}", self.core.name);
         if self.readonly {
@@ -351,6 +356,10 @@ impl Image for LogImage {
 
     fn log_state(&self) -> Option<LogState> {
         Some(log_state(&self.core))
+    }
+
+    fn file(&self) -> &dyn FileIo {
+        &*self.core.file
     }
 
     fn serving(&self) -> String {

@@ -9,6 +9,7 @@ use flowstone_block::{
     Channel, Damage, Errno, Error, Extent, Geometry, Layer, Outcome, QueueContext, Result,
     SECTOR_BYTES, Sector, SectorCount,
 };
+use flowstone_fileio::FileIo;
 use tracing::error;
 
 use super::channel::Qcow2Channel;
@@ -20,7 +21,9 @@ use super::slow_path::{SlowPath, SlowPathWorker};
 use crate::capacity::valid_capacity;
 use crate::image::CompactProgress;
 use crate::runtime::trims::Trims;
-use crate::{CheckOptions, Damages, DiscardMode, Discards, Format, Image, Layout, Space};
+use crate::{
+    CheckOptions, DamageWatcher, Damages, DiscardMode, Discards, Format, Image, Layout, Space,
+};
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
@@ -133,6 +136,10 @@ impl Image for Qcow2Image {
         self.core.damages.get()
     }
 
+    fn watch_damages(&self, watcher: DamageWatcher) {
+        self.core.damages.watch(watcher);
+    }
+
     fn resize(&self, capacity: SectorCount) -> Result<()> {
         const ADVICE: &str = "give a size such as 8G";
         valid_capacity(capacity.bytes()).map_err(|why| self.refuse("resize", why, ADVICE))?;
@@ -228,6 +235,10 @@ impl Image for Qcow2Image {
         }
         let inbox = &self.core.commits.inbox;
         inbox.ask(Command::Compact).wait_telling(inbox, progress).map_err(failed)
+    }
+
+    fn file(&self) -> &dyn FileIo {
+        &*self.core.file
     }
 
     fn serving(&self) -> String {

@@ -236,6 +236,10 @@ impl Image for RawImage {
             .map_err(|error| Error::host(name, error, "check the host's file system and the image"))
     }
 
+    fn file(&self) -> &dyn FileIo {
+        &*self.file
+    }
+
     fn serving(&self) -> String {
         format!("raw, {}", self.file.describe())
     }

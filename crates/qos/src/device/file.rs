@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use flowstone_block::{Clock, QueueContext};
-use flowstone_fileio::{FileChannel, FileIo, FileOffset, Punched};
+use flowstone_fileio::{Engine, FileChannel, FileIo, FileOffset, Punched};
 
 use super::channel::SharedChannel;
 use super::member::Member;
@@ -93,6 +93,10 @@ impl FileIo for SharedFile {
 
     fn block_bytes(&self) -> u32 {
         self.file.block_bytes()
+    }
+
+    fn engine(&self) -> Option<Engine> {
+        self.file.engine()
     }
 
     fn describe(&self) -> String {

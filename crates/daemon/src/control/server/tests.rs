@@ -99,12 +99,12 @@ fn a_request_that_does_not_end_is_answered_at_64_kib() {
 #[test]
 fn a_command_that_panics_ends_its_client_alone() {
     let place = Place::new(HANG, |command| match command {
-        Command::Stats => panic!("the mistake"),
+        Command::Stats { .. } => panic!("the mistake"),
         _ => Value::Null,
     });
     for _ in 0..=CLIENTS_MAX {
         let mut dies = Client::connect(&place.path()).unwrap();
-        let error = dies.run(&Command::Stats).unwrap_err();
+        let error = dies.run(&Command::Stats { buckets: false }).unwrap_err();
         assert!(error.to_string().contains("its thread has panicked"), "{error}");
     }
     let free = || {
@@ -121,7 +121,7 @@ fn a_client_that_has_gone_keeps_its_place_until_its_command_ends() {
     let closed = gate.lock().unwrap();
     let waits = Arc::clone(&gate);
     let place = Place::new(HANG, move |command| {
-        if matches!(command, Command::Stats) {
+        if matches!(command, Command::Stats { .. }) {
             drop(waits.lock());
         }
         Value::Null

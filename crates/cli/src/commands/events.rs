@@ -1,0 +1,33 @@
+//! `flowstone events`
+
+use std::io::{self, ErrorKind, Write};
+use std::process::ExitCode;
+
+use flowstone_block::{Error, Result};
+use flowstone_daemon::{Client, Received};
+
+use super::only_print_from_now_on;
+use crate::args::Events;
+
+pub fn run(args: &Events) -> Result<ExitCode> {
+    let received = Client::connect(&args.daemon.control)?.events()?;
+    only_print_from_now_on();
+    let name = format!("control socket {}", args.daemon.control.display());
+    let error = print(received);
+    Err(Error::host(name, error, "what happens from now on is not seen; ask the next daemon"))
+}
+
+/// Prints until the daemon ends; returns how that was.
+fn print(mut received: Received) -> io::Error {
+    loop {
+        let printed = match received.wait() {
+            Ok(Some(lines)) => io::stdout().lock().write_all(&lines),
+            Ok(None) => Err(io::Error::new(ErrorKind::UnexpectedEof, "the daemon hung up")),
+            Err(error) => Err(error),
+        };
+        let printed = printed.and_then(|()| io::stdout().flush());
+        if let Err(error) = printed {
+            return error;
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! How finely durations are told.
+
+use clap::ValueEnum;
+
+/// Buckets of the histograms of `GET /metrics`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum MetricsBuckets {
+    /// One for every second power of two of nanoseconds
+    #[default]
+    Coarse,
+    /// All that the daemon has: eight for each power of two
+    Fine,
+}

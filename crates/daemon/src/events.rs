@@ -1,0 +1,231 @@
+//! What happens to disks, told to all who listen: `GET /v1/events`.
+//!
+//! A thread that something happens on waits for no listener. Each has a queue of its own; what has
+//! no room in it is lost, and a line says how much. A listener to whom nothing is told costs
+//! nothing.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::origin::Origin;
+
+/// Lines that wait for a listener. A disk that comes has three.
+const LINES_MAX: usize = 1024;
+
+/// What has happened to a disk.
+#[derive(Debug, Serialize)]
+#[serde(tag = "event", rename_all = "lowercase")]
+pub enum Event<'a> {
+    /// Its name and socket are its own.
+    Added { origin: Origin },
+    /// Its image is opened.
+    Opening,
+    /// A guest can connect.
+    Serving { socket: &'a str },
+    /// It cannot be served; `error` is as in an answer.
+    Failed { error: Value },
+    /// Nothing is left of it.
+    Removed,
+    /// A monitor has connected: this process, if that is known.
+    Connected { process: Option<u32> },
+    /// The monitor has gone.
+    Disconnected { reason: &'a str },
+    /// It has grown.
+    Resized { capacity_bytes: u64 },
+    /// A request has failed for want of room on the host.
+    Full { request: &'a str },
+    /// Something is not as it was written.
+    Damaged {
+        what: &'a str,
+        /// The first sector of the disk that is lost, and the byte of the file, if known.
+        lba: Option<u64>,
+        offset: Option<u64>,
+    },
+}
+
+/// A line.
+#[derive(Serialize)]
+struct Line<'a> {
+    time_s: f64,
+    disk: &'a str,
+    #[serde(flatten)]
+    event: Event<'a>,
+}
+
+/// The line in place of those for which there was no room.
+#[derive(Serialize)]
+struct Lost {
+    time_s: f64,
+    event: &'static str,
+    count: u64,
+}
+
+/// All who listen.
+#[derive(Default)]
+pub struct Events(Mutex<Vec<Weak<Queue>>>);
+
+/// One who listens, until it is dropped.
+pub struct Listener(Arc<Queue>);
+
+#[derive(Default)]
+struct Queue(Mutex<Waiting>);
+
+#[derive(Default)]
+struct Waiting {
+    lines: VecDeque<Vec<u8>>,
+    /// Lines since then for which there was no room.
+    lost: u64,
+    /// Of the listener, if it waits.
+    waker: Option<Waker>,
+}
+
+impl Events {
+    fn queues(&self) -> MutexGuard<'_, Vec<Weak<Queue>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One who hears what happens from now on.
+    pub fn listen(&self) -> Listener {
+        let queue = Arc::<Queue>::default();
+        let mut queues = self.queues();
+        queues.retain(|it| it.strong_count() > 0);
+        queues.push(Arc::downgrade(&queue));
+        Listener(queue)
+    }
+
+    /// Tells all who listen. Does not wait, and does next to nothing if there are none.
+    pub fn tell(&self, disk: &str, event: Event<'_>) {
+        let queues = self.queues();
+        let all: Vec<Arc<Queue>> = queues.iter().filter_map(Weak::upgrade).collect();
+        if all.is_empty() {
+            return;
+        }
+        // Under the lock: all hear the same in the same order.
+        let line = line(&Line { time_s: now(), disk, event });
+        let wakers: Vec<Waker> = all.iter().filter_map(|queue| queue.push(&line)).collect();
+        drop(queues);
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+impl Queue {
+    fn lock(&self) -> MutexGuard<'_, Waiting> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns who is to be woken.
+    fn push(&self, line: &[u8]) -> Option<Waker> {
+        let mut waiting = self.lock();
+        // What comes after something that was lost comes after the line that says so.
+        if waiting.lost > 0 || waiting.lines.len() == LINES_MAX {
+            waiting.lost += 1;
+        } else {
+            waiting.lines.push_back(line.to_vec());
+        }
+        waiting.waker.take()
+    }
+}
+
+impl Listener {
+    /// The next lines, as many as there are.
+    pub fn poll_lines(&mut self, context: &mut Context<'_>) -> Poll<Vec<u8>> {
+        let mut waiting = self.0.lock();
+        let mut text = Vec::new();
+        waiting.lines.drain(..).for_each(|line| text.extend(line));
+        let count = std::mem::take(&mut waiting.lost);
+        if count > 0 {
+            text.extend(line(&Lost { time_s: now(), event: "lost", count }));
+        }
+        if text.is_empty() {
+            waiting.waker = Some(context.waker().clone());
+            return Poll::Pending;
+        }
+        Poll::Ready(text)
+    }
+}
+
+fn line(value: &impl Serialize) -> Vec<u8> {
+    let mut text = serde_json::to_vec(value).expect("a line is plain values");
+    text.push(b'\n');
+    text
+}
+
+/// Seconds since 1970.
+fn now() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // To the microsecond: a float has no more.
+    since.as_micros() as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::task::Wake;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Woken(AtomicU64);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The lines that a listener has now.
+    fn lines(listener: &mut Listener, woken: &Arc<Woken>) -> Vec<Value> {
+        let waker = Waker::from(Arc::clone(woken));
+        match listener.poll_lines(&mut Context::from_waker(&waker)) {
+            Poll::Pending => Vec::new(),
+            Poll::Ready(text) => {
+                let text = String::from_utf8(text).unwrap();
+                text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+            }
+        }
+    }
+
+    #[test]
+    fn who_listens_hears_what_happens_then_and_is_woken_for_nothing_else() {
+        let (events, woken) = (Events::default(), Arc::<Woken>::default());
+        events.tell("a", Event::Opening);
+        let mut listener = events.listen();
+        assert!(lines(&mut listener, &woken).is_empty());
+        assert_eq!(woken.0.load(Ordering::Relaxed), 0);
+        events.tell("a \"b\"\n", Event::Disconnected { reason: "it hung up" });
+        events.tell("a", Event::Removed);
+        assert_eq!(woken.0.load(Ordering::Relaxed), 1, "it has not looked yet");
+        let [gone, removed] = &lines(&mut listener, &woken)[..] else { panic!("two lines") };
+        assert_eq!([&gone["event"], &gone["reason"]], ["disconnected", "it hung up"]);
+        assert_eq!([&gone["disk"], &removed["event"]], ["a \"b\"\n", "removed"]);
+        assert!(lines(&mut listener, &woken).is_empty());
+        drop(listener);
+        events.tell("a", Event::Opening);
+        assert!(events.listen().0.lock().lines.is_empty() && events.queues().len() == 1);
+    }
+
+    #[test]
+    fn who_does_not_keep_up_hears_how_much_it_has_lost_and_where() {
+        let (events, woken) = (Events::default(), Arc::<Woken>::default());
+        let (mut slow, mut quick) = (events.listen(), events.listen());
+        let many = LINES_MAX as u64 + 7;
+        for capacity_bytes in 0..many {
+            events.tell("a", Event::Resized { capacity_bytes });
+            assert_eq!(lines(&mut quick, &woken)[0]["capacity_bytes"], capacity_bytes);
+        }
+        let heard = lines(&mut slow, &woken);
+        assert_eq!(heard.len(), LINES_MAX + 1);
+        assert_eq!(heard[LINES_MAX - 1]["capacity_bytes"], many - 8);
+        assert_eq!(
+            (&heard[LINES_MAX]["event"], &heard[LINES_MAX]["count"]),
+            (&"lost".into(), &7.into())
+        );
+        events.tell("a", Event::Opening);
+        assert_eq!(lines(&mut slow, &woken).len(), 1);
+    }
+}

@@ -1,0 +1,109 @@
+//! Groups of disks that share a limit: those of the configuration, and those that were added.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use flowstone_block::{Error, Result};
+use flowstone_qos::{Group, GroupArgs, GroupReport, Limit};
+use serde::Serialize;
+
+use crate::origin::Origin;
+
+/// All groups, by their names.
+#[derive(Default)]
+pub struct GroupTable(Mutex<BTreeMap<String, Known>>);
+
+struct Known {
+    group: Arc<Group>,
+    origin: Origin,
+    /// The limit that it was made with; what was set since is in the group.
+    written: Limit,
+}
+
+/// One of `group list`.
+#[derive(Serialize)]
+pub struct ListedGroup {
+    #[serde(flatten)]
+    group: GroupReport,
+    origin: Origin,
+}
+
+impl ListedGroup {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.group.name()
+    }
+}
+
+impl GroupTable {
+    /// Those of a configuration.
+    pub fn of(groups: &[GroupArgs]) -> Result<Self> {
+        let table = Self::default();
+        for group in groups {
+            let limit = group.together.limit();
+            let limit = limit.map_err(|why| Error::invalid("group", why, "correct it"))?;
+            table.add(&group.name, limit, Origin::File)?;
+        }
+        Ok(table)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Known>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more. Returns `false` if the same is there already.
+    pub fn add(&self, name: &str, limit: Limit, origin: Origin) -> Result<bool> {
+        let mut groups = self.lock();
+        if let Some(known) = groups.get(name) {
+            if known.written == limit {
+                return Ok(false);
+            }
+            let why = "there is another group of that name";
+            let advice = "remove that, or change it with `flowstone group set`";
+            return Err(Error::busy(format!("group {name}"), why, advice));
+        }
+        let group = Group::new(name.to_owned(), limit);
+        groups.insert(name.to_owned(), Known { group, origin, written: limit });
+        Ok(true)
+    }
+
+    /// Takes one away; disks that are in it keep its limit.
+    pub fn remove(&self, name: &str) {
+        self.lock().remove(name);
+    }
+
+    /// The one of this name.
+    pub fn get(&self, name: &str) -> Option<Arc<Group>> {
+        self.lock().get(name).map(|known| Arc::clone(&known.group))
+    }
+
+    /// Where each comes from, and the limit that it was made with.
+    pub fn written(&self) -> BTreeMap<String, (Origin, Limit)> {
+        let written =
+            |(name, known): (&String, &Known)| (name.clone(), (known.origin, known.written));
+        self.lock().iter().map(written).collect()
+    }
+
+    /// The configuration gives one another limit.
+    pub fn rewrite(&self, name: &str, limit: Limit) {
+        if let Some(known) = self.lock().get_mut(name) {
+            known.written = limit;
+            known.group.set_limit(limit);
+        }
+    }
+
+    /// All of them, as `group list` shows them.
+    pub fn list(&self) -> Vec<ListedGroup> {
+        let listed = |(name, known): (&String, &Known)| ListedGroup {
+            group: GroupReport::of(name, &known.group),
+            origin: known.origin,
+        };
+        self.lock().iter().map(listed).collect()
+    }
+
+    /// All of them, as `stats --json` shows them.
+    pub fn report(&self) -> Vec<GroupReport> {
+        let report = |(name, known): (&String, &Known)| GroupReport::of(name, &known.group);
+        self.lock().iter().map(report).collect()
+    }
+}

@@ -1,0 +1,173 @@
+//! Groups come, change and go while disks are served.
+
+use flowstone_block::Error;
+use serde::Serialize;
+use serde_json::{Value, json};
+use toml::Table;
+use tracing::{info, warn};
+
+use super::Daemon;
+use super::plan::Plan;
+use super::reload::{ADDED, Reloaded};
+use crate::config::{Config, limit_of_group};
+use crate::control::{Answer, Refused};
+use crate::groups::ListedGroup;
+use crate::origin::Origin;
+use crate::stack::Shared;
+use crate::state::{Record, State, Subject};
+
+/// One of `group list`.
+#[derive(Serialize)]
+struct Listed {
+    #[serde(flatten)]
+    group: ListedGroup,
+    disks: Vec<String>,
+}
+
+impl Daemon {
+    pub(super) fn list_groups(&self) -> Value {
+        let listed = |group: ListedGroup| {
+            let disks = self.disks.of_group(group.name());
+            Listed { group, disks }
+        };
+        let all: Vec<Listed> = self.shared.groups.list().into_iter().map(listed).collect();
+        json!(all)
+    }
+
+    fn group(&self, name: &str) -> Value {
+        let all = self.list_groups();
+        let mut all = all.as_array().into_iter().flatten();
+        all.find(|group| group["name"] == name).cloned().unwrap_or_default()
+    }
+
+    /// One more group, by the keys of a `[[group]]`.
+    pub(super) fn add_group(&self, name: &str, table: Table) -> Result<Answer, Refused> {
+        let limit = limit_of_group(name, table)?;
+        let _in_order = self.lock_changes();
+        if self.shared.groups.add(name, limit, Origin::Api)? {
+            let added: Table =
+                [("limit".to_owned(), limit.to_string().into())].into_iter().collect();
+            let keep = |record: &mut Record| {
+                *record = Record::of(&record.subject());
+                record.added = Some(added);
+            };
+            if let Err(error) = self.keep(Subject::Group(name.to_owned()), keep) {
+                self.shared.groups.remove(name);
+                return Err(error.into());
+            }
+            info!(group = name, "added");
+        }
+        Ok(self.group(name).into())
+    }
+
+    /// A group goes that no disk is in.
+    pub(super) fn remove_group(&self, name: &str) -> Result<Answer, Refused> {
+        let what = || format!("group remove {name}");
+        let _in_order = self.lock_changes();
+        if self.shared.groups.get(name).is_none() {
+            return Err(unknown(what()));
+        }
+        let disks = self.disks.of_group(name);
+        if let Some(disk) = disks.first() {
+            let why = match disks.len() {
+                1 => format!("disk {disk} is in it"),
+                count => format!("disk {disk} and {} more are in it", count - 1),
+            };
+            return Err(Error::busy(what(), why, "remove its disks first").into());
+        }
+        let forget = |record: &mut Record| *record = Record::of(&record.subject());
+        self.keep(Subject::Group(name.to_owned()), forget)?;
+        self.shared.groups.remove(name);
+        info!(group = name, "removed");
+        Ok(json!({ "name": name, "removed": true }).into())
+    }
+
+    /// Changes what the disks of a group may use together.
+    pub(super) fn set_group(&self, name: &str, limit: &str) -> Result<Answer, Refused> {
+        let what = || format!("group set {name}");
+        let group = self.shared.groups.get(name).ok_or_else(|| unknown(what()))?;
+        let refuse = |why: String| Error::invalid(what(), why, "see `flowstone help group set`");
+        group.set_limit(limit.parse().map_err(refuse)?);
+        let written = self.shared.groups.written().remove(name);
+        let was = written.filter(|(origin, _)| *origin == Origin::File);
+        self.keep(Subject::Group(name.to_owned()), |record| {
+            record.set("limit", group.limit().to_string(), was.map(|(_, limit)| limit.to_string()));
+        })?;
+        Ok(self.group(name).into())
+    }
+
+    /// New groups of the configuration, and those that have another limit there.
+    pub(super) fn reload_groups(&self, config: &Config, done: &mut Reloaded) {
+        let before = self.shared.groups.written();
+        for group in config.groups.all() {
+            let (name, title) = (&group.name, format!("group {}", group.name));
+            // It has been checked.
+            let Ok(limit) = group.together.limit() else { continue };
+            match before.get(name) {
+                None => match self.shared.groups.add(name, limit, Origin::File) {
+                    Ok(_) => done.added.push(title),
+                    Err(error) => done.refused.push(error.to_string()),
+                },
+                Some((Origin::Api, _)) => done.kept.push(format!("{title}: {ADDED}")),
+                Some((Origin::File, was)) if *was != limit => {
+                    self.shared.groups.rewrite(name, limit);
+                    self.forget(Subject::Group(name.clone()), "limit");
+                    done.changed.push(format!("{title}: limit"));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Groups that are not in the configuration any more, when its disks have gone.
+    pub(super) fn reload_gone_groups(&self, config: &Config, done: &mut Reloaded) {
+        for (name, (origin, _)) in self.shared.groups.written() {
+            if origin == Origin::File && !config.groups.has(&name) {
+                match self.remove_group(&name) {
+                    Ok(_) => done.removed.push(format!("group {name}")),
+                    Err(refused) => done.kept.push(format!("group {name}: {}", refused.error)),
+                }
+            }
+        }
+    }
+}
+
+fn unknown(what: String) -> Refused {
+    let advice = "see `flowstone group list` for the names";
+    Refused::unknown(Error::invalid(what, "no group is called that", advice))
+}
+
+impl Plan {
+    /// A group that was added before, or of which something was set; of two of the same name, the
+    /// configuration's wins.
+    pub(super) fn take_group(
+        &mut self,
+        (config, state, shared): (&Config, &State, &Shared),
+        name: &str,
+        added: Option<Table>,
+    ) {
+        match added {
+            Some(_) if config.groups.has(name) => {
+                warn!(group = name, "it was added before, and the configuration's wins");
+            }
+            Some(keys) => {
+                let limit = limit_of_group(name, keys);
+                let added = limit.and_then(|limit| shared.groups.add(name, limit, Origin::Api));
+                if let Err(error) = added {
+                    self.refused.push(error);
+                }
+            }
+            None => {}
+        }
+        let written = shared.groups.written().remove(name);
+        let written = written.filter(|(origin, _)| *origin == Origin::File);
+        let written = written.map(|(_, limit)| limit.to_string());
+        for (_, limit) in state.holds(&Subject::Group(name.to_owned()), |_| written.clone()) {
+            match (shared.groups.get(name), limit.parse()) {
+                (Some(group), Ok(limit)) => group.set_limit(limit),
+                (None, _) => info!(group = name, "a limit was set of it, and it is not there"),
+                (_, Err(why)) => warn!(group = name, "its limit cannot be set: {why}"),
+            }
+        }
+    }
+}
