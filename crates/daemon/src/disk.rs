@@ -1,25 +1,18 @@
 //! One disk being served: its stack, its socket, its queues.
 
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError};
-use std::thread::{Builder, JoinHandle};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, TryLockError};
+use std::time::Instant;
 
 use flowstone_block::{BlockingDisk, Error, Op, Result, SectorCount, SizeChange, mutant};
-use flowstone_frontend::vhost_user::{DeviceOptions, DeviceShared, HangUp, Server};
-use rustix::event::{EventfdFlags, eventfd};
-use tracing::{info, warn};
+use flowstone_runner::{DiskQueues, DiskRun, Pollers, QueueTable};
+use tracing::info;
 
 use crate::config::{DiskConfig, VmSpec};
+use crate::front_end::{Device, FrontEnd, FrontEndOptions};
 use crate::image_probe::ImageProbe;
-use crate::intake::Throttle;
-use crate::pollers::Pollers;
-use crate::runner::{DiskQueues, QueueTable};
+use crate::memory_charge;
 use crate::stack::Stack;
-
-/// Time between two looks at a thread that is about to end.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// A disk that is listening.
 pub struct Disk {
@@ -33,13 +26,11 @@ pub struct Disk {
     pub stack: Stack,
     /// What the host tells of the image, if there is one.
     pub probe: Option<ImageProbe>,
-    pub shared: Arc<DeviceShared>,
+    pub shared: Arc<Device>,
     pub queues: Arc<QueueTable>,
     /// What is configured of its VM.
     pub vm: VmSpec,
-    stop: Arc<OwnedFd>,
-    hang_up: HangUp,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    front_end: FrontEnd,
     /// Held while it grows.
     growing: Mutex<()>,
 }
@@ -53,33 +44,32 @@ impl Disk {
         pollers: Arc<Pollers>,
     ) -> Result<Self> {
         let (name, serial) = (config.name(), config.serial());
-        let host = |error| Error::host(format!("disk {name}"), error, "free resources");
         if let Some(image) = &stack.image {
             info!(disk = name, "serving {}", image.serving());
         }
         let probe = stack.image.clone().map(ImageProbe::new);
-        let shared = Arc::new(DeviceShared::new(stack.top.geometry().capacity));
+        let shared = Arc::new(Device::new(stack.top.geometry().capacity));
         let queues = Arc::new(QueueTable::new(name.clone()));
-        let (top, table) = (Arc::clone(&stack.top), Arc::clone(&queues));
-        let throttle = Throttle(Arc::clone(&stack.limits));
-        let device = Arc::clone(&shared);
-        let runner = DiskQueues::new(&config, number, top, throttle, pollers, table, device);
-        let options = DeviceOptions {
+        let run = DiskRun {
+            name: name.clone(),
+            number,
+            poll: config.poll,
+            pipeline: config.pipeline,
+            cpus: config.cpus.unwrap_or_default(),
+            cpu_budget: config.beside.cpu_budget,
+        };
+        let (top, limit) = (Arc::clone(&stack.top), Arc::clone(&stack.limits));
+        let (table, device) = (Arc::clone(&queues), Arc::clone(&shared));
+        let has_started = move || memory_charge::guest_starts(number, &device);
+        let runner = DiskQueues::new(run, top, limit, pollers, table, has_started);
+        let options = FrontEndOptions {
             layer: Arc::clone(&stack.top),
             shared: Arc::clone(&shared),
             queues_max: config.queues,
             id: serial.clone(),
         };
-        let stop = Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(|e| host(e.into()))?);
         let access = config.beside.access;
-        let server = Server::bind(&config.socket, access, options, Box::new(runner))?;
-        let hang_up = server.hang_up();
-        let thread_stop = Arc::clone(&stop);
-        let thread = Builder::new()
-            .name(name.clone())
-            .stack_size(256 << 10)
-            .spawn(move || server.run(&thread_stop))
-            .map_err(host)?;
+        let front_end = FrontEnd::start(&name, &config.socket, access, options, runner)?;
         Ok(Self {
             number,
             vm: config.vm.unwrap_or_default(),
@@ -92,9 +82,7 @@ impl Disk {
             probe,
             shared,
             queues,
-            stop,
-            hang_up,
-            thread: Mutex::new(Some(thread)),
+            front_end,
             growing: Mutex::new(()),
         })
     }
@@ -148,18 +136,14 @@ impl Disk {
 
     /// Asks the disk to stop taking requests; does not wait.
     pub fn begin_stop(&self) {
-        // The counter cannot be full after one write.
-        let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
+        self.front_end.begin_stop();
     }
 
     /// After [`begin_stop`](Self::begin_stop): waits for what is in flight, makes all of it
     /// durable, and ends recordings. A monitor that has not let go by `deadline` is hung up on. The
     /// image is in use until the disk is dropped.
     pub fn stop(&self, deadline: Instant) -> Result<()> {
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(thread) = thread {
-            self.join(thread, deadline);
-        }
+        self.front_end.stop(&self.name, deadline);
         self.stack.recorder.close();
         if mutant("daemon.disk.stops-without-flush") {
             return Ok(());
@@ -171,20 +155,5 @@ impl Disk {
             let what = format!("flush {}", self.name);
             Error::host(what, error, "check the host's disk: recent writes may be lost")
         })
-    }
-
-    fn join(&self, thread: JoinHandle<()>, deadline: Instant) {
-        while !thread.is_finished() && Instant::now() < deadline {
-            std::thread::sleep(LOOK_AGAIN);
-        }
-        if !thread.is_finished() {
-            // It may be in the middle of a message that never ends, or only waiting for a slow
-            // host. Then the guest misses the last interrupts, which a queue that starts repeats.
-            warn!(disk = self.name, "hanging up on a monitor that does not let go");
-            self.hang_up.now();
-        }
-        if thread.join().is_err() {
-            warn!(disk = self.name, "the disk's control thread has panicked");
-        }
     }
 }

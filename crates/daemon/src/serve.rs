@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use flowstone_block::{Errno, Error, Result};
 use flowstone_fileio::FileOpener;
+use flowstone_runner::Pollers;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::{Handle, Signals};
 use tracing::{error, info, warn};
@@ -29,7 +30,6 @@ use crate::disks::{Begun, Disks, Origin, died};
 use crate::guest_agent::GuestAgents;
 use crate::memory_charge;
 use crate::open_files;
-use crate::pollers::Pollers;
 use crate::recording::Places;
 use crate::resource_monitor::{Caches, ResourceMonitor};
 use crate::stack::{Shared, Stack};

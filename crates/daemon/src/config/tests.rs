@@ -4,8 +4,8 @@ use flowstone_image::{Format, ResortLimit};
 use flowstone_layers::DetectZeroes;
 
 use super::*;
-use crate::pollers::PollerChoice;
 use crate::stack::{Backend, Pdc, Source};
+use flowstone_runner::PollerChoice;
 
 fn read(text: &str) -> Result<Config> {
     let dir = tempfile::tempdir().unwrap();
