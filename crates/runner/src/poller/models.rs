@@ -9,7 +9,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use flowstone_block::model::{check, spawn};
 use flowstone_block::sync::mpsc::sync_channel;
-use flowstone_block::{Channel, Completion, Geometry, Layer, Origin, Request, SectorCount};
+use flowstone_block::{
+    Channel, Completion, Geometry, Layer, Origin, QueueContext, Request, SectorCount,
+};
 use flowstone_layers::Null;
 
 use super::*;

@@ -6,7 +6,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 
-use flowstone_block::{Channel, Completion, Layer, Origin, QueueRunner, Request, Sector};
+use flowstone_block::{
+    Channel, Completion, Layer, Origin, QueueContext, QueueRunner, Request, Sector,
+};
 use flowstone_fileio::{DirectChoice, EngineChoice};
 use flowstone_frontend::vhost_user::VirtQueue;
 use flowstone_testkit::load::LoadOptions;
@@ -17,6 +19,7 @@ use crate::PollMode;
 use crate::counters::QueueCounters;
 use crate::fake_guest::Unlimited;
 use crate::halves::{Whole, whole};
+use crate::queue_run::QueueSpec;
 use crate::served_disk::{DiskConfig, QUEUES, Served, disk, layer_of, load, on_disk};
 
 mod fairness;

@@ -1,7 +1,7 @@
 //! Pollers that all queues share, and the thread that moves queues between them by their load.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use flowstone_block::mutant;
@@ -14,7 +14,7 @@ use crate::CpuList;
 use crate::counters::QueueCounters;
 use crate::cpu_budget::ProcessBudget;
 use crate::numa::Topology;
-use crate::poller::{Activity, Inbox, NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
+use crate::poller::{Activity, NotRun, Orders, PollerOptions, PollerThread, RunningQueue};
 use crate::queue_run::{Part, QueueSpec};
 
 /// Looks for which a queue that has moved stays: its load has to be learnt anew.
@@ -41,14 +41,14 @@ struct Shared {
     budget: Option<Arc<ProcessBudget>>,
     activity: Arc<Activity>,
     is_restless: bool,
+    /// Started when they are needed, without the lock: that waits for a thread.
+    pollers: Vec<OnceLock<PollerThread>>,
     state: Mutex<State>,
 }
 
-struct State {
-    /// Started when they are needed.
-    pollers: Vec<Option<PollerThread>>,
-    queues: Vec<Known>,
-}
+/// The queues that run.
+#[derive(Default)]
+struct State(Vec<Known>);
 
 /// A queue that runs, as far as its load is known.
 struct Known {
@@ -86,7 +86,7 @@ impl Balancer {
         let matters = topology.matters();
         let node_of = |cpus| topology.node_of_all(cpus).filter(|_| matters);
         let nodes = cpus.iter().map(node_of).collect();
-        let pollers = (0..pollers).map(|_| None).collect();
+        let pollers = (0..pollers).map(|_| OnceLock::new()).collect();
         let shared = Arc::new(Shared {
             spread,
             topology,
@@ -95,7 +95,8 @@ impl Balancer {
             budget,
             activity: Arc::clone(&activity),
             is_restless: cfg!(debug_assertions) && std::env::var_os(RESTLESS).is_some(),
-            state: Mutex::new(State { pollers, queues: Vec::new() }),
+            pollers,
+            state: Mutex::default(),
         });
         let theirs = Arc::clone(&shared);
         let look = move |look| theirs.look(look);
@@ -120,28 +121,17 @@ impl Balancer {
         home: Option<u32>,
         beside: Option<&Arc<Orders>>,
     ) -> Result<RunningQueue, NotRun<Part>> {
-        let mut state = self.shared.state();
-        state.forget_ended();
-        let Shared { nodes, spread, .. } = &*self.shared;
-        let mut loads = state.loads();
         let (is_movable, work_ns) = (part.is_movable(), part.work_ns());
-        let mut spread = *spread;
-        if let Some(beside) = beside {
-            // Two pollers are what this form is for.
-            spread = Spread::All;
-            let (other, _) = beside.place();
-            loads.iter_mut().filter(|it| it.poller == other).for_each(|it| it.load += 1.0);
-        }
-        let at = place(home, &loads, nodes, spread);
         let counters = Arc::clone(&spec.counters);
-        let starting = match self.shared.poller(&mut state, at) {
-            Ok(poller) => poller.hand_over(part, spec)?,
+        let (mut state, poller) = match self.shared.place(home, beside) {
+            Ok(placed) => placed,
             Err(error) => return Err(NotRun { error, queue: Some(part) }),
         };
+        let starting = poller.hand_over(part, spec)?;
         let (orders, done_ns) = (Arc::downgrade(starting.orders()), work_ns(&counters));
         let (load, stays) = (0.0, 0);
         let known = Known { orders, counters, work_ns, done_ns, is_movable, home, load, stays };
-        state.queues.push(known);
+        state.0.push(known);
         let held = mutant("runner.balancer.waits-with-its-lock").then_some(state);
         let running = starting.wait();
         drop(held);
@@ -150,13 +140,11 @@ impl Balancer {
 
     /// What each has done.
     pub fn report(&self) -> Vec<PollerReport> {
-        let state = self.shared.state();
-        let report = |(index, poller): (usize, &Option<PollerThread>)| {
-            let inbox = poller.as_ref()?.inbox();
-            let (cpus, topology) = (&self.shared.cpus[index], &self.shared.topology);
-            Some(PollerReport::of(cpus, topology, &inbox.counters))
+        let Shared { cpus, topology, pollers, .. } = &*self.shared;
+        let report = |(poller, cpus): (&OnceLock<PollerThread>, _)| {
+            Some(PollerReport::of(cpus, topology, &poller.get()?.inbox().counters))
         };
-        state.pollers.iter().enumerate().filter_map(report).collect()
+        pollers.iter().zip(cpus).filter_map(report).collect()
     }
 }
 
@@ -165,47 +153,70 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The poller with this index, started if it is needed for the first time.
-    fn poller<'a>(&self, state: &'a mut State, index: usize) -> io::Result<&'a PollerThread> {
-        let slot = &mut state.pollers[index];
-        if slot.is_none() {
-            let (cpus, budget) = (self.cpus[index].clone(), self.budget.clone());
-            let activity = Arc::clone(&self.activity);
-            let options = PollerOptions { index, cpus, budget, is_shared: true, activity };
-            *slot = Some(PollerThread::spawn(format!("poller{index}"), options)?);
+    /// Where a new queue runs, on a poller that has been started. The lock is kept, so that the next
+    /// queue finds this one there.
+    fn place(
+        &self,
+        home: Option<u32>,
+        beside: Option<&Arc<Orders>>,
+    ) -> io::Result<(MutexGuard<'_, State>, &PollerThread)> {
+        loop {
+            let mut state = self.state();
+            state.forget_ended();
+            let (mut loads, mut spread) = (state.loads(), self.spread);
+            if let Some(beside) = beside {
+                // Two pollers are what this form is for.
+                spread = Spread::All;
+                let (other, _) = beside.place();
+                loads.iter_mut().filter(|it| it.poller == other).for_each(|it| it.load += 1.0);
+            }
+            let at = place(home, &loads, &self.nodes, spread);
+            if let Some(poller) = self.pollers[at].get() {
+                return Ok((state, poller));
+            }
+            drop(state);
+            self.start(at)?;
         }
-        Ok(slot.as_ref().expect("made above"))
+    }
+
+    /// Starts the poller with this index, unless another thread does.
+    fn start(&self, index: usize) -> io::Result<()> {
+        let (cpus, budget) = (self.cpus[index].clone(), self.budget.clone());
+        let activity = Arc::clone(&self.activity);
+        let options = PollerOptions { index, cpus, budget, is_shared: true, activity };
+        let _ = self.pollers[index].set(PollerThread::spawn(format!("poller{index}"), options)?);
+        Ok(())
     }
 
     /// Returns whether there was any load, or a move.
     fn look(&self, look: Look) -> bool {
         let mut state = self.state();
         let load = state.measure(look.time);
-        let moved = !look.is_stale && self.balance(&mut state);
+        let moved = !look.is_stale && self.balance(state);
         load >= IDLE || moved
     }
 
     /// Moves a queue if one should be elsewhere. Returns whether that is so.
-    fn balance(&self, state: &mut State) -> bool {
+    fn balance(&self, mut state: MutexGuard<'_, State>) -> bool {
         let loads = state.loads();
         let next = match self.is_restless {
             true => restless(&loads, self.nodes.len()),
             false => plan(&loads, &self.nodes, self.spread),
         };
         let Some(Move { queue, to }) = next else { return false };
-        let inbox: Arc<Inbox> = match self.poller(state, to) {
-            Ok(poller) => Arc::clone(poller.inbox()),
-            Err(error) => {
-                warn!(%error, "cannot start another poller");
-                return false;
-            }
+        let Some(poller) = self.pollers[to].get() else {
+            drop(state);
+            // The next look moves the queue.
+            let started =
+                self.start(to).inspect_err(|error| warn!(%error, "cannot start a poller"));
+            return started.is_ok();
         };
-        let known = &mut state.queues[queue];
+        let known = &mut state.0[queue];
         known.stays = STAY_LOOKS;
         if let Some(orders) = known.orders.upgrade() {
             let load = known.load;
             debug!(from = loads[queue].poller, to, load, "a queue moves to another poller");
-            orders.move_to(&inbox);
+            orders.move_to(poller.inbox());
         }
         true
     }
@@ -213,14 +224,14 @@ impl Shared {
 
 impl State {
     fn forget_ended(&mut self) {
-        self.queues.retain(|queue| queue.orders.strong_count() > 0);
+        self.0.retain(|queue| queue.orders.strong_count() > 0);
     }
 
     /// Learns what queues have done in the time that has gone by. Returns the sum of it, in CPUs.
     fn measure(&mut self, time: Duration) -> f64 {
         self.forget_ended();
         let mut sum = 0.0;
-        for queue in &mut self.queues {
+        for queue in &mut self.0 {
             let done_ns = (queue.work_ns)(&queue.counters);
             let done = done_ns.saturating_sub(queue.done_ns) as f64 / 1e9;
             let load = done / time.as_secs_f64().max(1e-9);
@@ -239,6 +250,6 @@ impl State {
             let movable = has_no_order && queue.stays == 0 && queue.is_movable;
             QueueLoad { poller, load: queue.load, movable, home: queue.home }
         };
-        self.queues.iter().map(load).collect()
+        self.0.iter().map(load).collect()
     }
 }

@@ -75,7 +75,8 @@ fn a_half_that_others_wait_for_does_not_rest() {
     let context =
         |leave| TaskContext { spec: &spec, reactor: &reactor, leave, patience: FOR_DRIVER };
     let its = context(Arc::default());
-    let back = BackTask::new(back, its.channel(back.size).unwrap(), &its);
+    let channel = its.channel(back.size).unwrap();
+    let back = BackTask::new(back, channel, &its);
     assert!(back.may_rest());
     let front = FrontTask::new(front, &context(Arc::clone(&leave)));
     assert!(front.may_rest() && back.may_rest());

@@ -98,12 +98,8 @@ struct Run {
     leave: Arc<AtomicBool>,
 }
 
-fn run(
-    queue: Whole<VirtQueue, Unlimited>,
-    is_split: bool,
-    leave: &Arc<AtomicBool>,
-    channel: Corked,
-) -> Run {
+fn run(queue: VirtQueue, is_split: bool, leave: &Arc<AtomicBool>, channel: Corked) -> Run {
+    let queue = Whole { queue, throttle: Arc::new(Unlimited) };
     let spec = spec_of(Arc::new(Held::default()), PollMode::Never);
     let (reactor, leave) = (Reactor::new().unwrap(), Arc::clone(leave));
     let (told, patience) = (Arc::clone(&leave), FOR_DRIVER);
@@ -140,7 +136,7 @@ impl Run {
 fn guest(chains: u16) -> (FakeGuest, VirtQueue) {
     let (mut guest, queue) = FakeGuest::new(Asks::Flush);
     (0..chains).for_each(|chain| guest.offer(chain));
-    (guest, queue)
+    (guest, queue.queue)
 }
 
 #[test]
@@ -356,7 +352,7 @@ fn a_turn_takes_no_more_than_its_bytes_on_one_thread_and_on_two() {
         let (mut guest, queue) = FakeGuest::new(Asks::Read);
         (0..CHAINS).for_each(|chain| guest.offer(chain));
         let (log, leave): (Arc<Mutex<Log>>, Arc<AtomicBool>) = Default::default();
-        let mut run = run(queue, is_split, &leave, Corked::new(&log, Box::new(|_, _| {})));
+        let mut run = run(queue.queue, is_split, &leave, Corked::new(&log, Box::new(|_, _| {})));
         while run.tasks.len() > 1 && run.tasks[0].turn(u64::MAX).is_some() {}
         let last = run.tasks.last_mut().unwrap();
         let mut before = 0;
@@ -376,7 +372,7 @@ fn the_half_that_takes_requests_takes_no_more_than_the_bytes_of_its_turn() {
     let (mut guest, queue) = FakeGuest::new(Asks::Read);
     (0..CHAINS).for_each(|chain| guest.offer(chain));
     let (log, leave): (Arc<Mutex<Log>>, Arc<AtomicBool>) = Default::default();
-    let mut run = run(queue, true, &leave, Corked::new(&log, Box::new(|_, _| {})));
+    let mut run = run(queue.queue, true, &leave, Corked::new(&log, Box::new(|_, _| {})));
     for turn in 1..=usize::from(CHAINS) {
         assert!(run.tasks[0].turn(512).is_some());
         while run.tasks[1].turn(u64::MAX).is_some() {}

@@ -7,7 +7,7 @@ use flowstone_block::sync::mpsc::{Receiver, sync_channel};
 use super::*;
 use crate::cpu_budget::CpuBudget;
 use crate::held_disk::Held;
-use crate::queue_run::{Part, QueueRun, Work};
+use crate::queue_run::{Part, QueueRun, QueueSpec, Work};
 
 /// Has something to do in each turn, and says that it took `time`.
 struct Busy {
