@@ -1,6 +1,6 @@
 //! Vocabulary of the block stack: what a request is, what comes back, the one seam
-//! ([`Layer`] / [`Channel`]) that every stage above the host file implements, and that of front ends
-//! ([`GuestQueue`]).
+//! ([`Layer`] / [`Channel`]) that every stage above the host file implements, and the one that
+//! front ends do ([`GuestQueue`]).
 //!
 //! Nothing here does I/O or knows a transport, a file system or an image format.
 

@@ -3,8 +3,8 @@
 //!
 //! Nothing here knows a front end or a stage: a queue is a
 //! [`GuestQueue`](flowstone_block::GuestQueue), its disk a [`Layer`](flowstone_block::Layer), and
-//! what limits the disk a [`Throttle`](flowstone_block::Throttle). Tasks are compiled for each kind of
-//! queue; pollers run tasks of any kind.
+//! what limits the disk a [`Throttle`](flowstone_block::Throttle). Tasks are compiled for each kind
+//! of queue; pollers run tasks of any kind.
 
 mod back_task;
 mod batch;

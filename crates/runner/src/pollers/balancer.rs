@@ -153,8 +153,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where a new queue runs, on a poller that has been started. The lock is kept, so that the next
-    /// queue finds this one there.
+    /// Where a new queue runs: on a poller that has been started. The lock is kept, so that the
+    /// next queue finds this one there.
     fn place(
         &self,
         home: Option<u32>,
