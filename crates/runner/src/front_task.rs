@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use flowstone_block::{FrontHalf, GuestQueue, Intake, NextLook, Request, Throttle, mutant};
+use flowstone_block::{FrontHalf, GuestQueue, Intake, NextLook, Op, Throttle, mutant};
 
 use crate::batch::CHAIN_BYTES;
 use crate::counters::QueueCounters;
@@ -118,11 +118,11 @@ impl<Q: GuestQueue, T: Throttle> FrontTask<Q, T> {
         if requests.is_empty() {
             intake.spend_answered(1);
         }
-        let spend = |request: &Box<Request>| {
-            intake.spend(request.op);
-            request.op.bytes()
+        let spend = |op: Op| {
+            intake.spend(op);
+            op.bytes()
         };
-        let bytes = requests.iter().map(spend).sum();
+        let bytes = requests.iter().map(|request| spend(request.op)).sum();
         assert!(self.half.starts.push(start).is_ok(), "there is room for every head");
         bytes
     }
