@@ -146,7 +146,7 @@ fn live(queue: &mut VirtQueue, disk: &dyn Layer, size: u16, dies: bool) {
     for _ in 0..ROUNDS {
         let mut load = Load::default();
         let taken = queue.take(
-            u16::MAX,
+            usize::MAX,
             || true,
             |request| {
                 load.add(&request);
